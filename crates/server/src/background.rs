@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use fathom_block::{
     BackgroundScheduler, BackgroundStep, Capabilities, Clock, Layer, LayerPart, Observer,
@@ -18,15 +18,13 @@ use fathom_control::{BackgroundDevice, BackgroundList, WaitingWork};
 use fathom_devices::predict::default_predictor;
 use fathom_devices::{IdleOptions, Medium, MediumKind, Offer, Placement, Schedule, SysDevices};
 
+use crate::lock;
+
 /// The schedulers in use, by the devices beneath.
 #[derive(Default)]
 pub(crate) struct BackgroundWork {
     options: Mutex<IdleOptions>,
     devices: Mutex<BTreeMap<BTreeSet<Medium>, Weak<Scheduled>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BackgroundWork {

@@ -33,7 +33,14 @@ mod routes;
 mod run;
 mod wiring;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use command::{Serve, serve};
+
+/// Locks a mutex, also after a thread has panicked with it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Reads the bytes of a fuzzer as a configuration. Any bytes must give a configuration or a list of
 /// problems.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
@@ -14,6 +14,7 @@ use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve, resolve
 
 use super::{Daemon, Served};
 use crate::configuration::layers;
+use crate::lock;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(500);
@@ -35,7 +36,7 @@ struct Known {
 
 impl Beneath {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 
@@ -110,6 +111,12 @@ impl Served {
         !std::mem::replace(&mut self.beneath.known().is_searching, true)
     }
 
+    /// Whether the image lies on `medium`, as far as it is known.
+    pub(super) fn lies_on(&self, medium: &Medium) -> bool {
+        let known = self.beneath.known();
+        known.image.as_ref().is_some_and(|image| image.media.contains(medium))
+    }
+
     /// The placements of the image and of the log.
     pub(super) fn placements(&self) -> (Placement, Option<Placement>) {
         let known = self.beneath.known();
@@ -131,8 +138,7 @@ impl Daemon {
             let search = move || {
                 loop {
                     // The lock is held only for this line.
-                    let next =
-                        for_thread.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                    let next = lock(&for_thread).pop_front();
                     let Some(served) = next else { break };
                     if served.begin_search() {
                         served.find_devices();
@@ -148,8 +154,7 @@ impl Daemon {
                 if found.recv_timeout(SEARCH_STEP).is_ok() {
                     return;
                 }
-                let is_rest_empty =
-                    waiting.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+                let is_rest_empty = lock(&waiting).is_empty();
                 let now = Instant::now();
                 if now >= end {
                     return;

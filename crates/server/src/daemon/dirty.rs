@@ -13,7 +13,7 @@ use fathom_insight::Names;
 use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
 
 use super::status::unix_time_ns;
-use super::usage::insight_of;
+use super::usage::{insight_of, vm_of};
 use super::{Daemon, Served};
 use crate::introspection::GuestView;
 use crate::wiring::refusal;
@@ -36,8 +36,7 @@ impl Daemon {
                 .iter()
                 .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
                 .collect();
-            let vm = disks.iter().map(|served| served.disk.vm()).find(|vm| !vm.is_empty());
-            let vm = vm.unwrap_or_default();
+            let vm = vm_of(&served, &view.disks);
             let is_selected = selected.is_none_or(|name| {
                 vm == name
                     || view.disks.iter().any(|disk| disk == name)

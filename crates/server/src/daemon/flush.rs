@@ -7,9 +7,11 @@ use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
+use super::usage::vm_of;
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
 use crate::flush::press_sysrq;
+use crate::introspection::GuestView;
 use crate::wiring::refusal;
 
 /// How long a flush may take.
@@ -151,13 +153,12 @@ impl Daemon {
     /// The kernels of all guests with their virtual machines, in order of appearance.
     fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
         let served = self.served();
-        let vm_of = |disks: &[String]| {
-            let mut served = served.iter().map(|served| &served.disk);
-            let disk = served.find(|disk| disks.iter().any(|name| name == disk.name()))?;
-            Some(disk.vm().to_owned())
+        let guests = self.introspection.guests().into_iter();
+        let kernel_of = |guest: GuestView| {
+            let vm = vm_of(&served, &guest.disks).to_owned();
+            Some((vm, guest.kernel?))
         };
-        let guests = self.introspection.guests();
-        guests.into_iter().filter_map(|guest| Some((vm_of(&guest.disks)?, guest.kernel?))).collect()
+        guests.filter_map(kernel_of).collect()
     }
 
     /// The disks of a virtual machine.

@@ -5,7 +5,7 @@
 //! flight or completed for some time. A flush by `tunables` ends early when other requests come.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use fathom_devices::{Medium, MediumKind, SysDevices};
 
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
+use crate::lock;
 
 /// The interval between two samples of the devices' counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
@@ -60,10 +61,6 @@ fn choose(candidates: &[Candidate], idle: Duration) -> Option<&Candidate> {
             && guest.rested.is_none_or(|rested| rested >= guest.rest_min)
     };
     candidates.iter().filter(is_due).max_by_key(|guest| guest.dirty).filter(|_| idle >= IDLE_TIME)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The requests of a device.
@@ -113,7 +110,7 @@ impl Daemon {
 
     fn served_on(&self, medium: &Medium) -> Vec<Arc<Served>> {
         let mut served = self.served();
-        served.retain(|served| served.placements().0.media.contains(medium));
+        served.retain(|served| served.lies_on(medium));
         served
     }
 

@@ -66,29 +66,22 @@ impl Daemon {
     /// All guests.
     pub(crate) fn guests(&self) -> GuestList {
         let served = self.served();
-        let to_status = |view: GuestView| {
-            let mine = |served: &&Arc<Served>| {
-                view.disks.iter().any(|name| name == served.disk.name())
-                    && !served.disk.vm().is_empty()
-            };
-            let vm = served.iter().find(mine).map_or("", |served| served.disk.vm());
-            GuestInfo {
-                number: view.number,
-                vm: vm.to_owned(),
-                memory_bytes: view.memory_bytes,
-                insight: insight_of(view.status),
-                counters: view.kernel.map(|kernel| {
-                    let counters = kernel.counters();
-                    GuestCounters {
-                        dirty_bytes: counters.dirty.unwrap_or(0),
-                        writeback_bytes: counters.writeback.unwrap_or(0),
-                        file_bytes: counters.file_pages.unwrap_or(0),
-                        free_bytes: counters.free.unwrap_or(0),
-                        total_bytes: counters.total.unwrap_or(0),
-                    }
-                }),
-                disks: view.disks,
-            }
+        let to_status = |view: GuestView| GuestInfo {
+            number: view.number,
+            vm: vm_of(&served, &view.disks).to_owned(),
+            memory_bytes: view.memory_bytes,
+            insight: insight_of(view.status),
+            counters: view.kernel.map(|kernel| {
+                let counters = kernel.counters();
+                GuestCounters {
+                    dirty_bytes: counters.dirty.unwrap_or(0),
+                    writeback_bytes: counters.writeback.unwrap_or(0),
+                    file_bytes: counters.file_pages.unwrap_or(0),
+                    free_bytes: counters.free.unwrap_or(0),
+                    total_bytes: counters.total.unwrap_or(0),
+                }
+            }),
+            disks: view.disks,
         };
         GuestList {
             time_ns: Clock::System.now_ns(),
@@ -115,6 +108,12 @@ impl Daemon {
             None => Ok(self.served()),
         }
     }
+}
+
+/// The virtual machine of a guest with these disks; empty if none of them names one.
+pub(super) fn vm_of<'a>(served: &'a [Arc<Served>], disks: &[String]) -> &'a str {
+    let served = served.iter().filter(|served| disks.iter().any(|name| name == served.disk.name()));
+    served.map(|served| served.disk.vm()).find(|vm| !vm.is_empty()).unwrap_or_default()
 }
 
 /// The state of the insight into a disk's guest.

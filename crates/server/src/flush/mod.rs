@@ -11,13 +11,14 @@ mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, FlushReport};
 use fathom_introspect::{Kernel, TunableError};
 
 use crate::configuration::{GuestOptions, Placed};
+use crate::lock;
 use crate::wiring::refusal;
 use record::Record;
 
@@ -52,10 +53,6 @@ pub(crate) struct FlushCounts {
     pub(crate) incomplete: u64,
     /// The bytes that the guest wrote during its flushes.
     pub(crate) written_bytes: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Flusher {

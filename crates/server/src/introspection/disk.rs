@@ -8,7 +8,8 @@ use fathom_insight::Names;
 use fathom_introspect::GuestStatus;
 use fathom_layers::GuestSlot;
 
-use super::{Introspection, User, lock};
+use super::{Introspection, User};
+use crate::lock;
 
 /// The guest of one disk, for as long as the disk is served.
 pub(crate) struct DiskGuest {

@@ -9,7 +9,7 @@ mod memory;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::Instant;
 
@@ -18,6 +18,8 @@ use fathom_insight::Names;
 use fathom_introspect::{Guest, GuestMemory, GuestState, GuestStatus, Kernel};
 
 pub(crate) use disk::DiskGuest;
+
+use crate::lock;
 
 use memory::{Identity, identity, is_changed, to_guest_memory};
 
@@ -78,10 +80,6 @@ pub(crate) struct GuestView {
     pub memory: GuestMemory,
     /// Its kernel, if known.
     pub kernel: Option<Arc<Kernel>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Introspection {

@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 
 use fathom_control::{DirtyReport, GuestDirty};
 
-use super::Page;
+use super::{Family, Page};
 use crate::flush::FlushCounts;
 
 /// The value of a family for one guest; `None` if it is not known.
 type Value = fn(&GuestDirty) -> Option<f64>;
-
-/// The value of a family for the flushes of one virtual machine.
-type Counted = fn(&FlushCounts) -> u64;
 
 /// The dirty pages of each guest, and of each disk those that the guest will write to it.
 pub(super) fn of_dirty(page: &mut Page, report: &DirtyReport) {
@@ -66,23 +63,20 @@ pub(super) fn of_dirty(page: &mut Page, report: &DirtyReport) {
 
 /// The flushes of each virtual machine.
 pub(super) fn of_flushes(page: &mut Page, counts: &BTreeMap<String, FlushCounts>) {
-    let families: [(&str, &str, Counted); 3] = [
-        ("fathom_guest_flushes_total", "Flushes of the guest.", |counts| counts.flushes),
+    let families: [Family<'_, FlushCounts>; 3] = [
+        ("fathom_guest_flushes_total", "counter", "Flushes of the guest.", |counts| counts.flushes),
         (
             "fathom_guest_flushes_incomplete_total",
+            "counter",
             "Flushes that ended before all dirty data was written.",
             |counts| counts.incomplete,
         ),
         (
             "fathom_guest_flushed_bytes_total",
+            "counter",
             "Bytes that the guest wrote during its flushes.",
             |counts| counts.written_bytes,
         ),
     ];
-    for (name, help, value) in families {
-        page.family(name, "counter", help);
-        for (vm, counts) in counts {
-            page.sample(name, &[("vm", vm)], value(counts) as f64);
-        }
-    }
+    page.families(&families, &counts.iter().map(|(vm, counts)| ([("vm", vm.as_str())], counts)));
 }
