@@ -13,7 +13,7 @@ const READ: usize = 64 << 10;
 /// The timeout of reads and writes during a handshake.
 const HANDSHAKE_WAIT: Duration = Duration::from_millis(100);
 /// The longest time for the other side to read the last frames before the connection is closed.
-const LINGER_MAX: Duration = Duration::from_secs(1);
+const LINGER_MAX: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub enum Channel {
