@@ -5,6 +5,8 @@
 //! cargo run --release -p fathom-layers --example shared_disk
 //! ```
 //!
+//! With `--values`, also for other values of the options.
+//!
 //! The layer and the model of the device are those of the daemon. The writes have the marks of
 //! background write-back.
 
@@ -13,12 +15,12 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fathom_backend::Null;
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_block::{Clock, Disk, DiskOptions, Kind, Layer, Operation, Stack};
 use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
+use fathom_options::Nanoseconds;
 use fathom_reactor::Reactor;
 
 const SECOND: u64 = 1_000_000_000;
@@ -51,6 +53,8 @@ struct Client {
     /// The offsets of the next writes.
     writes: std::ops::Range<u64>,
     measured_ns: u64,
+    /// The time with a request in flight, in nanoseconds.
+    busy_ns: u64,
     /// The times of the requests completed in the measured time, in nanoseconds, and their bytes.
     times_ns: Vec<u64>,
     bytes: u64,
@@ -75,6 +79,7 @@ impl Client {
             tokens: 0,
             writes: 0..0,
             measured_ns,
+            busy_ns: 0,
             times_ns: Vec::new(),
             bytes: 0,
         }
@@ -142,9 +147,12 @@ impl Client {
         if is_busy {
             return true;
         }
+        // The ring has calls of queues only, and a system call for each instant would take long.
         let mut events = Vec::new();
-        self.reactor.wait(Some(Duration::ZERO)).expect("an io_uring");
-        self.reactor.collect(&mut events).expect("an io_uring");
+        self.reactor.submit().expect("an io_uring");
+        if self.reactor.is_ready() {
+            self.reactor.collect(&mut events).expect("an io_uring");
+        }
         for event in &events {
             self.stack.event(event, &mut self.reactor);
         }
@@ -168,6 +176,12 @@ fn run(clients: &mut [Client], time: &Rc<Cell<u64>>, measured_ns: u64) {
         if next_ns > end_ns {
             return;
         }
+        let measured = SECOND + WARMUP_NS..end_ns;
+        for client in clients.iter_mut().filter(|client| client.stack.in_flight() > 0) {
+            if measured.contains(&time.get()) {
+                client.busy_ns += next_ns - time.get();
+            }
+        }
         time.set(next_ns);
     }
 }
@@ -179,23 +193,37 @@ fn device(name: &str) -> Model {
     }
 }
 
-/// Runs some loads, each on a disk of its own with a weight. Returns for each the requests a second, the
-/// mean time of a request in µs, the 99th percentile in µs, and the bytes a second.
-fn measure(name: &str, loads: &[(Load, u32)], is_scheduled: bool) -> Vec<[f64; 4]> {
+/// A client's load, the weight of its disk, and the place of the disk on the device.
+type Place = (Load, u32, u64);
+
+/// What a client has measured.
+struct Figures {
+    /// Requests a second.
+    requests: f64,
+    /// The mean time of a request, and the 99th percentile, in µs.
+    mean_us: f64,
+    late_us: f64,
+    /// Bytes a second.
+    bytes: f64,
+    /// The share of the time with a request in flight.
+    busy: f64,
+}
+
+/// Runs some loads, each on a disk of its own, with the layer `schedule` if it has options.
+fn measure(name: &str, loads: &[Place], options: Option<&ScheduleOptions>) -> Vec<Figures> {
     let (time, devices, model) =
         (Rc::new(Cell::new(SECOND)), ScheduleDevices::default(), device(name));
     let measured_ns = if name == "hdd" { MEASURED_HDD_NS } else { MEASURED_SSD_NS };
     let mut clients: Vec<Client> = loads
         .iter()
-        .zip(0..)
-        .map(|((load, weight), number)| {
+        .map(|(load, weight, place)| {
             let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
-            if is_scheduled {
-                let options = ScheduleOptions { weight: *weight, ..ScheduleOptions::default() };
+            if let Some(options) = options {
+                let options = ScheduleOptions { weight: *weight, ..options.clone() };
                 let names = Arc::default();
                 layers.push(Arc::new(Schedule::new(&options, name, &devices, &names, None)));
             }
-            layers.push(Arc::new(model.at(number * CAPACITY)));
+            layers.push(Arc::new(model.at(place * CAPACITY)));
             let backend = Arc::new(Null::new(CAPACITY));
             let disk = Disk::new(DiskOptions::default(), layers, backend).expect("a disk");
             Client::new(&disk, *load, &time, measured_ns)
@@ -209,43 +237,84 @@ fn measure(name: &str, loads: &[(Load, u32)], is_scheduled: bool) -> Vec<[f64; 4
         let count = times.len().max(1);
         let mean_ns = times.iter().sum::<u64>() as f64 / count as f64;
         let late_ns = times.get(count * 99 / 100).copied().unwrap_or_default() as f64;
-        [times.len() as f64 / seconds, mean_ns / 1e3, late_ns / 1e3, client.bytes as f64 / seconds]
+        Figures {
+            requests: times.len() as f64 / seconds,
+            mean_us: mean_ns / 1e3,
+            late_us: late_ns / 1e3,
+            bytes: client.bytes as f64 / seconds,
+            busy: client.busy_ns as f64 / measured_ns as f64,
+        }
     };
     clients.iter_mut().map(result).collect()
 }
 
-fn print(device: &str, case: &str, client: &str, [requests, mean_us, late_us, bytes]: [f64; 4]) {
+fn print(device: &str, case: &str, client: &str, figures: &Figures) {
+    let Figures { requests, mean_us, late_us, bytes, busy } = figures;
     println!(
         "{{\"device\":\"{device}\",\"case\":\"{case}\",\"client\":\"{client}\",\"requests\":{requests:.3},\
-         \"mean_us\":{mean_us:.3},\"p99_us\":{late_us:.3},\"bytes\":{bytes:.0}}}"
+         \"mean_us\":{mean_us:.3},\"p99_us\":{late_us:.3},\"bytes\":{bytes:.0},\"busy\":{busy:.5}}}"
     );
 }
 
+/// Prints a case of two clients.
+fn both(
+    device: &str,
+    case: &str,
+    clients: [&str; 2],
+    loads: [Place; 2],
+    options: Option<&ScheduleOptions>,
+) {
+    let figures = measure(device, &loads, options);
+    for (client, figures) in clients.into_iter().zip(&figures) {
+        print(device, case, client, figures);
+    }
+}
+
+/// Other values of the options than the defaults, with their names.
+fn values() -> Vec<(String, ScheduleOptions)> {
+    let defaults = ScheduleOptions::default;
+    let mut values = Vec::new();
+    for time_ms in [125, 250, 500, 1000, 2000, 4000] {
+        let hold_max = Nanoseconds(time_ms * SECOND / 1000);
+        values.push((format!("hold_max {time_ms} ms"), ScheduleOptions { hold_max, ..defaults() }));
+    }
+    for held_requests in [8, 16, 32, 64, 128] {
+        let name = format!("held_requests {held_requests}");
+        values.push((name, ScheduleOptions { held_requests, ..defaults() }));
+    }
+    for depth in [4, 8, 16, 32, 64, 128] {
+        values.push((format!("depth {depth}"), ScheduleOptions { depth, ..defaults() }));
+    }
+    values
+}
+
 fn main() {
+    let defaults = ScheduleOptions::default();
+    let values = if std::env::args().any(|it| it == "--values") { values() } else { Vec::new() };
     for (name, depth, count) in [("hdd", 1, 64), ("ssd", 1, 400)] {
-        let writes = (Load::WriteBack { count }, 100);
-        print(name, "alone", "writes", measure(name, &[writes], false)[0]);
-        let steady = (Load::Reads { depth, run: 1, pause_ns: 0 }, 100);
-        let mean_us = measure(name, &[steady], false)[0][1];
+        let writes = (Load::WriteBack { count }, 100, 1);
+        print(name, "alone", "writes", &measure(name, &[writes], None)[0]);
+        let steady = (Load::Reads { depth, run: 1, pause_ns: 0 }, 100, 0);
+        let mean_us = measure(name, &[steady], None)[0].mean_us;
         // Reads that leave the device a third of its time: after each read, or after each fifty.
         let pausing = |run: u64| {
             let pause_ns = (mean_us * 500.0) as u64 * run;
-            (Load::Reads { depth, run, pause_ns }, 100)
+            (Load::Reads { depth, run, pause_ns }, 100, 0)
         };
         let cases = [("pausing", pausing(50)), ("shortly pausing", pausing(1)), ("steady", steady)];
         for (reads, load) in cases {
-            print(name, "alone", reads, measure(name, &[load], false)[0]);
-            for (case, is_scheduled) in [("neither", false), ("schedule", true)] {
-                let both = measure(name, &[load, writes], is_scheduled);
-                print(name, case, reads, both[0]);
-                print(name, case, &format!("writes beside {reads}"), both[1]);
+            print(name, "alone", reads, &measure(name, &[load], None)[0]);
+            let clients = [reads, &format!("writes beside {reads}")];
+            both(name, "neither", clients, [load, writes], None);
+            both(name, "schedule", clients, [load, writes], Some(&defaults));
+            for (case, options) in &values {
+                both(name, case, clients, [load, writes], Some(options));
             }
         }
         for (case, weights) in [("equal", [100, 100]), ("1:3", [100, 300])] {
-            let reads = |weight| (Load::Reads { depth: 64, run: 1, pause_ns: 0 }, weight);
-            let both = measure(name, &weights.map(reads), true);
-            print(name, case, "first", both[0]);
-            print(name, case, "second", both[1]);
+            let reads = Load::Reads { depth: 64, run: 1, pause_ns: 0 };
+            let loads = [(reads, weights[0], 0), (reads, weights[1], 1)];
+            both(name, case, ["first", "second"], loads, Some(&defaults));
         }
     }
 }

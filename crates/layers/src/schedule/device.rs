@@ -12,8 +12,8 @@
 //! - **Background requests** while the device has no waited-for request, and is not expected to get one
 //!   during the step ([`Think`](super::think::Think)). At first one at a time; more after the device has been quiet for
 //!   longer.
-//! - **Surplus background requests**, beyond the amount that a disk may hold back, as far as the
-//!   disk has had less than its share.
+//! - **A burst of background requests**, if a disk holds more than it may and is behind its share, or if
+//!   its oldest request was held for long.
 //!
 //! The requests of a lane that makes no progress for [`STUCK_NS`](super::state::STUCK_NS) do not count as in flight until one
 //! of them completes. A lane that was called and takes no turn is not waited for.
@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use fathom_block::{Shared, Waker};
 
 use super::state::{
-    ATTENTION_NS, BACKGROUND, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS, Rest, State, Turn,
-    WAITED,
+    ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS, Rest,
+    State, Turn, WAITED, cost,
 };
 
 /// The shortest time between two checks by a lane, in nanoseconds.
@@ -114,7 +114,7 @@ impl Lane {
                 progress_ns: 0,
                 waiting: None,
                 held: 0,
-                has_surplus: false,
+                burst: None,
                 called_ns: 0,
                 waker,
             };
@@ -163,18 +163,18 @@ impl Lane {
             let (device, member) = (&self.place.device, self.place.index);
             device.state.access(|state| {
                 state.checked_ns = state.checked_ns.max(now_ns);
+                state.members[member].waited_ns = now_ns;
                 state.note_flow(member, 0, now_ns);
                 device.is_attentive.store(state.is_attentive, Ordering::Release);
             });
         }
     }
 
-    /// Takes a turn, in which `requests` admits requests. `completed_ns` is the time for which a
-    /// completed background request was in flight, and 0 for a waited-for request.
+    /// Takes a turn, in which `requests` admits requests.
     pub(super) fn turn(
         &mut self,
         now_ns: u64,
-        completed_ns: Option<u64>,
+        completed: Option<Completed>,
         requests: impl FnOnce(&mut Gate<'_>) -> Rest,
     ) -> Turn {
         let (device, index) = (&self.place.device, self.index);
@@ -184,10 +184,9 @@ impl Lane {
             state.attend(now_ns);
             // Other lanes pass on requests without turns until they see this.
             device.is_attentive.store(true, Ordering::Release);
-            state.sync(index, *flight, completed_ns.is_some(), now_ns);
-            if let Some(time_ns) = completed_ns.filter(|time_ns| *time_ns > 0) {
-                let usual_ns = if state.step_ns == 0 { time_ns } else { state.step_ns };
-                state.step_ns = (usual_ns / 8 * 7).saturating_add(time_ns / 8);
+            state.sync(index, *flight, completed.is_some(), now_ns);
+            if let Some(completed) = completed {
+                state.learn(&completed, now_ns);
             }
             state.expire(now_ns);
             let rest = requests(&mut Gate { state, lane: index, now_ns, flight });
@@ -203,7 +202,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.place.device.state.access(|state| {
-            state.rest(self.index, &Rest { waiting: None, held: 0, has_surplus: false });
+            state.rest(self.index, &Rest { waiting: None, held: 0, burst: None });
             let time_ns = state.time_ns;
             state.count(self.index, [0; 2], time_ns);
             let entry = &mut state.lanes[self.index];
@@ -249,9 +248,7 @@ impl Gate<'_> {
     pub(super) fn pass(&mut self, class: usize, cost: f64, flow: Flow) {
         let (member, state) = (self.member(), &mut *self.state);
         if class == WAITED {
-            if state.flight[WAITED] == 0 && state.quiet_ns > 0 {
-                state.think.add(self.now_ns.saturating_sub(state.quiet_ns));
-            }
+            state.end_quiet(self.now_ns);
         } else {
             state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
         }
@@ -269,19 +266,19 @@ impl Gate<'_> {
         }
     }
 
-    /// Admits a background request in a quiet time.
+    /// Admits a background request of `bytes` in a quiet time, as a step.
     ///
     /// # Errors
     /// If the request is held back: the time after which to try again, in nanoseconds, or `None` if
     /// the lane is called then.
-    pub(super) fn admit_background(&mut self, cost: f64) -> Result<(), Option<u64>> {
+    pub(super) fn admit_step(&mut self, bytes: u64) -> Result<(), Option<u64>> {
         self.state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
-        let wait_ns = self.state.background_wait_ns(self.now_ns)?;
+        let member = self.member();
+        self.state.raise(member);
+        let wait_ns = self.state.background_wait_ns(bytes, self.now_ns)?;
         if wait_ns > 0 {
             return Err(Some(wait_ns));
         }
-        let member = self.member();
-        self.state.raise(member);
         let tag = self.state.members[member].tag;
         let is_behind = |entry: &Entry| {
             entry.member != member && self.state.members[entry.member].tag + LEAD < tag
@@ -298,24 +295,39 @@ impl Gate<'_> {
                 return Err(Some(PATIENCE_NS));
             }
         }
-        self.pass(BACKGROUND, cost, Flow::WHOLE);
+        self.pass(BACKGROUND, cost(bytes), Flow::WHOLE);
+        self.state.begin_step(bytes, false, self.now_ns);
         Ok(())
     }
 
-    /// Admits a background request beyond the amount that the disk may hold back, if the disk has had
-    /// less than its share of the device.
-    pub(super) fn admit_surplus(&mut self, cost: f64) -> bool {
+    /// Admits a request of `bytes` that adjoins the last one of a step, if it probably completes in the
+    /// quiet time.
+    pub(super) fn extend_step(&mut self, bytes: u64) -> bool {
+        let quiet_ns = self.now_ns.saturating_sub(self.state.quiet_ns);
+        let safe_ns = self.state.think.safe_ns(quiet_ns);
+        if bytes > self.state.pace.bytes(safe_ns, self.now_ns) {
+            return false;
+        }
+        self.pass(BACKGROUND, cost(bytes), Flow::WHOLE);
+        self.state.begin_step(bytes, true, self.now_ns);
+        true
+    }
+
+    /// Admits a background request of a burst, if the disk has had less than its share of the device by
+    /// at least the cost `behind`.
+    pub(super) fn admit_burst(&mut self, cost: f64, behind: f64) -> bool {
         let member = self.member();
-        if !self.state.has_surplus_room() {
+        if !self.state.has_burst_room() {
             return false;
         }
         if let Some(least) = self.state.least_waiting(member, self.now_ns) {
             let own = &mut self.state.members[member];
             own.tag = own.tag.max(least - LAG_MAX);
-            if own.tag > least {
+            if own.tag + own.service(behind).min(LAG_MAX) > least {
                 return false;
             }
         }
+        self.state.note_burst(self.now_ns);
         self.pass(BACKGROUND, cost, Flow::WHOLE);
         true
     }

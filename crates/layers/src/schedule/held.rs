@@ -13,6 +13,7 @@ use fathom_block::{Operation, Request, Waker};
 use fathom_insight::Name;
 
 use super::need::Need;
+use super::state::cost;
 
 /// The most files of a request that are compared. A request with more files matches all files.
 const FILES_MAX: usize = 16;
@@ -98,21 +99,26 @@ impl HeldList {
         Some(held)
     }
 
-    /// The next request in the order of the disk, which is the order in which a hard disk reaches
-    /// them soonest: the first behind the last released one, or else the first of all. Requests at
-    /// the same place keep their order.
-    pub(super) fn next(&self) -> Option<usize> {
+    /// The next of the requests that came by `until_ns`, in the order of the disk, which is the order in
+    /// which a hard disk reaches them soonest: the first behind the last released one, or else the first
+    /// of all. Requests at the same place keep their order.
+    pub(super) fn next(&self, until_ns: u64) -> Option<usize> {
         let place = |held: &Held| {
             let offset = held.request.offset;
             (offset < self.position, offset)
         };
-        let places = self.list.iter().enumerate().map(|(index, held)| (place(held), index));
-        places.min().map(|(_, index)| index)
+        let came = self.list.iter().enumerate().filter(|(_, held)| held.since_ns <= until_ns);
+        came.map(|(index, held)| (place(held), index)).min().map(|(_, index)| index)
     }
 
     /// The request that begins where the last released one ends.
     pub(super) fn adjoining(&self) -> Option<usize> {
         self.list.iter().position(|held| held.request.offset == self.position)
+    }
+
+    /// The cost of all requests.
+    pub(super) fn cost(&self) -> f64 {
+        self.list.iter().map(|held| cost(length(&held.request))).sum()
     }
 
     /// The length of the request at `index`, in bytes.

@@ -7,6 +7,7 @@
 //! - `need`: whether a process waits for a request.
 //! - `held`: held requests, and what releases them before their time.
 //! - `think`: how long a quiet device stays quiet.
+//! - `pace`: how long background work keeps a device busy.
 //! - `device`: a device, the disks on it and their queues.
 //! - `state`: the rules that the disks of a device share.
 //! - `queue`: the part in one queue.
@@ -16,6 +17,7 @@ mod device;
 mod held;
 mod need;
 mod options;
+mod pace;
 mod queue;
 mod state;
 mod think;

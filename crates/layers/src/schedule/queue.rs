@@ -9,7 +9,7 @@ use fathom_block::{Crossing, HeldBy, LayerQueue, Outcome, Request, Waker};
 use super::device::{Gate, Lane};
 use super::held::{Held, HeldList, Release, length};
 use super::need::Need;
-use super::state::{BACKGROUND, Flow, Rest, WAITED, cost};
+use super::state::{BACKGROUND, Completed, Flow, MARK_BITS, Rest, WAITED, cost};
 use super::{Inner, Weights};
 
 /// The interval at which waiting and held requests are reconsidered without a reason, in nanoseconds.
@@ -24,9 +24,8 @@ const PROBES_MAX: usize = 64;
 const PAGES_MAX: usize = 3;
 /// The number of control groups from which unused ones are dropped.
 const GROUPS_KEPT: usize = 64;
-/// The bits of a request's word with the class, plus 1. The other bits have the time at which the
-/// request was passed on, in nanoseconds.
-const CLASS_BITS: u64 = 3;
+/// The mark of a background request in a quiet time. That of other requests is their class.
+const STEP: usize = 2;
 
 /// A request that waits for its turn.
 struct Waiting {
@@ -49,12 +48,22 @@ struct Admitted {
     release: Option<Release>,
 }
 
+/// The passing on of held requests although a process waits for the device. It includes the requests
+/// that are held when it begins: many at a time disturb the device for less time than one by one.
+#[derive(Clone, Copy)]
+struct Burst {
+    begun_ns: u64,
+    /// Whether it began because a request was held for long; otherwise the disk held more than it may.
+    is_due: bool,
+}
+
 /// The requests of the queue that are not at the device.
 struct Requests {
     inner: Arc<Inner>,
     number: u64,
     groups: Vec<Group>,
     held: HeldList,
+    burst: Option<Burst>,
     /// The held requests that a process waits for by now.
     marked: Vec<(u64, Release)>,
     admitted: Vec<Admitted>,
@@ -127,33 +136,64 @@ impl Requests {
     /// Admits held requests. Returns the time after which to try again, in nanoseconds.
     fn admit_held(&mut self, gate: &mut Gate<'_>, now_ns: u64) -> Option<u64> {
         let hold_max_ns = self.inner.hold_max_ns.load(Ordering::Relaxed);
-        let due = |held: &HeldList| {
+        let left_ns = |held: &HeldList, time_ns: u64| {
             let oldest_ns = held.oldest_ns()?;
-            Some(oldest_ns.saturating_add(hold_max_ns).saturating_sub(now_ns))
+            Some(oldest_ns.saturating_add(time_ns).saturating_sub(now_ns))
         };
-        while due(&self.held) == Some(0) {
+        while left_ns(&self.held, hold_max_ns) == Some(0) {
             let Some(held) = self.held.pop_oldest() else { break };
             gate.pass(BACKGROUND, cost(length(&held.request)), Flow::WHOLE);
             self.release(held, Release::Due);
         }
+        let burst_ns = hold_max_ns / 4 * 3;
+        if left_ns(&self.held, burst_ns) == Some(0) {
+            self.burst.get_or_insert(Burst { begun_ns: now_ns, is_due: true });
+        }
         let mut wait_ns = None;
-        while let Some(index) = self.held.next() {
-            let cost = cost(self.held.length(index));
-            let release = match gate.admit_background(cost) {
-                Ok(()) => Release::Quiet,
-                Err(_) if self.inner.has_surplus() && gate.admit_surplus(cost) => Release::Surplus,
+        while let Some(index) = self.held.next(u64::MAX) {
+            match gate.admit_step(self.held.length(index)) {
+                Ok(()) => {
+                    let Some(held) = self.held.take(index) else { break };
+                    self.release(held, Release::Quiet);
+                    self.continue_run(gate);
+                }
+                Err(_) if self.admit_burst(gate, now_ns) => {}
                 Err(later_ns) => {
                     wait_ns = later_ns;
                     break;
                 }
-            };
-            let Some(held) = self.held.take(index) else { break };
-            self.release(held, release);
-            if release == Release::Quiet {
-                self.continue_run(gate);
             }
         }
-        wait_ns.into_iter().chain(due(&self.held)).min()
+        let oldest_ns = self.held.oldest_ns();
+        self.burst = self.burst.filter(|burst| oldest_ns.is_some_and(|it| it <= burst.begun_ns));
+        let bound_ns = if self.burst.is_some() { hold_max_ns } else { burst_ns };
+        wait_ns.into_iter().chain(left_ns(&self.held, bound_ns)).min()
+    }
+
+    /// How much service the disk has to be behind for a burst, as a cost; `None` if there is no reason for
+    /// one.
+    fn burst_behind(&self) -> Option<f64> {
+        match self.burst {
+            _ if self.held.is_empty() => None,
+            // It has paid already, or is due.
+            Some(_) => Some(f64::NEG_INFINITY),
+            None => self.inner.has_surplus().then(|| self.held.cost()),
+        }
+    }
+
+    /// Passes on a held request as a part of a burst, if there is a reason for one.
+    fn admit_burst(&mut self, gate: &mut Gate<'_>, now_ns: u64) -> bool {
+        let Some(behind) = self.burst_behind() else { return false };
+        let begun = Burst { begun_ns: now_ns, is_due: false };
+        let burst = self.burst.unwrap_or(begun);
+        let Some(index) = self.held.next(burst.begun_ns) else { return false };
+        if !gate.admit_burst(cost(self.held.length(index)), behind) {
+            return false;
+        }
+        let Some(held) = self.held.take(index) else { return false };
+        self.release(held, if burst.is_due { Release::Due } else { Release::Surplus });
+        self.burst = Some(burst);
+        true
     }
 
     /// Admits the requests that adjoin the last released one, as parts of the same step: on a hard disk
@@ -166,7 +206,9 @@ impl Requests {
                 Some(left) if length > 0 => left,
                 _ => break,
             };
-            gate.pass(BACKGROUND, cost(length), Flow::WHOLE);
+            if !gate.extend_step(length) {
+                break;
+            }
             let Some(held) = self.held.take(index) else { break };
             self.release(held, Release::Quiet);
         }
@@ -224,6 +266,7 @@ impl ScheduleQueue {
             number,
             groups: Vec::new(),
             held: HeldList::default(),
+            burst: None,
             marked: Vec::new(),
             admitted: Vec::new(),
             probes: 0,
@@ -241,8 +284,8 @@ impl ScheduleQueue {
 
     /// Passes on a request that is counted already.
     #[inline]
-    fn pass(mut request: Box<Request>, class: usize, now_ns: u64, next: &mut Crossing<'_>) {
-        *next.word(&mut request) = now_ns & !CLASS_BITS | (class as u64 + 1);
+    fn pass(mut request: Box<Request>, mark: usize, now_ns: u64, next: &mut Crossing<'_>) {
+        *next.word(&mut request) = now_ns & !MARK_BITS | (mark as u64 + 1);
         next.submit(request);
     }
 
@@ -250,7 +293,7 @@ impl ScheduleQueue {
     /// case.
     fn turn(
         &mut self,
-        completed_ns: Option<u64>,
+        completed: Option<Completed>,
         flush: Option<Box<Request>>,
         next: &mut Crossing<'_>,
     ) {
@@ -258,7 +301,7 @@ impl ScheduleQueue {
         let requests = &mut self.requests;
         requests.inner.index.take_marked(requests.number, &mut requests.marked);
         let mut retry_ns = None;
-        let turn = self.lane.turn(now_ns, completed_ns, |gate| {
+        let turn = self.lane.turn(now_ns, completed, |gate| {
             requests.release_marked(gate);
             if let Some(request) = flush {
                 gate.pass(WAITED, cost(0), Flow::WHOLE);
@@ -272,8 +315,7 @@ impl ScheduleQueue {
             }
             let waiting = requests.admit_waiting(gate);
             retry_ns = requests.admit_held(gate, now_ns);
-            let held = requests.held.len();
-            Rest { waiting, held, has_surplus: held > 0 && requests.inner.has_surplus() }
+            Rest { waiting, held: requests.held.len(), burst: requests.burst_behind() }
         });
         if let Some(waker) = turn.call {
             waker.wake();
@@ -308,7 +350,8 @@ impl ScheduleQueue {
                 counters.waited_ns.fetch_add(waited_ns, Ordering::Relaxed);
                 request.course.hold(HeldBy::Schedule, waited_ns);
             }
-            Self::pass(request, class, now_ns, next);
+            let is_step = release == Some(Release::Quiet);
+            Self::pass(request, if is_step { STEP } else { class }, now_ns, next);
         }
         inner.index.remove(&mut self.removed);
     }
@@ -367,17 +410,15 @@ impl LayerQueue for ScheduleQueue {
 
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let word = std::mem::take(next.word(&mut request));
+        let bytes = length(&request);
         next.complete(request, outcome);
-        let Some(class) = (word & CLASS_BITS).checked_sub(1) else { return };
-        let class = class as usize;
+        let Some(mark) = (word & MARK_BITS).checked_sub(1) else { return };
+        let is_step = mark as usize == STEP;
+        let class = if is_step { BACKGROUND } else { mark as usize };
         self.lane.end(class);
         if self.lane.is_attentive() {
-            let time_ns = if class == BACKGROUND {
-                next.round_ns().saturating_sub(word & !CLASS_BITS).max(1)
-            } else {
-                0
-            };
-            self.turn(Some(time_ns), None, next);
+            let completed = Completed { class, is_step, begun_ns: word & !MARK_BITS, bytes };
+            self.turn(Some(completed), None, next);
         }
     }
 

@@ -6,11 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Waker;
 
+use super::pace::Pace;
 use super::think::Think;
 
 /// The position of waited-for and of background requests in counts.
 pub(super) const WAITED: usize = 0;
 pub(super) const BACKGROUND: usize = 1;
+
+/// The bits of a request's word with its mark, plus 1. The other bits have the time at which the request
+/// was passed on, in nanoseconds.
+pub(super) const MARK_BITS: u64 = 3;
 
 /// The cost of a request besides its bytes, in bytes.
 pub(super) const REQUEST_COST: u64 = 64 << 10;
@@ -19,8 +24,8 @@ pub(super) const WEIGHT: u32 = 100;
 /// The most by which the tag of a disk may exceed that of a waiting disk, in bytes at the default
 /// weight. Lanes alternate in steps of this size, which saves calls between threads.
 pub(super) const LEAD: f64 = (4 * REQUEST_COST) as f64;
-/// The most service that a disk can catch up with surplus background requests, in the same unit.
-pub(super) const LAG_MAX: f64 = (32 * REQUEST_COST) as f64;
+/// The most service that a disk can catch up with a burst of background requests, in the same unit.
+pub(super) const LAG_MAX: f64 = (64 << 20) as f64;
 /// The time for which a disk counts as one that waits after its last waited-for request, in
 /// nanoseconds.
 pub(super) const RECENT_NS: u64 = 50_000_000;
@@ -78,6 +83,11 @@ impl Member {
         self.flight != [0, 0] || self.waiting > 0 || self.holding > 0
     }
 
+    /// What a cost adds to the tag.
+    pub(super) fn service(&self, cost: f64) -> f64 {
+        cost * f64::from(WEIGHT) / f64::from(self.weight.max(1))
+    }
+
     pub(super) fn group_tag(&self, key: u32) -> f64 {
         self.groups.get(&key).map_or(self.groups_start, |tag| tag.max(self.groups_start))
     }
@@ -95,8 +105,9 @@ pub(super) struct Entry {
     /// The least tag of the groups with waiting requests; `None` if no request waits.
     pub waiting: Option<f64>,
     pub held: usize,
-    /// Whether its disk holds more than it may.
-    pub has_surplus: bool,
+    /// How far the disk's tag has to be behind those of the other disks for the lane's burst; `None` if
+    /// the lane has no reason for one.
+    pub burst: Option<f64>,
     /// The time at which the lane was called; 0 if it has taken a turn since.
     pub called_ns: u64,
     pub waker: Waker,
@@ -113,18 +124,26 @@ impl Entry {
 pub(super) struct State {
     pub depth: u32,
     pub members: Vec<Member>,
+    /// The tag of the disk that was charged last.
+    pub last_tag: f64,
     pub lanes: Vec<Entry>,
     pub flight: [u32; 2],
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
-    /// The number of lanes whose disks hold more than they may.
-    pub surplus: u32,
+    /// The number of lanes with a reason for a burst.
+    pub bursts: u32,
     /// The time since which no waited-for request is in flight, in nanoseconds.
     pub quiet_ns: u64,
     pub think: Think,
-    /// The usual time of a background request, in nanoseconds.
-    pub step_ns: u64,
+    pub pace: Pace,
+    /// Whether a step has begun in the quiet time.
+    pub has_step: bool,
+    /// The time of the first waited-for request since the last quiet time, in nanoseconds, and whether a
+    /// step had begun in that time.
+    pub first: Option<(u64, bool)>,
+    /// The time of the last request of a burst, in nanoseconds.
+    pub burst_ns: u64,
     /// The last disk and control group, and the last time at which they changed, in nanoseconds.
     pub flow: Option<(usize, u32)>,
     pub rivals_ns: Option<u64>,
@@ -139,14 +158,26 @@ pub(super) struct State {
     pub stuck_total: u64,
 }
 
+/// A completed request.
+pub(super) struct Completed {
+    pub class: usize,
+    /// Whether it was a background request in a quiet time.
+    pub is_step: bool,
+    /// The time at which it was passed on, in nanoseconds.
+    pub begun_ns: u64,
+    /// Its length, in bytes.
+    pub bytes: u64,
+}
+
 /// The state of a lane after a turn.
 pub(super) struct Rest {
     /// The least tag of the groups with waiting requests; `None` if no request waits.
     pub waiting: Option<f64>,
     /// The number of held requests.
     pub held: usize,
-    /// Whether the disk holds more requests than it may.
-    pub has_surplus: bool,
+    /// How much service the disk has to be behind for the lane's burst, as a cost; `None` if the lane has
+    /// no reason for one.
+    pub burst: Option<f64>,
 }
 
 /// The result of a turn.
@@ -209,6 +240,44 @@ impl State {
         entry.counted = counted;
     }
 
+    /// Notes the end of a quiet time.
+    pub(super) fn end_quiet(&mut self, now_ns: u64) {
+        if self.flight[WAITED] > 0 || self.quiet_ns == 0 {
+            return;
+        }
+        self.think.add(now_ns.saturating_sub(self.quiet_ns));
+        let is_burst = now_ns < self.burst_ns.saturating_add(RECENT_NS);
+        self.first = (!is_burst).then_some((now_ns & !MARK_BITS, self.has_step));
+        self.has_step = false;
+    }
+
+    /// Notes that a request of a step has begun, or one that adjoins it.
+    pub(super) fn begin_step(&mut self, bytes: u64, is_adjoining: bool, now_ns: u64) {
+        self.has_step = true;
+        self.pace.begin(bytes, is_adjoining, now_ns);
+    }
+
+    /// Notes a request of a burst.
+    pub(super) fn note_burst(&mut self, now_ns: u64) {
+        if now_ns >= self.burst_ns.saturating_add(RECENT_NS) {
+            self.pace.relax();
+        }
+        self.burst_ns = now_ns;
+    }
+
+    /// Learns from a completed request.
+    pub(super) fn learn(&mut self, completed: &Completed, now_ns: u64) {
+        let begun_ns = completed.begun_ns;
+        if completed.is_step {
+            let is_last = self.flight[BACKGROUND] == 0;
+            self.pace.complete(begun_ns, completed.bytes, is_last, now_ns);
+        } else if completed.class == WAITED
+            && let Some((_, had_step)) = self.first.take_if(|(first_ns, _)| *first_ns == begun_ns)
+        {
+            self.pace.meet(now_ns.saturating_sub(begun_ns), had_step);
+        }
+    }
+
     /// Ceases to count the requests of lanes without progress.
     pub(super) fn expire(&mut self, now_ns: u64) {
         if now_ns < self.expired_ns.saturating_add(PATIENCE_NS) {
@@ -242,12 +311,12 @@ impl State {
 
     pub(super) fn has_room(&self, now_ns: u64) -> bool {
         self.flight[WAITED] + self.flight[BACKGROUND] < self.depth
-            || self.surplus == 0 && !self.has_rivals(now_ns)
+            || self.bursts == 0 && !self.has_rivals(now_ns)
     }
 
-    /// Whether another surplus background request may be in flight. Several may, so that the device can
+    /// Whether another background request of a burst may be in flight. Several may, so that the device can
     /// sort them, and so that a disk can use its share.
-    pub(super) fn has_surplus_room(&self) -> bool {
+    pub(super) fn has_burst_room(&self) -> bool {
         self.flight[BACKGROUND] < (self.depth / 2).max(1)
     }
 
@@ -263,22 +332,22 @@ impl State {
         others.map(|(_, other)| other.tag).min_by(f64::total_cmp)
     }
 
-    /// Raises the tag of a disk that was not active to the least tag of the active disks: an idle disk
-    /// saves nothing up.
+    /// Raises the tag of a disk that was not active to the least tag of the active disks, or else to that
+    /// of the last disk: an idle disk saves nothing up.
     pub(super) fn raise(&mut self, member: usize) {
         if self.members[member].is_active() {
             return;
         }
         let active = self.members.iter().filter(|other| other.is_used && other.is_active());
-        if let Some(least) = active.map(|other| other.tag).min_by(f64::total_cmp) {
-            let member = &mut self.members[member];
-            member.tag = member.tag.max(least);
-        }
+        let least = active.map(|other| other.tag).min_by(f64::total_cmp).unwrap_or(self.last_tag);
+        let member = &mut self.members[member];
+        member.tag = member.tag.max(least);
     }
 
     pub(super) fn charge(&mut self, index: usize, cost: f64, flow: Flow) {
         let member = &mut self.members[index];
-        member.tag += cost * f64::from(WEIGHT) / f64::from(member.weight.max(1));
+        self.last_tag = member.tag;
+        member.tag += member.service(cost);
         if flow.key == 0 && member.groups.is_empty() {
             return;
         }
@@ -298,8 +367,8 @@ impl State {
     pub(super) fn must_yield(&self, lane: usize, flow: Flow, now_ns: u64) -> bool {
         let own = &self.lanes[lane];
         let others = self.waiting - u32::from(own.waiting.is_some());
-        let has_surplus_room = self.surplus > 0 && self.has_surplus_room();
-        if others == 0 && !has_surplus_room {
+        let has_burst_room = self.bursts > 0 && self.has_burst_room();
+        if others == 0 && !has_burst_room {
             return false;
         }
         let member = &self.members[own.member];
@@ -311,10 +380,11 @@ impl State {
                 Some(head) if other.member == own.member => {
                     head + LEAD < member.group_tag(flow.key)
                 }
-                None if other.member == own.member || !other.has_surplus || !has_surplus_room => {
-                    false
-                }
-                _ => self.members[other.member].tag + LEAD < member.tag,
+                Some(_) => self.members[other.member].tag + LEAD < member.tag,
+                None if other.member == own.member || !has_burst_room => false,
+                None => other.burst.is_some_and(|behind| {
+                    self.members[other.member].tag + behind + LEAD < member.tag
+                }),
             }
         })
     }
@@ -325,12 +395,12 @@ impl State {
         1_u32.checked_shl(doublings.min(31) as u32).unwrap_or(u32::MAX).min(self.depth)
     }
 
-    /// The time after which a background request may be admitted, in nanoseconds.
+    /// The time after which a background request of `bytes` may be admitted, in nanoseconds.
     ///
     /// # Errors
     /// If a request has to complete before that: the time after which to try again, in nanoseconds;
     /// `None` if the completion is enough.
-    pub(super) fn background_wait_ns(&self, now_ns: u64) -> Result<u64, Option<u64>> {
+    pub(super) fn background_wait_ns(&self, bytes: u64, now_ns: u64) -> Result<u64, Option<u64>> {
         if self.flight[WAITED] > 0 || self.waiting > 0 {
             return Err(None);
         }
@@ -339,7 +409,7 @@ impl State {
         }
         let quiet_ns = now_ns.saturating_sub(self.quiet_ns);
         // A longer pause than those that are remembered ends the wait.
-        Ok(self.think.wait_ns(quiet_ns, self.step_ns))
+        Ok(self.think.wait_ns(quiet_ns, self.pace.step_ns(bytes, now_ns)))
     }
 
     pub(super) fn rest(&mut self, lane: usize, rest: &Rest) {
@@ -354,9 +424,9 @@ impl State {
         for count in [&mut self.holding, &mut member.holding] {
             change(count, entry.held > 0, rest.held > 0);
         }
-        change(&mut self.surplus, entry.has_surplus, rest.has_surplus);
+        change(&mut self.bursts, entry.burst.is_some(), rest.burst.is_some());
         (entry.waiting, entry.held) = (rest.waiting, rest.held);
-        entry.has_surplus = rest.has_surplus;
+        entry.burst = rest.burst.map(|cost| member.service(cost));
     }
 
     /// Ends a turn.
@@ -369,13 +439,13 @@ impl State {
             }
             return Turn::default();
         }
-        if self.waiting > 0 || self.surplus > 0 {
+        if self.waiting > 0 || self.bursts > 0 {
             let call = self.has_room(now_ns).then(|| self.call(lane, now_ns, true)).flatten();
             if call.is_some() || self.waiting > 0 {
                 return Turn { call, wait_ns: None };
             }
         }
-        match self.background_wait_ns(now_ns) {
+        match self.background_wait_ns(0, now_ns) {
             Ok(0) => Turn { call: self.call(lane, now_ns, false), wait_ns: None },
             Ok(wait_ns) | Err(Some(wait_ns)) => Turn { call: None, wait_ns: Some(wait_ns) },
             Err(None) => Turn::default(),
@@ -386,13 +456,13 @@ impl State {
     /// requests; `None` if that is `lane` itself, or if it was called already.
     pub(super) fn call(&mut self, lane: usize, now_ns: u64, is_claim: bool) -> Option<Waker> {
         let members = &self.members;
-        let has_surplus_room = self.surplus > 0 && self.has_surplus_room();
+        let has_burst_room = self.bursts > 0 && self.has_burst_room();
         let claims = |entry: &Entry| {
-            let may_catch_up = || {
+            let may_burst = |behind: f64| {
                 let least = self.least_waiting(entry.member, now_ns);
-                least.is_none_or(|least| members[entry.member].tag <= least)
+                least.is_none_or(|least| members[entry.member].tag + behind <= least)
             };
-            entry.waiting.is_some() || has_surplus_room && entry.has_surplus && may_catch_up()
+            entry.waiting.is_some() || has_burst_room && entry.burst.is_some_and(may_burst)
         };
         let lanes = self.lanes.iter().enumerate().filter(|(_, entry)| {
             let is_candidate = if is_claim { claims(entry) } else { entry.held > 0 };

@@ -69,6 +69,22 @@ impl Think {
         }
         start_ns(now + 1).saturating_sub(quiet_ns).max(1000)
     }
+
+    /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds, in
+    /// nanoseconds.
+    pub(super) fn safe_ns(&self, quiet_ns: u64) -> u64 {
+        let now = class(quiet_ns);
+        let longer: u32 = self.counts[now..].iter().sum();
+        let mut during = 0;
+        for end in now..CLASSES {
+            during += self.counts[end];
+            let met = if end == now { during / 2 } else { during };
+            if met * RISK > longer {
+                return start_ns(end).saturating_sub(quiet_ns);
+            }
+        }
+        u64::MAX
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +143,23 @@ mod tests {
         assert!((30 * US..=100 * US).contains(&waited), "{waited}");
         // Near the end of the long pause, it waits again.
         assert!(reader.wait_ns(38 * MS, 5 * MS) > 0);
+    }
+
+    #[test]
+    fn a_step_within_the_safe_time_begins_at_once() {
+        let mut times = [30 * US; 10];
+        times[9] = 40 * MS;
+        for think in [learned(&times), learned(&[4 * MS, 5 * MS]), learned(&[9 * MS])] {
+            for quiet_ns in [0, 10 * US, 50 * US, MS, 3 * MS, 8 * MS] {
+                let safe_ns = think.safe_ns(quiet_ns);
+                if (1..u64::MAX).contains(&safe_ns) {
+                    assert_eq!(think.wait_ns(quiet_ns, safe_ns - 1), 0);
+                    assert!(think.wait_ns(quiet_ns, safe_ns) > 0);
+                }
+            }
+        }
+        assert_eq!(learned(&[20 * US]).safe_ns(MS), u64::MAX);
+        assert!((3 * MS..=5 * MS).contains(&learned(&[4 * MS, 5 * MS]).safe_ns(0)));
     }
 
     #[test]
