@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_devices::predict::{Fixed, default_predictor};
-use replay::{Arrival, CAPACITY, Comparison, Replay, bursts, cloudphysics, tencent};
+use replay::{Arrival, CAPACITY, Comparison, Replay, Rule, bursts, cloudphysics, tencent};
 
 const HDD_STEP: u64 = 512 << 10;
 const SSD_STEP: u64 = 256 << 10;
@@ -22,9 +22,9 @@ fn hdd(seed: u64) -> Model {
 }
 
 fn on_ssd(arrivals: &[Arrival]) -> Comparison {
-    let without = replay::replay(arrivals, ssd(), SSD_STEP, None);
+    let without = replay::replay(arrivals, ssd(), SSD_STEP, Rule::Never);
     let mut predictor = default_predictor();
-    replay::replay(arrivals, ssd(), SSD_STEP, Some(&mut *predictor)).compare(&without)
+    replay::replay(arrivals, ssd(), SSD_STEP, Rule::Predictor(&mut *predictor)).compare(&without)
 }
 
 fn check(found: &Comparison, what: &str) {
@@ -42,9 +42,9 @@ fn most_idle_time_is_used_and_few_requests_are_slowed_by_more_than_a_step() {
     }
     check(&on_ssd(&bursts(7, 400, 1, 100)), "single requests, SSD");
     let arrivals = bursts(1, 2000, 20, 500);
-    let without = replay::replay(&arrivals, hdd(1), HDD_STEP, None);
+    let without = replay::replay(&arrivals, hdd(1), HDD_STEP, Rule::Never);
     let mut predictor = default_predictor();
-    let with = replay::replay(&arrivals, hdd(1), HDD_STEP, Some(&mut *predictor));
+    let with = replay::replay(&arrivals, hdd(1), HDD_STEP, Rule::Predictor(&mut *predictor));
     check(&with.compare(&without), "bursts, HDD");
 }
 
@@ -70,13 +70,24 @@ fn a_replay_without_work_is_repeated_exactly_and_one_with_work_is_not_free() {
     let arrivals = bursts(3, 2000, 10, 300);
     let run = |work: bool| -> Replay {
         let mut predictor = Fixed::new(0);
-        let predictor = work.then_some(&mut predictor as &mut dyn fathom_devices::Predictor);
-        replay::replay(&arrivals, hdd(1), HDD_STEP, predictor)
+        let rule = if work { Rule::Predictor(&mut predictor) } else { Rule::Never };
+        replay::replay(&arrivals, hdd(1), HDD_STEP, rule)
     };
     let without = run(false);
     let again = run(false).compare(&without);
-    assert_eq!((again.used, again.met, again.slowed, again.mean_ns), (0.0, 0.0, 0.0, 0.0));
+    assert_eq!((again.used, again.met, again.mean_ns), (0.0, 0.0, 0.0));
+    assert_eq!((again.slowed, again.hastened), (0.0, 0.0));
     let with = run(true).compare(&without);
     assert!(with.used > 0.9 && with.met > 0.05 && with.mean_ns > 0.0, "{with:?}");
     assert!(with.mean_ns < with.step_ns as f64, "a request is delayed by at most a step: {with:?}");
+}
+
+#[test]
+fn an_oracle_meets_no_request() {
+    let arrivals = bursts(1, 1500, 20, 500);
+    let without = replay::replay(&arrivals, ssd(), SSD_STEP, Rule::Never);
+    let found = replay::replay(&arrivals, ssd(), SSD_STEP, Rule::Oracle).compare(&without);
+    assert!(found.used > 0.7, "{found:?}");
+    assert!(found.met <= 0.001, "only a step that is longer than all before: {found:?}");
+    assert!(found.slowed <= 0.001, "{found:?}");
 }

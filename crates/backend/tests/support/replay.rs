@@ -126,12 +126,25 @@ pub struct Replay {
     pub used_ns: u64,
     /// The durations of the steps, in nanoseconds.
     pub steps_ns: Vec<u64>,
+    /// The longest of them.
+    pub step_ns: u64,
     /// Requests that came during a step.
     pub met: usize,
 }
 
+/// When background work begins.
+pub enum Rule<'p> {
+    /// Never.
+    Never,
+    /// By a predictor.
+    Predictor(&'p mut dyn Predictor),
+    /// Whenever a step of the longest duration so far ends before the next request comes. No rule
+    /// can use more of the idle time without meeting requests.
+    Oracle,
+}
+
 /// The comparison of a replay with one without background work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Comparison {
     /// The share of the idle time that the steps used.
     pub used: f64,
@@ -139,6 +152,8 @@ pub struct Comparison {
     pub met: f64,
     /// The share of the requests that were slowed by more than the longest step.
     pub slowed: f64,
+    /// The share of the requests that were hastened by more than the longest step.
+    pub hastened: f64,
     /// How much longer requests took on average, in nanoseconds.
     pub mean_ns: f64,
     /// The longest step, in nanoseconds.
@@ -149,15 +164,16 @@ impl Replay {
     /// Compares the replay with `without`, which had no background work.
     pub fn compare(&self, without: &Self) -> Comparison {
         let count = self.latencies_ns.len() as f64;
-        let step_ns = self.steps_ns.iter().copied().max().unwrap_or(0);
-        let slowed = |(with, without): (&u64, &u64)| with.saturating_sub(*without);
+        let step_ns = self.step_ns;
         let pairs = self.completions_ns.iter().zip(&without.completions_ns);
-        let by_more = pairs.clone().filter(|pair| slowed(*pair) > step_ns).count();
+        let slowed = pairs.clone().filter(|(with, without)| **with > **without + step_ns);
+        let hastened = pairs.clone().filter(|(with, without)| **with + step_ns < **without);
         let sum = |latencies: &[u64]| latencies.iter().map(|ns| *ns as f64).sum::<f64>();
         Comparison {
             used: self.used_ns as f64 / without.idle_ns as f64,
             met: self.met as f64 / count,
-            slowed: by_more as f64 / count,
+            slowed: slowed.count() as f64 / count,
+            hastened: hastened.count() as f64 / count,
             mean_ns: (sum(&self.latencies_ns) - sum(&without.latencies_ns)) / count,
             step_ns,
         }
@@ -214,6 +230,7 @@ impl Run {
                 self.end_use(now_ns);
                 let since_ns = self.step_since_ns.take().expect("a step is in flight");
                 self.found.steps_ns.push(now_ns - since_ns);
+                self.found.step_ns = self.found.step_ns.max(now_ns - since_ns);
             } else {
                 let index = request.token as usize;
                 self.found.latencies_ns[index] = now_ns - arrivals[index].at_ns;
@@ -227,14 +244,22 @@ impl Run {
     }
 }
 
-/// Replays `arrivals` on `model`. With a predictor there is always background work to do, in steps
-/// of `step` bytes.
-pub fn replay(
-    arrivals: &[Arrival],
-    model: Model,
-    step: u64,
-    mut predictor: Option<&mut dyn Predictor>,
-) -> Replay {
+impl Rule<'_> {
+    /// How long a step waits on a device that has been idle for `idle_ns`, in nanoseconds.
+    fn wait_ns(&self, idle_ns: u64, expected_ns: u64, longest_ns: u64, left_ns: u64) -> u64 {
+        match self {
+            Self::Never => u64::MAX,
+            Self::Predictor(predictor) => predictor.wait_ns(idle_ns, expected_ns),
+            Self::Oracle if longest_ns.max(expected_ns) < left_ns => 0,
+            Self::Oracle => left_ns,
+        }
+    }
+}
+
+/// Replays `arrivals` on `model`. There is always background work to do, in steps of `step` bytes,
+/// which begin by `rule`.
+pub fn replay(arrivals: &[Arrival], model: Model, step: u64, mut rule: Rule<'_>) -> Replay {
+    let has_work = !matches!(rule, Rule::Never);
     let layers: Vec<Arc<dyn Layer>> = vec![Arc::new(model)];
     let disk = Disk::new(DiskOptions::default(), layers, Arc::new(Null::new(CAPACITY))).unwrap();
     let mut reactor = Reactor::new(8).unwrap();
@@ -258,11 +283,11 @@ pub fn replay(
     let mut expected_ns = 10_000_000;
     loop {
         let now_ns = run.time_ns.get();
-        if let (Some(predictor), None, true) =
-            (&predictor, run.step_since_ns, ask_ns <= now_ns && next < arrivals.len())
-        {
+        let may_ask = has_work && run.step_since_ns.is_none();
+        if may_ask && ask_ns <= now_ns && next < arrivals.len() {
             if let Some(idle_ns) = run.tracker.idle_for_ns(now_ns) {
-                let wait_ns = predictor.wait_ns(idle_ns, expected_ns);
+                let left_ns = arrivals[next].at_ns - now_ns;
+                let wait_ns = rule.wait_ns(idle_ns, expected_ns, run.found.step_ns, left_ns);
                 let wait_ns = wait_ns.max(DWELL_NS.saturating_sub(idle_ns));
                 if wait_ns == 0 {
                     (run.step_since_ns, run.is_step_alone) = (Some(now_ns), true);
@@ -280,11 +305,8 @@ pub fn replay(
         }
         let arrival_ns = arrivals.get(next).map_or(u64::MAX, |arrival| arrival.at_ns);
         let deadline_ns = run.stack.deadline_ns().unwrap_or(u64::MAX);
-        let decision_ns = if predictor.is_some() && run.step_since_ns.is_none() {
-            ask_ns.max(now_ns)
-        } else {
-            u64::MAX
-        };
+        let decision_ns =
+            if has_work && run.step_since_ns.is_none() { ask_ns.max(now_ns) } else { u64::MAX };
         let decision_ns = if next < arrivals.len() { decision_ns } else { u64::MAX };
         let event_ns = arrival_ns.min(deadline_ns).min(decision_ns);
         if event_ns == u64::MAX {
@@ -305,7 +327,7 @@ pub fn replay(
             run.found.met += usize::from(run.step_since_ns.is_some());
             run.end_use(now_ns);
             if let Some(length_ns) = run.tracker.begin(1, now_ns) {
-                if let Some(predictor) = &mut predictor {
+                if let Rule::Predictor(predictor) = &mut rule {
                     predictor.ended(length_ns);
                 }
             }
