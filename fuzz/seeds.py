@@ -75,6 +75,16 @@ a not in (select b from S [rows 2]) as n from S [now] where not exists (select 1
 b = (select y from V [rows 1]);""")
 
 
+def devices():
+    # A list of mounts and, after a zero byte each, the files of a tree like /sys.
+    source = (FUZZ.parent / "crates/devices/src/fuzz.rs").read_text()
+    whole = re.search(r'const WHOLE: &\[u8\] = b"(.*?)";', source, re.S).group(1)
+    whole = re.sub(r"\\\n *", "", whole).encode().decode("unicode_escape").encode("latin-1")
+    seed("devices", "whole", whole)
+    for number, part in enumerate(whole.split(b"\0")[0].splitlines(True)):
+        seed("devices", f"mount-{number}", part + whole[whole.index(b"\0"):])
+
+
 def events():
     # The first byte selects the columns (all or some), the unit of times, and the column of the
     # time.
@@ -324,6 +334,7 @@ def virtio_request():
 
 configuration()
 cql()
+devices()
 events()
 introspection()
 link()

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod fuzz;
 mod idle;
 mod mounts;
 pub mod predict;
@@ -20,6 +21,7 @@ mod schedule;
 mod text;
 
 pub use activity::{DeviceFacts, HostActivity, SysDevices};
+pub use fuzz::fuzz_devices;
 pub use idle::{IdleOptions, IdleTracker};
 pub use predict::Predictor;
 pub use resolve::{Medium, MediumKind, Placement, resolve_within};

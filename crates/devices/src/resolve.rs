@@ -19,7 +19,7 @@ use crate::mounts::{self, Mount};
 use crate::text::{is_device_name, read, read_to};
 
 /// The most devices and files that are visited for one image.
-const STEPS_MAX: usize = 1024;
+pub(crate) const STEPS_MAX: usize = 1024;
 /// The deepest nesting: a loop device on a file system on device-mapper and so on.
 const DEPTH_MAX: usize = 32;
 
@@ -265,7 +265,7 @@ impl Walk<'_> {
             "btrfs" => self.btrfs(&mount.source, depth),
             // A device each, separated by colons.
             "bcachefs" => {
-                for source in mount.source.split(':') {
+                for source in mount.source.split(':').take(STEPS_MAX) {
                     self.source(source, depth);
                 }
             }
@@ -304,6 +304,9 @@ impl Walk<'_> {
 
     /// A mounted device by its path.
     fn source(&mut self, source: &str, depth: usize) {
+        if !self.step(depth) {
+            return;
+        }
         match self.name_of(source) {
             Some(name) => self.named(&name, depth),
             None => self.fail(format!("there is no device for {source:?}")),
