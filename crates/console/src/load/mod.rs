@@ -247,9 +247,9 @@ fn conduct(
 ) -> Result<Measured, LoadError> {
     let mut watch = Watch::new(options, connection, shared);
     watch.until(Instant::now() + options.warmup)?;
-    let started = Instant::now();
     let server_before = server.and_then(CpuClock::now);
     let client_before = CpuClock::own().now().unwrap_or_default();
+    let started = Instant::now();
     shared.enter(Phase::Measure);
     watch.until(started + options.duration)?;
     shared.enter(Phase::Drain);

@@ -11,7 +11,8 @@ use super::{
 /// The results of one kind of request.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperationReport {
-    /// Requests completed in the measured time.
+    /// Requests completed in the measured time, which each queue counts from one completion to
+    /// another.
     pub requests: u64,
     /// Requests per second.
     pub iops: f64,
@@ -72,12 +73,11 @@ impl LoadReport {
 impl Measured {
     /// Sums up the results of the queues.
     pub(super) fn report(&self, options: &LoadOptions, results: Vec<WorkerResult>) -> LoadReport {
-        let mut reads = Tally::new();
-        let mut writes = Tally::new();
+        let (mut reads, mut writes) = (Sum::new(), Sum::new());
         let mut report = LoadReport {
             seconds: self.elapsed.as_secs_f64(),
-            reads: operation(&reads, self.elapsed, options.block_size),
-            writes: operation(&writes, self.elapsed, options.block_size),
+            reads: reads.report(options.block_size),
+            writes: writes.report(options.block_size),
             errors: 0,
             blocks_verified: 0,
             blocks_wrong: 0,
@@ -90,10 +90,8 @@ impl Measured {
             client_notifications: 0,
         };
         for result in results {
-            for (sum, part) in [(&mut reads, result.reads), (&mut writes, result.writes)] {
-                sum.requests += part.requests;
-                sum.latency_ns += part.latency_ns;
-            }
+            reads.add(&result.reads, result.measured);
+            writes.add(&result.writes, result.measured);
             report.errors += result.errors;
             report.blocks_verified += result.blocks_verified;
             report.blocks_wrong += result.blocks_wrong;
@@ -101,31 +99,49 @@ impl Measured {
             report.client_wakeups += result.wakeups;
             report.client_notifications += result.notifications;
         }
-        report.reads = operation(&reads, self.elapsed, options.block_size);
-        report.writes = operation(&writes, self.elapsed, options.block_size);
-        let requests = reads.requests + writes.requests;
+        report.reads = reads.report(options.block_size);
+        report.writes = writes.report(options.block_size);
         report.server_cpu_share =
             self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.elapsed.as_secs_f64());
-        report.server_cpu_us_per_request = self
-            .server_cpu
-            .filter(|_| requests > 0)
-            .map(|cpu| cpu.as_secs_f64() * 1e6 / requests as f64);
+        let iops = report.iops();
+        report.server_cpu_us_per_request =
+            report.server_cpu_share.filter(|_| iops > 0.0).map(|share| share * 1e6 / iops);
         report
     }
 }
 
-fn operation(tally: &Tally, elapsed: Duration, block_size: u32) -> OperationReport {
-    let iops = tally.requests as f64 / elapsed.as_secs_f64();
-    let quantile = |q| tally.latency_ns.value_at_quantile(q) as f64 / 1e3;
-    OperationReport {
-        requests: tally.requests,
-        iops,
-        bytes_per_second: iops * f64::from(block_size),
-        latency_us_mean: tally.latency_ns.mean() / 1e3,
-        latency_us_p50: quantile(0.5),
-        latency_us_p90: quantile(0.9),
-        latency_us_p99: quantile(0.99),
-        latency_us_p999: quantile(0.999),
-        latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+/// The sum of the queues' results for one kind of request.
+struct Sum {
+    tally: Tally,
+    iops: f64,
+}
+
+impl Sum {
+    fn new() -> Self {
+        Self { tally: Tally::new(), iops: 0.0 }
+    }
+
+    fn add(&mut self, tally: &Tally, measured: Duration) {
+        self.tally.requests += tally.requests;
+        self.tally.latency_ns += &tally.latency_ns;
+        if tally.requests > 0 && !measured.is_zero() {
+            self.iops += tally.requests as f64 / measured.as_secs_f64();
+        }
+    }
+
+    fn report(&self, block_size: u32) -> OperationReport {
+        let Self { tally, iops } = self;
+        let quantile = |q| tally.latency_ns.value_at_quantile(q) as f64 / 1e3;
+        OperationReport {
+            requests: tally.requests,
+            iops: *iops,
+            bytes_per_second: iops * f64::from(block_size),
+            latency_us_mean: tally.latency_ns.mean() / 1e3,
+            latency_us_p50: quantile(0.5),
+            latency_us_p90: quantile(0.9),
+            latency_us_p99: quantile(0.99),
+            latency_us_p999: quantile(0.999),
+            latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+        }
     }
 }

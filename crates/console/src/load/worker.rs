@@ -3,7 +3,7 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
@@ -96,8 +96,44 @@ impl Tally {
     }
 }
 
+/// The measured time of a queue. It begins with the first completions of the phase, which it does not
+/// include, and ends with the first ones after the phase, which it includes. So requests that complete
+/// together, because this process or the server did not run for a moment, are counted with the time
+/// in which they were served.
+#[derive(Clone, Copy)]
+enum Window {
+    Ahead,
+    Open(Instant),
+    Closed(Duration),
+}
+
+impl Window {
+    /// Completions have been reaped at `now`.
+    fn reaped(&mut self, phase: u8, now: Instant) {
+        match *self {
+            Self::Ahead if phase >= Phase::Measure as u8 => *self = Self::Open(now),
+            Self::Open(since) if phase >= Phase::Drain as u8 => *self = Self::Closed(now - since),
+            _ => {}
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+
+    fn length(&self) -> Duration {
+        match self {
+            Self::Closed(length) => *length,
+            // No request completed after the phase.
+            Self::Ahead | Self::Open(_) => Duration::ZERO,
+        }
+    }
+}
+
 /// The results of one queue.
 pub struct WorkerResult {
+    /// The time in which the requests completed.
+    pub measured: Duration,
     pub reads: Tally,
     pub writes: Tally,
     pub errors: u64,
@@ -120,6 +156,7 @@ pub struct Worker {
     next_block: u64,
     slots: Vec<(Request, Instant)>,
     in_flight: u16,
+    window: Window,
     result: WorkerResult,
 }
 
@@ -144,7 +181,9 @@ impl Worker {
             work,
             slots,
             in_flight: 0,
+            window: Window::Ahead,
             result: WorkerResult {
+                measured: Duration::ZERO,
                 reads: Tally::new(),
                 writes: Tally::new(),
                 errors: 0,
@@ -174,6 +213,7 @@ impl Worker {
                 worker.begin(slot);
             }
         });
+        self.result.measured = self.window.length();
         self.read_back(shared);
         shared.completed[self.index].store(u64::MAX, Ordering::Relaxed);
         shared.finished.fetch_add(1, Ordering::Release);
@@ -193,10 +233,11 @@ impl Worker {
             while let Some(completion) = self.queue.completions().next() {
                 self.in_flight -= 1;
                 reaped += 1;
-                self.complete(completion.context, completion.ret, phase);
+                self.complete(completion.context, completion.ret);
                 next(self, completion.context, phase);
             }
             if reaped > 0 {
+                self.window.reaped(phase, Instant::now());
                 completed.fetch_add(reaped, Ordering::Relaxed);
                 self.notify();
             } else {
@@ -288,7 +329,7 @@ impl Worker {
         self.in_flight += 1;
     }
 
-    fn complete(&mut self, slot: u16, status: i32, phase: u8) {
+    fn complete(&mut self, slot: u16, status: i32) {
         let (request, started) = self.slots[usize::from(slot)];
         let failed = status != 0;
         self.result.errors += u64::from(failed);
@@ -305,7 +346,7 @@ impl Worker {
             }
             Request::Flush => return,
         };
-        if phase == Phase::Measure as u8 {
+        if self.window.is_open() {
             tally.requests += 1;
             tally.latency_ns.saturating_record(started.elapsed().as_nanos() as u64);
         }
@@ -346,5 +387,32 @@ impl Worker {
         }
         self.notify();
         self.drive(shared, |worker, slot, _| next(worker, slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_measured_time_lies_between_completions() {
+        let (warmup, measure, drain) =
+            (Phase::Warmup as u8, Phase::Measure as u8, Phase::Drain as u8);
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut window = Window::Ahead;
+        window.reaped(warmup, at(990));
+        assert!(!window.is_open());
+        window.reaped(measure, at(1015));
+        assert!(window.is_open());
+        window.reaped(measure, at(1980));
+        window.reaped(drain, at(2020));
+        assert!(!window.is_open());
+        window.reaped(drain, at(2030));
+        assert_eq!(window.length(), Duration::from_millis(1005));
+        // No request completed in time.
+        let mut window = Window::Ahead;
+        window.reaped(drain, at(2020));
+        assert_eq!(window.length(), Duration::ZERO);
     }
 }
