@@ -2,26 +2,36 @@
 use std::{thread, time::Duration};
 
 use clap::Args;
-use fathom_control::{DeviceActivity, DeviceList, DeviceStatus, Nanoseconds};
+use fathom_control::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus, Nanoseconds};
 use serde::Serialize;
 
 use crate::{
     connection::ControlOptions,
     failure::Outcome,
     output::{
-        self, Format, short_bytes, short_number,
+        self, Format, latency, short_bytes, short_number,
         style::Style,
         table::{Column, Table},
         text::clean,
     },
+    top::histogram::horizontal,
 };
+
+/// The width of the longest bar.
+const BAR_WIDTH: usize = 30;
+/// The intervals of the lengths of idle periods end at these lengths, in nanoseconds.
+const LENGTHS_NS: [u64; 7] =
+    [100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000, u64::MAX];
 
 /// Options of `fathom devices`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Shows what the disks lie on, through partitions, logical volumes, arrays, loop devices and file
 systems. The host's numbers include all programs. Busy is the share of the time during which the
-device had requests in flight.
+device had requests in flight. The number behind a disk is that of its requests in flight.
+
+If a layer of a device's disks has background work, the idle time of the device is shown, as guests'
+requests leave it, and how long the idle periods were.
 
 Examples:
   fathom devices                         the devices, measured for a second
@@ -105,7 +115,57 @@ pub fn run(options: &DevicesOptions) -> Outcome {
     for problem in now.devices.iter().flat_map(|device| &device.problems) {
         output::text_line(&format!("! {}", clean(problem)))?;
     }
+    let mut shown: Vec<&DeviceIdle> = Vec::new();
+    for idle in now.devices.iter().filter_map(|device| device.idle_time.as_ref()) {
+        if shown.iter().any(|other| other.devices == idle.devices) {
+            continue;
+        }
+        shown.push(idle);
+        output::text_line(&format!("\n{}", title(idle)))?;
+        if idle.periods.count() > 0 {
+            output::text_line(&periods(idle).render(output::width(), Style::stdout()))?;
+        }
+    }
     Ok(())
+}
+
+/// The idle time of a device in words.
+fn title(idle: &DeviceIdle) -> String {
+    let all_ns = idle.idle_ns.saturating_add(idle.busy_ns).max(1);
+    let share = idle.idle_ns as f64 / all_ns as f64 * 100.0;
+    let names = clean(&idle.devices.join(" "));
+    let (now, time) = (if idle.is_idle { "idle" } else { "busy" }, latency(all_ns));
+    match idle.periods.count() {
+        0 => format!("{names}: {now} now, idle for {share:.0} % of {time}"),
+        1 => format!("{names}: {now} now, idle for {share:.0} % of {time}; before, 1 idle period"),
+        count => format!(
+            "{names}: {now} now, idle for {share:.0} % of {time}; before, {count} idle periods"
+        ),
+    }
+}
+
+/// The lengths of the idle periods of a device.
+fn periods(idle: &DeviceIdle) -> Table {
+    let mut table = Table::new([
+        Column::text("IDLE FOR").kept(),
+        Column::number("PERIODS").kept(),
+        Column::text("").importance(5),
+    ]);
+    let mut last = 0;
+    let counts = LENGTHS_NS.map(|length_ns| {
+        let count = idle.periods.count_to(length_ns);
+        count - std::mem::replace(&mut last, count)
+    });
+    let largest = counts.iter().copied().max().unwrap_or(0).max(1);
+    for (index, (length_ns, count)) in LENGTHS_NS.iter().zip(counts).enumerate() {
+        let label = match (index.checked_sub(1), *length_ns) {
+            (Some(before), u64::MAX) => format!("> {}", latency(LENGTHS_NS[before])),
+            _ => format!("≤ {}", latency(*length_ns)),
+        };
+        let bar = horizontal(count as f64 / largest as f64, BAR_WIDTH);
+        table.row([label, count.to_string(), bar]);
+    }
+    table
 }
 
 fn table(lines: &[Line<'_>]) -> Table {
@@ -132,7 +192,11 @@ fn table(lines: &[Line<'_>]) -> Table {
             (kind, _) => kind,
         };
         let size = device.size_bytes;
-        let mut disks = device.disks.clone();
+        let with_count = |disk: &String| match device.in_flight_of.get(disk) {
+            Some(count) => format!("{disk} ({count})"),
+            None => disk.clone(),
+        };
+        let mut disks: Vec<String> = device.disks.iter().map(with_count).collect();
         disks.extend(device.logs.iter().map(|disk| format!("log of {disk}")));
         table.row([
             clean(&device.name),
@@ -150,4 +214,50 @@ fn table(lines: &[Line<'_>]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use fathom_control::Histogram;
+
+    use super::*;
+
+    #[test]
+    fn every_idle_period_has_a_place() {
+        let mut lengths = Histogram::default();
+        for (length_ns, count) in [(50_000, 2), (5_000_000, 30), (60_000_000_000, 1)] {
+            lengths.record(length_ns, count);
+        }
+        let idle = DeviceIdle {
+            devices: vec!["sda".into(), "sdb".into()],
+            is_idle: true,
+            idle_ns: 75_000_000_000,
+            busy_ns: 25_000_000_000,
+            periods: lengths,
+        };
+        assert_eq!(
+            title(&idle),
+            "sda sdb: idle now, idle for 75 % of 100 s; before, 33 idle periods"
+        );
+        let text = periods(&idle).render(None, Style::PLAIN);
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        assert_eq!(lines.len(), 8, "{text}");
+        assert!(lines[1].starts_with("≤ 100 µs") && lines[1].contains(" 2 "), "{text}");
+        assert!(lines[3].contains(" 30 ") && lines[3].ends_with(&"█".repeat(30)), "{text}");
+        assert!(lines[7].starts_with("> 10.0 s") && lines[7].contains(" 1 "), "{text}");
+    }
+
+    #[test]
+    fn the_disks_with_requests_in_flight_have_their_number() {
+        let device = DeviceStatus {
+            name: "sda".into(),
+            disks: vec!["a".into(), "b".into()],
+            in_flight: 3,
+            in_flight_of: [("b".to_owned(), 3)].into(),
+            ..DeviceStatus::default()
+        };
+        let line = Line::new(&device, &DeviceList::default(), 1.0);
+        let text = table(&[line]).render(None, Style::PLAIN);
+        assert!(text.contains("a, b (3)"), "{text}");
+    }
 }

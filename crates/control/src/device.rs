@@ -1,6 +1,10 @@
 //! The devices beneath the disks.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+
+use crate::Histogram;
 
 /// The devices beneath all disks, sampled at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,8 +40,29 @@ pub struct DeviceStatus {
     pub problems: Vec<String>,
     /// The requests of its disks in flight. A disk without a tap is not counted.
     pub in_flight: u64,
+    /// The disks with requests in flight, and how many.
+    pub in_flight_of: BTreeMap<String, u64>,
+    /// Its idle time; null if it is not observed, because no layer of its disks has background work.
+    pub idle_time: Option<DeviceIdle>,
     /// The activity of all programs of the host; null if the kernel does not count it.
     pub host: Option<DeviceActivity>,
+}
+
+/// The idle time of a device, or of a set of devices beneath the same disks: the time in which no guest
+/// has requests in flight. It is counted while a layer of its disks has background work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceIdle {
+    /// The names of the devices.
+    pub devices: Vec<String>,
+    /// Whether no guest uses them now.
+    pub is_idle: bool,
+    /// The idle time, in nanoseconds.
+    pub idle_ns: u64,
+    /// The rest of the time, in nanoseconds.
+    pub busy_ns: u64,
+    /// The lengths of the idle periods that have ended, in nanoseconds.
+    pub periods: Histogram,
 }
 
 /// What all programs of the host do with a device. The counts begin when the host boots.

@@ -58,7 +58,7 @@ pub use definition::{
     ImageFormatError, LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind,
     TlsDefinition, VhostUserDefinition, WhenFull,
 };
-pub use device::{DeviceActivity, DeviceList, DeviceStatus};
+pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
 pub use dirty::{
     DeviceDirty, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty, MappedDirty,
     TablesDirty,

@@ -35,6 +35,17 @@ pub struct Offer {
     pub deadline_ns: u64,
 }
 
+/// What else uses a device, apart from the guests' requests and the steps that its scheduler knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// The requests of other programs in flight.
+    pub requests: u64,
+    /// Whether a step of another scheduler is in flight at the device.
+    pub has_step: bool,
+    /// Whether another scheduler of the device has waited for such a step, and begins first.
+    pub is_first: bool,
+}
+
 /// The counts of a device's background work. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
@@ -168,12 +179,15 @@ impl Schedule {
         }
     }
 
-    /// Asks whether a step may begin. `foreign` is the number of other programs' requests in flight.
-    /// Returns `None` if it begins, or else the time at which the part asks again.
-    pub fn ask(&mut self, part: u64, offer: Offer, foreign: u64, now_ns: u64) -> Option<u64> {
+    /// Asks whether a step may begin. Returns `None` if it begins, or else the time at which the part
+    /// asks again.
+    pub fn ask(&mut self, part: u64, offer: Offer, others: Others, now_ns: u64) -> Option<u64> {
         let Some(asking) = self.parts.get_mut(&part) else { return Some(now_ns + WAIT_MAX_NS) };
         (asking.offer, asking.asked_ns) = (Some(offer), now_ns);
         let turn = asking.turn;
+        // The requests of a step look like those of other programs.
+        let has_step = self.running.is_some() || others.has_step;
+        let foreign = if has_step { 0 } else { others.requests };
         if foreign >= self.options.threshold {
             self.foreign_ns = Some(now_ns);
             self.end_idle(now_ns);
@@ -193,7 +207,10 @@ impl Schedule {
             *number != part && waits && other.turn < turn
         });
         let is_forced = forced_ns <= now_ns;
-        if is_other_first && !is_forced {
+        if !is_forced && others.has_step {
+            return Some(now_ns + self.step_ns.clamp(WAIT_MIN_NS, WAIT_MAX_NS));
+        }
+        if !is_forced && (is_other_first || others.is_first) {
             return Some(now_ns + WAIT_MIN_NS);
         }
         let idle_ns = self.idle_for_ns(foreign, now_ns);
@@ -218,7 +235,7 @@ impl Schedule {
         self.running = Some(Running { part, since_ns: now_ns, met_ns: None, is_idle });
         self.work.steps += 1;
         self.work.bytes += offer.bytes;
-        self.work.forced += u64::from(wait_ns > 0);
+        self.work.forced += u64::from(wait_ns > 0 || others.has_step);
         None
     }
 

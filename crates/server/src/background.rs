@@ -2,29 +2,48 @@
 //!
 //! A set of devices gets a scheduler when the first disk on it has a layer with background work. From
 //! then on, its disks report when requests of guests are in flight at the device (the layer
-//! [`Activity`]); disks on other devices cost nothing. Requests of other programs are read from `/sys`
-//! when a layer asks for a step.
+//! [`Activity`]), and so do disks that share only some of the devices, by schedulers of their own.
+//! Disks on other devices cost nothing. Schedulers of sets that overlap know each other: each sees the
+//! requests of all disks on its devices, and their steps exclude each other. Requests of other programs
+//! are read from `/sys` when a layer asks for a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use fathom_block::{
     BackgroundScheduler, BackgroundStep, Capabilities, Clock, Layer, LayerPart, Observer,
     OpenContext, Operation, Outcome, Permission, Place, Request, Waker,
 };
-use fathom_control::{BackgroundDevice, BackgroundList, WaitingWork};
+use fathom_control::{BackgroundDevice, BackgroundList, DeviceIdle, WaitingWork};
 use fathom_devices::predict::default_predictor;
-use fathom_devices::{IdleOptions, Medium, MediumKind, Offer, Placement, Schedule, SysDevices};
+use fathom_devices::{
+    IdleOptions, Medium, MediumKind, Offer, Others, Placement, Schedule, SysDevices,
+};
 
 use crate::lock;
+
+/// How long a scheduler that waited for the step of another one may be ahead of it, in nanoseconds.
+const TURN_NS: u64 = 200_000_000;
 
 /// The schedulers in use, by the devices beneath.
 #[derive(Default)]
 pub(crate) struct BackgroundWork {
     options: Mutex<IdleOptions>,
     devices: Mutex<BTreeMap<BTreeSet<Medium>, Weak<Scheduled>>>,
+    order: Arc<Order>,
+    /// How often a set of devices got its first work.
+    beginnings: AtomicU64,
+    begins: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// The order of the steps of schedulers whose devices overlap.
+#[derive(Default)]
+struct Order {
+    /// Locked while such a scheduler decides whether a step begins.
+    deciding: Mutex<()>,
+    turns: AtomicU64,
 }
 
 impl BackgroundWork {
@@ -33,36 +52,81 @@ impl BackgroundWork {
         *lock(&self.options) = options;
     }
 
-    /// Whether any device has background work.
-    pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.devices).values().all(|device| device.strong_count() == 0)
+    /// Calls `begins` whenever a set of devices gets its first work, so that disks that are already
+    /// served are observed.
+    pub(crate) fn on_begin(&self, begins: impl Fn() + Send + Sync + 'static) {
+        let _ = self.begins.set(Box::new(begins));
     }
 
-    /// The scheduler of the devices of `placement`. It is made if `has_work`.
+    /// How often a set of devices got its first work so far.
+    pub(crate) fn beginnings(&self) -> u64 {
+        self.beginnings.load(Ordering::Acquire)
+    }
+
+    /// Whether any device has background work.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.alive().iter().any(|device| device.has_work())
+    }
+
+    fn alive(&self) -> Vec<Arc<Scheduled>> {
+        lock(&self.devices).values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The scheduler of the devices of `placement`. It is made if `has_work`, or if another scheduler
+    /// with work has some of the devices.
     pub(crate) fn of(&self, placement: &Placement, has_work: bool) -> Option<Arc<Scheduled>> {
         let mut devices = lock(&self.devices);
         devices.retain(|_, device| device.strong_count() > 0);
-        if let Some(device) = devices.get(&placement.media).and_then(Weak::upgrade) {
-            return Some(device);
-        }
-        if !has_work {
+        let overlapping: Vec<Arc<Scheduled>> = devices
+            .values()
+            .filter_map(Weak::upgrade)
+            .filter(|device| !device.media.is_disjoint(&placement.media))
+            .collect();
+        if !has_work && !overlapping.iter().any(|device| device.has_work()) {
             return None;
         }
-        let device = Arc::new(Scheduled::new(placement, *lock(&self.options)));
-        devices.insert(placement.media.clone(), Arc::downgrade(&device));
+        let known = overlapping.iter().find(|device| device.media == placement.media).cloned();
+        let device = known.unwrap_or_else(|| {
+            let device =
+                Arc::new(Scheduled::new(placement, *lock(&self.options), Arc::clone(&self.order)));
+            for other in &overlapping {
+                other.add_neighbour(&device);
+                device.add_neighbour(other);
+            }
+            devices.insert(placement.media.clone(), Arc::downgrade(&device));
+            device
+        });
+        drop(devices);
+        if has_work && !device.has_work.swap(true, Ordering::AcqRel) {
+            self.beginnings.fetch_add(1, Ordering::AcqRel);
+            self.announce();
+        }
         Some(device)
+    }
+
+    /// Lets disks be observed that share devices with work and are not observed yet.
+    pub(crate) fn announce(&self) {
+        if let Some(begins) = self.begins.get() {
+            begins();
+        }
     }
 
     /// The work of all devices now.
     pub(crate) fn list(&self) -> BackgroundList {
-        let devices: Vec<Arc<Scheduled>> =
-            lock(&self.devices).values().filter_map(Weak::upgrade).collect();
         let time_ns = Clock::System.now_ns();
+        let devices = self.alive().into_iter().filter(|device| device.has_work());
         BackgroundList {
             time_ns,
             unix_time_ns: crate::daemon::unix_time_ns(),
-            devices: devices.iter().map(|device| device.status(time_ns)).collect(),
+            devices: devices.map(|device| device.status(time_ns)).collect(),
         }
+    }
+
+    /// The idle time of a device; `None` if it is not observed.
+    pub(crate) fn idle_time(&self, medium: &Medium) -> Option<DeviceIdle> {
+        let observed = self.alive().into_iter().filter(|device| device.media.contains(medium));
+        // The smallest set says most about the device.
+        Some(observed.min_by_key(|device| device.media.len())?.idle_time(Clock::System.now_ns()))
     }
 }
 
@@ -87,10 +151,20 @@ pub(crate) struct Scheduled {
     schedule: Mutex<Schedule>,
     parts: Mutex<BTreeMap<u64, Part>>,
     opened: AtomicU64,
+    /// Whether a disk on exactly these devices has had a layer with work.
+    has_work: AtomicBool,
+    order: Arc<Order>,
+    /// The schedulers with some of these devices, and a number that changes with them.
+    neighbours: Mutex<Vec<Weak<Scheduled>>>,
+    generation: AtomicU64,
+    /// The turn of the latest step.
+    turn: AtomicU64,
+    /// When a part waited for a neighbour's step, in nanoseconds; 0 if the latest answer was another.
+    excluded_ns: AtomicU64,
 }
 
 impl Scheduled {
-    fn new(placement: &Placement, options: IdleOptions) -> Self {
+    fn new(placement: &Placement, options: IdleOptions, order: Arc<Order>) -> Self {
         let schedule = Schedule::new(options, default_predictor(), Clock::System.now_ns());
         Self {
             media: placement.media.clone(),
@@ -102,7 +176,36 @@ impl Scheduled {
             schedule: Mutex::new(schedule),
             parts: Mutex::default(),
             opened: AtomicU64::new(0),
+            has_work: AtomicBool::new(false),
+            order,
+            neighbours: Mutex::default(),
+            generation: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            excluded_ns: AtomicU64::new(0),
         }
+    }
+
+    fn has_work(&self) -> bool {
+        self.has_work.load(Ordering::Acquire)
+    }
+
+    fn add_neighbour(&self, other: &Arc<Self>) {
+        let mut neighbours = lock(&self.neighbours);
+        neighbours.retain(|neighbour| neighbour.strong_count() > 0);
+        neighbours.push(Arc::downgrade(other));
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn neighbours(&self) -> Vec<Arc<Self>> {
+        lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether a part has waited for the step of a neighbour that had a later turn.
+    fn is_before(&self, neighbour: &Self, now_ns: u64) -> bool {
+        let excluded_ns = self.excluded_ns.load(Ordering::Acquire);
+        excluded_ns > 0
+            && now_ns.saturating_sub(excluded_ns) < TURN_NS
+            && self.turn.load(Ordering::Acquire) < neighbour.turn.load(Ordering::Acquire)
     }
 
     /// The requests in flight of programs other than the observed disks.
@@ -114,6 +217,9 @@ impl Scheduled {
 
     /// `count` requests of guests begin.
     fn begin(&self, count: u64, now_ns: u64) {
+        if count == 0 {
+            return;
+        }
         let before = self.in_flight.fetch_add(count, Ordering::AcqRel);
         let is_stepping = self.is_stepping.load(Ordering::Acquire);
         if is_stepping {
@@ -151,6 +257,29 @@ impl Scheduled {
         }
     }
 
+    /// Wakes parts that wait for the end of a step, here and at neighbours.
+    fn wake_all(&self, parts: &[u64]) {
+        self.wake(parts);
+        for neighbour in self.neighbours() {
+            if neighbour.excluded_ns.load(Ordering::Acquire) > 0 {
+                let parts: Vec<u64> = lock(&neighbour.parts).keys().copied().collect();
+                neighbour.wake(&parts);
+            }
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.media.iter().map(|medium| medium.name.clone()).collect()
+    }
+
+    fn idle_time(&self, now_ns: u64) -> DeviceIdle {
+        let schedule = lock(&self.schedule);
+        let tracker = schedule.tracker();
+        let (idle_ns, busy_ns) = tracker.times_ns(now_ns);
+        let (is_idle, periods) = (tracker.is_idle(), tracker.periods().clone());
+        DeviceIdle { devices: self.names(), is_idle, idle_ns, busy_ns, periods }
+    }
+
     fn status(&self, now_ns: u64) -> BackgroundDevice {
         let schedule = lock(&self.schedule);
         let (work, tracker) = (schedule.work(), schedule.tracker());
@@ -167,7 +296,7 @@ impl Scheduled {
             })
         });
         BackgroundDevice {
-            devices: self.media.iter().map(|medium| medium.name.clone()).collect(),
+            devices: self.names(),
             is_idle: tracker.is_idle(),
             in_flight: self.in_flight.load(Ordering::Relaxed),
             idle_ns,
@@ -198,12 +327,22 @@ impl BackgroundScheduler for Scheduled {
 
     fn ask(&self, part: u64, step: BackgroundStep, now_ns: u64) -> Permission {
         let BackgroundStep { bytes, waiting_bytes, deadline_ns } = step;
-        let foreign = self.foreign();
-        let mut schedule = lock(&self.schedule);
         let offer = Offer { bytes, waiting_bytes, deadline_ns };
-        if let Some(again_ns) = schedule.ask(part, offer, foreign, now_ns) {
+        let requests = self.foreign();
+        let neighbours = self.neighbours();
+        let _deciding = (!neighbours.is_empty()).then(|| lock(&self.order.deciding));
+        let is_stepping = |other: &Arc<Self>| other.is_stepping.load(Ordering::Acquire);
+        let has_step = neighbours.iter().any(is_stepping);
+        let is_first = neighbours.iter().any(|other| other.is_before(self, now_ns));
+        let mut schedule = lock(&self.schedule);
+        let others = Others { requests, has_step, is_first };
+        let again_ns = schedule.ask(part, offer, others, now_ns);
+        let is_excluded = again_ns.is_some() && has_step;
+        self.excluded_ns.store(if is_excluded { now_ns } else { 0 }, Ordering::Release);
+        if let Some(again_ns) = again_ns {
             return Permission::Wait(again_ns);
         }
+        self.turn.store(self.order.turns.fetch_add(1, Ordering::AcqRel) + 1, Ordering::Release);
         self.is_stepping.store(true, Ordering::Release);
         Permission::Begin
     }
@@ -213,7 +352,7 @@ impl BackgroundScheduler for Scheduled {
         let woken = schedule.end(part, now_ns);
         self.is_stepping.store(schedule.running().is_some(), Ordering::Release);
         drop(schedule);
-        self.wake(&woken);
+        self.wake_all(&woken);
     }
 
     fn rest(&self, part: u64) {
@@ -226,7 +365,7 @@ impl BackgroundScheduler for Scheduled {
         self.is_stepping.store(schedule.running().is_some(), Ordering::Release);
         drop(schedule);
         lock(&self.parts).remove(&part);
-        self.wake(&woken);
+        self.wake_all(&woken);
     }
 }
 
@@ -252,15 +391,50 @@ impl Layer for Activity {
     }
 
     fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        let device = Arc::clone(&self.device);
-        Ok(LayerPart::observer(ActivityQueue { device, in_flight: 0 }))
+        Ok(LayerPart::observer(ActivityQueue::new(Arc::clone(&self.device))))
     }
 }
 
 struct ActivityQueue {
     device: Arc<Scheduled>,
+    /// The neighbours of `device`, of the same generation.
+    neighbours: Vec<Weak<Scheduled>>,
+    generation: u64,
     /// The requests of this queue in flight.
     in_flight: u64,
+}
+
+impl ActivityQueue {
+    fn new(device: Arc<Scheduled>) -> Self {
+        let mut queue = Self { device, neighbours: Vec::new(), generation: 0, in_flight: 0 };
+        queue.refresh(0);
+        queue
+    }
+
+    /// Reports the requests in flight to neighbours that are new.
+    fn refresh(&mut self, now_ns: u64) {
+        let generation = self.device.generation.load(Ordering::Acquire);
+        if generation == self.generation {
+            return;
+        }
+        self.generation = generation;
+        let neighbours = lock(&self.device.neighbours).clone();
+        for neighbour in &neighbours {
+            let is_known = self.neighbours.iter().any(|known| known.ptr_eq(neighbour));
+            if let (false, Some(neighbour)) = (is_known, neighbour.upgrade()) {
+                neighbour.begin(self.in_flight, now_ns);
+            }
+        }
+        self.neighbours = neighbours;
+    }
+
+    /// Reports to the scheduler of the disk's devices and to its neighbours.
+    fn report(&self, report: impl Fn(&Scheduled)) {
+        report(&self.device);
+        for neighbour in self.neighbours.iter().filter_map(Weak::upgrade) {
+            report(&neighbour);
+        }
+    }
 }
 
 /// Whether a request occupies the device, and a process may wait for it.
@@ -273,8 +447,9 @@ impl Observer for ActivityQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
         let count = requests.iter().filter(|request| counts(request)).count() as u64;
         if count > 0 {
+            self.refresh(place.round_ns());
             self.in_flight += count;
-            self.device.begin(count, place.round_ns());
+            self.report(|device| device.begin(count, place.round_ns()));
         }
     }
 
@@ -283,7 +458,7 @@ impl Observer for ActivityQueue {
         let count = count.min(self.in_flight);
         if count > 0 {
             self.in_flight -= count;
-            self.device.end_requests(count, place.round_ns());
+            self.report(|device| device.end_requests(count, place.round_ns()));
         }
     }
 }
@@ -292,7 +467,11 @@ impl Drop for ActivityQueue {
     /// The requests of a queue that ends early are in flight no more.
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            self.device.end_requests(self.in_flight, Clock::System.now_ns());
+            let now_ns = Clock::System.now_ns();
+            self.report(|device| device.end_requests(self.in_flight, now_ns));
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! `fathom top`: shows the activity of the daemon's disks, live.
 
 mod app;
-mod histogram;
+pub(crate) mod histogram;
 mod model;
 mod plain;
 mod screen;

@@ -9,6 +9,11 @@ fn options() -> IdleOptions {
     IdleOptions { threshold: 1, dwell_ns: 2 * MS }
 }
 
+/// Requests of other programs.
+fn requests(requests: u64) -> Others {
+    Others { requests, ..Others::default() }
+}
+
 /// A device with requests, other programs, and parts that have work, all by seed.
 struct Simulation {
     schedule: Schedule,
@@ -78,7 +83,9 @@ impl Simulation {
             }
             let offer = Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns };
             let forced = self.schedule.work().forced;
-            if let Some(again_ns) = self.schedule.ask(part, offer, self.foreign, self.now_ns) {
+            if let Some(again_ns) =
+                self.schedule.ask(part, offer, requests(self.foreign), self.now_ns)
+            {
                 assert!(again_ns > self.now_ns, "a part asks again later");
                 assert!(again_ns <= self.now_ns + WAIT_MAX_NS);
                 self.parts.get_mut(&part).unwrap().0 = again_ns;
@@ -181,14 +188,34 @@ fn a_hung_step_and_a_closed_part_do_not_stop_the_others() {
     for part in 0..3 {
         schedule.open(part);
     }
-    assert_eq!(schedule.ask(0, offer, 0, 10 * MS), None);
-    assert!(schedule.ask(1, offer, 0, 11 * MS).is_some());
-    assert_eq!(schedule.ask(1, offer, 0, 11 * MS + STEP_TIME_MAX_NS), None);
+    assert_eq!(schedule.ask(0, offer, Others::default(), 10 * MS), None);
+    assert!(schedule.ask(1, offer, Others::default(), 11 * MS).is_some());
+    assert_eq!(schedule.ask(1, offer, Others::default(), 11 * MS + STEP_TIME_MAX_NS), None);
     // Its end comes late.
     assert_eq!(schedule.end(0, 12 * MS + STEP_TIME_MAX_NS), []);
     assert_eq!(schedule.running(), Some(1));
     assert_eq!(schedule.close(1, 13 * MS + STEP_TIME_MAX_NS), [0]);
     schedule.close(0, 13 * MS + STEP_TIME_MAX_NS);
-    assert_eq!(schedule.ask(2, offer, 0, 20 * MS + STEP_TIME_MAX_NS), None);
-    assert!(schedule.ask(7, offer, 0, 20 * MS).is_some(), "an unknown part never begins");
+    assert_eq!(schedule.ask(2, offer, Others::default(), 20 * MS + STEP_TIME_MAX_NS), None);
+    assert!(
+        schedule.ask(7, offer, Others::default(), 20 * MS).is_some(),
+        "an unknown part never begins"
+    );
+}
+
+#[test]
+fn steps_of_another_scheduler_of_the_device_exclude_a_step_until_its_deadline() {
+    let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
+    schedule.open(0);
+    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 1000 * MS };
+    let step = Others { has_step: true, requests: 3, is_first: false };
+    assert!(schedule.ask(0, offer, step, 50 * MS).is_some());
+    let first = Others { is_first: true, ..Others::default() };
+    assert!(schedule.ask(0, offer, first, 60 * MS).is_some());
+    // The requests of the other step are no requests of other programs: the device counts as idle.
+    assert_eq!(schedule.ask(0, offer, Others::default(), 61 * MS), None);
+    assert_eq!(schedule.end(0, 70 * MS), []);
+    assert_eq!(schedule.work().used_ns, 9 * MS);
+    assert_eq!(schedule.ask(0, offer, step, 999 * MS), None, "the deadline is near");
+    assert_eq!(schedule.work().forced, 1);
 }

@@ -3,13 +3,14 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use fathom_control::DeviceStatus;
+use fathom_control::{DeviceStatus, DiskChange, LayerDefinition};
 use serde_json::Value;
 
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, disk_over_nbd, image};
 use crate::stuck::Stuck;
 
+const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
@@ -157,13 +158,16 @@ fn a_log_is_written_back_in_idle_time_long_before_its_age() {
     assert!(used("b") > 1 << 20, "half of its age has not passed");
     let text = client.metrics().unwrap();
     assert!(text.contains("fathom_background_steps_total{device=\"slow\"}"), "{text}");
+    let list = client.devices().unwrap();
+    let idle = list.device("model", "slow").unwrap().idle_time.clone().unwrap();
+    assert!(idle.is_idle && idle.idle_ns > 0, "{idle:?}");
+    assert!(
+        list.devices.iter().all(|device| device.kind != "memory" || device.idle_time.is_none())
+    );
 
     // A disk that is emptied does not wait for idle time.
     client
-        .change_disk(
-            "b",
-            &fathom_control::DiskChange { remove_layer: Some("wal".into()), ..Default::default() },
-        )
+        .change_disk("b", &DiskChange { remove_layer: Some("wal".into()), ..Default::default() })
         .unwrap();
     let mut command = command(daemon.path(".").as_path());
     let output = command
@@ -174,4 +178,48 @@ fn a_log_is_written_back_in_idle_time_long_before_its_age() {
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("slow") && text.contains("No work waits"), "{text}");
+}
+
+#[test]
+fn a_disk_is_observed_when_another_one_on_its_device_gets_background_work() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "b.img", 8 << 20);
+    let model = |device: &str| format!("model = {{ kind = \"ssd\", device = \"{device}\" }}\n");
+    let configuration = format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n{}[[disk]]\nname = \"b\"\nimage = \"b.img\"\n{}\
+         [[disk]]\nname = \"c\"\nmemory = \"1M\"\n{}",
+        model("shared"),
+        model("shared"),
+        model("other"),
+    );
+    let daemon = Daemon::start_in(folder, &configuration);
+    let client = daemon.client();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut cookie = 0;
+    let mut read = || {
+        cookie += 1;
+        nbd.send(READ, cookie, 0, 4096, &[]);
+        nbd.read_reply(4096);
+    };
+    read();
+    assert_eq!(client.background().unwrap().devices, []);
+    let log = daemon.path("b.log");
+    let options = serde_json::json!({ "log": log, "size": "16M", "age": "1h" });
+    let layer = LayerDefinition::new("wal", options);
+    let change = DiskChange { set_layer: Some(layer), ..DiskChange::default() };
+    client.change_disk("b", &change).unwrap();
+    // The disk `b` has no requests.
+    daemon.until("the requests of a to be seen at its device", || {
+        read();
+        client.background().unwrap().devices[0].idle_periods.count() > 0
+    });
+    assert_eq!(client.background().unwrap().devices[0].devices, ["shared"]);
+    let list = client.devices().unwrap();
+    assert!(list.device("model", "other").unwrap().idle_time.is_none(), "{list:?}");
+    let idle = list.device("model", "shared").unwrap().idle_time.clone().unwrap();
+    assert!(idle.periods.count() > 0, "{idle:?}");
+    let names: Vec<String> =
+        client.disk("a").unwrap().layers.into_iter().map(|layer| layer.name).collect();
+    assert!(!names.iter().any(|name| name == "activity"), "an internal layer: {names:?}");
 }

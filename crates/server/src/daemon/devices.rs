@@ -15,6 +15,7 @@ use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve, resolve
 use super::{Daemon, Served};
 use crate::configuration::layers;
 use crate::lock;
+use crate::wiring;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(500);
@@ -166,6 +167,30 @@ impl Daemon {
         }
     }
 
+    /// Observes the requests of disks that share devices with background work and were served before it
+    /// began. Each wait for a disk is bounded.
+    pub(super) fn observe_disks(&self) {
+        let is_observed = |served: &Served| served.live().watchers.background.is_some();
+        for served in self.served() {
+            let name = served.disk.name();
+            if is_observed(&served) {
+                continue;
+            }
+            // A disk that is being removed, or that another change occupies for long, stays as it is.
+            let Ok(_change) = self.change(name) else { continue };
+            let Ok(served) = self.find(name) else { continue };
+            let definition = served.live().definition.clone();
+            let is_left = is_observed(&served) || served.withdrawal().is_some();
+            if is_left || wiring::background_of(&definition, &self.common).is_none() {
+                continue;
+            }
+            if let Err(refused) = self.restack(&served, definition) {
+                let reason = refused.message;
+                tracing::warn!(disk = name, "is not observed for background work: {reason}");
+            }
+        }
+    }
+
     /// The devices beneath all disks now. Waits for a limited time for file systems.
     pub(crate) fn devices(&self) -> DeviceList {
         self.find_devices();
@@ -180,6 +205,9 @@ impl Daemon {
                 let device = found.entry(medium.clone()).or_default();
                 device.disks.push(name.to_owned());
                 device.in_flight += in_flight;
+                if in_flight > 0 {
+                    device.in_flight_of.insert(name.to_owned(), in_flight);
+                }
                 extend(device, &image, name);
             }
             if let Some(log) = log {
@@ -192,6 +220,7 @@ impl Daemon {
         }
         let sys = SysDevices::default();
         let devices = found.into_iter().map(|(medium, mut device)| {
+            device.idle_time = self.common.background.idle_time(&medium);
             if medium.kind == MediumKind::Device {
                 let facts = sys.facts(&medium.name);
                 (device.size_bytes, device.rotational) = (facts.size_bytes, facts.rotational);

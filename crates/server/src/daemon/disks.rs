@@ -59,6 +59,7 @@ impl Daemon {
             state.opening.push(claims.clone());
             Ok(Entry { daemon: self, name: claims.name().to_owned() })
         })?;
+        let beginnings = self.common.background.beginnings();
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
@@ -107,6 +108,10 @@ impl Daemon {
             return Err(stopping());
         }
         self.export_disk(&served);
+        if self.common.background.beginnings() != beginnings {
+            // The disk may have been opened before work began on its devices, and listed after.
+            self.common.background.announce();
+        }
         Ok(())
     }
 

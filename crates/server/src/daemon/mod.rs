@@ -204,6 +204,14 @@ impl Daemon {
             }
         });
         daemon.common.background.set_options(daemon.options.idle());
+        let observing = Arc::downgrade(&daemon);
+        daemon.common.background.on_begin(move || {
+            let observing = observing.clone();
+            let observe = move || observing.upgrade().iter().for_each(|it| it.observe_disks());
+            if let Err(error) = std::thread::Builder::new().name("observe".into()).spawn(observe) {
+                tracing::warn!(%error, "disks beside background work are not observed");
+            }
+        });
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         for disk in &configuration.disks {
             match daemon.serve_configured(&disk.definition) {
