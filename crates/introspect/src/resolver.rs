@@ -1,5 +1,7 @@
 //! The resolver of a queue: finds the meaning of its requests.
 
+mod verdict;
+
 use std::sync::Arc;
 
 use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags, Source};
@@ -7,12 +9,13 @@ use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags,
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
 use crate::dirty::DiskObject;
-use crate::files::{FileCache, Inode, Mounted, Nature};
+use crate::files::{FileCache, Nature};
 use crate::groups::{Group, GroupCache};
 use crate::guest::{Counts, EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest};
 use crate::kernel::Kernel;
-use crate::pages::{Page, PageCache, Transfer};
+use crate::pages::{Page, PageCache};
 use crate::pieces::Pieces;
+use verdict::{Doubt, Each, Verdict};
 
 /// The most bios of a request that are examined: 254 pages of buffers of 512 bytes have 2,032. The
 /// remaining bytes are unknown.
@@ -63,66 +66,6 @@ struct Caches {
     files: FileCache,
     groups: GroupCache,
     pages: PageCache,
-}
-
-/// The evidence that a bio gives about its bytes.
-enum Verdict {
-    /// These facts hold for all bytes.
-    All(Facts),
-    /// The first piece of memory determines the facts of all bytes.
-    First,
-    /// Each piece of memory determines its own facts.
-    Each(Each),
-    /// This page determines the facts of all bytes: the pieces of memory are copies.
-    Page(u64, Each),
-}
-
-/// The facts about pieces of memory whose pages are examined one by one.
-#[derive(Clone, Copy, Default)]
-struct Each {
-    /// The address of the buffer head of the pieces, or 0.
-    buffer: u64,
-    /// The place of the buffer, in sectors of the disk.
-    sector: u64,
-    /// The kind of a piece whose page is private memory of a process.
-    anonymous: Kind,
-    /// The kind of a piece whose page gives no evidence.
-    other: Kind,
-    /// Set if the pages may be the memory of a process's own I/O to a device. The bio then has to
-    /// be for the device of the page's content.
-    doubt: Option<Doubt>,
-}
-
-/// A bio that may not belong to the page cache.
-#[derive(Clone, Copy)]
-struct Doubt {
-    /// The `block_device` that the bio is for, or 0.
-    device: u64,
-    is_write: bool,
-    /// Whether the completion function of the bio is known. The page cache uses it too.
-    is_known: bool,
-}
-
-impl Doubt {
-    fn new(bio: &Bio, view: &RequestView, is_known: bool) -> Self {
-        Self { device: bio.device, is_write: view.is_write, is_known }
-    }
-
-    /// Whether the bio can transfer a page of this inode for the page cache itself.
-    fn is_of(self, kernel: &Kernel, inode: &Inode, transfer: Transfer) -> bool {
-        let is_moved = match inode.nature {
-            // Buffers of devices are written under their own locks, without these flags.
-            Nature::Device | Nature::Mounted(_) => true,
-            Nature::File | Nature::Directory | Nature::Internal => {
-                if self.is_write {
-                    transfer.is_written
-                } else {
-                    transfer.is_read
-                }
-            }
-        };
-        is_moved && kernel.may_lie_on(inode.device, self.device)
-    }
 }
 
 impl Resolver {
@@ -458,121 +401,6 @@ impl Resolver {
         }
     }
 
-    /// Consumes the pieces of one bio, and adds their facts to `insight`.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one bio")]
-    fn add_parts(
-        &mut self,
-        kernel: &Kernel,
-        verdict: &Verdict,
-        size: u64,
-        group: Group,
-        pieces: &mut Pieces<impl Iterator<Item = (u64, u64)>>,
-        now_ns: u64,
-        insight: &mut Insight,
-    ) {
-        let mut push = |length, facts: Facts| {
-            let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group.name };
-            insight.push(length, Facts { cgroup, ..facts });
-        };
-        match verdict {
-            Verdict::All(facts) => {
-                pieces.skip(size);
-                push(size, *facts);
-            }
-            Verdict::Page(page, each) => {
-                pieces.skip(size);
-                push(size, self.page(kernel, *page, *each, group, now_ns));
-            }
-            Verdict::First => {
-                let first = pieces.next(size);
-                let facts = first.map_or_else(Facts::default, |(address, length)| {
-                    pieces.skip(size - length);
-                    let page = kernel.page_of(address);
-                    self.page(kernel, page, Each::default(), group, now_ns)
-                });
-                push(size, facts);
-            }
-            Verdict::Each(each) => {
-                let mut left = size;
-                while left > 0 {
-                    let Some((address, length)) = pieces.next(left) else {
-                        push(left, Facts::default());
-                        break;
-                    };
-                    // A piece may consist of several pages that are contiguous by chance.
-                    let (mut address, mut rest) = (address, length);
-                    while rest > 0 {
-                        let count = (4096 - address % 4096).min(rest);
-                        let page = kernel.page_of(address);
-                        push(count, self.page(kernel, page, *each, group, now_ns));
-                        address = address.wrapping_add(count);
-                        rest -= count;
-                    }
-                    left -= length;
-                }
-            }
-        }
-    }
-
-    /// The facts about the content of the page whose `struct page` is at an address.
-    fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Group, now_ns: u64) -> Facts {
-        let found = self.caches.pages.page(kernel, page);
-        let names = self.guest.names();
-        let inode = match found {
-            Some(Page::Cached { inode, memory_group, transfer }) => self
-                .caches
-                .files
-                .inode(kernel, names, inode, now_ns)
-                .filter(|inode| each.doubt.is_none_or(|doubt| doubt.is_of(kernel, inode, transfer)))
-                .map(|inode| (inode, memory_group)),
-            _ => None,
-        };
-        let Some((found, memory_group)) = inode else {
-            let (kind, source) = match found {
-                // Memory of a process: private, or of a mapped file.
-                Some(Page::Anonymous | Page::Cached { .. }) if each.anonymous != Kind::Unknown => {
-                    (each.anonymous, Source::Bio)
-                }
-                _ if each.other != Kind::Unknown => (each.other, Source::Flags),
-                _ => return Facts::default(),
-            };
-            return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
-        };
-        if let Nature::Mounted(Mounted { super_block, row }) = found.nature {
-            // The place of the journal may be known to a module that was loaded later.
-            let journal = row.journal_sectors.as_ref().filter(|journal| journal.has_buffers);
-            if journal.is_some_and(|journal| !(journal.is_known)(&kernel.layout)) {
-                self.unknown_function(super_block);
-            }
-        }
-        let mut facts = found.facts;
-        facts.kind = match found.nature {
-            Nature::File => Kind::Data,
-            Nature::Directory => Kind::Directory,
-            Nature::Mounted(mounted) if is_journal_buffer(kernel, mounted, found.device, each) => {
-                Kind::Journal
-            }
-            Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
-            Nature::Device => Kind::Device,
-        };
-        facts.source = Source::Page;
-        let is_known =
-            each.doubt.is_none_or(|doubt| doubt.is_known && doubt.device == found.device);
-        facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };
-        // If the blocks are not charged to a group, the pages of a file may still be.
-        if found.nature == Nature::File
-            && memory_group != 0
-            && (group.is_root || !group.name.is_some())
-        {
-            let place = kernel.layout.memcg_css.map(|css| memory_group.wrapping_add(css));
-            let names = self.guest.names();
-            let group =
-                place.and_then(|state| self.caches.groups.group(kernel, names, state, now_ns));
-            facts.cgroup = group.unwrap_or_default().name;
-        }
-        facts
-    }
-
     /// Whether a bio is for the part of a device that contains the journal of the file system that
     /// is mounted from it: a file system reads its journal before the mount completes.
     fn is_in_journal(&mut self, kernel: &Kernel, bio: &Bio, other: Kind) -> bool {
@@ -595,16 +423,4 @@ impl Resolver {
         self.unknown_functions_count += 1;
         self.guest.notify(EVENT_UNKNOWN_FUNCTION, 0);
     }
-}
-
-/// Whether a buffer of a mounted file system belongs to its journal.
-fn is_journal_buffer(kernel: &Kernel, mounted: Mounted, device: u64, each: Each) -> bool {
-    if each.buffer == 0 {
-        return false;
-    }
-    let Mounted { super_block, row } = mounted;
-    row.journal_buffer.is_some_and(|get| get(kernel, super_block) == Some(each.buffer))
-        || row.has_marked_journal && kernel.is_journal_block(each.buffer)
-        || row.journal_sectors.as_ref().is_some_and(|journal| journal.has_buffers)
-            && kernel.is_in_journal(super_block, device, each.sector)
 }
