@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use fathom_control::{GuestInfo, Statistics, UsageReport};
+use fathom_control::{DirtyReport, FileDirty, GuestInfo, Statistics, UsageReport};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
@@ -57,6 +57,8 @@ pub struct App {
     pub error: Option<String>,
     /// Whether the user has quit.
     pub quit: bool,
+    /// A disk, and the files of its guest with the most dirty pages, if they were counted.
+    pub dirty_files: (String, Vec<FileDirty>),
     unfiltered: Option<Interval>,
     before: Statistics,
     history: HashMap<String, VecDeque<f64>>,
@@ -79,6 +81,7 @@ impl App {
             shown: None,
             error: None,
             quit: false,
+            dirty_files: (String::new(), Vec::new()),
             unfiltered: None,
             before: first,
             history: HashMap::new(),
@@ -100,6 +103,17 @@ impl App {
         }
         if !self.paused {
             self.unfiltered = Some(interval);
+            self.arrange();
+        }
+    }
+
+    /// Takes the guests' dirty pages at the time of the last sample.
+    pub fn sample_dirty(&mut self, report: &DirtyReport, files: (String, Vec<FileDirty>)) {
+        if !self.paused {
+            self.dirty_files = files;
+            if let Some(interval) = &mut self.unfiltered {
+                interval.set_dirty(report);
+            }
             self.arrange();
         }
     }
@@ -246,6 +260,7 @@ impl App {
             KeyCode::Char('d') => self.sort = SortKey::Depth,
             KeyCode::Char('l') => self.sort = SortKey::Latency,
             KeyCode::Char('e') => self.sort = SortKey::Errors,
+            KeyCode::Char('y') => self.sort = SortKey::Dirty,
             KeyCode::Char('n') => self.sort = SortKey::Name,
             KeyCode::Down | KeyCode::Char('j') => self.select(1),
             KeyCode::Up | KeyCode::Char('k') => self.select(-1),
@@ -281,8 +296,8 @@ impl App {
 
     fn step_sort(&mut self, by: isize) {
         self.sort = self.sort.step(by);
-        // Accounts have no errors.
-        if self.page == Page::Usage && self.sort == SortKey::Errors {
+        // Accounts have no errors and no dirty data.
+        while self.page == Page::Usage && matches!(self.sort, SortKey::Errors | SortKey::Dirty) {
             self.sort = self.sort.step(by);
         }
     }

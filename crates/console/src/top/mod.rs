@@ -1,6 +1,7 @@
 //! `fathom top`: shows the activity of the daemon's disks, live.
 
 mod app;
+mod columns;
 pub(crate) mod histogram;
 mod model;
 mod plain;
@@ -18,7 +19,7 @@ use std::{
 };
 
 use clap::Args;
-use fathom_control::{Client, ClientError, Nanoseconds, Statistics};
+use fathom_control::{Client, ClientError, DirtyRequest, Nanoseconds, Statistics};
 
 use crate::usage::Grouping;
 use crate::{
@@ -34,7 +35,9 @@ pub use plain::clock;
 #[command(after_help = "\
 On a terminal this is a live view; ? shows its keys. In a pipe, or with --plain, it prints a line
 for each disk and interval, with --json one object per line for each interval. Rates and latencies
-are those of the interval; depth is the mean number of requests in flight.
+are those of the interval; depth is the mean number of requests in flight. HELD are the requests that
+the layers `limit` and `schedule` hold back, and DIRTY is the data in the guest's memory that it has
+still to write to the disk.
 
 With --by it shows who causes the I/O instead of the disks, as found in each guest's memory; nothing
 is installed in the guest. In a pipe, that is a table for each interval. On a terminal, 1 to 6
@@ -175,6 +178,10 @@ fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
             }
         };
         let mut interval = Interval::between(&before, &after);
+        // A daemon without guests, or an older one, has no report.
+        if let Ok(dirty) = client.dirty(None, DirtyRequest::default()) {
+            interval.set_dirty(&dirty);
+        }
         interval.filter(&options.filter);
         interval.sort(options.sort);
         let text = if options.format.json {

@@ -3,7 +3,8 @@ use std::cmp::Ordering;
 
 use clap::ValueEnum;
 use fathom_control::{
-    DiskStatistics, Histogram, LayerFigure, LayerFigures, OperationStatistics, Problem, Statistics,
+    DirtyReport, DiskStatistics, Histogram, LayerFigure, LayerFigures, OperationStatistics,
+    Problem, Statistics,
 };
 use serde::Serialize;
 
@@ -27,13 +28,15 @@ pub enum SortKey {
     Latency,
     /// Failed requests, most first
     Errors,
+    /// Dirty data of the guest, most first; with --by, as `written`
+    Dirty,
     /// Name
     Name,
 }
 
 impl SortKey {
     /// All orders, in the order of the columns.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Name,
         Self::Iops,
         Self::Throughput,
@@ -42,6 +45,7 @@ impl SortKey {
         Self::Depth,
         Self::Latency,
         Self::Errors,
+        Self::Dirty,
     ];
 
     /// The key's name on the screen.
@@ -54,6 +58,7 @@ impl SortKey {
             Self::Depth => "depth",
             Self::Latency => "latency",
             Self::Errors => "errors",
+            Self::Dirty => "dirty data",
             Self::Name => "name",
         }
     }
@@ -70,13 +75,13 @@ impl SortKey {
         self == column || self == Self::Throughput && matches!(column, Self::Read | Self::Written)
     }
 
-    /// The corresponding order of accounts, which have no errors.
+    /// The corresponding order of accounts, which have no errors and no dirty data.
     pub fn of_accounts(self) -> Order {
         match self {
             Self::Iops | Self::Errors => Order::Requests,
             Self::Throughput => Order::Throughput,
             Self::Read => Order::Read,
-            Self::Written => Order::Written,
+            Self::Written | Self::Dirty => Order::Written,
             Self::Depth => Order::Time,
             Self::Latency => Order::Latency,
             Self::Name => Order::Name,
@@ -216,6 +221,12 @@ pub struct Activity {
     pub errors: u64,
     /// Requests refused in the interval.
     pub refused: u64,
+    /// Requests that the layers `limit` and `schedule` hold back at the end of the interval.
+    pub held: u64,
+    /// The dirty pages of guests for the disk at the end of the interval, in bytes. Pages of a device
+    /// on several disks count for each of them, and once in the total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
 }
 
 impl Activity {
@@ -280,6 +291,19 @@ impl Interval {
         Self { unix_time_ns: after.unix_time_ns, seconds, total, disks }
     }
 
+    /// Adds the guests' dirty pages.
+    pub fn set_dirty(&mut self, report: &DirtyReport) {
+        for disk in &mut self.disks {
+            let devices = report.guests.iter().filter_map(|guest| guest.devices.as_ref()).flatten();
+            let bytes = devices
+                .filter(|device| device.disks.contains(&disk.name))
+                .map(|device| device.dirty_bytes);
+            disk.activity.dirty_bytes = bytes.reduce(u64::saturating_add);
+        }
+        let all = report.guests.iter().filter_map(|guest| guest.dirty_bytes);
+        self.total.dirty_bytes = all.reduce(u64::saturating_add);
+    }
+
     /// Keeps the disks whose name or machine contains the text. The total does not change.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
@@ -298,6 +322,7 @@ impl Interval {
             SortKey::Depth => disk.activity.depth,
             SortKey::Latency => disk.activity.latency_ns_p99 as f64,
             SortKey::Errors => disk.activity.errors as f64,
+            SortKey::Dirty => disk.activity.dirty_bytes.unwrap_or(0) as f64,
             SortKey::Name => 0.0,
         };
         self.disks.sort_by(|left, right| {
@@ -318,6 +343,12 @@ fn latency(disk: &DiskStatistics) -> Histogram {
     latency
 }
 
+/// The requests that a layer holds back by its own rule.
+fn held(layer: &LayerFigures) -> u64 {
+    let is_held = |figure: &&LayerFigure| matches!(figure.name.as_str(), "held" | "waiting");
+    layer.figures.iter().filter(is_held).map(|figure| figure.value).sum()
+}
+
 impl Disk {
     fn new(change: &DiskStatistics, latency: &Histogram, seconds: f64) -> Self {
         let operations: Vec<Operation> =
@@ -336,6 +367,7 @@ impl Disk {
             in_flight: change.in_flight,
             errors: operations.iter().map(|operation| operation.errors).sum(),
             refused: change.refused,
+            held: change.layers.iter().map(held).sum(),
             ..Activity::default()
         };
         activity.set_latency(latency);
@@ -379,6 +411,7 @@ impl Activity {
         self.in_flight += other.in_flight;
         self.errors += other.errors;
         self.refused += other.refused;
+        self.held += other.held;
     }
 
     fn set_latency(&mut self, latency: &Histogram) {
@@ -390,6 +423,8 @@ impl Activity {
 
 #[cfg(test)]
 pub mod tests {
+    use fathom_control::{DeviceDirty, GuestDirty};
+
     use super::*;
 
     /// The sample with a log in its first disk: so many rounds, and a megabyte in use.
@@ -401,6 +436,21 @@ pub mod tests {
             LayerFigures { layer: "idle".into(), figures: vec![figure("queued_requests", 0)] };
         sample.disks[0].layers = vec![LayerFigures { layer: "wal".into(), figures }, idle];
         sample
+    }
+
+    /// The dirty pages of a guest: 3 MiB on the first disk, 1 MiB on both, and the rest elsewhere.
+    pub fn dirty(disks: [&str; 2]) -> DirtyReport {
+        let device = |disks: &[&str], dirty_bytes| DeviceDirty {
+            disks: disks.iter().map(|disk| (*disk).to_owned()).collect(),
+            dirty_bytes,
+            ..DeviceDirty::default()
+        };
+        let guest = GuestDirty {
+            dirty_bytes: Some(6 << 20),
+            devices: Some(vec![device(&disks[..1], 3 << 20), device(&disks, 1 << 20)]),
+            ..GuestDirty::default()
+        };
+        DirtyReport { guests: vec![guest, GuestDirty::default()], ..DirtyReport::default() }
     }
 
     /// A sample of disks with a number of reads each and twice as many writes.
@@ -454,6 +504,46 @@ pub mod tests {
         assert!((interval.total.reads_per_second - 1000.0).abs() < 1e-6);
         interval.filter("NE");
         assert_eq!(interval.disks.len(), 1);
+    }
+
+    #[test]
+    fn dirty_pages_count_for_each_disk_and_once_in_the_total() {
+        let before = sample(1_000_000_000, &[("a", 1000), ("b", 50), ("c", 50)]);
+        let mut interval = Interval::between(&before, &before);
+        interval.set_dirty(&dirty(["b", "a"]));
+        let all: Vec<_> = interval.disks.iter().map(|disk| disk.activity.dirty_bytes).collect();
+        assert_eq!(all, [Some(1 << 20), Some(4 << 20), None]);
+        assert_eq!(interval.total.dirty_bytes, Some(6 << 20));
+        interval.sort(SortKey::Dirty);
+        assert_eq!(interval.disks[0].name, "b");
+        interval.set_dirty(&DirtyReport::default());
+        assert_eq!(
+            (interval.total.dirty_bytes, interval.disks[0].activity.dirty_bytes),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn requests_that_layers_hold_back_are_counted() {
+        let mut after = sample(1_000_000_000, &[("a", 1000), ("b", 50)]);
+        let layer = |layer: &str, figures: &[(&str, u64)]| LayerFigures {
+            layer: layer.into(),
+            figures: figures
+                .iter()
+                .map(|&(name, value)| LayerFigure {
+                    name: name.into(),
+                    meaning: String::new(),
+                    value,
+                })
+                .collect(),
+        };
+        after.disks[0].layers = vec![
+            layer("limit", &[("waiting", 3), ("held_total", 100)]),
+            layer("schedule", &[("held", 20), ("held_bytes", 9999), ("waiting", 1)]),
+        ];
+        let interval = Interval::between(&after, &after);
+        assert_eq!((interval.disks[0].activity.held, interval.disks[1].activity.held), (24, 0));
+        assert_eq!(interval.total.held, 24);
     }
 
     #[test]

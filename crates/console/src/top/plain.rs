@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use fathom_control::Problem;
 
-use crate::output::{latency, rate, short_number, text::shorten};
+use crate::output::{latency, rate, short_bytes, short_number, text::shorten};
 
 use super::model::{Activity, Interval, Layer};
 
@@ -72,7 +72,7 @@ impl Printer {
     fn heading(&self) -> String {
         let name_width = self.name_width;
         format!(
-            "{:<8}  {:<name_width$}  {:>7} {:>7} {:>11} {:>11} {:>6} {:>8} {:>8} {:>8} {:>6}",
+            "{:<8}  {:<name_width$}  {:>7} {:>7} {:>11} {:>11} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6} {:>8}",
             "TIME",
             "DISK",
             "READ/S",
@@ -83,14 +83,16 @@ impl Printer {
             "P50",
             "P99",
             "MAX",
-            "ERRORS"
+            "ERRORS",
+            "HELD",
+            "DIRTY"
         )
     }
 }
 
 fn cells(activity: &Activity) -> String {
     format!(
-        "  {:>7} {:>7} {:>11} {:>11} {:>6.1} {:>8} {:>8} {:>8} {:>6}",
+        "  {:>7} {:>7} {:>11} {:>11} {:>6.1} {:>8} {:>8} {:>8} {:>6} {:>6} {:>8}",
         short_number(activity.reads_per_second),
         short_number(activity.writes_per_second),
         rate(activity.read_bytes_per_second),
@@ -99,7 +101,9 @@ fn cells(activity: &Activity) -> String {
         latency(activity.latency_ns_p50),
         latency(activity.latency_ns_p99),
         latency(activity.latency_ns_max),
-        activity.errors
+        activity.errors,
+        activity.held,
+        activity.dirty_bytes.map_or_else(|| "–".into(), |bytes| short_bytes(bytes as f64))
     )
 }
 

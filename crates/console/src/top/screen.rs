@@ -1,4 +1,5 @@
 //! Draws the live view.
+use fathom_control::Bytes;
 use ratatui::{
     Frame,
     layout::{Constraint, Flex, Layout, Rect},
@@ -10,8 +11,9 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     app::{App, Page},
+    columns::{Column, layout},
     histogram::{PARTS, bars, horizontal, sparkline},
-    model::{Activity, Disk, Interval, Layer, Operation, SortKey},
+    model::{Disk, Interval, Layer, Operation, SortKey},
     plain::clock,
     usage_screen,
 };
@@ -19,7 +21,7 @@ use crate::output::{
     latency,
     sheet::wrap,
     short_bytes, short_number,
-    text::{shorten, shorten_front},
+    text::{clean, shorten, shorten_front},
 };
 
 const KEYS: &[(&str, &str)] = &[
@@ -30,7 +32,7 @@ const KEYS: &[(&str, &str)] = &[
     ("u g", "disks or I/O by source; next grouping"),
     ("x", "all details of a line, with latencies"),
     ("i t d l e n", "order by IOPS, throughput, depth, latency, errors, name"),
-    ("r w", "order by bytes read, written"),
+    ("r w y", "order by bytes read, written, dirty in guests"),
     ("< >", "order by the previous, next column"),
     ("/", "filter by any name"),
     ("Space p", "pause, resume"),
@@ -41,6 +43,12 @@ const KEYS: &[(&str, &str)] = &[
 
 /// The names of the tabs, in the order of their keys.
 const TABS: [&str; 6] = ["Disks", "Machines", "Containers", "Processes", "Files", "Kinds"];
+
+/// The most dirty files on the page of a disk, the width of their lines without the path, and the
+/// lines that are left for the distribution of latencies.
+pub(super) const DIRTY_FILES: usize = 5;
+const FILE_WIDTH: usize = 24;
+const FILES_FROM: usize = 6;
 
 /// The theme: whether colours are used.
 #[derive(Clone, Copy)]
@@ -107,6 +115,7 @@ pub(super) fn seconds(seconds: f64) -> String {
 fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let sort = match (&app.page, app.sort) {
         (Page::Usage, SortKey::Errors) => SortKey::Iops,
+        (Page::Usage, SortKey::Dirty) => SortKey::Written,
         (_, sort) => sort,
     };
     let mut state = vec![seconds(app.interval.as_secs_f64()), format!("by {}", sort.name())];
@@ -193,107 +202,9 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     frame.render_widget(Paragraph::new(line), area);
 }
 
-/// A column of the disks' table.
-struct Column {
-    heading: &'static str,
-    width: usize,
-    /// The wider the terminal, the higher the ranks of the columns shown.
-    rank: u8,
-    key: Option<SortKey>,
-    value: fn(&Activity) -> String,
-}
-
-const COLUMNS: &[Column] = &[
-    Column {
-        heading: "READ/S",
-        width: 7,
-        rank: 0,
-        key: Some(SortKey::Iops),
-        value: |a| short_number(a.reads_per_second),
-    },
-    Column {
-        heading: "WRITE/S",
-        width: 7,
-        rank: 0,
-        key: Some(SortKey::Iops),
-        value: |a| short_number(a.writes_per_second),
-    },
-    Column {
-        heading: "OTHER/S",
-        width: 7,
-        rank: 8,
-        key: None,
-        value: |a| short_number(a.others_per_second),
-    },
-    Column {
-        heading: "READ B/S",
-        width: 8,
-        rank: 3,
-        key: Some(SortKey::Read),
-        value: |a| short_bytes(a.read_bytes_per_second),
-    },
-    Column {
-        heading: "WRITE B/S",
-        width: 9,
-        rank: 3,
-        key: Some(SortKey::Written),
-        value: |a| short_bytes(a.write_bytes_per_second),
-    },
-    Column {
-        heading: "DEPTH",
-        width: 5,
-        rank: 4,
-        key: Some(SortKey::Depth),
-        value: |a| format!("{:.1}", a.depth),
-    },
-    Column { heading: "P50", width: 7, rank: 2, key: None, value: |a| latency(a.latency_ns_p50) },
-    Column {
-        heading: "P99",
-        width: 7,
-        rank: 1,
-        key: Some(SortKey::Latency),
-        value: |a| latency(a.latency_ns_p99),
-    },
-    Column { heading: "MAX", width: 7, rank: 6, key: None, value: |a| latency(a.latency_ns_max) },
-    Column {
-        heading: "ERRORS",
-        width: 6,
-        rank: 7,
-        key: Some(SortKey::Errors),
-        value: |a| a.errors.to_string(),
-    },
-];
-
-/// The rank of the column of recent rates.
-const RECENT_RANK: u8 = 5;
-const RECENT_WIDTH: usize = 12;
-const RECENT_WIDTH_MAX: usize = 60;
-const NAME_WIDTH: usize = 10;
-
-/// The columns that fit, and the widths of the name and of the recent rates.
-fn layout(room: usize, errors: bool, name_width: usize) -> (Vec<&'static Column>, usize, usize) {
-    // Errors are shown on any width.
-    let rank = |column: &Column| if errors && column.heading == "ERRORS" { 0 } else { column.rank };
-    let width = |limit: u8| {
-        let columns: usize = COLUMNS.iter().filter(|c| rank(c) <= limit).map(|c| c.width + 1).sum();
-        columns + if limit >= RECENT_RANK { RECENT_WIDTH + 2 } else { 0 }
-    };
-    let limit = (0..=8).rev().find(|&limit| NAME_WIDTH + width(limit) <= room).unwrap_or(0);
-    let columns = COLUMNS.iter().filter(|column| rank(column) <= limit).collect();
-    let spare = room.saturating_sub(NAME_WIDTH + width(limit));
-    let name = NAME_WIDTH + spare.min(name_width.saturating_sub(NAME_WIDTH));
-    let recent = if limit >= RECENT_RANK {
-        (RECENT_WIDTH + spare - (name - NAME_WIDTH)).min(RECENT_WIDTH_MAX)
-    } else {
-        0
-    };
-    (columns, name, recent)
-}
-
 fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval, theme: Theme) {
-    let errors = interval.total.errors > 0;
     let names = interval.disks.iter().map(|disk| label(disk).width()).max().unwrap_or(0);
-    let (columns, name_width, recent) = layout(area.width.into(), errors, names);
+    let (columns, name_width, recent) = layout(area.width.into(), &interval.total, names);
 
     let heading = |column: &&Column| {
         let text = format!(" {:>1$}", column.heading, column.width);
@@ -369,6 +280,8 @@ fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Lin
         let text = format!(" {:>1$}", (column.value)(&disk.activity), column.width);
         let style = match column.heading {
             "ERRORS" if failed => theme.colour(Color::Red),
+            "HELD" if disk.activity.held > 0 => theme.colour(Color::Yellow),
+            "DIRTY" if disk.activity.dirty_bytes.is_some_and(|bytes| bytes > 0) => Style::new(),
             _ if idle => theme.dim(),
             _ => Style::new(),
         };
@@ -379,13 +292,19 @@ fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Lin
 
 fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: Theme) {
     let room = usize::from(area.width);
-    let size = fathom_control::Bytes(disk.capacity_bytes).to_string();
+    let size = Bytes(disk.capacity_bytes).to_string();
     let machine =
         if disk.vm.is_empty() { String::new() } else { format!(" of machine {}", disk.vm) };
-    let facts = format!(
+    let mut facts = format!(
         "{machine}, {size}, {} in flight, {} refused",
         disk.activity.in_flight, disk.activity.refused
     );
+    if disk.activity.held > 0 {
+        facts += &format!(", {} held back", disk.activity.held);
+    }
+    if let Some(dirty) = disk.activity.dirty_bytes {
+        facts += &format!(", {} dirty in the guest", Bytes(dirty));
+    }
     let mut lines = vec![
         Line::from(vec![
             Span::styled(disk.name.clone(), theme.bold()),
@@ -410,9 +329,35 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
         disk.operations.iter().filter(|operation| operation.per_second > 0.0).collect();
     lines.extend(operation_table(&used, room, theme));
     lines.push(Line::default());
+    let left = usize::from(area.height).saturating_sub(lines.len() + FILES_FROM);
+    if app.dirty_files.0 == disk.name {
+        lines.extend(dirty_files(app, room, left, theme));
+    }
     let left = usize::from(area.height).saturating_sub(lines.len() + 1);
     lines.extend(distribution(&used, &PARTS, room, left, theme));
     frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// The files of the disk's guest with the most dirty pages, and an empty line.
+fn dirty_files(app: &App, room: usize, height: usize, theme: Theme) -> Vec<Line<'static>> {
+    let files = app.dirty_files.1.iter().filter(|file| file.dirty_bytes > 0);
+    let rows = files.take(DIRTY_FILES.min(height.saturating_sub(2)));
+    let rows: Vec<_> = rows
+        .map(|file| {
+            let path =
+                if file.path.is_empty() { format!("({})", file.kind) } else { clean(&file.path) };
+            let dirty = Bytes(file.dirty_bytes).to_string();
+            let device = clean(&file.device);
+            let path = shorten_front(&path, room.saturating_sub(FILE_WIDTH));
+            Line::from(shorten(&format!("{dirty:>10}  {device:<10}  {path}"), room))
+        })
+        .collect();
+    if rows.is_empty() {
+        return rows;
+    }
+    let heading = shorten(&format!("{:>10}  {:<10}  FILE OF THE GUEST", "DIRTY", "DEVICE"), room);
+    let heading = Line::styled(heading, theme.dim());
+    [heading].into_iter().chain(rows).chain([Line::default()]).collect()
 }
 
 pub(super) fn operation_table(
@@ -504,7 +449,7 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
     let area = frame.area();
     let [area] =
         Layout::horizontal([Constraint::Length(widest as u16)]).flex(Flex::Center).areas(area);
-    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 7)])
+    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 9)])
         .flex(Flex::Center)
         .areas(area);
     let mut lines: Vec<Line<'_>> = KEYS
@@ -521,16 +466,25 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         theme.dim(),
     ));
     lines.push(Line::styled(" from the guests' memory; their P99 is an upper bound.", theme.dim()));
+    lines.push(Line::styled(
+        " HELD are requests that the layers `limit` and `schedule`",
+        theme.dim(),
+    ));
+    lines.push(Line::styled(
+        " hold back now, DIRTY the data that guests have not written.",
+        theme.dim(),
+    ));
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use fathom_control::{FileDirty, LayerFigure, LayerFigures};
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::super::app::tests::app;
-    use super::super::model::tests::{sample, with_log};
+    use super::super::model::tests::{dirty, sample, with_log};
     use super::*;
 
     pub fn screen(app: &App, width: u16, height: u16) -> String {
@@ -586,6 +540,48 @@ pub(super) mod tests {
         assert!(text.contains("\nwal: 1 MiB used, 3\nrounds/s\n"), "{text}");
         let text = screen(&app, 80, 8);
         assert!(text.contains("OPERATION") && !text.contains("wal"), "{text}");
+    }
+
+    #[test]
+    fn dirty_data_and_requests_that_are_held_back_have_columns() {
+        let mut app = app();
+        assert!(!screen(&app, 200, 24).contains("DIRTY"), "without a report there is no column");
+        let mut report = dirty(["root", "database-of-the-shop"]);
+        app.sample_dirty(&report, Default::default());
+        for width in [80, 120, 200] {
+            let text = screen(&app, width, 24);
+            assert!(text.contains("DIRTY") && !text.contains("HELD"), "{text}");
+            assert!(text.contains(" 4.00M") && text.contains(" 6.00M"), "{text}");
+        }
+        // A disk whose requests wait is shown as such on any width.
+        let mut held = sample(10_000_000_000, &[("root", 100_000)]);
+        let figure = LayerFigure { name: "waiting".into(), meaning: String::new(), value: 7 };
+        held.disks[0].layers = vec![LayerFigures { layer: "limit".into(), figures: vec![figure] }];
+        app.sample(held);
+        let text = screen(&app, 50, 24);
+        assert!(text.contains("HELD") && text.contains("      7"), "{text}");
+        app.page = Page::Disk("root".into());
+        report.guests[0].devices = None;
+        let file = |path: &str, kind: &str, dirty_bytes| FileDirty {
+            path: path.into(),
+            kind: kind.into(),
+            device: "vda1".into(),
+            dirty_bytes,
+            ..FileDirty::default()
+        };
+        let files = vec![
+            file("/var/\u{1b}[2Jlog", "data", 3 << 20),
+            file("", "metadata", 4096),
+            file("/no", "data", 0),
+        ];
+        app.sample_dirty(&report, ("root".into(), files.clone()));
+        let text = screen(&app, 80, 40);
+        assert!(text.contains("7 held back") && !text.contains("/no"), "{text}");
+        assert!(text.contains("     3 MiB  vda1        /var/\u{fffd}[2Jlog"), "{text}");
+        assert!(text.contains("     4 KiB  vda1        (metadata)"), "{text}");
+        // Files of another disk's guest are not shown.
+        app.sample_dirty(&report, ("other".into(), files));
+        assert!(!screen(&app, 80, 40).contains("vda1"));
     }
 
     #[test]

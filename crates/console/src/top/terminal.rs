@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fathom_control::{Client, Statistics};
+use fathom_control::{Client, DirtyRequest, Statistics};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -21,7 +21,7 @@ use signal_hook::{
 use super::{
     TopOptions,
     app::{App, Page},
-    screen,
+    screen::{self, DIRTY_FILES},
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -69,6 +69,22 @@ fn show(
             Err(error) => app.error = Some(error.to_string()),
         }
     };
+    // Dirty pages are counted only while they are shown. A daemon without guests has no report.
+    let sample_dirty = |app: &mut App| {
+        let request = |files| DirtyRequest { files, ..DirtyRequest::default() };
+        let disk = match &app.page {
+            Page::Usage => return,
+            Page::Disks => String::new(),
+            Page::Disk(name) => name.clone(),
+        };
+        let of_disk = Some(disk.as_str()).filter(|disk| !disk.is_empty());
+        let counted = of_disk.map(|disk| client.dirty(Some(disk), request(Some(DIRTY_FILES))));
+        let guests = counted.into_iter().flatten().flat_map(|report| report.guests);
+        let files = guests.filter_map(|guest| guest.files).flat_map(|files| files.files).collect();
+        if let Ok(report) = client.dirty(None, request(None)) {
+            app.sample_dirty(&report, (disk, files));
+        }
+    };
     if app.page == Page::Usage {
         sample_usage(app);
     }
@@ -103,6 +119,7 @@ fn show(
             match client.statistics().map(|statistics| options.narrow(statistics)) {
                 Ok(statistics) => {
                     app.sample(statistics);
+                    sample_dirty(app);
                     samples += 1;
                     app.quit |= options.count.is_some_and(|count| samples >= count);
                 }
