@@ -2,7 +2,7 @@
 use clap::Args;
 use fathom_control::{
     Bytes, DeviceDirty, DirtyReport, DirtyRequest, FilesDirty, GuestDirty, InsightState,
-    MappedDirty,
+    MappedDirty, Nanoseconds, TablesDirty, WrittenDirty,
 };
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
         table::{Column, Table},
         text::clean,
     },
+    top::interval,
     usage::insight,
 };
 
@@ -29,6 +30,7 @@ the guest's memory, with nothing installed in the guest.
 Examples:
   fathom dirty                           all guests, and the disks that will get their pages
   fathom dirty shop --files              the files of one guest with dirty pages
+  fathom dirty web --written=5s          what is written to memory, less what the disks transfer
   fathom dirty --json | jq '.guests[] | {vm, dirty_bytes}'
 
 Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.")]
@@ -46,6 +48,10 @@ pub struct DirtyOptions {
     /// guest that is not understood
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", require_equals = true)]
     tables: Option<u64>,
+    /// Count the pages that are written to the guest's memory in this time, 2s by default, less what
+    /// its disks transfer meanwhile; also of a guest that is not understood
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "2s", require_equals = true, value_parser = interval)]
+    written: Option<Nanoseconds>,
     /// The most files to list of each guest
     #[arg(long, short = 'n', value_name = "N", default_value_t = FILES, requires = "files")]
     limit: usize,
@@ -61,6 +67,7 @@ pub fn run(options: &DirtyOptions) -> Outcome {
         files: options.files.then_some(options.limit),
         mapped: options.mapped,
         tables: options.tables,
+        written_ms: options.written.map(|time| time.0 / 1_000_000),
     };
     let report = options.control.client().dirty(options.guest.as_deref(), request)?;
     if options.format.json {
@@ -84,14 +91,10 @@ pub fn run(options: &DirtyOptions) -> Outcome {
             output::text_line(&line)?;
         }
         if let Some(tables) = &guest.tables {
-            let marked = Bytes(tables.marked_bytes);
-            let (stride, found) = (tables.stride, tables.tables);
-            let line = format!(
-                "{}: {marked} written by programs since the pages were mapped, private memory \
-                 included, by {found} page tables (stride {stride})",
-                name(guest)
-            );
-            output::text_line(&line)?;
+            output::text_line(&format!("{}: {}", name(guest), by_tables(tables)))?;
+        }
+        if let Some(written) = &guest.written {
+            output::text_line(&format!("{}: {}", name(guest), by_content(written)))?;
         }
         if let Some(mapped) = &guest.mapped {
             output::text_line(&format!("{}: {}", name(guest), through_mappings(mapped)))?;
@@ -174,6 +177,51 @@ fn through_mappings(mapped: &MappedDirty) -> String {
     };
     if !mapped.is_whole {
         text += "; not all mappings were examined, because the guest changed them meanwhile";
+    }
+    text
+}
+
+/// The estimate of the pages that a guest's programs have written, in a sentence.
+fn by_tables(tables: &TablesDirty) -> String {
+    let (stride, found) = (tables.stride, tables.tables);
+    let mut text = match tables.error_bytes {
+        None => format!("no page table among {} pages (stride {stride})", tables.examined),
+        Some(error) => {
+            let marked = Bytes(tables.marked_bytes);
+            let error = if stride > 1 { format!(" ± {}", Bytes(error)) } else { String::new() };
+            format!(
+                "{marked}{error} written by programs since the pages were mapped, private memory \
+                 included, by {found} page tables (stride {stride})"
+            )
+        }
+    };
+    if !tables.is_whole {
+        text += "; the time was over after a part of the memory: use a greater stride";
+    } else if tables.error_bytes.is_none() {
+        text += ": use a smaller stride";
+    }
+    text
+}
+
+/// The pages that were written in an interval, in a sentence.
+fn by_content(written: &WrittenDirty) -> String {
+    let (changed, time) = (Bytes(written.changed_bytes), Nanoseconds(written.interval_ns));
+    let error = match written.error_bytes {
+        0 => String::new(),
+        error => format!(" ± {}", Bytes(error)),
+    };
+    let mut text = format!("{changed}{error} written to memory in {time}, private memory included");
+    match (written.read_bytes, written.written_bytes, written.left_bytes) {
+        (Some(read), Some(to_disks), Some(left)) => {
+            let (read, to_disks, left) = (Bytes(read), Bytes(to_disks), Bytes(left));
+            text += &format!(
+                "; less {read} read from disks and {to_disks} written to disks: {left} more than before"
+            );
+        }
+        _ => text += "; what its disks transferred is not known, because a disk has no tap",
+    }
+    if !written.is_whole {
+        text += "; the time was over after a part of the memory";
     }
     text
 }
@@ -275,6 +323,53 @@ mod tests {
         (mapped.unknown_bytes, mapped.is_whole) = (4096, false);
         let text = through_mappings(&mapped);
         assert!(text.contains("does not count 4 KiB; not all mappings"), "{text}");
+    }
+
+    #[test]
+    fn an_estimate_has_its_error() {
+        let mut tables = TablesDirty {
+            marked_bytes: 40 << 20,
+            error_bytes: Some(3 << 20),
+            stride: 20,
+            tables: 7,
+            examined: 4000,
+            is_whole: true,
+            count_ns: 1,
+        };
+        let text = by_tables(&tables);
+        assert!(
+            text.starts_with("40 MiB ± 3 MiB written") && text.ends_with("(stride 20)"),
+            "{text}"
+        );
+        tables.error_bytes = None;
+        let text = by_tables(&tables);
+        assert_eq!(text, "no page table among 4000 pages (stride 20): use a smaller stride");
+        (tables.stride, tables.error_bytes, tables.is_whole) = (1, Some(0), false);
+        let text = by_tables(&tables);
+        assert!(text.starts_with("40 MiB written") && text.ends_with("a greater stride"), "{text}");
+    }
+
+    #[test]
+    fn written_pages_are_described_with_what_the_disks_transferred() {
+        let mut written = WrittenDirty {
+            interval_ns: 2_000_000_000,
+            changed_bytes: 30 << 20,
+            error_bytes: 1 << 20,
+            read_bytes: Some(4 << 20),
+            written_bytes: Some(6 << 20),
+            left_bytes: Some(20 << 20),
+            is_whole: true,
+            ..WrittenDirty::default()
+        };
+        assert_eq!(
+            by_content(&written),
+            "30 MiB ± 1 MiB written to memory in 2.0 s, private memory included; less 4 MiB read from \
+             disks and 6 MiB written to disks: 20 MiB more than before"
+        );
+        (written.read_bytes, written.error_bytes, written.is_whole) = (None, 0, false);
+        let text = by_content(&written);
+        assert!(text.starts_with("30 MiB written") && text.contains("no tap"), "{text}");
+        assert!(text.ends_with("a part of the memory"), "{text}");
     }
 
     #[test]

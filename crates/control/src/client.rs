@@ -306,13 +306,17 @@ impl Client {
     ) -> Result<DirtyReport, ClientError> {
         let files = request.files.map(|count| count.to_string());
         let tables = request.tables.map(|stride| stride.to_string());
-        self.get(&with_query(
+        let written = request.written_ms.map(|time| time.to_string());
+        let limit = self.limit.unwrap_or(QUERY_TIME_MAX);
+        let wait = Duration::from_millis(request.written_ms.unwrap_or(0));
+        self.clone().with_limit(limit.saturating_add(wait)).get(&with_query(
             "/v1/dirty",
             &[
                 ("guest", guest),
                 ("files", files.as_deref()),
                 ("mapped", request.mapped.then_some("true")),
                 ("tables", tables.as_deref()),
+                ("written_ms", written.as_deref()),
             ],
         ))
     }

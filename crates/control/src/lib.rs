@@ -61,7 +61,7 @@ pub use definition::{
 pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
 pub use dirty::{
     DeviceDirty, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty, MappedDirty,
-    TablesDirty,
+    TablesDirty, WrittenDirty,
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,

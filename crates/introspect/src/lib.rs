@@ -41,7 +41,10 @@ mod tunables;
 mod vmcoreinfo;
 
 pub use counters::Counters;
-pub use dirty::{Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject, MappedDirty, WrittenPages};
+pub use dirty::{
+    ChangedPages, Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject, MappedDirty, PageSample,
+    WrittenPages,
+};
 pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
 pub use kernel::{AttachError, Kernel};
 pub use memory::{GuestMemory, Region};

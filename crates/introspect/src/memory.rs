@@ -258,6 +258,21 @@ impl GuestMemory {
     pub(crate) fn touched(region: &Region, start: u64) -> Touched<'_> {
         Touched { region, offset: start.saturating_sub(region.start) }
     }
+
+    /// The first address from `start` on that the guest has touched; `start` itself if this is
+    /// unknown. `start` is in the region.
+    pub(crate) fn touched_from(region: &Region, start: u64) -> Option<u64> {
+        let Some((file, base)) = &region.file else { return Some(start) };
+        let offset = start - region.start;
+        match seek(file, SeekFrom::Data(base + offset)) {
+            Ok(data) => {
+                let offset = data.saturating_sub(*base).max(offset);
+                (offset < region.length).then_some(region.start + offset)
+            }
+            Err(Errno::NXIO) => None,
+            Err(_) => Some(start),
+        }
+    }
 }
 
 /// See [`GuestMemory::touched`].

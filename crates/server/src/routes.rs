@@ -227,6 +227,7 @@ struct DirtyQuery {
     files: Option<usize>,
     mapped: bool,
     tables: Option<u64>,
+    written_ms: Option<u64>,
 }
 
 async fn dirty(
@@ -237,11 +238,11 @@ async fn dirty(
         refusal(
             ErrorCode::Invalid,
             error.body_text(),
-            "use a path like /v1/dirty?guest=NAME&files=20&mapped=true&tables=20",
+            "use a path like /v1/dirty?guest=NAME&files=20&mapped=true&tables=20&written_ms=1000",
         )
     })?;
-    let DirtyQuery { guest, files, mapped, tables } = query;
-    let request = fathom_control::DirtyRequest { files, mapped, tables };
+    let DirtyQuery { guest, files, mapped, tables, written_ms } = query;
+    let request = fathom_control::DirtyRequest { files, mapped, tables, written_ms };
     blocking(move || app.daemon.dirty(guest.as_deref(), request)).await
 }
 

@@ -45,7 +45,7 @@ impl Scene {
 
     /// The daemon's count.
     fn count(&self, files: Option<usize>) -> Result<GuestDirty> {
-        let request = DirtyRequest { files, mapped: true, tables: Some(20) };
+        let request = DirtyRequest { files, mapped: true, tables: Some(20), written_ms: Some(1) };
         let report = self.daemon.client().dirty(Some("a"), request);
         let mut report = report.map_err(|error| Error::new(error.to_string()))?;
         assert_eq!(report.guests.len(), 1);

@@ -23,6 +23,7 @@ mod files;
 mod list;
 mod mapped;
 mod tables;
+mod written;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +35,7 @@ use crate::vmcoreinfo::PAGE;
 pub use files::{DirtyFile, DirtyFiles};
 pub use mapped::MappedDirty;
 pub use tables::WrittenPages;
+pub use written::{ChangedPages, PageSample};
 
 /// The most processors of a guest.
 const PROCESSORS_MAX: u32 = 8192;

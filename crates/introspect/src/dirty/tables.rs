@@ -25,6 +25,27 @@ const USER: u64 = 1 << 2;
 const WRITTEN: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// The bits of the address of a large page that are 0. The lowest bit has another meaning.
+const LARGE_REST: u64 = 0x1f_e000;
+/// The number of entries of a table that are followed to see whether they lead to tables. A table
+/// below may have been emptied meanwhile.
+const NEXT: usize = 4;
+/// From this stride on, it is asked of each page of the sample whether the guest has touched it.
+const SPARSE: u64 = 8;
+/// After so many pages and parts of the memory, the caller is asked whether to go on.
+const STEPS: u64 = 64;
+
+/// The entries of a page table.
+#[derive(Default)]
+struct Table {
+    /// The number of marked entries for pages of programs that are not large.
+    marked: u64,
+    /// The number of marked entries for large pages of programs; `None` if no entry is for a large
+    /// page.
+    large: Option<u64>,
+    /// The first entries for programs that are not for large pages; 0 if there are fewer.
+    next: [u64; NEXT],
+}
 
 /// Pages that programs have written, by the marks in page tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,54 +53,130 @@ pub struct WrittenPages {
     /// The marked entries for programs, in bytes of their pages, multiplied by the stride. A page in
     /// several tables counts for each of them.
     pub marked: u64,
+    /// The standard error of `marked`, in bytes, estimated from the sample: it assumes that the
+    /// tables lie at random. `None` if the sample has no table, which says nothing about the rest.
+    pub error: Option<u64>,
     /// The number of page tables that were found.
     pub tables: u64,
     /// The number of pages of memory that were examined.
     pub examined: u64,
+    /// Whether all pages of the sample were examined. Otherwise the time was over, and the numbers
+    /// are those of a part of the memory.
+    pub is_whole: bool,
 }
 
 impl GuestMemory {
     /// Counts the pages that programs have written, by the marks in page tables. Examines every
     /// `stride`th page of the memory that the guest has touched, from the page number `first` on. A
-    /// stride is from 1 to 1,048,576.
-    /// Takes some 10 to 100 ns for each of them.
-    pub fn written_pages(&self, stride: u64, first: u64) -> WrittenPages {
+    /// stride is from 1 to 1,048,576. Ends early once `go_on`, which is called again and again, is
+    /// false.
+    /// Takes some 10 to 300 ns for each of them.
+    pub fn written_pages(
+        &self,
+        stride: u64,
+        first: u64,
+        mut go_on: impl FnMut() -> bool,
+    ) -> WrittenPages {
         let stride = stride.clamp(1, STRIDE_MAX);
         let mut found = WrittenPages::default();
-        for region in self.regions() {
-            for (start, end) in Self::touched(region, region.start) {
-                let mut number = start.div_ceil(PAGE);
-                number += (first % stride + stride - number % stride) % stride;
-                while (number + 1).saturating_mul(PAGE) <= end {
-                    found.examined += 1;
-                    if let Some(marked) = self.marked_entries(number * PAGE) {
-                        found.tables += 1;
-                        found.marked += marked * PAGE;
-                    }
-                    number += stride;
-                }
+        // The sum of the squares of the tables' marked entries.
+        let mut squares = 0.0;
+        found.is_whole = self.sample(stride, first, &mut go_on, |page| {
+            found.examined += 1;
+            if let Some(marked) = self.marked_entries(page) {
+                found.tables += 1;
+                found.marked += marked * PAGE;
+                squares += (marked * PAGE) as f64 * (marked * PAGE) as f64;
             }
-        }
+        });
+        found.error = match (stride, found.tables) {
+            (1, _) => Some(0),
+            (_, 0) => None,
+            _ => {
+                let (count, sum) = (found.examined as f64, found.marked as f64);
+                let variance =
+                    (squares - sum * sum / count).max(0.0) * (stride * (stride - 1)) as f64;
+                Some(variance.sqrt() as u64)
+            }
+        };
         found.marked = found.marked.saturating_mul(stride);
         found
     }
 
-    /// The number of marked entries for programs in the page at an address; `None` if the page does
-    /// not have the form of a table with entries for pages of programs.
-    fn marked_entries(&self, page: u64) -> Option<u64> {
-        let mut marked = 0;
-        let mut next = self.entries_of_table(page, |entry| {
-            marked += u64::from(entry & (USER | WRITTEN) == USER | WRITTEN);
-        })?;
-        // The tables above have the same form. Their entries lead to tables.
-        next &= ADDRESS;
-        self.entries_of_table(next, |_| {}).is_none().then_some(marked)
+    /// Calls `visit` with the addresses of every `stride`th page, of those that the guest has touched.
+    /// Returns false if it ended early.
+    pub(super) fn sample(
+        &self,
+        stride: u64,
+        first: u64,
+        go_on: &mut impl FnMut() -> bool,
+        mut visit: impl FnMut(u64),
+    ) -> bool {
+        let next = |number: u64| number + (first % stride + stride - number % stride) % stride;
+        let mut steps = 0_u64;
+        let mut is_over = move || {
+            steps += 1;
+            steps % STEPS == 1 && !go_on()
+        };
+        for region in self.regions() {
+            let end = region.start + region.length;
+            if stride >= SPARSE {
+                // Finding the end of a touched part takes time for each of its pages, so it is only
+                // asked whether a page was touched.
+                let mut number = next(region.start.div_ceil(PAGE));
+                while (number + 1).saturating_mul(PAGE) <= end {
+                    if is_over() {
+                        return false;
+                    }
+                    let Some(touched) = Self::touched_from(region, number * PAGE) else { break };
+                    if touched / PAGE > number {
+                        number = next(touched / PAGE);
+                        continue;
+                    }
+                    visit(number * PAGE);
+                    number += stride;
+                }
+                continue;
+            }
+            for (start, end) in Self::touched(region, region.start) {
+                let mut number = next(start.div_ceil(PAGE));
+                if is_over() {
+                    return false;
+                }
+                while (number + 1).saturating_mul(PAGE) <= end {
+                    if is_over() {
+                        return false;
+                    }
+                    visit(number * PAGE);
+                    number += stride;
+                }
+            }
+        }
+        true
     }
 
-    /// Calls `visit` with each present entry of the page at an address, if it has the form of a page
-    /// table, and returns the first of them that is for programs.
-    fn entries_of_table(&self, page: u64, mut visit: impl FnMut(u64)) -> Option<u64> {
-        let (mut first, mut present, mut absent) = (None, 0, 0);
+    /// The number of marked pages for programs in the page at an address; `None` if the page does
+    /// not have the form of a table with entries for pages of programs. An entry of a table above
+    /// may be for a large page, which counts as 512.
+    fn marked_entries(&self, page: u64) -> Option<u64> {
+        let table = self.table(page)?;
+        // The tables above have the same form. Their other entries lead to tables.
+        let mut next = table.next.iter().filter(|next| **next != 0);
+        let is_above = next.any(|next| self.table(next & ADDRESS).is_some());
+        match table.large {
+            Some(marked) if is_above || table.next[0] == 0 => Some(marked * ENTRIES),
+            None if !is_above => Some(table.marked),
+            // A table above without large pages, or a page of other data: a table does not have
+            // entries for both sizes of pages.
+            _ => None,
+        }
+    }
+
+    /// The entries of the page at an address, if it has the form of a page table with entries for
+    /// programs.
+    fn table(&self, page: u64) -> Option<Table> {
+        let mut table = Table::default();
+        let (mut is_for_programs, mut present, mut absent, mut followed) = (false, 0, 0, 0);
         for index in 0..ENTRIES {
             let entry = self.u64(page + index * 8)?;
             if entry & PRESENT == 0 {
@@ -87,17 +184,27 @@ impl GuestMemory {
                 continue;
             }
             let address = entry & ADDRESS;
-            if address == 0 || entry & LARGE != 0 || !self.contains(address) {
+            if address == 0 || !self.contains(address) {
                 return None;
             }
-            if first.is_none() && entry & USER != 0 {
-                first = Some(entry);
+            let is_marked = entry & (USER | WRITTEN) == USER | WRITTEN;
+            if entry & LARGE != 0 {
+                if address & LARGE_REST != 0 {
+                    return None;
+                }
+                *table.large.get_or_insert(0) += u64::from(is_marked);
+            } else {
+                table.marked += u64::from(is_marked);
+                if entry & USER != 0 && followed < NEXT {
+                    table.next[followed] = entry;
+                    followed += 1;
+                }
             }
+            is_for_programs |= entry & USER != 0;
             present += 1;
-            visit(entry);
         }
         // Other entries than 0 are pages that were swapped out. A page with many of them is one of
         // other data.
-        first.filter(|_| absent <= present)
+        (is_for_programs && absent <= present).then_some(table)
     }
 }

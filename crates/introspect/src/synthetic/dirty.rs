@@ -30,8 +30,9 @@ pub const FILES: [(&str, u64); 5] = [
 /// count.
 pub const MAPPED: (u64, u64) = (2, 1);
 
-/// The marked entries of page tables of programs.
-pub const ENTRIES: u64 = 5;
+/// The pages of marked entries of page tables of programs: of two tables of pages, and of a large page
+/// in the table above them.
+pub const ENTRIES: u64 = 5 + 512;
 
 /// The variables of the image.
 pub(crate) struct Globals {
@@ -292,6 +293,10 @@ fn build_process(builder: &mut Builder<'_>, objects: &Objects) {
         shift -= 9;
         if shift == 12 {
             builder.store.write_u64(entry + 8, tables[tables.len() - 1] | 0x67);
+            // Large pages outside all mappings: one that was written and one that was read.
+            let large = builder.shape.room.0.next_multiple_of(512 * PAGE);
+            builder.store.write_u64(entry + 16, large | 0xe7);
+            builder.store.write_u64(entry + 24, large | 0xa7);
         }
     }
     let (first, second) = (tables[tables.len() - 2], tables[tables.len() - 1]);

@@ -87,6 +87,9 @@ pub struct Subject {
     now_ns: u64,
 }
 
+/// One of so many pages is examined for the form of a page table.
+const TABLES_STRIDE: u64 = 16;
+
 /// A word that is written.
 #[derive(Clone, Copy, Debug)]
 struct Mutation {
@@ -210,6 +213,16 @@ impl Subject {
         }
         let mapped = kernel.mapped_dirty().unwrap_or_default();
         assert!(mapped.unknown <= mapped.marked && mapped.marked <= length);
+        let mut left = TABLES_STRIDE;
+        let written = self.memory.written_pages(TABLES_STRIDE, self.now_ns / 1_000_000_000, || {
+            left = left.saturating_sub(1);
+            left > 0
+        });
+        assert!(written.marked <= written.tables * TABLES_STRIDE * 512 * 512 * 4096);
+        assert!(written.tables <= written.examined && written.examined <= length / 4096);
+        let sample = self.memory.sample_pages(self.now_ns, || true);
+        let changed = self.memory.changed_pages(&sample, || true);
+        assert_eq!((changed.changed, changed.is_whole), (0, true), "nothing is written meanwhile");
         for file in kernel.dirty_files(&self.names, 1000).into_iter().flat_map(|found| found.files)
         {
             assert!(file.dirty <= length);

@@ -10,7 +10,7 @@ use crate::dirty::{Dirty, DirtyDevice, DirtyFiles, DiskObject};
 use crate::kernel::Kernel;
 use crate::memory::recording;
 use crate::synthetic::dirty::{DEVICES, DIRTY, ENTRIES, FILES, MAPPED};
-use crate::synthetic::{COUNTS, Shape};
+use crate::synthetic::{COUNTS, Shape, Store};
 
 const PAGE: u64 = 4096;
 
@@ -363,19 +363,113 @@ fn mappings_that_mislead() {
 fn written_pages_are_found_by_page_tables_alone() {
     for shape in shapes() {
         let guest = SyntheticGuest::new(&shape);
-        let whole = guest.memory.written_pages(1, 0);
-        assert_eq!((whole.marked, whole.tables), (ENTRIES * PAGE, 2), "{}", shape.release);
+        let written = |stride, first| guest.memory.written_pages(stride, first, || true);
+        let whole = written(1, 0);
+        assert_eq!((whole.marked, whole.tables), (ENTRIES * PAGE, 3), "{}", shape.release);
+        assert_eq!((whole.error, whole.is_whole), (Some(0), true));
         // The samples of all beginnings together are the whole.
         for stride in [2, 3, 20] {
-            let samples = (0..stride).map(|first| guest.memory.written_pages(stride, first));
+            let samples = (0..stride).map(|first| written(stride, first));
             let sums = samples.fold((0, 0), |(marked, tables), sample| {
                 (marked + sample.marked, tables + sample.tables)
             });
             assert_eq!(sums, (whole.marked * stride, whole.tables));
         }
-        assert_eq!(guest.memory.written_pages(0, 7).marked, whole.marked, "a stride of 0 is 1");
-        assert_eq!(guest.memory.written_pages(u64::MAX, 1 << 63).tables, 0);
+        assert_eq!(written(0, 7).marked, whole.marked, "a stride of 0 is 1");
+        let none = written(u64::MAX, 1 << 63);
+        assert_eq!((none.tables, none.error), (0, None));
     }
+}
+
+/// Sampling errors follow the estimated error: for a table among `stride` pages, the estimate is 0 or
+/// `stride` times its marks.
+#[test]
+fn the_error_of_a_sample_is_estimated() {
+    let guest = SyntheticGuest::new(&Shape::default());
+    let whole = guest.memory.written_pages(1, 0, || true).marked as f64;
+    for stride in [2, 5, 20] {
+        let samples = (0..stride).map(|first| guest.memory.written_pages(stride, first, || true));
+        let (mut actual, mut estimated) = (0.0, 0.0);
+        for sample in samples {
+            actual += (sample.marked as f64 - whole).powi(2);
+            estimated += (sample.error.unwrap_or(0) as f64).powi(2);
+        }
+        let ratio = (estimated / actual).sqrt();
+        assert!((0.7..1.4).contains(&ratio), "stride {stride}: {ratio}");
+    }
+}
+
+#[test]
+fn the_search_for_page_tables_ends_when_its_time_is_over() {
+    let guest = SyntheticGuest::new(&Shape::default());
+    let mut left = 2;
+    let part = guest.memory.written_pages(1, 0, || {
+        left -= 1;
+        left > 0
+    });
+    assert!(!part.is_whole && (1..=64).contains(&part.examined), "{part:?}");
+    let none = guest.memory.written_pages(1, 0, || false);
+    assert_eq!((none.is_whole, none.examined), (false, 0));
+}
+
+#[test]
+fn pages_that_were_written_are_found_by_their_content() {
+    let store = Store::new(&[(0, 64 << 20), (1 << 32, 64 << 20)]).unwrap();
+    let memory = store.memory();
+    // Every third page has content, and some of the others have been touched.
+    for page in (0..8192).step_by(3) {
+        store.write_u64(page * PAGE + 8, 0x5555 ^ page);
+    }
+    store.write_u64(PAGE, 0);
+    let before = memory.sample_pages(7, || true);
+    let same = memory.changed_pages(&before, || true);
+    assert_eq!((same.changed, same.error, same.stride, same.is_whole), (0, 0, 1, true));
+    assert_eq!(same.examined, 8192_u64.div_ceil(3) + 1);
+    // The last word of a page, a page in the other region, one that was empty, a new page, a new page
+    // that stays empty, and a word that is written with its own value.
+    for (address, value) in [
+        (3 * PAGE - 8 + PAGE, 1),
+        ((1 << 32) + 6 * PAGE, 2),
+        (PAGE, 3),
+        (2 * PAGE + 64, 4),
+        (5 * PAGE, 0),
+        (9 * PAGE + 8, 0x5555 ^ 9),
+    ] {
+        store.write_u64(address, value);
+    }
+    let found = memory.changed_pages(&before, || true);
+    assert_eq!((found.changed, found.error, found.is_whole), (4 * PAGE, 0, true), "{found:?}");
+    // A time that is over.
+    let part = memory.changed_pages(&memory.sample_pages(0, || false), || true);
+    assert!(!part.is_whole);
+    assert!(!memory.changed_pages(&before, || false).is_whole);
+}
+
+#[test]
+fn a_sample_of_written_pages_has_an_error_as_large_as_estimated() {
+    // Every second page of 512 MiB is in the sample. A tenth of the touched ones changes.
+    let store = Store::new(&[(0, 512 << 20)]).unwrap();
+    let memory = store.memory();
+    for page in 0..16_384 {
+        store.write_u64(page * PAGE, 1);
+    }
+    let (mut random, mut beyond) = (fastrand::Rng::with_seed(12), 0);
+    for turn in 0..20 {
+        let before = memory.sample_pages(turn, || true);
+        let mut written = 0;
+        for page in 0..16_384 {
+            if random.u8(..) < 26 {
+                store.write_u64(page * PAGE, 2 + turn);
+                written += PAGE;
+            }
+        }
+        let found = memory.changed_pages(&before, || true);
+        assert_eq!((found.stride, found.examined), (2, 8192));
+        assert!(found.error > 0 && found.error < written / 20, "{found:?}");
+        beyond += usize::from(found.changed.abs_diff(written) > 2 * found.error);
+    }
+    // Two standard errors have 95 % of the samples.
+    assert!(beyond <= 4, "{beyond} of 20");
 }
 
 /// The greatest effort: many processors, and lists of writers and files that do not end.

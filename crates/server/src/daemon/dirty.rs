@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
 use fathom_control::{
@@ -14,12 +14,15 @@ use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
 
 use super::status::unix_time_ns;
 use super::usage::{insight_of, vm_of};
+use super::written::{INTERVAL_MAX, written_in};
 use super::{Daemon, Served};
 use crate::introspection::GuestView;
 use crate::wiring::refusal;
 
 /// The most files of a guest in a report.
 const FILES_MAX: usize = 10_000;
+/// The longest time for which the memory of all guests of a report is searched for page tables.
+const TABLES_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`.
@@ -29,8 +32,7 @@ impl Daemon {
         request: DirtyRequest,
     ) -> Result<DirtyReport, ErrorBody> {
         let served = self.served();
-        let mut guests = Vec::new();
-        for view in self.introspection.guests() {
+        let selected_views = self.introspection.guests().into_iter().filter_map(|view| {
             let disks: Vec<&Arc<Served>> = view
                 .disks
                 .iter()
@@ -42,9 +44,29 @@ impl Daemon {
                     || view.disks.iter().any(|disk| disk == name)
                     || view.number.to_string() == name
             });
-            if is_selected {
-                guests.push(count(view, vm, &disks, self.introspection.names(), request));
-            }
+            is_selected.then_some((view, vm, disks))
+        });
+        let views: Vec<_> = selected_views.collect();
+        let interval = request.written_ms.map(Duration::from_millis);
+        if interval.is_some_and(|interval| interval > INTERVAL_MAX) {
+            return Err(refusal(
+                ErrorCode::Invalid,
+                "written pages are counted in at most 60 s",
+                "set a shorter time",
+            ));
+        }
+        let written = interval.map(|interval| {
+            let guests = views.iter().map(|(view, _, disks)| (&view.memory, &disks[..]));
+            written_in(interval, &guests.collect::<Vec<_>>())
+        });
+        let mut written = written.unwrap_or_default().into_iter();
+        let deadline = Instant::now() + TABLES_TIME_MAX;
+        let mut guests = Vec::new();
+        for (view, vm, disks) in views {
+            let names = self.introspection.names();
+            let mut counted = count(view, vm, &disks, names, request, deadline);
+            counted.written = written.next().flatten();
+            guests.push(counted);
         }
         if let Some(name) = selected.filter(|_| guests.is_empty()) {
             return Err(refusal(
@@ -66,6 +88,7 @@ fn count(
     disks: &[&Arc<Served>],
     names: &Names,
     request: DirtyRequest,
+    deadline: Instant,
 ) -> GuestDirty {
     let objects: Vec<Arc<DiskObject>> =
         disks.iter().map(|served| Arc::clone(served.guest.slot().object())).collect();
@@ -79,7 +102,7 @@ fn count(
     };
     let tables = request.tables.map(|stride| {
         let memory = view.memory.clone();
-        catch_unwind(AssertUnwindSafe(move || tables_of(&memory, stride)))
+        catch_unwind(AssertUnwindSafe(move || tables_of(&memory, stride, deadline)))
     });
     found.tables = tables.and_then(Result::ok);
     let Some(kernel) = view.kernel else { return found };
@@ -128,14 +151,18 @@ fn mapped_of(kernel: &Kernel) -> Option<MappedDirty> {
 }
 
 /// The pages that a guest's page tables mark as written.
-fn tables_of(memory: &GuestMemory, stride: u64) -> TablesDirty {
+fn tables_of(memory: &GuestMemory, stride: u64, deadline: Instant) -> TablesDirty {
     let begun = Instant::now();
-    let found = memory.written_pages(stride, 0);
+    // Each sample begins elsewhere, so that the mean of several is more exact.
+    let first = Clock::System.now_ns();
+    let found = memory.written_pages(stride, first, || Instant::now() < deadline);
     TablesDirty {
         marked_bytes: found.marked,
+        error_bytes: found.error,
         stride: stride.clamp(1, 1 << 20),
         tables: found.tables,
         examined: found.examined,
+        is_whole: found.is_whole,
         count_ns: begun.elapsed().as_nanos() as u64,
     }
 }

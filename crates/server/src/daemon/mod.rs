@@ -20,6 +20,7 @@ mod status;
 mod stop;
 mod usage;
 mod withdrawal;
+mod written;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

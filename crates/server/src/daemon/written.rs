@@ -1,0 +1,96 @@
+//! The pages of guests that are written in an interval, and what their disks transfer meanwhile.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fathom_block::{Clock, Operation};
+use fathom_control::WrittenDirty;
+use fathom_introspect::{GuestMemory, PageSample};
+
+use super::Served;
+
+/// The longest time in which the memory of all guests is sampled at the beginning, and at the end.
+const SAMPLE_TIME_MAX: Duration = Duration::from_secs(2);
+/// The longest interval.
+pub(super) const INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// The state of a guest at the beginning of an interval.
+struct Beginning<'a> {
+    memory: &'a GuestMemory,
+    disks: &'a [&'a Arc<Served>],
+    begun: Instant,
+    transferred: Option<(u64, u64)>,
+    sample: Option<PageSample>,
+    took: Duration,
+}
+
+impl<'a> Beginning<'a> {
+    fn new(
+        memory: &'a GuestMemory,
+        disks: &'a [&'a Arc<Served>],
+        first: u64,
+        deadline: Instant,
+    ) -> Self {
+        let begun = Instant::now();
+        let transferred = transferred(disks);
+        // A failure while one guest's memory is read must not affect the answer about other guests.
+        let sample = || memory.sample_pages(first, || Instant::now() < deadline);
+        let sample = catch_unwind(AssertUnwindSafe(sample)).ok();
+        Self { memory, disks, begun, transferred, sample, took: begun.elapsed() }
+    }
+
+    /// What has been written since.
+    fn end(self, deadline: Instant) -> Option<WrittenDirty> {
+        let before = self.sample?;
+        let interval_ns = self.begun.elapsed().as_nanos() as u64;
+        let begun = Instant::now();
+        let change = || self.memory.changed_pages(&before, || Instant::now() < deadline);
+        let found = catch_unwind(AssertUnwindSafe(change)).ok()?;
+        let took = self.took + begun.elapsed();
+        // Counters that have begun again, after a change of the disk, say nothing.
+        let of_disks = transferred(self.disks).zip(self.transferred);
+        let of_disks = of_disks.and_then(|(after, before)| {
+            Some((after.0.checked_sub(before.0)?, after.1.checked_sub(before.1)?))
+        });
+        Some(WrittenDirty {
+            interval_ns,
+            changed_bytes: found.changed,
+            error_bytes: found.error,
+            read_bytes: of_disks.map(|(read, _)| read),
+            written_bytes: of_disks.map(|(_, written)| written),
+            left_bytes: of_disks
+                .map(|(read, written)| found.changed.saturating_sub(read).saturating_sub(written)),
+            stride: found.stride,
+            examined: found.examined,
+            is_whole: found.is_whole,
+            count_ns: took.as_nanos() as u64,
+        })
+    }
+}
+
+/// The bytes that disks have read and written; `None` if one of them has no tap.
+fn transferred(disks: &[&Arc<Served>]) -> Option<(u64, u64)> {
+    disks.iter().try_fold((0, 0), |(read, written), served| {
+        let bytes = served.live().watchers.tap.clone()?.counts().bytes;
+        Some((read + bytes[Operation::Read as usize], written + bytes[Operation::Write as usize]))
+    })
+}
+
+/// The pages of guests, each with its memory and its disks, that are written in an interval from now
+/// on. `None` for a guest whose memory cannot be read. Waits for the interval.
+pub(super) fn written_in(
+    interval: Duration,
+    guests: &[(&GuestMemory, &[&Arc<Served>])],
+) -> Vec<Option<WrittenDirty>> {
+    let first = Clock::System.now_ns();
+    let deadline = Instant::now() + SAMPLE_TIME_MAX;
+    let beginnings: Vec<Beginning<'_>> = guests
+        .iter()
+        .map(|(memory, disks)| Beginning::new(memory, disks, first, deadline))
+        .collect();
+    thread::sleep(interval);
+    let deadline = Instant::now() + SAMPLE_TIME_MAX;
+    beginnings.into_iter().map(|beginning| beginning.end(deadline)).collect()
+}
