@@ -298,6 +298,21 @@ def introspection():
             seed("introspection", f"{number}-{how}", bytes([first, number]) + mutation)
 
 
+def flush():
+    # The first byte is the size of the pieces in which the bytes arrive.
+    seed("flush", "qmp", b'''\x40{"QMP": {"version": {}, "capabilities": []}}\r
+{"return": {}}\r
+{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "BALLOON_CHANGE", "data": {"actual": 1}}\r
+{"error": {"class": "GenericError", "desc": "no"}}\r
+''')
+    seed("flush", "agent", b'''\x01\xff{"return": 7}
+{"return": {"pid": 9}}
+{"return": {"exitcode": 0, "exited": true}}
+''')
+    seed("flush", "tunables", b'{"version":1,"vm":"web","dirty_expire":3000}')
+    seed("flush", "balloon", b'{"version":1,"vm":"web","memory_bytes":536870912}')
+
+
 def virtio_request():
     next_, write, indirect = 1, 2, 4
     # After the rings, which end at 0x706: the tables and their targets.

@@ -80,6 +80,17 @@ impl Assets {
         Ok(Some(Kernel { image, initrd, release }))
     }
 
+    /// A disk image with further programs and modules for guests: see `scripts/guest-tools`.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn tools(&self) -> Result<PathBuf> {
+        if !Command::new(repository().join("scripts/guest-tools")).status()?.success() {
+            return Err(Error::new("scripts/guest-tools failed"));
+        }
+        Ok(self.directory.join("tools/tools.ext4"))
+    }
+
     /// Makes a sparse copy of the root image.
     ///
     /// # Errors

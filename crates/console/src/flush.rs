@@ -22,6 +22,8 @@ The configuration has to allow the way, in the table [[guest]] of the virtual ma
   sysrq      sends the keys of the kernel's emergency sync, by QEMU's machine protocol
   tunables   lowers vm.dirty_expire_centisecs in the guest's memory until the data is written; do not
              migrate the guest meanwhile
+  agent      runs `sync` by the QEMU guest agent, which has to be installed in the guest
+  balloon    takes memory from the guest until the data is written; slow, and it evicts cached files
 
 Examples:
   fathom flush web                       by the first way in the configuration
@@ -111,6 +113,6 @@ mod tests {
         (report.dirty_before_bytes, report.first_write_ns) = (None, None);
         assert_eq!(describe(&report), "web: 21.0M written (by sysrq)");
         assert_eq!(way("tunables"), Ok(FlushWay::Tunables));
-        assert_eq!(way("sync"), Err("choose one of sysrq, tunables".into()));
+        assert_eq!(way("sync"), Err("choose one of sysrq, tunables, agent, balloon".into()));
     }
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::background::BackgroundList;
+use crate::connect::connect;
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
 use crate::device::DeviceList;
@@ -34,8 +34,6 @@ const QUERY_TIME_MAX: Duration = Duration::from_secs(10);
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long the daemon may take to accept a connection.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
-/// The interval between attempts to connect while the queue of the daemon's socket is full.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A client of a daemon. It opens a connection for each request.
 #[derive(Clone, Debug)]
@@ -449,34 +447,21 @@ impl Client {
 
     /// Opens a connection whose reads and writes wait for at most `limit`.
     fn connect(&self, limit: Duration) -> Result<UnixStream, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
-        let broken = |source| self.broken(source, limit);
-        let address = SockAddr::unix(&self.socket).map_err(unreachable)?;
         let begun = Instant::now();
-        let waited_max = limit.min(CONNECT_TIME_MAX);
-        loop {
-            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(broken)?;
-            // If a daemon is stopped and the queue of its socket is full, a blocking `connect`
-            // waits for ever. This one fails immediately, and is repeated for a while.
-            socket.set_nonblocking(true).map_err(broken)?;
-            match socket.connect(&address) {
-                Ok(()) => {
-                    socket.set_nonblocking(false).map_err(broken)?;
-                    let stream = UnixStream::from(std::os::fd::OwnedFd::from(socket));
-                    stream.set_read_timeout(Some(limit)).map_err(broken)?;
-                    stream.set_write_timeout(Some(limit)).map_err(broken)?;
-                    return Ok(stream);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let waited = begun.elapsed();
-                    if waited >= waited_max {
-                        return Err(ClientError::Silent { socket: self.socket.clone(), waited });
+        let stream =
+            connect(&self.socket, begun + limit.min(CONNECT_TIME_MAX)).map_err(|source| {
+                let socket = self.socket.clone();
+                match source.kind() {
+                    io::ErrorKind::WouldBlock => {
+                        ClientError::Silent { socket, waited: begun.elapsed() }
                     }
-                    std::thread::sleep(CONNECT_INTERVAL);
+                    _ => ClientError::Unreachable { socket, source },
                 }
-                Err(error) => return Err(unreachable(error)),
-            }
-        }
+            })?;
+        let set = stream.set_read_timeout(Some(limit));
+        set.and_then(|()| stream.set_write_timeout(Some(limit)))
+            .map_err(|source| self.broken(source, limit))?;
+        Ok(stream)
     }
 
     /// The error for `source` on a connection with the time limit `waited`.
@@ -520,6 +505,8 @@ fn disk_path(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use socket2::{Domain, SockAddr, Socket, Type};
+
     use super::*;
     use crate::error::ErrorCode;
     use std::io::Write;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A way to make a guest write its dirty data. Nothing has to be installed in the guest.
+/// A way to make a guest write its dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlushWay {
@@ -12,17 +12,23 @@ pub enum FlushWay {
     Sysrq,
     /// The kernel's `vm.dirty_expire_centisecs` is lowered in the guest's memory for a short time.
     Tunables,
+    /// The QEMU guest agent runs `sync`.
+    Agent,
+    /// QEMU's memory balloon takes memory from the guest for a short time.
+    Balloon,
 }
 
 impl FlushWay {
     /// All ways.
-    pub const ALL: [Self; 2] = [Self::Sysrq, Self::Tunables];
+    pub const ALL: [Self; 4] = [Self::Sysrq, Self::Tunables, Self::Agent, Self::Balloon];
 
     /// The name in JSON and in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sysrq => "sysrq",
             Self::Tunables => "tunables",
+            Self::Agent => "agent",
+            Self::Balloon => "balloon",
         }
     }
 }

@@ -32,6 +32,7 @@
 
 mod background;
 mod client;
+mod connect;
 mod daemon;
 mod definition;
 mod device;
@@ -50,6 +51,7 @@ mod usage;
 
 pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
 pub use client::{Client, ClientError};
+pub use connect::connect;
 pub use daemon::{
     DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,
 };

@@ -36,6 +36,8 @@ mod wiring;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use command::{Serve, serve};
+#[doc(hidden)]
+pub use flush::fuzz_flush;
 
 /// Locks a mutex, also after a thread has panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use fathom_control::{ClientError, ErrorCode, FlushWay, InsightState};
-use fathom_tests::{Daemon, Disk, Guest, Process, Result, patience, until};
+use fathom_tests::{Assets, Daemon, Disk, Guest, Process, Result, patience, until};
 
 /// The size of the file that is dirty before a flush, in MiB.
 const DIRTY_MIB: u64 = 24;
+/// The memory that the balloon leaves to the guest, in MiB; its system is in memory too.
+const FLOOR_MIB: u64 = 224;
 /// The guest's own `vm.dirty_expire_centisecs`: so long that nothing is written without a flush.
 const EXPIRE: u64 = 60_000;
 
@@ -25,32 +27,51 @@ fn start(disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
              model = {{ kind = 'ssd', device = 'shared', offset = '256M' }}\n\
              layers = [{{ kind = 'delay', time = '15s' }}]\n\
              [[nbd]]\naddress = 'unix:{}'\n\
-             [[guest]]\nvm = 'web'\nqmp = '{}'\n{guest}\n",
+             [[guest]]\nvm = 'web'\nqmp = '{}'\nagent = '{}'\nballoon_floor = '{FLOOR_MIB}M'\n{guest}\n",
             path("disk.img"),
             path("disk.sock"),
             path("nbd.sock"),
-            path("keys")
+            path("keys"),
+            path("agent")
         )
     })?;
     let keys = format!("unix:{},server=on,wait=off", daemon.path("keys").display());
-    let guest = Guest::builder()
-        .disk(Disk::vhost_user(daemon.path("disk.sock")))
-        .argument("-qmp")
-        .argument(keys)
-        .start()?;
+    let agent =
+        format!("socket,id=agent,path={},server=on,wait=off", daemon.path("agent").display());
+    let arguments = ["-qmp", &keys, "-device", "virtio-serial-pci", "-chardev", &agent];
+    let devices = [
+        "-device",
+        "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+        "-device",
+        "virtio-balloon-pci",
+    ];
+    let guest = arguments.iter().chain(&devices).fold(
+        Guest::builder()
+            .disk(Disk::vhost_user(daemon.path("disk.sock")))
+            .disk(Disk::snapshot_of(Assets::get()?.tools()?)),
+        |builder, argument| builder.argument(*argument),
+    );
+    let guest = guest.start()?;
     guest.check(&format!(
-        "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
+        "mkdir /tools; mount -o ro /dev/vdb /tools
+        insmod /tools/virtio_balloon.ko
+        modprobe virtio_console
+        mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
         echo {EXPIRE} > /proc/sys/vm/dirty_expire_centisecs
         # The guest does not begin to write by itself either.
         echo 99 > /sys/block/vda/bdi/min_ratio
         echo 400000000 > /proc/sys/vm/dirty_bytes
         echo 300000000 > /proc/sys/vm/dirty_background_bytes"
     ))?;
+    wait_for_kernel(&daemon, &guest)?;
+    Ok((daemon, guest))
+}
+
+fn wait_for_kernel(daemon: &Daemon, guest: &Guest) -> Result<()> {
     until("the guest's kernel to be found", patience(60), || {
         guest.check("sync")?;
         Ok((daemon.status("disk")?.insight.state == InsightState::Attached).then_some(()))
-    })?;
-    Ok((daemon, guest))
+    })
 }
 
 fn number(guest: &Guest, script: &str) -> Result<u64> {
@@ -60,6 +81,18 @@ fn number(guest: &Guest, script: &str) -> Result<u64> {
 /// The guest's dirty data, in KiB.
 fn dirty_kib(guest: &Guest) -> Result<u64> {
     number(guest, "awk '/^(Dirty|Writeback):/ { n += $2 } END { print n }' /proc/meminfo")
+}
+
+/// The guest's memory, in KiB, without what the balloon has.
+fn memory_kib(guest: &Guest) -> Result<u64> {
+    number(guest, "awk '/^MemTotal:/ { print $2 }' /proc/meminfo")
+}
+
+/// Starts the guest agent in the guest.
+fn start_agent(guest: &Guest) -> Result<()> {
+    guest
+        .check("/tools/qemu-ga -m virtio-serial -p /dev/vport*p1 -t /tmp > /dev/null 2>&1 &")
+        .map(drop)
 }
 
 fn expire(guest: &Guest) -> Result<u64> {
@@ -74,11 +107,43 @@ fn make_dirty(guest: &Guest, name: &str) -> Result<String> {
     ))
 }
 
+/// The balloon makes the guest write until it is below its limits of dirty data, which fall with its
+/// memory. Then it has its memory again.
+fn by_balloon(daemon: &Daemon, guest: &Guest) -> Result<()> {
+    const LIMITS: &str =
+        "echo 25 > /proc/sys/vm/dirty_ratio; echo 9 > /proc/sys/vm/dirty_background_ratio";
+    const NO_LIMITS: &str = "echo 400000000 > /proc/sys/vm/dirty_bytes
+        echo 300000000 > /proc/sys/vm/dirty_background_bytes";
+    let memory = memory_kib(guest)?;
+    guest.check(&format!("rm /mnt/sysrq /mnt/tunables /mnt/agent; sync; {LIMITS}"))?;
+    make_dirty(guest, "balloon")?;
+    let before_kib = dirty_kib(guest)?;
+    assert!(before_kib > (DIRTY_MIB << 10) * 9 / 10, "{before_kib} KiB were dirty");
+    let report = daemon.client().flush_guest("web", Some(FlushWay::Balloon)).unwrap();
+    println!("{report:?}");
+    assert!(report.written_bytes > (DIRTY_MIB << 20) / 2, "{report:?}");
+    let after_kib = dirty_kib(guest)?;
+    assert!(after_kib < before_kib / 2, "{after_kib} KiB are dirty");
+    until("the guest to have its memory", patience(30), || {
+        Ok((memory_kib(guest)? == memory).then_some(()))
+    })?;
+    assert_eq!(records(daemon, "balloon-"), 0);
+    guest.check(&format!("sync; {NO_LIMITS}")).map(drop)
+}
+
 #[test]
 fn a_guest_is_flushed_in_each_way() -> Result<()> {
-    let (daemon, guest) = start("", "flush = ['tunables', 'sysrq']")?;
+    let (daemon, guest) = start("", "flush = ['tunables', 'sysrq', 'agent', 'balloon']")?;
     let client = daemon.client();
-    for by in FlushWay::ALL {
+    // The guest's agent does not run yet.
+    let output = daemon.command(&["flush", "web", "--by", "agent"])?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.contains("does not answer") && text.contains("start the QEMU guest agent"),
+        "{text}"
+    );
+    start_agent(&guest)?;
+    for by in [FlushWay::Sysrq, FlushWay::Tunables, FlushWay::Agent] {
         let name = by.name();
         let hash = make_dirty(&guest, name)?;
         let before_kib = dirty_kib(&guest)?;
@@ -99,6 +164,7 @@ fn a_guest_is_flushed_in_each_way() -> Result<()> {
         assert_eq!(guest.check(&read)?, hash, "{name}");
         assert_eq!(expire(&guest)?, EXPIRE, "{name}: the guest's setting is as before");
     }
+    by_balloon(&daemon, &guest)?;
     // Without a way, the first of the configuration.
     make_dirty(&guest, "again")?;
     let output = daemon.command(&["flush", "web"])?;
@@ -126,16 +192,62 @@ fn a_guest_is_flushed_in_each_way() -> Result<()> {
     guest.shutdown()
 }
 
+/// The disk is so slow that a flush lasts until the daemon is killed.
+const SLOW: &str = "layers = [{ kind = 'limit', write_bytes_sec = '1M' }]";
+
+/// The number of records whose names begin with `prefix`.
+fn records(daemon: &Daemon, prefix: &str) -> usize {
+    let names = std::fs::read_dir(daemon.path(".")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with(prefix)).count()
+}
+
+#[test]
+fn a_killed_daemon_leaves_no_balloon() -> Result<()> {
+    let (mut daemon, guest) = start(SLOW, "flush = ['balloon']")?;
+    let memory = memory_kib(&guest)?;
+    make_dirty(&guest, "file")?;
+    let client = daemon.client();
+    let flush = std::thread::spawn(move || client.flush_guest("web", None));
+    until("memory to be taken", patience(30), || {
+        Ok((memory_kib(&guest)? < memory - (DIRTY_MIB << 10) / 2).then_some(()))
+    })?;
+    assert_eq!(records(&daemon, "balloon-"), 1);
+    daemon.kill9();
+    assert!(flush.join().unwrap().is_err());
+    assert!(memory_kib(&guest)? < memory, "nobody could give it back");
+    daemon.restart()?;
+    daemon.wait_for_guest("disk")?;
+    until("the memory to be given back", patience(60), || {
+        Ok((memory_kib(&guest)? == memory).then_some(()))
+    })?;
+    until("the record to be removed", patience(10), || {
+        Ok((records(&daemon, "balloon-") == 0).then_some(()))
+    })?;
+    // SIGTERM ends a flush, and the guest gets its memory before the end.
+    wait_for_kernel(&daemon, &guest)?;
+    make_dirty(&guest, "second")?;
+    let client = daemon.client();
+    let flush = std::thread::spawn(move || client.flush_guest("web", None));
+    until("memory to be taken again", patience(30), || {
+        Ok((memory_kib(&guest)? < memory).then_some(()))
+    })?;
+    let status = daemon.stop()?;
+    assert!(status.success(), "the daemon ended with {status}");
+    assert!(flush.join().unwrap().is_err());
+    assert_eq!(records(&daemon, "balloon-"), 0);
+    until("the memory to be given back again", patience(60), || {
+        Ok((memory_kib(&guest)? == memory).then_some(()))
+    })?;
+    daemon.restart()?;
+    daemon.wait_for_guest("disk")?;
+    guest.check_console()
+}
+
 #[test]
 fn a_killed_daemon_leaves_no_changed_tunable() -> Result<()> {
-    // The disk is so slow that the flush lasts until the kill.
-    let slow = "layers = [{ kind = 'limit', write_bytes_sec = '1M' }]";
-    let (mut daemon, guest) = start(slow, "flush = ['tunables']")?;
-    let records = |daemon: &Daemon| {
-        let names = std::fs::read_dir(daemon.path(".")).unwrap();
-        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with("tunables-")).count()
-    };
+    let (mut daemon, guest) = start(SLOW, "flush = ['tunables']")?;
+    let records = |daemon: &Daemon| records(daemon, "tunables-");
     make_dirty(&guest, "file")?;
     let client = daemon.client();
     let flush = std::thread::spawn(move || client.flush_guest("web", None));

@@ -18,6 +18,10 @@ pub struct GuestOptions {
     pub flush: Vec<FlushWay>,
     /// QEMU's socket for its machine protocol (QMP).
     pub qmp: Option<PathBuf>,
+    /// The socket of the QEMU guest agent.
+    pub agent: Option<PathBuf>,
+    /// The memory that the balloon leaves to the guest, in bytes.
+    pub balloon_floor: Option<Bytes>,
     /// Whether the guest is made to write its dirty data while the device beneath is idle.
     pub flush_when_idle: bool,
     /// The least dirty data for which it is made to, in bytes.
@@ -32,6 +36,8 @@ impl Default for GuestOptions {
             vm: String::new(),
             flush: Vec::new(),
             qmp: None,
+            agent: None,
+            balloon_floor: None,
             flush_when_idle: false,
             flush_min: Bytes(16 << 20),
             flush_interval: Nanoseconds(30_000_000_000),
@@ -46,13 +52,20 @@ impl Section for GuestOptions {
             "flush",
             "[]",
             "the ways in which the guest may be made to write its dirty data: `\"sysrq\"`, \
-             `\"tunables\"`. The first is the default of `fathom flush`",
+             `\"tunables\"`, `\"agent\"`, `\"balloon\"`. The first is the default of `fathom flush`",
         ),
         Key::new(
             "qmp",
             "",
-            "a socket for QEMU's machine protocol that no other program uses, for `\"sysrq\"`",
+            "a socket for QEMU's machine protocol that no other program uses, for `\"sysrq\"` and \
+             `\"balloon\"`",
         ),
+        Key::new(
+            "agent",
+            "",
+            "QEMU's socket of the guest agent, which no other program uses, for `\"agent\"`",
+        ),
+        Key::new("balloon_floor", "", "the memory that `\"balloon\"` leaves to the guest"),
         Key::new(
             "flush_when_idle",
             "false",
@@ -75,11 +88,28 @@ impl Section for GuestOptions {
         if self.flush.iter().enumerate().any(is_twice) {
             check.problem("flush", "a way to flush is named twice", "name each way once");
         }
-        if self.flush.contains(&FlushWay::Sysrq) && self.qmp.is_none() {
+        for way in [FlushWay::Sysrq, FlushWay::Balloon] {
+            if self.flush.contains(&way) && self.qmp.is_none() {
+                check.problem(
+                    "flush",
+                    format!("the way \"{way}\" needs QEMU's machine protocol"),
+                    "start QEMU with `-qmp unix:PATH,server=on,wait=off`, and add `qmp = \"PATH\"`",
+                );
+            }
+        }
+        if self.flush.contains(&FlushWay::Agent) && self.agent.is_none() {
             check.problem(
                 "flush",
-                "the way \"sysrq\" needs QEMU's machine protocol",
-                "start QEMU with `-qmp unix:PATH,server=on,wait=off`, and add `qmp = \"PATH\"`",
+                "the way \"agent\" needs the socket of the QEMU guest agent",
+                "add `agent = \"PATH\"`: the path of QEMU's `-chardev socket` for the agent",
+            );
+        }
+        let has_floor = self.balloon_floor.is_some_and(|floor| floor.0 > 0);
+        if self.flush.contains(&FlushWay::Balloon) && !has_floor {
+            check.problem(
+                "flush",
+                "the way \"balloon\" needs the least memory of the guest",
+                "add, for example, `balloon_floor = \"1G\"`: enough for the programs of the guest",
             );
         }
     }

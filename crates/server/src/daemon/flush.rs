@@ -10,7 +10,7 @@ use fathom_introspect::Kernel;
 use super::usage::vm_of;
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
-use crate::flush::press_sysrq;
+use crate::flush::{Inflated, Lowered, Sync, begin_sync, has_synced, press_sysrq};
 use crate::introspection::GuestView;
 use crate::wiring::refusal;
 
@@ -22,6 +22,8 @@ const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a guest that has flushed must not write, so that the last write is known.
 const QUIET_TIME: Duration = Duration::from_millis(100);
+/// The interval between attempts to give a guest its memory again.
+const RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 /// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a little
 /// all the time.
 const REST_MAX: u64 = 256 << 10;
@@ -36,6 +38,14 @@ struct Sample {
     /// The number of completed writes on all disks, and their bytes.
     writes: u64,
     written: u64,
+}
+
+/// What makes a guest write. Dropping it undoes its changes of the guest.
+enum Action<'a> {
+    Keys,
+    Tunables { _lowered: Lowered<'a> },
+    Agent(Sync),
+    Balloon(Inflated<'a>),
 }
 
 impl Daemon {
@@ -74,20 +84,7 @@ impl Daemon {
         };
         let kernel = self.kernel_of(vm);
         let (begun, before) = (Instant::now(), self.sample(vm, kernel.as_deref()));
-        let _lowered = match (by, &kernel) {
-            (FlushWay::Sysrq, _) => {
-                press_sysrq(vm, options.qmp.as_deref())?;
-                None
-            }
-            (FlushWay::Tunables, Some(kernel)) => Some(flusher.lower(vm, kernel)?),
-            (FlushWay::Tunables, None) => {
-                return Err(refusal(
-                    ErrorCode::Failed,
-                    format!("the kernel of the guest {vm:?} is not known"),
-                    "`fathom disk info` shows the reason; or use another way",
-                ));
-            }
-        };
+        let mut action = self.begin_flush(&options, vm, by, kernel.as_deref(), before.dirty)?;
         let mut report = FlushReport {
             vm: vm.to_owned(),
             by,
@@ -118,8 +115,19 @@ impl Daemon {
             report.time_ns = elapsed.as_nanos() as u64;
             let quiet = elapsed
                 .saturating_sub(Duration::from_nanos(report.last_write_ns.unwrap_or_default()));
-            report.is_complete = is_complete(&report, quiet);
-            if report.is_complete || elapsed > FLUSH_TIME_MAX || is_disturbed() {
+            report.is_complete = match &mut action {
+                // `sync` ends when all is written.
+                Action::Agent(sync) => has_synced(vm, sync)?,
+                _ => is_complete(&report, quiet),
+            };
+            let mut is_over = report.is_complete || elapsed > FLUSH_TIME_MAX;
+            if let Action::Balloon(inflated) = &mut action
+                && !is_over
+            {
+                inflated.advance()?;
+                is_over = inflated.is_exhausted(quiet);
+            }
+            if is_over || is_disturbed() {
                 flusher.count(&report);
                 return Ok(report);
             }
@@ -137,10 +145,73 @@ impl Daemon {
         }
     }
 
+    /// Begins to make a guest write `by` this way.
+    fn begin_flush<'a>(
+        &'a self,
+        options: &GuestOptions,
+        vm: &str,
+        by: FlushWay,
+        kernel: Option<&'a Kernel>,
+        dirty: Option<u64>,
+    ) -> Result<Action<'a>, ErrorBody> {
+        Ok(match (by, kernel) {
+            (FlushWay::Sysrq, _) => {
+                press_sysrq(vm, options.qmp.as_deref())?;
+                Action::Keys
+            }
+            (FlushWay::Tunables, Some(kernel)) => {
+                Action::Tunables { _lowered: self.flusher.lower(vm, kernel)? }
+            }
+            (FlushWay::Tunables, None) => {
+                return Err(refusal(
+                    ErrorCode::Failed,
+                    format!("the kernel of the guest {vm:?} is not known"),
+                    "`fathom disk info` shows the reason; or use another way",
+                ));
+            }
+            (FlushWay::Agent, _) => Action::Agent(begin_sync(vm, options.agent.as_deref())?),
+            (FlushWay::Balloon, _) => Action::Balloon(self.flusher.inflate(options, dirty)?),
+        })
+    }
+
+    /// Gives guests their memory again that an earlier daemon has taken by the balloon. A thread tries
+    /// until QEMU accepts it: the guest may have ended, or start again later.
+    pub(super) fn begin_balloon_restorations(self: &Arc<Self>) {
+        if self.flusher.balloons().is_empty() {
+            return;
+        }
+        let daemon = Arc::downgrade(self);
+        let body = move || {
+            loop {
+                let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
+                    return;
+                };
+                let mut rest = daemon.flusher.balloons();
+                rest.retain(|vm| {
+                    // Not during a flush, which restores the memory itself.
+                    let Some(_active) = daemon.flusher.begin(vm) else { return true };
+                    let is_restored = daemon.flusher.restore_balloon(vm);
+                    if is_restored {
+                        tracing::info!(vm, "the guest has its own memory again");
+                    }
+                    !is_restored
+                });
+                if rest.is_empty() {
+                    return;
+                }
+                drop(daemon);
+                std::thread::sleep(RESTORE_INTERVAL);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
+            tracing::error!(%error, "guests do not get their memory again: a thread cannot be started");
+        }
+    }
+
     /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
     /// been found.
     pub(crate) fn restore_tunables(&self) {
-        if !self.flusher.has_replaced() {
+        if !self.flusher.has_tunables() {
             return;
         }
         for (vm, kernel) in self.kernels() {

@@ -233,6 +233,7 @@ impl Daemon {
         }
         if refusals.is_empty() {
             daemon.begin_idle_flushes();
+            daemon.begin_balloon_restorations();
             daemon.warn_of_unreachable_disks();
             return Ok(daemon);
         }

@@ -1,11 +1,20 @@
 //! Makes guests write their dirty data, as the configuration allows.
 //!
-//! - `qmp`: sends keys to a guest.
-//! - `record`: remembers a replaced tunable, so that it is put back even by the next daemon.
+//! - `line`: lines of JSON on a Unix socket, for the next three.
+//! - `qmp`: QEMU's machine protocol, which sends keys to a guest.
+//! - `balloon`: takes memory from a guest.
+//! - `agent`: runs `sync` by the guest agent.
+//! - `record`: remembers a changed value of a guest, so that it is put back even by the next daemon.
 //!
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
-//! (Elango, Krishnakumaran, Arpaci-Dusseau), sections 3.3.2 and 4.5.
+//! (Elango, Krishnakumaran, Arpaci-Dusseau), sections 3.3.2, 3.3.4 and 4.5.
 
+mod agent;
+mod balloon;
+mod fuzz;
+mod line;
+#[cfg(test)]
+mod peer;
 mod qmp;
 mod record;
 
@@ -20,15 +29,22 @@ use fathom_introspect::{Kernel, TunableError};
 use crate::configuration::{GuestOptions, Placed};
 use crate::lock;
 use crate::wiring::refusal;
-use record::Record;
+use balloon::{Balloon, Steps};
+use line::PeerError;
+use record::{Kind, Own, Record};
 
-/// How long QEMU may take to accept the keys.
-const KEYS_TIME_MAX: Duration = Duration::from_secs(3);
+pub(crate) use agent::Sync;
+pub use fuzz::fuzz_flush;
+
+/// How long QEMU may take to accept the keys, and the agent to begin.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// The interval at which a shutdown checks whether flushes have ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// The `vm.dirty_expire_centisecs` of a guest during a flush, in centiseconds. The value is not 0, which
 /// an administrator might choose.
 const EXPIRE_NOW: u32 = 1;
+/// How long a guest with its least memory must not write, so that the balloon has no further effect.
+const EXHAUSTED_TIME: Duration = Duration::from_secs(2);
 /// How long a shutdown waits for the tunables to be put back.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -39,8 +55,8 @@ pub(crate) struct Flusher {
     active: Mutex<BTreeSet<String>>,
     /// The folder of the records.
     folder: PathBuf,
-    /// Tunables that are not yet put back, by virtual machine.
-    replaced: Mutex<BTreeMap<String, Record>>,
+    /// Values that are not yet put back.
+    replaced: Mutex<BTreeMap<(Kind, String), Record>>,
     counts: Mutex<BTreeMap<String, FlushCounts>>,
 }
 
@@ -63,7 +79,7 @@ impl Flusher {
             guests: RwLock::new(options_of(guests)),
             active: Mutex::default(),
             counts: Mutex::default(),
-            replaced: Mutex::new(records.into_iter().map(|it| (it.vm.clone(), it)).collect()),
+            replaced: Mutex::new(records.into_iter().map(|it| (it.key(), it)).collect()),
             folder,
         }
     }
@@ -123,15 +139,27 @@ impl Flusher {
     }
 
     /// Whether tunables of a guest have to be put back.
-    pub(crate) fn has_replaced(&self) -> bool {
-        !lock(&self.replaced).is_empty()
+    pub(crate) fn has_tunables(&self) -> bool {
+        lock(&self.replaced).keys().any(|(kind, _)| *kind == Kind::Tunables)
+    }
+
+    /// The virtual machines whose balloon has to be put back.
+    pub(crate) fn balloons(&self) -> Vec<String> {
+        let replaced = lock(&self.replaced);
+        let balloons = replaced.keys().filter(|(kind, _)| *kind == Kind::Balloon);
+        balloons.map(|(_, vm)| vm.clone()).collect()
+    }
+
+    fn replaced(&self, kind: Kind, vm: &str) -> Option<Record> {
+        lock(&self.replaced).get(&(kind, vm.to_owned())).cloned()
     }
 
     /// Puts the tunable of the guest of `vm` back, if it is replaced. `kernel` is the guest's kernel.
     /// Returns whether the guest's value was written.
     pub(crate) fn restore(&self, vm: &str, kernel: &Kernel) -> bool {
-        let Some(record) = lock(&self.replaced).get(vm).cloned() else { return false };
-        let restored = kernel.replace_dirty_expire(EXPIRE_NOW, record.dirty_expire);
+        let Some(record) = self.replaced(Kind::Tunables, vm) else { return false };
+        let Own::DirtyExpire(own) = record.own else { return false };
+        let restored = kernel.replace_dirty_expire(EXPIRE_NOW, own);
         // With another value, the guest has booted again, or its administrator has set the value.
         if restored != Err(TunableError::Unknown) {
             self.forget(&record);
@@ -139,12 +167,90 @@ impl Flusher {
         restored.is_ok()
     }
 
-    /// Removes a record whose tunable needs no restoration.
+    /// Remembers a guest's own value durably, before it is changed: so any later daemon can put it back.
+    fn remember(&self, record: &Record) -> Result<(), ErrorBody> {
+        record.write(&self.folder).map_err(|error| {
+            refusal(
+                ErrorCode::Failed,
+                format!(
+                    "the guest's own value cannot be recorded in {}: {error}",
+                    self.folder.display()
+                ),
+                "nothing was changed; let the daemon write to that folder",
+            )
+        })?;
+        lock(&self.replaced).insert(record.key(), record.clone());
+        Ok(())
+    }
+
+    /// Removes a record whose value needs no restoration.
     fn forget(&self, record: &Record) {
         if let Err(error) = record.remove(&self.folder) {
-            tracing::warn!(vm = record.vm, "the record of a tunable cannot be removed: {error}");
+            tracing::warn!(vm = record.vm, "the record of a flush cannot be removed: {error}");
         }
-        lock(&self.replaced).remove(&record.vm);
+        lock(&self.replaced).remove(&record.key());
+    }
+
+    /// Gives the guest of `vm` its memory again, which an earlier daemon has taken. Returns whether it
+    /// has it; otherwise QEMU cannot be reached now.
+    pub(crate) fn restore_balloon(&self, vm: &str) -> bool {
+        let Some(record) = self.replaced(Kind::Balloon, vm) else { return true };
+        let Some(qmp) = self.options(vm).and_then(|options| options.qmp) else { return false };
+        let Ok(mut balloon) = Balloon::open(&qmp) else { return false };
+        self.deflate(&record, &mut balloon).is_ok()
+    }
+
+    /// Gives a guest its own memory. A guest that has more has started again.
+    fn deflate(&self, record: &Record, balloon: &mut Balloon) -> Result<(), PeerError> {
+        if let Own::MemoryBytes(own) = record.own
+            && balloon.memory()? < own
+        {
+            balloon.set(own)?;
+        }
+        self.forget(record);
+        Ok(())
+    }
+
+    /// Takes memory from the guest of `vm`, of which `dirty` bytes are dirty, until the result is dropped.
+    pub(crate) fn inflate<'a>(
+        &'a self,
+        options: &GuestOptions,
+        dirty: Option<u64>,
+    ) -> Result<Inflated<'a>, ErrorBody> {
+        let vm = &options.vm;
+        let dirty = dirty.ok_or_else(|| {
+            refusal(
+                ErrorCode::Failed,
+                format!("it is not known how much data of the guest {vm:?} is dirty"),
+                "`fathom disk info` shows the reason; or use another way",
+            )
+        })?;
+        let qmp = qmp_of(vm, options.qmp.as_deref())?;
+        let failed = |error: PeerError| {
+            let message = format!("the QMP socket {} of the guest {vm:?}: {error}", qmp.display());
+            refusal(ErrorCode::Failed, message, qmp::remedy(&error))
+        };
+        let mut balloon = Balloon::open(qmp).map_err(failed)?;
+        let mut own = balloon.memory().map_err(failed)?;
+        if let Some(Record { own: Own::MemoryBytes(earlier), .. }) =
+            self.replaced(Kind::Balloon, vm)
+        {
+            // An earlier restoration has failed.
+            own = own.max(earlier);
+        }
+        let floor = options.balloon_floor.map_or(own, |floor| floor.0);
+        if own <= floor {
+            return Err(refusal(
+                ErrorCode::Failed,
+                format!(
+                    "the guest {vm:?} has {own} bytes of memory, not more than its `balloon_floor`"
+                ),
+                "use another way, or lower `balloon_floor`",
+            ));
+        }
+        let record = Record::new(vm, Own::MemoryBytes(own));
+        self.remember(&record)?;
+        Ok(Inflated { flusher: self, record, balloon, steps: Steps::new(own, dirty, floor) })
     }
 
     /// Lowers the guest's tunable until the result is dropped.
@@ -171,15 +277,8 @@ impl Flusher {
                 "use another way, for example --by sysrq",
             ));
         }
-        let record = Record::new(vm, tunables.dirty_expire);
-        // Before the change, so that any later daemon can undo it.
-        record.write(&self.folder).map_err(|error| {
-            failed(
-                format!("the tunable cannot be recorded in {}: {error}", self.folder.display()),
-                "nothing was changed; let the daemon write to that folder",
-            )
-        })?;
-        lock(&self.replaced).insert(vm.to_owned(), record.clone());
+        let record = Record::new(vm, Own::DirtyExpire(tunables.dirty_expire));
+        self.remember(&record)?;
         if kernel.replace_dirty_expire(tunables.dirty_expire, EXPIRE_NOW).is_err() {
             self.forget(&record);
             return Err(uncertain());
@@ -205,6 +304,44 @@ impl Drop for Lowered<'_> {
     }
 }
 
+/// A guest from which memory is taken. Dropping it gives the memory back.
+pub(crate) struct Inflated<'a> {
+    flusher: &'a Flusher,
+    record: Record,
+    balloon: Balloon,
+    steps: Steps,
+}
+
+impl Inflated<'_> {
+    /// Whether nothing more is to be expected: the guest has had its least memory for a while, and has not
+    /// written for the time `quiet`.
+    pub(crate) fn is_exhausted(&self, quiet: Duration) -> bool {
+        let at_floor = self.steps.at_floor(Instant::now());
+        at_floor.is_some_and(|time| time.min(quiet) > EXHAUSTED_TIME)
+    }
+
+    /// Takes more memory, if it is time to.
+    pub(crate) fn advance(&mut self) -> Result<(), ErrorBody> {
+        let Some(bytes) = self.steps.next(Instant::now()) else { return Ok(()) };
+        self.balloon.set(bytes).map_err(|error| {
+            let message = format!("the balloon of the guest {:?}: {error}", self.record.vm);
+            refusal(ErrorCode::Failed, message, qmp::remedy(&error))
+        })
+    }
+}
+
+impl Drop for Inflated<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.flusher.deflate(&self.record, &mut self.balloon) {
+            tracing::warn!(
+                vm = self.record.vm,
+                "the guest's memory cannot be given back now: {error}; the next flush or the next start of \
+                 the daemon tries again"
+            );
+        }
+    }
+}
+
 /// A virtual machine that is being flushed, until this is dropped.
 pub(crate) struct Active<'a> {
     flusher: &'a Flusher,
@@ -219,12 +356,37 @@ impl Drop for Active<'_> {
 
 /// Presses the keys of the kernel's emergency sync.
 pub(crate) fn press_sysrq(vm: &str, qmp: Option<&Path>) -> Result<(), ErrorBody> {
-    let Some(qmp) = qmp else {
-        let message = format!("the configuration has no QMP socket of the guest {vm:?}");
-        return Err(refusal(ErrorCode::Unsupported, message, "add `qmp` to its [[guest]]"));
-    };
-    qmp::send_keys(qmp, &["alt", "sysrq", "s"], KEYS_TIME_MAX).map_err(|error| {
+    let qmp = qmp_of(vm, qmp)?;
+    qmp::send_keys(qmp, &["alt", "sysrq", "s"], ANSWER_TIME_MAX).map_err(|error| {
         let message = format!("the QMP socket {} of the guest {vm:?}: {error}", qmp.display());
-        refusal(ErrorCode::Failed, message, error.remedy())
+        refusal(ErrorCode::Failed, message, qmp::remedy(&error))
+    })
+}
+
+fn qmp_of<'a>(vm: &str, qmp: Option<&'a Path>) -> Result<&'a Path, ErrorBody> {
+    qmp.ok_or_else(|| {
+        let message = format!("the configuration has no QMP socket of the guest {vm:?}");
+        refusal(ErrorCode::Unsupported, message, "add `qmp` to its [[guest]]")
+    })
+}
+
+/// Makes the guest agent run `sync`.
+pub(crate) fn begin_sync(vm: &str, socket: Option<&Path>) -> Result<Sync, ErrorBody> {
+    let Some(socket) = socket else {
+        let message = format!("the configuration has no agent of the guest {vm:?}");
+        return Err(refusal(ErrorCode::Unsupported, message, "add `agent` to its [[guest]]"));
+    };
+    agent::begin_sync(socket, ANSWER_TIME_MAX).map_err(|error| {
+        let message =
+            format!("the agent's socket {} of the guest {vm:?}: {error}", socket.display());
+        refusal(ErrorCode::Failed, message, agent::remedy(&error))
+    })
+}
+
+/// Whether `sync` in the guest of `vm` has ended.
+pub(crate) fn has_synced(vm: &str, sync: &mut Sync) -> Result<bool, ErrorBody> {
+    sync.poll().map_err(|error| {
+        let message = format!("the agent of the guest {vm:?}: {error}");
+        refusal(ErrorCode::Failed, message, agent::remedy(&error))
     })
 }
