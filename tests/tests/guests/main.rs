@@ -10,6 +10,7 @@ mod introspection;
 mod introspection_follows;
 mod introspection_layers;
 mod introspection_systems;
+mod limit;
 mod memory_hotplug;
 mod migration;
 mod not_shared;
