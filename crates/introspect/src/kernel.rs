@@ -9,7 +9,7 @@ use fathom_insight::RequestFlags;
 use crate::btf::{self, Btf};
 use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
-use crate::dirty::DirtyPlaces;
+use crate::dirty::{DirtyPlaces, KnownSuperBlocks};
 use crate::kallsyms::{self, KallsymsError};
 use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
@@ -105,6 +105,7 @@ pub struct Kernel {
     pub(crate) places: Places,
     pub(crate) counters: CounterPlaces,
     pub(crate) dirty: DirtyPlaces,
+    pub(crate) super_blocks: KnownSuperBlocks,
     tunables: TunablePlaces,
     note: VmcoreInfo,
     modules: Vec<Module>,
@@ -315,6 +316,7 @@ impl Kernel {
             places: self.places.clone(),
             counters: self.counters.clone(),
             dirty: self.dirty.clone(),
+            super_blocks: KnownSuperBlocks::default(),
             tunables: self.tunables.clone(),
             note: self.note.clone(),
             modules: self.modules.clone(),
@@ -415,6 +417,7 @@ impl Kernel {
             places,
             counters,
             dirty,
+            super_blocks: KnownSuperBlocks::default(),
             tunables,
             note,
             modules: loaded,

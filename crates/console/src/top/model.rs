@@ -3,8 +3,8 @@ use std::cmp::Ordering;
 
 use clap::ValueEnum;
 use fathom_control::{
-    DirtyReport, DiskStatistics, Histogram, LayerFigure, LayerFigures, OperationStatistics,
-    Problem, Statistics,
+    DirtyReport, DiskStatistics, Histogram, LayerFigure, LayerFigures, Nanoseconds,
+    OperationStatistics, Problem, Statistics,
 };
 use serde::Serialize;
 
@@ -177,9 +177,13 @@ impl Figure {
             (None, rate) => {
                 let words = self.name.strip_suffix("_total").unwrap_or(&self.name);
                 let rate = rate.unwrap_or(0.0);
-                match words.strip_suffix("_bytes") {
-                    Some(words) => format!("{}/s {}", short_bytes(rate), words.replace('_', " ")),
-                    None => format!("{} {}/s", short_number(rate), words.replace('_', " ")),
+                if let Some(words) = words.strip_suffix("_bytes") {
+                    format!("{}/s {}", short_bytes(rate), words.replace('_', " "))
+                } else if let Some(words) = words.strip_suffix("_nanoseconds") {
+                    let time = Nanoseconds(rate as u64);
+                    format!("{time} {} in a second", words.replace('_', " "))
+                } else {
+                    format!("{} {}/s", short_number(rate), words.replace('_', " "))
                 }
             }
         }
@@ -544,6 +548,12 @@ pub mod tests {
         let interval = Interval::between(&after, &after);
         assert_eq!((interval.disks[0].activity.held, interval.disks[1].activity.held), (24, 0));
         assert_eq!(interval.total.held, 24);
+        let figure = Figure {
+            name: "held_nanoseconds_total".into(),
+            value: None,
+            per_second: Some(15_900_000_000.0),
+        };
+        assert_eq!(figure.text(), "15.9 s held in a second");
     }
 
     #[test]

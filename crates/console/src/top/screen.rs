@@ -295,16 +295,14 @@ fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: T
     let size = Bytes(disk.capacity_bytes).to_string();
     let machine =
         if disk.vm.is_empty() { String::new() } else { format!(" of machine {}", disk.vm) };
-    let mut facts = format!(
-        "{machine}, {size}, {} in flight, {} refused",
-        disk.activity.in_flight, disk.activity.refused
-    );
+    let mut facts = format!("{machine}, {size}, {} in flight", disk.activity.in_flight);
     if disk.activity.held > 0 {
         facts += &format!(", {} held back", disk.activity.held);
     }
     if let Some(dirty) = disk.activity.dirty_bytes {
         facts += &format!(", {} dirty in the guest", Bytes(dirty));
     }
+    facts += &format!(", {} refused", disk.activity.refused);
     let mut lines = vec![
         Line::from(vec![
             Span::styled(disk.name.clone(), theme.bold()),

@@ -1,6 +1,7 @@
 //! The devices that will get the dirty pages, and the disks beneath them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{DirtyDevice, DiskObject, READS_MAX};
 use crate::kernel::Kernel;
@@ -16,6 +17,18 @@ const LEVELS_MAX: usize = 8;
 const LOWER_MAX: usize = 256;
 /// The longest name of a device (`bdi.dev_name`).
 const NAME_MAX: usize = 64;
+
+/// The super blocks that were found last, by the address of their `backing_dev_info`. Otherwise each
+/// count would read all super blocks of the guest. An address is checked before it is used.
+#[derive(Debug, Default)]
+pub(crate) struct KnownSuperBlocks([AtomicU64; 16]);
+
+impl KnownSuperBlocks {
+    fn slot(&self, bdi: u64) -> &AtomicU64 {
+        // Objects of the kernel are at least 64 bytes apart, and large ones more.
+        &self.0[((bdi >> 6 ^ bdi >> 12) % self.0.len() as u64) as usize]
+    }
+}
 
 /// The disks beneath a device.
 #[derive(Default)]
@@ -210,12 +223,29 @@ impl Kernel {
     /// The super block of the file system with this `backing_dev_info`.
     fn super_block_with(&self, bdi: u64) -> Option<u64> {
         let (place, list) = (self.layout.sb_bdi?, self.layout.sb_list);
+        let slot = self.super_blocks.slot(bdi);
+        let known = slot.load(Ordering::Relaxed);
+        if known != 0 && self.is_super_block_with(known, bdi) == Some(true) {
+            return Some(known);
+        }
         for link in self.links(self.places.super_blocks?, SUPER_BLOCKS_MAX) {
             let super_block = link?.wrapping_sub(list);
             if self.u64(super_block.wrapping_add(place))? == bdi {
+                slot.store(super_block, Ordering::Relaxed);
                 return Some(super_block);
             }
         }
         None
+    }
+
+    /// Whether there is still a super block with this `backing_dev_info` at an address: it is in the
+    /// list, so that its neighbours refer to it.
+    fn is_super_block_with(&self, super_block: u64, bdi: u64) -> Option<bool> {
+        if self.u64(super_block.wrapping_add(self.layout.sb_bdi?))? != bdi {
+            return Some(false);
+        }
+        let link = super_block.wrapping_add(self.layout.sb_list);
+        let (next, previous) = (self.pointer(link)?, self.pointer(link.wrapping_add(8))?);
+        Some(self.u64(next.wrapping_add(8))? == link && self.u64(previous)? == link)
     }
 }

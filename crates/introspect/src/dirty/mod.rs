@@ -32,6 +32,7 @@ use crate::kernel::Kernel;
 use crate::layout::Types;
 use crate::vmcoreinfo::PAGE;
 
+pub(crate) use devices::KnownSuperBlocks;
 pub use files::{DirtyFile, DirtyFiles};
 pub use mapped::MappedDirty;
 pub use tables::WrittenPages;

@@ -157,6 +157,52 @@ fn btrfs_lies_on_its_devices() {
 }
 
 #[test]
+fn a_super_block_that_was_found_before_is_checked() {
+    let subject = Subject::new(&Shape::recent());
+    let layout = &subject.kernel.layout;
+    let lies_on = || {
+        let owner = subject.get(subject.bdi("vdc") + layout.bdi_owner.unwrap());
+        let device = owner - layout.block_device_driver.unwrap();
+        let object = Arc::new(DiskObject::default());
+        object.set(subject.get(device + layout.block_device_disk.unwrap()));
+        let found = subject.kernel.dirty(&[object]).devices.unwrap();
+        found.into_iter().find(|device| device.name == "btrfs-1").unwrap().disks
+    };
+    assert_eq!(lies_on(), [0]);
+    // The second count does not read the whole list.
+    let reads = || {
+        let before = recording::count();
+        subject.count();
+        recording::count() - before
+    };
+    let short = reads();
+    let bdi = subject.bdi("btrfs-1");
+    let list = subject.kernel.places.super_blocks.unwrap();
+    let mut links = subject.kernel.links(list, 100).map(Option::unwrap);
+    let of = |link: &u64| link - layout.sb_list + layout.sb_bdi.unwrap();
+    let link = links.find(|link| subject.get(of(link)) == bdi).unwrap();
+    let others: Vec<u64> = subject
+        .kernel
+        .links(list, 100)
+        .map(Option::unwrap)
+        .filter(|other| *other != link)
+        .collect();
+    assert!(!others.is_empty());
+    // The file system is gone, and its memory is as before: the list does not have it any more.
+    let (next, previous) = (subject.get(link), subject.get(link + 8));
+    subject.set(previous, next);
+    subject.set(next + 8, previous);
+    assert_eq!(lies_on(), [] as [usize; 0]);
+    assert!(reads() > short, "the list is read again");
+    subject.set(previous, link);
+    subject.set(next + 8, link);
+    assert_eq!(lies_on(), [0]);
+    // It belongs to another device.
+    subject.set(of(&link), subject.bdi("vda"));
+    assert_eq!(lies_on(), [] as [usize; 0]);
+}
+
+#[test]
 fn torn_lists_are_unknown() {
     for shape in shapes() {
         let subject = Subject::new(&shape);
