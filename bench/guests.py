@@ -1,37 +1,21 @@
-"""Real guests on a daemon, for the comparisons in this folder."""
+"""Several real guests on one daemon, for the comparisons in this folder."""
 
-import base64
-import http.client
 import json
 import os
-import socket
 import subprocess
-import sys
 import time
 
-# The scripts that import this file need no compiled copy of it.
-sys.dont_write_bytecode = True
+import guest
+from guest import FATHOM, GUEST, ROOT, Channel
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FATHOM = os.path.join(ROOT, "target/release/fathom")
-GUEST = os.environ.get("FATHOM_GUEST", os.path.join(ROOT, "target/guest"))
 TOOLS = os.path.join(GUEST, "tools/tools.ext4")
 
 
-class Control(http.client.HTTPConnection):
-    """The daemon's control interface."""
-
-    def __init__(self, path):
-        super().__init__("localhost", timeout=60)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
+class Control(guest.Control):
+    """The daemon's control interface, with a connection for each request."""
 
     def call(self, method, path, body=None):
-        """The answer to a request; the daemon closes the connection after it."""
+        """The answer to a request."""
         text = None if body is None else json.dumps(body)
         self.request(method, path, text, {"Content-Type": "application/json"})
         answer = self.getresponse()
@@ -40,9 +24,6 @@ class Control(http.client.HTTPConnection):
         if answer.status != 200:
             raise SystemExit(f"the daemon refuses {path} {body}: {found.decode()}")
         return json.loads(found)
-
-    def change(self, disk, what):
-        self.call("PATCH", f"/v1/disks/{disk}", what)
 
     def operation(self, disk, name):
         """The count, the bytes and the sum of latencies of a disk's operation so far."""
@@ -56,29 +37,6 @@ class Control(http.client.HTTPConnection):
         guests = self.call("GET", f"/v1/dirty?guest={vm}")["guests"]
         found = next((guest for guest in guests if "dirty_bytes" in guest), None)
         return found and found["dirty_bytes"] + found["writeback_bytes"]
-
-
-class Channel:
-    """The guest's command channel (scripts/guest-files/agent)."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(path)
-        self.stream = self.socket.makefile("rb")
-        self.number = 0
-
-    def run(self, script):
-        """Runs a script, and returns its output. A script of the background must not keep the output open."""
-        self.number += 1
-        text = base64.b64encode(script.encode()).decode()
-        self.socket.sendall(f"{self.number} {text}\n".encode())
-        while True:
-            words = self.stream.readline().split()
-            if words[:1] == [b"fathom"] and int(words[1]) == self.number:
-                output = self.stream.read(int(words[3])).decode()
-                if int(words[2]) != 0:
-                    raise SystemExit(f"in the guest: {output}")
-                return output
 
 
 def read(path):

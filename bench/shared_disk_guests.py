@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 
-from guests import ROOT, Daemon, Guest
+from guest import ROOT
+from guests import Daemon, Guest
 
 # The cases: whether the other guest writes, whether guests are flushed in idle time, and whether the disks
 # have the layer `schedule`.
@@ -131,7 +132,7 @@ def report(found):
 
 GROUND, INK, GRID = "#ffffff", "#222222", "#dddddd"
 READS_INK, DIRTY_INK = "#1f6fb4", "#d9822b"
-WIDTH, HEIGHT, LEFT, TOP, GAP = 400, 92, 92, 46, 62
+WIDTH, HEIGHT, LEFT, TOP, GAP = 400, 92, 100, 46, 62
 
 
 def bins(found):
