@@ -72,6 +72,8 @@ pub struct Work {
     pub blocks: Range<u64>,
     pub ledger: Option<Ledger>,
     pub flushes: bool,
+    /// Whether a warm-up precedes the measured time.
+    pub warms_up: bool,
     pub seed: u64,
 }
 
@@ -96,10 +98,10 @@ impl Tally {
     }
 }
 
-/// The measured time of a queue. It begins with the first completions of the phase, which it does not
-/// include, and ends with the first ones after the phase, which it includes. So requests that complete
-/// together, because this process or the server did not run for a moment, are counted with the time
-/// in which they were served.
+/// The measured time of a queue. Without a warm-up it begins with the first request; otherwise it begins
+/// with the first completions of the phase, which it does not include. It ends with the first ones after the
+/// phase, which it includes. So requests that complete together, because this process or the server did not
+/// run for a moment, are counted with the time in which they were served.
 #[derive(Clone, Copy)]
 enum Window {
     Ahead,
@@ -204,6 +206,9 @@ impl Worker {
     /// Works until the phase ends the load, and completes the requests in flight.
     pub fn run(mut self, shared: &Shared) -> WorkerResult {
         self.queue.set_used_notif_enabled(false);
+        if !self.work.warms_up {
+            self.window = Window::Open(Instant::now());
+        }
         for slot in 0..self.buffers.count {
             self.begin(slot);
         }
