@@ -107,6 +107,25 @@ fn pauses_that_are_long_enough_are_used_and_others_are_not() {
 }
 
 #[test]
+fn adjoining_requests_run_together_as_far_as_the_pause_suffices() {
+    let bench = Bench::new(1, 5 * MS);
+    let (reads, _) = bench.disk(&patient());
+    let (writes, layer) = bench.disk(&patient());
+    let mut reader = bench.client(&reads, READ, 1);
+    reader.pause_ns = 17 * MS;
+    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
+    for number in 0..400 {
+        writer.submit_at(WRITE_BACK, number * WRITE_BACK.length);
+    }
+    run(&mut [&mut reader, &mut writer], &bench.time, 4 * SECOND);
+    let mean_ns = reader.mean_ns(3 * SECOND);
+    assert!(mean_ns <= 5 * MS + MS / 2, "{mean_ns}");
+    assert!(writer.done_within(3 * SECOND, 4 * SECOND) >= 80, "{}", writer.done.len());
+    assert_eq!(figure(&layer, "due_total") + figure(&layer, "surplus_total"), 0);
+}
+
+#[test]
 fn a_waited_for_request_meets_at_most_one_background_request() {
     let bench = Bench::new(1, 5 * MS);
     let (reads, _) = bench.disk(&patient());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fathom_layers::ScheduleOptions;
+use fathom_options::Nanoseconds;
 
 use crate::patient;
 use crate::support::{Bench, Client, Mark, READ, SECOND, WRITE, WRITE_BACK, disk_of, figure, run};
@@ -62,13 +63,60 @@ fn a_weight_changes_while_it_is_in_use() {
 #[test]
 fn an_idle_disk_saves_nothing_up_and_the_rest_is_used() {
     let bench = Bench::new(8, 500 * US);
-    let disks = [0, 1].map(|_| bench.disk(&weighted(100)).0);
-    let [mut first, mut second] = disks.each_ref().map(|disk| bench.client(disk, READ, 64));
+    let disks = [0, 1, 2].map(|_| bench.disk(&weighted(100)).0);
+    let [mut first, mut second, mut third] =
+        disks.each_ref().map(|disk| bench.client(disk, READ, 64));
     run(&mut [&mut first], &bench.time, 5 * SECOND);
     assert!(first.done_within(4 * SECOND, 5 * SECOND) >= 15_900);
     run(&mut [&mut first, &mut second], &bench.time, 6 * SECOND);
     let counts = [&first, &second].map(|it| it.done_within(5 * SECOND, 6 * SECOND));
     assert!(counts[0].abs_diff(counts[1]) <= 400, "{counts:?}");
+    // It has had nothing while the others have shared the device.
+    run(&mut [&mut first, &mut second, &mut third], &bench.time, 7 * SECOND);
+    let counts = [&first, &second, &third].map(|it| it.done_within(6 * SECOND, 7 * SECOND));
+    assert!(counts.iter().all(|count| count.abs_diff(5333) <= 400), "{counts:?}");
+}
+
+#[test]
+fn a_disk_that_holds_too_much_uses_its_share_and_no_more() {
+    let bench = Bench::new(1, 5000 * US);
+    let options = ScheduleOptions { held_requests: 4, ..ScheduleOptions::default() };
+    let (reads, writes) = (bench.disk(&options).0, bench.disk(&options));
+    let mut reader = bench.client(&reads, Mark { length: 64 << 10, ..READ }, 2);
+    let mut writer = bench.client(&writes.0, WRITE_BACK, 0);
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
+    (0..8).for_each(|_| _ = writer.submit(WRITE_BACK));
+    // They cost as much as more than four reads.
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND + 15_000 * US);
+    assert_eq!((figure(&writes.1, "surplus_total"), figure(&writes.1, "held")), (0, 8));
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND + 60_000 * US);
+    assert_eq!((figure(&writes.1, "surplus_total"), figure(&writes.1, "held")), (8, 0));
+}
+
+#[test]
+fn a_neighbour_that_hangs_does_not_extend_the_bound() {
+    let bench = Bench::new(8, 5000 * US);
+    let hold_max = Nanoseconds(SECOND * 2 / 5);
+    let options = ScheduleOptions { hold_max, depth: 3, ..ScheduleOptions::default() };
+    let (reads, (writes, layer)) = (bench.disk(&options).0, bench.disk(&options));
+    let hung = disk_of(&bench.layer(&options, None), &bench.service.hanging());
+    let mut stuck = bench.client(&hung, WRITE_BACK, 1);
+    let mut reader = bench.client(&reads, READ, 0);
+    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    let begun_ns = bench.now();
+    run(&mut [&mut stuck], &bench.time, begun_ns + SECOND / 100);
+    reader.depth = 1;
+    reader.submit(READ);
+    run(&mut [&mut stuck, &mut reader], &bench.time, begun_ns + SECOND / 20);
+    // The request that hangs takes the room of bursts.
+    let since_ns = bench.now();
+    writer.submit(WRITE_BACK);
+    let end_ns = since_ns + hold_max.0 - SECOND / 100;
+    run(&mut [&mut stuck, &mut reader, &mut writer], &bench.time, end_ns);
+    assert_eq!(figure(&layer, "held"), 1);
+    let end_ns = since_ns + hold_max.0 + SECOND / 100;
+    run(&mut [&mut stuck, &mut reader, &mut writer], &bench.time, end_ns);
+    assert_eq!((figure(&layer, "held"), figure(&layer, "due_total")), (0, 1));
 }
 
 #[test]
