@@ -61,10 +61,14 @@ impl Pace {
         ((self.until_ns - now_ns as f64).max(0.0) + self.time_ns(bytes)) as u64
     }
 
-    /// The most further bytes with which a step ends after at most `time_ns` nanoseconds.
+    /// The most further bytes with which a step ends after at most `time_ns` nanoseconds; 0 before the first
+    /// step.
     pub(super) fn bytes(&self, time_ns: u64, now_ns: u64) -> u64 {
+        if self.byte_ns == 0.0 {
+            return 0;
+        }
         let left_ns = time_ns as f64 - (self.until_ns - now_ns as f64).max(0.0);
-        (left_ns / (self.byte_ns * self.caution).max(f64::MIN_POSITIVE)).max(0.0) as u64
+        (left_ns / (self.byte_ns * self.caution)).max(0.0) as u64
     }
 
     /// Notes that a request of a step has begun, or one that adjoins it.
@@ -82,6 +86,10 @@ impl Pace {
             average(&mut self.byte_ns, time_ns as f64 / bytes.max(1) as f64);
         } else {
             let time_ns = now_ns.saturating_sub(begun_ns) as f64;
+            if self.byte_ns == 0.0 {
+                // Half of it may be the transfer, until longer steps show more.
+                self.byte_ns = time_ns / 2.0 / bytes.max(1) as f64;
+            }
             average(&mut self.latency_ns, (time_ns - self.byte_ns * bytes as f64).max(1.0));
         }
         self.completed_ns = now_ns;

@@ -71,8 +71,11 @@ impl Think {
     }
 
     /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds, in
-    /// nanoseconds.
+    /// nanoseconds; 0 before the first times are known.
     pub(super) fn safe_ns(&self, quiet_ns: u64) -> u64 {
+        if self.total < COUNT_MIN {
+            return 0;
+        }
         let now = class(quiet_ns);
         let longer: u32 = self.counts[now..].iter().sum();
         let mut during = 0;

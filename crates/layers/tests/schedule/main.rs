@@ -119,8 +119,9 @@ fn adjoining_requests_run_together_as_far_as_the_pause_suffices() {
         writer.submit_at(WRITE_BACK, number * WRITE_BACK.length);
     }
     run(&mut [&mut reader, &mut writer], &bench.time, 4 * SECOND);
-    let mean_ns = reader.mean_ns(3 * SECOND);
-    assert!(mean_ns <= 5 * MS + MS / 2, "{mean_ns}");
+    let late = reader.done.iter().filter(|done| done.time_ns > 2 * SECOND + 200 * MS);
+    let longest_ns = late.map(|done| done.time_ns - done.since_ns).max().unwrap();
+    assert!(longest_ns <= 10 * MS, "{longest_ns}");
     assert!(writer.done_within(3 * SECOND, 4 * SECOND) >= 80, "{}", writer.done.len());
     assert_eq!(figure(&layer, "due_total") + figure(&layer, "surplus_total"), 0);
 }
