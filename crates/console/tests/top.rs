@@ -16,7 +16,7 @@ fn lines_and_objects_show_the_interval() {
     assert_eq!(status, 0, "{stderr}");
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines.len(), 5, "{stdout}");
-    assert!(lines[0].starts_with("TIME") && lines[0].ends_with("ERRORS"), "{stdout}");
+    assert!(lines[0].starts_with("TIME") && lines[0].ends_with("HELD    DIRTY"), "{stdout}");
     // The busiest disk comes first: 2000 reads in the second between two samples.
     assert!(lines[1].contains("root") && lines[1].contains(" 2000 "), "{stdout}");
     assert!(lines[2].contains("data") && lines[2].contains(" 1000 "), "{stdout}");
