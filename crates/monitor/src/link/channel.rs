@@ -5,7 +5,6 @@ use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use openssl::ssl::SslStream;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::frame::{self, Inbox, PREAMBLE, Sender};
 
@@ -14,10 +13,7 @@ const READ: usize = 64 << 10;
 /// The timeout of reads and writes during a handshake.
 const HANDSHAKE_WAIT: Duration = Duration::from_millis(100);
 /// The longest time for the other side to read the last frames before the connection is closed.
-const LINGER_MAX: Duration = Duration::from_secs(1);
-/// The most bytes that are read meanwhile. The other side cannot send more than the socket's buffers then,
-/// and still reads the last frames.
-const LINGER_BYTES_MAX: usize = 8 << 20;
+const LINGER_MAX: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub enum Channel {
@@ -245,30 +241,16 @@ impl Line {
 
     /// Sends the waiting bytes for a short time, and closes the connection when the other side
     /// does. If a socket is closed while bytes arrive, the connection is reset, and the other side
-    /// may not receive the last frames. So the bytes of a side that does not stop sending are not all
-    /// read, but the socket stays open.
+    /// may not receive the last frames.
     pub fn end(mut self) {
         let _ = self.channel.set_timeouts(Duration::from_millis(10), Duration::from_millis(200));
         if self.flush().is_err() {
             return;
         }
         self.channel.close_write();
-        let (end, mut received) = (Instant::now() + LINGER_MAX, 0);
-        while Instant::now() < end && received < LINGER_BYTES_MAX {
-            match self.channel.read(&mut self.buffer) {
-                Ok(Some(count)) => received += count,
-                _ => return,
-            }
-        }
-        wait_for_close(self.channel.socket(), end.saturating_duration_since(Instant::now()));
+        let end = Instant::now() + LINGER_MAX;
+        while Instant::now() < end && matches!(self.channel.read(&mut self.buffer), Ok(Some(_))) {}
     }
-}
-
-/// Waits until the other side has closed its connection, whose bytes are not all read, for at most `limit`.
-fn wait_for_close(socket: &TcpStream, limit: Duration) {
-    let Ok(limit) = Timespec::try_from(limit) else { return };
-    // An error ends the wait too: nothing depends on it.
-    let _ = poll(&mut [PollFd::new(socket, PollFlags::RDHUP)], Some(&limit));
 }
 
 fn disconnected() -> io::Error {
