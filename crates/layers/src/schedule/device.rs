@@ -323,7 +323,7 @@ impl Gate<'_> {
         if let Some(least) = self.state.least_waiting(member, self.now_ns) {
             let own = &mut self.state.members[member];
             own.tag = own.tag.max(least - LAG_MAX);
-            if own.tag + own.service(behind).min(LAG_MAX) > least {
+            if own.tag + own.burst_lag(behind) > least {
                 return false;
             }
         }

@@ -88,6 +88,11 @@ impl Member {
         cost * f64::from(WEIGHT) / f64::from(self.weight.max(1))
     }
 
+    /// How far the tag has to be behind for a burst with a cost.
+    pub(super) fn burst_lag(&self, cost: f64) -> f64 {
+        self.service(cost).min(LAG_MAX)
+    }
+
     pub(super) fn group_tag(&self, key: u32) -> f64 {
         self.groups.get(&key).map_or(self.groups_start, |tag| tag.max(self.groups_start))
     }
@@ -426,7 +431,7 @@ impl State {
         }
         change(&mut self.bursts, entry.burst.is_some(), rest.burst.is_some());
         (entry.waiting, entry.held) = (rest.waiting, rest.held);
-        entry.burst = rest.burst.map(|cost| member.service(cost));
+        entry.burst = rest.burst.map(|cost| member.burst_lag(cost));
     }
 
     /// Ends a turn.
