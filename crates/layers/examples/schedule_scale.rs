@@ -10,6 +10,9 @@
 //! the reads never end. WAITING: the device may have only half of the reads in flight, so that the others
 //! wait for their shares, and the queues wake each other.
 
+#[path = "support/calls.rs"]
+mod calls;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -48,18 +51,6 @@ enum Case {
 }
 
 impl Queue {
-    /// Handles the calls of other queues.
-    fn take_events(&mut self) {
-        let mut events = Vec::new();
-        self.reactor.submit().expect("an io_uring");
-        if self.reactor.is_ready() {
-            self.reactor.collect(&mut events).expect("an io_uring");
-        }
-        for event in &events {
-            self.stack.event(event, &mut self.reactor);
-        }
-    }
-
     fn submit(&mut self, operation: Operation, offset: u64) {
         let mut request = self.stack.request();
         (request.operation, request.offset, request.length) = (operation, offset, 4096);
@@ -108,7 +99,7 @@ fn measure(disks: usize, queues: usize, case: Case) -> f64 {
     loop {
         for (index, queue) in all.iter_mut().enumerate() {
             queue.stack.advance(&mut queue.reactor);
-            queue.take_events();
+            calls::take(&mut queue.stack, &mut queue.reactor);
             while let Some((request, outcome)) = queue.stack.completed() {
                 outcome.expect("a request without an error");
                 if request.operation == Operation::Read {

@@ -10,6 +10,9 @@
 //! The layer and the model of the device are those of the daemon. The writes have the marks of
 //! background write-back.
 
+#[path = "support/calls.rs"]
+mod calls;
+
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -147,16 +150,7 @@ impl Client {
         if is_busy {
             return true;
         }
-        // The ring has calls of queues only, and a system call for each instant would take long.
-        let mut events = Vec::new();
-        self.reactor.submit().expect("an io_uring");
-        if self.reactor.is_ready() {
-            self.reactor.collect(&mut events).expect("an io_uring");
-        }
-        for event in &events {
-            self.stack.event(event, &mut self.reactor);
-        }
-        !events.is_empty()
+        calls::take(&mut self.stack, &mut self.reactor)
     }
 }
 

@@ -23,10 +23,7 @@ fn patient() -> ScheduleOptions {
 #[test]
 fn background_requests_wait_while_a_process_waits_and_no_longer_than_the_bound() {
     let bench = Bench::new(1, 5 * MS);
-    let (reads, _) = bench.disk(&ScheduleOptions::default());
-    let (writes, layer) = bench.disk(&ScheduleOptions::default());
-    let mut reader = bench.client(&reads, READ, 2);
-    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&ScheduleOptions::default(), 2);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     (0..20).for_each(|_| _ = writer.submit(WRITE_BACK));
     let begun_ns = bench.now();
@@ -46,10 +43,7 @@ fn background_requests_wait_while_a_process_waits_and_no_longer_than_the_bound()
 #[test]
 fn all_held_requests_are_passed_on_in_one_burst() {
     let bench = Bench::new(1, 5 * MS);
-    let (reads, _) = bench.disk(&ScheduleOptions::default());
-    let (writes, layer) = bench.disk(&ScheduleOptions::default());
-    let mut reader = bench.client(&reads, READ, 2);
-    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&ScheduleOptions::default(), 2);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     // One a hundredth of a second, in the reverse of their order on the disk.
     for number in (0..10).rev() {
@@ -82,11 +76,8 @@ fn pauses_that_are_long_enough_are_used_and_others_are_not() {
     // The reader is at the device for 5 ms, and pauses.
     for (pause_ns, writes_min, writes_max) in [(8 * MS, 150, 156), (2 * MS, 0, 0)] {
         let bench = Bench::new(1, 5 * MS);
-        let (reads, _) = bench.disk(&patient());
-        let (writes, layer) = bench.disk(&patient());
-        let mut reader = bench.client(&reads, READ, 1);
+        let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 1);
         reader.pause_ns = pause_ns;
-        let mut writer = bench.client(&writes, WRITE_BACK, 0);
         run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
         // The first pauses are not known before a background request comes.
         writer.submit(WRITE_BACK);
@@ -109,11 +100,8 @@ fn pauses_that_are_long_enough_are_used_and_others_are_not() {
 #[test]
 fn adjoining_requests_run_together_as_far_as_the_pause_suffices() {
     let bench = Bench::new(1, 5 * MS);
-    let (reads, _) = bench.disk(&patient());
-    let (writes, layer) = bench.disk(&patient());
-    let mut reader = bench.client(&reads, READ, 1);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 1);
     reader.pause_ns = 17 * MS;
-    let mut writer = bench.client(&writes, WRITE_BACK, 0);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     for number in 0..400 {
         writer.submit_at(WRITE_BACK, number * WRITE_BACK.length);
@@ -188,10 +176,7 @@ fn what_a_process_waits_for_releases_held_requests() {
 #[test]
 fn a_flush_of_another_disk_releases_nothing() {
     let bench = Bench::new(1, 5 * MS);
-    let (reads, _) = bench.disk(&patient());
-    let (writes, layer) = bench.disk(&patient());
-    let mut reader = bench.client(&reads, READ, 2);
-    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 2);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     writer.submit(WRITE_BACK);
     run(&mut [&mut reader, &mut writer], &bench.time, 3 * SECOND);
@@ -252,10 +237,7 @@ fn requests_without_insight_are_never_held() {
 #[test]
 fn a_drain_releases_everything_in_order() {
     let bench = Bench::new(1, 5 * MS);
-    let (reads, _) = bench.disk(&patient());
-    let (writes, layer) = bench.disk(&patient());
-    let mut reader = bench.client(&reads, READ, 40);
-    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 40);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     let held: Vec<u64> = (0..10).map(|_| writer.submit_at(WRITE_BACK, 0)).collect();
     let waited: Vec<u64> = (0..60).map(|_| writer.submit(READ)).collect();

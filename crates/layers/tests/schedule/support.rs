@@ -308,6 +308,18 @@ impl Bench {
         Client::new(disk, &self.time, mark, depth)
     }
 
+    /// A reader with some reads in flight, and a writer that makes no requests by itself, on disks of their
+    /// own, with the layer of the writer's disk.
+    pub fn reader_and_writer(
+        &self,
+        options: &ScheduleOptions,
+        depth: usize,
+    ) -> (Client, Client, Arc<Schedule>) {
+        let (reads, _) = self.disk(options);
+        let (writes, layer) = self.disk(options);
+        (self.client(&reads, READ, depth), self.client(&writes, WRITE_BACK, 0), layer)
+    }
+
     pub fn now(&self) -> u64 {
         self.time.get()
     }
