@@ -1,0 +1,149 @@
+//! The replacement against its contract: no slot is lost or given out twice, whatever the order of
+//! calls, and the memory is bounded.
+
+use std::collections::HashMap;
+
+use fathom_cache::{Access, Policy, Replacement, ReplacementOptions};
+
+const POLICIES: [Policy; 3] = [Policy::None, Policy::Sky, Policy::Auto];
+
+fn options(policy: Policy) -> ReplacementOptions {
+    ReplacementOptions { policy }
+}
+
+/// A cache with nothing but its index.
+struct Cache {
+    replacement: Replacement,
+    index: HashMap<u64, u32>,
+    keys: Vec<Option<u64>>,
+    free: Vec<u32>,
+}
+
+impl Cache {
+    fn new(policy: Policy, slots: u32) -> Self {
+        Self {
+            replacement: Replacement::new(&options(policy), slots),
+            index: HashMap::new(),
+            keys: vec![None; slots as usize],
+            free: (0..slots).rev().collect(),
+        }
+    }
+
+    /// Returns whether the request is a hit.
+    fn request(&mut self, key: u64, access: &Access) -> bool {
+        if let Some(slot) = self.index.get(&key) {
+            self.replacement.hit(*slot, key, access);
+            return true;
+        }
+        if self.replacement.admits(key, access) {
+            let slot = self.free.pop().unwrap_or_else(|| {
+                let slot = self.replacement.victim(|slot| self.keys[slot as usize].unwrap());
+                let slot = slot.expect("a full cache has a victim");
+                let old = self.keys[slot as usize].take().expect("a victim has a block");
+                assert_eq!(self.index.remove(&old), Some(slot));
+                slot
+            });
+            self.keys[slot as usize] = Some(key);
+            self.index.insert(key, slot);
+            self.replacement.insert(slot, key, access);
+        }
+        false
+    }
+
+    fn discard(&mut self, key: u64) {
+        if let Some(slot) = self.index.remove(&key) {
+            self.replacement.remove(slot);
+            self.keys[slot as usize] = None;
+            self.free.push(slot);
+        }
+    }
+}
+
+#[test]
+fn no_slot_is_lost_or_given_out_twice() {
+    for seed in 0..120 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let slots = random.u32(1..400);
+        let mut cache = Cache::new(POLICIES[seed as usize % 3], slots);
+        let keys = u64::from(slots) * random.u64(1..4) + 1;
+        // In some runs most blocks are taken out again, in others none.
+        let discards = random.u32(0..3) * 40;
+        for _ in 0..20_000 {
+            let access = Access {
+                class: random.u8(..),
+                is_write: random.bool(),
+                is_sequential: random.bool(),
+                miss_ns: random.u32(..) >> random.u32(0..32),
+            };
+            // Small keys are more frequent.
+            let key = random.u64(0..keys).min(random.u64(0..keys));
+            if random.u32(0..100) < discards {
+                cache.discard(key);
+            } else {
+                cache.request(key, &access);
+            }
+            assert_eq!(cache.replacement.len() as usize, cache.index.len());
+        }
+        // Every block leaves once.
+        let mut left: Vec<u32> = Vec::new();
+        while let Some(slot) =
+            cache.replacement.victim(|slot| cache.keys[slot as usize].expect("it has a block"))
+        {
+            left.push(slot);
+        }
+        left.sort_unstable();
+        let mut held: Vec<u32> = cache.index.into_values().collect();
+        held.sort_unstable();
+        assert_eq!(left, held, "seed {seed}");
+    }
+}
+
+#[test]
+fn calls_in_a_wrong_order_do_not_panic() {
+    for seed in 0..60 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let slots = random.u32(1..50);
+        let mut replacement = Replacement::new(&options(POLICIES[seed as usize % 3]), slots);
+        for _ in 0..20_000 {
+            let access = Access { class: random.u8(..), ..Access::default() };
+            let (slot, key) = (random.u32(0..slots + 3), random.u64(0..100));
+            match random.u32(0..5) {
+                0 => replacement.hit(slot, key, &access),
+                1 => drop(replacement.admits(key, &access)),
+                2 => replacement.insert(slot, key, &access),
+                3 => replacement.remove(slot),
+                _ => drop(replacement.victim(u64::from)),
+            }
+            assert!(replacement.len() <= slots);
+        }
+    }
+}
+
+#[test]
+fn a_slot_takes_eight_bytes() {
+    for policy in POLICIES {
+        let slots = 1 << 20;
+        let replacement = Replacement::new(&options(policy), slots);
+        let bytes = replacement.memory_bytes();
+        assert!(bytes <= 8 * slots as usize, "{policy:?}: {:.3}", bytes as f64 / f64::from(slots));
+    }
+}
+
+#[test]
+fn a_scan_does_not_displace_what_is_used() {
+    for policy in POLICIES {
+        let mut cache = Cache::new(policy, 1000);
+        let access = Access { miss_ns: 1_000_000, ..Access::default() };
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..20_000 {
+            cache.request(random.u64(0..800), &access);
+        }
+        // A scan of ten times the cache, while the blocks are still used.
+        let mut hits = 0;
+        for key in 0..10_000 {
+            cache.request(1_000_000 + key, &access);
+            hits += u32::from(cache.request(random.u64(0..800), &access));
+        }
+        assert!(hits > 9_500, "{policy:?}: {hits} of 10000");
+    }
+}
