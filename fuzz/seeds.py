@@ -75,6 +75,23 @@ a not in (select b from S [rows 2]) as n from S [now] where not exists (select 1
 b = (select y from V [rows 1]);""")
 
 
+def database():
+    # One page of each part of each captured file.
+    for path in sorted((FUZZ.parent / "crates/database/tests/pages").glob("*.txt")):
+        pages, length = {}, 0
+        for line in path.read_text().splitlines():
+            words = line.split(" ")
+            if words[0] == "file":
+                file, length = words[1].replace("/", "-"), int(words[2])
+            elif words[0] == "page":
+                page = pages[(file, words[2])] = bytearray(length)
+            elif words[0] != "#":
+                data = bytes.fromhex(words[1])
+                page[int(words[0]):int(words[0]) + len(data)] = data
+        for (file, part), page in pages.items():
+            seed("database", f"{path.stem}-{file}-{part}", bytes(page))
+
+
 def devices():
     # A list of mounts and, after a zero byte each, the files of a tree like /sys.
     source = (FUZZ.parent / "crates/devices/src/fuzz.rs").read_text()
@@ -349,6 +366,7 @@ def virtio_request():
 
 configuration()
 cql()
+database()
 devices()
 events()
 introspection()

@@ -13,6 +13,7 @@
 #![warn(missing_docs)]
 
 mod class;
+mod database;
 pub mod event;
 mod kind;
 mod names;
@@ -20,6 +21,7 @@ mod part;
 mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass};
+pub use database::{Database, DatabasePart, DatabaseSystem};
 pub use kind::{Confidence, Kind, Source};
 pub use names::{Name, Names};
 pub use part::{Facts, Insight, Part, RequestFlags};
