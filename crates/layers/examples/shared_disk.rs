@@ -15,7 +15,7 @@ mod calls;
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,6 +31,7 @@ const CAPACITY: u64 = 16 << 30;
 /// The time before the measurement, and the time of the measurement, in nanoseconds.
 const WARMUP_NS: u64 = 2 * SECOND;
 const MEASURED_HDD_NS: u64 = 60 * SECOND;
+const MEASURED_PAGES_NS: u64 = 240 * SECOND;
 const MEASURED_SSD_NS: u64 = 2 * SECOND;
 /// The length of a write, in bytes, and the most writes of a guest in flight.
 const WRITE_LENGTH: u64 = 256 << 10;
@@ -39,10 +40,13 @@ const WRITES_MAX: usize = 128;
 /// The load of a client.
 #[derive(Clone, Copy)]
 enum Load {
-    /// Random reads of 4 KiB with these requests in flight, and a pause after each number of them.
-    Reads { depth: usize, run: u64, pause_ns: u64 },
+    /// Random reads of 4 KiB of a file with these requests in flight, and a pause after each number of them.
+    Reads { depth: usize, run: u64, pause_ns: u64, file: u64 },
     /// Each second, the write-back of a part of a file with this number of requests.
     WriteBack { count: u64 },
+    /// Each `interval_ns`, the write-back of this number of pages at random places of a file, in the order
+    /// of the file. It begins when the one before has ended.
+    Pages { count: u64, interval_ns: u64, file: u64 },
 }
 
 struct Client {
@@ -53,8 +57,9 @@ struct Client {
     next_ns: BinaryHeap<Reverse<u64>>,
     sent_ns: HashMap<u64, u64>,
     tokens: u64,
-    /// The offsets of the next writes.
-    writes: std::ops::Range<u64>,
+    /// The offsets of the next writes, and their length.
+    writes: VecDeque<u64>,
+    write_length: u64,
     measured_ns: u64,
     /// The time with a request in flight, in nanoseconds.
     busy_ns: u64,
@@ -70,7 +75,7 @@ impl Client {
         let stack = disk.open_queue(&mut reactor, clock).expect("a queue");
         let first = match load {
             Load::Reads { depth, .. } => depth,
-            Load::WriteBack { .. } => 1,
+            Load::WriteBack { .. } | Load::Pages { .. } => 1,
         };
         Self {
             stack,
@@ -80,7 +85,8 @@ impl Client {
             next_ns: std::iter::repeat_n(Reverse(SECOND), first).collect(),
             sent_ns: HashMap::new(),
             tokens: 0,
-            writes: 0..0,
+            writes: VecDeque::new(),
+            write_length: WRITE_LENGTH,
             measured_ns,
             busy_ns: 0,
             times_ns: Vec::new(),
@@ -102,15 +108,22 @@ impl Client {
 
     fn begin(&mut self, now_ns: u64) {
         match self.load {
-            Load::Reads { .. } => {
-                let offset = self.random.u64(0..CAPACITY / 4096) * 4096;
+            Load::Reads { file, .. } => {
+                let offset = self.random.u64(0..file / 4096) * 4096;
                 self.submit(Operation::Read, offset, 4096, now_ns);
             }
             Load::WriteBack { count } => {
                 // What is left of the last second is lost.
                 let first = self.random.u64(0..CAPACITY / WRITE_LENGTH - count);
-                self.writes = first..first + count;
+                self.writes = (first..first + count).map(|it| it * WRITE_LENGTH).collect();
                 self.next_ns.push(Reverse(now_ns + SECOND));
+            }
+            Load::Pages { count, interval_ns, file } => {
+                let places = (0..count).map(|_| self.random.u64(0..file / 4096) * 4096);
+                let places: BTreeSet<u64> = places.collect();
+                self.writes.extend(places);
+                self.write_length = 4096;
+                self.next_ns.push(Reverse(now_ns + interval_ns));
             }
         }
     }
@@ -118,8 +131,8 @@ impl Client {
     /// Submits further writes, as many as a guest has in flight.
     fn write(&mut self, now_ns: u64) {
         while self.stack.in_flight() < WRITES_MAX {
-            let Some(number) = self.writes.next() else { return };
-            self.submit(Operation::Write, number * WRITE_LENGTH, WRITE_LENGTH, now_ns);
+            let Some(offset) = self.writes.pop_front() else { return };
+            self.submit(Operation::Write, offset, self.write_length, now_ns);
         }
     }
 
@@ -207,7 +220,11 @@ struct Figures {
 fn measure(name: &str, loads: &[Place], options: Option<&ScheduleOptions>) -> Vec<Figures> {
     let (time, devices, model) =
         (Rc::new(Cell::new(SECOND)), ScheduleDevices::default(), device(name));
-    let measured_ns = if name == "hdd" { MEASURED_HDD_NS } else { MEASURED_SSD_NS };
+    let measured_ns = match name {
+        "hdd" if loads.iter().any(|load| matches!(load.0, Load::Pages { .. })) => MEASURED_PAGES_NS,
+        "hdd" => MEASURED_HDD_NS,
+        _ => MEASURED_SSD_NS,
+    };
     let mut clients: Vec<Client> = loads
         .iter()
         .map(|(load, weight, place)| {
@@ -282,18 +299,35 @@ fn values() -> Vec<(String, ScheduleOptions)> {
     values
 }
 
+/// The load of `bench/shared-disk --guests`: the write-back of pages at random places of a file, beside reads
+/// that leave the device a third of its time in short and in long pauses.
+fn pages() {
+    let writes = Load::Pages { count: 1920, interval_ns: 15 * SECOND, file: 512 << 20 };
+    let writes = (writes, 100, 1);
+    print("hdd", "alone", "pages", &measure("hdd", &[writes], None)[0]);
+    for run in [50, 800] {
+        let pause_ns = run * 3_750_000;
+        let load = Load::Reads { depth: 1, run, pause_ns, file: CAPACITY / 25 };
+        let (load, reads) = ((load, 100, 0), format!("runs of {run}"));
+        print("hdd", "alone", &reads, &measure("hdd", &[load], None)[0]);
+        let clients = [reads.as_str(), &format!("pages beside {reads}")];
+        both("hdd", "neither", clients, [load, writes], None);
+        both("hdd", "schedule", clients, [load, writes], Some(&ScheduleOptions::default()));
+    }
+}
+
 fn main() {
     let defaults = ScheduleOptions::default();
     let values = if std::env::args().any(|it| it == "--values") { values() } else { Vec::new() };
     for (name, depth, count) in [("hdd", 1, 64), ("ssd", 1, 400)] {
         let writes = (Load::WriteBack { count }, 100, 1);
         print(name, "alone", "writes", &measure(name, &[writes], None)[0]);
-        let steady = (Load::Reads { depth, run: 1, pause_ns: 0 }, 100, 0);
+        let steady = (Load::Reads { depth, run: 1, pause_ns: 0, file: CAPACITY }, 100, 0);
         let mean_us = measure(name, &[steady], None)[0].mean_us;
         // Reads that leave the device a third of its time: after each read, or after each fifty.
         let pausing = |run: u64| {
             let pause_ns = (mean_us * 500.0) as u64 * run;
-            (Load::Reads { depth, run, pause_ns }, 100, 0)
+            (Load::Reads { depth, run, pause_ns, file: CAPACITY }, 100, 0)
         };
         let cases = [("pausing", pausing(50)), ("shortly pausing", pausing(1)), ("steady", steady)];
         for (reads, load) in cases {
@@ -305,8 +339,11 @@ fn main() {
                 both(name, case, clients, [load, writes], Some(options));
             }
         }
+        if name == "hdd" {
+            pages();
+        }
         for (case, weights) in [("equal", [100, 100]), ("1:3", [100, 300])] {
-            let reads = Load::Reads { depth: 64, run: 1, pause_ns: 0 };
+            let reads = Load::Reads { depth: 64, run: 1, pause_ns: 0, file: CAPACITY };
             let loads = [(reads, weights[0], 0), (reads, weights[1], 1)];
             both(name, case, ["first", "second"], loads, Some(&defaults));
         }

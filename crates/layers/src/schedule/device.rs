@@ -320,12 +320,14 @@ impl Gate<'_> {
         if !self.state.has_burst_room() {
             return false;
         }
-        if let Some(least) = self.state.least_waiting(member, self.now_ns) {
+        let behind = self.state.members[member].burst_lag(behind);
+        let least = self.state.least_waiting(member, self.now_ns);
+        if !self.state.may_burst(member, behind, least) {
+            return false;
+        }
+        if let Some(least) = least {
             let own = &mut self.state.members[member];
             own.tag = own.tag.max(least - LAG_MAX);
-            if own.tag + own.burst_lag(behind) > least {
-                return false;
-            }
         }
         self.state.note_burst(self.now_ns);
         self.pass(BACKGROUND, cost, Flow::WHOLE);

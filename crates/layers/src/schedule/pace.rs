@@ -55,10 +55,18 @@ impl Pace {
         self.latency_ns + self.byte_ns * self.caution * bytes as f64
     }
 
+    /// The time by which a step prolongs the time for which steps keep the device busy, in nanoseconds. The
+    /// device sorts requests that wait behind others, so only the first one has the latency of one alone.
+    fn added_ns(&self, bytes: u64, is_adjoining: bool, now_ns: u64) -> f64 {
+        let is_behind = is_adjoining || self.until_ns > now_ns as f64;
+        self.time_ns(bytes) - if is_behind { self.latency_ns } else { 0.0 }
+    }
+
     /// The time from `now_ns` until a step of `bytes` would no longer keep the device busy, in
     /// nanoseconds.
     pub(super) fn step_ns(&self, bytes: u64, now_ns: u64) -> u64 {
-        ((self.until_ns - now_ns as f64).max(0.0) + self.time_ns(bytes)) as u64
+        let left_ns = (self.until_ns - now_ns as f64).max(0.0);
+        (left_ns + self.added_ns(bytes, false, now_ns)) as u64
     }
 
     /// The most further bytes with which a step ends after at most `time_ns` nanoseconds; 0 before the first
@@ -73,8 +81,8 @@ impl Pace {
 
     /// Notes that a request of a step has begun, or one that adjoins it.
     pub(super) fn begin(&mut self, bytes: u64, is_adjoining: bool, now_ns: u64) {
-        let latency_ns = if is_adjoining { self.latency_ns } else { 0.0 };
-        self.until_ns = self.until_ns.max(now_ns as f64) + self.time_ns(bytes) - latency_ns;
+        let added_ns = self.added_ns(bytes, is_adjoining, now_ns);
+        self.until_ns = self.until_ns.max(now_ns as f64) + added_ns;
     }
 
     /// Notes the completion of a request of a step that began at `begun_ns`, and whether background

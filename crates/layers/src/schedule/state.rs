@@ -337,6 +337,14 @@ impl State {
         others.map(|(_, other)| other.tag).min_by(f64::total_cmp)
     }
 
+    /// Whether a disk may pass on a request of a burst, if its tag is to be `behind` the `least` one of the
+    /// waiting disks. While no process waits, background requests pass in steps, which end in time: a
+    /// burst would meet the next request that a process waits for. Only one that is due begins then.
+    pub(super) fn may_burst(&self, member: usize, behind: f64, least: Option<f64>) -> bool {
+        least
+            .map_or(behind == f64::NEG_INFINITY, |least| self.members[member].tag + behind <= least)
+    }
+
     /// Raises the tag of a disk that was not active to the least tag of the active disks, or else to that
     /// of the last disk: an idle disk saves nothing up.
     pub(super) fn raise(&mut self, member: usize) {
@@ -465,7 +473,7 @@ impl State {
         let claims = |entry: &Entry| {
             let may_burst = |behind: f64| {
                 let least = self.least_waiting(entry.member, now_ns);
-                least.is_none_or(|least| members[entry.member].tag + behind <= least)
+                self.may_burst(entry.member, behind, least)
             };
             entry.waiting.is_some() || has_burst_room && entry.burst.is_some_and(may_burst)
         };

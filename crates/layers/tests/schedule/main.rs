@@ -98,6 +98,26 @@ fn pauses_that_are_long_enough_are_used_and_others_are_not() {
 }
 
 #[test]
+fn a_disk_that_holds_too_much_does_not_disturb_the_reader_after_a_pause() {
+    let bench = Bench::new(1, 5 * MS);
+    let options = ScheduleOptions { held_requests: 64, ..patient() };
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&options, 1);
+    reader.pause_ns = 200 * MS;
+    run(&mut [&mut reader, &mut writer], &bench.time, 4 * SECOND);
+    writer.depth = 128;
+    (0..128).for_each(|_| _ = writer.submit(WRITE_BACK));
+    run(&mut [&mut reader, &mut writer], &bench.time, 14 * SECOND);
+    // The first pauses are not known.
+    let late = reader.done.iter().filter(|done| done.time_ns > 7 * SECOND);
+    let longest_ns = late.map(|done| done.time_ns - done.since_ns).max().unwrap();
+    assert!(longest_ns <= 10 * MS, "{longest_ns}");
+    assert_eq!(figure(&layer, "due_total") + figure(&layer, "surplus_total"), 0);
+    // The pauses are used for more than half.
+    let count = writer.done_within(7 * SECOND, 14 * SECOND);
+    assert!(count >= 700, "{count}");
+}
+
+#[test]
 fn adjoining_requests_run_together_as_far_as_the_pause_suffices() {
     let bench = Bench::new(1, 5 * MS);
     let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 1);
