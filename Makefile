@@ -38,7 +38,7 @@ test:
 
 build:
 	@scripts/install run
-	$(CARGO) build --release
+	$(CARGO) build --release --workspace --bins --examples
 
 check:
 	@scripts/test check
@@ -54,7 +54,7 @@ soak:
 
 bench:
 	@scripts/install bench
-	$(CARGO) build --release
+	$(CARGO) build --release --workspace --bins --examples
 	@bench/all
 
 fuzz:

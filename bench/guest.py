@@ -1,4 +1,4 @@
-"""A daemon and a real guest on its disks, for benchmarks."""
+"""A daemon and real guests on its disks, for benchmarks."""
 
 import base64
 import http.client
@@ -17,11 +17,21 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FATHOM = os.path.join(ROOT, "target/release/fathom")
 GUEST = os.environ.get("FATHOM_GUEST") or os.path.join(ROOT, "target/guest")
+TOOLS = os.path.join(GUEST, "tools/tools.ext4")
 
 
 def make(*kernels):
     """Makes the guest, and further kernels, if they do not exist."""
     subprocess.run([os.path.join(ROOT, "scripts/guest"), *kernels], check=True)
+
+
+def read(path):
+    """The text of a file; empty if it does not exist."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 class Control(http.client.HTTPConnection):
@@ -35,24 +45,43 @@ class Control(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(self.path)
 
-    def get(self, path, status=200):
-        """The bytes of a report, or of an answer with another status."""
-        self.request("GET", path)
+    def answer(self, method, path, body=None, status=200):
+        """The bytes of an answer with this status."""
+        text = None if body is None else json.dumps(body)
+        self.request(method, path, text, {"Content-Type": "application/json"})
         answer = self.getresponse()
-        body = answer.read()
+        found = answer.read()
         if answer.status != status:
-            raise SystemExit(f"the daemon refuses {path}: {body.decode()}")
-        return body
+            raise SystemExit(f"the daemon refuses {path} {body or ''}: {found.decode()}")
+        return found
+
+    def get(self, path, status=200):
+        """The bytes of a report, or of an answer with another status. The connection stays open."""
+        return self.answer("GET", path, status=status)
+
+    def call(self, method, path, body=None):
+        """The answer to a request, on a connection of its own."""
+        try:
+            return json.loads(self.answer(method, path, body))
+        finally:
+            self.close()
 
     def change(self, disk, what):
         """Changes a disk."""
-        self.request(
-            "PATCH", f"/v1/disks/{disk}", json.dumps(what), {"Content-Type": "application/json"}
-        )
-        answer = self.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise SystemExit(f"the daemon refuses {what}: {body.decode()}")
+        self.call("PATCH", f"/v1/disks/{disk}", what)
+
+    def operation(self, disk, name):
+        """The count, the bytes and the sum of latencies of a disk's operation so far."""
+        disks = self.call("GET", "/v1/statistics")["disks"]
+        operations = next(found for found in disks if found["name"] == disk)["operations"]
+        found = next((found for found in operations if found["operation"] == name), None)
+        return (found["count"], found["bytes"], found["latency_sum_ns"]) if found else (0, 0, 0)
+
+    def dirty(self, vm):
+        """The dirty data of a guest with what is being written, in bytes; `None` if unknown."""
+        guests = self.call("GET", f"/v1/dirty?guest={vm}")["guests"]
+        found = next((guest for guest in guests if "dirty_bytes" in guest), None)
+        return found and found["dirty_bytes"] + found["writeback_bytes"]
 
 
 class Channel:
@@ -79,101 +108,108 @@ class Channel:
                 return output
 
 
-class Machine:
-    """A daemon with disks, and a guest on them: `/dev/vda` and on, in the order of `images`, a name
-    and a path for each. With `kernel`, the name of a kernel of scripts/guest, the guest has the root
-    image, otherwise it is diskless. Each of `ports` is a further serial port, `/dev/ttyS2` and on,
-    with a socket of that name in the directory."""
+class Daemon:
+    """A daemon with a configuration file, in a folder with the sockets."""
 
-    def __init__(self, directory, images, memory, layers="[]", queues=1, cpus=1, kernel=None, ports=()):
+    def __init__(self, directory, text):
         self.directory = directory
-        configuration = os.path.join(directory, "fathom.toml")
-        with open(configuration, "w", encoding="utf-8") as file:
-            file.write(f'[daemon]\ncontrol = "{directory}/control.sock"\n')
-            for name, image in images.items():
-                file.write(
-                    f'[[disk]]\nname = "{name}"\nvm = "bench"\nimage = "{image}"\nlayers = {layers}\n'
-                    f'[disk.vhost_user]\nsocket = "{directory}/{name}.sock"\nqueues = {queues}\n'
-                )
-        self.log = open(os.path.join(directory, "daemon.log"), "w+", encoding="utf-8")
-        self.daemon = subprocess.Popen(
-            [FATHOM, "serve", "--config", configuration], stderr=self.log
-        )
-        self.wait_for(os.path.join(directory, "control.sock"))
-        channel = os.path.join(directory, "channel.sock")
-        console = os.path.join(directory, "console.log")
-        command = [FATHOM, "vm", "--control", f"{directory}/control.sock"]
-        command += [word for name in images for word in ("--disk", name)]
-        command += ["--memory", memory, "--cpus", str(cpus), "--network", "none"]
-        append = "console=ttyS0 loglevel=4 mitigations=off"
-        extra = ["-serial", f"unix:{channel},server=on,wait=off"]
-        for port in ports:
-            extra += ["-serial", f"unix:{directory}/{port},server=on,wait=off"]
-        if kernel:
-            command += ["--kernel", f"{GUEST}/{kernel}/vmlinuz", "--initrd", f"{GUEST}/{kernel}/boot.img"]
-            append += f" root=/dev/vd{chr(ord('a') + len(images))} rw"
-            extra += ["-drive", f"id=root,if=none,format=raw,snapshot=on,file={GUEST}/root.ext4",
-                      "-device", "virtio-blk-pci,drive=root"]
-        else:
-            command += ["--kernel", f"{GUEST}/vmlinuz", "--initrd", f"{GUEST}/initrd.img"]
-        command += ["--append", append, "--serial", f"file:{console}", "--", *extra]
-        self.guest = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        begun = time.monotonic()
-        while "fathom-guest ready" not in self.read(console):
-            if self.guest.poll() is not None or time.monotonic() - begun > 180:
-                raise SystemExit("the guest did not boot:\n" + self.read(console)[-2000:])
-            time.sleep(0.1)
-        self.channel = Channel(channel)
-
-    def control(self):
-        """A connection to the daemon."""
-        return Control(os.path.join(self.directory, "control.sock"))
-
-    def read(self, path):
-        """The text of a file; empty if it does not exist."""
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-
-    def wait_for(self, path):
-        """Waits for a file."""
-        for _ in range(200):
+        self.configuration = os.path.join(directory, "fathom.toml")
+        self.write(text)
+        self.log = open(os.path.join(directory, "daemon.log"), "w", encoding="utf-8")
+        command = [FATHOM, "serve", "--config", self.configuration]
+        self.process = subprocess.Popen(command, stderr=self.log)
+        path = os.path.join(directory, "control.sock")
+        for _ in range(500):
             if os.path.exists(path):
-                return
+                break
             time.sleep(0.02)
-        raise SystemExit(f"{path} was not created")
+        else:
+            raise SystemExit("the daemon did not start:\n" + "\n".join(self.lines()))
+        self.control = Control(path)
+
+    def write(self, text):
+        """Writes the configuration file."""
+        with open(self.configuration, "w", encoding="utf-8") as file:
+            file.write(f'[daemon]\ncontrol = "{self.directory}/control.sock"\n{text}')
+
+    def reload(self, text):
+        """Sets another configuration."""
+        self.write(text)
+        report = self.control.call("POST", "/v1/reload")
+        if report["refused"]:
+            raise SystemExit(f"the daemon refuses: {report['refused']}")
 
     def lines(self):
         """The daemon's log."""
-        return self.read(os.path.join(self.directory, "daemon.log")).splitlines()
+        return read(os.path.join(self.directory, "daemon.log")).splitlines()
 
     def own_memory_kib(self):
-        """The daemon's own memory, without the guest's."""
-        text = self.read(f"/proc/{self.daemon.pid}/status")
+        """The daemon's own memory, without the guests'."""
+        text = read(f"/proc/{self.process.pid}/status")
         return int(re.search(r"RssAnon:\s+(\d+)", text).group(1))
 
     def cpu_ns(self, threads=""):
         """The CPU time of the daemon's threads whose names begin with `threads`."""
         total = 0
-        for thread in os.listdir(f"/proc/{self.daemon.pid}/task"):
-            task = f"/proc/{self.daemon.pid}/task/{thread}"
-            if self.read(f"{task}/comm").startswith(threads):
-                total += int((self.read(f"{task}/schedstat") or "0").split()[0])
+        for thread in os.listdir(f"/proc/{self.process.pid}/task"):
+            task = f"/proc/{self.process.pid}/task/{thread}"
+            if read(f"{task}/comm").startswith(threads):
+                total += int((read(f"{task}/schedstat") or "0").split()[0])
         return total
 
     def all_cpu_ns(self):
         """The CPU time of the daemon, including that of threads that have ended."""
         # The number of a process's own clock (MAKE_PROCESS_CPUCLOCK of Linux).
-        return time.clock_gettime_ns((~self.daemon.pid << 3) | 2)
+        return time.clock_gettime_ns((~self.process.pid << 3) | 2)
+
+    def end(self):
+        """Ends the daemon."""
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+
+
+class Guest:
+    """A guest on disks of the daemon: `/dev/vda` and on, in their order. With `kernel`, the name of a
+    kernel of scripts/guest, the guest has the root image, otherwise it is diskless. Each of `ports` is a
+    further serial port, `/dev/ttyS2` and on, with a socket of that name in the folder. `arguments` are
+    further options of QEMU."""
+
+    def __init__(self, daemon, name, disks, memory="512M", cpus=1, kernel=None, ports=(), arguments=()):
+        path = os.path.join(daemon.directory, name)
+        command = [FATHOM, "vm", "--control", f"{daemon.directory}/control.sock"]
+        command += [word for disk in disks for word in ("--disk", disk)]
+        command += ["--memory", memory, "--cpus", str(cpus), "--network", "none"]
+        append = "console=ttyS0 loglevel=4 mitigations=off"
+        extra = ["-serial", f"unix:{path}.channel,server=on,wait=off"]
+        for port in ports:
+            extra += ["-serial", f"unix:{daemon.directory}/{port},server=on,wait=off"]
+        if kernel:
+            command += ["--kernel", f"{GUEST}/{kernel}/vmlinuz", "--initrd", f"{GUEST}/{kernel}/boot.img"]
+            append += f" root=/dev/vd{chr(ord('a') + len(disks))} rw"
+            extra += ["-drive", f"id=root,if=none,format=raw,snapshot=on,file={GUEST}/root.ext4",
+                      "-device", "virtio-blk-pci,drive=root"]
+        else:
+            command += ["--kernel", f"{GUEST}/vmlinuz", "--initrd", f"{GUEST}/initrd.img"]
+        command += ["--append", append, "--serial", f"file:{path}.console", "--", *extra, *arguments]
+        with open(f"{path}.log", "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        begun = time.monotonic()
+        while "fathom-guest ready" not in read(f"{path}.console"):
+            if self.process.poll() is not None or time.monotonic() - begun > 180:
+                raise SystemExit("the guest did not boot:\n" + read(f"{path}.console")[-2000:]
+                                 + read(f"{path}.log")[-2000:])
+            time.sleep(0.1)
+        self.channel = Channel(f"{path}.channel")
+
+    def run(self, script):
+        """Runs a script in the guest and returns its output."""
+        return self.channel.run(script)
 
     def copy_memory(self, path):
         """Copies the guest's memory into a file, while the guest stands still."""
-        own = self.guest.pid
-        (qemu,) = self.read(f"/proc/{own}/task/{own}/children").split()[:1]
+        own = self.process.pid
+        (qemu,) = read(f"/proc/{own}/task/{own}/children").split()[:1]
         files = [f"/proc/{qemu}/fd/{number}" for number in os.listdir(f"/proc/{qemu}/fd")]
         memory = next(file for file in files if "memory-backend-memfd" in os.readlink(file))
         os.kill(int(qemu), signal.SIGSTOP)
@@ -183,8 +219,26 @@ class Machine:
             os.kill(int(qemu), signal.SIGCONT)
 
     def end(self):
+        """Ends the guest."""
+        self.process.terminate()
+        self.process.wait()
+
+
+class Machine:
+    """A daemon with disks, and a guest on them. `images` has a name and a path for each disk; `options`
+    are those of `Guest`."""
+
+    def __init__(self, directory, images, memory, layers="[]", **options):
+        self.directory = directory
+        self.daemon = Daemon(directory, "".join(
+            f'[[disk]]\nname = "{name}"\nvm = "bench"\nimage = "{image}"\nlayers = {layers}\n'
+            f'[disk.vhost_user]\nsocket = "{directory}/{name}.sock"\nqueues = 1\n'
+            for name, image in images.items()
+        ))
+        self.guest = Guest(self.daemon, "bench", images, memory, **options)
+        self.control = self.daemon.control
+
+    def end(self):
         """Ends the guest and the daemon."""
-        for process in (self.guest, self.daemon):
-            process.terminate()
-            process.wait()
-        self.log.close()
+        self.guest.end()
+        self.daemon.end()

@@ -3,45 +3,48 @@ bench/shared-disk --guests."""
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from guest import ROOT
-from guests import Daemon, Guest
+from guest import ROOT, Daemon, Guest
 
-# The cases: whether the other guest writes, whether guests are flushed in idle time, and whether the disks
-# have the layer `schedule`.
+# The cases: whether one guest reads, whether the other one writes, whether guests are flushed in idle time,
+# and whether the disks have the layer `schedule`.
 CASES = {
-    "alone": (False, False, False),
-    "neither": (True, False, False),
-    "flush": (True, True, False),
-    "schedule": (True, False, True),
-    "both": (True, True, True),
+    "alone": (True, False, False, False),
+    "writer alone": (False, True, False, False),
+    "neither": (True, True, False, False),
+    "flush": (True, True, True, False),
+    "schedule": (True, True, False, True),
+    "both": (True, True, True, True),
 }
 # The time before a measurement, and the interval of the samples, in seconds.
-WARMUP = 12.0
+WARMUP = 10.0
 INTERVAL = 0.5
-# The reads between two pauses, and the length of a pause, in seconds: the device is free for about a third
-# of the time.
-READS, PAUSE = 800, 3
-READER = f"""
+# The reads between two pauses, and the length of a pause: the device is free for about a third of the time.
+PAUSES = {"long": (800, "3s"), "short": (50, "200ms")}
+READER = """
 fio --name=reader --filename=/dev/vda --size=2g --rw=randread --bs=4k --direct=1 --ioengine=psync \
-    --randrepeat=0 --norandommap --thinktime={PAUSE}s --thinktime_blocks={READS} --time_based --runtime=3600 \
+    --randrepeat=0 --norandommap --thinktime={pause} --thinktime_blocks={reads} --time_based --runtime=3600 \
     > /dev/null 2>&1 &
 """
-# Buffered writes at random places of a file. The guest writes them to the disk when they are 15 s old.
+# Buffered writes at random places of a file. The guest writes them to the disk when they are 5 s old, which
+# keeps the disk busy for about a third of the time.
 WRITER_SETUP = """set -e
-mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
-dd if=/dev/zero of=/mnt/file bs=1M count=256 2> /dev/null; sync
-echo 1500 > /proc/sys/vm/dirty_expire_centisecs
+mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda; mount /dev/vda /mnt
+dd if=/dev/zero of=/mnt/file bs=1M count=512 2> /dev/null; sync
+echo 500 > /proc/sys/vm/dirty_expire_centisecs
 echo 25 > /proc/sys/vm/dirty_writeback_centisecs
 """
 WRITER = """
-fio --name=writer --filename=/mnt/file --size=256m --rw=randwrite --bs=4k --ioengine=psync --rate_iops=64 \
+fio --name=writer --filename=/mnt/file --size=512m --rw=randwrite --bs=4k --ioengine=psync --rate_iops=192 \
     --randrepeat=0 --norandommap --fallocate=none --time_based --runtime=3600 > /dev/null 2>&1 &
 """
+# Ends the load of a guest. Without the writes that it has left, the next case begins as this one.
+END = "killall -q -INT fio; while pidof fio > /dev/null; do sleep 0.1; done; sync"
 # Table 1 of the paper: the time of a read in ms, and the reads per second.
 PAPER = {"alone": (16.64, 141), "neither": (39.30, 60), "flush": (20.58, 92)}
 
@@ -82,8 +85,10 @@ def figures(found):
     }
 
 
-def measure(seconds, cases):
-    """Runs the cases, one after the other with the same guests. Returns the samples of each."""
+def measure(seconds, cases, pauses, rounds):
+    """Runs the cases, each round in another order, with the same guests. Returns the samples of each case in
+    each round."""
+    number, pause = PAUSES[pauses]
     with tempfile.TemporaryDirectory(prefix="fathom-", dir="/tmp") as directory:
         for name in ("reader", "writer"):
             with open(os.path.join(directory, f"{name}.img"), "wb") as file:
@@ -92,21 +97,24 @@ def measure(seconds, cases):
         guests = []
         try:
             for name in ("reader", "writer"):
-                guests.append(Guest(daemon, name, [name]))
+                guests.append(Guest(daemon, name, [name], memory="768M"))
             reader, writer = guests
             writer.run(WRITER_SETUP)
-            found, writes = {}, False
-            for case in cases:
-                is_written, flushes, schedules = CASES[case]
-                daemon.reload(configuration(directory, flushes, schedules))
-                if is_written and not writes:
-                    writer.run(WRITER)
-                    writes = True
-                reader.run(READER)
-                time.sleep(WARMUP)
-                found[case] = samples(daemon.control, seconds)
-                reader.run("killall fio; sleep 1")
-                print(f"{case}: {json.dumps(figures(found[case]))}", file=sys.stderr, flush=True)
+            found = {case: [] for case in cases}
+            for turn in range(rounds):
+                first = turn % len(cases)
+                for case in cases[first:] + cases[:first]:
+                    reads, writes, flushes, schedules = CASES[case]
+                    daemon.reload(configuration(directory, flushes, schedules))
+                    if writes:
+                        writer.run(WRITER)
+                    if reads:
+                        reader.run(READER.format(reads=number, pause=pause))
+                    time.sleep(WARMUP)
+                    found[case].append(samples(daemon.control, seconds))
+                    reader.run(END)
+                    writer.run(END)
+                    print(f"{case}: {json.dumps(figures(found[case][-1]))}", file=sys.stderr, flush=True)
             return found
         finally:
             for guest in guests:
@@ -115,19 +123,33 @@ def measure(seconds, cases):
 
 
 def report(found):
-    """Prints Table 1 with the figures of the cases."""
-    table = {case: figures(rows) for case, rows in found.items()}
-    alone = table.get("alone")
-    print(f"{'two guests, one hard disk':26}{'read':>10}{'reads':>11}{'of alone':>10}{'paper':>17}{'of alone':>10}"
-          f"{'written':>12}{'dirty, most':>13}")
-    for case, row in table.items():
-        share = f"{row['reads_per_second'] / alone['reads_per_second']:.0%}" if alone else ""
+    """Prints Table 1 with the figures of the cases: medians of the rounds, with the least and the greatest
+    share. Returns the shares of the reads and of the writes by case."""
+    table, shares = {case: [figures(rows) for rows in turns] for case, turns in found.items()}, {}
+    print(f"{'two guests, one hard disk':26}{'read':>10}{'reads':>11}{'of alone':>20}{'paper':>22}"
+          f"{'written':>12}{'of alone':>20}{'dirty, most':>13}")
+    for case, rows in table.items():
+        def middle(name):
+            return statistics.median(row[name] for row in rows)
+        def share(name, alone):
+            """The share of each round in the median of what is reached alone."""
+            if alone not in table:
+                return None
+            whole = statistics.median(row[name] for row in table[alone])
+            return [row[name] / whole for row in rows]
+        is_read, is_written, *_ = CASES[case]
+        found_shares = (share("reads_per_second", "alone") if is_read else None,
+                        share("written_per_second", "writer alone") if is_written else None)
+        shares[case] = found_shares
+        texts = [f"{statistics.median(values):.0%} ({min(values):.0%} to {max(values):.0%})" if values else ""
+                 for values in found_shares]
         read_ms, reads = PAPER.get(case, (None, None))
-        paper = f"{read_ms} ms {reads}/s" if reads else ""
-        paper_share = f"{reads / PAPER['alone'][1]:.0%}" if reads else ""
-        print(f"{case:26}{row['read_ms']:7.1f} ms{row['reads_per_second']:9.1f}/s{share:>10}{paper:>17}"
-              f"{paper_share:>10}{row['written_per_second'] / 1024:8.0f} K/s{row['dirty_max'] / (1 << 20):9.1f} MiB")
-    return table
+        paper = f"{read_ms} ms {reads}/s {reads / PAPER['alone'][1]:.0%}" if reads else ""
+        rate = f"{middle('read_ms'):7.1f} ms{middle('reads_per_second'):9.1f}/s" if is_read else " " * 21
+        print(f"{case:26}{rate}{texts[0]:>20}{paper:>22}{middle('written_per_second') / 1024:8.0f} K/s"
+              f"{texts[1]:>20}{middle('dirty_max') / (1 << 20):9.1f} MiB")
+    print(f"Medians of {len(next(iter(found.values())))} rounds, with the least and the greatest of them.")
+    return shares
 
 
 GROUND, INK, GRID = "#ffffff", "#222222", "#dddddd"
@@ -159,7 +181,7 @@ def panel(left, top, points, end, maximum, unit, ink, is_area):
 
 def picture(found, path):
     """Writes the reads per second and the dirty data of each case over time as an SVG image."""
-    rows = [case for case in CASES if case in found]
+    rows = list(found)
     end = max(found[case][-1][0] for case in rows)
     reads_max = max(10, 50 * -(-max(value for case in rows for _, value in bins(found[case])) // 50))
     dirty_max = max(1, 2 * -(-max(sample[4] for case in rows for sample in found[case]) // (2 << 20)))
@@ -186,12 +208,12 @@ def picture(found, path):
         file.write("\n".join([*lines, "</svg>"]) + "\n")
 
 
-def run(seconds, svg=None, cases=None):
-    """Measures, prints the table, and writes the picture if `svg` is a path."""
+def run(seconds, svg=None, cases=None, pauses="long", rounds=3):
+    """Measures, prints the table, and writes the picture of the first round if `svg` is a path."""
     subprocess.run([os.path.join(ROOT, "scripts/guest")], check=True, stdout=sys.stderr)
-    found = measure(seconds, cases or list(CASES))
-    table = report(found)
+    found = measure(seconds, list(cases or CASES), pauses, rounds)
+    shares = report(found)
     if svg:
-        picture(found, svg)
+        picture({case: turns[0] for case, turns in found.items() if CASES[case][0]}, svg)
         print(f"the picture is in {svg}")
-    return table
+    return shares
