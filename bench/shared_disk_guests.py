@@ -22,25 +22,29 @@ CASES = {
     "both": (True, True, True, True),
 }
 # The time before a measurement, and the interval of the samples, in seconds.
-WARMUP = 10.0
+WARMUP = 5.0
 INTERVAL = 0.5
-# The reads between two pauses, and the length of a pause: the device is free for about a third of the time.
-PAUSES = {"long": (800, "3s"), "short": (50, "200ms")}
+# The loads: the reads between two pauses, the length of a pause, which leaves the device free for about a third
+# of the time, the buffered writes per second, and the age in seconds at which the guest writes them to the disk.
+LOADS = {
+    "often": (800, "3s", 192, 5),
+    "seldom": (1300, "5s", 256, 15),
+    "short": (50, "200ms", 192, 5),
+}
 READER = """
 fio --name=reader --filename=/dev/vda --size=2g --rw=randread --bs=4k --direct=1 --ioengine=psync \
     --randrepeat=0 --norandommap --thinktime={pause} --thinktime_blocks={reads} --time_based --runtime=3600 \
     > /dev/null 2>&1 &
 """
-# Buffered writes at random places of a file. The guest writes them to the disk when they are 5 s old, which
-# keeps the disk busy for about a third of the time.
+# Buffered writes at random places of a file.
 WRITER_SETUP = """set -e
 mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda; mount /dev/vda /mnt
 dd if=/dev/zero of=/mnt/file bs=1M count=512 2> /dev/null; sync
-echo 500 > /proc/sys/vm/dirty_expire_centisecs
+echo {age}00 > /proc/sys/vm/dirty_expire_centisecs
 echo 25 > /proc/sys/vm/dirty_writeback_centisecs
 """
 WRITER = """
-fio --name=writer --filename=/mnt/file --size=512m --rw=randwrite --bs=4k --ioengine=psync --rate_iops=192 \
+fio --name=writer --filename=/mnt/file --size=512m --rw=randwrite --bs=4k --ioengine=psync --rate_iops={rate} \
     --randrepeat=0 --norandommap --fallocate=none --time_based --runtime=3600 > /dev/null 2>&1 &
 """
 # Ends the load of a guest. Without the writes that it has left, the next case begins as this one.
@@ -85,10 +89,10 @@ def figures(found):
     }
 
 
-def measure(seconds, cases, pauses, rounds):
+def measure(seconds, cases, load, rounds):
     """Runs the cases, each round in another order, with the same guests. Returns the samples of each case in
     each round."""
-    number, pause = PAUSES[pauses]
+    number, pause, rate, age = LOADS[load]
     with tempfile.TemporaryDirectory(prefix="fathom-", dir="/tmp") as directory:
         for name in ("reader", "writer"):
             with open(os.path.join(directory, f"{name}.img"), "wb") as file:
@@ -99,7 +103,7 @@ def measure(seconds, cases, pauses, rounds):
             for name in ("reader", "writer"):
                 guests.append(Guest(daemon, name, [name], memory="768M"))
             reader, writer = guests
-            writer.run(WRITER_SETUP)
+            writer.run(WRITER_SETUP.format(age=age))
             found = {case: [] for case in cases}
             for turn in range(rounds):
                 first = turn % len(cases)
@@ -107,10 +111,11 @@ def measure(seconds, cases, pauses, rounds):
                     reads, writes, flushes, schedules = CASES[case]
                     daemon.reload(configuration(directory, flushes, schedules))
                     if writes:
-                        writer.run(WRITER)
+                        writer.run(WRITER.format(rate=rate))
                     if reads:
                         reader.run(READER.format(reads=number, pause=pause))
-                    time.sleep(WARMUP)
+                    # The first write-back has begun.
+                    time.sleep(WARMUP + age)
                     found[case].append(samples(daemon.control, seconds))
                     reader.run(END)
                     writer.run(END)
@@ -208,10 +213,10 @@ def picture(found, path):
         file.write("\n".join([*lines, "</svg>"]) + "\n")
 
 
-def run(seconds, svg=None, cases=None, pauses="long", rounds=3):
+def run(seconds, svg=None, cases=None, load="often", rounds=3):
     """Measures, prints the table, and writes the picture of the first round if `svg` is a path."""
     subprocess.run([os.path.join(ROOT, "scripts/guest")], check=True, stdout=sys.stderr)
-    found = measure(seconds, list(cases or CASES), pauses, rounds)
+    found = measure(seconds, list(cases or CASES), load, rounds)
     shares = report(found)
     if svg:
         picture({case: turns[0] for case, turns in found.items() if CASES[case][0]}, svg)
