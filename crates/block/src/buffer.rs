@@ -125,6 +125,42 @@ impl Buffers {
         done
     }
 
+    /// Copies the `target.len()` bytes from `from` on, or returns `false` if there are fewer. `cursor`
+    /// remembers the segment, so that accesses in ascending order do not search for it.
+    pub fn peek(&self, cursor: &mut Cursor, from: u64, target: &mut [u8]) -> bool {
+        if from.checked_add(target.len() as u64).is_none_or(|end| end > self.length) {
+            return false;
+        }
+        if from < cursor.start {
+            *cursor = Cursor::default();
+        }
+        let (mut from, mut done) = (from, 0);
+        while let Some(segment) = self.segments.get(cursor.segment) {
+            let skip = (from - cursor.start) as usize;
+            if skip >= segment.iov_len {
+                cursor.start += segment.iov_len as u64;
+                cursor.segment += 1;
+                continue;
+            }
+            let count = (segment.iov_len - skip).min(target.len() - done);
+            // SAFETY: as in `copy_to`: `skip + count` is within the segment, `done + count` within the
+            // target.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    segment.iov_base.cast::<u8>().wrapping_add(skip),
+                    target[done..].as_mut_ptr(),
+                    count,
+                );
+            }
+            done += count;
+            if done == target.len() {
+                return true;
+            }
+            from += count as u64;
+        }
+        done == target.len()
+    }
+
     /// Copies up to `source.len()` bytes in, to byte `from` of all segments on. Returns the number
     /// of bytes that fit.
     pub fn copy_from(&mut self, from: u64, source: &[u8]) -> usize {
@@ -245,6 +281,14 @@ impl Buffers {
     }
 }
 
+/// A place in the segments of [`Buffers`], for [`Buffers::peek`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor {
+    segment: usize,
+    /// The bytes before the segment.
+    start: u64,
+}
+
 /// Aligned memory that belongs to a request.
 #[derive(Debug)]
 struct Owned {
@@ -302,6 +346,24 @@ mod tests {
         assert_eq!(buffers.copy_from(1, b"XYZ"), 3);
         buffers.fill_zero(7, 9);
         assert_eq!((&first, &second), (b"aXY", b"Zefg\0"));
+    }
+
+    #[test]
+    fn a_cursor_goes_forward_and_back() {
+        let (mut first, mut second) = (*b"abc", *b"defgh");
+        let buffers = two_segments(&mut first, &mut second);
+        let mut cursor = Cursor::default();
+        let mut at = |from, length| {
+            let mut target = vec![0; length];
+            buffers.peek(&mut cursor, from, &mut target).then_some(target)
+        };
+        for _ in 0..2 {
+            assert_eq!(at(0, 2).as_deref(), Some(&b"ab"[..]));
+            assert_eq!(at(1, 4).as_deref(), Some(&b"bcde"[..]));
+            assert_eq!(at(3, 5).as_deref(), Some(&b"defgh"[..]));
+            assert_eq!((at(3, 6), at(9, 0), at(u64::MAX, 2)), (None, None, None));
+            assert_eq!(at(8, 0).as_deref(), Some(&b""[..]));
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ mod work;
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendQueue};
 pub use background::{Background, BackgroundScheduler, BackgroundStep, Permission};
-pub use buffer::{Buffers, GuestAddress};
+pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use change::{CHANGE_TIME_MAX, RestackError};
 pub use clock::Clock;
 pub use crossing::Crossing;

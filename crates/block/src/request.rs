@@ -398,6 +398,7 @@ impl Request {
         mine.class = theirs.class;
         mine.io_priority = theirs.io_priority;
         mine.flags = theirs.flags;
+        mine.file_offset = theirs.file_offset.and_then(|offset| offset.checked_add(from));
         mine.parts.clear();
         let end = from.saturating_add(self.length);
         for part in &theirs.parts {
@@ -405,11 +406,14 @@ impl Request {
             let stop = part.offset.saturating_add(part.length).min(end);
             if start < stop {
                 let (offset, length) = (start - from, stop - start);
-                mine.parts.push(Part { offset, length, facts: part.facts });
+                let skipped = start - part.offset;
+                let file_offset = part.file_offset.and_then(|offset| offset.checked_add(skipped));
+                mine.parts.push(Part { offset, length, facts: part.facts, file_offset });
             }
         }
         if let [part] = mine.parts[..] {
             mine.facts = part.facts;
+            mine.file_offset = part.file_offset;
             mine.parts.clear();
         }
     }

@@ -408,6 +408,10 @@ impl Stack {
     /// Passes up the requests that the back end has completed.
     fn rise(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail) {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.arrive(&mut self.finished, Place { level, moment });
+        }
         for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail).rev() {
             let LayerPart::Observer(observer) = layer else { continue };
             observer.up(&mut self.finished, Place { level, moment });
@@ -522,6 +526,12 @@ impl Stack {
             self.aside.splits.note(split, outcome);
         }
         let mut done = (request, outcome);
+        // The observers up to the next layer.
+        for above in (0..level).rev() {
+            let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+            let LayerPart::Observer(observer) = &mut self.layers[above] else { break };
+            observer.arrive(slice::from_mut(&mut done), Place { level: above, moment });
+        }
         for above in (0..level).rev() {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
             if let LayerPart::Observer(observer) = &mut self.layers[above] {

@@ -143,6 +143,15 @@ pub struct FactsStatus {
     /// The number of the process.
     #[serde(skip_serializing_if = "is_zero")]
     pub process_id: u64,
+    /// The database system of the data: `sqlite`, `innodb` or `postgresql`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub database_system: String,
+    /// The part of the database: `table`, `index`, `log` or `other`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub database_part: String,
+    /// The number of the table or index within its database.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub database_index: u64,
 }
 
 /// A sample of the slowest requests of disks.

@@ -87,6 +87,15 @@ pub struct UsageRow {
     /// The file's owner, a user number of the guest.
     #[serde(skip_serializing_if = "is_zero")]
     pub owner: u64,
+    /// The database system of the data: `sqlite`, `innodb` or `postgresql`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub database_system: String,
+    /// The part of the database: `table`, `index`, `log` or `other`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub database_part: String,
+    /// The number of the table or index within its database.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub database_index: u64,
     /// Identifies the instance of the row. If it differs from that in an earlier sample, the row
     /// was removed and added again: its earlier counts are in `folded`.
     pub instance: u64,
@@ -98,8 +107,8 @@ pub struct UsageRow {
 /// The identity of a row across samples.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct RowKey<'a> {
-    texts: [&'a str; 6],
-    numbers: [u64; 3],
+    texts: [&'a str; 8],
+    numbers: [u64; 4],
 }
 
 impl UsageRow {
@@ -112,8 +121,10 @@ impl UsageRow {
                 &self.file_system,
                 &self.device,
                 &self.path,
+                &self.database_system,
+                &self.database_part,
             ],
-            numbers: [self.process_id, self.inode, self.instance],
+            numbers: [self.process_id, self.inode, self.instance, self.database_index],
         }
     }
 }

@@ -77,7 +77,7 @@ macro_rules! record {
 }
 
 record! {
-    /// One record of 104 bytes, described in `docs/events.md`. The names are those of Table 3.1 of
+    /// One record of 112 bytes, described in `docs/events.md`. The names are those of Table 3.1 of
     /// the monitoring paper. The meaning is that of most of the request's bytes. Texts are numbers
     /// of [`Names`](crate::Names); 0 is none.
     ///
@@ -147,10 +147,16 @@ record! {
         held_us: u32,
         /// `HeldBy` of a response: the number of the kind of the last such layer; 0 for none.
         held_by: u8,
+        /// `DbSystem`: the number of the [`DatabaseSystem`](crate::DatabaseSystem); 0 is none.
+        database_system: u8,
+        /// `DbPart`: the number of the [`DatabasePart`](crate::DatabasePart); 0 is none.
+        database_part: u8,
         /// 0, for later use.
         spare_byte: u8,
+        /// `DbIndex`: the number of the table or index within its database; 0 if unknown.
+        database_index: u32,
         /// 0, for later use.
-        spare: u16,
+        spare: u32,
     }
 }
 
@@ -190,8 +196,11 @@ mod tests {
             write_hint: 26,
             held_us: 0x1b1c_1d1e,
             held_by: 31,
-            spare_byte: 32,
-            spare: 0x2122,
+            database_system: 32,
+            database_part: 33,
+            spare_byte: 34,
+            database_index: 0x2324_2526,
+            spare: 0x2728_292a,
         };
         assert_eq!(Event::from_words(event.to_words()), event);
     }

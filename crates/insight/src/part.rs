@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::class::{ClassTable, IoClass};
+use crate::database::{Database, DatabaseSystem};
 use crate::kind::{Confidence, Kind, Source};
 use crate::names::{Name, Names};
 
@@ -85,6 +86,8 @@ pub struct Facts {
     pub process: Name,
     /// The number of this process; 0 if unknown.
     pub process_id: u32,
+    /// The part of a database that the bytes belong to.
+    pub database: Database,
 }
 
 impl Facts {
@@ -119,6 +122,10 @@ impl Facts {
         if self.process_id != 0 {
             write!(out, " pid={}", self.process_id)?;
         }
+        let Database { system, part, index } = self.database;
+        if system != DatabaseSystem::None {
+            write!(out, " db={} part={} index={index}", system.name(), part.name())?;
+        }
         Ok(())
     }
 }
@@ -132,6 +139,15 @@ pub struct Part {
     pub length: u64,
     /// The facts about these bytes.
     pub facts: Facts,
+    /// The offset of the part in its file, if it is known.
+    pub file_offset: Option<u64>,
+}
+
+impl Part {
+    /// The offset in its file of the byte after the part, if it is known.
+    fn file_end(&self) -> Option<u64> {
+        self.file_offset.and_then(|offset| offset.checked_add(self.length))
+    }
 }
 
 /// The insight into one request.
@@ -148,6 +164,9 @@ pub struct Insight {
     pub io_priority: u16,
     /// The flags of the guest kernel's request.
     pub flags: RequestFlags,
+    /// The offset of the request's first byte in its file, if that is known and the request has one
+    /// part.
+    pub file_offset: Option<u64>,
     /// All parts in order if there are at least two; empty otherwise.
     pub parts: Vec<Part>,
 }
@@ -159,24 +178,31 @@ impl Insight {
         self.class = None;
         self.io_priority = 0;
         self.flags = RequestFlags::default();
+        self.file_offset = None;
         self.parts.clear();
     }
 
     /// Adds the facts about the next `length` bytes. Equal neighbours become one part. The caller
     /// calls [`finish`](Self::finish) after the last part.
     pub fn push(&mut self, length: u64, facts: Facts) {
+        self.push_at(length, facts, None);
+    }
+
+    /// The same for bytes that are at `file_offset` of their file, if that is known. Equal neighbours
+    /// become one part if they are neighbours in their file too.
+    pub fn push_at(&mut self, length: u64, facts: Facts, file_offset: Option<u64>) {
         if length == 0 {
             return;
         }
         let offset = match self.parts.last_mut() {
-            Some(last) if last.facts == facts => {
+            Some(last) if last.facts == facts && last.file_end() == file_offset => {
                 last.length += length;
                 return;
             }
             Some(last) => last.offset + last.length,
             None => 0,
         };
-        self.parts.push(Part { offset, length, facts });
+        self.parts.push(Part { offset, length, facts, file_offset });
     }
 
     /// Sets the request's facts and class from its parts. The facts are those of the most bytes, or
@@ -199,6 +225,7 @@ impl Insight {
             _ => first_greatest(self.parts.iter().map(|part| part.length)),
         };
         self.facts = self.parts[most].facts;
+        self.file_offset = if self.parts.len() == 1 { self.parts[0].file_offset } else { None };
         self.class = table
             .class_of_priority(self.io_priority)
             .or_else(|| table.class(self.facts.kind, self.facts.file_size));
@@ -209,7 +236,9 @@ impl Insight {
 
     /// The parts of a request of `length` bytes. If there is only one, it is the whole request.
     pub fn parts(&self, length: u64) -> impl Iterator<Item = Part> + '_ {
-        let whole = self.parts.is_empty().then_some(Part { offset: 0, length, facts: self.facts });
+        let (facts, file_offset) = (self.facts, self.file_offset);
+        let whole = Part { offset: 0, length, facts, file_offset };
+        let whole = self.parts.is_empty().then_some(whole);
         whole.into_iter().chain(self.parts.iter().copied())
     }
 }
@@ -261,6 +290,23 @@ mod tests {
         assert_eq!(insight.parts(1024).next().unwrap().length, 1024);
         insight.clear();
         assert_eq!(insight.facts, Facts::default());
+    }
+
+    #[test]
+    fn parts_are_contiguous_in_their_files() {
+        let mut insight = Insight::default();
+        let facts = of(Kind::Data, 1);
+        for place in [Some(0), Some(4096), Some(65536), None, None] {
+            insight.push_at(4096, facts, place);
+        }
+        insight.finish(&ClassTable::default());
+        let parts: Vec<_> =
+            insight.parts(20_480).map(|part| (part.length, part.file_offset)).collect();
+        assert_eq!(parts, [(8192, Some(0)), (4096, Some(65536)), (8192, None)]);
+        insight.clear();
+        insight.push_at(512, facts, Some(512));
+        insight.finish(&ClassTable::default());
+        assert_eq!(insight.parts(512).next().unwrap().file_offset, Some(512));
     }
 
     #[test]

@@ -136,6 +136,7 @@ layout! {
         buffer_end: "buffer_head" "b_end_io";
         buffer_state: "buffer_head" "b_state";
         page_type: "page" "page_type";
+        page_index: "page" "index" | "__folio_index";
         page_memcg: "page" "memcg_data";
         inode_write_hint: "inode" "i_write_hint";
         bio_group: "bio" "bi_blkg";

@@ -28,6 +28,8 @@ pub(crate) enum Page {
         inode: u64,
         /// The address of the `mem_cgroup` to which the page is charged, or 0.
         memory_group: u64,
+        /// The place of the page in the content, in pages, if the kernel has it.
+        index: Option<u64>,
         /// Whether the page cache itself reads or writes the page now.
         transfer: Transfer,
     },
@@ -102,7 +104,7 @@ impl PageCache {
     /// invalid.
     pub fn page(&mut self, kernel: &Kernel, address: u64) -> Option<Page> {
         let layout = &kernel.layout;
-        let (page, flags) = kernel.head(address, |address| self.physical(kernel, address))?;
+        let (page, flags, head) = kernel.head(address, |address| self.physical(kernel, address))?;
         if kernel.places.slab_type.is_none() {
             if kernel.places.slab_bit.is_some_and(|bit| flags >> bit & 1 != 0) {
                 return Some(Page::Other);
@@ -132,7 +134,10 @@ impl PageCache {
         let places = &kernel.places;
         let is_read = has(places.locked_bit) && !has(places.uptodate_bit);
         let transfer = Transfer { is_read, is_written: has(places.writeback_bit) };
-        Some(Page::Cached { inode, memory_group, transfer })
+        // A part of a larger page has its own place after that of the first.
+        let part = address.wrapping_sub(head) / layout.page_size;
+        let index = layout.page_index.and_then(|place| page.u64(place)?.checked_add(part));
+        Some(Page::Cached { inode, memory_group, index, transfer })
     }
 }
 
@@ -152,14 +157,14 @@ impl Kernel {
     }
 
     /// The structure of the page at `address`, or of the first page if that is a part of a larger page,
-    /// and its flags; `None` if the structure is torn or invalid. `place` returns the physical address
+    /// its flags and its address; `None` if the structure is torn or invalid. `place` returns the physical address
     /// of a structure.
     #[inline]
     fn head(
         &self,
         mut address: u64,
         mut place: impl FnMut(u64) -> Option<u64>,
-    ) -> Option<(Window<'_>, u64)> {
+    ) -> Option<(Window<'_>, u64, u64)> {
         if !self.is_page(address) {
             return None;
         }
@@ -177,14 +182,14 @@ impl Kernel {
         if head & 1 != 0 && self.places.head_bit.is_some_and(|bit| flags >> bit & 1 == 0) {
             return None;
         }
-        Some((page, flags))
+        Some((page, flags, address))
     }
 
     /// Whether a task waits until the page with this guest-physical address has been written back.
     pub(crate) fn is_awaited(&self, physical: u64) -> bool {
         let place = |address| self.space.walk(&self.memory, address);
         let has = |flags: u64, bit: Option<u64>| bit.is_some_and(|bit| flags >> bit & 1 != 0);
-        self.head(self.page_of(physical), place).is_some_and(|(_, flags)| {
+        self.head(self.page_of(physical), place).is_some_and(|(_, flags, _)| {
             has(flags, self.places.waiters_bit) && has(flags, self.places.writeback_bit)
         })
     }

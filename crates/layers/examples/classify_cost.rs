@@ -67,7 +67,12 @@ impl LayerQueue for Oracle {
                 let half = request.length / 2;
                 for offset in [0, half] {
                     let facts = self.facts();
-                    request.insight.parts.push(Part { offset, length: half, facts });
+                    request.insight.parts.push(Part {
+                        offset,
+                        length: half,
+                        facts,
+                        file_offset: None,
+                    });
                 }
             }
         }

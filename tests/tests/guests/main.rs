@@ -2,6 +2,7 @@
 //! tests of all files share the limit on guests that run at the same time.
 
 mod crash;
+mod databases;
 mod dirty;
 mod filesystems;
 mod flush;

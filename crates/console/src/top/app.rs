@@ -392,7 +392,7 @@ pub mod tests {
         app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
         assert_eq!(app.page, Page::Disks);
         app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
-        assert_eq!((&app.page, app.usage.grouping), (&Page::Usage, Grouping::Kind));
+        assert_eq!((&app.page, app.usage.grouping), (&Page::Usage, Grouping::Database));
         app.key(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
         assert_eq!(app.page, Page::Disks);
         // From a disk's page the usage page shows that disk.

@@ -160,6 +160,7 @@ impl UsageView {
             Grouping::Process => self.scope.process = None,
             Grouping::File => {}
             Grouping::Kind => self.scope.kind = None,
+            Grouping::Database => self.scope.database = None,
         }
         if grouping < Grouping::Process {
             self.scope.process = None;
@@ -184,7 +185,7 @@ impl UsageView {
     /// is cleared, and restored when Esc returns.
     pub fn enter(&mut self, filter: &mut String) {
         let (Some(entry), Some(accounts)) = (self.entry().cloned(), &self.accounts) else { return };
-        if self.grouping == Grouping::File {
+        if matches!(self.grouping, Grouping::File | Grouping::Database) {
             self.open(entry);
             return;
         }

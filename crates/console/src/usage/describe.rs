@@ -9,6 +9,13 @@ pub fn object(row: &UsageRow) -> String {
     of(&row.kind, &row.path, row.inode, &row.file_system, &row.device)
 }
 
+/// A part of a database, after its file: `/srv/shop.db index 17`.
+pub fn database(row: &UsageRow) -> String {
+    let number =
+        if row.database_index == 0 { String::new() } else { format!(" {}", row.database_index) };
+    format!("{} {}{number}", object(row), clean(&row.database_part))
+}
+
 /// The same for a request's facts.
 pub fn facts(facts: &FactsStatus) -> String {
     of(&facts.kind, &facts.path, facts.inode, &facts.file_system, &facts.device)

@@ -48,6 +48,12 @@ pub struct Object {
     pub size_bytes: u64,
     /// Its owner, a user ID of the guest.
     pub owner: u64,
+    /// Its database system; empty if it has none.
+    pub database_system: String,
+    /// The part of its database with the most requests.
+    pub database_part: String,
+    /// The number of this table or index.
+    pub database_index: u64,
 }
 
 impl Object {
@@ -59,6 +65,9 @@ impl Object {
             inode: row.inode,
             size_bytes: row.file_size_bytes,
             owner: row.owner,
+            database_system: row.database_system.clone(),
+            database_part: row.database_part.clone(),
+            database_index: row.database_index,
         }
     }
 
@@ -167,6 +176,8 @@ impl Entry {
         let text = |text: &str| is_known(text).then(|| text.to_owned());
         let number = |number: u64| (number != 0).then_some(number);
         let file = self.file.as_ref();
+        // A file may have several parts.
+        let part = file.filter(|_| self.key.database.is_some());
         let some = |count: &UsageCount| (!count.is_empty()).then(|| Numbers::of(count, seconds));
         Line {
             name: &self.name,
@@ -182,6 +193,9 @@ impl Entry {
             inode: file.and_then(|file| number(file.inode)),
             file_size_bytes: file.and_then(|file| number(file.size_bytes)),
             owner: file.filter(|file| file.is_file()).map(|file| file.owner),
+            database_system: file.and_then(|file| text(&file.database_system)),
+            database_part: part.and_then(|file| text(&file.database_part)),
+            database_index: part.and_then(|file| number(file.database_index)),
             hottest_file: self.hottest.as_deref(),
             all: Numbers::of(&self.counts.sum(), seconds),
             read: some(&self.counts.read),
@@ -243,6 +257,12 @@ pub struct Line<'a> {
     file_size_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    database_system: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    database_part: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    database_index: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hottest_file: Option<&'a str>,
     #[serde(flatten)]

@@ -27,6 +27,7 @@ shares of the kinds in all bytes.
 Examples:
   fathom files root                      the hottest files since the disk was opened
   fathom files root --interval 10s --sort written
+  fathom files root --databases          which table or index of a database is hot
   fathom files root --filter /web        the files of a container, or below a directory
   fathom files root --json | jq -r '.files[0].path'")]
 pub struct FilesOptions {
@@ -36,6 +37,9 @@ pub struct FilesOptions {
     /// Measure for this time, instead of everything since counting began
     #[arg(long, short, value_name = "TIME", value_parser = crate::top::interval)]
     interval: Option<Nanoseconds>,
+    /// List the tables, indexes and logs of databases instead of files
+    #[arg(long)]
+    databases: bool,
     /// The most files to list
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     limit: usize,
@@ -88,7 +92,8 @@ pub fn run(options: &FilesOptions) -> Outcome {
     let guests = client.guests()?.guests;
     let guest = guests.iter().rev().find(|guest| guest.disks.contains(&disk.name));
     let everything = Scope::default();
-    let mut files = Groups::of(&accounts, Grouping::File, &everything);
+    let grouping = if options.databases { Grouping::Database } else { Grouping::File };
+    let mut files = Groups::of(&accounts, grouping, &everything);
     // A flush concerns no single file.
     files.entries.retain(|entry| entry.kind.only() != Some(FLUSHES));
     files.filter(&options.filter);
@@ -116,13 +121,15 @@ pub fn run(options: &FilesOptions) -> Outcome {
     if files.entries.is_empty() {
         return output::text_line(if disk.total.is_empty() {
             "No I/O."
+        } else if options.databases && options.filter.is_empty() {
+            "No I/O of a database that is recognised."
         } else {
             "No line matches the filter."
         });
     }
     output::text_line(&plain::table(
         &files,
-        Grouping::File,
+        grouping,
         &accounts.common(),
         &guests,
         options.limit,

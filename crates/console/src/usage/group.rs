@@ -30,11 +30,14 @@ pub enum Grouping {
     File,
     /// The kind of data
     Kind,
+    /// The table, index or log of a database
+    Database,
 }
 
 impl Grouping {
-    /// All groupings, from the coarsest to the finest, then kinds.
-    pub const ALL: [Self; 5] = [Self::Vm, Self::Container, Self::Process, Self::File, Self::Kind];
+    /// All groupings, from the coarsest to the finest, then kinds and parts of databases.
+    pub const ALL: [Self; 6] =
+        [Self::Vm, Self::Container, Self::Process, Self::File, Self::Kind, Self::Database];
 
     /// The heading of its column.
     pub fn heading(self) -> &'static str {
@@ -44,6 +47,7 @@ impl Grouping {
             Self::Process => "PROCESS",
             Self::File => "FILE",
             Self::Kind => "KIND",
+            Self::Database => "DATABASE",
         }
     }
 
@@ -81,6 +85,21 @@ impl FileKey {
     }
 }
 
+/// The identity of a part of a database: its file, the part's name, and the number of the table or index.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DatabaseKey {
+    file: FileKey,
+    part: String,
+    index: u64,
+}
+
+impl DatabaseKey {
+    fn of(disk: &str, row: &UsageRow) -> Self {
+        let (part, index) = (row.database_part.clone(), row.database_index);
+        Self { file: FileKey::of(disk, row), part, index }
+    }
+}
+
 /// A selection of accounts by properties. `None` means any value; an empty text means an unknown
 /// value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +116,8 @@ pub struct Scope {
     pub file: Option<FileKey>,
     /// The kind of data.
     pub kind: Option<String>,
+    /// The part of a database.
+    pub database: Option<DatabaseKey>,
 }
 
 /// The control group of a row, or the kind of a row without an owner.
@@ -123,8 +144,9 @@ impl Scope {
 
     /// Whether the scope consists of whole disks.
     fn is_whole_disks(&self) -> bool {
-        let Self { disk: _, machine: _, container, process, file, kind } = self;
-        container.is_none() && process.is_none() && file.is_none() && kind.is_none()
+        let Self { disk: _, machine: _, container, process, file, kind, database } = self;
+        let has_no_owner = container.is_none() && process.is_none();
+        has_no_owner && file.is_none() && kind.is_none() && database.is_none()
     }
 
     /// Whether a row of a disk belongs to the scope.
@@ -138,6 +160,7 @@ impl Scope {
                 .as_ref()
                 .is_none_or(|(command, id)| row.process == *command && row.process_id == *id)
             && self.file.as_ref().is_none_or(|file| FileKey::of(&disk.name, row) == *file)
+            && self.database.as_ref().is_none_or(|key| DatabaseKey::of(&disk.name, row) == *key)
     }
 
     /// The key of the line to which a row belongs.
@@ -154,6 +177,10 @@ impl Scope {
             }
             Grouping::File => Self { machine, file: Some(FileKey::of(&disk.name, row)), ..none },
             Grouping::Kind => Self { kind: Some(row.kind.clone()), ..none },
+            Grouping::Database => {
+                let database = Some(DatabaseKey::of(&disk.name, row));
+                Self { machine, database, ..none }
+            }
         }
     }
 
@@ -168,6 +195,7 @@ impl Scope {
             process: other.process.or_else(|| self.process.clone()),
             file: other.file.or_else(|| self.file.clone()),
             kind: other.kind.or_else(|| self.kind.clone()),
+            database: other.database.or_else(|| self.database.clone()),
         }
     }
 
@@ -281,6 +309,7 @@ impl<'a> Builder<'a> {
             }
             Grouping::File => row.map(describe::object).unwrap_or_default(),
             Grouping::Kind => key.kind.clone().unwrap_or_default(),
+            Grouping::Database => row.map(describe::database).unwrap_or_default(),
         };
         Entry {
             name,
@@ -297,7 +326,9 @@ impl<'a> Builder<'a> {
             kind: Mix::of(&self.kinds, text),
             device: Mix::of(&self.devices, text),
             hottest: hottest.map(|(_, row)| describe::object(row)),
-            file: (grouping == Grouping::File).then(|| row.map(Object::of)).flatten(),
+            file: matches!(grouping, Grouping::File | Grouping::Database)
+                .then(|| row.map(Object::of))
+                .flatten(),
             counts: self.counts,
             key,
         }
@@ -312,7 +343,8 @@ impl Groups {
         for disk in &accounts.disks {
             let kept = grouping == Grouping::Vm || grouping == Grouping::Container;
             for row in disk.rows.iter().filter(|row| kept || !row.counts.is_empty()) {
-                if scope.holds(disk, row) {
+                let is_shown = grouping != Grouping::Database || !row.database_part.is_empty();
+                if is_shown && scope.holds(disk, row) {
                     total.merge(&row.counts);
                     lines.entry(Scope::line(grouping, disk, row)).or_default().add(disk, row);
                 }
@@ -380,7 +412,7 @@ impl Groups {
             let mut texts = rows().map(|(disk, row)| text(disk, row));
             texts.next().is_some_and(|first| texts.any(|text| text != first))
         };
-        let from = if grouping == Grouping::Kind { None } else { Some(grouping) };
+        let from = if grouping >= Grouping::Kind { None } else { Some(grouping) };
         let candidates = [Grouping::Vm, Grouping::Container, Grouping::Process];
         let next = candidates.into_iter().filter(|&next| from.is_none_or(|from| next > from));
         let makes_sense = |grouping: &Grouping| match grouping {

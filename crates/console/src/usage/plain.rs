@@ -52,7 +52,7 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
     let text = |column, role, value| AccountColumn { column, order: None, role, value };
     let name = Column::text(grouping.heading());
     let name = match grouping {
-        Grouping::File => name.flexible_path(18),
+        Grouping::File | Grouping::Database => name.flexible_path(18),
         _ => name.flexible_to(10),
     };
     let mut columns = vec![AccountColumn {
@@ -84,7 +84,7 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
             guest.map_or_else(|| "no guest".into(), |guest| insight::short(&guest.insight))
         }));
     }
-    if grouping != Grouping::File {
+    if !matches!(grouping, Grouping::File | Grouping::Database) {
         let column = Column::text("HOTTEST FILE").flexible_path(16).importance(6);
         let value = |entry: &Entry, _: Context<'_>| entry.hottest.clone().unwrap_or_default();
         columns.push(text(column, Role::Detail, value));

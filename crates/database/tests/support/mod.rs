@@ -29,7 +29,7 @@ pub struct File {
 
 /// All captures whose names begin with `prefix`, by name.
 pub fn captures(prefix: &str) -> BTreeMap<String, Vec<File>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pages");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../database/tests/pages");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
     files

@@ -65,6 +65,8 @@ const OPERATIONS: &[&str] = &["r", "w", "f", "d", "z", "i", "x"];
 const KINDS: &[&str] = &["data", "metadata", "journal", "swap", "direct", "directory", "device"];
 const HITS: &[&str] = &["miss", "hit", "part"];
 const HOLDERS: &[&str] = &["limit", "schedule"];
+const SYSTEMS: &[&str] = &["sqlite", "innodb", "postgresql"];
+const PARTS: &[&str] = &["table", "index", "log", "other"];
 const SOURCES: &[&str] = &["flags", "page", "bio", "calls", "application"];
 const CONFIDENCES: &[&str] = &["likely", "sure"];
 const ERRORS: &[&str] = &[
@@ -93,7 +95,7 @@ fn less_one(number: u8) -> Option<u64> {
 /// All columns, in order (`docs/events.md`): first those of the monitoring paper's Table 3.1 with
 /// its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
-pub const COLUMNS: [EventColumn; 33] = [
+pub const COLUMNS: [EventColumn; 36] = [
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),
     column("Type", Get::Letter(TYPES, |event| event.record_type)),
     column("IOOp", Get::Letter(OPERATIONS, |event| event.io_op)),
@@ -127,16 +129,21 @@ pub const COLUMNS: [EventColumn; 33] = [
     column("WriteHint", Get::Number(|event| some(event.write_hint.into()))),
     column("HeldBy", Get::Word(HOLDERS, |event| event.held_by)),
     column("HeldTime", Get::Number(|event| some(u64::from(event.held_us) * 1000))),
+    column("DbSystem", Get::Word(SYSTEMS, |event| event.database_system)),
+    column("DbPart", Get::Word(PARTS, |event| event.database_part)),
+    column("DbIndex", Get::Number(|event| some(event.database_index.into()))),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Confidence, Kind, Source};
+    use crate::{Confidence, DatabasePart, DatabaseSystem, Kind, Source};
 
     #[test]
     fn words_are_the_names_of_the_numbers() {
         assert_eq!(KINDS, &Kind::ALL.map(Kind::name)[1..]);
+        assert_eq!(SYSTEMS, &DatabaseSystem::ALL.map(DatabaseSystem::name)[1..]);
+        assert_eq!(PARTS, &DatabasePart::ALL.map(DatabasePart::name)[1..]);
         assert_eq!(SOURCES, &Source::ALL.map(Source::name)[1..]);
         assert_eq!(CONFIDENCES, &Confidence::ALL.map(Confidence::name)[1..]);
     }

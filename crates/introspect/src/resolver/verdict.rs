@@ -83,14 +83,14 @@ impl Resolver {
         now_ns: u64,
         insight: &mut Insight,
     ) {
-        let mut push = |length, facts: Facts| {
+        let mut push = |length, (facts, file_offset): (Facts, Option<u64>)| {
             let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group.name };
-            insight.push(length, Facts { cgroup, ..facts });
+            insight.push_at(length, Facts { cgroup, ..facts }, file_offset);
         };
         match verdict {
             Verdict::All(facts) => {
                 pieces.skip(size);
-                push(size, *facts);
+                push(size, (*facts, None));
             }
             Verdict::Page(page, each) => {
                 pieces.skip(size);
@@ -98,18 +98,20 @@ impl Resolver {
             }
             Verdict::First => {
                 let first = pieces.next(size);
-                let facts = first.map_or_else(Facts::default, |(address, length)| {
+                let found = first.map_or_else(Default::default, |(address, length)| {
                     pieces.skip(size - length);
                     let page = kernel.page_of(address);
-                    self.page(kernel, page, Each::default(), group, now_ns)
+                    let (facts, page_offset) =
+                        self.page(kernel, page, Each::default(), group, now_ns);
+                    (facts, page_offset.map(|offset| offset + address % 4096))
                 });
-                push(size, facts);
+                push(size, found);
             }
             Verdict::Each(each) => {
                 let mut left = size;
                 while left > 0 {
                     let Some((address, length)) = pieces.next(left) else {
-                        push(left, Facts::default());
+                        push(left, Default::default());
                         break;
                     };
                     // A piece may consist of several pages that are contiguous by chance.
@@ -117,7 +119,8 @@ impl Resolver {
                     while rest > 0 {
                         let count = (4096 - address % 4096).min(rest);
                         let page = kernel.page_of(address);
-                        push(count, self.page(kernel, page, *each, group, now_ns));
+                        let (facts, page_offset) = self.page(kernel, page, *each, group, now_ns);
+                        push(count, (facts, page_offset.map(|offset| offset + address % 4096)));
                         address = address.wrapping_add(count);
                         rest -= count;
                     }
@@ -127,29 +130,38 @@ impl Resolver {
         }
     }
 
-    /// The facts about the content of the page whose `struct page` is at an address.
-    fn page(&mut self, kernel: &Kernel, page: u64, each: Each, group: Group, now_ns: u64) -> Facts {
+    /// The facts about the content of the page whose `struct page` is at an address, and the offset of the
+    /// page in its file.
+    fn page(
+        &mut self,
+        kernel: &Kernel,
+        page: u64,
+        each: Each,
+        group: Group,
+        now_ns: u64,
+    ) -> (Facts, Option<u64>) {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
         let inode = match found {
-            Some(Page::Cached { inode, memory_group, transfer }) => self
+            Some(Page::Cached { inode, memory_group, index, transfer }) => self
                 .caches
                 .files
                 .inode(kernel, names, inode, now_ns)
                 .filter(|inode| each.doubt.is_none_or(|doubt| doubt.is_of(kernel, inode, transfer)))
-                .map(|inode| (inode, memory_group)),
+                .map(|inode| (inode, memory_group, index)),
             _ => None,
         };
-        let Some((found, memory_group)) = inode else {
+        let Some((found, memory_group, index)) = inode else {
             let (kind, source) = match found {
                 // Memory of a process: private, or of a mapped file.
                 Some(Page::Anonymous | Page::Cached { .. }) if each.anonymous != Kind::Unknown => {
                     (each.anonymous, Source::Bio)
                 }
                 _ if each.other != Kind::Unknown => (each.other, Source::Flags),
-                _ => return Facts::default(),
+                _ => return Default::default(),
             };
-            return Facts { kind, source, confidence: Confidence::Likely, ..Facts::default() };
+            let confidence = Confidence::Likely;
+            return (Facts { kind, source, confidence, ..Facts::default() }, None);
         };
         if let Nature::Mounted(Mounted { super_block, row }) = found.nature {
             // The place of the journal may be known to a module that was loaded later.
@@ -183,7 +195,12 @@ impl Resolver {
                 place.and_then(|state| self.caches.groups.group(kernel, names, state, now_ns));
             facts.cgroup = group.unwrap_or_default().name;
         }
-        facts
+        // An offset that no file can have is not one.
+        let file_offset = index
+            .filter(|_| found.nature == Nature::File)
+            .and_then(|index| index.checked_mul(4096))
+            .filter(|offset| *offset <= i64::MAX as u64 - 4096);
+        (facts, file_offset)
     }
 }
 

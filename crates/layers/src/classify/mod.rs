@@ -8,6 +8,7 @@
 //! resolver panics, its queue drops it, and the disk continues without insight.
 
 mod cells;
+mod databases;
 mod groups;
 mod slot;
 mod slow;
@@ -16,12 +17,12 @@ mod usage;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
-    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Outcome, Place,
-    Request, SECTOR_SIZE,
+    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Operation,
+    Outcome, Place, Request, SECTOR_SIZE,
 };
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
@@ -38,17 +39,31 @@ pub use table::{Subject, UsageRow};
 pub use usage::{UsageOptions, UsageSnapshot};
 
 use crate::kind::{LayerContext, LayerOptions};
+use databases::{DatabaseQueue, Databases};
 use usage::{Usage, UsageQueue};
 
-/// The configuration of the layer `classify`. Only its position among the layers can be chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The configuration of the layer `classify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ClassifyOptions {}
+pub struct ClassifyOptions {
+    /// Whether pages of databases are recognised.
+    pub databases: bool,
+}
+
+impl Default for ClassifyOptions {
+    fn default() -> Self {
+        Self { databases: true }
+    }
+}
 
 impl LayerOptions for ClassifyOptions {
     const KIND: &'static str = "classify";
     const MEANING: &'static str = "finds out what requests mean. By default it is directly above the tap; name it to place it elsewhere. Layers above it do not learn what requests mean";
-    const KEYS: &'static [Key] = &[];
+    const KEYS: &'static [Key] = &[Key::new(
+        "databases",
+        "true",
+        "reads off the pages of databases which part they belong to: table, index or log",
+    )];
     const ONCE: Option<&'static str> = Some("it would account for everything twice");
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
@@ -63,6 +78,9 @@ struct Shared {
     /// Resolvers that panicked and were dropped.
     failures: AtomicU64,
     usage: Arc<Usage>,
+    /// Whether queues that are opened look for databases.
+    finds_databases: AtomicBool,
+    databases: Databases,
 }
 
 /// The layer that finds out what requests mean.
@@ -85,6 +103,8 @@ impl Classify {
             table: Mutex::new(Arc::new(table)),
             failures: AtomicU64::new(0),
             usage: Arc::new(Usage::new(names, options)),
+            finds_databases: AtomicBool::new(true),
+            databases: Databases::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -92,6 +112,11 @@ impl Classify {
     /// Assigns classes by another table, in queues opened after this call.
     pub fn set_table(&self, table: ClassTable) {
         *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// Looks for databases or not, in queues opened after this call.
+    pub fn set_databases(&self, are_found: bool) {
+        self.shared.finds_databases.store(are_found, Ordering::Relaxed);
     }
 
     /// The number of queues that lost their insight because of a bug.
@@ -139,6 +164,11 @@ impl Layer for Classify {
             usage: UsageQueue::open(Arc::clone(&self.shared.usage), context.queue()),
             resolver: None,
             generation: 0,
+            databases: self
+                .shared
+                .finds_databases
+                .load(Ordering::Relaxed)
+                .then(|| Box::new(DatabaseQueue::new())),
         }))
     }
 }
@@ -150,9 +180,32 @@ struct ClassifyQueue {
     resolver: Option<Resolver>,
     /// The generation of the slot's guest that the resolver belongs to.
     generation: u64,
+    databases: Option<Box<DatabaseQueue>>,
 }
 
 impl ClassifyQueue {
+    /// Adds the parts of databases to the insight of `request`. The buffers have its data if `has_data`.
+    #[inline]
+    fn find_databases(&mut self, request: &mut Observed<'_>, has_data: bool) {
+        let Some(databases) = &mut self.databases else { return };
+        let (offset, length) = (request.offset, request.length);
+        let (buffers, insight) = request.buffers_and_insight();
+        if insight.facts.inode == 0 && insight.parts.is_empty() {
+            return;
+        }
+        let subject = databases::Subject { offset, length, data: has_data.then_some(buffers) };
+        let (shared, table) = (&*self.shared, &*self.table);
+        let names = shared.usage.names();
+        let examined = catch_unwind(AssertUnwindSafe(|| {
+            databases.examine(&shared.databases, names, table, &subject, insight);
+        }));
+        if examined.is_err() {
+            insight.parts.clear();
+            self.databases = None;
+            self.shared.failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Changes to the guest in the slot. If another thread is changing the slot now, the next
     /// request changes to the new guest.
     #[cold]
@@ -206,6 +259,21 @@ impl Observer for ClassifyQueue {
             *request.word() = now_ns;
             if let Some(header) = request.header {
                 self.resolve(&mut request, header, now_ns);
+            }
+            if request.operation.carries_data() {
+                let has_data = request.operation == Operation::Write;
+                self.find_databases(&mut request, has_data);
+            }
+        }
+    }
+
+    fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+        if self.databases.is_none() {
+            return;
+        }
+        for (request, outcome) in requests {
+            if outcome.is_ok() && request.operation == Operation::Read {
+                self.find_databases(&mut place.observe(request), true);
             }
         }
     }

@@ -60,6 +60,7 @@ impl SlowRequest {
         mine.class = theirs.class;
         mine.io_priority = theirs.io_priority;
         mine.flags = theirs.flags;
+        mine.file_offset = theirs.file_offset;
         mine.parts.clear();
         mine.parts.extend(theirs.parts.iter().take(PARTS_MAX).copied());
         self.parts_left_out = theirs.parts.len() - mine.parts.len();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
-use fathom_insight::{Facts, Kind, Name, Names};
+use fathom_insight::{Database, Facts, Kind, Name, Names};
 
 use super::cells::{Account, Accounts, Direction};
 use super::groups::{GroupSnapshot, Groups, Place};
@@ -20,6 +20,7 @@ struct Key {
     process: Name,
     process_id: u32,
     kind: Kind,
+    database: Database,
 }
 
 impl Hash for Key {
@@ -29,7 +30,9 @@ impl Hash for Key {
         state.write_u64(pair(self.path.0, self.process_id));
         state.write_u64(pair(self.file_system.0, self.device.0));
         state.write_u64(pair(self.cgroup.0, self.process.0));
-        state.write_u8(self.kind as u8);
+        let Database { system, part, index } = self.database;
+        let bytes = u32::from_le_bytes([self.kind as u8, system as u8, part as u8, 0]);
+        state.write_u64(pair(bytes, index));
     }
 }
 
@@ -44,6 +47,7 @@ impl Key {
             process: facts.process,
             process_id: facts.process_id,
             kind: facts.kind,
+            database: facts.database,
         }
     }
 }
@@ -126,6 +130,8 @@ pub struct Subject {
     pub process: Option<Arc<str>>,
     /// The number of the process; 0 if unknown.
     pub process_id: u32,
+    /// The part of a database.
+    pub database: Database,
 }
 
 /// The index of a missing account.
@@ -258,6 +264,7 @@ impl Table {
             cgroup: text(key.cgroup),
             process: text(key.process),
             process_id: key.process_id,
+            database: key.database,
         };
         self.instances += 1;
         let row = Row {

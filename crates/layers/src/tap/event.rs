@@ -102,6 +102,9 @@ pub(super) fn record(
         held_us: outcome
             .map_or(0, |_| u32::try_from(request.course.held_ns / 1000).unwrap_or(u32::MAX)),
         held_by: outcome.map_or(0, |_| request.course.held_by as u8),
+        database_system: facts.database.system as u8,
+        database_part: facts.database.part as u8,
+        database_index: facts.database.index,
         ..Event::default()
     }
 }

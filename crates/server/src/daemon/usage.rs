@@ -182,6 +182,9 @@ fn row(row: classify::UsageRow) -> UsageRow {
         path: text(subject.path),
         file_size_bytes: row.file_size,
         owner: row.owner.into(),
+        database_system: subject.database.system.name().into(),
+        database_part: subject.database.part.name().into(),
+        database_index: subject.database.index.into(),
         instance: row.instance,
         counts: counts(&row.accounts),
     }
@@ -272,5 +275,8 @@ fn facts(facts: &Facts, names: &Names) -> FactsStatus {
         cgroup: text(facts.cgroup),
         process: text(facts.process),
         process_id: facts.process_id.into(),
+        database_system: facts.database.system.name().into(),
+        database_part: facts.database.part.name().into(),
+        database_index: facts.database.index.into(),
     }
 }

@@ -149,6 +149,9 @@ mod tests {
             write_hint: 16,
             held_us: 14,
             held_by: 1,
+            database_system: 2,
+            database_part: 2,
+            database_index: 17,
             spare_byte: 0,
             spare: 0,
         }

@@ -6,6 +6,7 @@ use fathom_block::{ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
+use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
@@ -136,6 +137,13 @@ fn device_name(definition: &DiskDefinition) -> String {
     media.join(", ")
 }
 
+/// Whether the layer `classify` of a disk looks for databases: an option of the layer, if it is listed.
+fn finds_databases(definition: &DiskDefinition) -> bool {
+    let listed = definition.layers.iter().find(|layer| layer.kind == "classify");
+    let option = listed.and_then(|layer| layer.options.get("databases"));
+    option.and_then(Value::as_bool).unwrap_or(ClassifyOptions::default().databases)
+}
+
 /// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
 /// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
 /// `capacity` is the disk's.
@@ -151,6 +159,9 @@ pub(crate) fn make_layers(
     let mut made = NewLayers::default();
     // The layer `classify` is above all others, so that they have its insights.
     let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
+    if let Some(classify) = &watchers.classify {
+        classify.set_databases(finds_databases(definition));
+    }
     let implied = implied
         .into_iter()
         .filter(|(name, is_wanted)| *is_wanted && !names_layer(definition, name))
