@@ -116,15 +116,17 @@ impl Lane {
                 held: 0,
                 burst: None,
                 called_ns: 0,
+                is_silent: false,
                 waker,
             };
-            if let Some(index) = state.lanes.iter().position(|lane| !lane.is_used) {
-                state.lanes[index] = entry;
-                index
-            } else {
-                state.lanes.push(entry);
-                state.lanes.len() - 1
+            let free = state.lanes.iter().position(|lane| !lane.is_used);
+            let index = free.unwrap_or(state.lanes.len());
+            state.members[place.index].lanes.push(index);
+            match state.lanes.get_mut(index) {
+                Some(lane) => *lane = entry,
+                None => state.lanes.push(entry),
             }
+            index
         });
         Self { place, index, flight: [0; 2], published, checked_ns: 0 }
     }
@@ -189,6 +191,7 @@ impl Lane {
                 state.learn(&completed, now_ns);
             }
             state.expire(now_ns);
+            state.silence(now_ns);
             let rest = requests(&mut Gate { state, lane: index, now_ns, flight });
             let turn = state.finish(index, &rest, now_ns);
             device.is_attentive.store(state.is_attentive, Ordering::Release);
@@ -205,6 +208,7 @@ impl Drop for Lane {
             state.rest(self.index, &Rest { waiting: None, held: 0, burst: None });
             let time_ns = state.time_ns;
             state.count(self.index, [0; 2], time_ns);
+            state.members[self.place.index].lanes.retain(|lane| *lane != self.index);
             let entry = &mut state.lanes[self.index];
             entry.is_used = false;
             entry.published = Arc::default();
@@ -236,8 +240,7 @@ impl Gate<'_> {
         self.state.note_flow(member, flow.key, self.now_ns);
         self.state.members[member].waited_ns = self.now_ns;
         self.state.raise(member);
-        if !self.state.has_room(self.now_ns) || self.state.must_yield(self.lane, flow, self.now_ns)
-        {
+        if !self.state.has_room(self.now_ns) || self.state.must_yield(self.lane, flow) {
             return false;
         }
         self.pass(WAITED, cost, flow);
@@ -266,34 +269,27 @@ impl Gate<'_> {
         }
     }
 
-    /// Admits a background request of `bytes` in a quiet time, as a step.
+    /// Admits a background request in a quiet time, as a step. Its length is only looked up in a quiet
+    /// time.
     ///
     /// # Errors
     /// If the request is held back: the time after which to try again, in nanoseconds, or `None` if
     /// the lane is called then.
-    pub(super) fn admit_step(&mut self, bytes: u64) -> Result<(), Option<u64>> {
+    pub(super) fn admit_step(&mut self, bytes: impl FnOnce() -> u64) -> Result<(), Option<u64>> {
         self.state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
         let member = self.member();
         self.state.raise(member);
+        if !self.state.is_quiet() {
+            return Err(None);
+        }
+        let bytes = bytes();
         let wait_ns = self.state.background_wait_ns(bytes, self.now_ns)?;
         if wait_ns > 0 {
             return Err(Some(wait_ns));
         }
-        let tag = self.state.members[member].tag;
-        let is_behind = |entry: &Entry| {
-            entry.member != member && self.state.members[entry.member].tag + LEAD < tag
-        };
-        if self.state.holding > 0 {
-            let mut lanes = self.state.lanes.iter();
-            let other = lanes.any(|entry| {
-                entry.is_used
-                    && entry.held > 0
-                    && entry.is_responsive(self.now_ns)
-                    && is_behind(entry)
-            });
-            if other {
-                return Err(Some(PATIENCE_NS));
-            }
+        // The disk itself is not behind itself.
+        if self.state.order.holding.least() + LEAD < self.state.members[member].tag {
+            return Err(Some(PATIENCE_NS));
         }
         self.pass(BACKGROUND, cost(bytes), Flow::WHOLE);
         self.state.begin_step(bytes, false, self.now_ns);
@@ -321,16 +317,19 @@ impl Gate<'_> {
             return false;
         }
         let behind = self.state.members[member].burst_lag(behind);
-        let least = self.state.least_waiting(member, self.now_ns);
+        let least = self.state.least_waiting(self.now_ns).without(member);
         if !self.state.may_burst(member, behind, least) {
             return false;
         }
         if let Some(least) = least {
-            let own = &mut self.state.members[member];
-            own.tag = own.tag.max(least - LAG_MAX);
+            let tag = self.state.members[member].tag.max(least - LAG_MAX);
+            self.state.set_tag(member, tag);
         }
         self.state.note_burst(self.now_ns);
         self.pass(BACKGROUND, cost, Flow::WHOLE);
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,8 @@
 //! - `pace`: how long background work keeps a device busy.
 //! - `device`: a device, the disks on it and their queues.
 //! - `state`: the rules that the disks of a device share.
+//! - `order`: which lane is next.
+//! - `rank`: the disk with the least tag, of many.
 //! - `queue`: the part in one queue.
 //! - `options`: the configuration.
 
@@ -17,8 +19,10 @@ mod device;
 mod held;
 mod need;
 mod options;
+mod order;
 mod pace;
 mod queue;
+mod rank;
 mod state;
 mod think;
 

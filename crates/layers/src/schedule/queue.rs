@@ -62,6 +62,9 @@ struct Requests {
     inner: Arc<Inner>,
     number: u64,
     groups: Vec<Group>,
+    /// The number of waiting requests, and the number that the disk's figures have.
+    waiting: u64,
+    reported: u64,
     held: HeldList,
     burst: Option<Burst>,
     /// The held requests that a process waits for by now.
@@ -73,11 +76,20 @@ struct Requests {
 
 impl Requests {
     fn is_waiting(&self) -> bool {
-        self.groups.iter().any(|group| !group.waiting.is_empty())
+        self.waiting > 0
+    }
+
+    /// Brings the disk's figures up to date.
+    fn report(&mut self) {
+        if self.waiting != self.reported {
+            let change = self.waiting.wrapping_sub(self.reported);
+            self.inner.waiting.fetch_add(change, Ordering::Relaxed);
+            self.reported = self.waiting;
+        }
     }
 
     fn wait(&mut self, request: Box<Request>, flow: Flow, since_ns: u64) {
-        self.inner.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting += 1;
         let found = self.groups.iter().position(|group| group.flow == flow);
         let index = found.unwrap_or_else(|| {
             if self.groups.len() >= GROUPS_KEPT {
@@ -119,6 +131,9 @@ impl Requests {
     /// first group that still waits.
     fn admit_waiting(&mut self, gate: &mut Gate<'_>) -> Option<f64> {
         loop {
+            if self.waiting == 0 {
+                return None;
+            }
             let waiting = self.groups.iter_mut().filter(|group| !group.waiting.is_empty());
             let (tag, group) = waiting
                 .map(|group| (gate.tag(group.flow), group))
@@ -128,7 +143,7 @@ impl Requests {
                 return Some(tag);
             }
             let Waiting { request, since_ns } = group.waiting.pop_front()?;
-            self.inner.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.waiting -= 1;
             self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
         }
     }
@@ -150,9 +165,15 @@ impl Requests {
             self.burst.get_or_insert(Burst { begun_ns: now_ns, is_due: true });
         }
         let mut wait_ns = None;
-        while let Some(index) = self.held.next(u64::MAX) {
-            match gate.admit_step(self.held.length(index)) {
+        while !self.held.is_empty() {
+            let mut next = None;
+            let bytes = || {
+                next = self.held.next(u64::MAX);
+                next.map_or(0, |index| self.held.length(index))
+            };
+            match gate.admit_step(bytes) {
                 Ok(()) => {
+                    let Some(index) = next else { break };
                     let Some(held) = self.held.take(index) else { break };
                     self.release(held, Release::Quiet);
                     self.continue_run(gate);
@@ -238,9 +259,10 @@ impl Requests {
     fn take_all(&mut self) {
         let mut groups = std::mem::take(&mut self.groups);
         for Waiting { request, since_ns } in groups.iter_mut().flat_map(|it| it.waiting.drain(..)) {
-            self.inner.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.waiting -= 1;
             self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
         }
+        self.report();
         while let Some(held) = self.held.pop_oldest() {
             self.release(held, Release::Drain);
         }
@@ -265,6 +287,8 @@ impl ScheduleQueue {
         let requests = Requests {
             number,
             groups: Vec::new(),
+            waiting: 0,
+            reported: 0,
             held: HeldList::default(),
             burst: None,
             marked: Vec::new(),
@@ -320,6 +344,7 @@ impl ScheduleQueue {
         if let Some(waker) = turn.call {
             waker.wake();
         }
+        self.requests.report();
         self.send(now_ns, next);
         let is_held = !self.requests.held.is_empty();
         let is_left = is_held || self.requests.is_waiting();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Waker;
 
+use super::order::Order;
 use super::pace::Pace;
 use super::think::Think;
 
@@ -76,6 +77,7 @@ pub(super) struct Member {
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
+    pub lanes: Vec<usize>,
 }
 
 impl Member {
@@ -115,13 +117,9 @@ pub(super) struct Entry {
     pub burst: Option<f64>,
     /// The time at which the lane was called; 0 if it has taken a turn since.
     pub called_ns: u64,
+    /// Whether it was called so long ago that it is not waited for.
+    pub is_silent: bool,
     pub waker: Waker,
-}
-
-impl Entry {
-    pub(super) fn is_responsive(&self, now_ns: u64) -> bool {
-        self.called_ns == 0 || now_ns < self.called_ns.saturating_add(PATIENCE_NS)
-    }
 }
 
 /// The state of a device.
@@ -136,8 +134,9 @@ pub(super) struct State {
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
-    /// The number of lanes with a reason for a burst.
-    pub bursts: u32,
+    /// The lanes with a reason for a burst.
+    pub bursts: Vec<usize>,
+    pub order: Order,
     /// The time since which no waited-for request is in flight, in nanoseconds.
     pub quiet_ns: u64,
     pub think: Think,
@@ -217,8 +216,8 @@ impl State {
 
     /// Takes over a lane's own counts.
     pub(super) fn sync(&mut self, lane: usize, flight: [u32; 2], completed: bool, now_ns: u64) {
+        self.answer(lane);
         let entry = &mut self.lanes[lane];
-        entry.called_ns = 0;
         if completed {
             entry.is_stuck = false;
             entry.progress_ns = now_ns;
@@ -232,7 +231,11 @@ impl State {
     /// Sets the requests of a lane that count as in flight.
     pub(super) fn count(&mut self, lane: usize, counted: [u32; 2], now_ns: u64) {
         let entry = &mut self.lanes[lane];
-        let member = &mut self.members[entry.member];
+        if entry.counted == counted {
+            return;
+        }
+        let (index, member) = (entry.member, &mut self.members[entry.member]);
+        let was_active = member.is_active();
         for class in [WAITED, BACKGROUND] {
             let (old, new) = (entry.counted[class], counted[class]);
             member.flight[class] = (member.flight[class] + new).saturating_sub(old);
@@ -243,6 +246,7 @@ impl State {
             }
         }
         entry.counted = counted;
+        self.order.set_active(index, &self.members[index], was_active);
     }
 
     /// Notes the end of a quiet time.
@@ -316,7 +320,7 @@ impl State {
 
     pub(super) fn has_room(&self, now_ns: u64) -> bool {
         self.flight[WAITED] + self.flight[BACKGROUND] < self.depth
-            || self.bursts == 0 && !self.has_rivals(now_ns)
+            || self.bursts.is_empty() && !self.has_rivals(now_ns)
     }
 
     /// Whether another background request of a burst may be in flight. Several may, so that the device can
@@ -325,49 +329,18 @@ impl State {
         self.flight[BACKGROUND] < (self.depth / 2).max(1)
     }
 
-    /// The least tag of the other disks with waited-for requests, now or a short time ago.
-    pub(super) fn least_waiting(&self, member: usize, now_ns: u64) -> Option<f64> {
-        let others = self.members.iter().enumerate().filter(|(index, other)| {
-            *index != member
-                && other.is_used
-                && (other.flight[WAITED] > 0
-                    || other.waiting > 0
-                    || now_ns < other.waited_ns.saturating_add(RECENT_NS))
-        });
-        others.map(|(_, other)| other.tag).min_by(f64::total_cmp)
-    }
-
-    /// Whether a disk may pass on a request of a burst, if its tag is to be `behind` the `least` one of the
-    /// waiting disks. While no process waits, background requests pass in steps, which end in time: a
-    /// burst would meet the next request that a process waits for. Only one that is due begins then.
-    pub(super) fn may_burst(&self, member: usize, behind: f64, least: Option<f64>) -> bool {
-        least
-            .map_or(behind == f64::NEG_INFINITY, |least| self.members[member].tag + behind <= least)
-    }
-
-    /// Raises the tag of a disk that was not active to the least tag of the active disks, or else to that
-    /// of the last disk: an idle disk saves nothing up.
-    pub(super) fn raise(&mut self, member: usize) {
-        if self.members[member].is_active() {
-            return;
-        }
-        let active = self.members.iter().filter(|other| other.is_used && other.is_active());
-        let least = active.map(|other| other.tag).min_by(f64::total_cmp).unwrap_or(self.last_tag);
-        let member = &mut self.members[member];
-        member.tag = member.tag.max(least);
-    }
-
     pub(super) fn charge(&mut self, index: usize, cost: f64, flow: Flow) {
-        let member = &mut self.members[index];
+        let member = &self.members[index];
         self.last_tag = member.tag;
-        member.tag += member.service(cost);
+        self.set_tag(index, member.tag + member.service(cost));
+        let member = &mut self.members[index];
         if flow.key == 0 && member.groups.is_empty() {
             return;
         }
         let start = member.group_tag(flow.key);
         // Another group begins with the least tag of the waiting ones.
-        let waiting = self.lanes.iter().filter(|lane| lane.member == index);
-        let least = waiting.filter_map(|lane| lane.waiting).fold(start, f64::min);
+        let waiting = member.lanes.iter().filter_map(|lane| self.lanes[*lane].waiting);
+        let least = waiting.fold(start, f64::min);
         member.groups_start = member.groups_start.max(least);
         if member.groups.len() >= GROUPS_MAX && !member.groups.contains_key(&flow.key) {
             member.groups.clear();
@@ -376,30 +349,9 @@ impl State {
         member.groups.insert(flow.key, start + used);
     }
 
-    /// Whether a request of a lane waits for the waiting requests of another lane.
-    pub(super) fn must_yield(&self, lane: usize, flow: Flow, now_ns: u64) -> bool {
-        let own = &self.lanes[lane];
-        let others = self.waiting - u32::from(own.waiting.is_some());
-        let has_burst_room = self.bursts > 0 && self.has_burst_room();
-        if others == 0 && !has_burst_room {
-            return false;
-        }
-        let member = &self.members[own.member];
-        self.lanes.iter().enumerate().any(|(index, other)| {
-            if index == lane || !other.is_responsive(now_ns) {
-                return false;
-            }
-            match other.waiting {
-                Some(head) if other.member == own.member => {
-                    head + LEAD < member.group_tag(flow.key)
-                }
-                Some(_) => self.members[other.member].tag + LEAD < member.tag,
-                None if other.member == own.member || !has_burst_room => false,
-                None => other.burst.is_some_and(|behind| {
-                    self.members[other.member].tag + behind + LEAD < member.tag
-                }),
-            }
-        })
+    /// Whether no waited-for request is in flight or waits for its turn.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.flight[WAITED] == 0 && self.waiting == 0
     }
 
     /// The number of background requests that may be in flight.
@@ -414,7 +366,7 @@ impl State {
     /// If a request has to complete before that: the time after which to try again, in nanoseconds;
     /// `None` if the completion is enough.
     pub(super) fn background_wait_ns(&self, bytes: u64, now_ns: u64) -> Result<u64, Option<u64>> {
-        if self.flight[WAITED] > 0 || self.waiting > 0 {
+        if !self.is_quiet() {
             return Err(None);
         }
         if self.flight[BACKGROUND] >= self.background_depth(now_ns) {
@@ -427,7 +379,13 @@ impl State {
 
     pub(super) fn rest(&mut self, lane: usize, rest: &Rest) {
         let entry = &mut self.lanes[lane];
-        let member = &mut self.members[entry.member];
+        let (index, member) = (entry.member, &mut self.members[entry.member]);
+        let has_changed = entry.waiting != rest.waiting || (entry.held > 0) != (rest.held > 0);
+        if !has_changed && entry.burst.is_none() && rest.burst.is_none() {
+            entry.held = rest.held;
+            return;
+        }
+        let was_active = member.is_active();
         let change = |count: &mut u32, before: bool, after: bool| {
             *count = (*count + u32::from(after)).saturating_sub(u32::from(before));
         };
@@ -437,9 +395,16 @@ impl State {
         for count in [&mut self.holding, &mut member.holding] {
             change(count, entry.held > 0, rest.held > 0);
         }
-        change(&mut self.bursts, entry.burst.is_some(), rest.burst.is_some());
+        if entry.burst.is_some() != rest.burst.is_some() {
+            self.bursts.retain(|other| *other != lane);
+            self.bursts.extend(rest.burst.map(|_| lane));
+        }
         (entry.waiting, entry.held) = (rest.waiting, rest.held);
         entry.burst = rest.burst.map(|cost| member.burst_lag(cost));
+        self.order.set_active(index, &self.members[index], was_active);
+        if has_changed {
+            self.rank(index);
+        }
     }
 
     /// Ends a turn.
@@ -452,7 +417,7 @@ impl State {
             }
             return Turn::default();
         }
-        if self.waiting > 0 || self.bursts > 0 {
+        if self.waiting > 0 || !self.bursts.is_empty() {
             let call = self.has_room(now_ns).then(|| self.call(lane, now_ns, true)).flatten();
             if call.is_some() || self.waiting > 0 {
                 return Turn { call, wait_ns: None };
@@ -463,34 +428,5 @@ impl State {
             Ok(wait_ns) | Err(Some(wait_ns)) => Turn { call: None, wait_ns: Some(wait_ns) },
             Err(None) => Turn::default(),
         }
-    }
-
-    /// The waker of the lane that is next, of those with a claim to a share or of those with held
-    /// requests; `None` if that is `lane` itself, or if it was called already.
-    pub(super) fn call(&mut self, lane: usize, now_ns: u64, is_claim: bool) -> Option<Waker> {
-        let members = &self.members;
-        let has_burst_room = self.bursts > 0 && self.has_burst_room();
-        let claims = |entry: &Entry| {
-            let may_burst = |behind: f64| {
-                let least = self.least_waiting(entry.member, now_ns);
-                self.may_burst(entry.member, behind, least)
-            };
-            entry.waiting.is_some() || has_burst_room && entry.burst.is_some_and(may_burst)
-        };
-        let lanes = self.lanes.iter().enumerate().filter(|(_, entry)| {
-            let is_candidate = if is_claim { claims(entry) } else { entry.held > 0 };
-            entry.is_used && is_candidate && entry.is_responsive(now_ns)
-        });
-        let rank = |entry: &Entry| (members[entry.member].tag, entry.waiting.unwrap_or(0.0));
-        let (next, _) = lanes.min_by(|(_, one), (_, other)| {
-            let (one, other) = (rank(one), rank(other));
-            one.0.total_cmp(&other.0).then(one.1.total_cmp(&other.1))
-        })?;
-        let entry = &mut self.lanes[next];
-        if next == lane || entry.called_ns > 0 {
-            return None;
-        }
-        entry.called_ns = now_ns;
-        Some(entry.waker.clone())
     }
 }
