@@ -19,12 +19,20 @@ use replay::{Arrival, CAPACITY, Comparison, Replay, Rule, bursts, cloudphysics, 
 
 /// A modelled disk, with the length of a step in bytes.
 const MODELS: [(&str, u64); 2] = [("hdd", 512 << 10), ("ssd", 256 << 10)];
-/// The numbers of seeds of the modelled disks, if there is no such argument. The times of an SSD hardly
-/// depend on the seed.
-const SEEDS: [(&str, u64); 2] = [("hdd", 24), ("ssd", 4)];
+/// The number of seeds of a modelled SSD, if there is no such argument. Its times hardly depend on the
+/// seed.
+const SSD_SEEDS: u64 = 4;
 
-/// A trace: its name, the disks on which it is replayed, and its requests if it is present.
-type Trace = (&'static str, &'static [&'static str], Option<Vec<Arrival>>);
+/// A trace.
+struct Trace {
+    name: &'static str,
+    /// The disks on which it is replayed.
+    disks: &'static [&'static str],
+    /// The number of seeds of a modelled hard disk: as many as the longest queues need.
+    hdd_seeds: u64,
+    /// The requests, if the trace is present.
+    arrivals: Option<Vec<Arrival>>,
+}
 
 fn model(name: &str, seed: u64) -> Model {
     match name {
@@ -46,27 +54,61 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count as f64
 }
 
+/// The share of requests that are slower by more than `step_ns` in each of some runs than in each run
+/// without work.
+fn pairs(runs: &[Replay], without: &[Replay], step_ns: u64) -> Vec<Vec<f64>> {
+    let of = |run: &Replay| without.iter().map(|other| run.slowed(other, step_ns)).collect();
+    runs.iter().map(of).collect()
+}
+
+/// The mean of the pairs of runs with different seeds, without those of one seed.
+fn mean_of_pairs(pairs: &[Vec<f64>], left_out: Option<usize>) -> f64 {
+    let (mut sum, mut count) = (0.0, 0);
+    for (one, row) in pairs.iter().enumerate() {
+        for (other, share) in row.iter().enumerate() {
+            if one != other && left_out != Some(one) && left_out != Some(other) {
+                sum += share;
+                count += 1;
+            }
+        }
+    }
+    sum / f64::from(count.max(1))
+}
+
+/// The standard error of the difference of two means, because of the seeds: the jackknife.
+fn error(slowed: &[Vec<f64>], chance: &[Vec<f64>]) -> f64 {
+    let without = |seed| mean_of_pairs(slowed, Some(seed)) - mean_of_pairs(chance, Some(seed));
+    let differences: Vec<f64> = (0..slowed.len()).map(without).collect();
+    let average = mean(differences.iter().copied());
+    let deviation = mean(differences.iter().map(|found| (found - average).powi(2)));
+    (deviation * (slowed.len() - 1) as f64).sqrt()
+}
+
 fn main() {
     let folder = std::env::args().nth(1).unwrap_or_else(|| "../shared/traces".into());
     let folder = Path::new(&folder);
     let only = std::env::args().nth(2).unwrap_or_default();
     let seeds: Option<u64> = std::env::args().nth(3).and_then(|seeds| seeds.parse().ok());
-    let traces: [Trace; 5] = [
-        ("cloudphysics", &["hdd", "ssd"], cloudphysics(&folder.join("cloudphysics.vscsi"))),
-        ("tencent, 1 volume", &["hdd"], tencent(&folder.join("tencent-cbs.bz2"), 1)),
-        ("tencent, 20 volumes", &["ssd"], tencent(&folder.join("tencent-cbs.bz2"), 20)),
-        ("bursts of 20, 500 ms", &["hdd", "ssd"], Some(bursts(1, 30_000, 20, 500))),
-        ("single, 100 ms", &["hdd", "ssd"], Some(bursts(2, 30_000, 1, 100))),
+    let trace = |name, disks, hdd_seeds, arrivals| Trace { name, disks, hdd_seeds, arrivals };
+    let tencent = |volumes| tencent(&folder.join("tencent-cbs.bz2"), volumes);
+    let both: &[&str] = &["hdd", "ssd"];
+    let traces = [
+        trace("cloudphysics", both, 24, cloudphysics(&folder.join("cloudphysics.vscsi"))),
+        trace("tencent, 1 volume", &["hdd"], 96, tencent(1)),
+        trace("tencent, 20 volumes", &["ssd"], 0, tencent(20)),
+        trace("bursts of 20, 500 ms", both, 8, Some(bursts(1, 30_000, 20, 500))),
+        trace("single, 100 ms", both, 8, Some(bursts(2, 30_000, 1, 100))),
     ];
-    for (trace, disks, arrivals) in traces {
+    for Trace { name, disks, hdd_seeds, arrivals } in traces {
         let Some(arrivals) = arrivals else {
-            eprintln!("skipped: {trace} is not in {}", folder.display());
+            eprintln!("skipped: {name} is not in {}", folder.display());
             continue;
         };
         for (disk, step) in MODELS.iter().filter(|(disk, _)| disks.contains(disk)) {
-            let usual = SEEDS.iter().find(|(name, _)| name == disk).map_or(2, |(_, seeds)| *seeds);
-            let seeds = seeds.unwrap_or(usual).max(2);
-            compare((trace, disk), *step, &arrivals, &only, seeds);
+            let usual = if *disk == "hdd" { hdd_seeds } else { SSD_SEEDS };
+            // The error needs three.
+            let seeds = seeds.unwrap_or(usual).max(3);
+            compare((name, disk), *step, &arrivals, &only, seeds);
         }
     }
     show("");
@@ -115,33 +157,24 @@ fn compare((trace, disk): (&str, &str), step: u64, arrivals: &[Arrival], only: &
             .collect();
         let found: Vec<Comparison> =
             with.iter().zip(&without).map(|(with, without)| with.compare(without)).collect();
-        // The runs without work, compared with each other by the same length of a step.
         let step_ns = with.iter().map(|run| run.step_ns).max().unwrap_or(0);
-        let chance: Vec<f64> = without
-            .iter()
-            .enumerate()
-            .flat_map(|(index, one)| {
-                let others = without.iter().enumerate().filter(move |(other, _)| *other != index);
-                let one = Replay { step_ns, ..one.clone() };
-                others.map(move |(_, other)| one.compare(other).slowed)
-            })
-            .collect();
+        let slowed = pairs(&with, &without, step_ns);
+        let chance = pairs(&without, &without, step_ns);
         let of = |figure: fn(&Comparison) -> f64| mean(found.iter().map(figure));
-        let slowed = of(|found| found.slowed);
-        let deviation = mean(found.iter().map(|found| (found.slowed - slowed).powi(2))).sqrt();
         println!(
             "{{\"trace\": {trace:?}, \"disk\": {disk:?}, \"predictor\": {name:?}, \
              \"default\": {}, \"requests\": {}, \"idle\": {idle:.4}, \"used\": {:.4}, \
-             \"met\": {:.5}, \"slowed\": {slowed:.5}, \"slowed_error\": {:.5}, \
+             \"met\": {:.5}, \"slowed\": {:.5}, \"slowed_error\": {:.5}, \
              \"hastened\": {:.5}, \"chance\": {:.5}, \
              \"latency_ns\": {mean_ns:.0}, \"added_ns\": {:.0}, \"step_ns\": {step_ns}}}",
             is_default(index),
             arrivals.len(),
             of(|found| found.used),
             of(|found| found.met),
-            deviation / ((seeds - 1) as f64).sqrt(),
+            mean_of_pairs(&slowed, None),
+            error(&slowed, &chance),
             of(|found| found.hastened),
-            mean(chance.iter().copied()),
+            mean_of_pairs(&chance, None),
             of(|found| found.mean_ns),
         );
     }

@@ -38,10 +38,11 @@ fn most_idle_time_is_used_and_few_requests_are_slowed_by_more_than_a_step() {
     for seed in 0..2 {
         let found = on_ssd(&bursts(seed, 1500, 20, 500));
         check(&found, &format!("bursts, seed {seed}, SSD"));
-        assert!(found.met <= 0.3, "the gaps within bursts are not used: {found:?}");
+        assert!(found.met <= 0.12, "the gaps within bursts are not used: {found:?}");
     }
     check(&on_ssd(&bursts(7, 400, 1, 100)), "single requests, SSD");
-    let arrivals = bursts(1, 2000, 20, 500);
+    // On a hard disk, a burst in a hundred is slowed: enough of them are needed.
+    let arrivals = bursts(1, 15_000, 20, 500);
     let without = replay::replay(&arrivals, hdd(1), HDD_STEP, Rule::Never);
     let mut predictor = default_predictor();
     let with = replay::replay(&arrivals, hdd(1), HDD_STEP, Rule::Predictor(&mut *predictor));

@@ -161,18 +161,24 @@ pub struct Comparison {
 }
 
 impl Replay {
+    /// The share of the requests that completed more than `step_ns` later than in `other`.
+    pub fn slowed(&self, other: &Self, step_ns: u64) -> f64 {
+        let pairs = self.completions_ns.iter().zip(&other.completions_ns);
+        let slowed = pairs.filter(|(one, other)| **one > **other + step_ns);
+        slowed.count() as f64 / self.completions_ns.len() as f64
+    }
+
     /// Compares the replay with `without`, which had no background work.
     pub fn compare(&self, without: &Self) -> Comparison {
         let count = self.latencies_ns.len() as f64;
         let step_ns = self.step_ns;
         let pairs = self.completions_ns.iter().zip(&without.completions_ns);
-        let slowed = pairs.clone().filter(|(with, without)| **with > **without + step_ns);
-        let hastened = pairs.clone().filter(|(with, without)| **with + step_ns < **without);
+        let hastened = pairs.filter(|(with, without)| **with + step_ns < **without);
         let sum = |latencies: &[u64]| latencies.iter().map(|ns| *ns as f64).sum::<f64>();
         Comparison {
             used: self.used_ns as f64 / without.idle_ns as f64,
             met: self.met as f64 / count,
-            slowed: slowed.count() as f64 / count,
+            slowed: self.slowed(without, step_ns),
             hastened: hastened.count() as f64 / count,
             mean_ns: (sum(&self.latencies_ns) - sum(&without.latencies_ns)) / count,
             step_ns,

@@ -47,7 +47,7 @@ fn learned_predictors_wait_out_bursts_and_use_long_periods() {
     // Bursts of 50 requests a few milliseconds apart, then quiet for a second or more.
     for seed in 0..20 {
         let learned: [Box<dyn Predictor>; 4] = [
-            Box::new(Quietest::new(0.85)),
+            Box::new(Quietest::new(SHARE)),
             Box::new(Survival::new(0.1)),
             Box::new(Arrivals::new(0.1)),
             Box::new(Quantile::new(0.95)),
