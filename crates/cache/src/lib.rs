@@ -3,17 +3,20 @@
 //! the same code.
 //!
 //! - [`Replacement`]: the queues of one shard, or of one disk's part of a cache.
+//! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests.
 //! - [`Access`]: what is known of a request for a block.
 
 #![forbid(unsafe_code)]
 
 mod access;
+mod curve;
 mod ghost;
 mod queues;
 mod replacement;
 mod slots;
 
 pub use access::{Access, CLASSES};
+pub use curve::Curve;
 pub use replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
 
 /// A hash of a key: all its bits depend on all bits of the key.
