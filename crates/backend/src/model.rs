@@ -9,6 +9,7 @@
 //! nanoseconds. `docs/model.md` has the formulas and the sources of the parameters.
 
 mod hdd;
+mod meter;
 mod ssd;
 mod store;
 
@@ -22,6 +23,7 @@ use fathom_block::{
 };
 
 pub use hdd::HddParameters;
+pub use meter::Meter;
 pub use ssd::SsdParameters;
 pub use store::Modelled;
 
@@ -61,6 +63,10 @@ struct State {
 }
 
 impl State {
+    fn new(mechanism: Mechanism) -> Self {
+        Self { mechanism, arrivals: 0, done_ns: HashMap::new() }
+    }
+
     fn arrive(&mut self, task: Task, offset: u64, length: u64, now_ns: u64) -> u64 {
         self.arrivals += 1;
         let number = self.arrivals;
@@ -128,7 +134,7 @@ impl Model {
     }
 
     fn new(name: &'static str, rotational: bool, mechanism: Mechanism) -> Self {
-        let state = State { mechanism, arrivals: 0, done_ns: HashMap::new() };
+        let state = State::new(mechanism);
         Self { state: Arc::new(Mutex::new(state)), name, rotational, offset: 0 }
     }
 

@@ -4,20 +4,27 @@
 //!
 //! - [`Replacement`]: the queues of one shard, or of one disk's part of a cache.
 //! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests.
-//! - [`Access`]: what is known of a request for a block.
+//! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
+//! - [`Simulation`]: a cache without data.
 
 #![forbid(unsafe_code)]
 
 mod access;
+mod cost;
 mod curve;
 mod ghost;
 mod queues;
 mod replacement;
+mod simulation;
 mod slots;
 
-pub use access::{Access, CLASSES};
+pub use access::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES};
+pub use cost::MissCost;
 pub use curve::Curve;
 pub use replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
+pub use simulation::{
+    Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,
+};
 
 /// A hash of a key: all its bits depend on all bits of the key.
 pub(crate) fn hash(key: u64) -> u64 {

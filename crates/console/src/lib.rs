@@ -26,6 +26,7 @@ mod process;
 mod query;
 mod random;
 mod record;
+mod replay;
 mod top;
 mod usage;
 mod vm;
@@ -62,6 +63,8 @@ pub enum Command {
     Monitor(Box<monitor::MonitorOptions>),
     /// Record the events of the daemon's disks into a file
     Record(Box<record::RecordOptions>),
+    /// Compare caches and their policies over a recording or a trace, without a disk
+    Replay(Box<replay::ReplayOptions>),
     /// Start a virtual machine on Fathom's disks, or print its QEMU command line
     Vm(Box<vm::VmOptions>),
     /// Measure a disk, without a guest
@@ -103,6 +106,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Monitor(options) => monitor::run(options).map(done),
         Command::Explain(options) => query::explain(options).map(done),
         Command::Record(options) => record::run(options).map(done),
+        Command::Replay(options) => replay::run(options).map(done),
         Command::Vm(options) => vm::run(options),
         Command::Bench(options) => bench::run(options).map(done),
         Command::Doctor(options) => doctor::run(options),

@@ -135,6 +135,7 @@ fn every_help_has_examples() {
         "background",
         "explain-io",
         "query",
+        "replay",
         "explain",
         "inspect",
         "bench",
