@@ -389,7 +389,8 @@ impl Hdd {
         let start = self.coordinate(ahead.end);
         // Each track takes a rotation and a switch.
         let coordinate = start + passed / (self.rotation_ns * (1.0 + self.skew));
-        (self.byte(coordinate) as u64).clamp(ahead.end, ahead.limit)
+        // A place beyond the last track has its limit before its end.
+        (self.byte(coordinate) as u64).clamp(ahead.end, ahead.limit.max(ahead.end))
     }
 
     /// The place of the arm at `now_ns`: it moves while the disk reads ahead.

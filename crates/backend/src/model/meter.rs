@@ -47,3 +47,34 @@ impl Meter {
         self.free_ns - start_ns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_beyond_the_last_track_take_bounded_time() {
+        let mut meter = Meter::hdd(HddParameters::default(), 1);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut now_ns = 0;
+        for number in 0..2000 {
+            let offset =
+                if number % 3 == 0 { random.u64(..1 << 62) } else { (2 << 40) + number * 4096 };
+            let time_ns = meter.transfer(now_ns, random.bool(), offset, 4096);
+            assert!(time_ns < 100_000_000, "{number}: {time_ns}");
+            now_ns += random.u64(0..100_000_000);
+        }
+    }
+
+    #[test]
+    fn a_sequence_is_faster_than_random_places() {
+        let time_ns = |step: u64, mut meter: Meter| -> u64 {
+            (0..200).map(|number| meter.transfer(0, false, number * step, 65536)).sum()
+        };
+        let hdd = || Meter::hdd(HddParameters::default(), 1);
+        assert!(8 * time_ns(65536, hdd()) < time_ns(4 << 30, hdd()));
+        let ssd = || Meter::ssd(SsdParameters::nvme(), 1);
+        assert!(time_ns(4 << 30, ssd()) < 2 * time_ns(65536, ssd()));
+        assert!(time_ns(65536, ssd()) > 0);
+    }
+}
