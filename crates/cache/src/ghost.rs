@@ -25,10 +25,10 @@ pub struct Ghost {
 }
 
 impl Ghost {
-    /// Makes a record of about the last `entries` insertions.
-    pub fn new(entries: usize) -> Self {
-        // A quarter more room than entries, because sets are not filled evenly.
-        let sets = (entries + entries / 4).div_ceil(WAYS).max(1);
+    /// Makes a record of at most the last `entries` insertions, with room for `room` of them. If
+    /// there is less room, sets forget their oldest entries sooner.
+    pub fn new(entries: usize, room: usize) -> Self {
+        let sets = room.div_ceil(WAYS).max(1);
         let period = (entries as u64 / AGE_MAX).max(1);
         Self { sets: vec![[0; WAYS]; sets], period, inserted: 0, periods: 0, swept: 0 }
     }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn recent_keys_are_found_and_old_ones_forgotten() {
         for entries in [1000, 50_000_u64] {
-            let mut ghost = Ghost::new(entries as usize);
+            let mut ghost = Ghost::new(entries as usize, entries as usize * 5 / 4);
             for key in 0..10 * entries {
                 ghost.insert(hash(key));
             }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_removed_key_is_forgotten() {
-        let mut ghost = Ghost::new(100);
+        let mut ghost = Ghost::new(100, 100);
         ghost.insert(hash(7));
         assert!(ghost.contains(hash(7)));
         ghost.remove(hash(7));

@@ -12,11 +12,15 @@
 mod access;
 mod cost;
 mod curve;
+mod engine;
 mod ghost;
 mod queues;
+mod ranks;
 mod replacement;
 mod simulation;
 mod slots;
+mod trials;
+mod worth;
 
 pub use access::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES};
 pub use cost::MissCost;

@@ -29,6 +29,8 @@ pub struct Queues {
     lists: Vec<Queue>,
     /// The next chunk of each chunk.
     next: Vec<u32>,
+    /// The time at which the first entry of each chunk was added.
+    times: Vec<u32>,
     entries: Vec<u32>,
     free: u32,
     chunk: usize,
@@ -43,6 +45,7 @@ impl Queues {
         Self {
             lists: vec![EMPTY; queues],
             next: (0..chunks).map(next).collect(),
+            times: vec![0; chunks],
             entries: vec![0; chunks * chunk],
             free: 0,
             chunk,
@@ -50,12 +53,13 @@ impl Queues {
     }
 
     /// Adds an entry at the end of a queue. The caller adds at most as many entries as the pool has.
-    pub fn push(&mut self, queue: usize, slot: u32) {
+    pub fn push(&mut self, queue: usize, slot: u32, time: u32) {
         let target = &mut self.lists[queue];
         if target.last == NONE || target.end as usize == self.chunk {
             let chunk = self.free;
             assert_ne!(chunk, NONE, "the queues have no more entries than the pool");
             self.free = std::mem::replace(&mut self.next[chunk as usize], NONE);
+            self.times[chunk as usize] = time;
             if target.last == NONE {
                 (target.first, target.begin) = (chunk, 0);
             } else {
@@ -89,9 +93,28 @@ impl Queues {
         Some(slot)
     }
 
+    /// About when the first entry of a queue was added. Only the times of chunks are kept: within a
+    /// chunk, entries count as evenly spread.
+    pub fn first_time(&self, queue: usize, now: u32) -> Option<u32> {
+        let list = &self.lists[queue];
+        if list.entries == 0 {
+            return None;
+        }
+        let (begin, mut end, mut chunk) = (self.times[list.first as usize], now, self.chunk as u32);
+        match self.next[list.first as usize] {
+            NONE => chunk = list.end.max(1),
+            next => end = self.times[next as usize],
+        }
+        let span = u64::from(end.wrapping_sub(begin)) * u64::from(list.begin) / u64::from(chunk);
+        Some(begin.wrapping_add(span as u32))
+    }
+
     /// The memory of the queues, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        size_of_val(&self.lists[..]) + size_of_val(&self.next[..]) + size_of_val(&self.entries[..])
+        size_of_val(&self.lists[..])
+            + size_of_val(&self.next[..])
+            + size_of_val(&self.times[..])
+            + size_of_val(&self.entries[..])
     }
 }
 
@@ -108,20 +131,24 @@ mod tests {
             let (count, capacity) = (random.usize(1..9), random.usize(1..2000));
             let mut queues = Queues::new(count, capacity);
             let mut model = vec![VecDeque::new(); count];
-            let mut entries = 0;
+            let (mut entries, mut time) = (0, 0);
             for step in 0..5000 {
                 let queue = random.usize(0..count);
+                time += random.u32(0..3);
                 // Long stretches of filling and of emptying.
                 if entries < capacity && random.u32(0..10) < 3 + 4 * (step / 1000 % 2) {
                     let slot = random.u32(..);
-                    queues.push(queue, slot);
-                    model[queue].push_back(slot);
+                    queues.push(queue, slot, time);
+                    model[queue].push_back((slot, time));
                     entries += 1;
                 } else {
+                    let first_time = queues.first_time(queue, time);
                     let popped = queues.pop(queue);
                     let expected = model[queue].pop_front();
                     entries -= usize::from(expected.is_some());
-                    assert_eq!(popped, expected);
+                    assert_eq!(popped, expected.map(|(slot, _)| slot));
+                    assert_eq!(first_time.is_some(), expected.is_some());
+                    assert!(first_time <= Some(time));
                 }
             }
         }

@@ -228,7 +228,9 @@ impl<D: SlowDisk> Simulation<D> {
             self.counts.disk_reads += 1;
             self.counts.disk_read_ns += time_ns;
             access.miss_ns = share(time_ns, missing.len() as u64);
-            missing.iter().for_each(|block| self.put_in(key(request.disk, *block), &access));
+            for block in &missing {
+                self.put_in(key(request.disk, *block), &access);
+            }
         }
         missing.clear();
         self.missing = missing;

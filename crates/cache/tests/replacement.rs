@@ -109,10 +109,10 @@ fn calls_in_a_wrong_order_do_not_panic() {
             let (slot, key) = (random.u32(0..slots + 3), random.u64(0..100));
             match random.u32(0..5) {
                 0 => replacement.hit(slot, key, &access),
-                1 => drop(replacement.admits(key, &access)),
+                1 => _ = replacement.admits(key, &access),
                 2 => replacement.insert(slot, key, &access),
                 3 => replacement.remove(slot),
-                _ => drop(replacement.victim(u64::from)),
+                _ => _ = replacement.victim(u64::from),
             }
             assert!(replacement.len() <= slots);
         }
@@ -122,11 +122,27 @@ fn calls_in_a_wrong_order_do_not_panic() {
 #[test]
 fn a_slot_takes_eight_bytes() {
     for policy in POLICIES {
-        let slots = 1 << 20;
+        let slots = 1 << 24;
         let replacement = Replacement::new(&options(policy), slots);
-        let bytes = replacement.memory_bytes();
+        let fixed = if policy == Policy::Auto { 2 << 20 } else { 1 << 16 };
+        let bytes = replacement.memory_bytes() - fixed;
         assert!(bytes <= 8 * slots as usize, "{policy:?}: {:.3}", bytes as f64 / f64::from(slots));
     }
+}
+
+#[test]
+fn what_is_learned_takes_at_most_two_mebibytes() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut caches = [Policy::None, Policy::Auto].map(|policy| Cache::new(policy, 100_000));
+    for _ in 0..1_000_000 {
+        let access = Access { miss_ns: random.u32(0..10_000_000), ..Access::default() };
+        let key = random.u64(0..400_000);
+        for cache in &mut caches {
+            cache.request(key, &access);
+        }
+    }
+    let [none, auto] = caches.map(|cache| cache.replacement.memory_bytes());
+    assert!(auto - none <= 2 << 20, "{}", auto - none);
 }
 
 #[test]

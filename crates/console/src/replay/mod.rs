@@ -154,8 +154,9 @@ pub fn run(options: &ReplayOptions) -> Outcome {
             && request.length > 0
         {
             let last = (request.offset.saturating_add(request.length) - 1) / options.block.0;
-            (request.offset / options.block.0..=last)
-                .for_each(|block| curve.record(key(request.disk, block)));
+            for block in request.offset / options.block.0..=last {
+                curve.record(key(request.disk, block));
+            }
         }
     }
     report_input(trace.report());

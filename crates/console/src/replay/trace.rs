@@ -18,6 +18,9 @@ const SECTOR: u64 = 512;
 /// The columns that are read, in the order of the schema.
 const COLUMNS: [&str; 8] = ["Type", "IOOp", "Sector", "Size", "VMName", "VDisk", "Kind", "Class"];
 
+/// The machine and the name of a disk, as far as the trace has them.
+type DiskName = (Option<Arc<str>>, Option<Arc<str>>);
+
 /// A reader of requests.
 pub struct Trace {
     reader: Box<dyn Reader>,
@@ -25,8 +28,8 @@ pub struct Trace {
     /// The next row of the batch.
     row: usize,
     is_over: bool,
-    /// The numbers of disks, by the machine and the name.
-    disks: HashMap<(Option<Arc<str>>, Option<Arc<str>>), u32>,
+    /// The numbers of disks.
+    disks: HashMap<DiskName, u32>,
     requests: u64,
     first_ns: u64,
     last_ns: u64,

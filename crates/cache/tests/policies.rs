@@ -1,0 +1,160 @@
+//! What the policies save, on workloads by a seed, above a disk on which each request costs a seek
+//! and each block a transfer.
+
+use fathom_cache::{
+    Action, CLASS_JOURNAL, CLASS_UNKNOWN, Policy, ReplacementOptions, SimulatedRequest, Simulation,
+    SimulationCounts, SlowDisk, WriteMode,
+};
+
+const BLOCK: u64 = 4096;
+
+/// A disk without a state.
+struct Plain;
+
+impl SlowDisk for Plain {
+    fn transfer(&mut self, _: u64, _: u32, _: bool, _: u64, length: u64) -> u64 {
+        8_000_000 + length * 5
+    }
+}
+
+fn run(policy: Policy, slots: u32, requests: &[SimulatedRequest]) -> SimulationCounts {
+    let options = ReplacementOptions { policy };
+    let mut simulation = Simulation::new(&options, slots, BLOCK, WriteMode::Through, Plain);
+    for request in requests {
+        simulation.request(request);
+    }
+    simulation.counts().clone()
+}
+
+fn request(action: Action, block: u64, blocks: u64, class: u8) -> SimulatedRequest {
+    let (offset, length) = (block * BLOCK, blocks * BLOCK);
+    SimulatedRequest { time_ns: 0, disk: 0, action, offset, length, class }
+}
+
+/// Metadata is read again and again, and much data is written and read once in between.
+fn search(class_of_metadata: u8, class_of_data: u8) -> Vec<SimulatedRequest> {
+    let mut requests = Vec::new();
+    for round in 0..12 {
+        for block in 0..2000 {
+            let block = block * 7919 % 2000 * 64;
+            requests.push(request(Action::Read, block, 1, class_of_metadata));
+        }
+        for number in 0..1000 {
+            let block = 1_000_000 + (round * 1000 + number) * 16;
+            requests.push(request(Action::Write, block, 16, class_of_data));
+            requests.push(request(Action::Read, 10_000_000 + block, 16, class_of_data));
+        }
+    }
+    requests
+}
+
+/// Reads with a skew, whose blocks change some times; beside them a loop over a long file, and a log.
+fn mixed(seed: u64) -> Vec<SimulatedRequest> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (phases, loops, logs) = (random.u64(1..6), random.u32(0..4), random.u32(0..4));
+    let keys = random.u64(5_000..40_000) as f64;
+    let mut requests = Vec::new();
+    let (mut loop_block, mut log_block) = (0, 0);
+    for phase in 0..phases {
+        for _ in 0..150_000 / phases {
+            let kind = random.u32(0..20);
+            if kind < loops {
+                requests.push(request(Action::Read, 1 << 30 | loop_block, 32, CLASS_UNKNOWN));
+                loop_block = (loop_block + 32) % 100_000;
+            } else if kind < loops + logs {
+                requests.push(request(Action::Write, 1 << 31 | log_block, 8, CLASS_UNKNOWN));
+                log_block += 8;
+            } else {
+                let block = (phase * 1_000_000 + (keys * random.f64().powi(3)) as u64) * 5;
+                let action = if random.u32(0..5) == 0 { Action::Write } else { Action::Read };
+                requests.push(request(action, block, random.u64(1..3), CLASS_UNKNOWN));
+            }
+        }
+    }
+    requests
+}
+
+#[test]
+fn metadata_that_is_costly_to_lose_is_kept() {
+    let requests = search(5, 0);
+    let [none, sky, auto] = [Policy::None, Policy::Sky, Policy::Auto]
+        .map(|policy| run(policy, 4000, &requests).disk_read_ns);
+    assert!(2 * sky < none && 2 * auto < none, "{none} {sky} {auto}");
+}
+
+#[test]
+fn auto_learns_what_is_costly_without_its_meaning() {
+    // The classes say nothing of the worth here: only the learned costs do.
+    let requests = search(20, 21);
+    let [none, auto] =
+        [Policy::None, Policy::Auto].map(|policy| run(policy, 4000, &requests).disk_read_ns);
+    assert!(auto * 5 < none * 4, "{none} {auto}");
+}
+
+#[test]
+fn auto_recovers_from_classes_that_mislead() {
+    // What the classes call large files is what is read again.
+    let requests = search(0, 5);
+    let [none, auto] =
+        [Policy::None, Policy::Auto].map(|policy| run(policy, 4000, &requests).disk_read_ns);
+    assert!(auto < none + none / 50, "{none} {auto}");
+}
+
+#[test]
+fn auto_is_never_much_slower_than_the_policy_without_classes() {
+    for seed in 0..24 {
+        let requests = mixed(seed);
+        let slots = [200, 1000, 5000, 20_000][seed as usize % 4];
+        let [none, auto] =
+            [Policy::None, Policy::Auto].map(|policy| run(policy, slots, &requests).disk_read_ns);
+        assert!(auto < none + none * 3 / 100, "seed {seed}, {slots} slots: {none} {auto}");
+    }
+}
+
+#[test]
+fn sky_does_not_admit_journals() {
+    let journal: Vec<SimulatedRequest> =
+        (0..100).map(|block| request(Action::Read, block % 10, 1, CLASS_JOURNAL)).collect();
+    assert_eq!(run(Policy::Sky, 100, &journal).insertions, 0);
+    assert_eq!(run(Policy::None, 100, &journal).insertions, 10);
+}
+
+#[test]
+fn a_simulation_counts_what_a_plain_model_does() {
+    for seed in 0..20 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        // The cache is larger than all blocks, so that the model needs no replacement.
+        let mode = if seed % 2 == 0 { WriteMode::Through } else { WriteMode::Around };
+        let options = ReplacementOptions { policy: Policy::None };
+        let mut simulation = Simulation::new(&options, 4000, BLOCK, mode, Plain);
+        let mut held = std::collections::HashSet::new();
+        let (mut hits, mut reads, mut writes) = (0, 0, 0);
+        for _ in 0..5000 {
+            let (disk, first, count) = (random.u32(0..3), random.u64(0..1000), random.u64(1..9));
+            let action =
+                [Action::Read, Action::Read, Action::Write, Action::Discard][random.usize(0..4)];
+            let mut is_missing = false;
+            for block in first..first + count {
+                let is_held = held.contains(&(disk, block));
+                hits += u64::from(is_held && action != Action::Discard);
+                is_missing |= !is_held;
+                match (action, mode) {
+                    (Action::Read, _) | (Action::Write, WriteMode::Through) => {
+                        held.insert((disk, block));
+                    }
+                    _ => drop(held.remove(&(disk, block))),
+                }
+            }
+            reads += u64::from(action == Action::Read && is_missing);
+            writes += u64::from(action == Action::Write);
+            let request = SimulatedRequest { disk, ..request(action, first, count, 0) };
+            simulation.request(&request);
+        }
+        let counts = simulation.counts();
+        assert_eq!(
+            (counts.total().hits(), counts.disk_reads, counts.disk_writes, counts.evictions),
+            (hits, reads, writes, 0),
+            "seed {seed}"
+        );
+    }
+}
