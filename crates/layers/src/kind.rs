@@ -8,23 +8,25 @@
 use std::io;
 use std::sync::Arc;
 
-use fathom_block::{Layer, Operation};
+use fathom_block::{Backend, Layer, Operation};
 use fathom_insight::{Names, Waiters};
 use fathom_options::{Check, Key, Problems, Written, read};
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::cache::Caches;
 use crate::{LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 7] = [
+pub const KINDS: [LayerKind; 8] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::limit::LimitOptions>(),
     LayerKind::of::<crate::schedule::ScheduleOptions>(),
+    LayerKind::of::<crate::cache::CacheOptions>(),
     LayerKind::of::<crate::log::LogOptions>(),
 ];
 
@@ -79,6 +81,12 @@ pub struct LayerContext<'a> {
     pub device: &'a str,
     /// The devices that disks share.
     pub devices: &'a ScheduleDevices,
+    /// The caches in memory.
+    pub caches: &'a Caches,
+    /// Makes a store of so many bytes in memory.
+    pub memory: &'a dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
+    /// The size of the disk, in bytes.
+    pub capacity: u64,
     /// Reports whether processes of the disk's guest wait for requests, if the disk's guest is examined.
     pub waiters: Option<&'a Arc<dyn Waiters>>,
     /// The layers of the disk that other components use as well, which exist already.

@@ -9,6 +9,7 @@
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
 //! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
+//! | [`Cache`] | keeps blocks of slow disks on a fast device or in memory |
 //! | [`Limit`] | limits requests and bytes per second, of disks, groups, containers and kinds |
 //! | [`Schedule`] | decides which requests of several disks use a shared device first |
 //! | [`Log`] | writes a line for each request and each response |
@@ -18,6 +19,8 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
+pub mod cache;
 pub mod classify;
 mod delay;
 mod fault;
@@ -30,6 +33,7 @@ mod schedule;
 pub mod tap;
 pub mod wal;
 
+pub use cache::Cache;
 pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};

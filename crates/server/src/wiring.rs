@@ -18,6 +18,7 @@ use fathom_control::{
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
+use fathom_layers::cache::Caches;
 use fathom_layers::classify::UsageOptions;
 use fathom_layers::{Classify, LimitGroups, ScheduleDevices, Tap, WaitForRoom, tap};
 use fathom_options::Problems;
@@ -82,6 +83,8 @@ impl Watchers {
 pub(crate) struct Common {
     /// The open log volumes.
     pub logs: LogVolumes,
+    /// The caches in memory.
+    pub caches: Caches,
     /// The limits of groups of disks.
     pub limits: LimitGroups,
     /// The devices that disks share.

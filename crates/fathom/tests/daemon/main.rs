@@ -1,6 +1,7 @@
 //! The daemon as a process: started, queried, changed, loaded and ended as operators do it.
 
 mod bounds;
+mod cache;
 mod changes;
 mod devices;
 mod events;

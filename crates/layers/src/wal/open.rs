@@ -4,21 +4,18 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
 
-use fathom_block::{BackendProblem, Clock, Disk, DiskOptions, ErrorKind, Operation, Shared, Stack};
-use fathom_reactor::{Event, Reactor};
+use fathom_block::{BackendProblem, ErrorKind, Operation, Shared};
 use fathom_wal::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_OFFSET,
     SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
 };
 
 use super::{Inner, LogVolume, Region, State, Wal};
+use crate::access::Access;
 
 /// The smallest ring, in blocks.
 const RING_BLOCKS_MIN: u64 = 16;
-/// The time limit of one request to the log volume.
-const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 
@@ -115,76 +112,6 @@ impl From<SuperblockError> for WalError {
     }
 }
 
-/// Sends requests to the log volume, one at a time.
-struct Access {
-    reactor: Reactor,
-    stack: Stack,
-    events: Vec<Event>,
-}
-
-impl Access {
-    fn open(volume: &LogVolume) -> io::Result<Self> {
-        let backend = Arc::clone(volume.backend());
-        let disk =
-            Disk::new(DiskOptions::default(), Vec::new(), backend).map_err(io::Error::other)?;
-        let mut reactor = Reactor::new(8)?;
-        let stack = disk.open_queue(&mut reactor, Clock::System)?;
-        Ok(Self { reactor, stack, events: Vec::new() })
-    }
-
-    fn carry_out(&mut self, operation: Operation, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let mut request = self.stack.request();
-        (request.operation, request.offset) = (operation, offset);
-        request.length = bytes.len() as u64;
-        if operation.carries_data() {
-            request.buffers.allocate(bytes.len());
-            request.buffers.copy_from(0, bytes);
-        }
-        self.stack.submit(request, &mut self.reactor);
-        let end = Instant::now() + REQUEST_TIME_MAX;
-        loop {
-            self.stack.advance(&mut self.reactor);
-            if let Some((request, outcome)) = self.stack.completed() {
-                if operation == Operation::Read {
-                    request.buffers.copy_to(0, bytes);
-                }
-                self.stack.recycle(request);
-                return outcome.map_err(io::Error::other);
-            }
-            if Instant::now() > end {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            // A store without requests in the kernel advances only in rounds, so do not wait.
-            let is_awaited = self.reactor.pending().count() > 0;
-            self.reactor.wait(Some(Duration::from_millis(u64::from(is_awaited))))?;
-            self.events.clear();
-            self.reactor.collect(&mut self.events)?;
-            for event in &self.events {
-                self.stack.event(event, &mut self.reactor);
-            }
-        }
-    }
-
-    fn read(&mut self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; length as usize];
-        self.carry_out(Operation::Read, offset, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// Writes a superblock, and makes it and all earlier writes durable.
-    fn checkpoint(&mut self, base: u64, checkpoint: &Checkpoint) -> io::Result<()> {
-        let mut bytes = checkpoint.bytes.clone();
-        self.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
-        self.carry_out(Operation::Flush, 0, &mut [])
-    }
-}
-
-impl Drop for Access {
-    fn drop(&mut self) {
-        self.reactor.drain(Duration::from_secs(2));
-    }
-}
-
 impl Wal {
     /// Recovers the log in `volume`, or makes one if there is none. Reads through the layer include
     /// the log's changes immediately; write-back follows later.
@@ -203,7 +130,7 @@ impl Wal {
                         log on it, then serve them again";
             return Err(WalError::Volume(io::Error::other(text)));
         }
-        let mut access = Access::open(volume)?;
+        let mut access = Access::open(volume.backend())?;
         let first = access.read(region.start, SUPERBLOCK_LENGTH as u64)?;
         let second =
             access.read(region.start + SUPERBLOCK_LENGTH as u64, SUPERBLOCK_LENGTH as u64)?;
@@ -244,7 +171,7 @@ impl Wal {
         log.clip(options.home_capacity);
         let ring_length = ring_length(&region, superblock.block_size);
         let checkpoint = log.resume(&owner, ring_length);
-        access.checkpoint(region.start, &checkpoint)?;
+        write_checkpoint(&mut access, region.start, &checkpoint)?;
         log.checkpointed();
         let inner = Inner {
             volume: Arc::clone(volume),
@@ -297,6 +224,13 @@ fn ring_length(region: &Region, block_size: u32) -> u64 {
     (region.end - region.start).saturating_sub(RING_OFFSET) / block_size * block_size
 }
 
+/// Writes a superblock, and makes it and all earlier writes durable.
+fn write_checkpoint(access: &mut Access, base: u64, checkpoint: &Checkpoint) -> io::Result<()> {
+    let mut bytes = checkpoint.bytes.clone();
+    access.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
+    access.carry_out(Operation::Flush, 0, &mut [])
+}
+
 fn make(
     access: &mut Access,
     volume: &LogVolume,
@@ -332,7 +266,7 @@ fn make(
         superblock.number = number;
         let bytes = Box::new(superblock.encode());
         let checkpoint = Checkpoint { offset: superblock.offset(), bytes };
-        access.checkpoint(region.start, &checkpoint)?;
+        write_checkpoint(access, region.start, &checkpoint)?;
     }
     Ok(superblock)
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use fathom_block::{ErrorKind, Layer};
+use fathom_backend::Memory;
+use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
@@ -183,6 +184,9 @@ pub(crate) fn make_layers(
         limits: &common.limits,
         device: &device,
         devices: &common.devices,
+        caches: &common.caches,
+        memory: &|size| Ok(Arc::new(Memory::open(size)?) as Arc<dyn Backend>),
+        capacity,
         waiters: waiters.as_ref(),
         shared: &shared,
     };

@@ -1,0 +1,107 @@
+//! Requests to a store, one at a time, outside of any queue: for the opening of a log or a cache. These
+//! functions block.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_block::{Backend, Clock, Disk, DiskOptions, Operation, Stack};
+use fathom_reactor::{Event, Reactor};
+
+/// The time limit of one request.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Sends requests to a store, one at a time.
+pub(crate) struct Access {
+    reactor: Reactor,
+    stack: Stack,
+    events: Vec<Event>,
+}
+
+impl Access {
+    /// Opens a queue of the store.
+    ///
+    /// # Errors
+    /// If the store cannot open a queue.
+    pub(crate) fn open(backend: &Arc<dyn Backend>) -> io::Result<Self> {
+        let backend = Arc::clone(backend);
+        let disk =
+            Disk::new(DiskOptions::default(), Vec::new(), backend).map_err(io::Error::other)?;
+        let mut reactor = Reactor::new(8)?;
+        let stack = disk.open_queue(&mut reactor, Clock::System)?;
+        Ok(Self { reactor, stack, events: Vec::new() })
+    }
+
+    /// Carries out an operation on as many bytes as `bytes` has.
+    ///
+    /// # Errors
+    /// If the store fails, or does not answer within a minute.
+    pub(crate) fn carry_out(
+        &mut self,
+        operation: Operation,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
+        let length = bytes.len() as u64;
+        self.carry_out_long(operation, offset, length, bytes)
+    }
+
+    /// Carries out an operation on `length` bytes, of which `bytes` has those that carry data.
+    ///
+    /// # Errors
+    /// As for [`carry_out`](Self::carry_out).
+    pub(crate) fn carry_out_long(
+        &mut self,
+        operation: Operation,
+        offset: u64,
+        length: u64,
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
+        let mut request = self.stack.request();
+        (request.operation, request.offset) = (operation, offset);
+        request.length = length;
+        if operation.carries_data() {
+            request.buffers.allocate(bytes.len());
+            request.buffers.copy_from(0, bytes);
+        }
+        self.stack.submit(request, &mut self.reactor);
+        let end = Instant::now() + REQUEST_TIME_MAX;
+        loop {
+            self.stack.advance(&mut self.reactor);
+            if let Some((request, outcome)) = self.stack.completed() {
+                if operation == Operation::Read {
+                    request.buffers.copy_to(0, bytes);
+                }
+                self.stack.recycle(request);
+                return outcome.map_err(io::Error::other);
+            }
+            if Instant::now() > end {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            // A store without requests in the kernel advances only in rounds, so do not wait.
+            let is_awaited = self.reactor.pending().count() > 0;
+            self.reactor.wait(Some(Duration::from_millis(u64::from(is_awaited))))?;
+            self.events.clear();
+            self.reactor.collect(&mut self.events)?;
+            for event in &self.events {
+                self.stack.event(event, &mut self.reactor);
+            }
+        }
+    }
+
+    /// Reads `length` bytes.
+    ///
+    /// # Errors
+    /// As for [`carry_out`](Self::carry_out).
+    pub(crate) fn read(&mut self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length as usize];
+        self.carry_out(Operation::Read, offset, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        self.reactor.drain(Duration::from_secs(2));
+    }
+}

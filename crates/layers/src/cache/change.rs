@@ -1,0 +1,213 @@
+//! Changes of the disk: writes, zeroes and discards.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
+
+use super::insert::Part;
+use super::queue::{CacheQueue, purpose};
+use super::{Ending, Inner};
+use fathom_cache::Access;
+
+/// Changes of more blocks than this are noted as ranges.
+const BLOCKS_MAX: u64 = 1024;
+/// The longest write whose content is inserted, in bytes.
+const INSERTED_MAX: u64 = 1 << 20;
+/// The number of slots that are examined under one lock.
+const SWEEP: u32 = 4096;
+
+/// A change in flight.
+pub(super) struct Changing {
+    offset: u64,
+    length: u64,
+    /// The guest's request, if the data is written from other memory.
+    request: Option<Box<Request>>,
+    /// The bytes of the copy.
+    pub(super) copied: u64,
+    /// For a change of many blocks: its number in each shard.
+    ranges: Vec<u64>,
+    access: Access,
+}
+
+impl CacheQueue {
+    pub(super) fn change(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        if !self.waiting.is_empty() {
+            // Changes begin in the order in which they came.
+            return self.waiting.push_back(request);
+        }
+        if let Some(request) = self.begin_change(request, next) {
+            self.waiting.push_back(request);
+            self.tend(next);
+        }
+    }
+
+    /// Begins the changes that wait.
+    pub(super) fn begin_waiting(&mut self, next: &mut Crossing<'_>) {
+        while let Some(request) = self.waiting.pop_front() {
+            if let Some(request) = self.begin_change(request, next) {
+                return self.waiting.push_front(request);
+            }
+        }
+    }
+
+    /// Begins a change. Returns it if it has to wait.
+    fn begin_change(
+        &mut self,
+        mut request: Box<Request>,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        let inner = Arc::clone(&self.inner);
+        let volume = &inner.volume;
+        let (offset, length) = (request.offset, request.length);
+        if volume.has_failed() {
+            return match self.end_of_use(next) {
+                Ending::Ended => {
+                    next.submit(request);
+                    None
+                }
+                Ending::Failed => {
+                    next.complete(request, Err(ErrorKind::Io));
+                    None
+                }
+                Ending::InUse => Some(request),
+            };
+        }
+        if volume.is_kept {
+            let now_ns = next.round_ns();
+            let begun = inner.disk.regions.attempt(&self.waker, |regions| {
+                regions.begin(offset, length, now_ns).then_some(())
+            });
+            if begun.is_none() {
+                volume.keeper.access(|keeper| keeper.is_urgent = true);
+                return Some(request);
+            }
+        }
+        let access = self.access(&request);
+        let size = u64::from(volume.format.block_size);
+        let count = (offset + length).div_ceil(size) - offset / size;
+        let mut ranges = Vec::new();
+        if count > BLOCKS_MAX {
+            let keys = self.key(offset / size)..self.key((offset + length).div_ceil(size));
+            ranges = begin_ranges(&inner, &keys);
+        } else {
+            for (block, start, length) in Self::blocks(offset, length, size) {
+                let key = self.key(block);
+                let mask = Self::touched(start, length, size);
+                volume.shard(volume.shard_of(key)).begin_change(key, mask);
+            }
+        }
+        self.count += 1;
+        let number = self.count;
+        let inserts = request.operation == Operation::Write
+            && inner.mode().inserts_writes()
+            && ranges.is_empty()
+            && length <= INSERTED_MAX
+            && volume.is_loaded()
+            && volume.reserve_copy(length);
+        let mut changing = Changing { offset, length, request: None, copied: 0, ranges, access };
+        if !inserts {
+            self.changes.insert(number, changing);
+            *next.word(&mut request) = number;
+            next.submit(request);
+            return None;
+        }
+        let mut own = next.request();
+        own.operation = Operation::Write;
+        (own.offset, own.length, own.flags) = (offset, length, request.flags);
+        own.inherit(&request, 0);
+        own.token = number << purpose::BITS | purpose::WRITE;
+        own.buffers.allocate(length as usize);
+        let before = faults();
+        if let Some(memory) = own.buffers.owned_mut() {
+            request.buffers.copy_to(0, memory);
+        }
+        if faults() == before {
+            (changing.copied, changing.request) = (length, Some(request));
+            self.changes.insert(number, changing);
+            next.submit(own);
+            return None;
+        }
+        // The guest's memory was lost, and the copied bytes are invalid.
+        next.recycle(own);
+        volume.end_copy(length);
+        self.changes.insert(number, changing);
+        self.end_change(number, None, Err(ErrorKind::Memory), next);
+        next.complete(request, Err(ErrorKind::Memory));
+        None
+    }
+
+    /// A write from the layer's own memory has completed.
+    pub(super) fn written(
+        &mut self,
+        number: u64,
+        mut data: Box<Request>,
+        outcome: Outcome,
+        next: &mut Crossing<'_>,
+    ) {
+        let changing = self.changes.get_mut(&number);
+        if let Some(request) = changing.and_then(|changing| changing.request.take()) {
+            // The content is in the cache later. Until then, reads get it from the disk beneath.
+            data.flags = Flags::default();
+            self.end_change(number, Some(data), outcome, next);
+            return next.complete(request, outcome);
+        }
+        next.recycle(data);
+    }
+
+    /// A change has ended. Inserts the content of `data`.
+    pub(super) fn end_change(
+        &mut self,
+        number: u64,
+        data: Option<Box<Request>>,
+        outcome: Outcome,
+        next: &mut Crossing<'_>,
+    ) {
+        let Some(changing) = self.changes.remove(&number) else { return };
+        let inner = Arc::clone(&self.inner);
+        let volume = &inner.volume;
+        let Changing { offset, length, access, .. } = changing;
+        let size = u64::from(volume.format.block_size);
+        let mut parts = Vec::new();
+        if changing.ranges.is_empty() {
+            for (block, start, length) in Self::blocks(offset, length, size) {
+                let key = self.key(block);
+                let shard = volume.shard_of(key);
+                let mask = Self::covered(start, length, size);
+                let inserts = data.is_some() && outcome.is_ok() && mask != 0;
+                let access = (inserts && volume.is_usable()).then_some(&access);
+                let number = volume.shard(shard).end_change(key, access);
+                if number != 0 {
+                    parts.push(Part { key, shard, number, mask, block: block * size });
+                }
+            }
+        }
+        for (shard, number) in changing.ranges.iter().enumerate() {
+            volume.shard(shard).end_range(*number);
+        }
+        if volume.is_kept {
+            let now_ns = next.round_ns();
+            let tables = volume.keeper.access(|keeper| keeper.tables) + 1;
+            inner.disk.regions.access(|regions| regions.end(offset, length, now_ns, tables));
+        }
+        if let Some(data) = data {
+            self.insert(data, parts, access, next);
+        }
+        self.note_change(next);
+    }
+}
+
+/// A change of many blocks begins: takes them out of all shards.
+fn begin_ranges(inner: &Inner, keys: &Range<u64>) -> Vec<u64> {
+    let volume = &inner.volume;
+    let shards = 0..volume.shards.len();
+    let numbers = shards.clone().map(|shard| volume.shard(shard).begin_range(keys.clone()));
+    let numbers = numbers.collect();
+    for shard in shards {
+        let slots = volume.shard(shard).slots();
+        for from in (0..slots).step_by(SWEEP as usize) {
+            volume.shard(shard).sweep(keys, from, SWEEP);
+        }
+    }
+    numbers
+}

@@ -1,0 +1,512 @@
+//! The format of a cache volume. This file does no I/O. `docs/cache.md` describes the format byte by
+//! byte.
+//!
+//! Behind a superblock come pages of 4 KiB, each in two copies that are written alternately, and then
+//! the slots with the cached blocks. A page has a sequence: of its two copies, the sound one with the
+//! higher sequence is valid. There are three kinds of pages, in this order: one for each disk, the
+//! bitmaps of regions with recent writes of each disk, and the tables of the slots.
+
+use std::fmt;
+
+/// The length of a page and of a copy of the superblock, in bytes.
+pub const PAGE_LENGTH: usize = 4096;
+/// The first bytes of a superblock.
+pub const MAGIC: [u8; 8] = *b"\x8eFATHCAC";
+/// The unit in which a block's content is valid and has a checksum, in bytes.
+pub const GRANULE: u32 = 4096;
+/// The smallest and the largest block, in bytes.
+pub const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 4096..=65536;
+/// The most disks of a volume. A disk's number has 16 bits, and 0 is none.
+pub const DISKS_MAX: u32 = 4096;
+/// The longest name of a disk, in bytes.
+pub const NAME_LENGTH_MAX: usize = 128;
+/// The longest name of a disk's store, in bytes. Only the end of a longer name is kept.
+pub const HOME_LENGTH_MAX: usize = 256;
+/// The number of bits of a key that are the block's number; the others are the disk's number.
+pub const BLOCK_BITS: u32 = 48;
+
+const VERSION: u32 = 1;
+const CHECKSUM_AT: usize = 508;
+const PAGE_MAGIC: [u8; 4] = *b"CPAG";
+const HEADER_LENGTH: usize = 64;
+const PAYLOAD_LENGTH: usize = PAGE_LENGTH - HEADER_LENGTH;
+/// The number of regions whose bits are in one page.
+pub const REGIONS_PER_PAGE: u64 = PAYLOAD_LENGTH as u64 * 8;
+const NAME_AT: usize = HEADER_LENGTH + 64;
+const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
+/// The most slots of a volume.
+const SLOTS_MAX: u64 = 1 << 30;
+
+/// Why a superblock or a page cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormatError {
+    /// All zeroes: there is no cache.
+    Blank,
+    /// Other data.
+    Foreign,
+    /// A cache of a later version.
+    Newer(u32),
+    /// Its checksum or its numbers are wrong.
+    Damaged,
+}
+
+impl fmt::Display for FormatError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blank => formatter.write_str("there is no cache"),
+            Self::Foreign => formatter.write_str("it holds other data than a cache"),
+            Self::Newer(version) => {
+                write!(formatter, "the cache has version {version}, which is later than {VERSION}")
+            }
+            Self::Damaged => formatter.write_str("the superblock of the cache is damaged"),
+        }
+    }
+}
+
+impl std::error::Error for FormatError {}
+
+/// A superblock. It is written when a cache is made, in two equal copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The identity of the cache, drawn at random when it was made.
+    pub cache: [u8; 16],
+    /// The size of a block, in bytes: a power of two in [`BLOCK_SIZES`].
+    pub block_size: u32,
+    /// The number of disks that the volume can have.
+    pub disks: u32,
+    /// The number of pages with bits of regions that each disk has.
+    pub bitmap_pages: u32,
+    /// The number of slots.
+    pub slots: u32,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
+}
+
+/// The `LENGTH` bytes at `at`; zeroes if they are not all within `bytes`.
+fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
+    let mut array = [0; LENGTH];
+    if let Some(source) = bytes.get(at..at + LENGTH) {
+        array.copy_from_slice(source);
+    }
+    array
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+impl Superblock {
+    /// The superblock of a new cache in a volume of `length` bytes; `None` if that is too short for
+    /// a single slot.
+    pub fn new(
+        cache: [u8; 16],
+        length: u64,
+        block_size: u32,
+        disks: u32,
+        bitmap_pages: u32,
+    ) -> Option<Self> {
+        let mut superblock = Self { cache, block_size, disks, bitmap_pages, slots: 0 };
+        // One page of a table has `entries` slots.
+        let entries = u64::from(superblock.entries_per_page());
+        let fixed = superblock.page_offset(superblock.table_first(), 0) + u64::from(block_size);
+        let unit = 2 * PAGE_LENGTH as u64 + entries * u64::from(block_size);
+        let rest = length.checked_sub(fixed)?;
+        let whole = rest / unit * entries;
+        let part = (rest % unit).saturating_sub(2 * PAGE_LENGTH as u64) / u64::from(block_size);
+        superblock.slots = u32::try_from((whole + part).min(SLOTS_MAX)).ok()?;
+        (superblock.slots > 0).then_some(superblock)
+    }
+
+    /// The number of granules of a block.
+    pub fn granules(&self) -> u32 {
+        self.block_size / GRANULE
+    }
+
+    fn entry_length(&self) -> usize {
+        12 + 2 * self.granules() as usize
+    }
+
+    /// The number of slots whose entries are in one page.
+    pub fn entries_per_page(&self) -> u32 {
+        (PAYLOAD_LENGTH / self.entry_length()) as u32
+    }
+
+    /// The page of the disk with this number, which counts from 1.
+    pub fn disk_page(&self, disk: u16) -> u32 {
+        u32::from(disk) - 1
+    }
+
+    /// The first page with the bits of a disk's regions.
+    pub fn bitmap_first(&self, disk: u16) -> u32 {
+        self.disks + (u32::from(disk) - 1) * self.bitmap_pages
+    }
+
+    /// The first page of the tables of slots.
+    pub fn table_first(&self) -> u32 {
+        self.disks * (1 + self.bitmap_pages)
+    }
+
+    /// The number of pages.
+    pub fn pages(&self) -> u32 {
+        self.table_first() + self.slots.div_ceil(self.entries_per_page())
+    }
+
+    /// The place of the copy of a page that has `sequence`, in bytes from the start of the volume.
+    pub fn page_offset(&self, page: u32, sequence: u64) -> u64 {
+        let copy = 2 + 2 * u64::from(page) + sequence % 2;
+        copy * PAGE_LENGTH as u64
+    }
+
+    /// The place of a slot, in bytes from the start of the volume.
+    pub fn slot_offset(&self, slot: u32) -> u64 {
+        let first = self.page_offset(self.pages(), 0).next_multiple_of(u64::from(self.block_size));
+        first + u64::from(slot) * u64::from(self.block_size)
+    }
+
+    /// The length of the volume, in bytes.
+    pub fn length(&self) -> u64 {
+        self.slot_offset(self.slots)
+    }
+
+    /// The superblock as bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut bytes = vec![0; PAGE_LENGTH];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 12, &self.block_size.to_le_bytes());
+        put(&mut bytes, 16, &self.cache);
+        put(&mut bytes, 32, &self.disks.to_le_bytes());
+        put(&mut bytes, 36, &self.bitmap_pages.to_le_bytes());
+        put(&mut bytes, 40, &self.slots.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        bytes.into()
+    }
+
+    /// Reads a superblock from its two copies.
+    ///
+    /// # Errors
+    /// If neither copy can be used.
+    pub fn decode(copies: &[u8]) -> Result<Self, FormatError> {
+        let mut error = FormatError::Blank;
+        for copy in copies.chunks(PAGE_LENGTH) {
+            match Self::decode_copy(copy) {
+                Ok(superblock) => return Ok(superblock),
+                Err(FormatError::Blank) => {}
+                Err(found) => error = found,
+            }
+        }
+        Err(error)
+    }
+
+    fn decode_copy(bytes: &[u8]) -> Result<Self, FormatError> {
+        if bytes.len() < PAGE_LENGTH || bytes[..8] != MAGIC {
+            let is_blank = bytes.iter().all(|byte| *byte == 0);
+            return Err(if is_blank { FormatError::Blank } else { FormatError::Foreign });
+        }
+        if crc32c::crc32c(&bytes[..CHECKSUM_AT]) != u32_at(bytes, CHECKSUM_AT) {
+            return Err(FormatError::Damaged);
+        }
+        let version = u32_at(bytes, 8);
+        if version != VERSION {
+            return Err(FormatError::Newer(version));
+        }
+        let superblock = Self {
+            cache: array(bytes, 16),
+            block_size: u32_at(bytes, 12),
+            disks: u32_at(bytes, 32),
+            bitmap_pages: u32_at(bytes, 36),
+            slots: u32_at(bytes, 40),
+        };
+        let is_sound = superblock.block_size.is_power_of_two()
+            && BLOCK_SIZES.contains(&superblock.block_size)
+            && (1..=DISKS_MAX).contains(&superblock.disks)
+            && (1..=64).contains(&superblock.bitmap_pages)
+            && (1..=SLOTS_MAX).contains(&u64::from(superblock.slots));
+        if is_sound { Ok(superblock) } else { Err(FormatError::Damaged) }
+    }
+
+    /// A page's bytes without a payload.
+    fn blank(&self, page: u32, sequence: u64) -> Box<[u8]> {
+        let mut bytes = vec![0; PAGE_LENGTH];
+        put(&mut bytes, 0, &PAGE_MAGIC);
+        put(&mut bytes, 8, &self.cache[..8]);
+        put(&mut bytes, 16, &page.to_le_bytes());
+        put(&mut bytes, 24, &sequence.to_le_bytes());
+        bytes.into()
+    }
+
+    /// Whether a copy of page `page` is sound, or was never written.
+    pub fn is_sound_or_blank(&self, page: u32, index: usize, copy: &[u8]) -> bool {
+        self.is_sound(page, index, copy) || copy.iter().all(|byte| *byte == 0)
+    }
+
+    fn is_sound(&self, page: u32, index: usize, copy: &[u8]) -> bool {
+        copy.len() == PAGE_LENGTH
+            && copy[..4] == PAGE_MAGIC
+            && crc32c::crc32c(&copy[8..]) == u32_at(copy, 4)
+            && copy[8..16] == self.cache[..8]
+            && u32_at(copy, 16) == page
+            && u64_at(copy, 24) % 2 == index as u64
+    }
+
+    /// The valid copy of page `page` among the bytes of both copies, and its sequence.
+    pub fn valid<'a>(&self, page: u32, copies: &'a [u8]) -> Option<(u64, &'a [u8])> {
+        let copies = copies.chunks(PAGE_LENGTH).enumerate().take(2);
+        let sound = copies.filter(|(index, copy)| self.is_sound(page, *index, copy));
+        let sound = sound.map(|(_, copy)| (u64_at(copy, 24), copy));
+        sound.max_by_key(|(sequence, _)| *sequence)
+    }
+
+    /// A page of a disk.
+    pub fn disk_bytes(&self, page: u32, sequence: u64, disk: &DiskRecord) -> Box<[u8]> {
+        let mut bytes = self.blank(page, sequence);
+        let at = HEADER_LENGTH;
+        put(&mut bytes, at, &disk.generation.to_le_bytes());
+        put(&mut bytes, at + 8, &disk.stamp.to_le_bytes());
+        bytes[at + 16] = disk.region_shift;
+        bytes[at + 17] = 1;
+        put(&mut bytes, at + 18, &(disk.name.len() as u16).to_le_bytes());
+        put(&mut bytes, at + 20, &(disk.home.len() as u16).to_le_bytes());
+        put(&mut bytes, NAME_AT, disk.name.as_bytes());
+        put(&mut bytes, HOME_AT, disk.home.as_bytes());
+        finish(bytes)
+    }
+
+    /// Reads a page of a disk. `None` if the page has no disk.
+    pub fn read_disk(&self, bytes: &[u8]) -> Option<DiskRecord> {
+        let at = HEADER_LENGTH;
+        let text = |start: usize, length: u16, most: usize| {
+            let length = usize::from(length);
+            let bytes = bytes.get(start..start + length).filter(|_| length <= most)?;
+            String::from_utf8(bytes.to_vec()).ok()
+        };
+        let region_shift = bytes[at + 16];
+        if bytes[at + 17] != 1 || !(9..64).contains(&region_shift) {
+            return None;
+        }
+        Some(DiskRecord {
+            generation: u64_at(bytes, at),
+            stamp: u64_at(bytes, at + 8),
+            region_shift,
+            name: text(NAME_AT, u16_at(bytes, at + 18), NAME_LENGTH_MAX)?,
+            home: text(HOME_AT, u16_at(bytes, at + 20), HOME_LENGTH_MAX)?,
+        })
+    }
+
+    /// A page without a disk.
+    pub fn no_disk_bytes(&self, page: u32, sequence: u64) -> Box<[u8]> {
+        finish(self.blank(page, sequence))
+    }
+
+    /// A page with the bits of regions.
+    pub fn bitmap_bytes(&self, page: u32, sequence: u64, bits: &[u64]) -> Box<[u8]> {
+        let mut bytes = self.blank(page, sequence);
+        for (index, word) in bits.iter().take(PAYLOAD_LENGTH / 8).enumerate() {
+            put(&mut bytes, HEADER_LENGTH + 8 * index, &word.to_le_bytes());
+        }
+        finish(bytes)
+    }
+
+    /// The bits of the regions in a page.
+    pub fn read_bitmap(&self, bytes: &[u8]) -> Vec<u64> {
+        (0..PAYLOAD_LENGTH / 8).map(|index| u64_at(bytes, HEADER_LENGTH + 8 * index)).collect()
+    }
+
+    /// A page of a table with the entries of its slots, `None` for free slots.
+    pub fn table_bytes<'a>(
+        &self,
+        page: u32,
+        sequence: u64,
+        entries: impl Iterator<Item = Option<Entry<'a>>>,
+    ) -> Box<[u8]> {
+        let mut bytes = self.blank(page, sequence);
+        let mut at = HEADER_LENGTH;
+        for entry in entries.take(self.entries_per_page() as usize) {
+            if let Some(entry) = entry {
+                put(&mut bytes, at, &entry.key.to_le_bytes());
+                put(&mut bytes, at + 8, &entry.valid.to_le_bytes());
+                bytes[at + 10] = entry.class;
+                for (index, sum) in entry.sums.iter().enumerate() {
+                    put(&mut bytes, at + 12 + 2 * index, &sum.to_le_bytes());
+                }
+            }
+            at += self.entry_length();
+        }
+        finish(bytes)
+    }
+
+    /// Reads the entry of the slot at `index` in a page of a table. `sums` gets the checksums.
+    pub fn read_entry<'a>(
+        &self,
+        bytes: &[u8],
+        index: u32,
+        sums: &'a mut [u16],
+    ) -> Option<Entry<'a>> {
+        let at = HEADER_LENGTH + index as usize * self.entry_length();
+        let (key, valid) = (u64_at(bytes, at), u16_at(bytes, at + 8));
+        let whole = u16::MAX >> (16 - self.granules());
+        let disk = key >> BLOCK_BITS;
+        if disk == 0 || disk > u64::from(self.disks) || valid == 0 || valid & !whole != 0 {
+            return None;
+        }
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = u16_at(bytes, at + 12 + 2 * index);
+        }
+        Some(Entry { key, valid, class: bytes[at + 10], sums })
+    }
+}
+
+fn finish(mut bytes: Box<[u8]>) -> Box<[u8]> {
+    let checksum = crc32c::crc32c(&bytes[8..]);
+    put(&mut bytes, 4, &checksum.to_le_bytes());
+    bytes
+}
+
+/// A disk of a cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskRecord {
+    /// The disk's name.
+    pub name: String,
+    /// The end of the name of the disk's store.
+    pub home: String,
+    /// The state of the disk's store that the cached blocks belong to: the number that is also in the
+    /// mark of the store.
+    pub generation: u64,
+    /// The modification time of the disk's store at the last orderly end, in nanoseconds since 1970;
+    /// 0 if there was none.
+    pub stamp: u64,
+    /// The binary logarithm of the size of a region, in bytes.
+    pub region_shift: u8,
+}
+
+impl DiskRecord {
+    /// The end of a long name of a store.
+    pub fn home_of(home: &str) -> &str {
+        let mut start = home.len().saturating_sub(HOME_LENGTH_MAX);
+        while !home.is_char_boundary(start) {
+            start += 1;
+        }
+        &home[start..]
+    }
+}
+
+/// The entry of a slot in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The disk's number and the block's.
+    pub key: u64,
+    /// The granules whose content is valid, as bits.
+    pub valid: u16,
+    /// The class of the block.
+    pub class: u8,
+    /// The checksums of the granules.
+    pub sums: &'a [u16],
+}
+
+/// The checksum of a granule's content: both halves of its CRC-32C, combined.
+pub fn checksum(granule: &[u8]) -> u16 {
+    let sum = crc32c::crc32c(granule);
+    (sum >> 16) as u16 ^ sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        Superblock::new([7; 16], 8 << 20, 16384, 3, 2).unwrap()
+    }
+
+    #[test]
+    fn a_superblock_fills_its_volume_and_is_read_back() {
+        for (length, block_size) in [(1 << 20, 4096), (8 << 20, 16384), (1 << 40, 65536)] {
+            let found = Superblock::new([1; 16], length, block_size, 4, 1).unwrap();
+            assert!(found.length() <= length, "{found:?}");
+            let more = Superblock { slots: found.slots + 2, ..found };
+            assert!(more.length() > length, "{found:?}");
+            let copies = [found.encode(), found.encode()].concat();
+            assert_eq!(Superblock::decode(&copies), Ok(found));
+            // One copy is enough.
+            let torn = [vec![0; PAGE_LENGTH], found.encode().to_vec()].concat();
+            assert_eq!(Superblock::decode(&torn), Ok(found));
+        }
+        assert_eq!(Superblock::new([1; 16], 20 << 10, 4096, 1, 1), None);
+    }
+
+    #[test]
+    fn other_superblocks_are_rejected() {
+        let sound = superblock().encode();
+        let changed = |at: usize, value: u32, is_summed: bool| {
+            let mut bytes = sound.to_vec();
+            put(&mut bytes, at, &value.to_le_bytes());
+            if is_summed {
+                let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+                put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+            }
+            Superblock::decode(&bytes)
+        };
+        assert_eq!(changed(12, 4096, false), Err(FormatError::Damaged));
+        assert_eq!(changed(8, 2, true), Err(FormatError::Newer(2)));
+        assert_eq!(changed(0, 0, true), Err(FormatError::Foreign));
+        for (at, value) in [(12, 0), (12, 5000), (12, 1 << 17), (32, 0), (36, 0), (40, 0)] {
+            assert_eq!(changed(at, value, true), Err(FormatError::Damaged), "{at} {value}");
+        }
+        assert_eq!(Superblock::decode(&[0; 2 * PAGE_LENGTH]), Err(FormatError::Blank));
+    }
+
+    #[test]
+    fn the_sound_copy_with_the_higher_sequence_is_valid() {
+        let format = superblock();
+        let record = |generation| DiskRecord {
+            name: "disk".into(),
+            home: "/image".into(),
+            generation,
+            stamp: 9,
+            region_shift: 20,
+        };
+        let even = format.disk_bytes(1, 4, &record(1));
+        let odd = format.disk_bytes(1, 5, &record(2));
+        let mut copies = [even, odd].concat();
+        let found = |copies: &[u8]| {
+            let (_, bytes) = format.valid(1, copies)?;
+            format.read_disk(bytes)
+        };
+        assert_eq!(found(&copies), Some(record(2)));
+        assert_eq!(format.valid(2, &copies), None, "it is another page's");
+        let other = Superblock { cache: [8; 16], ..format };
+        assert_eq!(other.valid(1, &copies), None, "it is another cache's");
+        copies[PAGE_LENGTH + 100] ^= 1;
+        assert_eq!(found(&copies), Some(record(1)), "the newer copy is torn");
+        copies[100] ^= 1;
+        assert_eq!(found(&copies), None);
+    }
+
+    #[test]
+    fn entries_and_bits_are_read_back() {
+        let format = superblock();
+        let sums = [1, 2, 3, 4];
+        let entry = Entry { key: 3 << BLOCK_BITS | 77, valid: 0b1010, class: 5, sums: &sums };
+        let wrong = Entry { key: 4 << BLOCK_BITS, ..entry };
+        let page = format.table_first();
+        let entries = [None, Some(entry), Some(wrong)];
+        let bytes = format.table_bytes(page, 0, entries.into_iter());
+        let mut read = [0; 4];
+        assert_eq!(format.read_entry(&bytes, 1, &mut read), Some(entry));
+        for index in [0, 2, format.entries_per_page() - 1] {
+            assert_eq!(format.read_entry(&bytes, index, &mut read), None);
+        }
+        let bits: Vec<u64> = (0..PAYLOAD_LENGTH as u64 / 8).collect();
+        assert_eq!(format.read_bitmap(&format.bitmap_bytes(3, 0, &bits)), bits);
+    }
+}

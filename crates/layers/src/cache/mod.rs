@@ -1,0 +1,475 @@
+//! A cache of slow disks on a fast device, or in memory.
+//!
+//! The cache has blocks of several disks. It never has the only copy of anything: a change is at home
+//! before it completes, so that a cache that is lost costs only time. A disk whose changes are to be
+//! acknowledged early has the layer `wal` beneath, whose log can be on the same device.
+//!
+//! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
+//! - `format`: the bytes on the volume, without I/O; `docs/cache.md` describes them.
+//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O.
+//! - `regions`: the regions of a disk with recent changes, without I/O.
+//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
+//! - `load`, `tables`: load and write the tables of the volume, in any open queue.
+//! - `open`: makes or opens a volume.
+//!
+//! A cache that outlives the daemon must never return old content after a crash, of any store and at
+//! any instant. Two rules ensure this. A slot gets another block only after the tables without its old
+//! mapping are durable (`shard`). And a change begins at home only after it is durably noted that the
+//! mappings of its region are not valid (`regions`).
+//!
+//! If the volume fails, or returns other data than it was given, it is taken out of service: the disks
+//! continue without it. Before their next change, the mark of each image rejects what the volume has
+//! cached, so that no later start uses it.
+
+mod change;
+pub mod format;
+mod insert;
+mod load;
+mod open;
+mod options;
+mod queue;
+mod regions;
+mod shard;
+mod tables;
+mod volume;
+
+use std::any::Any;
+use std::io;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fathom_block::{
+    Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
+    LayerProblem, LayerReport, OpenContext, Urgency,
+};
+use fathom_reactor::Reactor;
+use serde::{Deserialize, Serialize};
+
+pub use format::{FormatError, MAGIC};
+pub use open::{CacheDisk, CacheError, VolumeOptions};
+pub use options::{CacheOptions, Caches};
+use queue::CacheQueue;
+use volume::DiskState;
+pub use volume::{CacheTimes, CacheVolume};
+
+/// How often the end of a cache checks its progress.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
+/// The least time that requests in flight get to complete.
+const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
+/// The time between two attempts to end the use of a cache, in nanoseconds.
+const RETRY_NS: u64 = 1_000_000_000;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What goes into the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum CacheMode {
+    /// What is read and what is written.
+    #[default]
+    WriteThrough = 0,
+    /// What is read. A write takes its blocks out.
+    WriteAround = 1,
+    /// Nothing: the cache serves what it has. A write takes its blocks out.
+    ReadOnly = 2,
+}
+
+impl CacheMode {
+    /// Every mode, in the order of its number.
+    pub const ALL: [Self; 3] = [Self::WriteThrough, Self::WriteAround, Self::ReadOnly];
+
+    fn inserts_reads(self) -> bool {
+        self != Self::ReadOnly
+    }
+
+    fn inserts_writes(self) -> bool {
+        self == Self::WriteThrough
+    }
+}
+
+/// The mark of a disk's store that names the state of the store that a cache belongs to.
+pub trait CacheMark: Send + Sync {
+    /// Durably changes the state, so that no cache fits it. Blocks.
+    ///
+    /// # Errors
+    /// If the mark cannot be changed.
+    fn reject(&self) -> io::Result<()>;
+}
+
+/// Whether a disk still uses a cache that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// Its mark has not been changed yet.
+    InUse,
+    /// The cache is not used any more.
+    Ended,
+    /// The mark could not be changed: changes of the disk must fail.
+    Failed,
+}
+
+/// Counts of one queue. Only its thread changes them, except for the mismatches.
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    mismatches: AtomicU64,
+}
+
+impl Counters {
+    #[inline]
+    fn count_read(&self, length: u64, hit_bytes: u64) {
+        let add = |counter: &AtomicU64, more: u64| {
+            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        };
+        add(&self.reads, 1);
+        add(&self.read_bytes, length);
+        add(&self.hits, u64::from(hit_bytes == length));
+        add(&self.hit_bytes, hit_bytes);
+    }
+}
+
+struct Inner {
+    volume: Arc<CacheVolume>,
+    disk: Arc<DiskState>,
+    mode: AtomicU8,
+    mark: Arc<dyn CacheMark>,
+    /// The name of the cache that the disk shares with others; empty for its own.
+    name: String,
+    /// The numbers of the ranges beyond the disk's end, in each shard.
+    beyond: Mutex<Vec<u64>>,
+    counters: Mutex<Vec<Arc<Counters>>>,
+    /// The state of the ending, and the time of the next attempt.
+    ending: Mutex<(Ending, u64)>,
+}
+
+impl Inner {
+    fn mode(&self) -> CacheMode {
+        CacheMode::ALL[usize::from(self.mode.load(Ordering::Relaxed)) % CacheMode::ALL.len()]
+    }
+
+    /// The state of the ending. A failed attempt is repeated after a second.
+    fn ending(&self, now_ns: u64) -> Ending {
+        let mut ending = lock(&self.ending);
+        if ending.0 == Ending::Failed {
+            if ending.1 == 0 {
+                ending.1 = now_ns + RETRY_NS;
+            } else if now_ns >= ending.1 {
+                *ending = (Ending::InUse, 0);
+            }
+        }
+        ending.0
+    }
+
+    /// An attempt to change the mark has ended.
+    fn end(&self, has_succeeded: bool) {
+        let mut ending = lock(&self.ending);
+        if ending.0 != Ending::Ended {
+            *ending = (if has_succeeded { Ending::Ended } else { Ending::Failed }, 0);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for (shard, number) in lock(&self.beyond).drain(..).enumerate() {
+            self.volume.shard(shard).end_range(number);
+        }
+        self.disk.is_attached.store(false, Ordering::Release);
+    }
+}
+
+/// The state of a disk's cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// Reads, and those that the cache had wholly.
+    pub reads: u64,
+    /// Reads that the cache had wholly.
+    pub hits: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes read that the cache had.
+    pub hit_bytes: u64,
+    /// Reads whose content was not what the cache had noted.
+    pub mismatches: u64,
+    /// Slots of the volume, of all disks.
+    pub slots: u64,
+    /// Slots that have a block.
+    pub mapped: u64,
+    /// Blocks inserted, of all disks.
+    pub insertions: u64,
+    /// Blocks removed to make room, of all disks.
+    pub evictions: u64,
+    /// Blocks removed because they were changed, of all disks.
+    pub overwritten: u64,
+    /// Insertions without a free slot, of all disks.
+    pub no_room: u64,
+    /// Regions of the disk with recent changes.
+    pub regions: u64,
+    /// The error of the volume, if it is out of service.
+    pub failed: Option<ErrorKind>,
+    /// Whether the tables have been loaded.
+    pub is_loaded: bool,
+}
+
+/// The layer. See the module.
+#[derive(Clone)]
+pub struct Cache {
+    inner: Arc<Inner>,
+}
+
+impl Cache {
+    /// The cache of a disk on a volume. This function blocks.
+    ///
+    /// # Errors
+    /// If the volume cannot take the disk.
+    pub fn new(
+        volume: &Arc<CacheVolume>,
+        disk: &CacheDisk,
+        mode: CacheMode,
+        mark: Arc<dyn CacheMark>,
+    ) -> Result<Self, CacheError> {
+        Self::named("", volume, disk, mode, mark)
+    }
+
+    fn named(
+        name: &str,
+        volume: &Arc<CacheVolume>,
+        disk: &CacheDisk,
+        mode: CacheMode,
+        mark: Arc<dyn CacheMark>,
+    ) -> Result<Self, CacheError> {
+        let state = volume.attach(disk)?;
+        let inner = Inner {
+            volume: Arc::clone(volume),
+            disk: state,
+            mode: AtomicU8::new(mode as u8),
+            mark,
+            name: name.to_owned(),
+            beyond: Mutex::default(),
+            counters: Mutex::default(),
+            ending: Mutex::new((Ending::InUse, 0)),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &Arc<CacheVolume> {
+        &self.inner.volume
+    }
+
+    /// The name of the cache that the disk shares with others; empty for its own.
+    fn shared_name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Changes what goes into the cache.
+    pub fn set_mode(&self, mode: CacheMode) {
+        self.inner.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// The state now.
+    pub fn status(&self) -> CacheStatus {
+        let inner = &self.inner;
+        let (counts, mapped) = inner.volume.counts();
+        let mut status = CacheStatus {
+            slots: u64::from(inner.volume.slots()),
+            mapped,
+            insertions: counts.insertions,
+            evictions: counts.evictions,
+            overwritten: counts.overwritten,
+            no_room: counts.no_room,
+            regions: inner.disk.regions.access(|regions| regions.active() as u64),
+            failed: inner.volume.keeper.access(|keeper| keeper.failed),
+            is_loaded: inner.volume.is_loaded(),
+            ..CacheStatus::default()
+        };
+        for counters in lock(&inner.counters).iter() {
+            status.reads += counters.reads.load(Ordering::Relaxed);
+            status.hits += counters.hits.load(Ordering::Relaxed);
+            status.read_bytes += counters.read_bytes.load(Ordering::Relaxed);
+            status.hit_bytes += counters.hit_bytes.load(Ordering::Relaxed);
+            status.mismatches += counters.mismatches.load(Ordering::Relaxed);
+        }
+        status
+    }
+
+    /// Makes the tables durable, so that the next start finds all that is cached now. Blocks for at most
+    /// `limit`. `disk` has this layer, and must not take changes any more.
+    ///
+    /// # Errors
+    /// If the volume or home fails, or `limit` has passed. The next start then finds less.
+    pub fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        let volume = &self.inner.volume;
+        if !volume.is_kept {
+            return Ok(());
+        }
+        let end = Instant::now() + limit;
+        let mut reactor = Reactor::new(64)?;
+        let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
+        let settled = loop {
+            let (is_settled, failed) = self.settle_step();
+            if let Some(kind) = failed {
+                break Err(io::Error::other(kind));
+            }
+            if is_settled {
+                break Ok(());
+            }
+            if Instant::now() >= end {
+                break Err(io::ErrorKind::TimedOut.into());
+            }
+            stack.wait(&mut reactor, Some(SETTLE_INTERVAL))?;
+        };
+        volume.keeper.access(|keeper| keeper.is_settling = false);
+        let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
+        stack.finish(&mut reactor, left)?;
+        settled
+    }
+
+    /// Requests the next writing of the tables. Returns whether there is nothing to write, and the
+    /// volume's error.
+    fn settle_step(&self) -> (bool, Option<ErrorKind>) {
+        let volume = &self.inner.volume;
+        let regions =
+            self.inner.disk.regions.access(|regions| regions.active() > 0 || regions.is_dirty());
+        let has_changes = regions
+            || !volume.is_loaded()
+            || (0..volume.shards.len()).any(|number| volume.shard(number).has_changes());
+        volume.keeper.access(|keeper| {
+            keeper.is_settling = true;
+            if has_changes && keeper.due_ns == 0 && keeper.writer.is_none() {
+                keeper.due_ns = 1;
+            }
+            keeper.wake_queues();
+            (!has_changes && keeper.writer.is_none(), keeper.failed)
+        })
+    }
+}
+
+impl Layer for Cache {
+    fn name(&self) -> &'static str {
+        "cache"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn geometry(&self, below: Geometry) -> Geometry {
+        // Reads of slots have the volume's alignment.
+        let alignment = below.alignment.max(self.inner.volume.backend.geometry().alignment);
+        let block_size = below.block_size.max(alignment);
+        let physical_block_size = below.physical_block_size.max(block_size);
+        Geometry { alignment, block_size, physical_block_size, ..below }
+    }
+
+    fn resizing(&self, from: u64, to: u64) -> Result<(), ErrorKind> {
+        let volume = &self.inner.volume;
+        if to < from && volume.is_kept {
+            // After a crash and a later growth, blocks beyond the end would reappear.
+            return Err(ErrorKind::Unsupported);
+        }
+        let mut beyond = lock(&self.inner.beyond);
+        for (shard, number) in beyond.drain(..).enumerate() {
+            volume.shard(shard).end_range(number);
+        }
+        if to < from {
+            // Nothing beyond the end goes into the cache before the next growth.
+            *beyond = volume.remove_from(self.inner.disk.number, to);
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> LayerReport {
+        let status = Cache::status(self);
+        let mut problems = Vec::new();
+        if let Some(kind) = status.failed {
+            let message = match kind {
+                ErrorKind::Malformed => {
+                    "its cache returned other data than it was given, and is out of service".into()
+                }
+                kind => format!("its cache is out of service: {kind}"),
+            };
+            problems.push(LayerProblem {
+                message,
+                remedy: "replace the cache's device, or remove the layer: no data is lost".into(),
+            });
+        }
+        if *lock(&self.inner.ending) != (Ending::InUse, 0)
+            && lock(&self.inner.ending).0 == Ending::Failed
+        {
+            problems.push(LayerProblem {
+                message: "the mark of its image cannot be changed: the disk rejects changes".into(),
+                remedy: "make the image's folder writable: a later start could otherwise read old \
+                         blocks from the cache"
+                    .into(),
+            });
+        }
+        let figures = vec![
+            Figure::counter("reads_total", "Reads.", status.reads),
+            Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
+            Figure::counter("read_bytes_total", "Bytes read.", status.read_bytes),
+            Figure::counter("hit_bytes_total", "Bytes read that the cache had.", status.hit_bytes),
+            Figure::counter(
+                "mismatches_total",
+                "Reads with other data than the cache was given.",
+                status.mismatches,
+            ),
+            Figure::gauge("slots", "Blocks that the cache can have, of all disks.", status.slots),
+            Figure::gauge("blocks", "Blocks that the cache has, of all disks.", status.mapped),
+            Figure::counter(
+                "insertions_total",
+                "Blocks put into the cache, of all disks.",
+                status.insertions,
+            ),
+            Figure::counter(
+                "evictions_total",
+                "Blocks removed to make room, of all disks.",
+                status.evictions,
+            ),
+            Figure::counter(
+                "overwritten_total",
+                "Blocks removed because they were changed, of all disks.",
+                status.overwritten,
+            ),
+            Figure::counter(
+                "no_room_total",
+                "Blocks that were not put into the cache because no slot was free, of all disks.",
+                status.no_room,
+            ),
+            Figure::gauge("regions", "Regions with recent changes.", status.regions),
+        ];
+        LayerReport { figures, problems }
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn stores(&self) -> Vec<Arc<dyn Backend>> {
+        vec![Arc::clone(&self.inner.volume.backend)]
+    }
+
+    fn leave(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        let _ = (disk, limit);
+        // The disk changes without the cache from now on.
+        if self.inner.volume.is_kept { self.inner.mark.reject() } else { Ok(()) }
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        let store = context.open_store(&self.inner.volume.backend)?;
+        let waker = context.waker()?;
+        let ending = context.work(Urgency::Request)?;
+        let counters = Arc::new(Counters::default());
+        lock(&self.inner.counters).push(Arc::clone(&counters));
+        let inner = Arc::clone(&self.inner);
+        let below = context.below().capabilities;
+        let queue = CacheQueue::new(inner, counters, store, waker, below, ending);
+        Ok(LayerPart::queue(queue))
+    }
+}

@@ -1,0 +1,373 @@
+//! Makes a cache volume, or opens one, and adds disks to it. These functions block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fathom_block::{Backend, Operation, Shared};
+
+use super::format::{
+    BLOCK_BITS, DiskRecord, FormatError, NAME_LENGTH_MAX, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock,
+};
+use super::regions::Regions;
+use super::volume::{CacheTimes, CacheVolume, DiskState};
+use crate::access::Access;
+
+/// The most bytes of zeroes in one request.
+const ZEROES: u64 = 1 << 20;
+
+/// The settings of a cache volume.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeOptions {
+    /// The identity of the cache if one is made, drawn at random.
+    pub identity: [u8; 16],
+    /// The size of a block if a cache is made, in bytes: a power of two from 4096 to 65536.
+    pub block_size: u32,
+    /// The number of disks that the volume can have, if a cache is made.
+    pub disks: u32,
+    /// The number of pages for the regions of each disk, if a cache is made.
+    pub bitmap_pages: u32,
+    /// Whether the content outlives the daemon. If not, nothing is written but blocks.
+    pub is_kept: bool,
+    /// The times.
+    pub times: CacheTimes,
+}
+
+/// The disk that a volume gets.
+#[derive(Clone, Debug)]
+pub struct CacheDisk {
+    /// The disk's name.
+    pub name: String,
+    /// The name of the disk's store, such as its image's path.
+    pub home: String,
+    /// The size of the disk, in bytes.
+    pub capacity: u64,
+    /// The state of the store. Blocks that were cached in another state are dropped.
+    pub generation: u64,
+    /// The least size of a region, as its binary logarithm.
+    pub region_shift: u8,
+}
+
+/// Why a cache cannot be used.
+#[derive(Debug)]
+pub enum CacheError {
+    /// The superblock cannot be used.
+    Format(FormatError),
+    /// The volume is too small, or its alignment does not fit.
+    Volume(String),
+    /// The disk cannot be added.
+    Disk(String),
+    /// The volume failed.
+    Failed(io::Error),
+}
+
+impl fmt::Display for CacheError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Format(error @ FormatError::Foreign) => {
+                write!(
+                    formatter,
+                    "{error}; choose another place, or fill its first 8 KiB with zeroes"
+                )
+            }
+            Self::Format(error @ FormatError::Newer(_)) => {
+                write!(
+                    formatter,
+                    "{error}; start the later version again, or run `fathom cache create`"
+                )
+            }
+            Self::Format(error) => write!(
+                formatter,
+                "{error}; its content is not lost, because all blocks are on their disks: run `fathom \
+                 cache create` to make it again"
+            ),
+            Self::Volume(text) | Self::Disk(text) => formatter.write_str(text),
+            Self::Failed(error) => write!(formatter, "the cache volume failed: {error}; repair it"),
+        }
+    }
+}
+
+impl std::error::Error for CacheError {}
+
+impl From<io::Error> for CacheError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<FormatError> for CacheError {
+    fn from(error: FormatError) -> Self {
+        Self::Format(error)
+    }
+}
+
+impl CacheVolume {
+    /// Opens the cache in `backend`, or makes one if there is none. The tables are loaded later, by the
+    /// queues.
+    ///
+    /// # Errors
+    /// If the cache cannot be used. Nothing has changed then.
+    pub fn open(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Self, CacheError> {
+        let alignment = backend.geometry().alignment;
+        if alignment as usize > PAGE_LENGTH {
+            let text =
+                format!("the volume has an alignment of {alignment} bytes; choose another one");
+            return Err(CacheError::Volume(text));
+        }
+        let new = Superblock::new(
+            options.identity,
+            backend.capacity(),
+            options.block_size,
+            options.disks,
+            options.bitmap_pages,
+        );
+        let too_small = || CacheError::Volume("the volume is too small; make it larger".into());
+        if !options.is_kept {
+            let format = new.ok_or_else(too_small)?;
+            return Ok(Self::assemble(backend, format, false, options.times, Vec::new()));
+        }
+        let mut access = Access::open(&backend)?;
+        let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
+        let format = match Superblock::decode(&access.read(0, length)?) {
+            Ok(format) => format,
+            Err(FormatError::Blank) => {
+                let format = new.ok_or_else(too_small)?;
+                make(&mut access, &format)?;
+                format
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if format.length() > backend.capacity() {
+            let text = format!(
+                "the cache has {} bytes, and its volume {}; make the volume as large as it was",
+                format.length(),
+                backend.capacity()
+            );
+            return Err(CacheError::Volume(text));
+        }
+        let mut sequences = vec![0; format.pages() as usize];
+        let (disks, unused) = read_disks(&mut access, &format, &mut sequences)?;
+        let volume = Self::assemble(backend, format, true, options.times, sequences);
+        volume.keeper.access(|keeper| (keeper.disks, keeper.unused) = (disks, unused));
+        Ok(volume)
+    }
+
+    /// Adds a disk, or finds it, for a layer that serves it.
+    pub(super) fn attach(&self, disk: &CacheDisk) -> Result<Arc<DiskState>, CacheError> {
+        if disk.name.len() > NAME_LENGTH_MAX {
+            let text =
+                format!("a disk's name has at most {NAME_LENGTH_MAX} bytes; choose a shorter one");
+            return Err(CacheError::Disk(text));
+        }
+        let home = DiskRecord::home_of(&disk.home).to_owned();
+        let found = self.keeper.access(|keeper| {
+            let mut disks = keeper.disks.values();
+            disks.find(|other| super::lock(&other.record).name == disk.name).map(Arc::clone)
+        });
+        if let Some(found) = found {
+            if found.is_attached.swap(true, Ordering::AcqRel) {
+                let text =
+                    format!("the disk {:?} already uses the cache; serve it once", disk.name);
+                return Err(CacheError::Disk(text));
+            }
+            let is_same = {
+                let record = super::lock(&found.record);
+                record.generation == disk.generation && record.home == home
+            };
+            // What is in memory has been out of date since the disk was served without it.
+            if !is_same || !self.is_kept {
+                let renewed = self.renew(&found, disk, home);
+                if renewed.is_err() {
+                    found.is_attached.store(false, Ordering::Release);
+                }
+                renewed?;
+            }
+            found.capacity.store(disk.capacity, Ordering::Release);
+            let end = disk.capacity.div_ceil(u64::from(self.format.block_size));
+            self.sweep(found.number, end);
+            return Ok(found);
+        }
+        let number = self.keeper.access(|keeper| {
+            let free = |number: &u16| !keeper.disks.contains_key(number);
+            (1..=self.format.disks as u16).find(free)
+        });
+        let number = number.ok_or_else(|| {
+            CacheError::Disk(format!(
+                "the cache already has {} disks; remove one with `fathom cache detach`, or make the \
+                 cache again for more",
+                self.format.disks
+            ))
+        })?;
+        let least = disk.region_shift;
+        let shift = Regions::shift_for(disk.capacity, self.format.bitmap_pages, least);
+        let record = DiskRecord { region_shift: shift, ..DiskRecord::default() };
+        let state = Arc::new(DiskState {
+            number,
+            record: Mutex::new(record),
+            is_record_dirty: AtomicBool::new(false),
+            regions: Shared::new(Regions::new(shift, self.format.bitmap_pages)),
+            is_attached: AtomicBool::new(true),
+            capacity: AtomicU64::new(disk.capacity),
+        });
+        self.renew(&state, disk, home)?;
+        self.keeper.access(|keeper| keeper.disks.insert(number, Arc::clone(&state)));
+        Ok(state)
+    }
+
+    /// Drops all blocks of a disk, and notes the state of its store. No queue uses the disk.
+    fn renew(&self, state: &DiskState, disk: &CacheDisk, home: String) -> Result<(), CacheError> {
+        let record = DiskRecord {
+            name: disk.name.clone(),
+            home,
+            generation: disk.generation,
+            stamp: 0,
+            region_shift: super::lock(&state.record).region_shift,
+        };
+        let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
+        if self.is_kept {
+            let mut access = Access::open(&self.backend)?;
+            if !is_unused {
+                self.reject_all(&mut access, state, disk.capacity)?;
+            }
+            let place = self.format.disk_page(state.number);
+            self.write_now(&mut access, place, |sequence| {
+                self.format.disk_bytes(place, sequence, &record)
+            })?;
+            access.carry_out(Operation::Flush, 0, &mut [])?;
+        }
+        *super::lock(&state.record) = record;
+        self.sweep(state.number, 0);
+        Ok(())
+    }
+
+    /// Takes the blocks of a disk from number `first` on out of the index.
+    fn sweep(&self, disk: u16, first: u64) {
+        let key = |block: u64| u64::from(disk) << BLOCK_BITS | block.min((1 << BLOCK_BITS) - 1);
+        let keys = key(first)..key(u64::MAX);
+        for shard in 0..self.shards.len() {
+            let slots = self.shard(shard).slots();
+            self.shard(shard).sweep(&keys, 0, slots);
+        }
+    }
+
+    /// Takes the blocks of a disk from the byte `from` on out of the cache, and lets none in. Returns
+    /// the numbers of these ranges in the shards.
+    pub(super) fn remove_from(&self, disk: u16, from: u64) -> Vec<u64> {
+        let first = from / u64::from(self.format.block_size);
+        let key = |block: u64| u64::from(disk) << BLOCK_BITS | block;
+        let keys = key(first)..key((1 << BLOCK_BITS) - 1);
+        let numbers = (0..self.shards.len()).map(|shard| {
+            let mut shard = self.shard(shard);
+            let (number, slots) = (shard.begin_range(keys.clone()), shard.slots());
+            shard.sweep(&keys, 0, slots);
+            number
+        });
+        numbers.collect()
+    }
+
+    /// Sets the bits of all regions of a disk. Mappings of the disk may be in the tables. They are
+    /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
+    /// state is noted.
+    fn reject_all(
+        &self,
+        access: &mut Access,
+        state: &DiskState,
+        capacity: u64,
+    ) -> Result<(), CacheError> {
+        state.regions.access(|regions| regions.load_all(capacity, 0));
+        for page in 0..self.format.bitmap_pages {
+            // Also those beyond the end, where an earlier disk may have been longer.
+            let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];
+            let place = self.format.bitmap_first(state.number) + page;
+            self.write_now(access, place, |sequence| {
+                self.format.bitmap_bytes(place, sequence, &bits)
+            })?;
+            state.regions.access(|regions| regions.page_durable(page, &bits));
+        }
+        access.carry_out(Operation::Flush, 0, &mut [])?;
+        Ok(())
+    }
+
+    /// Writes a page that no queue writes.
+    fn write_now(
+        &self,
+        access: &mut Access,
+        page: u32,
+        bytes: impl FnOnce(u64) -> Box<[u8]>,
+    ) -> io::Result<()> {
+        let sequence = self.keeper.access(|keeper| keeper.sequences[page as usize] + 1);
+        let offset = self.format.page_offset(page, sequence);
+        access.carry_out(Operation::Write, offset, &mut bytes(sequence))?;
+        self.keeper.access(|keeper| keeper.sequences[page as usize] = sequence);
+        Ok(())
+    }
+}
+
+/// Makes a cache: blank pages, and the superblock.
+fn make(access: &mut Access, format: &Superblock) -> io::Result<()> {
+    let end = format.page_offset(format.pages(), 0);
+    let mut zeroes = vec![0; ZEROES as usize];
+    let mut at = 0;
+    while at < end {
+        let length = ZEROES.min(end - at) as usize;
+        access.carry_out(Operation::Write, at, &mut zeroes[..length])?;
+        at += length as u64;
+    }
+    access.carry_out(Operation::Flush, 0, &mut [])?;
+    for copy in 0..2 {
+        access.carry_out(Operation::Write, copy * PAGE_LENGTH as u64, &mut format.encode())?;
+        access.carry_out(Operation::Flush, 0, &mut [])?;
+    }
+    Ok(())
+}
+
+type Disks = BTreeMap<u16, Arc<DiskState>>;
+
+/// Reads the pages of disks and regions. Returns the disks, and the numbers that no disk has had.
+fn read_disks(
+    access: &mut Access,
+    format: &Superblock,
+    sequences: &mut [u64],
+) -> io::Result<(Disks, BTreeSet<u16>)> {
+    let (mut disks, mut unused) = (Disks::new(), BTreeSet::new());
+    let mut read = |page: u32| -> io::Result<(bool, Option<Vec<u8>>)> {
+        let copies = access.read(format.page_offset(page, 0), 2 * PAGE_LENGTH as u64)?;
+        let mut each = copies.chunks(PAGE_LENGTH).enumerate();
+        let is_certain = each.all(|(index, copy)| format.is_sound_or_blank(page, index, copy));
+        let Some((sequence, bytes)) = format.valid(page, &copies) else {
+            return Ok((is_certain, None));
+        };
+        sequences[page as usize] = sequence;
+        Ok((is_certain, Some(bytes.to_vec())))
+    };
+    for number in 1..=format.disks as u16 {
+        let (is_certain, bytes) = read(format.disk_page(number))?;
+        if is_certain && bytes.is_none() {
+            unused.insert(number);
+        }
+        let Some(record) = bytes.and_then(|bytes| format.read_disk(&bytes)) else { continue };
+        let mut regions = Regions::new(record.region_shift, format.bitmap_pages);
+        for page in 0..format.bitmap_pages {
+            let (is_certain, bytes) = read(format.bitmap_first(number) + page)?;
+            let bits = match bytes {
+                Some(bytes) if is_certain => format.read_bitmap(&bytes),
+                None if is_certain => continue,
+                // The newer copy may be the one that is not sound.
+                _ => vec![u64::MAX; REGIONS_PER_PAGE as usize / 64],
+            };
+            regions.load(page, &bits, 0);
+        }
+        let state = DiskState {
+            number,
+            record: Mutex::new(record),
+            is_record_dirty: AtomicBool::new(false),
+            regions: Shared::new(regions),
+            is_attached: AtomicBool::new(false),
+            capacity: AtomicU64::new(u64::MAX),
+        };
+        disks.insert(number, Arc::new(state));
+    }
+    Ok((disks, unused))
+}

@@ -1,0 +1,512 @@
+//! A queue's reads, and what its requests have in common.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fathom_block::{
+    CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
+    Waker, Work, faults,
+};
+
+use super::change::Changing;
+use super::format::{BLOCK_BITS, GRANULE, checksum};
+use super::insert::{Inserting, Part};
+use super::load::Loading;
+use super::shard::Lookup;
+use super::tables::Writing;
+use super::{Counters, Inner};
+use fathom_cache::Access;
+
+/// The purposes of the layer's own requests, in the low bits of their tokens.
+pub(super) mod purpose {
+    pub(crate) const BITS: u32 = 3;
+    pub(crate) const FILL: u64 = 1;
+    pub(crate) const WRITE: u64 = 2;
+    pub(crate) const PAGE: u64 = 3;
+    pub(crate) const VOLUME_FLUSH: u64 = 4;
+    pub(crate) const LOAD: u64 = 5;
+    pub(crate) const HOME_FLUSH: u64 = 6;
+    pub(crate) const PROBE: u64 = 7;
+}
+
+/// A part of a read that a slot has.
+#[derive(Clone, Copy)]
+struct Hit {
+    key: u64,
+    shard: usize,
+    slot: u32,
+    /// The range, in bytes of the disk.
+    start: u64,
+    length: u64,
+}
+
+/// A read in flight that uses the cache.
+struct Reading {
+    /// The request, if its data is read into other memory first.
+    request: Option<Box<Request>>,
+    hits: Vec<Hit>,
+    /// The parts that will be inserted.
+    parts: Vec<Part>,
+    access: Access,
+}
+
+pub(super) struct CacheQueue {
+    pub(super) inner: Arc<Inner>,
+    pub(super) counters: Arc<Counters>,
+    /// The number of the queue within the volume.
+    pub(super) number: u64,
+    pub(super) store: StoreId,
+    pub(super) waker: Waker,
+    /// The capabilities of the disk beneath.
+    pub(super) below: Capabilities,
+    reads: HashMap<u64, Reading>,
+    pub(super) changes: HashMap<u64, Changing>,
+    pub(super) insertions: HashMap<u64, Inserting>,
+    /// Slots whose content is being read again to find out whether the volume is sound.
+    probes: HashMap<u64, Hit>,
+    /// Changes that wait for the bits of their regions, or for the end of the cache.
+    pub(super) waiting: VecDeque<Box<Request>>,
+    pub(super) writing: Option<Writing>,
+    pub(super) loading: Option<Loading>,
+    /// The number of the flush of home that this queue has begun by itself.
+    pub(super) flushing_home: Option<u64>,
+    /// Ends the use of the image's mark.
+    pub(super) ending: Work<bool>,
+    pub(super) is_closed: bool,
+    pub(super) count: u64,
+    /// The end of the last read, in bytes.
+    last_end: u64,
+    /// Kept to reuse their memory.
+    spare_hits: Vec<Hit>,
+    spare_parts: Vec<Part>,
+    pub(super) scratch: Vec<u8>,
+}
+
+impl CacheQueue {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        counters: Arc<Counters>,
+        store: StoreId,
+        waker: Waker,
+        below: Capabilities,
+        ending: Work<bool>,
+    ) -> Self {
+        // The tables may have to be loaded.
+        waker.wake();
+        let number = inner.volume.keeper.access(|keeper| {
+            keeper.opened += 1;
+            keeper.queues.push((keeper.opened, waker.clone()));
+            keeper.opened
+        });
+        Self {
+            inner,
+            counters,
+            number,
+            store,
+            waker,
+            below,
+            reads: HashMap::new(),
+            changes: HashMap::new(),
+            insertions: HashMap::new(),
+            probes: HashMap::new(),
+            waiting: VecDeque::new(),
+            writing: None,
+            loading: None,
+            flushing_home: None,
+            ending,
+            is_closed: false,
+            count: 0,
+            last_end: 0,
+            spare_hits: Vec::new(),
+            spare_parts: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// What the replacement learns of a request.
+    pub(super) fn access(&self, request: &Request) -> Access {
+        Access {
+            class: request.insight.class.map_or(0, |class| class.0),
+            is_write: request.operation != Operation::Read,
+            is_sequential: request.offset == self.last_end,
+            miss_ns: 0,
+        }
+    }
+
+    /// The key of a block of this disk.
+    pub(super) fn key(&self, block: u64) -> u64 {
+        u64::from(self.inner.disk.number) << BLOCK_BITS | block
+    }
+
+    /// Calls `visit` with each block of a range: its key, and the part of the range in it, in bytes of
+    /// the disk.
+    pub(super) fn blocks(
+        offset: u64,
+        length: u64,
+        size: u64,
+    ) -> impl Iterator<Item = (u64, u64, u64)> {
+        let end = offset + length;
+        (offset / size..end.div_ceil(size)).map(move |block| {
+            let (start, stop) = ((block * size).max(offset), ((block + 1) * size).min(end));
+            (block, start, stop - start)
+        })
+    }
+
+    /// The granules that a range within a block touches, as bits.
+    pub(super) fn touched(start: u64, length: u64, size: u64) -> u16 {
+        let (start, granule) = (start % size, u64::from(GRANULE));
+        mask(start / granule, (start + length).div_ceil(granule))
+    }
+
+    /// The granules that a range within a block covers wholly, as bits.
+    pub(super) fn covered(start: u64, length: u64, size: u64) -> u16 {
+        let (start, granule) = (start % size, u64::from(GRANULE));
+        mask(start.div_ceil(granule), (start + length) / granule)
+    }
+
+    fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        let inner = Arc::clone(&self.inner);
+        let volume = &inner.volume;
+        if !volume.is_usable() {
+            return next.submit(request);
+        }
+        let access = self.access(&request);
+        self.last_end = request.offset + request.length;
+        let inserts = inner.mode().inserts_reads();
+        let size = u64::from(volume.format.block_size);
+        let mut hits = std::mem::take(&mut self.spare_hits);
+        let mut parts = std::mem::take(&mut self.spare_parts);
+        let mut hit_bytes = 0;
+        for (block, start, length) in Self::blocks(request.offset, request.length, size) {
+            let key = self.key(block);
+            let shard = volume.shard_of(key);
+            let covered = Self::covered(start, length, size);
+            let wanted = Self::touched(start, length, size);
+            let found = volume.shard(shard).read(key, wanted, &access, inserts && covered != 0);
+            match found {
+                Lookup::Hit(slot) => {
+                    hit_bytes += length;
+                    hits.push(Hit { key, shard, slot, start, length });
+                }
+                Lookup::Miss(0) => {}
+                Lookup::Miss(number) => {
+                    parts.push(Part { key, shard, number, mask: covered, block: block * size });
+                }
+            }
+        }
+        self.counters.count_read(request.length, hit_bytes);
+        let whole = request.length == hit_bytes;
+        request.course.cache_hit = match hit_bytes {
+            _ if whole => CacheHit::Hit,
+            0 => CacheHit::Miss,
+            _ => CacheHit::Part,
+        };
+        if !parts.is_empty() && !volume.reserve_copy(request.length) {
+            self.cancel(&mut parts);
+        }
+        if parts.is_empty() && hits.is_empty() {
+            (self.spare_hits, self.spare_parts) = (hits, parts);
+            return next.submit(request);
+        }
+        self.count += 1;
+        let number = self.count;
+        if parts.is_empty() {
+            *next.word(&mut request) = number;
+            self.send(request, &hits, next);
+            self.reads.insert(number, Reading { request: None, hits, parts, access });
+            return;
+        }
+        // The data goes into the cache, so that it must not be in memory that the guest can change.
+        let mut own = next.request();
+        own.operation = Operation::Read;
+        (own.offset, own.length) = (request.offset, request.length);
+        own.inherit(&request, 0);
+        own.buffers.allocate(request.length as usize);
+        *next.word(&mut own) = number;
+        own.token = number << purpose::BITS | purpose::FILL;
+        let is_split = !hits.is_empty();
+        if is_split {
+            self.send(own, &hits, next);
+        } else {
+            next.submit(own);
+        }
+        self.reads.insert(number, Reading { request: Some(request), hits, parts, access });
+    }
+
+    /// Sends the parts of a read to the slots that have them, and the rest to the disk beneath.
+    fn send(&mut self, request: Box<Request>, hits: &[Hit], next: &mut Crossing<'_>) {
+        let volume = &self.inner.volume;
+        let size = u64::from(volume.format.block_size);
+        let (offset, end) = (request.offset, request.offset + request.length);
+        let split = next.split(request);
+        let mut at = offset;
+        let mut index = 0;
+        while at < end {
+            let upto = hits.get(index).map_or(end, |hit| hit.start);
+            if at < upto {
+                let piece = next.piece(split, at - offset, upto - at);
+                next.submit(piece);
+                at = upto;
+                continue;
+            }
+            let first = hits[index];
+            let place = volume.place(first.shard, first.slot) + first.start % size;
+            let mut length = first.length;
+            index += 1;
+            // Adjacent slots are read together.
+            while let Some(hit) = hits.get(index) {
+                let is_next = hit.start == first.start + length
+                    && volume.place(hit.shard, hit.slot) + hit.start % size == place + length;
+                if !is_next {
+                    break;
+                }
+                length += hit.length;
+                index += 1;
+            }
+            let mut piece = next.piece(split, at - offset, length);
+            piece.offset = place;
+            next.submit_to(self.store, piece);
+            at += length;
+        }
+        next.join(split);
+    }
+
+    /// Gives expected insertions up.
+    fn cancel(&self, parts: &mut Vec<Part>) {
+        for part in parts.drain(..) {
+            self.inner.volume.shard(part.shard).cancel(part.key, part.number);
+        }
+    }
+
+    /// Keeps the memory of a list of parts.
+    pub(super) fn keep_parts(&mut self, parts: Vec<Part>) {
+        self.spare_parts = parts;
+    }
+
+    fn unpin(&self, hits: &[Hit]) {
+        for hit in hits {
+            self.inner.volume.shard(hit.shard).unpin(hit.slot);
+        }
+    }
+
+    /// The first hit whose content is not what the cache has noted. `data` has the request from
+    /// `offset` on.
+    fn wrong(&mut self, data: &Request, hits: &[Hit]) -> Option<Hit> {
+        let volume = &self.inner.volume;
+        if !volume.is_kept {
+            return None;
+        }
+        let (size, granule) = (u64::from(volume.format.block_size), u64::from(GRANULE));
+        self.scratch.resize(GRANULE as usize, 0);
+        for hit in hits {
+            let covered = Self::covered(hit.start, hit.length, size);
+            for number in (0..16).filter(|number| covered >> number & 1 == 1) {
+                let place = hit.start / size * size + number * granule;
+                data.buffers.copy_to(place - data.offset, &mut self.scratch);
+                let noted = volume.shard(hit.shard).sum(hit.slot, number as usize);
+                if checksum(&self.scratch) != noted {
+                    return Some(*hit);
+                }
+            }
+        }
+        None
+    }
+
+    /// A read has its data.
+    fn end_read(&mut self, mut data: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let number = std::mem::take(next.word(&mut data));
+        let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
+        let Reading { request, mut hits, mut parts, access } = reading;
+        let wrong = if outcome.is_ok() { self.wrong(&data, &hits) } else { None };
+        // A store that has failed was reported before.
+        let is_again = wrong.is_some() || outcome.is_err() && self.inner.volume.has_failed();
+        if let Some(wrong) = wrong {
+            self.counters.mismatches.fetch_add(1, Ordering::Relaxed);
+            let at = hits.iter().position(|hit| hit.slot == wrong.slot && hit.key == wrong.key);
+            if let Some(at) = at {
+                hits.swap_remove(at);
+            }
+            self.probe(wrong, next);
+        }
+        self.unpin(&hits);
+        hits.clear();
+        self.spare_hits = hits;
+        let Some(mut request) = request else {
+            // The data is in the request's own memory.
+            if is_again {
+                return next.submit(data);
+            }
+            return next.complete(data, outcome);
+        };
+        if outcome.is_err() || wrong.is_some() {
+            self.cancel(&mut parts);
+            self.inner.volume.end_copy(data.length);
+            next.recycle(data);
+            if is_again {
+                return next.submit(request);
+            }
+            return next.complete(request, outcome);
+        }
+        let before = faults();
+        if let Some(bytes) = data.buffers.owned() {
+            request.buffers.copy_from(0, bytes);
+        }
+        let lost = if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) };
+        next.complete(request, lost);
+        self.insert(data, parts, access, next);
+    }
+
+    /// Reads a block again into memory that no guest can change. If its content is still wrong, the
+    /// volume does not hold what it should. The hit is pinned.
+    fn probe(&mut self, hit: Hit, next: &mut Crossing<'_>) {
+        let volume = &self.inner.volume;
+        let size = u64::from(volume.format.block_size);
+        // Until then, nobody reads it.
+        volume.shard(hit.shard).forget(hit.key);
+        self.count += 1;
+        let mut own = next.request();
+        own.operation = Operation::Read;
+        own.token = self.count << purpose::BITS | purpose::PROBE;
+        own.offset = volume.place(hit.shard, hit.slot) + hit.start % size;
+        own.length = hit.length;
+        own.buffers.allocate(hit.length as usize);
+        self.probes.insert(self.count, hit);
+        next.submit_to(self.store, own);
+    }
+
+    fn probed(&mut self, number: u64, mut data: Box<Request>, outcome: Outcome) -> Box<Request> {
+        if let Some(hit) = self.probes.remove(&number) {
+            data.offset = hit.start;
+            if outcome.is_err() || self.wrong(&data, &[hit]).is_some() {
+                // The volume does not hold what was written to it.
+                self.inner.volume.fail(ErrorKind::Malformed);
+            }
+            self.unpin(&[hit]);
+        }
+        data
+    }
+}
+
+/// The bits from `from` to `end`.
+fn mask(from: u64, end: u64) -> u16 {
+    if from >= end {
+        return 0;
+    }
+    (u16::MAX >> (16 - (end - from))) << from
+}
+
+impl LayerQueue for CacheQueue {
+    fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        match request.operation {
+            Operation::Read => self.read(request, next),
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+                self.change(request, next);
+            }
+            Operation::Flush => {
+                if self.inner.volume.is_kept {
+                    *next.word(&mut request) =
+                        self.inner.disk.regions.access(super::regions::Regions::begin_flush);
+                }
+                next.submit(request);
+            }
+            Operation::Extents | Operation::GetId => next.submit(request),
+        }
+    }
+
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let number = std::mem::take(next.word(&mut request));
+        match request.operation {
+            Operation::Flush if number != 0 && outcome.is_ok() => {
+                self.inner.disk.regions.access(|regions| regions.end_flush(number));
+            }
+            Operation::Write | Operation::WriteZeroes | Operation::Discard if number != 0 => {
+                self.end_change(number, None, outcome, next);
+            }
+            _ => {}
+        }
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let (which, number) =
+            (request.token & ((1 << purpose::BITS) - 1), request.token >> purpose::BITS);
+        if let (Err(kind), true) = (outcome, request.store().is_some()) {
+            self.inner.volume.fail(kind);
+        }
+        match which {
+            purpose::FILL => return self.end_read(request, outcome, next),
+            purpose::WRITE => return self.written(number, request, outcome, next),
+            purpose::PAGE | purpose::VOLUME_FLUSH => {
+                next.recycle(request);
+                return self.table_returned(outcome, next);
+            }
+            purpose::LOAD => return self.loaded(request, outcome, next),
+            purpose::HOME_FLUSH => {
+                if let (Some(number), Ok(())) = (self.flushing_home.take(), outcome) {
+                    self.inner.disk.regions.access(|regions| regions.end_flush(number));
+                }
+                next.recycle(request);
+                return self.tend(next);
+            }
+            purpose::PROBE => {
+                let request = self.probed(number, request, outcome);
+                return next.recycle(request);
+            }
+            _ => {}
+        }
+        next.recycle(request);
+    }
+
+    fn gathered(&mut self, mut parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let number = *next.word(&mut parent);
+        if self.insertions.contains_key(&number) {
+            return self.inserted(number, parent, outcome, next);
+        }
+        self.end_read(parent, outcome, next);
+    }
+
+    fn advance(&mut self, next: &mut Crossing<'_>) {
+        self.tend(next);
+    }
+
+    fn close(&mut self, next: &mut Crossing<'_>) {
+        self.is_closed = true;
+        self.tend(next);
+    }
+}
+
+impl Drop for CacheQueue {
+    /// What the kernel or the disk beneath may still carry out is never undone: such a block stays
+    /// busy, such a slot is not used any more, and such a region keeps its bit.
+    fn drop(&mut self) {
+        for (_, reading) in std::mem::take(&mut self.reads) {
+            let Reading { hits, mut parts, request, .. } = reading;
+            self.unpin(&hits);
+            if request.is_some() {
+                let length = request.map_or(0, |request| request.length);
+                self.inner.volume.end_copy(length);
+            }
+            self.cancel(&mut parts);
+        }
+        let hits: Vec<Hit> = self.probes.drain().map(|(_, hit)| hit).collect();
+        self.unpin(&hits);
+        for (_, inserting) in std::mem::take(&mut self.insertions) {
+            self.inner.volume.end_copy(inserting.length);
+            for (part, _) in inserting.rooms {
+                self.inner.volume.shard(part.shard).cancel(part.key, part.number);
+            }
+        }
+        for (_, changing) in std::mem::take(&mut self.changes) {
+            self.inner.volume.end_copy(changing.copied);
+        }
+        self.abandon_tables();
+        self.inner.volume.keeper.access(|keeper| {
+            keeper.queues.retain(|(number, _)| *number != self.number);
+            if keeper.loader == Some(self.number) {
+                keeper.loader = None;
+            }
+            keeper.wake_queues();
+        });
+    }
+}

@@ -1,0 +1,345 @@
+//! The regions of a disk in which changes have begun lately, as bits that are kept on the cache volume.
+//!
+//! A change of a disk begins at home only when the bit of its region is durable. When a volume is
+//! opened again, mappings in regions with a bit are dropped, because a crash may have kept the old
+//! content in the cache and the new one at home, or the other way round. The bit of a region is cleared
+//! when its changes are durable at home, and when all tables of the volume are durable that show these
+//! changes.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::RangeInclusive;
+
+use super::format::REGIONS_PER_PAGE;
+
+const WORDS_PER_PAGE: usize = REGIONS_PER_PAGE as usize / 64;
+
+/// A region with a bit.
+#[derive(Clone, Copy, Debug, Default)]
+struct Region {
+    /// The changes in flight.
+    changes: u32,
+    /// The number of the flush of home that covers its last change.
+    flush: u64,
+    /// When its last change ended, in nanoseconds.
+    ended_ns: u64,
+    /// The number of the tables that show its last change.
+    tables: u64,
+    /// Whether it is in the order.
+    is_queued: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Regions {
+    shift: u8,
+    count: u64,
+    /// The bits that the next pages will have, and those that are durable.
+    wanted: Vec<u64>,
+    durable: Vec<u64>,
+    /// The regions with a wanted bit.
+    active: HashMap<u32, Region>,
+    /// The regions without changes in flight, about in the order in which their last changes ended.
+    order: VecDeque<u32>,
+    dirty: BTreeSet<u32>,
+    /// The flushes of home begun, and the number up to which they have completed.
+    flushes: u64,
+    flushed: u64,
+}
+
+impl Regions {
+    /// Regions of `1 << shift` bytes, whose bits are in `pages` pages.
+    pub(super) fn new(shift: u8, pages: u32) -> Self {
+        let words = pages as usize * WORDS_PER_PAGE;
+        Self {
+            shift,
+            count: u64::from(pages) * REGIONS_PER_PAGE,
+            wanted: vec![0; words],
+            durable: vec![0; words],
+            active: HashMap::new(),
+            order: VecDeque::new(),
+            dirty: BTreeSet::new(),
+            flushes: 0,
+            flushed: 0,
+        }
+    }
+
+    /// The least size of a region, as its binary logarithm, such that a disk of `capacity` bytes has at
+    /// most as many regions as `pages` pages have bits, and at least `least`.
+    pub(super) fn shift_for(capacity: u64, pages: u32, least: u8) -> u8 {
+        let count = u64::from(pages) * REGIONS_PER_PAGE;
+        (least..63).find(|shift| capacity >> shift < count).unwrap_or(63)
+    }
+
+    /// The regions of a range of the disk, in bytes. A disk that has grown has its end in the last one.
+    fn range(&self, offset: u64, length: u64) -> RangeInclusive<u32> {
+        let last = self.count - 1;
+        let of = |byte: u64| (byte >> self.shift).min(last) as u32;
+        of(offset)..=of(offset + length.max(1) - 1)
+    }
+
+    fn is_set(bits: &[u64], region: u32) -> bool {
+        bits[region as usize / 64] >> (region % 64) & 1 == 1
+    }
+
+    /// Whether the region of a byte of the disk has a bit.
+    pub(super) fn is_active(&self, offset: u64) -> bool {
+        Self::is_set(&self.wanted, *self.range(offset, 1).start())
+    }
+
+    /// A change of a range begins, if the bits of its regions are durable. Otherwise they will be
+    /// written, and the caller tries again.
+    pub(super) fn begin(&mut self, offset: u64, length: u64, now_ns: u64) -> bool {
+        let range = self.range(offset, length);
+        if range.clone().all(|region| Self::is_set(&self.durable, region)) {
+            for region in range {
+                self.active.entry(region).or_default().changes += 1;
+            }
+            return true;
+        }
+        for region in range {
+            self.set(region, now_ns);
+        }
+        false
+    }
+
+    fn set(&mut self, region: u32, now_ns: u64) {
+        let (word, bit) = (region as usize / 64, 1 << (region % 64));
+        if self.wanted[word] & bit == 0 {
+            self.wanted[word] |= bit;
+            self.dirty.insert((word / WORDS_PER_PAGE) as u32);
+            // It is kept until a flush covers whatever was written before.
+            let flush = self.flushes + 1;
+            self.insert(region, Region { flush, ended_ns: now_ns, ..Region::default() });
+        }
+    }
+
+    fn insert(&mut self, number: u32, region: Region) {
+        self.active.insert(number, Region { is_queued: true, ..region });
+        self.order.push_back(number);
+    }
+
+    /// A change has ended. The tables with the number `tables` show it.
+    pub(super) fn end(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
+        let flush = self.flushes + 1;
+        for number in self.range(offset, length) {
+            let Some(region) = self.active.get_mut(&number) else { continue };
+            region.changes = region.changes.saturating_sub(1);
+            (region.flush, region.ended_ns, region.tables) = (flush, now_ns, tables);
+            if region.changes == 0 && !std::mem::replace(&mut region.is_queued, true) {
+                self.order.push_back(number);
+            }
+        }
+    }
+
+    /// The region that has had no change for the longest time.
+    fn oldest(&mut self) -> Option<(u32, Region)> {
+        // A region with changes in flight is put into the order again at their end; of the others, one
+        // with a later change moves to the end of the order once.
+        for _ in 0..=self.order.len() {
+            let number = *self.order.front()?;
+            match self.active.get_mut(&number) {
+                Some(region) if region.changes == 0 => return Some((number, *region)),
+                Some(region) => region.is_queued = false,
+                None => {}
+            }
+            self.order.pop_front();
+        }
+        None
+    }
+
+    /// A flush of home begins. Returns its number.
+    pub(super) fn begin_flush(&mut self) -> u64 {
+        self.flushes += 1;
+        self.flushes
+    }
+
+    /// A flush of home has succeeded: it covers the changes that had ended when it began.
+    pub(super) fn end_flush(&mut self, number: u64) {
+        self.flushed = self.flushed.max(number);
+    }
+
+    /// Whether regions have had no change for `quiet_ns`, but wait for a flush of home.
+    pub(super) fn needs_flush(&mut self, now_ns: u64, quiet_ns: u64) -> bool {
+        let flushed = self.flushed;
+        self.oldest().is_some_and(|(_, region)| {
+            region.flush > flushed && now_ns >= region.ended_ns + quiet_ns
+        })
+    }
+
+    /// Clears the bits of the regions that have had no change for `quiet_ns`, if their changes are
+    /// durable at home and in the tables up to the number `tables`.
+    pub(super) fn clear_quiet(&mut self, now_ns: u64, quiet_ns: u64, tables: u64) {
+        for _ in 0..self.order.len() {
+            let Some((number, region)) = self.oldest() else { return };
+            let (word, bit) = (number as usize / 64, 1_u64 << (number % 64));
+            let is_quiet = now_ns >= region.ended_ns + quiet_ns;
+            // A change may wait for a bit that is not durable yet.
+            let is_awaited = self.durable[word] & bit == 0;
+            if !is_quiet || is_awaited {
+                self.order.rotate_left(1);
+                continue;
+            }
+            if region.flush > self.flushed || region.tables > tables {
+                return;
+            }
+            self.wanted[word] &= !bit;
+            self.durable[word] &= !bit;
+            self.dirty.insert((word / WORDS_PER_PAGE) as u32);
+            self.active.remove(&number);
+            self.order.pop_front();
+        }
+    }
+
+    /// The number of regions with a bit.
+    pub(super) fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// The time at which the next region may have been quiet for `quiet_ns`; `None` without regions.
+    pub(super) fn next_quiet_ns(&mut self, quiet_ns: u64) -> Option<u64> {
+        self.oldest().map(|(_, region)| region.ended_ns + quiet_ns)
+    }
+
+    /// Whether pages have to be written.
+    pub(super) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Takes the next page to write, counted within the disk, with its bits.
+    pub(super) fn take_dirty(&mut self) -> Option<(u32, Vec<u64>)> {
+        let page = self.dirty.pop_first()?;
+        let at = page as usize * WORDS_PER_PAGE;
+        Some((page, self.wanted[at..at + WORDS_PER_PAGE].to_vec()))
+    }
+
+    /// Marks a page as not written.
+    pub(super) fn put_dirty(&mut self, page: u32) {
+        self.dirty.insert(page);
+    }
+
+    /// A page with `bits` is durable.
+    pub(super) fn page_durable(&mut self, page: u32, bits: &[u64]) {
+        let at = page as usize * WORDS_PER_PAGE;
+        for (index, bits) in bits.iter().enumerate() {
+            // Bits may have been cleared meanwhile.
+            self.durable[at + index] = bits & self.wanted[at + index];
+        }
+    }
+
+    /// Takes over the bits of a page that the volume has, at the opening.
+    pub(super) fn load(&mut self, page: u32, bits: &[u64], now_ns: u64) {
+        let at = page as usize * WORDS_PER_PAGE;
+        self.wanted[at..at + bits.len()].copy_from_slice(bits);
+        self.durable[at..at + bits.len()].copy_from_slice(bits);
+        for (index, word) in bits.iter().enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let number = ((at + index) * 64 + bit) as u32;
+                let flush = self.flushes + 1;
+                let region = Region { flush, ended_ns: now_ns, tables: 1, ..Region::default() };
+                self.insert(number, region);
+            }
+        }
+    }
+
+    /// Sets the bits of all regions of a disk of `capacity` bytes.
+    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64) {
+        for region in self.range(0, capacity) {
+            self.set(region, now_ns);
+            if let Some(found) = self.active.get_mut(&region) {
+                found.tables = 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes all pages, and makes them durable.
+    fn write(regions: &mut Regions) {
+        while let Some((page, bits)) = regions.take_dirty() {
+            regions.page_durable(page, &bits);
+        }
+    }
+
+    #[test]
+    fn a_change_waits_for_the_bits_of_its_regions() {
+        let mut regions = Regions::new(20, 1);
+        assert!(!regions.begin(1 << 20, 2 << 20, 0));
+        assert!(regions.is_active(1 << 20) && regions.is_active(3 << 20 - 1) && regions.is_dirty());
+        assert!(!regions.begin(1 << 20, 1, 0), "the page is not durable");
+        let (page, bits) = regions.take_dirty().unwrap();
+        assert!(!regions.begin(5 << 20, 1, 0));
+        regions.page_durable(page, &bits);
+        assert!(regions.begin((1 << 20) + 5, (2 << 20) - 5, 0));
+        assert!(!regions.begin(5 << 20, 1, 0), "its bit came after the page");
+        write(&mut regions);
+        assert!(regions.begin(5 << 20, 1, 0) && !regions.is_dirty());
+        assert!(!regions.begin(u64::MAX - 5, 1, 0), "the last region has everything beyond");
+    }
+
+    #[test]
+    fn a_bit_is_cleared_when_its_changes_are_durable_everywhere() {
+        let mut regions = Regions::new(20, 2);
+        regions.begin(0, 512, 0);
+        write(&mut regions);
+        assert!(regions.begin(0, 512, 0));
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.clear_quiet(1000, 0, 10);
+        assert_eq!(regions.active(), 1, "the change is in flight");
+        let number = regions.begin_flush();
+        regions.end(0, 512, 1000, 7);
+        regions.end_flush(number);
+        assert!(regions.needs_flush(1000, 0), "the flush began before the end");
+        regions.clear_quiet(1000, 0, 7);
+        assert_eq!(regions.active(), 1);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        assert!(!regions.needs_flush(5000, 0));
+        regions.clear_quiet(1000, 0, 6);
+        assert_eq!(regions.active(), 1, "the tables do not show the change");
+        regions.clear_quiet(1000, 100, 7);
+        assert_eq!(regions.active(), 1, "it is not quiet");
+        assert_eq!(regions.next_quiet_ns(100), Some(1100));
+        regions.clear_quiet(1100, 100, 7);
+        assert!(regions.active() == 0 && regions.is_dirty());
+        assert!(!regions.begin(0, 512, 0), "the bit has to be written again");
+        write(&mut regions);
+        assert!(regions.begin(0, 512, 0));
+    }
+
+    #[test]
+    fn a_cleared_bit_does_not_become_durable_late() {
+        let mut regions = Regions::new(20, 1);
+        regions.begin(0, 1, 0);
+        write(&mut regions);
+        // A page with the bit is in flight while the bit is cleared.
+        regions.begin(1 << 20, 1, 0);
+        let (page, bits) = regions.take_dirty().unwrap();
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.clear_quiet(0, 0, 0);
+        regions.page_durable(page, &bits);
+        assert!(!regions.begin(0, 1, 0) && regions.begin(1 << 20, 1, 0));
+    }
+
+    #[test]
+    fn bits_of_the_volume_are_kept_until_a_flush() {
+        let mut regions = Regions::new(20, 1);
+        regions.load(0, &[0b101], 50);
+        assert!(
+            regions.is_active(0) && !regions.is_active(1 << 20) && regions.begin(2 << 20, 1, 0)
+        );
+        regions.end(2 << 20, 1, 60, 1);
+        regions.clear_quiet(1000, 0, 1);
+        assert_eq!(regions.active(), 2);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.clear_quiet(1000, 0, 1);
+        assert_eq!(regions.active(), 0);
+        assert_eq!(Regions::shift_for(1 << 40, 16, 20), 22);
+        assert_eq!(Regions::shift_for(1 << 30, 16, 20), 20);
+    }
+}

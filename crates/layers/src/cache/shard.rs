@@ -1,0 +1,604 @@
+//! A part of a cache's index: some slots, and the blocks in them. It does no I/O, and is used under a
+//! lock.
+//!
+//! A slot is free, or it has a block (it is *mapped*), or it waits to become free. A slot whose mapping
+//! may be in a table on the volume is *imaged*: after it has lost its block, it becomes free only when
+//! a table without the mapping is durable. Otherwise a crash could bring the mapping back for a slot
+//! that has got another block. Reads and writes of a slot *pin* it: a pinned slot does not become free,
+//! and its content is not replaced.
+//!
+//! A block is *busy* while a change of it is in flight, or while its content is on the way into the
+//! cache. The number of an insertion is valid until a change of the block begins, so that an insertion
+//! never brings old content.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+use hashbrown::HashTable;
+
+use super::format::Entry;
+use fathom_cache::{Access, Replacement};
+
+/// The mapping is in use, and its content is on the volume.
+const MAPPED: u8 = 1;
+/// The content was written after the last flush of the volume began.
+const FRESH: u8 = 2;
+/// The flush in flight covers the content.
+const CAPTURED: u8 = 4;
+/// A flush has covered the content.
+const STABLE: u8 = 8;
+/// The mapping may be in a table on the volume.
+const IMAGED: u8 = 16;
+/// The slot becomes free with its last pin.
+const LOOSE: u8 = 32;
+
+/// What is in flight for a block.
+#[derive(Default)]
+struct Busy {
+    /// The changes in flight.
+    changes: u32,
+    /// Whether several changes were in flight at the same time, so that the last content is unknown.
+    is_contested: bool,
+    /// The number of the insertion; 0 is none.
+    insertion: u64,
+}
+
+/// The answer to a read of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// The slot has the content. It is pinned.
+    Hit(u32),
+    /// It has not all of it. If the number is not 0, the content may be inserted with it.
+    Miss(u64),
+}
+
+/// The place for an insertion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    /// The slot, which is pinned.
+    pub slot: u32,
+    /// The granules to write, as bits.
+    pub mask: u16,
+}
+
+/// Counts of a shard since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// Blocks inserted.
+    pub insertions: u64,
+    /// Blocks removed to make room.
+    pub evictions: u64,
+    /// Blocks removed because their content was changed.
+    pub overwritten: u64,
+    /// Insertions without a free slot.
+    pub no_room: u64,
+}
+
+/// See the module. Slots are numbered within the shard.
+pub(super) struct Shard {
+    /// The number of granules of a block.
+    granules: usize,
+    /// The number of slots whose entries are in one page.
+    per_page: u32,
+    /// Whether the mappings are kept on the volume.
+    is_kept: bool,
+    index: HashTable<u32>,
+    keys: Vec<u64>,
+    valid: Vec<u16>,
+    sums: Vec<u16>,
+    classes: Vec<u8>,
+    flags: Vec<u8>,
+    pins: Vec<u8>,
+    busy: HashMap<u64, Busy>,
+    /// Long changes in flight: their numbers and keys.
+    ranges: Vec<(u64, Range<u64>)>,
+    numbers: u64,
+    free: Vec<u32>,
+    fresh: Vec<u32>,
+    captured: Vec<u32>,
+    /// Slots that become free when the tables with this number are durable.
+    leaving: Vec<(u64, u32)>,
+    /// The number of the tables that are built next.
+    building: u64,
+    dirty: BTreeSet<u32>,
+    /// The slots that are kept free.
+    reserve: usize,
+    replacement: Replacement,
+    counts: Counts,
+}
+
+fn hash(key: u64) -> u64 {
+    let mixed = (key ^ key >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 29
+}
+
+impl Shard {
+    /// A shard of `slots` free slots.
+    pub(super) fn new(
+        slots: u32,
+        granules: u32,
+        per_page: u32,
+        is_kept: bool,
+        replacement: Replacement,
+    ) -> Self {
+        let count = slots as usize;
+        Self {
+            granules: granules as usize,
+            per_page,
+            is_kept,
+            index: HashTable::with_capacity(count),
+            keys: vec![0; count],
+            valid: vec![0; count],
+            sums: vec![0; count * granules as usize],
+            classes: vec![0; count],
+            flags: vec![0; count],
+            pins: vec![0; count],
+            busy: HashMap::new(),
+            ranges: Vec::new(),
+            numbers: 0,
+            free: (0..slots).rev().collect(),
+            fresh: Vec::new(),
+            captured: Vec::new(),
+            leaving: Vec::new(),
+            building: 1,
+            dirty: BTreeSet::new(),
+            reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
+            replacement,
+            counts: Counts::default(),
+        }
+    }
+
+    fn find(&self, key: u64) -> Option<u32> {
+        self.index.find(hash(key), |slot| self.keys[*slot as usize] == key).copied()
+    }
+
+    fn sums_of(&self, slot: u32) -> &[u16] {
+        let at = slot as usize * self.granules;
+        &self.sums[at..at + self.granules]
+    }
+
+    /// The checksum of a granule of a slot.
+    pub(super) fn sum(&self, slot: u32, granule: usize) -> u16 {
+        self.sums_of(slot)[granule]
+    }
+
+    /// Looks up the granules `wanted` of a block, and pins the slot that has them. If the block may be
+    /// inserted, and `inserts` is set, its next content is expected.
+    #[inline]
+    pub(super) fn read(&mut self, key: u64, wanted: u16, access: &Access, inserts: bool) -> Lookup {
+        let found = self.find(key);
+        if let Some(slot) = found {
+            let at = slot as usize;
+            if self.valid[at] & wanted == wanted && self.pins[at] < u8::MAX {
+                self.pins[at] += 1;
+                self.replacement.hit(slot, key, access);
+                return Lookup::Hit(slot);
+            }
+        }
+        if !inserts || found.is_none() && !self.replacement.admits(key, access) {
+            return Lookup::Miss(0);
+        }
+        Lookup::Miss(self.expect(key))
+    }
+
+    /// The number of a new insertion of a block; 0 if its content is uncertain.
+    fn expect(&mut self, key: u64) -> u64 {
+        if self.ranges.iter().any(|(_, range)| range.contains(&key)) {
+            return 0;
+        }
+        let busy = self.busy.entry(key).or_default();
+        if busy.changes > 0 || busy.insertion != 0 {
+            return 0;
+        }
+        self.numbers += 1;
+        busy.insertion = self.numbers;
+        self.numbers
+    }
+
+    /// Ends an insertion. Returns whether it was still valid.
+    fn unexpect(&mut self, key: u64, number: u64) -> bool {
+        let Some(busy) = self.busy.get_mut(&key) else { return false };
+        if busy.insertion != number {
+            return false;
+        }
+        busy.insertion = 0;
+        if busy.changes == 0 {
+            self.busy.remove(&key);
+        }
+        true
+    }
+
+    /// Gives an insertion up.
+    pub(super) fn cancel(&mut self, key: u64, number: u64) {
+        self.unexpect(key, number);
+    }
+
+    /// Whether an insertion is still valid.
+    fn is_expected(&self, key: u64, number: u64) -> bool {
+        number != 0 && self.busy.get(&key).is_some_and(|busy| busy.insertion == number)
+    }
+
+    /// Begins to insert the granules `mask` of a block. `None` if the insertion is not valid any more,
+    /// or if there is no room; the insertion has ended then.
+    pub(super) fn begin_insertion(&mut self, key: u64, number: u64, mask: u16) -> Option<Room> {
+        let room = self.is_expected(key, number).then(|| self.room(key, mask)).flatten();
+        match room {
+            Some(Room { slot, .. }) => self.pins[slot as usize] += 1,
+            None => self.cancel(key, number),
+        }
+        room
+    }
+
+    fn room(&mut self, key: u64, mask: u16) -> Option<Room> {
+        if let Some(slot) = self.find(key) {
+            let mask = mask & !self.valid[slot as usize];
+            // A read of a granule that has become invalid may still be in flight.
+            return (mask != 0 && self.pins[slot as usize] == 0).then_some(Room { slot, mask });
+        }
+        if self.free.is_empty() && !self.is_kept {
+            self.evict();
+        }
+        self.make_reserve();
+        let Some(slot) = self.free.pop() else {
+            self.counts.no_room += 1;
+            return None;
+        };
+        Some(Room { slot, mask })
+    }
+
+    /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums.
+    pub(super) fn end_insertion(
+        &mut self,
+        key: u64,
+        number: u64,
+        room: Room,
+        sums: Option<&[u16]>,
+        access: &Access,
+    ) {
+        let Room { slot, mask } = room;
+        let at = slot as usize;
+        let is_valid = self.unexpect(key, number);
+        let is_mapped = self.flags[at] & MAPPED != 0;
+        let is_same = is_mapped && self.keys[at] == key;
+        let sums = sums.filter(|_| is_valid);
+        if let (Some(sums), true) = (sums, is_same || self.is_unused(slot)) {
+            for (granule, sum) in sums.iter().enumerate() {
+                if mask >> granule & 1 == 1 {
+                    self.sums[at * self.granules + granule] = *sum;
+                }
+            }
+            self.valid[at] |= mask;
+            if !is_same {
+                self.map(slot, key);
+                self.classes[at] = access.class;
+                self.replacement.insert(slot, key, access);
+                self.counts.insertions += 1;
+            }
+            self.renew(slot);
+        } else if !is_mapped && self.is_unused(slot) {
+            // Not mapped, and in no list.
+            self.flags[at] |= LOOSE;
+        }
+        self.unpin(slot);
+    }
+
+    /// Whether the slot was taken for an insertion and has no block.
+    fn is_unused(&self, slot: u32) -> bool {
+        self.flags[slot as usize] & (MAPPED | IMAGED | LOOSE) == 0
+    }
+
+    fn map(&mut self, slot: u32, key: u64) {
+        self.keys[slot as usize] = key;
+        self.flags[slot as usize] |= MAPPED;
+        let keys = &self.keys;
+        self.index.insert_unique(hash(key), slot, |slot| hash(keys[*slot as usize]));
+    }
+
+    /// Notes that the content of a slot has changed.
+    fn renew(&mut self, slot: u32) {
+        if !self.is_kept {
+            return;
+        }
+        let flags = &mut self.flags[slot as usize];
+        if *flags & FRESH == 0 {
+            *flags = *flags & !(CAPTURED | STABLE) | FRESH;
+            self.fresh.push(slot);
+        }
+    }
+
+    /// Releases a pin.
+    pub(super) fn unpin(&mut self, slot: u32) {
+        let at = slot as usize;
+        self.pins[at] -= 1;
+        if self.pins[at] == 0 && self.flags[at] & LOOSE != 0 {
+            self.flags[at] &= !LOOSE;
+            self.free.push(slot);
+        }
+    }
+
+    /// Takes the block out of a slot, which the replacement no longer has.
+    fn unmap(&mut self, slot: u32) {
+        let at = slot as usize;
+        let key = std::mem::take(&mut self.keys[at]);
+        if let Ok(found) = self.index.find_entry(hash(key), |other| *other == slot) {
+            found.remove();
+        }
+        self.valid[at] = 0;
+        self.flags[at] &= IMAGED;
+        if self.flags[at] & IMAGED != 0 {
+            self.dirty.insert(slot / self.per_page);
+            self.leaving.push((self.building, slot));
+            return;
+        }
+        self.release(slot);
+    }
+
+    fn release(&mut self, slot: u32) {
+        if self.pins[slot as usize] > 0 {
+            self.flags[slot as usize] |= LOOSE;
+        } else {
+            self.free.push(slot);
+        }
+    }
+
+    /// Takes the least useful block out of the cache. Returns false if there is none.
+    fn evict(&mut self) -> bool {
+        let Some(slot) = self.replacement.victim(|slot| self.keys[slot as usize]) else {
+            return false;
+        };
+        self.counts.evictions += 1;
+        self.unmap(slot);
+        true
+    }
+
+    /// Takes blocks out so that slots become free in time.
+    fn make_reserve(&mut self) {
+        while self.free.len() + self.leaving.len() < self.reserve && self.evict() {}
+    }
+
+    /// A change of the granules `mask` of a block begins. Their content is not valid any more.
+    pub(super) fn begin_change(&mut self, key: u64, mask: u16) {
+        let is_in_range = self.ranges.iter().any(|(_, range)| range.contains(&key));
+        let busy = self.busy.entry(key).or_default();
+        busy.changes += 1;
+        busy.is_contested |= busy.changes > 1 || is_in_range;
+        busy.insertion = 0;
+        self.invalidate(key, mask);
+    }
+
+    /// Takes a block out of the cache.
+    pub(super) fn forget(&mut self, key: u64) {
+        self.invalidate(key, u16::MAX);
+    }
+
+    fn invalidate(&mut self, key: u64, mask: u16) {
+        let Some(slot) = self.find(key) else { return };
+        let valid = &mut self.valid[slot as usize];
+        *valid &= !mask;
+        if *valid == 0 {
+            self.counts.overwritten += 1;
+            self.replacement.remove(slot);
+            self.unmap(slot);
+        } else if self.flags[slot as usize] & IMAGED != 0 {
+            self.dirty.insert(slot / self.per_page);
+        }
+    }
+
+    /// A change of a block has ended. If `access` is given, the new content may be inserted with the
+    /// returned number, if that is not 0.
+    pub(super) fn end_change(&mut self, key: u64, access: Option<&Access>) -> u64 {
+        let Some(busy) = self.busy.get_mut(&key) else { return 0 };
+        busy.changes -= 1;
+        if busy.changes > 0 {
+            return 0;
+        }
+        let is_contested = busy.is_contested;
+        self.busy.remove(&key);
+        match access {
+            Some(access) if !is_contested => {
+                if self.find(key).is_none() && !self.replacement.admits(key, access) {
+                    return 0;
+                }
+                self.expect(key)
+            }
+            _ => 0,
+        }
+    }
+
+    /// A long change of the blocks with `keys` begins: as [`begin_change`](Self::begin_change) for each.
+    /// The caller then calls [`sweep`](Self::sweep).
+    pub(super) fn begin_range(&mut self, keys: Range<u64>) -> u64 {
+        self.numbers += 1;
+        self.busy.retain(|key, busy| {
+            if keys.contains(key) {
+                (busy.insertion, busy.is_contested) = (0, true);
+            }
+            busy.changes > 0 || busy.insertion != 0
+        });
+        self.ranges.push((self.numbers, keys));
+        self.numbers
+    }
+
+    /// Takes the blocks with `keys` out of at most `count` slots from `from` on.
+    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32) {
+        let end = from.saturating_add(count).min(self.slots());
+        for slot in from..end {
+            let key = self.keys[slot as usize];
+            if key != 0 && keys.contains(&key) {
+                self.invalidate(key, u16::MAX);
+            }
+        }
+    }
+
+    /// A long change has ended.
+    pub(super) fn end_range(&mut self, number: u64) {
+        self.ranges.retain(|(other, _)| *other != number);
+    }
+
+    /// The number of slots.
+    pub(super) fn slots(&self) -> u32 {
+        self.keys.len() as u32
+    }
+
+    /// The number of slots that have a block.
+    pub(super) fn mapped(&self) -> u32 {
+        self.index.len() as u32
+    }
+
+    /// The counts.
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    // What follows keeps the tables on the volume up to date.
+
+    /// Whether tables have to be written, or a flush is needed.
+    pub(super) fn has_changes(&self) -> bool {
+        !(self.fresh.is_empty() && self.dirty.is_empty() && self.leaving.is_empty())
+    }
+
+    /// A flush of the volume is about to begin: notes the content that it will cover.
+    pub(super) fn capture(&mut self) {
+        for slot in self.fresh.drain(..) {
+            let flags = &mut self.flags[slot as usize];
+            if *flags & FRESH != 0 {
+                *flags = *flags & !FRESH | CAPTURED;
+                self.captured.push(slot);
+            }
+        }
+    }
+
+    /// All tables with changes are about to be built, as those with the number `number`.
+    pub(super) fn begin_tables(&mut self, number: u64) {
+        // A change from now on may be missing in some of them.
+        self.building = number + 1;
+    }
+
+    /// A flush has completed: the captured content is stable. If all tables with the number `tables`
+    /// are durable now, slots without a mapping in them become free.
+    pub(super) fn flushed(&mut self, tables: Option<u64>) {
+        for slot in self.captured.drain(..) {
+            let flags = &mut self.flags[slot as usize];
+            if *flags & CAPTURED != 0 {
+                *flags = *flags & !CAPTURED | STABLE;
+                self.dirty.insert(slot / self.per_page);
+            }
+        }
+        let Some(tables) = tables else { return };
+        for (number, slot) in std::mem::take(&mut self.leaving) {
+            if number <= tables {
+                self.flags[slot as usize] &= !IMAGED;
+                self.release(slot);
+            } else {
+                self.leaving.push((number, slot));
+            }
+        }
+    }
+
+    /// The flush in flight was given up: its content needs another flush.
+    pub(super) fn abandon_capture(&mut self) {
+        for slot in std::mem::take(&mut self.captured) {
+            let flags = &mut self.flags[slot as usize];
+            if *flags & CAPTURED != 0 {
+                *flags = *flags & !CAPTURED | FRESH;
+                self.fresh.push(slot);
+            }
+        }
+    }
+
+    /// Takes the next page to write from `from` on, counted within the shard.
+    pub(super) fn take_dirty(&mut self, from: u32) -> Option<u32> {
+        let page = self.dirty.range(from..).next().copied()?;
+        self.dirty.remove(&page);
+        Some(page)
+    }
+
+    /// Marks a page as not written.
+    pub(super) fn put_dirty(&mut self, page: u32) {
+        self.dirty.insert(page);
+    }
+
+    /// The entries of a page. From now on, its mappings may be on the volume.
+    pub(super) fn entries(&mut self, page: u32) -> impl Iterator<Item = Option<Entry<'_>>> {
+        let first = page * self.per_page;
+        let slots = first..(first + self.per_page).min(self.slots());
+        for slot in slots.clone() {
+            let flags = &mut self.flags[slot as usize];
+            if *flags & (MAPPED | STABLE) == MAPPED | STABLE {
+                *flags |= IMAGED;
+            }
+        }
+        let shard = &*self;
+        slots.map(move |slot| {
+            let at = slot as usize;
+            let is_stable = shard.flags[at] & (MAPPED | STABLE) == MAPPED | STABLE;
+            is_stable.then(|| Entry {
+                key: shard.keys[at],
+                valid: shard.valid[at],
+                class: shard.classes[at],
+                sums: shard.sums_of(slot),
+            })
+        })
+    }
+
+    /// Puts a mapping that a table on the volume has into a free slot. If `is_current` is false, or
+    /// the block is mapped already, the slot becomes free when a table without the mapping is durable.
+    pub(super) fn load(&mut self, slot: u32, entry: &Entry<'_>, is_current: bool, access: &Access) {
+        let at = slot as usize;
+        self.flags[at] |= IMAGED;
+        if !is_current || self.find(entry.key).is_some() {
+            self.dirty.insert(slot / self.per_page);
+            self.leaving.push((self.building, slot));
+            return;
+        }
+        self.sums[at * self.granules..][..self.granules].copy_from_slice(entry.sums);
+        self.valid[at] = entry.valid;
+        self.classes[at] = entry.class;
+        self.flags[at] |= STABLE;
+        self.map(slot, entry.key);
+        self.replacement.insert(slot, entry.key, access);
+    }
+
+    /// Begins to load: no slot is free.
+    pub(super) fn begin_load(&mut self) {
+        self.free.clear();
+    }
+
+    /// The slots from `first` on, `count` of them, were loaded: those without a mapping are free.
+    pub(super) fn end_load(&mut self, first: u32, count: u32) {
+        for slot in (first..first + count).rev() {
+            if self.flags[slot as usize] & (MAPPED | IMAGED) == 0 {
+                self.free.push(slot);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn check(&self) {
+        let mut seen = vec![0; self.keys.len()];
+        for slot in &self.free {
+            assert!(self.flags[*slot as usize] & !(FRESH | CAPTURED) == 0);
+            assert_eq!(self.pins[*slot as usize], 0);
+            seen[*slot as usize] += 1;
+        }
+        for (_, slot) in &self.leaving {
+            assert!(self.flags[*slot as usize] & (MAPPED | IMAGED | LOOSE) == IMAGED);
+            seen[*slot as usize] += 1;
+        }
+        for slot in &self.index {
+            assert!(self.flags[*slot as usize] & MAPPED != 0 && self.valid[*slot as usize] != 0);
+            seen[*slot as usize] += 1;
+        }
+        for (slot, seen) in seen.iter().enumerate() {
+            let is_taken = self.pins[slot] > 0 && self.flags[slot] & (MAPPED | IMAGED) == 0;
+            assert_eq!(*seen, u32::from(!is_taken), "slot {slot} has one place");
+        }
+        for (key, busy) in &self.busy {
+            assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "shard_tests.rs"]
+mod tests;

@@ -1,0 +1,220 @@
+use fathom_cache::ReplacementOptions;
+
+use super::*;
+
+const SLOTS: u32 = 8;
+
+fn shard(is_kept: bool) -> Shard {
+    let replacement = Replacement::new(&ReplacementOptions::default(), SLOTS);
+    Shard::new(SLOTS, 4, 4, is_kept, replacement)
+}
+
+fn access() -> Access {
+    Access::default()
+}
+
+/// The number of the insertion that a read of a block begins.
+fn miss(shard: &mut Shard, key: u64) -> u64 {
+    match shard.read(key, 0b1111, &access(), true) {
+        Lookup::Miss(number) => number,
+        Lookup::Hit(slot) => panic!("block {key} is in slot {slot}"),
+    }
+}
+
+/// Inserts a block, and returns its slot.
+fn insert(shard: &mut Shard, key: u64) -> Option<u32> {
+    let number = miss(shard, key);
+    let room = shard.begin_insertion(key, number, 0b1111)?;
+    shard.end_insertion(key, number, room, Some(&[1, 2, 3, 4]), &access());
+    shard.check();
+    Some(room.slot)
+}
+
+fn is_hit(shard: &mut Shard, key: u64, wanted: u16) -> bool {
+    match shard.read(key, wanted, &access(), false) {
+        Lookup::Hit(slot) => {
+            shard.unpin(slot);
+            true
+        }
+        Lookup::Miss(_) => false,
+    }
+}
+
+#[test]
+fn a_change_ends_an_insertion_of_old_content() {
+    let mut shard = shard(false);
+    // Before the content is there.
+    let number = miss(&mut shard, 1);
+    assert_eq!(miss(&mut shard, 1), 0, "one insertion at a time");
+    shard.begin_change(1, 0b0001);
+    assert_eq!(miss(&mut shard, 1), 0, "the content is uncertain");
+    assert_eq!(shard.begin_insertion(1, number, 0b1111), None);
+    assert_ne!(shard.end_change(1, Some(&access())), 0);
+    shard.check();
+    // While it is written to its slot.
+    let number = miss(&mut shard, 2);
+    let room = shard.begin_insertion(2, number, 0b1111).unwrap();
+    shard.begin_change(2, 0b0001);
+    shard.end_change(2, None);
+    shard.end_insertion(2, number, room, Some(&[0; 4]), &access());
+    assert!(!is_hit(&mut shard, 2, 0b0010));
+    shard.check();
+    assert_eq!(shard.mapped(), 0);
+}
+
+#[test]
+fn the_last_of_several_changes_is_unknown() {
+    let mut shard = shard(false);
+    shard.begin_change(1, 0b1111);
+    shard.begin_change(1, 0b1111);
+    assert_eq!(shard.end_change(1, Some(&access())), 0);
+    assert_eq!(shard.end_change(1, Some(&access())), 0);
+    shard.begin_change(1, 0b1111);
+    assert_ne!(shard.end_change(1, Some(&access())), 0);
+    // A long change and a short one at the same time.
+    for is_long_first in [true, false] {
+        let mut long = 0;
+        if is_long_first {
+            long = shard.begin_range(5..50);
+        }
+        shard.begin_change(7, 0b1111);
+        if !is_long_first {
+            long = shard.begin_range(5..50);
+        }
+        shard.end_range(long);
+        assert_eq!(shard.end_change(7, Some(&access())), 0, "{is_long_first}");
+    }
+    let number = miss(&mut shard, 7);
+    let long = shard.begin_range(5..50);
+    assert_eq!(miss(&mut shard, 8), 0);
+    assert_eq!(shard.begin_insertion(7, number, 1), None);
+    shard.end_range(long);
+    shard.check();
+}
+
+#[test]
+fn a_change_takes_its_granules_out() {
+    let mut shard = shard(false);
+    let slot = insert(&mut shard, 1).unwrap();
+    assert_eq!(shard.sum(slot, 2), 3);
+    shard.begin_change(1, 0b0100);
+    assert!(is_hit(&mut shard, 1, 0b1011) && !is_hit(&mut shard, 1, 0b0110));
+    let number = shard.end_change(1, Some(&access()));
+    // A read of the old content may still be in flight.
+    assert_eq!(shard.read(1, 0b0001, &access(), false), Lookup::Hit(slot));
+    assert_eq!(shard.begin_insertion(1, number, 0b0100), None);
+    shard.unpin(slot);
+    let number = miss(&mut shard, 1);
+    let room = shard.begin_insertion(1, number, 0b1111).unwrap();
+    assert_eq!(room, Room { slot, mask: 0b0100 });
+    shard.end_insertion(1, number, room, Some(&[9; 4]), &access());
+    assert!(is_hit(&mut shard, 1, 0b1111));
+    assert_eq!((shard.sum(slot, 1), shard.sum(slot, 2)), (2, 9));
+    shard.sweep(&(0..5), 0, SLOTS);
+    assert_eq!(shard.mapped(), 0);
+    shard.check();
+}
+
+#[test]
+fn a_pinned_slot_is_not_used_again() {
+    let mut shard = shard(false);
+    let slot = insert(&mut shard, 1).unwrap();
+    assert_eq!(shard.read(1, 1, &access(), true), Lookup::Hit(slot));
+    shard.forget(1);
+    for key in 10..40 {
+        assert_ne!(insert(&mut shard, key), Some(slot));
+    }
+    assert!(shard.counts().evictions > 20);
+    shard.unpin(slot);
+    shard.check();
+    assert!((40..80).any(|key| insert(&mut shard, key) == Some(slot)));
+}
+
+/// Writes all tables, and a flush completes.
+fn write(shard: &mut Shard, tables: u64) -> Vec<(u32, u64)> {
+    shard.begin_tables(tables);
+    let mut found = Vec::new();
+    while let Some(page) = shard.take_dirty(0) {
+        let entries = shard.entries(page);
+        let first = page * 4;
+        found.extend((first..).zip(entries).filter_map(|(slot, entry)| Some((slot, entry?.key))));
+    }
+    shard.capture();
+    shard.flushed(Some(tables));
+    shard.check();
+    found
+}
+
+#[test]
+fn a_table_has_only_content_that_a_flush_has_covered() {
+    let mut shard = shard(true);
+    let slot = insert(&mut shard, 1).unwrap();
+    assert_eq!(write(&mut shard, 1), []);
+    assert_eq!(write(&mut shard, 2), [(slot, 1)]);
+    assert!(!shard.has_changes());
+    // New content during a flush needs another flush.
+    shard.begin_change(1, 0b0001);
+    let number = shard.end_change(1, Some(&access()));
+    let room = shard.begin_insertion(1, number, 0b0001).unwrap();
+    shard.end_insertion(1, number, room, Some(&[0; 4]), &access());
+    shard.begin_tables(3);
+    assert_eq!(shard.take_dirty(0), Some(slot / 4));
+    assert_eq!(shard.entries(slot / 4).flatten().count(), 0);
+    shard.capture();
+    shard.abandon_capture();
+    shard.flushed(Some(3));
+    assert_eq!(write(&mut shard, 4), []);
+    assert_eq!(write(&mut shard, 5), [(slot, 1)]);
+}
+
+#[test]
+fn a_slot_is_used_again_only_without_its_mapping_on_the_volume() {
+    let mut shard = shard(true);
+    let slot = insert(&mut shard, 1).unwrap();
+    write(&mut shard, 1);
+    write(&mut shard, 2);
+    shard.forget(1);
+    for key in 10..40 {
+        assert_ne!(insert(&mut shard, key), Some(slot), "the table has block 1 there");
+    }
+    // Tables are being built, and the page is taken before the block leaves.
+    shard.begin_tables(3);
+    while shard.take_dirty(0).is_some() {}
+    shard.flushed(Some(2));
+    assert!((100..140).all(|key| insert(&mut shard, key) != Some(slot)));
+    shard.flushed(Some(3));
+    shard.check();
+    assert!(shard.free.contains(&slot));
+}
+
+#[test]
+fn a_block_that_leaves_while_tables_are_written_waits_for_the_next_ones() {
+    let mut shard = shard(true);
+    let slot = insert(&mut shard, 1).unwrap();
+    write(&mut shard, 1);
+    shard.begin_tables(2);
+    assert_eq!(shard.take_dirty(0), Some(slot / 4));
+    assert_eq!(shard.entries(slot / 4).flatten().count(), 1);
+    shard.forget(1);
+    shard.capture();
+    shard.flushed(Some(2));
+    assert!((10..40).all(|key| insert(&mut shard, key) != Some(slot)));
+    assert!(!shard.free.contains(&slot));
+    write(&mut shard, 3);
+    assert!(shard.free.contains(&slot));
+}
+
+#[test]
+fn loaded_mappings_that_are_not_current_leave_with_the_next_tables() {
+    let mut shard = shard(true);
+    shard.begin_load();
+    let entry = |key| Entry { key, valid: 0b1111, class: 0, sums: &[1, 2, 3, 4] };
+    shard.load(2, &entry(7), true, &access());
+    shard.load(3, &entry(8), false, &access());
+    shard.load(4, &entry(7), true, &access());
+    shard.end_load(0, SLOTS);
+    shard.check();
+    assert!(is_hit(&mut shard, 7, 0b1111) && !is_hit(&mut shard, 8, 1));
+    assert_eq!(write(&mut shard, 1), [(2, 7)]);
+    assert!((10..80).any(|key| insert(&mut shard, key) == Some(3)));
+}

@@ -1,0 +1,261 @@
+//! A cache volume: the store of cached blocks, shared by the disks that it serves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fathom_block::{Backend, ErrorKind, Shared, Waker};
+
+use super::format::{BLOCK_BITS, DiskRecord, Superblock};
+use super::regions::Regions;
+use super::shard::{Counts, Shard};
+use fathom_cache::{Replacement, ReplacementOptions};
+
+/// The longest time for which changes of the tables wait to be written, in nanoseconds.
+const WRITE_INTERVAL_NS: u64 = 1_000_000_000;
+/// How long a region must have had no change until its bit is cleared, in nanoseconds.
+const QUIET_NS: u64 = 5_000_000_000;
+/// The most bytes of copies on their way into the cache, of all disks.
+const COPIES_MAX: u64 = 64 << 20;
+/// The most slots of a shard, fewer than the entries of a hash table with a power of two of places.
+const SHARD_SLOTS_MAX: u32 = 7 << 15;
+/// The bytes of a disk whose blocks are in one shard.
+const EXTENT: u64 = 1 << 20;
+
+/// The times of a volume, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheTimes {
+    /// The longest time for which changes of the tables wait to be written.
+    pub write_ns: u64,
+    /// How long a region must have had no change until its bit is cleared.
+    pub quiet_ns: u64,
+}
+
+impl Default for CacheTimes {
+    fn default() -> Self {
+        Self { write_ns: WRITE_INTERVAL_NS, quiet_ns: QUIET_NS }
+    }
+}
+
+/// A disk of a volume.
+pub(super) struct DiskState {
+    /// The disk's number, from 1 on.
+    pub(super) number: u16,
+    pub(super) record: Mutex<DiskRecord>,
+    /// Whether the disk's page has to be written.
+    pub(super) is_record_dirty: AtomicBool,
+    pub(super) regions: Shared<Regions>,
+    /// Whether a layer serves the disk.
+    pub(super) is_attached: AtomicBool,
+    /// The size of the disk when a layer began to serve it, in bytes; blocks beyond are dropped.
+    pub(super) capacity: AtomicU64,
+}
+
+/// A page that is being written or was written since the last flush.
+pub(super) enum WrittenPage {
+    /// The page of a disk.
+    Disk(u16),
+    /// A page with bits of regions: the disk, the page within the disk, the bits.
+    Bitmap(u16, u32, Vec<u64>),
+    /// A page of a table: the shard, the page within the shard.
+    Table(usize, u32),
+}
+
+/// The state of a volume that all its queues share.
+pub(super) struct Keeper {
+    pub(super) queues: Vec<(u64, Waker)>,
+    pub(super) opened: u64,
+    /// The queue that writes tables now.
+    pub(super) writer: Option<u64>,
+    /// The queue that loads the tables.
+    pub(super) loader: Option<u64>,
+    /// The sequence of the durable copy of each page.
+    pub(super) sequences: Vec<u64>,
+    /// The number of the last complete writing of all tables, and of the last durable one.
+    pub(super) tables: u64,
+    pub(super) tables_durable: u64,
+    /// Whether a request waits for pages with bits of regions.
+    pub(super) is_urgent: bool,
+    /// When tables are written next, in nanoseconds; 0 if nothing has changed.
+    pub(super) due_ns: u64,
+    pub(super) failed: Option<ErrorKind>,
+    pub(super) disks: BTreeMap<u16, Arc<DiskState>>,
+    /// The numbers that no disk has ever had.
+    pub(super) unused: BTreeSet<u16>,
+    /// Whether all changes are to be written now.
+    pub(super) is_settling: bool,
+}
+
+impl Keeper {
+    /// Wakes all queues: one of them continues the work of a queue that has ended.
+    pub(super) fn wake_queues(&self) {
+        for (_, waker) in &self.queues {
+            waker.wake();
+        }
+    }
+}
+
+/// A store with a cache, shared by the disks that it serves.
+pub struct CacheVolume {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) format: Superblock,
+    /// Whether the content outlives the daemon.
+    pub(super) is_kept: bool,
+    pub(super) times: CacheTimes,
+    pub(super) shards: Box<[Mutex<Shard>]>,
+    /// The number of slots of each shard but the last.
+    pub(super) shard_slots: u32,
+    pub(super) keeper: Shared<Keeper>,
+    /// Whether the tables have been loaded.
+    pub(super) is_loaded: AtomicBool,
+    pub(super) has_failed: AtomicBool,
+    /// Whether mappings have changed since the last writing of the tables.
+    pub(super) has_changed: AtomicBool,
+    pub(super) copies: AtomicU64,
+    pub(super) load_next: AtomicU64,
+}
+
+impl CacheVolume {
+    pub(super) fn assemble(
+        backend: Arc<dyn Backend>,
+        format: Superblock,
+        is_kept: bool,
+        times: CacheTimes,
+        sequences: Vec<u64>,
+    ) -> Self {
+        let per_page = format.entries_per_page();
+        let shard_slots =
+            (SHARD_SLOTS_MAX / per_page * per_page).min(format.slots.next_multiple_of(per_page));
+        let count = format.slots.div_ceil(shard_slots);
+        let shards = (0..count).map(|number| {
+            let slots = shard_slots.min(format.slots - number * shard_slots);
+            let replacement = Replacement::new(&ReplacementOptions::default(), slots);
+            Mutex::new(Shard::new(slots, format.granules(), per_page, is_kept, replacement))
+        });
+        let keeper = Keeper {
+            queues: Vec::new(),
+            opened: 0,
+            writer: None,
+            loader: None,
+            sequences,
+            tables: 0,
+            tables_durable: 0,
+            is_urgent: false,
+            due_ns: 0,
+            failed: None,
+            disks: BTreeMap::new(),
+            unused: BTreeSet::new(),
+            is_settling: false,
+        };
+        Self {
+            backend,
+            format,
+            is_kept,
+            times,
+            shards: shards.collect(),
+            shard_slots,
+            keeper: Shared::new(keeper),
+            is_loaded: AtomicBool::new(!is_kept),
+            has_failed: AtomicBool::new(false),
+            has_changed: AtomicBool::new(false),
+            copies: AtomicU64::new(0),
+            load_next: AtomicU64::new(0),
+        }
+    }
+
+    /// The shard of a block.
+    #[inline]
+    pub(super) fn shard_of(&self, key: u64) -> usize {
+        let extent = (key & ((1 << BLOCK_BITS) - 1)) / (EXTENT / u64::from(self.format.block_size));
+        let mixed = (extent << 16 | key >> BLOCK_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((mixed >> 32) * self.shards.len() as u64 >> 32) as usize
+    }
+
+    /// Locks a shard.
+    #[inline]
+    pub(super) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
+        self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place of a shard's slot in the volume, in bytes.
+    #[inline]
+    pub(super) fn place(&self, shard: usize, slot: u32) -> u64 {
+        self.format.slot_offset(shard as u32 * self.shard_slots + slot)
+    }
+
+    /// Whether the index can be used.
+    #[inline]
+    pub(super) fn is_usable(&self) -> bool {
+        self.is_loaded.load(Ordering::Acquire) && !self.has_failed()
+    }
+
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Takes the volume out of service: it does not hold what it should.
+    pub(super) fn fail(&self, kind: ErrorKind) {
+        self.keeper.access(|keeper| {
+            keeper.failed.get_or_insert(kind);
+            self.has_failed.store(true, Ordering::Release);
+            keeper.wake_queues();
+        });
+        self.keeper.wake();
+    }
+
+    /// Reserves memory for a copy; false if too many bytes are on their way into the cache.
+    pub(super) fn reserve_copy(&self, length: u64) -> bool {
+        let before = self.copies.fetch_add(length, Ordering::Relaxed);
+        if before + length > COPIES_MAX {
+            self.copies.fetch_sub(length, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// Ends a copy.
+    pub(super) fn end_copy(&self, length: u64) {
+        self.copies.fetch_sub(length, Ordering::Relaxed);
+    }
+
+    /// The counts of all shards, and the number of slots with a block.
+    pub(super) fn counts(&self) -> (Counts, u64) {
+        let (mut counts, mut mapped) = (Counts::default(), 0);
+        for number in 0..self.shards.len() {
+            let shard = self.shard(number);
+            let more = shard.counts();
+            counts.insertions += more.insertions;
+            counts.evictions += more.evictions;
+            counts.overwritten += more.overwritten;
+            counts.no_room += more.no_room;
+            mapped += u64::from(shard.mapped());
+        }
+        (counts, mapped)
+    }
+
+    /// The store.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// The identity of the cache.
+    pub fn identity(&self) -> [u8; 16] {
+        self.format.cache
+    }
+
+    /// The size of a block, in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.format.block_size
+    }
+
+    /// The number of slots.
+    pub fn slots(&self) -> u32 {
+        self.format.slots
+    }
+
+    /// Whether the tables have been loaded.
+    pub fn is_loaded(&self) -> bool {
+        self.is_loaded.load(Ordering::Acquire)
+    }
+}

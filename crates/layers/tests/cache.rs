@@ -1,0 +1,392 @@
+//! Runs the cache, by seed, over a faulty volume and a faulty disk. Whatever happens, no read gets other
+//! data than the disk beneath has, also after crashes of both.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fathom_backend::Memory;
+use fathom_block::{Backend, Disk, DiskOptions, Operation};
+use fathom_layers::Cache;
+use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
+use fathom_layers::cache::{
+    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
+};
+use fathom_sim::{
+    Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
+    WorkloadOptions, each_seed,
+};
+
+const CAPACITY: u64 = 256 << 10;
+const VOLUME: u64 = 256 << 10;
+/// The size of a region, as its binary logarithm.
+const REGION_SHIFT: u8 = 15;
+
+/// The state of the image that the cache belongs to.
+struct Mark(AtomicU64);
+
+impl CacheMark for Mark {
+    fn reject(&self) -> io::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn volume_options(seed: u64) -> VolumeOptions {
+    VolumeOptions {
+        identity: *b"identity of test",
+        block_size: 4096 << (seed % 3),
+        disks: 2,
+        bitmap_pages: 1,
+        is_kept: true,
+        times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000 },
+    }
+}
+
+fn disk() -> CacheDisk {
+    CacheDisk {
+        name: "disk".into(),
+        home: "image".into(),
+        capacity: CAPACITY,
+        generation: 7,
+        region_shift: REGION_SHIFT,
+    }
+}
+
+/// The length of a volume with about `slots` slots.
+fn volume_length(seed: u64) -> u64 {
+    VOLUME / 2 + VOLUME / 8 * (seed % 5)
+}
+
+struct Rig {
+    record: SimRecord,
+    volume: Arc<SimBackend>,
+    home: Arc<SimBackend>,
+    cache: Cache,
+    disk: Arc<Disk>,
+    mark: Arc<Mark>,
+    /// The number of effects at the last check.
+    checked: Cell<usize>,
+}
+
+impl Rig {
+    fn new(seed: u64, crash_rate: f64, images: Images) -> Self {
+        let volume = SimOptions::new(images[0].len() as u64);
+        Self::with(seed, crash_rate, images, volume, SimOptions::new(CAPACITY)).unwrap()
+    }
+
+    fn with(
+        seed: u64,
+        crash_rate: f64,
+        images: Images,
+        volume: SimOptions,
+        home: SimOptions,
+    ) -> Option<Self> {
+        let record = SimRecord::new(seed, crash_rate);
+        let mut images = images.into_iter();
+        let volume = record.store(volume, seed, images.next()?);
+        let home = record.store(home, seed + 1_000_000, images.next()?);
+        let options = volume_options(seed);
+        let store = Arc::<SimBackend>::clone(&volume) as Arc<dyn Backend>;
+        let opened = Arc::new(CacheVolume::open(store, &options).ok()?);
+        let mark = Arc::new(Mark(AtomicU64::new(7)));
+        let mode = CacheMode::ALL[(seed / 4 % 3 % 2) as usize];
+        let cache = Cache::new(&opened, &disk(), mode, Arc::<Mark>::clone(&mark)).ok()?;
+        let layers = vec![Arc::new(cache.clone()) as _];
+        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        record.crashes();
+        Some(Self { record, volume, home, cache, disk, mark, checked: Cell::new(0) })
+    }
+
+    /// Checks what each crash since the last call has left.
+    fn check_crashes(&self) -> (usize, usize) {
+        if self.checked.replace(self.record.length()) == self.record.length() {
+            return (0, 0);
+        }
+        let mut crashes = self.record.crashes();
+        crashes.push(self.record.crash());
+        let blocks = crashes.iter().map(check_images).sum();
+        (crashes.len(), blocks)
+    }
+}
+
+/// Checks that the content of each mapping that an opening would use is the disk's. Returns their
+/// number.
+fn check_images(images: &Images) -> usize {
+    let (volume, home) = (&images[0], &images[1]);
+    let format = Superblock::decode(&volume[..2 * PAGE_LENGTH]).expect("a superblock");
+    let copies = |page: u32| {
+        let at = format.page_offset(page, 0) as usize;
+        &volume[at..at + 2 * PAGE_LENGTH]
+    };
+    let is_certain = |page: u32| {
+        let mut copies = copies(page).chunks(PAGE_LENGTH).enumerate();
+        copies.all(|(index, copy)| format.is_sound_or_blank(page, index, copy))
+    };
+    let valid = |page: u32| format.valid(page, copies(page)).map(|(_, bytes)| bytes);
+    let Some(record) = valid(format.disk_page(1)).and_then(|bytes| format.read_disk(bytes)) else {
+        return 0;
+    };
+    let bitmap = format.bitmap_first(1);
+    let bits = match valid(bitmap) {
+        Some(bytes) if is_certain(bitmap) => format.read_bitmap(bytes),
+        None if is_certain(bitmap) => Vec::new(),
+        _ => return 0,
+    };
+    let is_active = |offset: u64| {
+        let region = (offset >> record.region_shift) as usize;
+        bits.get(region / 64).is_some_and(|word| word >> (region % 64) & 1 == 1)
+    };
+    let mut found = 0;
+    let mut sums = vec![0; format.granules() as usize];
+    for page in format.table_first()..format.pages() {
+        let Some(bytes) = valid(page).filter(|_| is_certain(page)) else { continue };
+        for index in 0..format.entries_per_page() {
+            let slot = (page - format.table_first()) * format.entries_per_page() + index;
+            let Some(entry) = format.read_entry(bytes, index, &mut sums) else { continue };
+            let offset = (entry.key & ((1 << BLOCK_BITS) - 1)) * u64::from(format.block_size);
+            if is_active(offset) {
+                continue;
+            }
+            for granule in (0..format.granules()).filter(|granule| entry.valid >> granule & 1 == 1)
+            {
+                found += 1;
+                let length = GRANULE as usize;
+                let within = (granule * GRANULE) as usize;
+                let cached = &volume[format.slot_offset(slot) as usize + within..][..length];
+                let at = offset as usize + within;
+                assert!(cached == &home[at..at + length], "byte {at} of the disk, in slot {slot}");
+                assert_eq!(checksum(cached), entry.sums[granule as usize]);
+            }
+        }
+    }
+    found
+}
+
+fn blank(seed: u64) -> Images {
+    vec![vec![0; volume_length(seed) as usize], vec![0; CAPACITY as usize]]
+}
+
+fn harness(rig: &Rig, seed: u64) -> Harness {
+    let (queues, depth) = (1 + seed as usize % 4, 1 + (seed as usize * 5) % 16);
+    Harness::new(&rig.disk, &HarnessOptions { queues, depth, simulated: true }, seed)
+}
+
+fn workload(seed: u64) -> Workload {
+    let mut options = WorkloadOptions::new(CAPACITY);
+    options.alignment = if seed % 2 == 0 { 4096 } else { 512 };
+    options.weights = [60, 20, 8, 3, 3, 1, 3];
+    options.hot_rate = 0.8;
+    Workload::new(options, seed)
+}
+
+/// Lets time pass, so that the tables are loaded and written.
+fn wait(harness: &mut Harness, rig: &Rig) {
+    harness.drain(|_| {});
+    let mut idle = 0;
+    while idle < 100 {
+        let before = rig.record.length();
+        harness.step();
+        rig.check_crashes();
+        idle = if rig.record.length() == before { idle + 1 } else { 0 };
+    }
+}
+
+#[test]
+fn no_crash_leaves_old_content_in_the_cache() {
+    let (mut cases, mut crashes, mut blocks, mut hits, mut evictions, mut overwritten) =
+        (0, 0, 0, 0, 0, 0);
+    each_seed(12, |seed| {
+        cases += 1;
+        let rig = Rig::new(seed, 0.1, blank(seed));
+        let mut harness = harness(&rig, seed);
+        wait(&mut harness, &rig);
+        let mut inspect = |_: &_| {
+            let (more, found) = rig.check_crashes();
+            crashes += more;
+            blocks += found;
+        };
+        let mut workload = workload(seed);
+        for _ in 0..3 {
+            harness.run(&mut workload, 100, &mut inspect);
+            wait(&mut harness, &rig);
+        }
+        harness.drain(&mut inspect);
+        harness.verify(CAPACITY);
+        let status = rig.cache.status();
+        hits += status.hits;
+        evictions += status.evictions;
+        overwritten += status.overwritten;
+        assert_eq!((status.failed, status.mismatches), (None, 0));
+    });
+    assert!(crashes > 20 * cases && blocks > crashes && hits > 10 * cases as u64);
+    assert!(evictions > cases as u64 && overwritten > cases as u64);
+}
+
+/// Several lives: each begins with what the crash before it left in both stores.
+#[test]
+fn a_disk_is_right_after_each_crash() {
+    let mut kept = 0;
+    each_seed(6, |seed| {
+        let mut images = blank(seed);
+        let mut workload = workload(seed);
+        for life in 0..6 {
+            let rig = Rig::new(seed, 0.05, images.clone());
+            let mut harness = harness(&rig, seed * 100 + life);
+            harness.model_mut().restart(&images[1]);
+            let mut inspect = |_: &_| {
+                rig.check_crashes();
+            };
+            wait(&mut harness, &rig);
+            kept += rig.cache.status().mapped;
+            harness.run(&mut workload, 60, &mut inspect);
+            if life % 2 == 0 {
+                wait(&mut harness, &rig);
+                harness.run(&mut workload, 20, &mut inspect);
+            }
+            if life == 3 {
+                harness.verify(CAPACITY);
+            }
+            images = rig.record.crash();
+            assert_eq!(harness.model().check_crash(&images[1]), Ok(()));
+        }
+    });
+    assert!(kept > 100, "{kept} blocks survived crashes");
+}
+
+/// After an orderly end, the next start finds all that was cached.
+#[test]
+fn an_orderly_end_keeps_the_cache() {
+    each_seed(12, |seed| {
+        let rig = Rig::new(seed, 0.0, blank(seed));
+        let mut harness = harness(&rig, seed);
+        harness.run(&mut workload(seed), 100, |_| {});
+        harness.drain(|_| {});
+        harness.rest(|_| {});
+        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        let before = rig.cache.status();
+        assert_eq!(before.regions, 0);
+        let images = rig.record.crash();
+        drop(harness);
+        let again = Rig::new(seed, 0.0, images.clone());
+        let mut harness = Harness::new(&again.disk, &HarnessOptions::default(), seed);
+        harness.model_mut().restart(&images[1]);
+        wait(&mut harness, &again);
+        let after = again.cache.status();
+        assert!(after.is_loaded);
+        assert_eq!((after.mapped, after.regions), (before.mapped, 0));
+        harness.verify(CAPACITY);
+        assert_eq!(again.mark.0.load(Ordering::Relaxed), 7);
+    });
+}
+
+/// A cache in memory needs no tables. Queues of one disk never get other data than the disk has.
+#[test]
+fn a_cache_in_memory_follows_the_disk() {
+    let (mut cases, mut hits, mut evictions) = (0, 0, 0);
+    each_seed(60, |seed| {
+        cases += 1;
+        let length = volume_length(seed);
+        let volume = Arc::new(SimBackend::new(SimOptions::new(length), seed)) as Arc<dyn Backend>;
+        let options = VolumeOptions { is_kept: false, ..volume_options(seed) };
+        let opened = Arc::new(CacheVolume::open(volume, &options).unwrap());
+        let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed + 1));
+        let mark = Arc::new(Mark(AtomicU64::new(0)));
+        let mode = CacheMode::ALL[seed as usize % 2];
+        let cache = Cache::new(&opened, &disk(), mode, mark).unwrap();
+        let layers = vec![Arc::new(cache.clone()) as _];
+        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        let (queues, depth) = (1 + seed as usize % 4, 1 + (seed as usize * 5) % 16);
+        let options = HarnessOptions { queues, depth, simulated: true };
+        let mut harness = Harness::new(&disk, &options, seed);
+        harness.run(&mut workload(seed), 500, |_| {});
+        harness.drain(|_| {});
+        harness.verify(CAPACITY);
+        assert_eq!(harness.model().check_now(&home.image()), Ok(()));
+        harness.rest(|_| {});
+        let status = cache.status();
+        (hits, evictions) = (hits + status.hits, evictions + status.evictions);
+        // A layer that leaves and comes back finds nothing: the disk has changed without it.
+        let (slots, mapped) = (status.slots, status.mapped);
+        assert!(slots > 0 && mapped > 0, "{status:?}");
+        drop((harness, disk, cache));
+        let mark = Arc::new(Mark(AtomicU64::new(0)));
+        let again = Cache::new(&opened, &self::disk(), mode, mark).unwrap();
+        assert_eq!(again.status().mapped, 0);
+        assert!(
+            Cache::new(&opened, &self::disk(), mode, Arc::new(Mark(AtomicU64::new(0)))).is_err(),
+            "the disk is served once"
+        );
+    });
+    assert!(hits > 10 * cases && evictions > 10 * cases, "{hits} hits, {evictions} evictions");
+}
+
+/// Blocks beyond the end of a disk that shrinks do not come back when it grows.
+#[test]
+fn a_disk_that_shrinks_and_grows_has_zeroes() {
+    let volume = Arc::new(SimBackend::new(SimOptions::new(VOLUME), 1)) as Arc<dyn Backend>;
+    let options = VolumeOptions { is_kept: false, ..volume_options(0) };
+    let opened = Arc::new(CacheVolume::open(volume, &options).unwrap());
+    let mark = Arc::new(Mark(AtomicU64::new(0)));
+    let cache = Cache::new(&opened, &disk(), CacheMode::WriteThrough, mark).unwrap();
+    let home = Arc::new(Memory::open(CAPACITY).unwrap());
+    let layers = vec![Arc::new(cache.clone()) as _];
+    let disk = Disk::new(DiskOptions::default(), layers, home).unwrap();
+    let mut harness = Harness::new(&disk, &HarnessOptions::default(), 1);
+    let flags = fathom_block::Flags::default();
+    let write =
+        |offset| Action { operation: Operation::Write, offset, length: 4096, flags, content: 5 };
+    for offset in [0, CAPACITY / 2, CAPACITY - 4096] {
+        harness.submit(0, &write(offset));
+    }
+    harness.rest(|_| {});
+    assert_eq!(cache.status().mapped, 3);
+    disk.resize(CAPACITY / 2).unwrap();
+    assert_eq!(cache.status().mapped, 1);
+    disk.resize(CAPACITY).unwrap();
+    let zeroes = |offset| Action { operation: Operation::WriteZeroes, ..write(offset) };
+    // What the model expects of a disk that has shrunk.
+    let mut model = vec![0; CAPACITY as usize];
+    fathom_sim::pattern(&mut model[..4096], 5);
+    harness.model_mut().restart(&model);
+    harness.verify(CAPACITY);
+    harness.submit(0, &zeroes(0));
+    harness.drain(|_| {});
+    harness.verify(CAPACITY);
+    assert!(cache.status().hit_bytes > 0);
+}
+
+/// Errors of the volume cost no data and no request; errors of the disk are its own.
+#[test]
+fn a_volume_with_errors_is_taken_out_of_service() {
+    let (mut cases, mut failed) = (0, 0);
+    each_seed(40, |seed| {
+        let mut volume = SimOptions::new(volume_length(seed));
+        match seed % 3 {
+            0 => volume.write_error_rate = 0.02,
+            1 => volume.read_error_rate = 0.05,
+            _ => volume.flush_error_rate = 0.1,
+        }
+        let home = SimOptions::new(CAPACITY);
+        let Some(rig) = Rig::with(seed, 0.05, blank(seed), volume, home) else { return };
+        cases += 1;
+        let mut harness = harness(&rig, seed);
+        harness.run(&mut workload(seed), 200, |_| {});
+        harness.drain(|_| {});
+        harness.verify(CAPACITY);
+        let status = rig.cache.status();
+        failed += u64::from(status.failed.is_some());
+        assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));
+        if status.failed.is_some() {
+            // The next change was preceded by a change of the mark.
+            let action = workload(seed + 1).find(|action| action.operation == Operation::Write);
+            harness.submit(0, &action.unwrap());
+            harness.drain(|_| {});
+            assert!(rig.mark.0.load(Ordering::Relaxed) > 7);
+        }
+        drop(rig.volume);
+    });
+    assert!(failed * 2 > cases, "{failed} of {cases}");
+}
