@@ -496,7 +496,7 @@ mod tests {
     fn entries_and_bits_are_read_back() {
         let format = superblock();
         let sums = [1, 2, 3, 4];
-        let entry = Entry { key: 3 << BLOCK_BITS | 77, valid: 0b1010, class: 5, sums: &sums };
+        let entry = Entry { key: 3 << BLOCK_BITS | 0x77, valid: 0b1010, class: 5, sums: &sums };
         let wrong = Entry { key: 4 << BLOCK_BITS, ..entry };
         let page = format.table_first();
         let entries = [None, Some(entry), Some(wrong)];
