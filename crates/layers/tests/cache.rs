@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use fathom_backend::Memory;
 use fathom_block::{Backend, Disk, DiskOptions, Operation};
+use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
 use fathom_layers::cache::{
@@ -41,6 +42,7 @@ fn volume_options(seed: u64) -> VolumeOptions {
         disks: 2,
         bitmap_pages: 1,
         is_kept: true,
+        policy: [Policy::None, Policy::Sky, Policy::Auto][seed as usize / 2 % 3],
         times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000 },
     }
 }

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
+use fathom_cache::Access;
 
 use super::insert::Part;
 use super::queue::{CacheQueue, purpose};
 use super::{Ending, Inner};
-use fathom_cache::Access;
 
 /// Changes of more blocks than this are noted as ranges.
 const BLOCKS_MAX: u64 = 1024;

@@ -1,11 +1,11 @@
 //! Puts content into the cache.
 
 use fathom_block::{Crossing, Operation, Outcome, Request};
+use fathom_cache::Access;
 
 use super::format::{GRANULE, checksum};
 use super::queue::CacheQueue;
 use super::shard::Room;
-use fathom_cache::Access;
 
 /// A block whose content a request has.
 #[derive(Clone, Copy)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{Crossing, Operation, Outcome, Request};
+use fathom_cache::Access;
 
 use super::format::{BLOCK_BITS, PAGE_LENGTH};
 use super::queue::{CacheQueue, purpose};
 use super::volume::{CacheVolume, DiskState};
-use fathom_cache::Access;
 
 /// The number of pages that are read at once.
 const PAGES: u32 = 256;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{Backend, Operation, Shared};
+use fathom_cache::Policy;
 
 use super::format::{
     BLOCK_BITS, DiskRecord, FormatError, NAME_LENGTH_MAX, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock,
@@ -31,6 +32,8 @@ pub struct VolumeOptions {
     pub bitmap_pages: u32,
     /// Whether the content outlives the daemon. If not, nothing is written but blocks.
     pub is_kept: bool,
+    /// What decides which blocks are kept.
+    pub policy: Policy,
     /// The times.
     pub times: CacheTimes,
 }
@@ -126,7 +129,14 @@ impl CacheVolume {
         let too_small = || CacheError::Volume("the volume is too small; make it larger".into());
         if !options.is_kept {
             let format = new.ok_or_else(too_small)?;
-            return Ok(Self::assemble(backend, format, false, options.times, Vec::new()));
+            return Ok(Self::assemble(
+                backend,
+                format,
+                false,
+                options.policy,
+                options.times,
+                Vec::new(),
+            ));
         }
         let mut access = Access::open(&backend)?;
         let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
@@ -149,7 +159,8 @@ impl CacheVolume {
         }
         let mut sequences = vec![0; format.pages() as usize];
         let (disks, unused) = read_disks(&mut access, &format, &mut sequences)?;
-        let volume = Self::assemble(backend, format, true, options.times, sequences);
+        let volume =
+            Self::assemble(backend, format, true, options.policy, options.times, sequences);
         volume.keeper.access(|keeper| (keeper.disks, keeper.unused) = (disks, unused));
         Ok(volume)
     }

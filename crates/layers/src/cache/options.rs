@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, Weak};
 
 use fathom_block::{Backend, Layer};
+use fathom_cache::Policy;
 use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,31 @@ pub struct CacheOptions {
     pub block_size: Bytes,
     /// What goes into the cache.
     pub mode: CacheMode,
+    /// What decides which blocks are kept.
+    pub policy: CachePolicy,
+}
+
+/// What decides which blocks are kept: the names of [`Policy`] in configurations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CachePolicy {
+    /// See [`Policy::None`].
+    None,
+    /// See [`Policy::Sky`].
+    Sky,
+    /// See [`Policy::Auto`].
+    #[default]
+    Auto,
+}
+
+impl From<CachePolicy> for Policy {
+    fn from(policy: CachePolicy) -> Self {
+        match policy {
+            CachePolicy::None => Self::None,
+            CachePolicy::Sky => Self::Sky,
+            CachePolicy::Auto => Self::Auto,
+        }
+    }
 }
 
 impl Default for CacheOptions {
@@ -40,6 +66,7 @@ impl Default for CacheOptions {
             size: Bytes(256 << 20),
             block_size: Bytes(16 << 10),
             mode: CacheMode::WriteThrough,
+            policy: CachePolicy::Auto,
         }
     }
 }
@@ -56,9 +83,9 @@ impl CacheOptions {
         }
     }
 
-    /// Whether `volume` has this size.
+    /// Whether `volume` has this size and policy.
     fn is_of(&self, volume: &CacheVolume) -> bool {
-        volume.format == self.format()
+        volume.format == self.format() && volume.policy == self.policy.into()
     }
 }
 
@@ -92,15 +119,16 @@ impl Caches {
         if let Some(volume) = volumes.get(&name).and_then(Weak::upgrade) {
             if !options.is_of(&volume) {
                 return Err(io::Error::other(format!(
-                    "the cache {name:?} exists with another `size` or `block_size`; use the same for \
-                     all its disks, or remove the layer from all of them first"
+                    "the cache {name:?} exists with another `size`, `block_size` or `policy`; use the \
+                     same for all its disks, or remove the layer from all of them first"
                 )));
             }
             return Ok(volume);
         }
         let store = memory(options.format().length())?;
+        let (format, policy) = (options.format(), options.policy.into());
         let times = CacheTimes::default();
-        let volume = CacheVolume::assemble(store, options.format(), false, times, Vec::new());
+        let volume = CacheVolume::assemble(store, format, false, policy, times, Vec::new());
         let volume = Arc::new(volume);
         volumes.insert(name, Arc::downgrade(&volume));
         Ok(volume)
@@ -127,6 +155,12 @@ impl LayerOptions for CacheOptions {
             "\"write-through\"",
             "what goes into it: `write-through` (reads and writes), `write-around` (reads), or \
              `read-only` (nothing)",
+        ),
+        Key::new(
+            "policy",
+            "\"auto\"",
+            "which blocks are kept: `auto` learns what misses cost, `sky` prefers metadata and small \
+             files, `none` does not tell blocks apart",
         ),
     ];
     const ONCE: Option<&'static str> = Some("a block is in one cache");

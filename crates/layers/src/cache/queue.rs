@@ -8,6 +8,8 @@ use fathom_block::{
     CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
     Waker, Work, faults,
 };
+use fathom_cache::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, MissCost};
+use fathom_insight::Kind;
 
 use super::change::Changing;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
@@ -16,7 +18,6 @@ use super::load::Loading;
 use super::shard::Lookup;
 use super::tables::Writing;
 use super::{Counters, Inner};
-use fathom_cache::Access;
 
 /// The purposes of the layer's own requests, in the low bits of their tokens.
 pub(super) mod purpose {
@@ -49,6 +50,8 @@ struct Reading {
     /// The parts that will be inserted.
     parts: Vec<Part>,
     access: Access,
+    /// When it was sent to home as a whole, in nanoseconds; 0 if it was not.
+    sent_ns: u64,
 }
 
 pub(super) struct CacheQueue {
@@ -77,6 +80,8 @@ pub(super) struct CacheQueue {
     pub(super) count: u64,
     /// The end of the last read, in bytes.
     last_end: u64,
+    /// What reads cost at home.
+    cost: MissCost,
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
@@ -118,6 +123,7 @@ impl CacheQueue {
             is_closed: false,
             count: 0,
             last_end: 0,
+            cost: MissCost::new(),
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
             scratch: Vec::new(),
@@ -126,12 +132,27 @@ impl CacheQueue {
 
     /// What the replacement learns of a request.
     pub(super) fn access(&self, request: &Request) -> Access {
-        Access {
-            class: request.insight.class.map_or(0, |class| class.0),
-            is_write: request.operation != Operation::Read,
-            is_sequential: request.offset == self.last_end,
-            miss_ns: 0,
-        }
+        let insight = &request.insight;
+        let class = match (insight.facts.kind, insight.class) {
+            (Kind::Journal, _) => CLASS_JOURNAL,
+            (Kind::Swap, _) => CLASS_SWAP,
+            (_, Some(class)) => class.0.min(CLASS_SWAP - 1),
+            (_, None) => CLASS_UNKNOWN,
+        };
+        let is_write = request.operation != Operation::Read;
+        let is_sequential = request.offset == self.last_end;
+        // A write is at home before it completes, so that a hit of it saves nothing.
+        let miss_ns = if is_write { 0 } else { self.cost_of(is_sequential, request.length) };
+        Access { class, is_write, is_sequential, miss_ns }
+    }
+
+    /// The expected time of a block of a read of `length` bytes at home, in nanoseconds.
+    fn cost_of(&self, is_sequential: bool, length: u64) -> u32 {
+        self.cost.block_ns(is_sequential, self.count_of(length))
+    }
+
+    fn count_of(&self, length: u64) -> u64 {
+        length.div_ceil(u64::from(self.inner.volume.format.block_size))
     }
 
     /// The key of a block of this disk.
@@ -214,7 +235,7 @@ impl CacheQueue {
         if parts.is_empty() {
             *next.word(&mut request) = number;
             self.send(request, &hits, next);
-            self.reads.insert(number, Reading { request: None, hits, parts, access });
+            self.reads.insert(number, Reading { request: None, hits, parts, access, sent_ns: 0 });
             return;
         }
         // The data goes into the cache, so that it must not be in memory that the guest can change.
@@ -225,13 +246,15 @@ impl CacheQueue {
         own.buffers.allocate(request.length as usize);
         *next.word(&mut own) = number;
         own.token = number << purpose::BITS | purpose::FILL;
-        let is_split = !hits.is_empty();
-        if is_split {
-            self.send(own, &hits, next);
-        } else {
+        let mut sent_ns = 0;
+        if hits.is_empty() {
+            sent_ns = next.round_ns();
             next.submit(own);
+        } else {
+            self.send(own, &hits, next);
         }
-        self.reads.insert(number, Reading { request: Some(request), hits, parts, access });
+        let reading = Reading { request: Some(request), hits, parts, access, sent_ns };
+        self.reads.insert(number, reading);
     }
 
     /// Sends the parts of a read to the slots that have them, and the rest to the disk beneath.
@@ -317,7 +340,12 @@ impl CacheQueue {
     fn end_read(&mut self, mut data: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut data));
         let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
-        let Reading { request, mut hits, mut parts, access } = reading;
+        let Reading { request, mut hits, mut parts, access, sent_ns } = reading;
+        if sent_ns != 0 && outcome.is_ok() {
+            let time_ns = next.round_ns().saturating_sub(sent_ns);
+            let blocks = self.count_of(data.length);
+            self.cost.observe(access.is_sequential, blocks, time_ns);
+        }
         let wrong = if outcome.is_ok() { self.wrong(&data, &hits) } else { None };
         // A store that has failed was reported before.
         let is_again = wrong.is_some() || outcome.is_err() && self.inner.volume.has_failed();

@@ -14,10 +14,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use fathom_cache::{Access, Replacement};
 use hashbrown::HashTable;
 
 use super::format::Entry;
-use fathom_cache::{Access, Replacement};
 
 /// The mapping is in use, and its content is on the volume.
 const MAPPED: u8 = 1;

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
+use fathom_cache::{Policy, Replacement, ReplacementOptions};
 
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::regions::Regions;
 use super::shard::{Counts, Shard};
-use fathom_cache::{Replacement, ReplacementOptions};
 
 /// The longest time for which changes of the tables wait to be written, in nanoseconds.
 const WRITE_INTERVAL_NS: u64 = 1_000_000_000;
@@ -101,6 +101,7 @@ pub struct CacheVolume {
     pub(super) format: Superblock,
     /// Whether the content outlives the daemon.
     pub(super) is_kept: bool,
+    pub(super) policy: Policy,
     pub(super) times: CacheTimes,
     pub(super) shards: Box<[Mutex<Shard>]>,
     /// The number of slots of each shard but the last.
@@ -120,6 +121,7 @@ impl CacheVolume {
         backend: Arc<dyn Backend>,
         format: Superblock,
         is_kept: bool,
+        policy: Policy,
         times: CacheTimes,
         sequences: Vec<u64>,
     ) -> Self {
@@ -129,7 +131,7 @@ impl CacheVolume {
         let count = format.slots.div_ceil(shard_slots);
         let shards = (0..count).map(|number| {
             let slots = shard_slots.min(format.slots - number * shard_slots);
-            let replacement = Replacement::new(&ReplacementOptions::default(), slots);
+            let replacement = Replacement::new(&ReplacementOptions { policy }, slots);
             Mutex::new(Shard::new(slots, format.granules(), per_page, is_kept, replacement))
         });
         let keeper = Keeper {
@@ -151,6 +153,7 @@ impl CacheVolume {
             backend,
             format,
             is_kept,
+            policy,
             times,
             shards: shards.collect(),
             shard_slots,
