@@ -387,7 +387,7 @@ pub mod tests {
         assert!(app.usage.opened.is_some());
         press(&mut app, "6");
         assert_eq!((app.usage.grouping, name(&app).as_deref()), (Grouping::Kind, Some("data")));
-        press(&mut app, "9g");
+        press(&mut app, "9gg");
         assert_eq!(app.usage.grouping, Grouping::Vm);
         app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
         assert_eq!(app.page, Page::Disks);
