@@ -25,18 +25,20 @@ CASES = {
 WARMUP = 5.0
 INTERVAL = 0.5
 # The loads: the reads between two pauses, the length of a pause, which leaves the device free for about a third
-# of the time, the buffered writes per second, and the age in seconds at which the guest writes them to the disk.
+# of the time, the buffered writes, and the age in seconds at which the guest writes them to the disk.
+PAGES = "--rw=randwrite --bs=4k --norandommap --rate_iops={}"
 LOADS = {
-    "often": (800, "3s", 192, 5),
-    "seldom": (1300, "5s", 256, 15),
-    "short": (50, "200ms", 192, 5),
+    "often": (800, "3s", PAGES.format(192), 5),
+    "seldom": (1300, "5s", PAGES.format(256), 15),
+    "short": (50, "200ms", PAGES.format(192), 5),
+    "parts": (50, "190ms", "--rw=write --bs=256k --rate=16m", 1),
 }
 READER = """
 fio --name=reader --filename=/dev/vda --size=2g --rw=randread --bs=4k --direct=1 --ioengine=psync \
     --randrepeat=0 --norandommap --thinktime={pause} --thinktime_blocks={reads} --time_based --runtime=3600 \
     > /dev/null 2>&1 &
 """
-# Buffered writes at random places of a file.
+# Buffered writes of a file.
 WRITER_SETUP = """set -e
 mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda; mount /dev/vda /mnt
 dd if=/dev/zero of=/mnt/file bs=1M count=512 2> /dev/null; sync
@@ -44,8 +46,8 @@ echo {age}00 > /proc/sys/vm/dirty_expire_centisecs
 echo 25 > /proc/sys/vm/dirty_writeback_centisecs
 """
 WRITER = """
-fio --name=writer --filename=/mnt/file --size=512m --rw=randwrite --bs=4k --ioengine=psync --rate_iops={rate} \
-    --randrepeat=0 --norandommap --fallocate=none --time_based --runtime=3600 > /dev/null 2>&1 &
+fio --name=writer --filename=/mnt/file --size=512m {writes} --ioengine=psync \
+    --randrepeat=0 --fallocate=none --time_based --runtime=3600 > /dev/null 2>&1 &
 """
 # Ends the load of a guest. Without the writes that it has left, the next case begins as this one.
 END = "killall -q -INT fio; while pidof fio > /dev/null; do sleep 0.1; done; sync"
@@ -92,7 +94,7 @@ def figures(found):
 def measure(seconds, cases, load, rounds):
     """Runs the cases, each round in another order, with the same guests. Returns the samples of each case in
     each round."""
-    number, pause, rate, age = LOADS[load]
+    number, pause, file_writes, age = LOADS[load]
     with tempfile.TemporaryDirectory(prefix="fathom-", dir="/tmp") as directory:
         for name in ("reader", "writer"):
             with open(os.path.join(directory, f"{name}.img"), "wb") as file:
@@ -111,7 +113,7 @@ def measure(seconds, cases, load, rounds):
                     reads, writes, flushes, schedules = CASES[case]
                     daemon.reload(configuration(directory, flushes, schedules))
                     if writes:
-                        writer.run(WRITER.format(rate=rate))
+                        writer.run(WRITER.format(writes=file_writes))
                     if reads:
                         reader.run(READER.format(reads=number, pause=pause))
                     # The first write-back has begun.
