@@ -35,6 +35,7 @@ const MEASURED_PAGES_NS: u64 = 240 * SECOND;
 const MEASURED_SSD_NS: u64 = 2 * SECOND;
 /// The length of a write, in bytes, and the most writes of a guest in flight.
 const WRITE_LENGTH: u64 = 256 << 10;
+const LARGE_LENGTH: u64 = 1280 << 10;
 const WRITES_MAX: usize = 128;
 
 /// The load of a client.
@@ -42,8 +43,8 @@ const WRITES_MAX: usize = 128;
 enum Load {
     /// Random reads of 4 KiB of a file with these requests in flight, and a pause after each number of them.
     Reads { depth: usize, run: u64, pause_ns: u64, file: u64 },
-    /// Each second, the write-back of a part of a file with this number of requests.
-    WriteBack { count: u64 },
+    /// Each second, the write-back of a part of a file with this number of requests of this length, in bytes.
+    WriteBack { count: u64, length: u64 },
     /// Each `interval_ns`, the write-back of this number of pages at random places of a file, in the order
     /// of the file. It begins when the one before has ended.
     Pages { count: u64, interval_ns: u64, file: u64 },
@@ -112,10 +113,11 @@ impl Client {
                 let offset = self.random.u64(0..file / 4096) * 4096;
                 self.submit(Operation::Read, offset, 4096, now_ns);
             }
-            Load::WriteBack { count } => {
+            Load::WriteBack { count, length } => {
                 // What is left of the last second is lost.
-                let first = self.random.u64(0..CAPACITY / WRITE_LENGTH - count);
-                self.writes = (first..first + count).map(|it| it * WRITE_LENGTH).collect();
+                let first = self.random.u64(0..CAPACITY / length - count);
+                self.writes = (first..first + count).map(|it| it * length).collect();
+                self.write_length = length;
                 self.next_ns.push(Reverse(now_ns + SECOND));
             }
             Load::Pages { count, interval_ns, file } => {
@@ -316,11 +318,22 @@ fn pages() {
     }
 }
 
+/// The write-back of a guest whose kernel merges adjoining pages to the longest requests that a disk with
+/// 254 segments and transparent huge pages gets.
+fn large(reads: Place) {
+    let writes = (Load::WriteBack { count: 13, length: LARGE_LENGTH }, 100, 1);
+    print("hdd", "alone", "large writes", &measure("hdd", &[writes], None)[0]);
+    print("hdd", "alone", "pausing, large", &measure("hdd", &[reads], None)[0]);
+    let clients = ["pausing, large", "large writes beside pausing, large"];
+    both("hdd", "neither", clients, [reads, writes], None);
+    both("hdd", "schedule", clients, [reads, writes], Some(&ScheduleOptions::default()));
+}
+
 fn main() {
     let defaults = ScheduleOptions::default();
     let values = if std::env::args().any(|it| it == "--values") { values() } else { Vec::new() };
     for (name, depth, count) in [("hdd", 1, 64), ("ssd", 1, 400)] {
-        let writes = (Load::WriteBack { count }, 100, 1);
+        let writes = (Load::WriteBack { count, length: WRITE_LENGTH }, 100, 1);
         print(name, "alone", "writes", &measure(name, &[writes], None)[0]);
         let steady = (Load::Reads { depth, run: 1, pause_ns: 0, file: CAPACITY }, 100, 0);
         let mean_us = measure(name, &[steady], None)[0].mean_us;
@@ -340,6 +353,7 @@ fn main() {
             }
         }
         if name == "hdd" {
+            large(pausing(50));
             pages();
         }
         for (case, weights) in [("equal", [100, 100]), ("1:3", [100, 300])] {

@@ -1,11 +1,17 @@
 //! The times between a completed request and the next one: how long a quiet device stays quiet.
 
-/// The number of classes of times. Class n begins at `2^(n / 2)` µs, or the middle to the next power.
-const CLASSES: usize = 48;
-/// The number of times after which the counts are halved, so that old times lose their weight.
-const COUNT_MAX: u32 = 128;
-/// The number of times from which the counts are used.
-const COUNT_MIN: u32 = 4;
+/// The number of classes for each power of two of µs, all of the same length.
+const PARTS: usize = 8;
+/// The length of the shortest classes, in nanoseconds.
+const PART_NS: u64 = 1000 / PARTS as u64;
+/// The number of classes of times: powers of two up to 2^23 µs, which is 8 s.
+const CLASSES: usize = 24 * PARTS;
+/// What a new time adds to the count of its class. It is halved several times before it is lost.
+const WEIGHT: u32 = 16;
+/// The sum of the counts at which they are halved, so that old times lose their weight.
+const COUNT_MAX: u32 = 128 * WEIGHT;
+/// The sum of the counts from which they are used.
+const COUNT_MIN: u32 = 4 * WEIGHT;
 /// The wait before the first times are known, in nanoseconds.
 const UNKNOWN_NS: u64 = 2_000_000;
 /// The greatest probability of a next request during a step of background work with which the step
@@ -27,23 +33,22 @@ impl Default for Think {
 
 /// The class of a time.
 fn class(time_ns: u64) -> usize {
-    let time_us = (time_ns / 1000).max(1);
-    let power = time_us.ilog2();
-    let is_upper = power > 0 && time_us >> (power - 1) & 1 == 1;
-    (2 * power as usize + usize::from(is_upper)).min(CLASSES - 1)
+    let parts = (time_ns / PART_NS).max(PARTS as u64);
+    let power = (parts / PARTS as u64).ilog2();
+    let part = (parts >> power) as usize - PARTS;
+    (power as usize * PARTS + part).min(CLASSES - 1)
 }
 
 /// The beginning of a class, in nanoseconds.
 fn start_ns(class: usize) -> u64 {
-    let power = 1_u64 << (class / 2);
-    (power + if class % 2 == 1 { power / 2 } else { 0 }) * 1000
+    (((PARTS + class % PARTS) as u64) << (class / PARTS)) * PART_NS
 }
 
 impl Think {
     /// Adds a quiet time that has ended.
     pub(super) fn add(&mut self, time_ns: u64) {
-        self.counts[class(time_ns)] += 1;
-        self.total += 1;
+        self.counts[class(time_ns)] += WEIGHT;
+        self.total += WEIGHT;
         if self.total >= COUNT_MAX {
             self.counts.iter_mut().for_each(|count| *count /= 2);
             self.total = self.counts.iter().sum();
@@ -67,7 +72,9 @@ impl Think {
         if during * RISK <= longer || longer == 0 {
             return 0;
         }
-        start_ns(now + 1).saturating_sub(quiet_ns).max(1000)
+        // The risk falls when a class with quiet times has passed.
+        let next = (now..CLASSES).find(|class| self.counts[*class] > 0).unwrap_or(now) + 1;
+        start_ns(next).saturating_sub(quiet_ns).max(1000)
     }
 
     /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds, in
@@ -117,7 +124,7 @@ mod tests {
 
     #[test]
     fn classes_are_in_order_and_begin_where_they_say() {
-        for index in 2..CLASSES - 1 {
+        for index in 0..CLASSES - 1 {
             assert_eq!(class(start_ns(index)), index);
             assert_eq!(class(start_ns(index + 1) - 1), index);
         }
