@@ -22,6 +22,7 @@ use std::sync::Arc;
 use fathom_backend::Null;
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_block::{Clock, Disk, DiskOptions, Kind, Layer, Operation, Stack};
+use fathom_insight::{Name, Names};
 use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
 use fathom_options::Nanoseconds;
 use fathom_reactor::Reactor;
@@ -54,6 +55,8 @@ struct Client {
     stack: Stack,
     reactor: Reactor,
     load: Load,
+    /// The control group of its requests.
+    group: Name,
     random: fastrand::Rng,
     next_ns: BinaryHeap<Reverse<u64>>,
     sent_ns: HashMap<u64, u64>,
@@ -82,6 +85,7 @@ impl Client {
             stack,
             reactor,
             load,
+            group: Name::default(),
             random: fastrand::Rng::with_seed(1),
             next_ns: std::iter::repeat_n(Reverse(SECOND), first).collect(),
             sent_ns: HashMap::new(),
@@ -101,6 +105,7 @@ impl Client {
         request.buffers.allocate(length as usize);
         request.insight.facts.kind = Kind::Data;
         request.insight.facts.inode = 1;
+        request.insight.facts.cgroup = self.group;
         request.token = self.tokens;
         self.sent_ns.insert(self.tokens, now_ns);
         self.tokens += 1;
@@ -242,7 +247,34 @@ fn measure(name: &str, loads: &[Place], options: Option<&ScheduleOptions>) -> Ve
             Client::new(&disk, *load, &time, measured_ns)
         })
         .collect();
-    run(&mut clients, &time, measured_ns);
+    figures(&mut clients, &time, measured_ns)
+}
+
+/// Runs two loads of the same disk, in control groups with these weights.
+fn measure_groups(name: &str, load: Load, weights: [u32; 2]) -> Vec<Figures> {
+    let (time, devices, names) =
+        (Rc::new(Cell::new(SECOND)), ScheduleDevices::default(), Arc::<Names>::default());
+    let groups = ["/docker/first", "/docker/second"];
+    let options = ScheduleOptions {
+        weights: groups.map(str::to_owned).into_iter().zip(weights).collect(),
+        ..ScheduleOptions::default()
+    };
+    let schedule = Schedule::new(&options, name, &devices, &names, None);
+    let layers: Vec<Arc<dyn Layer>> = vec![Arc::new(schedule), Arc::new(device(name))];
+    let backend = Arc::new(Null::new(CAPACITY));
+    let disk = Disk::new(DiskOptions::default(), layers, backend).expect("a disk");
+    let measured_ns = if name == "hdd" { MEASURED_HDD_NS } else { MEASURED_SSD_NS };
+    let mut clients = groups.map(|group| {
+        let mut client = Client::new(&disk, load, &time, measured_ns);
+        client.group = names.number(group);
+        client
+    });
+    figures(&mut clients, &time, measured_ns)
+}
+
+/// Runs the clients, and returns their figures.
+fn figures(clients: &mut [Client], time: &Rc<Cell<u64>>, measured_ns: u64) -> Vec<Figures> {
+    run(clients, time, measured_ns);
     let seconds = measured_ns as f64 / 1e9;
     let result = |client: &mut Client| {
         client.times_ns.sort_unstable();
@@ -360,6 +392,10 @@ fn main() {
             let reads = Load::Reads { depth: 64, run: 1, pause_ns: 0, file: CAPACITY };
             let loads = [(reads, weights[0], 0), (reads, weights[1], 1)];
             both(name, case, ["first", "second"], loads, Some(&defaults));
+            let found = measure_groups(name, reads, weights);
+            for (client, figures) in ["first container", "second container"].iter().zip(&found) {
+                print(name, case, client, figures);
+            }
         }
     }
 }
