@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fathom_control::{ClientError, ErrorCode, FlushWay, InsightState};
-use fathom_tests::{Assets, Daemon, Disk, Guest, Process, Result, patience, until};
+use fathom_tests::{Assets, Daemon, Disk, Guest, Kernel, Process, Result, patience, until};
 
 /// The size of the file that is dirty before a flush, in MiB.
 const DIRTY_MIB: u64 = 24;
@@ -17,6 +17,11 @@ const EXPIRE: u64 = 60_000;
 /// A daemon with a disk of the virtual machine `web`, and its guest. `disk` and `guest` are lines of
 /// their tables.
 fn start(disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
+    start_with(None, disk, guest)
+}
+
+/// The same for a guest with another kernel, which has a root disk.
+fn start_with(kernel: Option<Kernel>, disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
     let daemon = Daemon::start(|folder| {
         let path = |name: &str| folder.join(name).display().to_string();
         let image = std::fs::File::create(folder.join("disk.img")).unwrap();
@@ -45,21 +50,30 @@ fn start(disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
         "-device",
         "virtio-balloon-pci",
     ];
+    let assets = Assets::get()?;
+    let (builder, names) = match kernel {
+        None => (Guest::builder(), ["vda", "vdb"]),
+        Some(kernel) => {
+            let root = Disk::snapshot_of(&assets.root);
+            (Guest::builder().kernel(kernel).root(root), ["vdb", "vdc"])
+        }
+    };
     let guest = arguments.iter().chain(&devices).fold(
-        Guest::builder()
+        builder
             .disk(Disk::vhost_user(daemon.path("disk.sock")))
-            .disk(Disk::snapshot_of(Assets::get()?.tools()?)),
+            .disk(Disk::snapshot_of(assets.tools()?)),
         |builder, argument| builder.argument(*argument),
     );
     let guest = guest.start()?;
+    let [disk, tools] = names;
     guest.check(&format!(
-        "mkdir /tools; mount -o ro /dev/vdb /tools
-        insmod /tools/virtio_balloon.ko
+        "mkdir -p /tools /mnt; mount -o ro /dev/{tools} /tools
+        modprobe virtio_balloon || insmod /tools/virtio_balloon.ko
         modprobe virtio_console
-        mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt
+        mkfs.ext4 -q /dev/{disk}; mount /dev/{disk} /mnt
         echo {EXPIRE} > /proc/sys/vm/dirty_expire_centisecs
         # The guest does not begin to write by itself either.
-        echo 99 > /sys/block/vda/bdi/min_ratio
+        echo 99 > /sys/block/{disk}/bdi/min_ratio
         echo 400000000 > /proc/sys/vm/dirty_bytes
         echo 300000000 > /proc/sys/vm/dirty_background_bytes"
     ))?;
@@ -131,6 +145,65 @@ fn by_balloon(daemon: &Daemon, guest: &Guest) -> Result<()> {
     guest.check(&format!("sync; {NO_LIMITS}")).map(drop)
 }
 
+/// Flushes a guest in one way. Its dirty data is on the disk then, and its setting is as before.
+fn flush_by(daemon: &Daemon, guest: &Guest, by: FlushWay) -> Result<()> {
+    let name = by.name();
+    let hash = make_dirty(guest, name)?;
+    let before_kib = dirty_kib(guest)?;
+    assert!(before_kib > (DIRTY_MIB << 10) * 9 / 10, "{name}: {before_kib} KiB were dirty");
+    let report = daemon.client().flush_guest("web", Some(by)).unwrap();
+    println!("{report:?}");
+    assert!(report.is_complete && report.by == by, "{report:?}");
+    assert!(report.dirty_before_bytes > Some((DIRTY_MIB << 20) * 9 / 10), "{report:?}");
+    assert!(report.written_bytes > (DIRTY_MIB << 20) * 9 / 10, "{report:?}");
+    assert!(report.first_write_ns <= report.last_write_ns, "{report:?}");
+    let after_kib = dirty_kib(guest)?;
+    assert!(after_kib < before_kib / 20, "{name}: {after_kib} KiB are dirty");
+    // The data is on the disk, not only in the guest's memory.
+    let read = format!(
+        "echo 3 > /proc/sys/vm/drop_caches
+        dd if=/mnt/{name} bs=1M iflag=direct 2> /dev/null | sha256sum"
+    );
+    assert_eq!(guest.check(&read)?, hash, "{name}");
+    assert_eq!(expire(guest)?, EXPIRE, "{name}: the guest's setting is as before");
+    Ok(())
+}
+
+/// The kernels of Debian's backports, the last of the versions 6 and the newest: all ways, and a daemon that
+/// is killed in between.
+#[test]
+fn guests_with_other_kernels_are_flushed() -> Result<()> {
+    for name in ["backports", "newest"] {
+        let Some(kernel) = Assets::get()?.kernel(name)? else { continue };
+        println!("Linux {}", kernel.release);
+        let ways = "flush = ['tunables', 'sysrq', 'agent', 'balloon']";
+        let (mut daemon, guest) = start_with(Some(kernel), "", ways)?;
+        start_agent(&guest)?;
+        for by in [FlushWay::Sysrq, FlushWay::Tunables, FlushWay::Agent] {
+            flush_by(&daemon, &guest, by)?;
+        }
+        by_balloon(&daemon, &guest)?;
+        // The periodic write-back does not come before the daemon is killed.
+        guest.check("echo 3000 > /proc/sys/vm/dirty_writeback_centisecs")?;
+        let hash = make_dirty(&guest, "killed")?;
+        let client = daemon.client();
+        let flush = std::thread::spawn(move || client.flush_guest("web", Some(FlushWay::Tunables)));
+        until("the tunable to be lowered", patience(30), || {
+            Ok((expire(&guest)? == 1).then_some(()))
+        })?;
+        daemon.kill9();
+        assert!(flush.join().unwrap().is_err());
+        daemon.restart()?;
+        daemon.wait_for_guest("disk")?;
+        until("the tunable to be put back", patience(60), || {
+            Ok((expire(&guest)? == EXPIRE).then_some(()))
+        })?;
+        assert_eq!(guest.check("sync; sha256sum < /mnt/killed")?, hash);
+        guest.shutdown()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_guest_is_flushed_in_each_way() -> Result<()> {
     let (daemon, guest) = start("", "flush = ['tunables', 'sysrq', 'agent', 'balloon']")?;
@@ -144,25 +217,7 @@ fn a_guest_is_flushed_in_each_way() -> Result<()> {
     );
     start_agent(&guest)?;
     for by in [FlushWay::Sysrq, FlushWay::Tunables, FlushWay::Agent] {
-        let name = by.name();
-        let hash = make_dirty(&guest, name)?;
-        let before_kib = dirty_kib(&guest)?;
-        assert!(before_kib > (DIRTY_MIB << 10) * 9 / 10, "{name}: {before_kib} KiB were dirty");
-        let report = client.flush_guest("web", Some(by)).unwrap();
-        println!("{report:?}");
-        assert!(report.is_complete && report.by == by, "{report:?}");
-        assert!(report.dirty_before_bytes > Some((DIRTY_MIB << 20) * 9 / 10), "{report:?}");
-        assert!(report.written_bytes > (DIRTY_MIB << 20) * 9 / 10, "{report:?}");
-        assert!(report.first_write_ns <= report.last_write_ns, "{report:?}");
-        let after_kib = dirty_kib(&guest)?;
-        assert!(after_kib < before_kib / 20, "{name}: {after_kib} KiB are dirty");
-        // The data is on the disk, not only in the guest's memory.
-        let read = format!(
-            "echo 3 > /proc/sys/vm/drop_caches
-            dd if=/mnt/{name} bs=1M iflag=direct 2> /dev/null | sha256sum"
-        );
-        assert_eq!(guest.check(&read)?, hash, "{name}");
-        assert_eq!(expire(&guest)?, EXPIRE, "{name}: the guest's setting is as before");
+        flush_by(&daemon, &guest, by)?;
     }
     by_balloon(&daemon, &guest)?;
     // Without a way, the first of the configuration.
