@@ -15,7 +15,7 @@ use super::change::Changing;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
 use super::insert::{Inserting, Part};
 use super::load::Loading;
-use super::shard::Lookup;
+use super::shard::{Lookup, Room};
 use super::tables::Writing;
 use super::{Counters, Inner};
 
@@ -85,6 +85,7 @@ pub(super) struct CacheQueue {
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
+    pub(super) spare_rooms: Vec<(Vec<(Part, Room)>, Vec<u16>)>,
     pub(super) scratch: Vec<u8>,
 }
 
@@ -126,6 +127,7 @@ impl CacheQueue {
             cost: MissCost::new(),
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
+            spare_rooms: Vec::new(),
             scratch: Vec::new(),
         }
     }

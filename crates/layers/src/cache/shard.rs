@@ -90,6 +90,23 @@ struct List {
 
 const EMPTY: List = List { first: NONE, length: 0 };
 
+impl List {
+    fn push(&mut self, entries: &mut [u64], slot: u32) {
+        entries[slot as usize] = self.first.into();
+        self.first = slot;
+        self.length += 1;
+    }
+
+    fn pop(&mut self, entries: &mut [u64]) -> Option<u32> {
+        let slot = self.first;
+        // The end of a list is no slot.
+        let entry = entries.get_mut(slot as usize)?;
+        self.first = std::mem::take(entry) as u32;
+        self.length -= 1;
+        Some(slot)
+    }
+}
+
 /// The slots that become free when tables are durable.
 struct Leaving {
     /// The number of these tables.
@@ -227,28 +244,13 @@ impl Shard {
         self.flags[slot as usize] & MAPPED != 0
     }
 
-    fn push(&mut self, mut list: List, slot: u32) -> List {
-        self.entries[slot as usize] = list.first.into();
-        list.first = slot;
-        list.length += 1;
-        list
-    }
-
-    fn pop(&mut self, list: List) -> Option<(u32, List)> {
-        let slot = list.first;
-        let entry = self.entries.get_mut(slot as usize)?;
-        let first = std::mem::take(entry) as u32;
-        Some((slot, List { first, length: list.length - 1 }))
-    }
-
     fn push_free(&mut self, slot: u32) {
-        self.free = self.push(self.free, slot);
+        self.free.push(&mut self.entries, slot);
     }
 
     /// Takes a free slot.
     fn pop_free(&mut self) -> Option<u32> {
-        if let Some((slot, rest)) = self.pop(self.free) {
-            self.free = rest;
+        if let Some(slot) = self.free.pop(&mut self.entries) {
             return Some(slot);
         }
         (self.unused < self.slots()).then(|| {
@@ -269,9 +271,12 @@ impl Shard {
     fn push_leaving(&mut self, slot: u32) {
         self.dirty.insert(slot / self.per_page);
         let tables = self.building;
-        let last = self.leaving.pop_if(|last| last.tables == tables);
-        let slots = self.push(last.map_or(EMPTY, |last| last.slots), slot);
-        self.leaving.push(Leaving { tables, slots });
+        if self.leaving.last().is_none_or(|last| last.tables != tables) {
+            self.leaving.push(Leaving { tables, slots: EMPTY });
+        }
+        if let Some(Leaving { slots, .. }) = self.leaving.last_mut() {
+            slots.push(&mut self.entries, slot);
+        }
     }
 
     fn sums_of(&self, slot: u32) -> &[u16] {
@@ -594,7 +599,8 @@ impl Shard {
 
     /// A flush of the volume is about to begin: notes the content that it will cover.
     pub(super) fn capture(&mut self) {
-        for slot in self.fresh.drain(..) {
+        // The memory of a burst is not kept.
+        for slot in std::mem::take(&mut self.fresh) {
             let flags = &mut self.flags[slot as usize];
             if *flags & FRESH != 0 {
                 *flags = *flags & !FRESH | CAPTURED;
@@ -612,7 +618,7 @@ impl Shard {
     /// A flush has completed: the captured content is stable. If all tables with the number `tables`
     /// are durable now, slots without a mapping in them become free.
     pub(super) fn flushed(&mut self, tables: Option<u64>) {
-        for slot in self.captured.drain(..) {
+        for slot in std::mem::take(&mut self.captured) {
             let flags = &mut self.flags[slot as usize];
             if *flags & CAPTURED != 0 {
                 *flags = *flags & !CAPTURED | STABLE;
@@ -623,8 +629,7 @@ impl Shard {
         let durable = self.leaving.iter().take_while(|leaving| leaving.tables <= tables).count();
         let durable: Vec<Leaving> = self.leaving.drain(..durable).collect();
         for Leaving { mut slots, .. } in durable {
-            while let Some((slot, rest)) = self.pop(slots) {
-                slots = rest;
+            while let Some(slot) = slots.pop(&mut self.entries) {
                 self.flags[slot as usize] &= !IMAGED;
                 self.release(slot);
             }

@@ -288,3 +288,7 @@ impl CacheVolume {
         self.is_loaded.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+#[path = "volume_tests.rs"]
+mod tests;
