@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_backend::Memory;
-use fathom_block::{Backend, Layer};
+use fathom_block::{Backend, Clock, Disk, DiskOptions, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Passthrough;
 use fathom_layers::cache::{
@@ -47,9 +47,30 @@ fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
     Arc::new(Cache::new(&volume, &disk, mode, Arc::new(NoMark)).expect("a disk"))
 }
 
+/// Writes the disk, because memory that was never written is read faster.
+fn write(backend: &Arc<dyn Backend>, reactor: &mut Reactor) {
+    let disk = Disk::new(DiskOptions::default(), Vec::new(), Arc::clone(backend));
+    let disk = disk.expect("no layers");
+    let mut stack = disk.open_queue(reactor, Clock::System).expect("a queue");
+    for offset in (0..CAPACITY).step_by(1 << 20) {
+        let mut request = stack.request();
+        (request.operation, request.offset, request.length) = (Operation::Write, offset, 1 << 20);
+        request.buffers.allocate(1 << 20);
+        if let Some(bytes) = request.buffers.owned_mut() {
+            bytes.fill(0x5a);
+        }
+        stack.submit(request, reactor);
+        while let Some((request, outcome)) = stack.completed() {
+            outcome.expect("a write");
+            stack.recycle(request);
+        }
+    }
+}
+
 fn main() {
     let mut reactor = Reactor::new(8).expect("an io_uring");
-    let backend = Arc::new(Memory::new(CAPACITY)) as Arc<dyn Backend>;
+    let [_, backend, _] = support::backends();
+    write(&backend, &mut reactor);
     let (all, little) = (CAPACITY * 5 / 4, 1 << 20);
     let through = CacheMode::WriteThrough;
     let mut open = |name, layer: Option<Arc<dyn Layer>>| {

@@ -10,6 +10,9 @@ use super::shard::Room;
 /// The insertions whose memory is kept for later ones.
 const SPARE_MAX: usize = 64;
 
+/// The memory of an insertion that has ended.
+pub(super) type SpareRooms = (Vec<(Part, Room)>, Vec<u16>);
+
 /// A block whose content a request has.
 #[derive(Clone, Copy)]
 pub(super) struct Part {

@@ -13,9 +13,9 @@ use fathom_insight::Kind;
 
 use super::change::Changing;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
-use super::insert::{Inserting, Part};
+use super::insert::{Inserting, Part, SpareRooms};
 use super::load::Loading;
-use super::shard::{Lookup, Room};
+use super::shard::Lookup;
 use super::tables::Writing;
 use super::{Counters, Inner};
 
@@ -85,7 +85,7 @@ pub(super) struct CacheQueue {
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
-    pub(super) spare_rooms: Vec<(Vec<(Part, Room)>, Vec<u16>)>,
+    pub(super) spare_rooms: Vec<SpareRooms>,
     pub(super) scratch: Vec<u8>,
 }
 
@@ -154,7 +154,8 @@ impl CacheQueue {
     }
 
     fn count_of(&self, length: u64) -> u64 {
-        length.div_ceil(u64::from(self.inner.volume.format.block_size))
+        let size = u64::from(self.inner.volume.format.block_size);
+        (length + size - 1) >> size.trailing_zeros()
     }
 
     /// The key of a block of this disk.
@@ -162,15 +163,15 @@ impl CacheQueue {
         u64::from(self.inner.disk.number) << BLOCK_BITS | block
     }
 
-    /// Calls `visit` with each block of a range: its key, and the part of the range in it, in bytes of
-    /// the disk.
+    /// Each block of a range, and the part of the range in it: the start and the length, in bytes of the
+    /// disk. `size` is a power of two.
     pub(super) fn blocks(
         offset: u64,
         length: u64,
         size: u64,
     ) -> impl Iterator<Item = (u64, u64, u64)> {
-        let end = offset + length;
-        (offset / size..end.div_ceil(size)).map(move |block| {
+        let (end, shift) = (offset + length, size.trailing_zeros());
+        (offset >> shift..(end + size - 1) >> shift).map(move |block| {
             let (start, stop) = ((block * size).max(offset), ((block + 1) * size).min(end));
             (block, start, stop - start)
         })
@@ -178,13 +179,13 @@ impl CacheQueue {
 
     /// The granules that a range within a block touches, as bits.
     pub(super) fn touched(start: u64, length: u64, size: u64) -> u16 {
-        let (start, granule) = (start % size, u64::from(GRANULE));
+        let (start, granule) = (start & (size - 1), u64::from(GRANULE));
         mask(start / granule, (start + length).div_ceil(granule))
     }
 
     /// The granules that a range within a block covers wholly, as bits.
     pub(super) fn covered(start: u64, length: u64, size: u64) -> u16 {
-        let (start, granule) = (start % size, u64::from(GRANULE));
+        let (start, granule) = (start & (size - 1), u64::from(GRANULE));
         mask(start.div_ceil(granule), (start + length) / granule)
     }
 
@@ -283,7 +284,7 @@ impl CacheQueue {
         let size = u64::from(volume.format.block_size);
         let mut outcome = Ok(());
         for hit in hits {
-            let place = volume.place(hit.shard, hit.slot) + hit.start % size;
+            let place = volume.place(hit.shard, hit.slot) + (hit.start & (size - 1));
             let from = hit.start - request.offset;
             let copied = next.read_now(self.store, place, request, from..from + hit.length)?;
             outcome = outcome.and(copied);

@@ -180,7 +180,8 @@ impl CacheVolume {
     /// The shard of a block.
     #[inline]
     pub(super) fn shard_of(&self, key: u64) -> usize {
-        let extent = (key & ((1 << BLOCK_BITS) - 1)) / (EXTENT / u64::from(self.format.block_size));
+        let shift = EXTENT.trailing_zeros() - self.format.block_size.trailing_zeros();
+        let extent = (key & ((1 << BLOCK_BITS) - 1)) >> shift;
         let mixed = (extent << 16 | key >> BLOCK_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed >> 32) * self.shards.len() as u64 >> 32) as usize
     }
