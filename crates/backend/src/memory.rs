@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
-    Extent, Geometry, Operation, Outcome, Request, faults,
+    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Buffers, Capabilities,
+    ErrorKind, Extent, Geometry, Operation, Outcome, Request, faults,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -163,6 +163,31 @@ impl Shared {
         if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
     }
 
+    /// Copies `length` bytes from `offset` on to byte `from` of `buffers` on. Fails as
+    /// [`transfer`](Self::transfer) does.
+    fn read(&self, offset: u64, length: u64, buffers: &Buffers, from: u64) -> Outcome {
+        let before = faults();
+        let (mut skip, mut left) = (from as usize, length as usize);
+        let mut place = self.base.as_ptr().wrapping_add(offset as usize);
+        for segment in buffers.segments() {
+            if left == 0 {
+                break;
+            }
+            if skip >= segment.iov_len {
+                skip -= segment.iov_len;
+                continue;
+            }
+            let count = (segment.iov_len - skip).min(left);
+            let memory = segment.iov_base.cast::<u8>().wrapping_add(skip);
+            // SAFETY: as in `transfer`: the caller checked both ranges; `skip + count` is within the
+            // segment.
+            unsafe { std::ptr::copy_nonoverlapping(place, memory, count) };
+            place = place.wrapping_add(count);
+            (skip, left) = (0, left - count);
+        }
+        if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
+    }
+
     fn mark_written(&self, offset: u64, length: u64) {
         for chunk in offset / CHUNK..=(offset + length - 1) / CHUNK {
             let (word, bit) = (&self.written[(chunk / 64) as usize], 1 << (chunk % 64));
@@ -283,6 +308,17 @@ impl Drop for MemoryQueue {
 }
 
 impl MemoryQueue {
+    /// Calls `carry_out` such that a shrink waits for it.
+    fn counted<R>(&self, carry_out: impl FnOnce(&Self) -> R) -> R {
+        let count = self.count.load(Ordering::Relaxed);
+        self.count.store(count + 1, Ordering::Relaxed);
+        // The count before the capacity; see the module documentation.
+        fence(Ordering::SeqCst);
+        let result = carry_out(self);
+        self.count.store(count + 2, Ordering::Release);
+        result
+    }
+
     fn carry_out(&self, request: &mut Request) -> Outcome {
         let (offset, length) = (request.offset, request.length);
         // The crossing has checked the capacity; a shrink may have begun since.
@@ -311,13 +347,24 @@ impl MemoryQueue {
 
 impl BackendQueue for MemoryQueue {
     fn submit(&mut self, mut request: Box<Request>, context: &mut BackendContext<'_>) {
-        let count = self.count.load(Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Relaxed);
-        // The count before the capacity; see the module documentation.
-        fence(Ordering::SeqCst);
-        let outcome = self.carry_out(&mut request);
-        self.count.store(count + 2, Ordering::Release);
+        let outcome = self.counted(|queue| queue.carry_out(&mut request));
         context.complete(request, outcome);
+    }
+
+    fn read_now(
+        &mut self,
+        offset: u64,
+        length: u64,
+        buffers: &mut Buffers,
+        from: u64,
+    ) -> Option<Outcome> {
+        self.counted(|queue| {
+            let end = offset.checked_add(length)?;
+            if end > queue.shared.capacity.load(Ordering::Relaxed) {
+                return None;
+            }
+            Some(queue.shared.read(offset, length, buffers, from))
+        })
     }
 
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}

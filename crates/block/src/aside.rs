@@ -2,6 +2,7 @@
 //! wakers.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -136,6 +137,26 @@ impl Aside {
         }
         self.sending = sending;
         refused
+    }
+
+    /// Reads from a store at once, if it can; see [`Crossing::read_now`](crate::Crossing::read_now).
+    #[inline]
+    pub(crate) fn read_now(
+        &mut self,
+        id: StoreId,
+        offset: u64,
+        request: &mut Request,
+        range: Range<u64>,
+    ) -> Option<Outcome> {
+        let store = self.stores.get_mut(usize::from(id.0))?;
+        let length = range.end.checked_sub(range.start)?;
+        let is_within = offset.checked_add(length)? <= store.backend.capacity()
+            && range.end <= request.buffers.length();
+        let mask = u64::from(store.backend.geometry().alignment) - 1;
+        if !is_within || length == 0 || (offset | length) & mask != 0 {
+            return None;
+        }
+        store.queue.read_now(offset, length, &mut request.buffers, range.start)
     }
 
     /// Passes an event of the reactor to the stores.

@@ -4,6 +4,7 @@ use std::io;
 
 use fathom_reactor::{Event, Reactor};
 
+use crate::buffer::Buffers;
 use crate::clock::Clock;
 use crate::geometry::{Capabilities, Geometry};
 use crate::problem::BackendProblem;
@@ -67,6 +68,20 @@ pub trait Backend: Send + Sync {
 pub trait BackendQueue {
     /// Carries out `request`, or starts to.
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>);
+
+    /// Reads `length` bytes from `offset` on into the memory of `buffers`, from its byte `from` on, if
+    /// this takes no longer than a copy of memory. Otherwise returns `None` and does nothing: the
+    /// caller then submits a request. Callers guarantee that both ranges exist.
+    fn read_now(
+        &mut self,
+        offset: u64,
+        length: u64,
+        buffers: &mut Buffers,
+        from: u64,
+    ) -> Option<Outcome> {
+        let _ = (offset, length, buffers, from);
+        None
+    }
 
     /// Handles the completion of an operation that this queue submitted to the reactor. The queue
     /// ignores events of other owners.

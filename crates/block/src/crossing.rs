@@ -2,12 +2,13 @@
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::aside::{Aside, StoreId};
 use crate::clock::Moment;
 #[expect(unused_imports, reason = "for the documentation")]
 use crate::layer::LayerQueue;
-use crate::request::{Outcome, Request};
+use crate::request::{Operation, Outcome, Request};
 use crate::split::Split;
 
 /// A step of a request through the stack.
@@ -176,6 +177,22 @@ impl Crossing<'_> {
         debug_assert_eq!(request.origin, self.level + 1, "a guest's request takes the way down");
         request.store = Some(store);
         self.aside.sending.push(request);
+    }
+
+    /// Reads from a further store of this queue, from its byte `offset` on, into the bytes `range` of the
+    /// memory of `request`, if the store is memory, so that this takes no longer than a copy. Returns
+    /// `None` if nothing was read, for example because the store is no memory or does not have these
+    /// bytes: the layer then submits a request.
+    #[inline]
+    pub fn read_now(
+        &mut self,
+        store: StoreId,
+        offset: u64,
+        request: &mut Request,
+        range: Range<u64>,
+    ) -> Option<Outcome> {
+        debug_assert!(request.operation == Operation::Read, "only a read is filled");
+        self.aside.read_now(store, offset, request, range)
     }
 
     /// Keeps `parent`, a request that came to this layer, while [pieces](Self::piece) of it are in

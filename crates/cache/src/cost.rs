@@ -11,6 +11,8 @@ const STEP: f64 = 1.0 / 32.0;
 pub struct MissCost {
     /// The mean times, in nanoseconds, of requests that continue the one before them and of others.
     means_ns: [[f64; LENGTHS]; 2],
+    /// What requests of each length are expected to take, in nanoseconds.
+    expected_ns: [[u64; LENGTHS]; 2],
 }
 
 impl MissCost {
@@ -28,17 +30,24 @@ impl MissCost {
         } else {
             *mean_ns += (time_ns - *mean_ns) * STEP;
         }
+        self.expect(is_sequential);
+    }
+
+    /// A length without observations is expected to take as long as the nearest one that has some.
+    fn expect(&mut self, is_sequential: bool) {
+        let means_ns = &self.means_ns[usize::from(is_sequential)];
+        let expected_ns = &mut self.expected_ns[usize::from(is_sequential)];
+        for (wanted, expected_ns) in expected_ns.iter_mut().enumerate() {
+            let known = (0..LENGTHS).filter(|length| means_ns[*length] > 0.0);
+            let nearest = known.min_by_key(|length| length.abs_diff(wanted));
+            *expected_ns = nearest.map_or(0, |length| means_ns[length] as u64);
+        }
     }
 
     /// The expected time of each block of a request for `blocks` blocks, in nanoseconds. A length
     /// without observations costs as much as the next one that has some.
     pub fn block_ns(&self, is_sequential: bool, blocks: u64) -> u32 {
-        let means_ns = &self.means_ns[usize::from(is_sequential)];
-        let wanted = length(blocks);
-        let nearest = (0..LENGTHS)
-            .filter(|length| means_ns[*length] > 0.0)
-            .min_by_key(|length| length.abs_diff(wanted));
-        nearest.map_or(0, |length| share(means_ns[length] as u64, blocks))
+        share(self.expected_ns[usize::from(is_sequential)][length(blocks)], blocks)
     }
 }
 

@@ -14,6 +14,11 @@
 //! any time a slot has as many entries in the queues as its state has stale ones, and one more if it
 //! has a block. If a slot is reused while many stale entries exist, the block takes over a stale
 //! entry and its place.
+//!
+//! Blocks can belong to several *pools*, each with a share of the slots. A pool has queues of its own.
+//! The next block leaves from a pool that has more blocks than its share: from the one whose first block
+//! is oldest, as if they all were in the same queues. A pool that has its share, or more, may also
+//! replace its own blocks. So no pool loses a block of its share for one of another pool.
 
 use crate::ghost::Ghost;
 use crate::queues::Queues;
@@ -28,18 +33,29 @@ const STEPS_MAX: u32 = 512;
 const SMALL: usize = 0;
 const _: () = assert!(LEVELS < QUEUES);
 
+/// Blocks with a share of the slots.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pool {
+    /// The blocks in each queue.
+    counts: [u32; QUEUES],
+    blocks: u32,
+    /// The blocks that it keeps.
+    share: u32,
+}
+
 /// The queues.
 #[derive(Debug)]
 pub struct Engine {
     /// The levels of groups of blocks.
     pub ranks: Ranks,
     slots: Vec<Slot>,
+    /// The queues of the first pool, then those of the second, and so on.
     queues: Queues,
     ghost: Ghost,
-    /// The blocks in each queue.
-    counts: [u32; QUEUES],
+    pools: Vec<Pool>,
+    /// The blocks of all pools.
     blocks: u32,
-    /// The blocks that the small queue has at least before one of them leaves.
+    /// The blocks that the small queues have at least before one of them leaves.
     small_min: u32,
     /// The entries of slots beyond one for each slot, and their limit.
     extra: usize,
@@ -57,7 +73,7 @@ impl Engine {
             slots: vec![Slot::default(); slots],
             queues: Queues::new(QUEUES, slots + extra_max),
             ghost: Ghost::new(slots * 11 / 10, slots * 9 / 10),
-            counts: [0; QUEUES],
+            pools: vec![Pool::default()],
             blocks: 0,
             small_min: (slots / 10).max(1) as u32,
             extra: 0,
@@ -73,12 +89,56 @@ impl Engine {
         state.set_group(group);
     }
 
-    /// A block has been put into `slot`, which was free.
-    pub fn insert(&mut self, slot: u32, hash: u64, group: usize) {
+    /// The group of the block in `slot`.
+    pub fn group(&self, slot: u32) -> usize {
+        self.slots.get(slot as usize).map_or(0, |state| state.group())
+    }
+
+    /// Adds a pool without a share. Returns its number.
+    pub fn add_pool(&mut self) -> usize {
+        self.pools.push(Pool::default());
+        self.queues.add(QUEUES);
+        self.pools.len() - 1
+    }
+
+    /// Sets the number of blocks that a pool keeps.
+    pub fn set_share(&mut self, pool: usize, share: u32) {
+        self.pools[pool].share = share;
+    }
+
+    /// The number of blocks of a pool.
+    pub fn blocks_of(&self, pool: usize) -> u32 {
+        self.pools[pool].blocks
+    }
+
+    /// The block in `slot` belongs to the pool `to` from now on. Its entry moves when its turn comes.
+    pub fn move_block(&mut self, slot: u32, from: usize, to: usize) {
+        let queue = self.slots.get(slot as usize).and_then(|state| state.queue());
+        if let Some(queue) = queue.filter(|_| self.pools[from].blocks > 0) {
+            self.count(from, queue, false);
+            self.count(to, queue, true);
+        }
+    }
+
+    /// Counts a block that enters a queue or leaves it.
+    fn count(&mut self, pool: usize, queue: usize, enters: bool) {
+        let Pool { counts, blocks, .. } = &mut self.pools[pool];
+        for count in [&mut counts[queue], blocks, &mut self.blocks] {
+            // Calls in a wrong order do not panic.
+            *count = if enters { *count + 1 } else { count.saturating_sub(1) };
+        }
+    }
+
+    fn push(&mut self, pool: usize, queue: usize, slot: u32) {
+        self.queues.push(pool * QUEUES + queue, slot, self.time);
+    }
+
+    /// A block of a pool has been put into `slot`, which was free.
+    pub fn insert(&mut self, slot: u32, hash: u64, group: usize, pool: usize) {
         if slot as usize >= self.slots.len() {
             return;
         }
-        self.remove(slot);
+        self.remove(slot, pool);
         self.time = self.time.wrapping_add(1);
         let level = self.ranks.level(group);
         let is_known = self.ghost.contains(hash);
@@ -95,31 +155,35 @@ impl Engine {
             state.set_stale(stale - 1);
         } else {
             self.extra += usize::from(stale > 0);
-            self.queues.push(queue, slot, self.time);
+            self.push(pool, queue, slot);
         }
-        self.counts[queue] += 1;
-        self.blocks += 1;
+        self.count(pool, queue, true);
     }
 
-    /// The caller has taken the block out of `slot`. The ghosts do not remember it.
-    pub fn remove(&mut self, slot: u32) {
+    /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it.
+    pub fn remove(&mut self, slot: u32, pool: usize) {
         let Some(state) = self.slots.get_mut(slot as usize) else { return };
         if let Some(queue) = state.queue() {
             state.set_queue(None);
             state.set_stale(state.stale() + 1);
-            self.counts[queue] -= 1;
-            self.blocks -= 1;
+            self.count(pool, queue, false);
         }
     }
 
-    /// Takes a block out of the queues, so that its slot is free. `hash` returns the hash of the key of
-    /// the block in a slot. Returns `None` if there are no blocks.
-    pub fn victim(&mut self, hash: impl Fn(u32) -> u64) -> Option<u32> {
+    /// Takes a block out of the queues, so that its slot is free for a block of the pool `wanting`, or
+    /// of any. `hash` returns the hash of the key of the block in a slot, and `pool_of` its pool.
+    /// Returns `None` if there are no blocks, or if all belong to shares of other pools.
+    pub fn victim(
+        &mut self,
+        wanting: Option<usize>,
+        hash: impl Fn(u32) -> u64,
+        pool_of: impl Fn(u32) -> usize,
+    ) -> Option<u32> {
+        let pool = self.source_pool(wanting)?;
         let mut steps = 0;
-        while self.blocks > 0 {
+        while self.pools[pool].blocks > 0 {
             steps += 1;
-            let (slot, queue) = self.next(self.source())?;
-            self.counts[queue] -= 1;
+            let (slot, queue) = self.next(pool, self.source(pool), &pool_of)?;
             let state = &mut self.slots[slot as usize];
             let hits = state.hits();
             let target = main_queue(self.ranks.level(state.group()));
@@ -128,12 +192,13 @@ impl Engine {
             if is_kept && steps < STEPS_MAX {
                 state.set_hits(if queue == SMALL { 0 } else { hits.saturating_sub(1) });
                 state.set_queue(Some(target));
-                self.counts[target] += 1;
-                self.queues.push(target, slot, self.time);
+                self.count(pool, queue, false);
+                self.count(pool, target, true);
+                self.push(pool, target, slot);
                 continue;
             }
             state.set_queue(None);
-            self.blocks -= 1;
+            self.count(pool, queue, false);
             if queue == SMALL {
                 self.ghost.insert(hash(slot));
             }
@@ -142,49 +207,84 @@ impl Engine {
         None
     }
 
-    /// The queue from which the next block leaves.
-    fn source(&self) -> usize {
-        if self.counts[SMALL] >= self.small_min {
-            return SMALL;
-        }
-        // The life of a level's first block, in units of what a level lives.
-        let shift = self.ranks.shift();
-        let age = |queue: &usize| {
-            let begin = self.queues.first_time(*queue, self.time).unwrap_or(self.time);
-            (u64::from(self.time.wrapping_sub(begin)) + 1) << (shift * (QUEUES - queue) as u32)
-        };
-        let levels = (1..QUEUES).filter(|queue| self.counts[*queue] > 0);
-        levels.max_by_key(age).unwrap_or(SMALL)
+    /// Whether a block of a small queue leaves next.
+    fn is_small_due(&self) -> bool {
+        let small = self.pools.iter().map(|pool| pool.counts[SMALL]).sum::<u32>();
+        small >= self.small_min
     }
 
-    /// Takes the first entry with a block out of a queue, or out of another one if the queue has
-    /// none. Returns the slot, and the queue of its block. Stale entries before it are dropped, and
-    /// entries of blocks that are in another queue are moved there.
-    fn next(&mut self, queue: usize) -> Option<(u32, usize)> {
-        while let Some(slot) = self.queues.pop(queue) {
-            match self.entry(slot) {
-                Some(found) if found == queue => return Some((slot, queue)),
-                Some(other) => self.queues.push(other, slot, self.time),
+    /// The pool from which the next block leaves.
+    fn source_pool(&self, wanting: Option<usize>) -> Option<usize> {
+        if self.pools.len() == 1 {
+            return Some(0);
+        }
+        let has_more = |pool: &usize| {
+            let Pool { blocks, share, .. } = self.pools[*pool];
+            blocks > share || blocks > 0 && blocks == share && wanting == Some(*pool)
+        };
+        let is_small_due = self.is_small_due();
+        // Those with a block in the queue whose turn it is come first, then the oldest one.
+        let age = |pool: &usize| {
+            let queue = self.source(*pool);
+            ((queue == SMALL) == is_small_due, self.age(*pool, queue))
+        };
+        (0..self.pools.len()).filter(has_more).max_by_key(age)
+    }
+
+    /// The life of a queue's first block, in units of what its level lives.
+    fn age(&self, pool: usize, queue: usize) -> u64 {
+        let begin = self.queues.first_time(pool * QUEUES + queue, self.time).unwrap_or(self.time);
+        let age = u64::from(self.time.wrapping_sub(begin)) + 1;
+        if queue == SMALL { age } else { age << (self.ranks.shift() * (QUEUES - queue) as u32) }
+    }
+
+    /// The queue of a pool from which its next block leaves.
+    fn source(&self, pool: usize) -> usize {
+        let counts = &self.pools[pool].counts;
+        if counts[SMALL] > 0 && self.is_small_due() {
+            return SMALL;
+        }
+        let levels = (1..QUEUES).filter(|queue| counts[*queue] > 0);
+        levels.max_by_key(|queue| self.age(pool, *queue)).unwrap_or(SMALL)
+    }
+
+    /// Takes the first entry with a block out of a queue of a pool, or out of another one of the pool
+    /// if the queue has none. Returns the slot, and the queue of its block. Stale entries before it are
+    /// dropped, and entries of blocks that are in another queue are moved there.
+    fn next(
+        &mut self,
+        pool: usize,
+        queue: usize,
+        pool_of: &impl Fn(u32) -> usize,
+    ) -> Option<(u32, usize)> {
+        while let Some(slot) = self.queues.pop(pool * QUEUES + queue) {
+            match self.entry(slot, pool_of) {
+                Some(found) if found == (pool, queue) => return Some((slot, queue)),
+                Some((other, found)) => self.push(other, found, slot),
                 None => {}
             }
         }
-        // The blocks have taken over stale entries of other queues.
-        for other in 0..QUEUES {
-            while let Some(slot) = self.queues.pop(other) {
-                if let Some(found) = self.entry(slot) {
-                    return Some((slot, found));
+        // The blocks have taken over stale entries of other queues, or have come from another pool.
+        for list in 0..self.pools.len() * QUEUES {
+            for _ in 0..self.queues.length(list) {
+                let Some(slot) = self.queues.pop(list) else { break };
+                match self.entry(slot, pool_of) {
+                    Some((other, found)) if other == pool => return Some((slot, found)),
+                    Some((other, found)) => self.push(other, found, slot),
+                    None => {}
                 }
             }
         }
         None
     }
 
-    /// The queue of the block of an entry that was taken out of a queue; `None` if the entry is
-    /// stale.
-    fn entry(&mut self, slot: u32) -> Option<usize> {
+    /// The pool and the queue of the block of an entry that was taken out of a queue; `None` if the
+    /// entry is stale.
+    fn entry(&mut self, slot: u32, pool_of: &impl Fn(u32) -> usize) -> Option<(usize, usize)> {
         let state = &mut self.slots[slot as usize];
         if state.stale() == 0 {
-            return state.queue();
+            let queue = state.queue()?;
+            return Some((if self.pools.len() == 1 { 0 } else { pool_of(slot) }, queue));
         }
         state.set_stale(state.stale() - 1);
         let rest = state.stale() + u8::from(state.queue().is_some());

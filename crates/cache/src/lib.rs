@@ -14,6 +14,7 @@ mod cost;
 mod curve;
 mod engine;
 mod ghost;
+mod learner;
 mod queues;
 mod ranks;
 mod replacement;
@@ -25,7 +26,7 @@ mod worth;
 pub use access::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES};
 pub use cost::MissCost;
 pub use curve::Curve;
-pub use replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
+pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
 pub use simulation::{
     Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,
 };

@@ -52,6 +52,23 @@ impl Queues {
         }
     }
 
+    /// Adds `queues` queues, and the memory for their chunks that are not full.
+    pub fn add(&mut self, queues: usize) {
+        self.lists.resize(self.lists.len() + queues, EMPTY);
+        let (before, after) = (self.times.len(), self.times.len() + 2 * queues);
+        self.next.extend((before..after).map(|index| index as u32 + 1));
+        if let Some(last) = self.next.last_mut() {
+            *last = std::mem::replace(&mut self.free, before as u32);
+        }
+        self.times.resize(after, 0);
+        self.entries.resize(after * self.chunk, 0);
+    }
+
+    /// The number of entries of a queue.
+    pub fn length(&self, queue: usize) -> u32 {
+        self.lists[queue].entries
+    }
+
     /// Adds an entry at the end of a queue. The caller adds at most as many entries as the pool has.
     pub fn push(&mut self, queue: usize, slot: u32, time: u32) {
         let target = &mut self.lists[queue];
@@ -131,8 +148,15 @@ mod tests {
             let (count, capacity) = (random.usize(1..9), random.usize(1..2000));
             let mut queues = Queues::new(count, capacity);
             let mut model = vec![VecDeque::new(); count];
+            let mut count = count;
             let (mut entries, mut time) = (0, 0);
             for step in 0..5000 {
+                if random.u32(0..2000) == 0 {
+                    let more = random.usize(1..4);
+                    queues.add(more);
+                    count += more;
+                    model.resize(count, VecDeque::new());
+                }
                 let queue = random.usize(0..count);
                 time += random.u32(0..3);
                 // Long stretches of filling and of emptying.
@@ -149,6 +173,7 @@ mod tests {
                     assert_eq!(popped, expected.map(|(slot, _)| slot));
                     assert_eq!(first_time.is_some(), expected.is_some());
                     assert!(first_time <= Some(time));
+                    assert_eq!(queues.length(queue) as usize, model[queue].len());
                 }
             }
         }

@@ -104,3 +104,8 @@ pub fn group(access: &Access) -> usize {
     };
     class * COSTS + cost
 }
+
+/// The class of the blocks of a group.
+pub fn class(group: usize) -> u8 {
+    (group / COSTS).min(CLASSES - 1) as u8
+}

@@ -1,13 +1,27 @@
 //! The replacement of a cache: which blocks are let in, and which one leaves.
 
+use std::sync::Arc;
+
 use crate::access::Access;
 use crate::engine::Engine;
 use crate::hash;
-use crate::ranks::{Ranks, group};
-use crate::trials::Trials;
+use crate::learner::Learner;
+use crate::ranks::{Ranks, class, group};
 
 /// The most slots of a [`Replacement`].
 pub const SLOTS_MAX: u32 = 1 << 31;
+
+/// The most disks with a share of a [`Replacement`].
+pub const SHARES_MAX: usize = 63;
+/// A key has the number of its disk from this bit on.
+pub const DISK_SHIFT: u32 = 48;
+
+/// The pool of the block of a key: 0 for those of disks that have never had a share.
+#[inline]
+fn pool(pools: &[(u64, usize)], key: u64) -> usize {
+    let found = pools.iter().find(|(disk, _)| *disk == key >> DISK_SHIFT);
+    found.map_or(0, |(_, pool)| *pool)
+}
 
 /// What decides which blocks are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -41,20 +55,42 @@ pub struct ReplacementOptions {
 #[derive(Debug)]
 pub struct Replacement {
     engine: Engine,
-    /// What the policy `auto` learns from.
-    trials: Option<Box<Trials>>,
+    /// The disks with a share, and their pools.
+    pools: Vec<(u64, usize)>,
+    /// What the policy `auto` learns, for all shards of a cache, and the number of the levels that
+    /// this shard follows.
+    learner: Option<Arc<Learner>>,
+    version: u32,
 }
 
 impl Replacement {
     /// Makes the replacement for `slots_max` slots, at most [`SLOTS_MAX`].
     pub fn new(options: &ReplacementOptions, slots_max: u32) -> Self {
+        let learner = Self::learner(options, slots_max.into());
+        Self::part(options, slots_max, learner)
+    }
+
+    /// Makes the replacements of the shards of a cache, which have at most these numbers of slots and
+    /// learn together.
+    pub fn shards(options: &ReplacementOptions, slots_max: &[u32]) -> Vec<Self> {
+        let slots = slots_max.iter().map(|slots| u64::from(*slots)).sum();
+        let learner = Self::learner(options, slots);
+        let part = |slots: &u32| Self::part(options, *slots, learner.clone());
+        slots_max.iter().map(part).collect()
+    }
+
+    fn learner(options: &ReplacementOptions, slots: u64) -> Option<Arc<Learner>> {
+        (options.policy == Policy::Auto).then(|| Arc::new(Learner::new(slots)))
+    }
+
+    fn part(options: &ReplacementOptions, slots_max: u32, learner: Option<Arc<Learner>>) -> Self {
         let slots = slots_max.clamp(1, SLOTS_MAX) as usize;
-        let (ranks, trials) = match options.policy {
-            Policy::None => (Ranks::equal(), None),
-            Policy::Sky => (Ranks::sky(), None),
-            Policy::Auto => (Ranks::guess(), Some(Box::new(Trials::new(slots)))),
+        let ranks = match options.policy {
+            Policy::None => Ranks::equal(),
+            Policy::Sky => Ranks::sky(),
+            Policy::Auto => Ranks::guess(),
         };
-        Self { engine: Engine::new(ranks, slots), trials }
+        Self { engine: Engine::new(ranks, slots), pools: Vec::new(), learner, version: 0 }
     }
 
     /// A request for the block of `key` in `slot`.
@@ -68,30 +104,80 @@ impl Replacement {
     pub fn admits(&mut self, key: u64, access: &Access) -> bool {
         let group = group(access);
         self.learn(key, group, access);
+        if let Some(learner) = &self.learner {
+            learner.update(&mut self.version, &mut self.engine.ranks);
+        }
         !self.engine.ranks.is_refused(group)
     }
 
-    fn learn(&mut self, key: u64, group: usize, access: &Access) {
-        let Some(trials) = &mut self.trials else { return };
-        if let Some(ranks) = trials.observe(hash(key), group, access) {
-            self.engine.ranks.clone_from(ranks);
+    #[inline]
+    fn learn(&self, key: u64, group: usize, access: &Access) {
+        if let Some(learner) = &self.learner {
+            learner.observe(hash(key), group, access);
         }
     }
 
     /// The block of `key` has been put into `slot`, which was free.
     pub fn insert(&mut self, slot: u32, key: u64, access: &Access) {
-        self.engine.insert(slot, hash(key), group(access));
+        let pool = self.pool(key);
+        self.engine.insert(slot, hash(key), group(access), pool);
+    }
+
+    /// Guarantees `slots` slots to a disk: its blocks are not victims for those of other disks while it
+    /// has no more than these. `blocks` are the slots that have blocks of the disk, for a disk without a
+    /// share so far. At most [`SHARES_MAX`] disks can have had a share; returns false if there are more.
+    /// The caller ensures that the sum of all shares is at most the number of slots.
+    pub fn set_share(
+        &mut self,
+        disk: u64,
+        slots: u32,
+        blocks: impl IntoIterator<Item = u32>,
+    ) -> bool {
+        let known = self.pools.iter().find(|(other, _)| *other == disk);
+        let pool = match known {
+            Some((_, pool)) => *pool,
+            None if slots == 0 => return true,
+            None if self.pools.len() >= SHARES_MAX => return false,
+            None => {
+                let pool = self.engine.add_pool();
+                blocks.into_iter().for_each(|slot| self.engine.move_block(slot, 0, pool));
+                self.pools.push((disk, pool));
+                pool
+            }
+        };
+        self.engine.set_share(pool, slots);
+        true
+    }
+
+    /// The number of blocks of a disk that has had a share.
+    pub fn blocks_of(&self, disk: u64) -> Option<u32> {
+        let pool = self.pools.iter().find(|(other, _)| *other == disk);
+        pool.map(|(_, pool)| self.engine.blocks_of(*pool))
+    }
+
+    #[inline]
+    fn pool(&self, key: u64) -> usize {
+        pool(&self.pools, key)
+    }
+
+    /// The class of the block in `slot`, as of its last request.
+    pub fn class(&self, slot: u32) -> u8 {
+        class(self.engine.group(slot))
     }
 
     /// The caller has taken the block out of `slot`. The ghosts do not remember it.
-    pub fn remove(&mut self, slot: u32) {
-        self.engine.remove(slot);
+    pub fn remove(&mut self, slot: u32, key: u64) {
+        let pool = self.pool(key);
+        self.engine.remove(slot, pool);
     }
 
-    /// Takes a block out of the queues, so that its slot is free. `key` returns the key of the block
-    /// in a slot. Returns `None` if there are no blocks.
-    pub fn victim(&mut self, key: impl Fn(u32) -> u64) -> Option<u32> {
-        self.engine.victim(|slot| hash(key(slot)))
+    /// Takes a block out of the queues, so that its slot is free for the block of the key `wanting`, or
+    /// for any. `key` returns the key of the block in a slot. Returns `None` if there are no blocks, or
+    /// if all belong to the shares of other disks.
+    pub fn victim(&mut self, wanting: Option<u64>, key: impl Fn(u32) -> u64) -> Option<u32> {
+        let Self { engine, pools, .. } = self;
+        let wanting = wanting.map(|key| pool(pools, key));
+        engine.victim(wanting, |slot| hash(key(slot)), |slot| pool(pools, key(slot)))
     }
 
     /// The number of blocks.
@@ -104,9 +190,13 @@ impl Replacement {
         self.len() == 0
     }
 
-    /// The memory of the replacement, in bytes.
+    /// The memory of the replacement, in bytes, without what the shards of a cache have learned together.
     pub fn memory_bytes(&self) -> usize {
-        let trials = self.trials.as_ref().map_or(0, |trials| trials.memory_bytes());
-        size_of::<Self>() + self.engine.memory_bytes() + trials
+        size_of::<Self>() + self.engine.memory_bytes()
+    }
+
+    /// The memory of what all shards of a cache have learned together, in bytes.
+    pub fn learned_bytes(&self) -> usize {
+        self.learner.as_ref().map_or(0, |learner| learner.memory_bytes())
     }
 }

@@ -274,7 +274,8 @@ impl<D: SlowDisk> Simulation<D> {
             self.keys.len() as u32 - 1
         } else {
             let keys = &self.keys;
-            let Some(slot) = self.replacement.victim(|slot| keys[slot as usize]) else { return };
+            let slot = self.replacement.victim(Some(key), |slot| keys[slot as usize]);
+            let Some(slot) = slot else { return };
             self.counts.evictions += 1;
             self.index.remove(&self.keys[slot as usize]);
             slot
@@ -287,7 +288,7 @@ impl<D: SlowDisk> Simulation<D> {
 
     fn take_out(&mut self, key: u64) {
         if let Some(slot) = self.index.remove(&key) {
-            self.replacement.remove(slot);
+            self.replacement.remove(slot, key);
             self.free.push(slot);
         }
     }

@@ -17,7 +17,7 @@ use crate::ranks::Ranks;
 use crate::worth::Worth;
 
 /// The most slots of a trial.
-const SLOTS: usize = 4096;
+const SLOTS: u64 = 4096;
 /// How long keys are followed to learn what blocks are worth, in slots of the cache, for each trial
 /// that learns.
 const HORIZONS: [u64; 3] = [2, 8, 32];
@@ -93,13 +93,15 @@ impl Trial {
             self.hashes.len() as u32 - 1
         } else {
             let hashes = &self.hashes;
-            let Some(slot) = self.engine.victim(|slot| hashes[slot as usize]) else { return };
+            let Some(slot) = self.engine.victim(None, |slot| hashes[slot as usize], |_| 0) else {
+                return;
+            };
             self.index.remove(&self.hashes[slot as usize]);
             self.hashes[slot as usize] = hash;
             slot
         };
         self.index.insert(hash, slot);
-        self.engine.insert(slot, hash, group);
+        self.engine.insert(slot, hash, group, 0);
     }
 }
 
@@ -115,9 +117,11 @@ pub struct Trials {
 
 impl Trials {
     /// Makes the trials for a cache of this number of slots.
-    pub fn new(slots: usize) -> Self {
+    pub fn new(slots: u64) -> Self {
+        let slots = slots.max(1);
         let part = slots.min(SLOTS);
-        let threshold = (u128::from(u64::MAX) * part as u128 / slots as u128) as u64;
+        let threshold = (u128::from(u64::MAX) * u128::from(part) / u128::from(slots)) as u64;
+        let part = part as usize;
         let trial = |ranks, horizon| Trial::new(part, ranks, horizon, threshold);
         let fixed = [trial(Ranks::guess(), None), trial(Ranks::equal(), None)];
         let learning = HORIZONS.map(|horizon| trial(Ranks::equal(), Some(horizon)));
@@ -129,16 +133,22 @@ impl Trials {
         }
     }
 
-    /// Learns from a request. Returns the levels that the cache follows from now on, if they may
-    /// have changed.
-    pub fn observe(&mut self, hash: u64, group: usize, access: &Access) -> Option<&Ranks> {
-        if hash > self.threshold {
-            return None;
-        }
+    /// The greatest hash of the keys whose requests are observed.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
+    }
+
+    /// The levels that the cache follows now.
+    pub fn ranks(&self) -> &Ranks {
+        &self.caches[self.best].engine.ranks
+    }
+
+    /// Learns from a request of the sample. Returns whether the levels may have changed.
+    pub fn observe(&mut self, hash: u64, group: usize, access: &Access) -> bool {
         self.caches.iter_mut().for_each(|trial| trial.request(hash, group, access));
         self.requests += 1;
         if self.requests % PERIOD != 0 {
-            return None;
+            return false;
         }
         // The cache goes back to equal blocks as soon as nothing is gained by telling them apart.
         let saved_ns = |index: usize| self.caches[index].saved_ns;
@@ -153,7 +163,7 @@ impl Trials {
             self.requests = 0;
             self.caches.iter_mut().for_each(|trial| trial.saved_ns /= 2.0);
         }
-        Some(&self.caches[best].engine.ranks)
+        true
     }
 
     /// The memory, in bytes.

@@ -37,7 +37,7 @@ impl Cache {
         }
         if self.replacement.admits(key, access) {
             let slot = self.free.pop().unwrap_or_else(|| {
-                let slot = self.replacement.victim(|slot| self.keys[slot as usize].unwrap());
+                let slot = self.replacement.victim(None, |slot| self.keys[slot as usize].unwrap());
                 let slot = slot.expect("a full cache has a victim");
                 let old = self.keys[slot as usize].take().expect("a victim has a block");
                 assert_eq!(self.index.remove(&old), Some(slot));
@@ -52,7 +52,7 @@ impl Cache {
 
     fn discard(&mut self, key: u64) {
         if let Some(slot) = self.index.remove(&key) {
-            self.replacement.remove(slot);
+            self.replacement.remove(slot, key);
             self.keys[slot as usize] = None;
             self.free.push(slot);
         }
@@ -86,8 +86,9 @@ fn no_slot_is_lost_or_given_out_twice() {
         }
         // Every block leaves once.
         let mut left: Vec<u32> = Vec::new();
-        while let Some(slot) =
-            cache.replacement.victim(|slot| cache.keys[slot as usize].expect("it has a block"))
+        while let Some(slot) = cache
+            .replacement
+            .victim(None, |slot| cache.keys[slot as usize].expect("it has a block"))
         {
             left.push(slot);
         }
@@ -111,8 +112,8 @@ fn calls_in_a_wrong_order_do_not_panic() {
                 0 => replacement.hit(slot, key, &access),
                 1 => _ = replacement.admits(key, &access),
                 2 => replacement.insert(slot, key, &access),
-                3 => replacement.remove(slot),
-                _ => _ = replacement.victim(u64::from),
+                3 => replacement.remove(slot, key),
+                _ => _ = replacement.victim(Some(key), u64::from),
             }
             assert!(replacement.len() <= slots);
         }
@@ -124,8 +125,7 @@ fn a_slot_takes_eight_bytes() {
     for policy in POLICIES {
         let slots = 1 << 24;
         let replacement = Replacement::new(&options(policy), slots);
-        let fixed = if policy == Policy::Auto { 2 << 20 } else { 1 << 16 };
-        let bytes = replacement.memory_bytes() - fixed;
+        let bytes = replacement.memory_bytes() - (1 << 16);
         assert!(bytes <= 8 * slots as usize, "{policy:?}: {:.3}", bytes as f64 / f64::from(slots));
     }
 }
@@ -141,8 +141,27 @@ fn what_is_learned_takes_at_most_two_mebibytes() {
             cache.request(key, &access);
         }
     }
-    let [none, auto] = caches.map(|cache| cache.replacement.memory_bytes());
-    assert!(auto - none <= 2 << 20, "{}", auto - none);
+    let [none, auto] = caches.map(|cache| cache.replacement.learned_bytes());
+    assert!(none == 0 && auto <= 2 << 20, "{auto}");
+}
+
+/// The shards of a cache follow what they have learned together.
+#[test]
+fn shards_learn_together() {
+    let options = options(Policy::Auto);
+    let mut shards = Replacement::shards(&options, &[2000, 2000, 1000]);
+    assert_eq!(shards[0].learned_bytes(), shards[2].learned_bytes());
+    let mut random = fastrand::Rng::with_seed(1);
+    // Blocks of one class are read once, those of another one again and again.
+    let useless = Access { class: 0, miss_ns: 1000, ..Access::default() };
+    let useful = Access { class: 1, miss_ns: 1_000_000, ..Access::default() };
+    for key in 0..400_000 {
+        shards[0].admits(1_000_000 + key, &useless);
+        shards[1].admits(random.u64(0..500), &useful);
+    }
+    assert!(shards[1].admits(7, &useful) && shards[2].admits(7, &useful));
+    let refused = shards.iter_mut().filter_map(|shard| (!shard.admits(9, &useless)).then_some(()));
+    assert_eq!(refused.count(), 3);
 }
 
 #[test]

@@ -7,6 +7,12 @@ use super::format::{GRANULE, checksum};
 use super::queue::CacheQueue;
 use super::shard::Room;
 
+/// The insertions whose memory is kept for later ones.
+const SPARE_MAX: usize = 64;
+
+/// The memory of an insertion that has ended.
+pub(super) type SpareRooms = (Vec<(Part, Room)>, Vec<u16>);
+
 /// A block whose content a request has.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
@@ -43,8 +49,7 @@ impl CacheQueue {
         let volume = std::sync::Arc::clone(&self.inner.volume);
         let granules = volume.format.granules() as usize;
         let length = data.length;
-        let mut rooms = Vec::new();
-        let mut sums = Vec::new();
+        let (mut rooms, mut sums) = self.spare_rooms.pop().unwrap_or_default();
         for part in parts.drain(..) {
             if volume.has_failed() {
                 volume.shard(part.shard).cancel(part.key, part.number);
@@ -64,6 +69,7 @@ impl CacheQueue {
         }
         self.keep_parts(parts);
         if rooms.is_empty() {
+            self.keep_rooms(rooms, sums);
             volume.end_copy(length);
             next.recycle(data);
             // Slots may have been taken out of use.
@@ -113,6 +119,17 @@ impl CacheQueue {
             let mut shard = volume.shard(part.shard);
             shard.end_insertion(part.key, part.number, *room, sums, &inserting.access);
         }
+        let Inserting { rooms, sums, .. } = inserting;
+        self.keep_rooms(rooms, sums);
         self.note_change(next);
+    }
+
+    /// Keeps the memory of an insertion.
+    fn keep_rooms(&mut self, mut rooms: Vec<(Part, Room)>, mut sums: Vec<u16>) {
+        if self.spare_rooms.len() < SPARE_MAX {
+            rooms.clear();
+            sums.clear();
+            self.spare_rooms.push((rooms, sums));
+        }
     }
 }

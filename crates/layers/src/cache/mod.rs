@@ -6,11 +6,13 @@
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
 //! - `format`: the bytes on the volume, without I/O; `docs/cache.md` describes them.
-//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O.
+//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `index` finds the
+//!   slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
 //! - `open`: makes or opens a volume.
+//! - `share`: what a disk keeps of a cache that it shares.
 //!
 //! A cache that outlives the daemon must never return old content after a crash, of any store and at
 //! any instant. Two rules ensure this. A slot gets another block only after the tables without its old
@@ -23,13 +25,16 @@
 
 mod change;
 pub mod format;
+mod index;
 mod insert;
 mod load;
 mod open;
 mod options;
+mod pins;
 mod queue;
 mod regions;
 mod shard;
+mod share;
 mod tables;
 mod volume;
 
@@ -50,6 +55,7 @@ pub use format::{FormatError, MAGIC};
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::{CacheOptions, Caches};
 use queue::CacheQueue;
+pub use share::CacheShare;
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
 
@@ -180,6 +186,8 @@ impl Drop for Inner {
         for (shard, number) in lock(&self.beyond).drain(..).enumerate() {
             self.volume.shard(shard).end_range(number);
         }
+        // What the disk had is lent to the others.
+        _ = self.volume.set_share(self.disk.number, 0);
         self.disk.is_attached.store(false, Ordering::Release);
     }
 }
@@ -209,6 +217,10 @@ pub struct CacheStatus {
     pub overwritten: u64,
     /// Insertions without a free slot, of all disks.
     pub no_room: u64,
+    /// Slots that the disk keeps however busy the other disks are.
+    pub share: u64,
+    /// Blocks of the disk, if it has or had a share.
+    pub blocks_of_disk: Option<u64>,
     /// Regions of the disk with recent changes.
     pub regions: u64,
     /// The error of the volume, if it is out of service.
@@ -268,6 +280,20 @@ impl Cache {
         &self.inner.name
     }
 
+    /// Guarantees a number of slots to the disk: while it has no more blocks than these, it loses none
+    /// for a block of another disk of the cache. The slots that it does not use are lent.
+    ///
+    /// # Errors
+    /// If the shares of all disks would exceed the cache, or too many disks have a share.
+    pub fn set_share(&self, slots: u64) -> Result<(), CacheError> {
+        self.inner.volume.set_share(self.inner.disk.number, slots)
+    }
+
+    /// Whether the disk can have a share of so many slots.
+    fn can_have_share(&self, slots: u64) -> bool {
+        self.inner.volume.can_share(self.inner.disk.number, slots)
+    }
+
     /// Changes what goes into the cache.
     pub fn set_mode(&self, mode: CacheMode) {
         self.inner.mode.store(mode as u8, Ordering::Relaxed);
@@ -284,6 +310,8 @@ impl Cache {
             evictions: counts.evictions,
             overwritten: counts.overwritten,
             no_room: counts.no_room,
+            share: inner.volume.share_of(inner.disk.number),
+            blocks_of_disk: inner.volume.blocks_of(inner.disk.number),
             regions: inner.disk.regions.access(|regions| regions.active() as u64),
             failed: inner.volume.keeper.access(|keeper| keeper.failed),
             is_loaded: inner.volume.is_loaded(),
@@ -410,7 +438,7 @@ impl Layer for Cache {
                     .into(),
             });
         }
-        let figures = vec![
+        let mut figures = vec![
             Figure::counter("reads_total", "Reads.", status.reads),
             Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
             Figure::counter("read_bytes_total", "Bytes read.", status.read_bytes),
@@ -444,6 +472,12 @@ impl Layer for Cache {
             ),
             Figure::gauge("regions", "Regions with recent changes.", status.regions),
         ];
+        if let Some(blocks) = status.blocks_of_disk {
+            let meaning = "Blocks that the disk keeps however busy others are.";
+            figures.push(Figure::gauge("share", meaning, status.share));
+            let meaning = "Blocks that the cache has of this disk.";
+            figures.push(Figure::gauge("blocks_of_disk", meaning, blocks));
+        }
         LayerReport { figures, problems }
     }
 

@@ -10,7 +10,9 @@ use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
-use super::{Cache, CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, format, lock};
+use super::{
+    Cache, CacheDisk, CacheMark, CacheMode, CacheShare, CacheTimes, CacheVolume, format, lock,
+};
 use crate::kind::{LayerContext, LayerOptions};
 
 /// The longest name of a cache, in bytes.
@@ -33,6 +35,13 @@ pub struct CacheOptions {
     pub mode: CacheMode,
     /// What decides which blocks are kept.
     pub policy: CachePolicy,
+    /// What this disk keeps of the cache, however busy the other disks are.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub share: CacheShare,
+}
+
+fn is_nothing(share: &CacheShare) -> bool {
+    *share == CacheShare::default()
 }
 
 /// What decides which blocks are kept: the names of [`Policy`] in configurations.
@@ -67,6 +76,7 @@ impl Default for CacheOptions {
             block_size: Bytes(16 << 10),
             mode: CacheMode::WriteThrough,
             policy: CachePolicy::Auto,
+            share: CacheShare::default(),
         }
     }
 }
@@ -81,6 +91,11 @@ impl CacheOptions {
             bitmap_pages: 1,
             slots: u32::try_from(self.size.0 / self.block_size.0.max(1)).unwrap_or(u32::MAX),
         }
+    }
+
+    /// The share of the disk, in slots.
+    fn share_slots(&self) -> u64 {
+        self.share.of(self.size.0) / self.block_size.0.max(1)
     }
 
     /// Whether `volume` has this size and policy.
@@ -162,6 +177,12 @@ impl LayerOptions for CacheOptions {
             "which blocks are kept: `auto` learns what misses cost, `sky` prefers metadata and small \
              files, `none` does not tell blocks apart",
         ),
+        Key::new(
+            "share",
+            "0",
+            "what this disk keeps of a shared cache however busy the other disks are: a size, or a \
+             percentage such as `\"25%\"`. What it does not use is lent to the others",
+        ),
     ];
     const ONCE: Option<&'static str> = Some("a block is in one cache");
 
@@ -178,6 +199,10 @@ impl LayerOptions for CacheOptions {
         if !(least..=most).contains(&self.size.0) {
             let message = "the cache is smaller than 1 MiB, or has more than 2^30 blocks";
             check.problem("size", message, "correct `size`");
+        }
+        if self.share.of(self.size.0) > self.size.0 {
+            let message = "the disk's share is larger than the cache";
+            check.problem("share", message, "lower `share`, or make the cache larger");
         }
         if self.name.len() > CACHE_NAME_MAX || self.name.starts_with('/') {
             check.problem(
@@ -200,17 +225,25 @@ impl LayerOptions for CacheOptions {
             region_shift: 20,
         };
         let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark));
-        Ok(Some(Arc::new(cache.map_err(io::Error::other)?)))
+        let cache = cache.map_err(io::Error::other)?;
+        cache.set_share(self.share_slots()).map_err(io::Error::other)?;
+        Ok(Some(Arc::new(cache)))
     }
 
     fn fits(&self, layer: &dyn Layer) -> bool {
-        cache(layer)
-            .is_some_and(|cache| self.is_of(cache.volume()) && cache.shared_name() == self.name)
+        cache(layer).is_some_and(|cache| {
+            self.is_of(cache.volume())
+                && cache.shared_name() == self.name
+                && cache.can_have_share(self.share_slots())
+        })
     }
 
     fn apply(&self, layer: &dyn Layer) {
         if let Some(cache) = cache(layer) {
             cache.set_mode(self.mode);
+            // That it is possible was checked: only another disk that gets a share at this moment could
+            // prevent it, and this disk then keeps the share that it has.
+            _ = cache.set_share(self.share_slots());
         }
     }
 }

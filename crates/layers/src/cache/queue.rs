@@ -13,7 +13,7 @@ use fathom_insight::Kind;
 
 use super::change::Changing;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
-use super::insert::{Inserting, Part};
+use super::insert::{Inserting, Part, SpareRooms};
 use super::load::Loading;
 use super::shard::Lookup;
 use super::tables::Writing;
@@ -85,6 +85,7 @@ pub(super) struct CacheQueue {
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
+    pub(super) spare_rooms: Vec<SpareRooms>,
     pub(super) scratch: Vec<u8>,
 }
 
@@ -126,6 +127,7 @@ impl CacheQueue {
             cost: MissCost::new(),
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
+            spare_rooms: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -152,7 +154,8 @@ impl CacheQueue {
     }
 
     fn count_of(&self, length: u64) -> u64 {
-        length.div_ceil(u64::from(self.inner.volume.format.block_size))
+        let size = u64::from(self.inner.volume.format.block_size);
+        (length + size - 1) >> size.trailing_zeros()
     }
 
     /// The key of a block of this disk.
@@ -160,15 +163,15 @@ impl CacheQueue {
         u64::from(self.inner.disk.number) << BLOCK_BITS | block
     }
 
-    /// Calls `visit` with each block of a range: its key, and the part of the range in it, in bytes of
-    /// the disk.
+    /// Each block of a range, and the part of the range in it: the start and the length, in bytes of the
+    /// disk. `size` is a power of two.
     pub(super) fn blocks(
         offset: u64,
         length: u64,
         size: u64,
     ) -> impl Iterator<Item = (u64, u64, u64)> {
-        let end = offset + length;
-        (offset / size..end.div_ceil(size)).map(move |block| {
+        let (end, shift) = (offset + length, size.trailing_zeros());
+        (offset >> shift..(end + size - 1) >> shift).map(move |block| {
             let (start, stop) = ((block * size).max(offset), ((block + 1) * size).min(end));
             (block, start, stop - start)
         })
@@ -176,25 +179,24 @@ impl CacheQueue {
 
     /// The granules that a range within a block touches, as bits.
     pub(super) fn touched(start: u64, length: u64, size: u64) -> u16 {
-        let (start, granule) = (start % size, u64::from(GRANULE));
+        let (start, granule) = (start & (size - 1), u64::from(GRANULE));
         mask(start / granule, (start + length).div_ceil(granule))
     }
 
     /// The granules that a range within a block covers wholly, as bits.
     pub(super) fn covered(start: u64, length: u64, size: u64) -> u16 {
-        let (start, granule) = (start % size, u64::from(GRANULE));
+        let (start, granule) = (start & (size - 1), u64::from(GRANULE));
         mask(start.div_ceil(granule), (start + length) / granule)
     }
 
     fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let inner = Arc::clone(&self.inner);
-        let volume = &inner.volume;
-        if !volume.is_usable() {
+        if !self.inner.volume.is_usable() {
             return next.submit(request);
         }
         let access = self.access(&request);
         self.last_end = request.offset + request.length;
-        let inserts = inner.mode().inserts_reads();
+        let volume = &self.inner.volume;
+        let inserts = self.inner.mode().inserts_reads();
         let size = u64::from(volume.format.block_size);
         let mut hits = std::mem::take(&mut self.spare_hits);
         let mut parts = std::mem::take(&mut self.spare_parts);
@@ -223,6 +225,14 @@ impl CacheQueue {
             0 => CacheHit::Miss,
             _ => CacheHit::Part,
         };
+        if whole {
+            if let Some(outcome) = self.copy(&hits, &mut request, next) {
+                self.unpin(&hits);
+                hits.clear();
+                (self.spare_hits, self.spare_parts) = (hits, parts);
+                return next.complete(request, outcome);
+            }
+        }
         if !parts.is_empty() && !volume.reserve_copy(request.length) {
             self.cancel(&mut parts);
         }
@@ -255,6 +265,31 @@ impl CacheQueue {
         }
         let reading = Reading { request: Some(request), hits, parts, access, sent_ns };
         self.reads.insert(number, reading);
+    }
+
+    /// Copies all of a read out of a cache in memory. `None` if the cache is not in memory. No lock is
+    /// held meanwhile: the guest's memory may have to be fetched first.
+    #[inline]
+    fn copy(
+        &self,
+        hits: &[Hit],
+        request: &mut Request,
+        next: &mut Crossing<'_>,
+    ) -> Option<Outcome> {
+        let volume = &self.inner.volume;
+        // What a volume returns is compared with checksums.
+        if volume.is_kept {
+            return None;
+        }
+        let size = u64::from(volume.format.block_size);
+        let mut outcome = Ok(());
+        for hit in hits {
+            let place = volume.place(hit.shard, hit.slot) + (hit.start & (size - 1));
+            let from = hit.start - request.offset;
+            let copied = next.read_now(self.store, place, request, from..from + hit.length)?;
+            outcome = outcome.and(copied);
+        }
+        Some(outcome)
     }
 
     /// Sends the parts of a read to the slots that have them, and the rest to the disk beneath.
@@ -309,7 +344,7 @@ impl CacheQueue {
 
     fn unpin(&self, hits: &[Hit]) {
         for hit in hits {
-            self.inner.volume.shard(hit.shard).unpin(hit.slot);
+            self.inner.volume.unpin(hit.shard, hit.slot);
         }
     }
 
@@ -460,7 +495,10 @@ impl LayerQueue for CacheQueue {
         let (which, number) =
             (request.token & ((1 << purpose::BITS) - 1), request.token >> purpose::BITS);
         if let (Err(kind), true) = (outcome, request.store().is_some()) {
-            self.inner.volume.fail(kind);
+            // The guest's memory is not the volume's.
+            if kind != ErrorKind::Memory {
+                self.inner.volume.fail(kind);
+            }
         }
         match which {
             purpose::FILL => return self.end_read(request, outcome, next),

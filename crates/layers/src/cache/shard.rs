@@ -14,10 +14,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use fathom_cache::{Access, Replacement};
-use hashbrown::HashTable;
+use std::sync::Arc;
 
-use super::format::Entry;
+use fathom_cache::{Access, DISK_SHIFT, Replacement};
+
+use super::format::{BLOCK_BITS, Entry};
+use super::index::Index;
+use super::pins::Pins;
 
 /// The mapping is in use, and its content is on the volume.
 const MAPPED: u8 = 1;
@@ -29,8 +32,12 @@ const CAPTURED: u8 = 4;
 const STABLE: u8 = 8;
 /// The mapping may be in a table on the volume.
 const IMAGED: u8 = 16;
-/// The slot becomes free with its last pin.
-const LOOSE: u8 = 32;
+
+/// The bits of a disk's number in an entry.
+const DISK_BITS: u32 = 13;
+const _: () = assert!(BLOCK_BITS == DISK_SHIFT);
+/// The end of a list of slots.
+const NONE: u32 = u32::MAX;
 
 /// What is in flight for a block.
 #[derive(Default)]
@@ -74,7 +81,44 @@ pub(super) struct Counts {
     pub no_room: u64,
 }
 
+/// A list of slots without a block. The entry of each has the number of the next one.
+#[derive(Clone, Copy)]
+struct List {
+    first: u32,
+    length: u32,
+}
+
+const EMPTY: List = List { first: NONE, length: 0 };
+
+impl List {
+    fn push(&mut self, entries: &mut [u64], slot: u32) {
+        entries[slot as usize] = self.first.into();
+        self.first = slot;
+        self.length += 1;
+    }
+
+    fn pop(&mut self, entries: &mut [u64]) -> Option<u32> {
+        let slot = self.first;
+        // The end of a list is no slot.
+        let entry = entries.get_mut(slot as usize)?;
+        self.first = std::mem::take(entry) as u32;
+        self.length -= 1;
+        Some(slot)
+    }
+}
+
+/// The slots that become free when tables are durable.
+struct Leaving {
+    /// The number of these tables.
+    tables: u64,
+    slots: List,
+}
+
 /// See the module. Slots are numbered within the shard.
+///
+/// The memory for each slot, in bytes: 8 for its entry, 1 for its state, 1 for its pins, 4.3 for its
+/// place in the index, at most 8 for the replacement, and 2 for each granule of a block if the mappings
+/// are kept on the volume.
 pub(super) struct Shard {
     /// The number of granules of a block.
     granules: usize,
@@ -82,22 +126,24 @@ pub(super) struct Shard {
     per_page: u32,
     /// Whether the mappings are kept on the volume.
     is_kept: bool,
-    index: HashTable<u32>,
-    keys: Vec<u64>,
-    valid: Vec<u16>,
+    index: Index,
+    /// The block of each mapped slot and its valid granules; of a slot in a list, the next one.
+    entries: Vec<u64>,
+    /// The checksums of the granules, if the mappings are kept.
     sums: Vec<u16>,
-    classes: Vec<u8>,
     flags: Vec<u8>,
-    pins: Vec<u8>,
+    pins: Arc<Pins>,
     busy: HashMap<u64, Busy>,
     /// Long changes in flight: their numbers and keys.
     ranges: Vec<(u64, Range<u64>)>,
     numbers: u64,
-    free: Vec<u32>,
+    free: List,
+    /// The slots from this one on have never been used. They are free.
+    unused: u32,
     fresh: Vec<u32>,
     captured: Vec<u32>,
-    /// Slots that become free when the tables with this number are durable.
-    leaving: Vec<(u64, u32)>,
+    /// Slots that become free with the next tables, in order.
+    leaving: Vec<Leaving>,
     /// The number of the tables that are built next.
     building: u64,
     dirty: BTreeSet<u32>,
@@ -108,8 +154,28 @@ pub(super) struct Shard {
 }
 
 fn hash(key: u64) -> u64 {
-    let mixed = (key ^ key >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 29
+    // The finalizer of MurmurHash3.
+    let mut word = (key ^ key >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    word = (word ^ word >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    word ^ word >> 33
+}
+
+/// The block of an entry, without the valid granules; `None` if the disk or the block has a greater
+/// number than an entry can have. Such blocks are not cached: with blocks of 64 KiB those beyond 2 PiB.
+#[inline]
+fn pack(key: u64, granules: usize) -> Option<u64> {
+    let block_bits = u64::BITS - DISK_BITS - granules as u32;
+    let (disk, block) = (key >> BLOCK_BITS, key & ((1 << BLOCK_BITS) - 1));
+    (disk >> DISK_BITS == 0 && block >> block_bits.min(BLOCK_BITS) == 0)
+        .then_some(disk << block_bits | block)
+}
+
+/// The key of the block of an entry.
+#[inline]
+fn unpack(entry: u64, granules: usize) -> u64 {
+    let block_bits = u64::BITS - DISK_BITS - granules as u32;
+    let block = entry >> granules & ((1 << block_bits) - 1);
+    entry >> (u64::BITS - DISK_BITS) << BLOCK_BITS | block
 }
 
 impl Shard {
@@ -126,17 +192,16 @@ impl Shard {
             granules: granules as usize,
             per_page,
             is_kept,
-            index: HashTable::with_capacity(count),
-            keys: vec![0; count],
-            valid: vec![0; count],
-            sums: vec![0; count * granules as usize],
-            classes: vec![0; count],
+            index: Index::new(slots),
+            entries: vec![0; count],
+            sums: vec![0; if is_kept { count * granules as usize } else { 0 }],
             flags: vec![0; count],
-            pins: vec![0; count],
+            pins: Arc::new(Pins::new(slots)),
             busy: HashMap::new(),
             ranges: Vec::new(),
             numbers: 0,
-            free: (0..slots).rev().collect(),
+            free: EMPTY,
+            unused: 0,
             fresh: Vec::new(),
             captured: Vec::new(),
             leaving: Vec::new(),
@@ -148,8 +213,70 @@ impl Shard {
         }
     }
 
+    /// The pins of the slots.
+    pub(super) fn pins(&self) -> &Arc<Pins> {
+        &self.pins
+    }
+
+    #[inline]
     fn find(&self, key: u64) -> Option<u32> {
-        self.index.find(hash(key), |slot| self.keys[*slot as usize] == key).copied()
+        let block = pack(key, self.granules)?;
+        self.index.find(hash(key), |slot| self.entries[slot as usize] >> self.granules == block)
+    }
+
+    /// The block of a mapped slot.
+    fn key(&self, slot: u32) -> u64 {
+        unpack(self.entries[slot as usize], self.granules)
+    }
+
+    /// The valid granules of a mapped slot, as bits.
+    #[inline]
+    fn valid(&self, slot: u32) -> u16 {
+        (self.entries[slot as usize] & self.granule_mask()) as u16
+    }
+
+    /// The bits of an entry for the valid granules.
+    fn granule_mask(&self) -> u64 {
+        (1 << self.granules) - 1
+    }
+
+    fn is_mapped(&self, slot: u32) -> bool {
+        self.flags[slot as usize] & MAPPED != 0
+    }
+
+    fn push_free(&mut self, slot: u32) {
+        self.free.push(&mut self.entries, slot);
+    }
+
+    /// Takes a free slot.
+    fn pop_free(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free.pop(&mut self.entries) {
+            return Some(slot);
+        }
+        (self.unused < self.slots()).then(|| {
+            self.unused += 1;
+            self.unused - 1
+        })
+    }
+
+    fn free_count(&self) -> usize {
+        (self.free.length + self.slots() - self.unused) as usize
+    }
+
+    fn leaving_count(&self) -> usize {
+        self.leaving.iter().map(|leaving| leaving.slots.length as usize).sum()
+    }
+
+    /// A slot has lost its block, but the tables may have it.
+    fn push_leaving(&mut self, slot: u32) {
+        self.dirty.insert(slot / self.per_page);
+        let tables = self.building;
+        if self.leaving.last().is_none_or(|last| last.tables != tables) {
+            self.leaving.push(Leaving { tables, slots: EMPTY });
+        }
+        if let Some(Leaving { slots, .. }) = self.leaving.last_mut() {
+            slots.push(&mut self.entries, slot);
+        }
     }
 
     fn sums_of(&self, slot: u32) -> &[u16] {
@@ -168,9 +295,7 @@ impl Shard {
     pub(super) fn read(&mut self, key: u64, wanted: u16, access: &Access, inserts: bool) -> Lookup {
         let found = self.find(key);
         if let Some(slot) = found {
-            let at = slot as usize;
-            if self.valid[at] & wanted == wanted && self.pins[at] < u8::MAX {
-                self.pins[at] += 1;
+            if self.valid(slot) & wanted == wanted && self.pins.pin(slot) {
                 self.replacement.hit(slot, key, access);
                 return Lookup::Hit(slot);
             }
@@ -183,7 +308,8 @@ impl Shard {
 
     /// The number of a new insertion of a block; 0 if its content is uncertain.
     fn expect(&mut self, key: u64) -> u64 {
-        if self.ranges.iter().any(|(_, range)| range.contains(&key)) {
+        let can_be_mapped = pack(key, self.granules).is_some();
+        if !can_be_mapped || self.ranges.iter().any(|(_, range)| range.contains(&key)) {
             return 0;
         }
         let busy = self.busy.entry(key).or_default();
@@ -223,7 +349,7 @@ impl Shard {
     pub(super) fn begin_insertion(&mut self, key: u64, number: u64, mask: u16) -> Option<Room> {
         let room = self.is_expected(key, number).then(|| self.room(key, mask)).flatten();
         match room {
-            Some(Room { slot, .. }) => self.pins[slot as usize] += 1,
+            Some(Room { slot, .. }) => _ = self.pins.pin(slot),
             None => self.cancel(key, number),
         }
         room
@@ -231,15 +357,15 @@ impl Shard {
 
     fn room(&mut self, key: u64, mask: u16) -> Option<Room> {
         if let Some(slot) = self.find(key) {
-            let mask = mask & !self.valid[slot as usize];
+            let mask = mask & !self.valid(slot);
             // A read of a granule that has become invalid may still be in flight.
-            return (mask != 0 && self.pins[slot as usize] == 0).then_some(Room { slot, mask });
+            return (mask != 0 && self.pins.count(slot) == 0).then_some(Room { slot, mask });
         }
-        if self.free.is_empty() && !self.is_kept {
-            self.evict();
+        if self.free_count() == 0 && !self.is_kept {
+            self.evict(Some(key));
         }
-        self.make_reserve();
-        let Some(slot) = self.free.pop() else {
+        self.make_reserve(key);
+        let Some(slot) = self.pop_free() else {
             self.counts.no_room += 1;
             return None;
         };
@@ -258,40 +384,43 @@ impl Shard {
         let Room { slot, mask } = room;
         let at = slot as usize;
         let is_valid = self.unexpect(key, number);
-        let is_mapped = self.flags[at] & MAPPED != 0;
-        let is_same = is_mapped && self.keys[at] == key;
+        let is_same = self.is_mapped(slot) && self.key(slot) == key;
+        let is_unused = self.is_unused(slot);
         let sums = sums.filter(|_| is_valid);
-        if let (Some(sums), true) = (sums, is_same || self.is_unused(slot)) {
-            for (granule, sum) in sums.iter().enumerate() {
+        let sums = sums.filter(|_| is_same || is_unused && self.map(slot, key));
+        if let Some(sums) = sums {
+            for (granule, sum) in sums.iter().enumerate().filter(|_| self.is_kept) {
                 if mask >> granule & 1 == 1 {
                     self.sums[at * self.granules + granule] = *sum;
                 }
             }
-            self.valid[at] |= mask;
+            self.entries[at] |= u64::from(mask) & self.granule_mask();
             if !is_same {
-                self.map(slot, key);
-                self.classes[at] = access.class;
                 self.replacement.insert(slot, key, access);
                 self.counts.insertions += 1;
             }
             self.renew(slot);
-        } else if !is_mapped && self.is_unused(slot) {
-            // Not mapped, and in no list.
-            self.flags[at] |= LOOSE;
+        } else if is_unused {
+            // Not mapped, and in no list. It is pinned.
+            _ = self.pins.loosen(slot);
         }
         self.unpin(slot);
     }
 
     /// Whether the slot was taken for an insertion and has no block.
     fn is_unused(&self, slot: u32) -> bool {
-        self.flags[slot as usize] & (MAPPED | IMAGED | LOOSE) == 0
+        self.flags[slot as usize] & (MAPPED | IMAGED) == 0 && !self.pins.is_loose(slot)
     }
 
-    fn map(&mut self, slot: u32, key: u64) {
-        self.keys[slot as usize] = key;
+    /// Puts a block without valid granules into a slot. Returns false if it cannot be found there.
+    fn map(&mut self, slot: u32, key: u64) -> bool {
+        let block = pack(key, self.granules);
+        let Some(block) = block.filter(|_| self.index.insert(hash(key), slot)) else {
+            return false;
+        };
+        self.entries[slot as usize] = block << self.granules;
         self.flags[slot as usize] |= MAPPED;
-        let keys = &self.keys;
-        self.index.insert_unique(hash(key), slot, |slot| hash(keys[*slot as usize]));
+        true
     }
 
     /// Notes that the content of a slot has changed.
@@ -308,52 +437,50 @@ impl Shard {
 
     /// Releases a pin.
     pub(super) fn unpin(&mut self, slot: u32) {
-        let at = slot as usize;
-        self.pins[at] -= 1;
-        if self.pins[at] == 0 && self.flags[at] & LOOSE != 0 {
-            self.flags[at] &= !LOOSE;
-            self.free.push(slot);
+        if self.pins.unpin(slot) {
+            self.free_loose(slot);
         }
+    }
+
+    /// A slot has lost its last pin, which was to free it.
+    pub(super) fn free_loose(&mut self, slot: u32) {
+        self.pins.tighten(slot);
+        self.push_free(slot);
     }
 
     /// Takes the block out of a slot, which the replacement no longer has.
     fn unmap(&mut self, slot: u32) {
         let at = slot as usize;
-        let key = std::mem::take(&mut self.keys[at]);
-        if let Ok(found) = self.index.find_entry(hash(key), |other| *other == slot) {
-            found.remove();
-        }
-        self.valid[at] = 0;
+        self.index.remove(hash(self.key(slot)), slot);
+        self.entries[at] = 0;
         self.flags[at] &= IMAGED;
         if self.flags[at] & IMAGED != 0 {
-            self.dirty.insert(slot / self.per_page);
-            self.leaving.push((self.building, slot));
-            return;
+            return self.push_leaving(slot);
         }
         self.release(slot);
     }
 
     fn release(&mut self, slot: u32) {
-        if self.pins[slot as usize] > 0 {
-            self.flags[slot as usize] |= LOOSE;
-        } else {
-            self.free.push(slot);
+        if self.pins.loosen(slot) {
+            self.push_free(slot);
         }
     }
 
-    /// Takes the least useful block out of the cache. Returns false if there is none.
-    fn evict(&mut self) -> bool {
-        let Some(slot) = self.replacement.victim(|slot| self.keys[slot as usize]) else {
-            return false;
-        };
+    /// Takes the least useful block out of the cache, for the block `wanting`, or for any. Returns false
+    /// if there is none that may leave.
+    fn evict(&mut self, wanting: Option<u64>) -> bool {
+        let (entries, granules) = (&self.entries, self.granules);
+        let key = |slot: u32| unpack(entries[slot as usize], granules);
+        let Some(slot) = self.replacement.victim(wanting, key) else { return false };
         self.counts.evictions += 1;
         self.unmap(slot);
         true
     }
 
     /// Takes blocks out so that slots become free in time.
-    fn make_reserve(&mut self) {
-        while self.free.len() + self.leaving.len() < self.reserve && self.evict() {}
+    fn make_reserve(&mut self, wanting: u64) {
+        while self.free_count() + self.leaving_count() < self.reserve && self.evict(Some(wanting)) {
+        }
     }
 
     /// A change of the granules `mask` of a block begins. Their content is not valid any more.
@@ -373,11 +500,10 @@ impl Shard {
 
     fn invalidate(&mut self, key: u64, mask: u16) {
         let Some(slot) = self.find(key) else { return };
-        let valid = &mut self.valid[slot as usize];
-        *valid &= !mask;
-        if *valid == 0 {
+        self.entries[slot as usize] &= !(u64::from(mask) & self.granule_mask());
+        if self.valid(slot) == 0 {
             self.counts.overwritten += 1;
-            self.replacement.remove(slot);
+            self.replacement.remove(slot, key);
             self.unmap(slot);
         } else if self.flags[slot as usize] & IMAGED != 0 {
             self.dirty.insert(slot / self.per_page);
@@ -423,9 +549,8 @@ impl Shard {
     pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32) {
         let end = from.saturating_add(count).min(self.slots());
         for slot in from..end {
-            let key = self.keys[slot as usize];
-            if key != 0 && keys.contains(&key) {
-                self.invalidate(key, u16::MAX);
+            if self.is_mapped(slot) && keys.contains(&self.key(slot)) {
+                self.invalidate(self.key(slot), u16::MAX);
             }
         }
     }
@@ -435,14 +560,29 @@ impl Shard {
         self.ranges.retain(|(other, _)| *other != number);
     }
 
+    /// Guarantees slots to a disk; see [`Replacement::set_share`].
+    pub(super) fn set_share(&mut self, disk: u16, slots: u32) -> bool {
+        let Self { replacement, entries, flags, granules, .. } = self;
+        let has_block = |slot: &u32| {
+            let (entry, flags) = (entries[*slot as usize], flags[*slot as usize]);
+            flags & MAPPED != 0 && unpack(entry, *granules) >> BLOCK_BITS == u64::from(disk)
+        };
+        replacement.set_share(disk.into(), slots, (0..entries.len() as u32).filter(has_block))
+    }
+
+    /// The number of blocks of a disk that has had a share.
+    pub(super) fn blocks_of(&self, disk: u16) -> Option<u32> {
+        self.replacement.blocks_of(disk.into())
+    }
+
     /// The number of slots.
     pub(super) fn slots(&self) -> u32 {
-        self.keys.len() as u32
+        self.entries.len() as u32
     }
 
     /// The number of slots that have a block.
     pub(super) fn mapped(&self) -> u32 {
-        self.index.len() as u32
+        self.index.length()
     }
 
     /// The counts.
@@ -459,7 +599,8 @@ impl Shard {
 
     /// A flush of the volume is about to begin: notes the content that it will cover.
     pub(super) fn capture(&mut self) {
-        for slot in self.fresh.drain(..) {
+        // The memory of a burst is not kept.
+        for slot in std::mem::take(&mut self.fresh) {
             let flags = &mut self.flags[slot as usize];
             if *flags & FRESH != 0 {
                 *flags = *flags & !FRESH | CAPTURED;
@@ -477,7 +618,7 @@ impl Shard {
     /// A flush has completed: the captured content is stable. If all tables with the number `tables`
     /// are durable now, slots without a mapping in them become free.
     pub(super) fn flushed(&mut self, tables: Option<u64>) {
-        for slot in self.captured.drain(..) {
+        for slot in std::mem::take(&mut self.captured) {
             let flags = &mut self.flags[slot as usize];
             if *flags & CAPTURED != 0 {
                 *flags = *flags & !CAPTURED | STABLE;
@@ -485,12 +626,12 @@ impl Shard {
             }
         }
         let Some(tables) = tables else { return };
-        for (number, slot) in std::mem::take(&mut self.leaving) {
-            if number <= tables {
+        let durable = self.leaving.iter().take_while(|leaving| leaving.tables <= tables).count();
+        let durable: Vec<Leaving> = self.leaving.drain(..durable).collect();
+        for Leaving { mut slots, .. } in durable {
+            while let Some(slot) = slots.pop(&mut self.entries) {
                 self.flags[slot as usize] &= !IMAGED;
                 self.release(slot);
-            } else {
-                self.leaving.push((number, slot));
             }
         }
     }
@@ -533,9 +674,9 @@ impl Shard {
             let at = slot as usize;
             let is_stable = shard.flags[at] & (MAPPED | STABLE) == MAPPED | STABLE;
             is_stable.then(|| Entry {
-                key: shard.keys[at],
-                valid: shard.valid[at],
-                class: shard.classes[at],
+                key: shard.key(slot),
+                valid: shard.valid(slot),
+                class: shard.replacement.class(slot),
                 sums: shard.sums_of(slot),
             })
         })
@@ -546,52 +687,88 @@ impl Shard {
     pub(super) fn load(&mut self, slot: u32, entry: &Entry<'_>, is_current: bool, access: &Access) {
         let at = slot as usize;
         self.flags[at] |= IMAGED;
-        if !is_current || self.find(entry.key).is_some() {
-            self.dirty.insert(slot / self.per_page);
-            self.leaving.push((self.building, slot));
-            return;
+        let valid = u64::from(entry.valid) & self.granule_mask();
+        let is_usable = is_current && valid != 0 && self.find(entry.key).is_none();
+        if !is_usable || !self.map(slot, entry.key) {
+            return self.push_leaving(slot);
         }
         self.sums[at * self.granules..][..self.granules].copy_from_slice(entry.sums);
-        self.valid[at] = entry.valid;
-        self.classes[at] = entry.class;
+        self.entries[at] |= valid;
         self.flags[at] |= STABLE;
-        self.map(slot, entry.key);
         self.replacement.insert(slot, entry.key, access);
     }
 
     /// Begins to load: no slot is free.
     pub(super) fn begin_load(&mut self) {
-        self.free.clear();
+        (self.free, self.unused) = (EMPTY, self.slots());
     }
 
     /// The slots from `first` on, `count` of them, were loaded: those without a mapping are free.
     pub(super) fn end_load(&mut self, first: u32, count: u32) {
         for slot in (first..first + count).rev() {
             if self.flags[slot as usize] & (MAPPED | IMAGED) == 0 {
-                self.free.push(slot);
+                self.push_free(slot);
             }
         }
     }
 
+    /// The memory of what the policy has learned for all shards together, in bytes.
+    pub(super) fn learned_bytes(&self) -> usize {
+        self.replacement.learned_bytes()
+    }
+
+    /// The memory of the index, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of_val(&self.entries[..])
+            + size_of_val(&self.sums[..])
+            + size_of_val(&self.flags[..])
+            + self.pins.memory_bytes()
+            + self.index.memory_bytes()
+            + self.replacement.memory_bytes()
+    }
+
+    #[cfg(test)]
+    fn slots_of(&self, list: List) -> Vec<u32> {
+        let (mut slots, mut slot) = (Vec::new(), list.first);
+        for _ in 0..list.length {
+            slots.push(slot);
+            slot = self.entries[slot as usize] as u32;
+        }
+        assert_eq!(slot, NONE);
+        slots
+    }
+
+    #[cfg(test)]
+    fn free_slots(&self) -> Vec<u32> {
+        let mut slots = self.slots_of(self.free);
+        slots.extend(self.unused..self.slots());
+        slots
+    }
+
     #[cfg(test)]
     fn check(&self) {
-        let mut seen = vec![0; self.keys.len()];
-        for slot in &self.free {
-            assert!(self.flags[*slot as usize] & !(FRESH | CAPTURED) == 0);
-            assert_eq!(self.pins[*slot as usize], 0);
-            seen[*slot as usize] += 1;
+        let mut seen = vec![0; self.entries.len()];
+        for slot in self.free_slots() {
+            assert!(self.flags[slot as usize] & !(FRESH | CAPTURED) == 0);
+            assert_eq!(self.pins.count(slot), 0);
+            seen[slot as usize] += 1;
         }
-        for (_, slot) in &self.leaving {
-            assert!(self.flags[*slot as usize] & (MAPPED | IMAGED | LOOSE) == IMAGED);
-            seen[*slot as usize] += 1;
+        for leaving in &self.leaving {
+            for slot in self.slots_of(leaving.slots) {
+                assert!(self.flags[slot as usize] & (MAPPED | IMAGED) == IMAGED);
+                assert!(!self.pins.is_loose(slot));
+                seen[slot as usize] += 1;
+            }
         }
-        for slot in &self.index {
-            assert!(self.flags[*slot as usize] & MAPPED != 0 && self.valid[*slot as usize] != 0);
-            seen[*slot as usize] += 1;
+        for slot in self.index.slots() {
+            assert!(self.is_mapped(slot) && self.valid(slot) != 0);
+            assert_eq!(self.find(self.key(slot)), Some(slot));
+            seen[slot as usize] += 1;
         }
-        for (slot, seen) in seen.iter().enumerate() {
-            let is_taken = self.pins[slot] > 0 && self.flags[slot] & (MAPPED | IMAGED) == 0;
-            assert_eq!(*seen, u32::from(!is_taken), "slot {slot} has one place");
+        for (slot, seen) in (0..).zip(seen) {
+            let is_taken =
+                self.pins.count(slot) > 0 && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
+            assert_eq!(seen, u32::from(!is_taken), "slot {slot} has one place");
         }
         for (key, busy) in &self.busy {
             assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");

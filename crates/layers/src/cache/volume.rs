@@ -8,6 +8,7 @@ use fathom_block::{Backend, ErrorKind, Shared, Waker};
 use fathom_cache::{Policy, Replacement, ReplacementOptions};
 
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
+use super::pins::Pins;
 use super::regions::Regions;
 use super::shard::{Counts, Shard};
 
@@ -17,8 +18,9 @@ const WRITE_INTERVAL_NS: u64 = 1_000_000_000;
 const QUIET_NS: u64 = 5_000_000_000;
 /// The most bytes of copies on their way into the cache, of all disks.
 const COPIES_MAX: u64 = 64 << 20;
-/// The most slots of a shard, fewer than the entries of a hash table with a power of two of places.
+/// The most slots of a shard.
 const SHARD_SLOTS_MAX: u32 = 7 << 15;
+const _: () = assert!(SHARD_SLOTS_MAX < super::index::SLOTS_MAX);
 /// The bytes of a disk whose blocks are in one shard.
 const EXTENT: u64 = 1 << 20;
 
@@ -104,8 +106,12 @@ pub struct CacheVolume {
     pub(super) policy: Policy,
     pub(super) times: CacheTimes,
     pub(super) shards: Box<[Mutex<Shard>]>,
+    /// The pins of each shard's slots.
+    pins: Box<[Arc<Pins>]>,
     /// The number of slots of each shard but the last.
     pub(super) shard_slots: u32,
+    /// The slots that disks keep however busy others are.
+    pub(super) shares: Mutex<BTreeMap<u16, u64>>,
     pub(super) keeper: Shared<Keeper>,
     /// Whether the tables have been loaded.
     pub(super) is_loaded: AtomicBool,
@@ -129,11 +135,14 @@ impl CacheVolume {
         let shard_slots =
             (SHARD_SLOTS_MAX / per_page * per_page).min(format.slots.next_multiple_of(per_page));
         let count = format.slots.div_ceil(shard_slots);
-        let shards = (0..count).map(|number| {
-            let slots = shard_slots.min(format.slots - number * shard_slots);
-            let replacement = Replacement::new(&ReplacementOptions { policy }, slots);
-            Mutex::new(Shard::new(slots, format.granules(), per_page, is_kept, replacement))
+        let slots = (0..count).map(|number| shard_slots.min(format.slots - number * shard_slots));
+        let slots: Vec<u32> = slots.collect();
+        let replacements = Replacement::shards(&ReplacementOptions { policy }, &slots);
+        let shards = slots.into_iter().zip(replacements).map(|(slots, replacement)| {
+            Shard::new(slots, format.granules(), per_page, is_kept, replacement)
         });
+        let shards: Vec<Shard> = shards.collect();
+        let pins = shards.iter().map(|shard| Arc::clone(shard.pins())).collect();
         let keeper = Keeper {
             queues: Vec::new(),
             opened: 0,
@@ -155,8 +164,10 @@ impl CacheVolume {
             is_kept,
             policy,
             times,
-            shards: shards.collect(),
+            shards: shards.into_iter().map(Mutex::new).collect(),
+            pins,
             shard_slots,
+            shares: Mutex::default(),
             keeper: Shared::new(keeper),
             is_loaded: AtomicBool::new(!is_kept),
             has_failed: AtomicBool::new(false),
@@ -169,7 +180,8 @@ impl CacheVolume {
     /// The shard of a block.
     #[inline]
     pub(super) fn shard_of(&self, key: u64) -> usize {
-        let extent = (key & ((1 << BLOCK_BITS) - 1)) / (EXTENT / u64::from(self.format.block_size));
+        let shift = EXTENT.trailing_zeros() - self.format.block_size.trailing_zeros();
+        let extent = (key & ((1 << BLOCK_BITS) - 1)) >> shift;
         let mixed = (extent << 16 | key >> BLOCK_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed >> 32) * self.shards.len() as u64 >> 32) as usize
     }
@@ -178,6 +190,21 @@ impl CacheVolume {
     #[inline]
     pub(super) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
         self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Releases a pin of a shard's slot.
+    #[inline]
+    pub(super) fn unpin(&self, shard: usize, slot: u32) {
+        if self.pins[shard].unpin(slot) {
+            self.shard(shard).free_loose(slot);
+        }
+    }
+
+    /// The memory of the index, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let learned = self.shards.first().map_or(0, |_| self.shard(0).learned_bytes());
+        let shards = 0..self.shards.len();
+        learned + shards.map(|number| self.shard(number).memory_bytes()).sum::<usize>()
     }
 
     /// The place of a shard's slot in the volume, in bytes.
@@ -262,3 +289,7 @@ impl CacheVolume {
         self.is_loaded.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+#[path = "volume_tests.rs"]
+mod tests;
