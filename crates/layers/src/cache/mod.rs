@@ -22,6 +22,7 @@
 //! cached, so that no later start uses it.
 
 mod change;
+mod class;
 pub mod format;
 mod insert;
 mod load;
