@@ -40,9 +40,11 @@ TABLES = {
         s_nationkey INTEGER NOT NULL, s_phone CHAR(15) NOT NULL, s_acctbal DECIMAL(15,2) NOT NULL,
         s_comment VARCHAR(101) NOT NULL""",
 }
-# Secondary indices that query 16 does not use.
-INDICES = [("partsupp", "ps_comment"), ("partsupp", "ps_supplycost"), ("partsupp", "ps_availqty"),
-           ("part", "p_name"), ("part", "p_retailprice"), ("part", "p_comment")]
+# Secondary indices: one on each column that query 16 does not use.
+INDICES = [("partsupp", "ps_availqty"), ("partsupp", "ps_supplycost"), ("partsupp", "ps_comment"),
+           ("part", "p_name"), ("part", "p_mfgr"), ("part", "p_container"), ("part", "p_retailprice"),
+           ("part", "p_comment"), ("supplier", "s_name"), ("supplier", "s_address"), ("supplier", "s_phone"),
+           ("supplier", "s_acctbal")]
 QUERY = """SELECT p_brand, p_type, p_size, COUNT(DISTINCT ps_suppkey) AS supplier_cnt FROM partsupp, part
 WHERE p_partkey = ps_partkey AND p_brand <> 'Brand#45' AND p_type NOT LIKE 'MEDIUM POLISHED%'
 AND p_size IN (49, 14, 23, 45, 19, 3, 36, 9) AND ps_suppkey NOT IN

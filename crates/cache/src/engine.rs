@@ -6,8 +6,8 @@
 //! been hit gets another round for each hit, at most three.
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
-//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue. If all
-//! blocks have one level, this is S3-FIFO.
+//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as
+//! their level has at most two thirds of the slots. If all blocks have one level, this is S3-FIFO.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -41,6 +41,8 @@ pub struct Engine {
     blocks: u32,
     /// The blocks that the small queue has at least before one of them leaves.
     small_min: u32,
+    /// The blocks of a level from which on further blocks do not skip the small queue.
+    level_max: u32,
     /// The entries of slots beyond one for each slot, and their limit.
     extra: usize,
     extra_max: usize,
@@ -60,6 +62,7 @@ impl Engine {
             counts: [0; QUEUES],
             blocks: 0,
             small_min: (slots / 10).max(1) as u32,
+            level_max: (slots * 2 / 3) as u32,
             extra: 0,
             extra_max,
             time: 0,
@@ -85,7 +88,10 @@ impl Engine {
         if is_known {
             self.ghost.remove(hash);
         }
-        let queue = if is_known || self.ranks.is_high(level) { main_queue(level) } else { SMALL };
+        // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
+        // of them leave before they are requested again if they are more than the cache holds.
+        let is_high = self.ranks.is_high(group) && self.counts[main_queue(level)] < self.level_max;
+        let queue = if is_known || is_high { main_queue(level) } else { SMALL };
         let state = &mut self.slots[slot as usize];
         state.set_hits(0);
         state.set_group(group);

@@ -23,8 +23,8 @@ mod trials;
 mod worth;
 
 pub use access::{
-    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN,
-    CLASSES,
+    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
+    CLASS_UNKNOWN, CLASSES,
 };
 pub use cost::MissCost;
 pub use curve::Curve;

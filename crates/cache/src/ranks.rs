@@ -1,6 +1,8 @@
 //! Groups of blocks, and the levels that they have in the queues.
 
-use crate::access::{Access, CLASS_JOURNAL, CLASSES};
+use crate::access::{
+    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASSES,
+};
 use crate::slots::GROUPS;
 
 /// The levels of groups.
@@ -24,8 +26,9 @@ const COST_BASE_SHIFT: u32 = 12;
 pub struct Ranks {
     levels: [u8; GROUPS],
     is_refused: [bool; GROUPS],
-    /// Blocks of this level and above skip the small queue.
+    /// Blocks of this level and above skip the small queue, and those of groups with a mark.
     high: u8,
+    skips: [bool; GROUPS],
     shift: u32,
 }
 
@@ -36,30 +39,36 @@ impl Ranks {
             levels: [LEVEL_MEAN; GROUPS],
             is_refused: [false; GROUPS],
             high: LEVEL_MEAN + 1,
+            skips: [false; GROUPS],
             shift: LEVEL_SHIFT,
         }
     }
 
-    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Other classes have the lowest
-    /// level, and journals are refused.
+    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one level above
+    /// the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
         let mut ranks = Self { high: 1, shift: SKY_SHIFT, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
-            let level = if usize::from(class) < LEVELS { class } else { 0 };
+            let level = match class {
+                CLASS_TABLE => 1,
+                class if usize::from(class) < LEVELS => class,
+                _ => 0,
+            };
             ranks.set(group, level, class == CLASS_JOURNAL);
         }
         ranks
     }
 
-    /// The classes of the Sky paper's Table 6 as a first guess of what groups are worth: other
-    /// classes have the mean, and a class lives four times as long as the one below.
+    /// A first guess of what groups are worth, from their classes alone. A level lives four times as long as
+    /// the one below.
     pub fn guess() -> Self {
         let mut ranks = Self::equal();
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
-            let level = if usize::from(class) < LEVELS { class } else { LEVEL_MEAN };
-            ranks.set(group, level, class == CLASS_JOURNAL);
+            let is_write = group % COSTS >= COST_WRITE_SEQUENTIAL;
+            ranks.set(group, guess(class, is_write), class == CLASS_JOURNAL);
+            ranks.skips[group] = class == CLASS_TABLE && is_write;
         }
         ranks
     }
@@ -80,15 +89,35 @@ impl Ranks {
         self.is_refused[group]
     }
 
-    /// Whether blocks of a level skip the small queue.
-    pub fn is_high(&self, level: u8) -> bool {
-        level >= self.high
+    /// Whether blocks of a group skip the small queue.
+    pub fn is_high(&self, group: usize) -> bool {
+        self.levels[group] >= self.high || self.skips[group]
     }
 
     /// The ratio of lives of neighbouring levels, as a power of two.
     pub fn shift(&self) -> u32 {
         self.shift
     }
+}
+
+/// The first guess of the level of blocks of a class, from their last access.
+///
+/// A guest that writes data keeps it in its own memory, so that it is not soon read from the disk. Metadata is
+/// written again and again, and what is read of it is scattered. Indices are written when they are made, and
+/// logs are read only after a crash.
+fn guess(class: u8, is_write: bool) -> u8 {
+    let (read, written) = match class {
+        0 | 1 => (1, 0),
+        2 | 3 => (2, 1),
+        4 => (3, 1),
+        5 => (5, 5),
+        CLASS_TABLE => (3, 2),
+        CLASS_INDEX => (2, 0),
+        CLASS_LOG => (1, 0),
+        CLASS_SWAP => (2, 1),
+        _ => (LEVEL_MEAN, LEVEL_MEAN),
+    };
+    if is_write { written } else { read }
 }
 
 /// The group of a block after an access.

@@ -173,7 +173,8 @@ pub fn run(options: &ReplayOptions) -> Outcome {
             .advise("a recording contains requests only while guests use the disks"));
     }
     if !is_warm {
-        let message = format!("{} ends before --warmup {}", options.trace.display(), options.warmup);
+        let message =
+            format!("{} ends before --warmup {}", options.trace.display(), options.warmup);
         return Err(Failure::usage(message).advise("use a shorter time: no request is counted"));
     }
     let report = Report {

@@ -1,8 +1,8 @@
 //! The report of a replay.
 
 use fathom_cache::{
-    CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, ClassCounts, Curve,
-    SimulationCounts,
+    CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, ClassCounts,
+    Curve, SimulationCounts,
 };
 use fathom_control::{Bytes, Nanoseconds};
 use serde::Serialize;

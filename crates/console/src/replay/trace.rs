@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fathom_cache::{
-    Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN,
-    SimulatedRequest,
+    Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
+    CLASS_UNKNOWN, SimulatedRequest,
 };
 use fathom_cql::Value;
 use fathom_monitor::{
