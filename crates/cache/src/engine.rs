@@ -7,7 +7,7 @@
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
 //! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as
-//! their level has at most two thirds of the slots. If all blocks have one level, this is S3-FIFO.
+//! their level has less than three quarters of the slots. If all blocks have one level, this is S3-FIFO.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -62,7 +62,7 @@ impl Engine {
             counts: [0; QUEUES],
             blocks: 0,
             small_min: (slots / 10).max(1) as u32,
-            level_max: (slots * 2 / 3) as u32,
+            level_max: (slots / 4 * 3) as u32,
             extra: 0,
             extra_max,
             time: 0,
@@ -72,7 +72,9 @@ impl Engine {
     /// A request for the block in `slot`, which now belongs to `group`.
     pub fn hit(&mut self, slot: u32, group: usize) {
         let Some(state) = self.slots.get_mut(slot as usize) else { return };
-        state.set_hits(state.hits().saturating_add(1));
+        if self.ranks.is_use(group) {
+            state.set_hits(state.hits().saturating_add(1));
+        }
         state.set_group(group);
     }
 
@@ -84,7 +86,7 @@ impl Engine {
         self.remove(slot);
         self.time = self.time.wrapping_add(1);
         let level = self.ranks.level(group);
-        let is_known = self.ghost.contains(hash);
+        let is_known = self.ranks.is_use(group) && self.ghost.contains(hash);
         if is_known {
             self.ghost.remove(hash);
         }

@@ -1,7 +1,7 @@
 //! Groups of blocks, and the levels that they have in the queues.
 
 use crate::access::{
-    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASSES,
+    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, CLASSES,
 };
 use crate::slots::GROUPS;
 
@@ -29,6 +29,8 @@ pub struct Ranks {
     /// Blocks of this level and above skip the small queue, and those of groups with a mark.
     high: u8,
     skips: [bool; GROUPS],
+    /// Whether a write is a use of its block, although its class is known.
+    uses_writes: bool,
     shift: u32,
 }
 
@@ -40,6 +42,7 @@ impl Ranks {
             is_refused: [false; GROUPS],
             high: LEVEL_MEAN + 1,
             skips: [false; GROUPS],
+            uses_writes: true,
             shift: LEVEL_SHIFT,
         }
     }
@@ -62,13 +65,17 @@ impl Ranks {
 
     /// A first guess of what groups are worth, from their classes alone. A level lives four times as long as
     /// the one below.
+    ///
+    /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
+    /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self::equal();
+        let mut ranks = Self { uses_writes: false, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
-            let is_write = group % COSTS >= COST_WRITE_SEQUENTIAL;
-            ranks.set(group, guess(class, is_write), class == CLASS_JOURNAL);
-            ranks.skips[group] = class == CLASS_TABLE && is_write;
+            ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
+            // Rows that are written and not in the guest's memory are soon read, even if once only: they must
+            // not leave with the indices that are made of them.
+            ranks.skips[group] = class == CLASS_TABLE && is_write(group);
         }
         ranks
     }
@@ -87,6 +94,11 @@ impl Ranks {
     /// Whether blocks of a group are not worth a slot.
     pub fn is_refused(&self, group: usize) -> bool {
         self.is_refused[group]
+    }
+
+    /// Whether a request of a group is a use of its block, for which the block stays longer.
+    pub fn is_use(&self, group: usize) -> bool {
+        self.uses_writes || !is_write(group) || group / COSTS == usize::from(CLASS_UNKNOWN)
     }
 
     /// Whether blocks of a group skip the small queue.
@@ -118,6 +130,11 @@ fn guess(class: u8, is_write: bool) -> u8 {
         _ => (LEVEL_MEAN, LEVEL_MEAN),
     };
     if is_write { written } else { read }
+}
+
+/// Whether the last access of a group's blocks was a write.
+fn is_write(group: usize) -> bool {
+    group % COSTS >= COST_WRITE_SEQUENTIAL
 }
 
 /// The group of a block after an access.
