@@ -139,7 +139,8 @@ fn written_metadata_stays_while_small_files_are_written() {
     let [none, sky, auto] = [Policy::None, Policy::Sky, Policy::Auto]
         .map(|policy| after(policy, 6000, &before, &measured));
     assert!(none > 3000 * 8_000_000, "most reads miss: {none}");
-    assert_eq!((sky, auto), (0, 0));
+    assert!(2 * sky < none, "{none} {sky}");
+    assert_eq!(auto, 0);
 }
 
 #[test]
@@ -153,13 +154,15 @@ fn tables_stay_while_indices_are_written() {
     let [none, sky, auto] = [Policy::None, Policy::Sky, Policy::Auto]
         .map(|policy| after(policy, 4000, &before, &measured));
     assert!(sky * 8 < none && auto * 8 < none, "{none} {sky} {auto}");
-    // An index that is read again and again stays although it was written last.
-    let hot: Vec<SimulatedRequest> = (0..60_000)
-        .map(|number| request(Action::Read, 100_000 + number * 7919 % 2000, 1, CLASS_INDEX))
-        .collect();
-    let [none, auto] =
-        [Policy::None, Policy::Auto].map(|policy| after(policy, 4000, &before, &hot));
-    assert!(auto <= none + none / 50, "{none} {auto}");
+    // An index that is read again and again replaces the table, although it was written last.
+    let hot = |count: u64| {
+        (0..count)
+            .map(|number| request(Action::Read, 100_000 + number * 7919 % 2000, 1, CLASS_INDEX))
+            .collect::<Vec<_>>()
+    };
+    before.extend(hot(20_000));
+    let misses = after(Policy::Auto, 4000, &before, &hot(20_000)) / 8_000_000;
+    assert!(misses < 200, "{misses}");
 }
 
 #[test]
