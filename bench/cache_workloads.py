@@ -165,10 +165,9 @@ class Run:
 
     def figures(self):
         """The figures of the layer `cache`, and the time that the guest's reads took, in seconds."""
-        disks = self.control.call("GET", "/v1/disks")["disks"]
-        layers = next(disk for disk in disks if disk["name"] == "disk")["layers"]
-        layer = next((layer for layer in layers if layer["kind"] == "cache"), {"figures": []})
-        found = {figure["name"]: figure["value"] for figure in layer["figures"]}
+        layers = self.control.call("GET", "/v1/disks/disk")["layers"]
+        layer = next((layer for layer in layers if layer["name"] == "cache"), {})
+        found = {figure["name"]: figure["value"] for figure in layer.get("figures", [])}
         return found, self.control.operation("disk", "read")[2] / 1e9
 
     def measure(self):

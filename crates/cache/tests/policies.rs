@@ -120,9 +120,13 @@ fn after(
 ) -> u64 {
     let options = ReplacementOptions { policy };
     let mut simulation = Simulation::new(&options, slots, BLOCK, WriteMode::Through, Plain);
-    before.iter().for_each(|request| simulation.request(request));
+    for request in before {
+        simulation.request(request);
+    }
     simulation.forget_counts();
-    measured.iter().for_each(|request| simulation.request(request));
+    for request in measured {
+        simulation.request(request);
+    }
     simulation.counts().disk_read_ns
 }
 
