@@ -9,6 +9,14 @@ pub const CLASS_JOURNAL: u8 = 31;
 pub const CLASS_UNKNOWN: u8 = 30;
 /// The class of swapped memory.
 pub const CLASS_SWAP: u8 = 29;
+/// The class of the rows of a database's tables.
+pub const CLASS_TABLE: u8 = 28;
+/// The class of a database's indices beside its rows.
+pub const CLASS_INDEX: u8 = 27;
+/// The class of a database's logs.
+pub const CLASS_LOG: u8 = 26;
+/// The lowest of these classes. A class that the host's table of classes gives is below it.
+pub const CLASS_NAMED: u8 = CLASS_LOG;
 
 /// A request for a block of the cache. All of it is a hint: a wrong one costs hits, nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

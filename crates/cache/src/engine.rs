@@ -6,8 +6,8 @@
 //! been hit gets another round for each hit, at most three.
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
-//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue. If all
-//! blocks have one level, this is S3-FIFO.
+//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as
+//! their level has less than three quarters of the slots. If all blocks have one level, this is S3-FIFO.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -57,6 +57,8 @@ pub struct Engine {
     blocks: u32,
     /// The blocks that the small queues have at least before one of them leaves.
     small_min: u32,
+    /// The blocks of a level from which on further blocks do not skip the small queue.
+    level_max: u32,
     /// The entries of slots beyond one for each slot, and their limit.
     extra: usize,
     extra_max: usize,
@@ -76,6 +78,7 @@ impl Engine {
             pools: vec![Pool::default()],
             blocks: 0,
             small_min: (slots / 10).max(1) as u32,
+            level_max: (slots / 4 * 3) as u32,
             extra: 0,
             extra_max,
             time: 0,
@@ -85,7 +88,9 @@ impl Engine {
     /// A request for the block in `slot`, which now belongs to `group`.
     pub fn hit(&mut self, slot: u32, group: usize) {
         let Some(state) = self.slots.get_mut(slot as usize) else { return };
-        state.set_hits(state.hits().saturating_add(1));
+        if self.ranks.is_use(group) {
+            state.set_hits(state.hits().saturating_add(1));
+        }
         state.set_group(group);
     }
 
@@ -141,11 +146,14 @@ impl Engine {
         self.remove(slot, pool);
         self.time = self.time.wrapping_add(1);
         let level = self.ranks.level(group);
-        let is_known = self.ghost.contains(hash);
+        let is_known = self.ranks.is_use(group) && self.ghost.contains(hash);
         if is_known {
             self.ghost.remove(hash);
         }
-        let queue = if is_known || self.ranks.is_high(level) { main_queue(level) } else { SMALL };
+        // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
+        // of them leave before they are requested again if they are more than the cache holds.
+        let is_high = self.ranks.is_high(group) && self.counts[main_queue(level)] < self.level_max;
+        let queue = if is_known || is_high { main_queue(level) } else { SMALL };
         let state = &mut self.slots[slot as usize];
         state.set_hits(0);
         state.set_group(group);

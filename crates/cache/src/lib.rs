@@ -23,7 +23,10 @@ mod slots;
 mod trials;
 mod worth;
 
-pub use access::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES};
+pub use access::{
+    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
+    CLASS_UNKNOWN, CLASSES,
+};
 pub use cost::MissCost;
 pub use curve::Curve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};

@@ -1,6 +1,8 @@
 //! Groups of blocks, and the levels that they have in the queues.
 
-use crate::access::{Access, CLASS_JOURNAL, CLASSES};
+use crate::access::{
+    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, CLASSES,
+};
 use crate::slots::GROUPS;
 
 /// The levels of groups.
@@ -24,8 +26,11 @@ const COST_BASE_SHIFT: u32 = 12;
 pub struct Ranks {
     levels: [u8; GROUPS],
     is_refused: [bool; GROUPS],
-    /// Blocks of this level and above skip the small queue.
+    /// Blocks of this level and above skip the small queue, and those of groups with a mark.
     high: u8,
+    skips: [bool; GROUPS],
+    /// Whether a write is a use of its block, although its class is known.
+    uses_writes: bool,
     shift: u32,
 }
 
@@ -36,30 +41,41 @@ impl Ranks {
             levels: [LEVEL_MEAN; GROUPS],
             is_refused: [false; GROUPS],
             high: LEVEL_MEAN + 1,
+            skips: [false; GROUPS],
+            uses_writes: true,
             shift: LEVEL_SHIFT,
         }
     }
 
-    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Other classes have the lowest
-    /// level, and journals are refused.
+    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one level above
+    /// the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
         let mut ranks = Self { high: 1, shift: SKY_SHIFT, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
-            let level = if usize::from(class) < LEVELS { class } else { 0 };
+            let level = match class {
+                CLASS_TABLE => 1,
+                class if usize::from(class) < LEVELS => class,
+                _ => 0,
+            };
             ranks.set(group, level, class == CLASS_JOURNAL);
         }
         ranks
     }
 
-    /// The classes of the Sky paper's Table 6 as a first guess of what groups are worth: other
-    /// classes have the mean, and a class lives four times as long as the one below.
+    /// A first guess of what groups are worth, from their classes alone. A level lives four times as long as
+    /// the one below.
+    ///
+    /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
+    /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self::equal();
+        let mut ranks = Self { uses_writes: false, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
-            let level = if usize::from(class) < LEVELS { class } else { LEVEL_MEAN };
-            ranks.set(group, level, class == CLASS_JOURNAL);
+            ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
+            // Rows that are written and not in the guest's memory are soon read, even if once only: they must
+            // not leave with the indices that are made of them.
+            ranks.skips[group] = class == CLASS_TABLE && is_write(group);
         }
         ranks
     }
@@ -80,15 +96,45 @@ impl Ranks {
         self.is_refused[group]
     }
 
-    /// Whether blocks of a level skip the small queue.
-    pub fn is_high(&self, level: u8) -> bool {
-        level >= self.high
+    /// Whether a request of a group is a use of its block, for which the block stays longer.
+    pub fn is_use(&self, group: usize) -> bool {
+        self.uses_writes || !is_write(group) || group / COSTS == usize::from(CLASS_UNKNOWN)
+    }
+
+    /// Whether blocks of a group skip the small queue.
+    pub fn is_high(&self, group: usize) -> bool {
+        self.levels[group] >= self.high || self.skips[group]
     }
 
     /// The ratio of lives of neighbouring levels, as a power of two.
     pub fn shift(&self) -> u32 {
         self.shift
     }
+}
+
+/// The first guess of the level of blocks of a class, from their last access.
+///
+/// A guest that writes data keeps it in its own memory, so that it is not soon read from the disk. Metadata is
+/// written again and again, and what is read of it is scattered. Indices are written when they are made, and
+/// logs are read only after a crash.
+fn guess(class: u8, is_write: bool) -> u8 {
+    let (read, written) = match class {
+        0 | 1 => (1, 0),
+        2 | 3 => (2, 1),
+        4 => (3, 1),
+        5 => (5, 5),
+        CLASS_TABLE => (3, 2),
+        CLASS_INDEX => (2, 0),
+        CLASS_LOG => (1, 0),
+        CLASS_SWAP => (2, 1),
+        _ => (LEVEL_MEAN, LEVEL_MEAN),
+    };
+    if is_write { written } else { read }
+}
+
+/// Whether the last access of a group's blocks was a write.
+fn is_write(group: usize) -> bool {
+    group % COSTS >= COST_WRITE_SEQUENTIAL
 }
 
 /// The group of a block after an access.

@@ -179,6 +179,11 @@ impl<D: SlowDisk> Simulation<D> {
         &self.counts
     }
 
+    /// Sets the counts to zero. What the cache has, and what was learned, stays.
+    pub fn forget_counts(&mut self) {
+        self.counts = SimulationCounts::default();
+    }
+
     /// Carries out a request. Its blocks are accessed one after the other, in ascending order. The
     /// slow disk reads those that are not in the cache with one request, from the first to the last.
     pub fn request(&mut self, request: &SimulatedRequest) {

@@ -6,7 +6,8 @@
 //! simulation", Waldspurger and others, ATC 2017). The first trial trusts the classes of requests,
 //! because a file's size and kind are known before anything is learned; it does the same as the second
 //! for requests without a meaning. The second does not tell blocks apart, so that the policy costs at
-//! most what it takes to notice that its knowledge does not help. The others learn.
+//! most what it takes to notice that its knowledge does not help. The others begin like the first, and
+//! learn.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -65,8 +66,9 @@ struct Trial {
 impl Trial {
     fn new(slots: usize, ranks: Ranks, horizon: Option<u64>, hash_max: u64) -> Self {
         Self {
+            worth: horizon
+                .map(|horizon| Worth::new(horizon * slots as u64, hash_max, ranks.clone())),
             engine: Engine::new(ranks, slots),
-            worth: horizon.map(|horizon| Worth::new(horizon * slots as u64, hash_max)),
             index: HashMap::default(),
             hashes: Vec::new(),
             slots,
@@ -124,7 +126,7 @@ impl Trials {
         let part = part as usize;
         let trial = |ranks, horizon| Trial::new(part, ranks, horizon, threshold);
         let fixed = [trial(Ranks::guess(), None), trial(Ranks::equal(), None)];
-        let learning = HORIZONS.map(|horizon| trial(Ranks::equal(), Some(horizon)));
+        let learning = HORIZONS.map(|horizon| trial(Ranks::guess(), Some(horizon)));
         Self {
             threshold,
             caches: fixed.into_iter().chain(learning).collect(),

@@ -21,7 +21,7 @@ const FOLLOWED: usize = 4096;
 const STEP: u32 = 512;
 /// The observations after which they all count half.
 const HALF: f64 = 32_768.0;
-/// Each group begins with this many observations of the mean.
+/// Each group begins with this many observations of what its class lets expect.
 const PRIOR: f64 = 16.0;
 
 /// A key that is followed.
@@ -51,13 +51,15 @@ pub struct Worth {
     index: Vec<[u16; 4]>,
     sums: Vec<Sums>,
     observations: u32,
+    /// What each group is expected to be worth before anything is learned, in units of the mean.
+    expected: [f64; GROUPS],
     ranks: Ranks,
 }
 
 impl Worth {
     /// Without observations, for a stream of keys with hashes up to `hash_max`. Keys are followed
-    /// for about this number of requests of the stream.
-    pub fn new(horizon: u64, hash_max: u64) -> Self {
+    /// for about this number of requests of the stream. `ranks` are the levels before anything is learned.
+    pub fn new(horizon: u64, hash_max: u64, ranks: Ranks) -> Self {
         let horizon = horizon.max(1);
         let ring = FOLLOWED.min(horizon.next_power_of_two().max(256) as usize);
         let threshold = (u128::from(hash_max) * ring as u128 / u128::from(horizon))
@@ -69,7 +71,11 @@ impl Worth {
             index: vec![[0; 4]; ring / 2],
             sums: vec![Sums::default(); GROUPS],
             observations: 0,
-            ranks: Ranks::equal(),
+            expected: std::array::from_fn(|group| {
+                let above = i32::from(ranks.level(group)) - i32::from(LEVEL_MEAN);
+                f64::from(above * LEVEL_SHIFT as i32).exp2()
+            }),
+            ranks,
         }
     }
 
@@ -145,7 +151,8 @@ impl Worth {
         }
         let mean_ns = all.saved_ns / all.count;
         for (group, sums) in self.sums.iter().enumerate() {
-            let worth = (sums.saved_ns / mean_ns + PRIOR) / (sums.count + PRIOR);
+            let expected = self.expected[group];
+            let worth = (sums.saved_ns / mean_ns + PRIOR * expected) / (sums.count + PRIOR);
             let level = f64::from(LEVEL_MEAN) + worth.log2() / f64::from(LEVEL_SHIFT);
             let level = level.round().clamp(0.0, LEVELS as f64 - 1.0) as u8;
             self.ranks.set(group, level, worth < 1.0 / 64.0);

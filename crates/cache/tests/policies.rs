@@ -2,8 +2,8 @@
 //! and each block a transfer.
 
 use fathom_cache::{
-    Action, CLASS_JOURNAL, CLASS_UNKNOWN, Policy, ReplacementOptions, SimulatedRequest, Simulation,
-    SimulationCounts, SlowDisk, WriteMode,
+    Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_TABLE, CLASS_UNKNOWN, Policy, ReplacementOptions,
+    SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode,
 };
 
 const BLOCK: u64 = 4096;
@@ -109,6 +109,85 @@ fn auto_is_never_much_slower_than_the_policy_without_classes() {
             [Policy::None, Policy::Auto].map(|policy| run(policy, slots, &requests).disk_read_ns);
         assert!(auto < none + none * 3 / 100, "seed {seed}, {slots} slots: {none} {auto}");
     }
+}
+
+/// The disk time of the reads of `measured`, after `before`.
+fn after(
+    policy: Policy,
+    slots: u32,
+    before: &[SimulatedRequest],
+    measured: &[SimulatedRequest],
+) -> u64 {
+    let options = ReplacementOptions { policy };
+    let mut simulation = Simulation::new(&options, slots, BLOCK, WriteMode::Through, Plain);
+    for request in before {
+        simulation.request(request);
+    }
+    simulation.forget_counts();
+    for request in measured {
+        simulation.request(request);
+    }
+    simulation.counts().disk_read_ns
+}
+
+#[test]
+fn written_metadata_stays_while_small_files_are_written() {
+    // As when sources are unpacked: nothing is read that could teach what metadata is worth.
+    let mut before = Vec::new();
+    for number in 0..4000 {
+        before.push(request(Action::Write, number * 64, 1, 5));
+        before.push(request(Action::Write, 1_000_000 + number * 16, 16, 4));
+    }
+    let measured: Vec<SimulatedRequest> =
+        (0..4000).map(|number| request(Action::Read, number * 7919 % 4000 * 64, 1, 5)).collect();
+    let [none, sky, auto] = [Policy::None, Policy::Sky, Policy::Auto]
+        .map(|policy| after(policy, 6000, &before, &measured));
+    assert!(none > 3000 * 8_000_000, "most reads miss: {none}");
+    assert!(2 * sky < none, "{none} {sky}");
+    assert_eq!(auto, 0);
+}
+
+#[test]
+fn tables_stay_while_indices_are_written() {
+    let mut before: Vec<SimulatedRequest> =
+        (0..3000).map(|number| request(Action::Write, number, 1, CLASS_TABLE)).collect();
+    before.extend((0..6000).map(|number| request(Action::Write, 100_000 + number, 1, CLASS_INDEX)));
+    let measured: Vec<SimulatedRequest> = (0..3000)
+        .map(|number| request(Action::Read, number * 7919 % 3000, 1, CLASS_TABLE))
+        .collect();
+    let [none, sky, auto] = [Policy::None, Policy::Sky, Policy::Auto]
+        .map(|policy| after(policy, 4000, &before, &measured));
+    assert!(sky * 8 < none && auto * 8 < none, "{none} {sky} {auto}");
+    // An index that is read again and again replaces the table, although it was written last.
+    let hot = |count: u64| {
+        (0..count)
+            .map(|number| request(Action::Read, 100_000 + number * 7919 % 2000, 1, CLASS_INDEX))
+            .collect::<Vec<_>>()
+    };
+    before.extend(hot(20_000));
+    let misses = after(Policy::Auto, 4000, &before, &hot(20_000)) / 8_000_000;
+    assert!(misses < 200, "{misses}");
+}
+
+#[test]
+fn a_table_larger_than_the_cache_is_kept_in_part() {
+    // Two scans: a cache that takes all of the table in the order of its reads has nothing of it.
+    let table: Vec<SimulatedRequest> =
+        (0..6000).map(|number| request(Action::Write, number, 1, CLASS_TABLE)).collect();
+    let scan: Vec<SimulatedRequest> =
+        (0..6000).map(|number| request(Action::Read, number, 1, CLASS_TABLE)).collect();
+    let [none, sky, auto] =
+        [Policy::None, Policy::Sky, Policy::Auto].map(|policy| after(policy, 4000, &table, &scan));
+    assert!(3 * sky < 2 * none && 3 * auto < 2 * none, "{none} {sky} {auto}");
+}
+
+#[test]
+fn forgotten_counts_do_not_change_what_follows() {
+    let requests = mixed(3);
+    let (first, second) = requests.split_at(requests.len() / 2);
+    let whole = run(Policy::Auto, 1000, &requests).disk_read_ns;
+    let begin = run(Policy::Auto, 1000, first).disk_read_ns;
+    assert_eq!(after(Policy::Auto, 1000, first, second), whole - begin);
 }
 
 #[test]

@@ -51,6 +51,41 @@ fn hits_are_counted_by_class() {
 }
 
 #[test]
+fn the_requests_of_the_warm_up_are_not_counted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    let trace = "BlktapTS,Type,IOOp,Sector,Size,VDisk,Kind,Class,DbPart\n\
+        5000,Q,w,0,32,a,direct,0,table\n6000,Q,w,64,32,a,direct,0,index\n\
+        9000,Q,r,0,32,a,direct,0,table\n9500,Q,r,128,32,a,data,31,\n";
+    fs::write(path.join("x.csv"), trace).expect("it is written");
+    let all = ["replay", "x.csv", "--cache", "1M", "--json"];
+    let report = |more: &[&str]| -> serde_json::Value {
+        let (status, stdout, stderr) = run(path, &[&all[..], more].concat());
+        assert_eq!(status, 0, "{stderr}");
+        serde_json::from_str(&stdout).expect("it is JSON")
+    };
+    let classes = |report: &serde_json::Value| -> Vec<(String, u64)> {
+        let classes = report["rows"][0]["classes"].as_array().expect("classes").iter();
+        let one = |class: &serde_json::Value| {
+            let name = class["class"].as_str().expect("a name").to_owned();
+            (name, class["accesses"].as_u64().expect("a number"))
+        };
+        classes.map(one).collect()
+    };
+    // The host's classes end below those that have a name.
+    let expected = [("25", 1), ("index", 1), ("table", 2)].map(|(name, n)| (name.to_owned(), n));
+    assert_eq!(classes(&report(&[])), expected);
+    // From 4000 ns after the first request on; the cache has what was written before.
+    let warm = report(&["--warmup", "4us"]);
+    let row = &warm["rows"][0];
+    assert_eq!((&row["accesses"], &row["disk_reads"]), (&2.into(), &1.into()), "{row}");
+    assert_eq!((&row["disk_writes"], &warm["requests"]), (&0.into(), &4.into()), "{warm}");
+    let (status, _, stderr) = run(path, &[&all[..], &["--warmup", "5us"]].concat());
+    assert_eq!(status, 2, "{stderr}");
+    assert!(stderr.contains("ends before --warmup"), "{stderr}");
+}
+
+#[test]
 fn invalid_options_and_inputs_are_errors() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use fathom_cache::{
     Action, Curve, Policy, ReplacementOptions, SLOTS_MAX, Simulation, WriteMode, key,
 };
-use fathom_control::Bytes;
+use fathom_control::{Bytes, Nanoseconds};
 
 use crate::{
     failure::{Failure, Outcome},
@@ -57,6 +57,9 @@ pub struct ReplayOptions {
     /// The model of the slow disk
     #[arg(long, value_enum, value_name = "MODEL", default_value = "hdd")]
     disk: disk::DiskModel,
+    /// Do not count the requests of the first TIME, such as 90s or 5min: they only fill the cache
+    #[arg(long, value_name = "TIME", default_value = "0")]
+    warmup: Nanoseconds,
     /// Also print the miss ratio of an LRU cache of every size
     #[arg(long)]
     curve: bool,
@@ -145,7 +148,12 @@ pub fn run(options: &ReplayOptions) -> Outcome {
     let mut curve = options.curve.then(Curve::new);
     let began = Instant::now();
     let mut trace = Trace::open(&options.trace, &options.times.options(false))?;
+    let mut is_warm = options.warmup.0 == 0;
     while let Some(request) = trace.next()? {
+        if !is_warm && trace.duration_ns() >= options.warmup.0 {
+            is_warm = true;
+            candidates.iter_mut().for_each(|one| one.simulation.forget_counts());
+        }
         for candidate in &mut candidates {
             candidate.simulation.request(&request);
         }
@@ -163,6 +171,11 @@ pub fn run(options: &ReplayOptions) -> Outcome {
     if trace.requests() == 0 {
         return Err(Failure::new(format!("{} has no requests", options.trace.display()))
             .advise("a recording contains requests only while guests use the disks"));
+    }
+    if !is_warm {
+        let message =
+            format!("{} ends before --warmup {}", options.trace.display(), options.warmup);
+        return Err(Failure::usage(message).advise("use a shorter time: no request is counted"));
     }
     let report = Report {
         trace: options.trace.display().to_string(),

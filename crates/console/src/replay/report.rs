@@ -1,7 +1,8 @@
 //! The report of a replay.
 
 use fathom_cache::{
-    CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, ClassCounts, Curve, SimulationCounts,
+    CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, ClassCounts,
+    Curve, SimulationCounts,
 };
 use fathom_control::{Bytes, Nanoseconds};
 use serde::Serialize;
@@ -136,6 +137,9 @@ fn class_name(class: u8) -> String {
         CLASS_JOURNAL => "journal".into(),
         CLASS_SWAP => "swap".into(),
         CLASS_UNKNOWN => "unknown".into(),
+        CLASS_TABLE => "table".into(),
+        CLASS_INDEX => "index".into(),
+        CLASS_LOG => "log".into(),
         class => class.to_string(),
     }
 }

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use fathom_cache::{Action, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES, SimulatedRequest};
+use fathom_cache::{
+    Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
+    CLASS_UNKNOWN, SimulatedRequest,
+};
 use fathom_cql::Value;
 use fathom_monitor::{
     Column, io_stream,
@@ -16,7 +19,8 @@ use crate::failure::Outcome;
 /// The bytes of a sector.
 const SECTOR: u64 = 512;
 /// The columns that are read, in the order of the schema.
-const COLUMNS: [&str; 8] = ["Type", "IOOp", "Sector", "Size", "VMName", "VDisk", "Kind", "Class"];
+const COLUMNS: [&str; 9] =
+    ["Type", "IOOp", "Sector", "Size", "VMName", "VDisk", "Kind", "Class", "DbPart"];
 
 /// The machine and the name of a disk, as far as the trace has them.
 type DiskName = (Option<Arc<str>>, Option<Arc<str>>);
@@ -104,7 +108,7 @@ impl Trace {
         if length == 0 || length > LENGTH_MAX && action != Action::Discard {
             return None;
         }
-        let class = class(text(6).as_deref(), number(7));
+        let class = class(text(6).as_deref(), number(7), text(8).as_deref());
         let disk = (text(4), text(5));
         let next = self.disks.len() as u32;
         let disk = *self.disks.entry(disk).or_insert(next);
@@ -140,12 +144,16 @@ impl Trace {
 /// The longest read or write; longer ones are invalid, and would take very long to simulate.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// The class of a request of this kind and with this class in the trace.
-fn class(kind: Option<&str>, class: Option<u64>) -> u8 {
-    match (kind, class) {
-        (Some("journal"), _) => CLASS_JOURNAL,
-        (Some("swap"), _) => CLASS_SWAP,
-        (_, Some(class)) if class < CLASSES as u64 => class as u8,
-        _ => CLASS_UNKNOWN,
+/// The class of a request of this kind, with this class and this part of a database in the trace. It is the
+/// one that the layer `cache` gives.
+fn class(kind: Option<&str>, class: Option<u64>, part: Option<&str>) -> u8 {
+    match (kind, part, class) {
+        (Some("journal"), _, _) => CLASS_JOURNAL,
+        (Some("swap"), _, _) => CLASS_SWAP,
+        (_, Some("table"), _) => CLASS_TABLE,
+        (_, Some("index"), _) => CLASS_INDEX,
+        (_, Some("log"), _) => CLASS_LOG,
+        (_, _, Some(class)) => class.min(u64::from(CLASS_NAMED) - 1) as u8,
+        (_, _, None) => CLASS_UNKNOWN,
     }
 }

@@ -24,6 +24,7 @@
 //! cached, so that no later start uses it.
 
 mod change;
+mod class;
 pub mod format;
 mod index;
 mod insert;

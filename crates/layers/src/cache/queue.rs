@@ -8,10 +8,10 @@ use fathom_block::{
     CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
     Waker, Work, faults,
 };
-use fathom_cache::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, MissCost};
-use fathom_insight::Kind;
+use fathom_cache::{Access, MissCost};
 
 use super::change::Changing;
+use super::class::class;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
 use super::insert::{Inserting, Part, SpareRooms};
 use super::load::Loading;
@@ -134,13 +134,7 @@ impl CacheQueue {
 
     /// What the replacement learns of a request.
     pub(super) fn access(&self, request: &Request) -> Access {
-        let insight = &request.insight;
-        let class = match (insight.facts.kind, insight.class) {
-            (Kind::Journal, _) => CLASS_JOURNAL,
-            (Kind::Swap, _) => CLASS_SWAP,
-            (_, Some(class)) => class.0.min(CLASS_SWAP - 1),
-            (_, None) => CLASS_UNKNOWN,
-        };
+        let class = class(&request.insight);
         let is_write = request.operation != Operation::Read;
         let is_sequential = request.offset == self.last_end;
         // A write is at home before it completes, so that a hit of it saves nothing.
