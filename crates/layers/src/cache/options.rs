@@ -199,7 +199,8 @@ impl LayerOptions for CacheOptions {
             generation: 0,
             region_shift: 20,
         };
-        let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark));
+        let names = Some(Arc::clone(context.names));
+        let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark), names);
         Ok(Some(Arc::new(cache.map_err(io::Error::other)?)))
     }
 

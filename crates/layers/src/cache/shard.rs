@@ -14,10 +14,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use fathom_cache::{Access, Replacement};
+use fathom_cache::{Access, CLASSES, Replacement};
 use hashbrown::HashTable;
 
-use super::format::Entry;
+use super::format::{BLOCK_BITS, Entry};
 
 /// The mapping is in use, and its content is on the volume.
 const MAPPED: u8 = 1;
@@ -68,10 +68,24 @@ pub(super) struct Counts {
     pub insertions: u64,
     /// Blocks removed to make room.
     pub evictions: u64,
-    /// Blocks removed because their content was changed.
+    /// Blocks removed because their content was written.
     pub overwritten: u64,
+    /// Blocks removed because their content was discarded or filled with zeroes, or because their
+    /// disk has shrunk or left.
+    pub discarded: u64,
+    /// Blocks that the policy did not admit.
+    pub refused: u64,
     /// Insertions without a free slot.
     pub no_room: u64,
+}
+
+/// Why the content of a block is not valid any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// It is written.
+    Write,
+    /// It is discarded or filled with zeroes, or its disk shrinks or leaves.
+    Discard,
 }
 
 /// See the module. Slots are numbered within the shard.
@@ -105,11 +119,20 @@ pub(super) struct Shard {
     reserve: usize,
     replacement: Replacement,
     counts: Counts,
+    /// The mapped blocks by class.
+    held: [u32; CLASSES],
+    /// The mapped blocks by the number of their disk.
+    of_disks: Vec<u32>,
 }
 
 fn hash(key: u64) -> u64 {
     let mixed = (key ^ key >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 29
+}
+
+/// The number of the disk of a block, as an index.
+fn disk_of(key: u64) -> usize {
+    (key >> BLOCK_BITS) as usize
 }
 
 impl Shard {
@@ -145,6 +168,8 @@ impl Shard {
             reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
             replacement,
             counts: Counts::default(),
+            held: [0; CLASSES],
+            of_disks: Vec::new(),
         }
     }
 
@@ -175,7 +200,11 @@ impl Shard {
                 return Lookup::Hit(slot);
             }
         }
-        if !inserts || found.is_none() && !self.replacement.admits(key, access) {
+        if !inserts {
+            return Lookup::Miss(0);
+        }
+        if found.is_none() && !self.replacement.admits(key, access) {
+            self.counts.refused += 1;
             return Lookup::Miss(0);
         }
         Lookup::Miss(self.expect(key))
@@ -269,8 +298,8 @@ impl Shard {
             }
             self.valid[at] |= mask;
             if !is_same {
-                self.map(slot, key);
                 self.classes[at] = access.class;
+                self.map(slot, key);
                 self.replacement.insert(slot, key, access);
                 self.counts.insertions += 1;
             }
@@ -290,8 +319,19 @@ impl Shard {
     fn map(&mut self, slot: u32, key: u64) {
         self.keys[slot as usize] = key;
         self.flags[slot as usize] |= MAPPED;
+        self.held[self.class_of(slot)] += 1;
+        let disk = disk_of(key);
+        if disk >= self.of_disks.len() {
+            self.of_disks.resize(disk + 1, 0);
+        }
+        self.of_disks[disk] += 1;
         let keys = &self.keys;
         self.index.insert_unique(hash(key), slot, |slot| hash(keys[*slot as usize]));
+    }
+
+    /// The class of the block in a slot, as an index.
+    fn class_of(&self, slot: u32) -> usize {
+        usize::from(self.classes[slot as usize]).min(CLASSES - 1)
     }
 
     /// Notes that the content of a slot has changed.
@@ -323,6 +363,8 @@ impl Shard {
         if let Ok(found) = self.index.find_entry(hash(key), |other| *other == slot) {
             found.remove();
         }
+        self.held[self.class_of(slot)] -= 1;
+        self.of_disks[disk_of(key)] -= 1;
         self.valid[at] = 0;
         self.flags[at] &= IMAGED;
         if self.flags[at] & IMAGED != 0 {
@@ -357,26 +399,29 @@ impl Shard {
     }
 
     /// A change of the granules `mask` of a block begins. Their content is not valid any more.
-    pub(super) fn begin_change(&mut self, key: u64, mask: u16) {
+    pub(super) fn begin_change(&mut self, key: u64, mask: u16, reason: Reason) {
         let is_in_range = self.ranges.iter().any(|(_, range)| range.contains(&key));
         let busy = self.busy.entry(key).or_default();
         busy.changes += 1;
         busy.is_contested |= busy.changes > 1 || is_in_range;
         busy.insertion = 0;
-        self.invalidate(key, mask);
+        self.invalidate(key, mask, reason);
     }
 
     /// Takes a block out of the cache.
     pub(super) fn forget(&mut self, key: u64) {
-        self.invalidate(key, u16::MAX);
+        self.invalidate(key, u16::MAX, Reason::Discard);
     }
 
-    fn invalidate(&mut self, key: u64, mask: u16) {
+    fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) {
         let Some(slot) = self.find(key) else { return };
         let valid = &mut self.valid[slot as usize];
         *valid &= !mask;
         if *valid == 0 {
-            self.counts.overwritten += 1;
+            match reason {
+                Reason::Write => self.counts.overwritten += 1,
+                Reason::Discard => self.counts.discarded += 1,
+            }
             self.replacement.remove(slot);
             self.unmap(slot);
         } else if self.flags[slot as usize] & IMAGED != 0 {
@@ -397,6 +442,7 @@ impl Shard {
         match access {
             Some(access) if !is_contested => {
                 if self.find(key).is_none() && !self.replacement.admits(key, access) {
+                    self.counts.refused += 1;
                     return 0;
                 }
                 self.expect(key)
@@ -420,12 +466,12 @@ impl Shard {
     }
 
     /// Takes the blocks with `keys` out of at most `count` slots from `from` on.
-    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32) {
+    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32, reason: Reason) {
         let end = from.saturating_add(count).min(self.slots());
         for slot in from..end {
             let key = self.keys[slot as usize];
             if key != 0 && keys.contains(&key) {
-                self.invalidate(key, u16::MAX);
+                self.invalidate(key, u16::MAX, reason);
             }
         }
     }
@@ -448,6 +494,16 @@ impl Shard {
     /// The counts.
     pub(super) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// The mapped blocks by class.
+    pub(super) fn held(&self) -> &[u32; CLASSES] {
+        &self.held
+    }
+
+    /// The mapped blocks of the disk with this number.
+    pub(super) fn mapped_of(&self, disk: u16) -> u32 {
+        self.of_disks.get(usize::from(disk)).copied().unwrap_or(0)
     }
 
     // What follows keeps the tables on the volume up to date.
@@ -593,6 +649,8 @@ impl Shard {
             let is_taken = self.pins[slot] > 0 && self.flags[slot] & (MAPPED | IMAGED) == 0;
             assert_eq!(*seen, u32::from(!is_taken), "slot {slot} has one place");
         }
+        assert_eq!(self.held.iter().sum::<u32>(), self.mapped());
+        assert_eq!(self.of_disks.iter().sum::<u32>(), self.mapped());
         for (key, busy) in &self.busy {
             assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");
         }
