@@ -25,7 +25,8 @@ pub struct RecentCurve {
 
 impl RecentCurve {
     /// A curve that follows at most `samples` keys in each generation, at first this share of all;
-    /// see [`Curve::with_share`]. A generation lasts `generation_ns`.
+    /// see [`Curve::with_share`]. A generation lasts `generation_ns`. The first one begins at `now_ns`,
+    /// or if that is 0, with the first call of [`advance`](Self::advance).
     pub fn new(samples: usize, share: f64, generation_ns: u64, now_ns: u64) -> Self {
         let younger = Curve::with_share(samples, share);
         Self { samples, share, generation_ns, older: None, younger, younger_ns: now_ns }
@@ -55,6 +56,9 @@ impl RecentCurve {
 
     /// Begins a new generation if it is time.
     pub fn advance(&mut self, now_ns: u64) {
+        if self.younger_ns == 0 {
+            self.younger_ns = now_ns;
+        }
         let is_old = now_ns.saturating_sub(self.younger_ns) >= self.generation_ns;
         if is_old && self.younger.requests() >= REQUESTS_MIN {
             let new = Curve::with_share(self.samples, self.share);
@@ -112,7 +116,7 @@ mod tests {
     fn the_answer_is_that_of_the_last_generations_alone() {
         for seed in 0..10 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut curve = RecentCurve::new(2048, 1.0, HOUR_NS, 0);
+            let mut curve = RecentCurve::new(2048, 1.0, HOUR_NS, 1);
             let mut keys = Vec::new();
             let mut now_ns = 0;
             for part in 0..8 {
@@ -149,13 +153,13 @@ mod tests {
 
     #[test]
     fn a_disk_with_few_requests_keeps_its_curve() {
-        let mut curve = RecentCurve::new(256, 1.0, HOUR_NS, 0);
+        let mut curve = RecentCurve::new(256, 1.0, HOUR_NS, 1);
         for key in 0..1000 {
             curve.count(1);
             curve.sample(Curve::hash(key % 10), Touch::Request);
             curve.advance(key * HOUR_NS);
         }
-        assert_eq!(curve.begin_ns(), 0);
+        assert_eq!(curve.begin_ns(), 1);
         assert!((curve.ratios().at(11) - 0.01).abs() < 1e-9);
     }
 }

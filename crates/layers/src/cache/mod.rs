@@ -45,6 +45,7 @@ use fathom_block::{
     Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
     LayerProblem, LayerReport, OpenContext, Urgency,
 };
+use fathom_cache::Policy;
 use fathom_insight::Names;
 use fathom_reactor::Reactor;
 use serde::{Deserialize, Serialize};
@@ -85,6 +86,15 @@ pub enum CacheMode {
 impl CacheMode {
     /// Every mode, in the order of its number.
     pub const ALL: [Self; 3] = [Self::WriteThrough, Self::WriteAround, Self::ReadOnly];
+
+    /// The name used in configurations and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::WriteAround => "write-around",
+            Self::ReadOnly => "read-only",
+        }
+    }
 
     fn inserts_reads(self) -> bool {
         self != Self::ReadOnly
@@ -308,6 +318,15 @@ impl Cache {
     /// The blocks that the cache has by class, of all disks, and those of this disk.
     pub fn held(&self) -> ([u64; CLASSES], u64) {
         self.inner.volume.held(self.inner.disk.number)
+    }
+
+    /// The name of the policy that decides which blocks are kept.
+    pub fn policy_name(&self) -> &'static str {
+        match self.inner.volume.policy {
+            Policy::None => "none",
+            Policy::Sky => "sky",
+            Policy::Auto => "auto",
+        }
     }
 
     /// What goes into the cache.

@@ -18,7 +18,7 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fathom_cache::{MissRatios, RecentCurve, Touch};
+use fathom_cache::{CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, MissRatios, RecentCurve, Touch};
 use fathom_insight::Names;
 
 pub use cells::CacheCounts;
@@ -40,6 +40,16 @@ const GROUP_SAMPLES: usize = 1024;
 /// The blocks of a cache that a new curve follows at most, so that few requests cost more than a
 /// comparison: half of the samples.
 const SHARE: f64 = 1.0 / 2.0;
+
+/// The name of a class in reports and metrics.
+pub fn class_name(class: usize) -> String {
+    match u8::try_from(class) {
+        Ok(CLASS_JOURNAL) => "journal".into(),
+        Ok(CLASS_UNKNOWN) => "unknown".into(),
+        Ok(CLASS_SWAP) => "swap".into(),
+        _ => class.to_string(),
+    }
+}
 
 /// The counts and curves of one disk.
 pub struct Ledger {
