@@ -541,6 +541,29 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn hits_of_caches_have_a_column_on_wide_terminals() {
+        let mut app = app();
+        assert!(!screen(&app, 200, 24).contains(" HIT"), "without a cache there is no column");
+        let with_cache = |seconds: u64, reads, hits| {
+            let mut statistics =
+                sample(seconds * 1_000_000_000, &[("root", 100_000), ("database-of-the-shop", 5)]);
+            let figure = |name: &str, value| LayerFigure {
+                name: name.into(),
+                meaning: String::new(),
+                value,
+            };
+            let figures = vec![figure("reads_total", reads), figure("hits_total", hits)];
+            statistics.disks[0].layers = vec![LayerFigures { layer: "cache".into(), figures }];
+            statistics
+        };
+        app.sample(with_cache(10, 100, 10));
+        app.sample(with_cache(11, 300, 160));
+        let text = screen(&app, 200, 24);
+        assert!(text.contains(" HIT") && text.contains("75 %") && text.contains("–"), "{text}");
+        assert!(!screen(&app, 80, 24).contains(" HIT"));
+    }
+
+    #[test]
     fn dirty_data_and_requests_that_are_held_back_have_columns() {
         let mut app = app();
         assert!(!screen(&app, 200, 24).contains("DIRTY"), "without a report there is no column");
