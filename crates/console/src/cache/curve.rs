@@ -2,9 +2,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, CacheCurve, CacheDisk, Nanoseconds};
+use fathom_control::{Bytes, CacheCurve, CacheDisk};
 
-use super::{gain, hits, info::no_cache, percent, picture};
+use super::{gain, hits, info::no_cache, percent, picture, span};
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome},
@@ -83,7 +83,7 @@ fn head(disk: &CacheDisk) -> String {
         "{}: {} accesses to blocks in {}, {} of the blocks followed; hits now {}",
         disk.name,
         short_number(curve.accesses as f64),
-        Nanoseconds(curve.window_ns / 1_000_000_000 * 1_000_000_000),
+        span(curve.window_ns),
         percent(Some(curve.sampled)),
         hits(&disk.counts),
     )

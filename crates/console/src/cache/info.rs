@@ -227,7 +227,7 @@ mod tests {
             "1 GiB, 100.0 % used, 512 MiB by the disk",
             "5 75 %, 0 25 %",
             "750 of 1000 reads: 75.0 %",
-            "misses 2 s",
+            "misses 2.0 s",
         ] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }

@@ -49,6 +49,17 @@ fn gain(curve: &CacheCurve, size: u64) -> String {
     curve.gain(size).map_or_else(|| "–".into(), |gain| format!("{:+.1}", gain * 100.0))
 }
 
+/// A time in words, without what does not matter: `41 s`, `12 min`, `1 h 30 min`.
+fn span(nanoseconds: u64) -> String {
+    let seconds = nanoseconds / 1_000_000_000;
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0) => format!("{seconds} s"),
+        (0, minutes) => format!("{minutes} min"),
+        (hours, 0) => format!("{hours} h"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
 /// The classes with most of `amount`, and their shares: `5 60 %, 0 30 %`.
 fn shares(classes: &[CacheClass], amount: fn(&CacheClass) -> u64) -> String {
     let all: u64 = classes.iter().map(amount).sum();
@@ -140,6 +151,12 @@ mod tests {
             ..CacheInfo::default()
         };
         CacheReport { time_ns: sample * 2_000_000_000, unix_time_ns: 0, caches: vec![cache] }
+    }
+
+    #[test]
+    fn times_are_rounded() {
+        let spans = [0, 59, 60, 3599, 3600, 5400, 200_000].map(|time| span(time * 1_000_000_000));
+        assert_eq!(spans, ["0 s", "59 s", "1 min", "59 min", "1 h", "1 h 30 min", "55 h 33 min"]);
     }
 
     #[test]

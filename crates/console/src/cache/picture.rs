@@ -1,9 +1,10 @@
 //! A picture of miss-ratio curves (SVG): the hit ratio by size, of a disk and its containers.
 use std::fmt::Write as _;
 
-use fathom_control::{Bytes, CacheCurve, CacheDisk, Nanoseconds};
+use fathom_control::{Bytes, CacheCurve, CacheDisk};
 
 use super::curve::hit_ratio;
+use super::span;
 use crate::output::text::{clean, shorten, shorten_front};
 use crate::usage::container_name;
 
@@ -54,7 +55,8 @@ impl Scale {
         };
         let useful = lines.iter().map(useful).max().unwrap_or(0);
         let present = present.max(1 << 20);
-        let wanted = (useful + useful / 10)
+        let wanted = useful
+            .saturating_add(useful / 10)
             .clamp(present.saturating_mul(2), present.saturating_mul(SIZES_MAX));
         let mut step = 1_u64 << 12;
         while wanted.div_ceil(step) > TICKS_MAX && step < 1 << 62 {
@@ -124,11 +126,10 @@ pub fn draw(disk: &CacheDisk) -> String {
 fn head(picture: &mut String, disk: &CacheDisk) {
     let curve = &disk.curve;
     let title = format!("What a cache of another size would do for {}", shorten(&disk.name, 40));
-    let window = Nanoseconds(curve.window_ns / 60_000_000_000 * 60_000_000_000);
     let note = format!(
         "LRU, from {} accesses to blocks of the last {}; {:.1} % of the blocks are followed",
         curve.accesses,
-        if window.0 == 0 { "minute".to_owned() } else { window.to_string() },
+        span(curve.window_ns),
         curve.sampled * 100.0,
     );
     let _ = writeln!(
@@ -151,8 +152,8 @@ fn axes(picture: &mut String, scale: &Scale) {
             y + 4.5,
         );
     }
-    let mut size = 0;
-    while size <= scale.size_max {
+    let sizes = (0..=TICKS_MAX).map(|tick| scale.step.saturating_mul(tick));
+    for size in sizes.take_while(|size| *size <= scale.size_max) {
         let x = scale.x(size);
         let _ = writeln!(
             picture,
@@ -162,7 +163,6 @@ fn axes(picture: &mut String, scale: &Scale) {
             BOTTOM + 22.0,
             if size == 0 { "0".to_owned() } else { Bytes(size).to_string() },
         );
-        size = size.saturating_add(scale.step);
     }
     let middle = f64::midpoint(LEFT, RIGHT);
     let _ = writeln!(

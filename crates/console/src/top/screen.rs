@@ -469,9 +469,10 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         theme.dim(),
     ));
     lines.push(Line::styled(
-        " hold back now, DIRTY the data that guests have not written.",
+        " hold back now, DIRTY the data that guests have not written,",
         theme.dim(),
     ));
+    lines.push(Line::styled(" HIT the share of the reads that caches had wholly.", theme.dim()));
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }

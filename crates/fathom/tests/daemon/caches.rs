@@ -73,7 +73,10 @@ fn the_report_on_a_cache_is_a_plain_count() {
     assert_eq!((curve.accesses, curve.size_bytes, disk.dropped), (5 * COUNT, 1 << 20, 0));
     assert!((curve.sampled - 1.0).abs() < 1e-9 && curve.window_ns < 600_000_000_000);
     let ratios: Vec<f64> = curve.estimates.iter().map(|estimate| estimate.miss_ratio).collect();
-    assert!(ratios.iter().zip([1.0, 0.2, 0.2, 0.2]).all(|(a, b)| (a - b).abs() < 1e-9), "{ratios:?}");
+    assert!(
+        ratios.iter().zip([1.0, 0.2, 0.2, 0.2]).all(|(a, b)| (a - b).abs() < 1e-9),
+        "{ratios:?}"
+    );
     assert!((curve.miss_ratio - 0.2).abs() < 1e-9 && curve.points.len() >= 2);
 
     // Why blocks leave.
@@ -133,9 +136,8 @@ fn commands_show_what_caches_do() {
     shown(&["curve", "a", "--picture", "a.svg"], &["now", "80.0 %", "The picture is in a.svg"]);
     let picture = fs::read_to_string(daemon.path("a.svg")).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("now 1 MiB: 80.0 %"), "{picture}");
-    let json = |arguments: &[&str]| -> Value {
-        serde_json::from_str(&shown(arguments, &[])).unwrap()
-    };
+    let json =
+        |arguments: &[&str]| -> Value { serde_json::from_str(&shown(arguments, &[])).unwrap() };
     let top = json(&["top", "--once", "--json"]);
     assert_eq!(top["caches"][0]["disks"][0]["hit_ratio"], 0.8);
     assert_eq!(json(&["list", "--json"])["caches"][0]["name"], "a");
@@ -146,10 +148,8 @@ fn commands_show_what_caches_do() {
         assert!(!succeeds && text.contains("the disk b has no cache"), "{text}");
     }
     // The counts of a layer end with it.
-    let change = |layers: Vec<LayerDefinition>| DiskChange {
-        layers: Some(layers),
-        ..DiskChange::default()
-    };
+    let change =
+        |layers: Vec<LayerDefinition>| DiskChange { layers: Some(layers), ..DiskChange::default() };
     daemon.client().change_disk("a", &change(Vec::new())).unwrap();
     assert_eq!(cache(&daemon, &["list"]).1, "No disk has the layer `cache`.\n");
     let (succeeds, text) = cache(&daemon, &["top", "--once"]);
