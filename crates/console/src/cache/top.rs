@@ -205,7 +205,7 @@ impl Interval {
     }
 
     fn table(&self, cache: &Cache) -> Table {
-        let is_sum = self.seconds == 0.0;
+        let is_sum = self.seconds <= 0.0;
         let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(Column::number);
         let [half, less, more, double] = sizes;
         let mut table = Table::new([

@@ -94,7 +94,7 @@ fn cache_info(name: String, disks: &[Cached], now_ns: u64, limits: (usize, usize
             discarded: status.discarded,
         },
         refusals: CacheRefusals { policy: status.refused, no_room: status.no_room },
-        failure: status.failed.map(|kind| kind.to_string()).unwrap_or_default(),
+        failure: status.failed.as_ref().map(ToString::to_string).unwrap_or_default(),
         classes: classes
             .map(|(class, blocks)| CacheClass {
                 class: class_name(class),
@@ -135,7 +135,8 @@ fn cache_disk(
         })
         .collect();
     groups.sort_by(|left, right| right.counts.reads.cmp(&left.counts.reads));
-    let (files, databases) = if files == 0 { Default::default() } else { of_files(served, files) };
+    let (files, databases) =
+        if files == 0 { (Vec::new(), Vec::new()) } else { of_files(served, files) };
     CacheDisk {
         name: served.disk.name().into(),
         vm: served.disk.vm().into(),
@@ -202,7 +203,9 @@ fn curve_of(
 
 /// The files that a disk reads most, and its parts of databases: at most `count` of each.
 fn of_files(served: &Served, count: usize) -> (Vec<CacheFile>, Vec<CacheFile>) {
-    let Some(classify) = served.live().watchers.classify.clone() else { return Default::default() };
+    let Some(classify) = served.live().watchers.classify.clone() else {
+        return (Vec::new(), Vec::new());
+    };
     let rows = classify.usage().rows;
     let file = |row: &UsageRow| CacheFile {
         path: row.subject.path.as_deref().unwrap_or_default().to_owned(),

@@ -1,13 +1,13 @@
 //! What a cache does for a disk: counts by class and by control group, and the miss-ratio curves of
 //! the disk and of its most active control groups.
 //!
-//! Each queue counts in cells that only its thread writes ([`cells`]). For a curve, a queue only
+//! Each queue counts in cells that only its thread writes (`cells`). For a curve, a queue only
 //! compares the hash of a block with a threshold; the few blocks below it wait in a short list, which
 //! the queue's thread moves into the curves unless another thread has them locked. A reader moves
 //! all lists first. So no queue waits, and a reader sees everything that has been counted.
 //!
-//! - [`queue`]: one queue's side.
-//! - [`groups`]: the control groups that have a place, at most [`GROUPS`].
+//! - `queue`: one queue's side.
+//! - `groups`: the control groups that have a place, at most [`GROUPS`].
 
 mod cells;
 mod groups;
@@ -23,11 +23,11 @@ use fathom_insight::Names;
 
 pub use cells::CacheCounts;
 use cells::{Cells, Counted};
+pub use fathom_cache::CLASSES;
 use groups::{Groups, Heads};
 pub(crate) use queue::{Account, Looked};
 
 use super::lock;
-pub use fathom_cache::CLASSES;
 
 /// The most control groups of a disk that have counts and a curve of their own.
 pub const GROUPS: usize = 16;
