@@ -46,7 +46,11 @@ fn hits(counts: &CacheCounts) -> String {
 
 /// The change of the hit ratio with another size, in percentage points; `–` if it is not known.
 fn gain(curve: &CacheCurve, size: u64) -> String {
-    curve.gain(size).map_or_else(|| "–".into(), |gain| format!("{:+.1}", gain * 100.0))
+    match curve.gain(size).map(|gain| gain * 100.0) {
+        None => "–".into(),
+        Some(points) if points.abs() < 0.05 => "0.0".into(),
+        Some(points) => format!("{points:+.1}"),
+    }
 }
 
 /// A time in words, without what does not matter: `41 s`, `12 min`, `1 h 30 min`.
@@ -166,6 +170,8 @@ mod tests {
         assert_eq!(shares(&cache.classes, |class| class.used_bytes), "5 75 %, 0 25 %");
         let curve = &cache.disks[0].curve;
         assert_eq!((gain(curve, 50), gain(curve, 200)), ("-25.0".into(), "+15.0".into()));
+        let level = CacheCurve { miss_ratio: 0.5001, ..curve.clone() };
+        assert_eq!(gain(&level, 50), "0.0");
         assert_eq!((gain(curve, 3), hits(&CacheCounts::default())), ("–".into(), "–".into()));
     }
 }

@@ -8,7 +8,7 @@ use super::span;
 use crate::output::text::{clean, shorten, shorten_front};
 use crate::usage::container_name;
 
-const WIDTH: f64 = 960.0;
+const WIDTH: f64 = 1040.0;
 const HEIGHT: f64 = 540.0;
 /// The edges of the plot.
 const LEFT: f64 = 76.0;
@@ -199,14 +199,13 @@ fn mark(picture: &mut String, curve: &CacheCurve, scale: &Scale) {
     let (x, y) = (scale.x(curve.size_bytes), y(ratio));
     let _ = writeln!(
         picture,
-        "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{BOTTOM}\" stroke=\"#2b3137\" \
+        "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{BOTTOM}\" stroke=\"#2b3137\" \
          stroke-dasharray=\"4 4\"/>\
          <circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\" fill=\"{DISK}\" stroke=\"#ffffff\" \
          stroke-width=\"2\"/>\n\
-         <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#2b3137\" stroke=\"#ffffff\" stroke-width=\"4\" \
-         paint-order=\"stroke\">now {}: {:.1} %</text>",
-        x + 8.0,
-        BOTTOM - 10.0,
+         <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-weight=\"600\">now {}: {:.1} %</text>",
+        TOP - 4.0,
+        TOP - 9.0,
         Bytes(curve.size_bytes),
         ratio * 100.0,
     );
@@ -220,7 +219,7 @@ fn legend(picture: &mut String, lines: &[Line<'_>], present: u64) {
         "<g font-size=\"12\"><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" \
          fill=\"#68727c\">now</text><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" \
          fill=\"#68727c\">+100 %</text>",
-        WIDTH - 62.0,
+        WIDTH - 76.0,
         TOP - 2.0,
         WIDTH - 14.0,
         TOP - 2.0,
@@ -241,7 +240,7 @@ fn legend(picture: &mut String, lines: &[Line<'_>], present: u64) {
             line.colour,
             left + 22.0,
             escape(&shorten_front(&clean(&line.name), NAME_WIDTH)),
-            WIDTH - 62.0,
+            WIDTH - 76.0,
             percent(present),
             WIDTH - 14.0,
             percent(present.saturating_mul(2)),

@@ -130,7 +130,7 @@ fn commands_show_what_caches_do() {
     });
     (0..4).for_each(|_| read_all(&mut a));
     shown(&["list"], &["CACHE", "1 MiB", "62.5 %", "80.0 %", "2.50M", "auto"]);
-    shown(&["top", "--once"], &["READS", "200", "80.0 %", "-80.0", "+0.0", "unknown 100 %"]);
+    shown(&["top", "--once"], &["READS", "200", "80.0 %", "-80.0", "  0.0", "unknown 100 %"]);
     shown(&["top", "-n", "1", "--interval", "100ms"], &["READ/S", "SAVED B/S"]);
     shown(&["info", "a"], &["160 of 200 reads: 80.0 %", "data of unknown meaning", "40"]);
     shown(&["curve", "a", "--picture", "a.svg"], &["now", "80.0 %", "The picture is in a.svg"]);
