@@ -94,13 +94,13 @@ struct Disk {
     /// The counts of the interval by class.
     classes: Vec<CacheClass>,
     /// The hit ratio of an LRU cache of the present size, and of others.
-    sizes: Vec<Size>,
+    sizes: Vec<Estimate>,
     #[serde(skip)]
     gains: [String; 4],
 }
 
 #[derive(Serialize)]
-struct Size {
+struct Estimate {
     percent: u64,
     size_bytes: u64,
     hit_ratio: f64,
@@ -265,12 +265,12 @@ impl Disk {
             size_bytes: curve.size_bytes,
             miss_ratio: curve.miss_ratio,
         };
-        let size = |estimate: &CacheEstimate| Size {
+        let size = |estimate: &CacheEstimate| Estimate {
             percent: estimate.percent,
             size_bytes: estimate.size_bytes,
             hit_ratio: 1.0 - estimate.miss_ratio,
         };
-        let mut sizes: Vec<Size> = curve.estimates.iter().chain([&present]).map(size).collect();
+        let mut sizes: Vec<Estimate> = curve.estimates.iter().chain([&present]).map(size).collect();
         sizes.sort_by_key(|size| size.percent);
         if curve.accesses == 0 {
             sizes.clear();

@@ -96,7 +96,9 @@ impl Cell {
             &self.hit_ns,
             &self.miss_ns,
         ];
-        cells.into_iter().for_each(|cell| cell.store(0, Ordering::Relaxed));
+        for cell in cells {
+            cell.store(0, Ordering::Relaxed);
+        }
     }
 }
 

@@ -185,10 +185,10 @@ impl Ledger {
         curves.groups.count(cells, &mut counted.groups);
         for sample in counted.samples.drain(..) {
             curves.disk.sample(sample.hash, sample.touch);
-            if sample.touch != Touch::Removal {
-                curves.groups.sample(&sample);
-            } else {
+            if sample.touch == Touch::Removal {
                 curves.groups.remove(sample.hash);
+            } else {
+                curves.groups.sample(&sample);
             }
         }
         curves.disk.advance(now_ns);
