@@ -134,7 +134,7 @@ fn cache_disk(
             curve: curve_of(&group.curve),
         })
         .collect();
-    groups.sort_by(|left, right| right.counts.reads.cmp(&left.counts.reads));
+    groups.sort_by_key(|group| std::cmp::Reverse(group.counts.reads));
     let (files, databases) =
         if files == 0 { (Vec::new(), Vec::new()) } else { of_files(served, files) };
     CacheDisk {
