@@ -231,6 +231,18 @@ pub enum CacheHit {
     Part = 3,
 }
 
+impl CacheHit {
+    /// The name used in events and the control interface; empty if no layer has checked.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "",
+            Self::Miss => "miss",
+            Self::Hit => "hit",
+            Self::Part => "part",
+        }
+    }
+}
+
 /// The kind of a layer that has held a request back by its own rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]

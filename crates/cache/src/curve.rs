@@ -33,6 +33,12 @@ pub struct Curve {
     tree: Vec<u16>,
     /// The next position.
     next: u32,
+    ratios: MissRatios,
+}
+
+/// The miss ratios of a curve, without what is needed to continue it.
+#[derive(Clone, Debug)]
+pub struct MissRatios {
     /// The requests by stack distance.
     distances: Vec<f64>,
     /// The sampled requests, each with the requests that it stands for.
@@ -56,42 +62,80 @@ impl Curve {
     /// An empty curve that follows at most `samples` keys, from 16 to 32768. More keys have a
     /// smaller error; see `docs/cache.md`.
     pub fn with_samples(samples: usize) -> Self {
+        Self::with_share(samples, 1.0)
+    }
+
+    /// The same, but from the first request on only this share of the keys is followed, from 0 to 1.
+    /// Most requests then cost a comparison.
+    pub fn with_share(samples: usize, share: f64) -> Self {
         let samples_max = samples.clamp(16, 1 << 15);
         let places = (samples_max * 3 / 2).next_power_of_two();
         Self {
             samples_max,
-            threshold: u64::MAX,
+            threshold: ((u64::MAX as f64 * share) as u64).max(1 << 32),
             hashes: vec![0; places],
             positions: vec![0; places],
             samples: 0,
             tree: vec![0; 2 * samples_max + 1],
             next: 0,
-            distances: vec![0.0; (STEPS * (OCTAVES + 1)) as usize],
-            weight: 0.0,
-            requests: 0.0,
+            ratios: MissRatios {
+                distances: vec![0.0; (STEPS * (OCTAVES + 1)) as usize],
+                weight: 0.0,
+                requests: 0.0,
+            },
         }
     }
 
     /// Counts a request for the block of `key`.
     pub fn record(&mut self, key: u64) {
-        self.requests += 1.0;
-        let hash = hash(key).max(1);
-        if hash < self.threshold {
-            self.record_sample(hash);
+        self.count(1);
+        self.sample(Self::hash(key), Touch::Request);
+    }
+
+    /// The hash of a key, by which [`sample`](Self::sample) knows it.
+    #[inline]
+    pub fn hash(key: u64) -> u64 {
+        hash(key).max(1)
+    }
+
+    /// Hashes from this one on are not followed. It only falls.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
+    }
+
+    /// Counts requests, whether their keys are followed or not. Each request is counted once, and
+    /// passed to [`sample`](Self::sample) if its hash is below the threshold.
+    pub fn count(&mut self, requests: u64) {
+        self.ratios.requests += requests as f64;
+    }
+
+    /// Notes what happens to the key with this hash, if it is followed.
+    pub fn sample(&mut self, hash: u64, touch: Touch) {
+        if hash >= self.threshold {
+            return;
+        }
+        match touch {
+            Touch::Request => self.touch(hash, true),
+            Touch::Insertion => self.touch(hash, false),
+            Touch::Removal => self.remove(hash),
         }
     }
 
-    fn record_sample(&mut self, hash: u64) {
+    fn touch(&mut self, hash: u64, is_request: bool) {
         if self.next as usize == self.tree.len() - 1 {
             self.renumber();
         }
         let weight = self.weight_of_sample();
-        self.weight += weight;
         let place = self.place(hash);
+        if is_request {
+            self.ratios.weight += weight;
+        }
         if self.hashes[place] == hash {
             let position = self.positions[place];
-            let between = self.samples - self.count_up_to(position);
-            self.distances[bucket((between as f64 * weight) as u64)] += weight;
+            if is_request {
+                let between = self.samples - self.count_up_to(position);
+                self.ratios.distances[bucket((between as f64 * weight) as u64)] += weight;
+            }
             self.add(position, false);
         } else {
             self.hashes[place] = hash;
@@ -103,6 +147,32 @@ impl Curve {
         if self.samples > self.samples_max {
             self.lower_threshold();
         }
+    }
+
+    /// Forgets a key: its next request misses every cache.
+    fn remove(&mut self, hash: u64) {
+        let mut hole = self.place(hash);
+        if self.hashes[hole] != hash {
+            return;
+        }
+        self.add(self.positions[hole], false);
+        self.samples -= 1;
+        // Entries that would not be found any more behind the hole move into it.
+        let mask = self.hashes.len() - 1;
+        let mut place = hole;
+        loop {
+            place = (place + 1) & mask;
+            let other = self.hashes[place];
+            if other == 0 {
+                break;
+            }
+            let way = place.wrapping_sub(other as usize) & mask;
+            if way >= place.wrapping_sub(hole) & mask {
+                (self.hashes[hole], self.positions[hole]) = (other, self.positions[place]);
+                hole = place;
+            }
+        }
+        self.hashes[hole] = 0;
     }
 
     /// The requests that a sampled one stands for.
@@ -176,40 +246,36 @@ impl Curve {
 
     /// The number of requests.
     pub fn requests(&self) -> f64 {
-        self.requests
+        self.ratios.requests
     }
 
-    /// The share of requests that would miss an LRU cache of this number of blocks; 1 without any
-    /// requests.
+    /// The share of the keys that is followed, from 0 to 1.
+    pub fn share(&self) -> f64 {
+        1.0 / self.weight_of_sample()
+    }
+
+    /// The miss ratios so far.
+    pub fn ratios(&self) -> &MissRatios {
+        &self.ratios
+    }
+
+    /// See [`MissRatios::at`].
     pub fn miss_ratio(&self, blocks: u64) -> f64 {
-        if self.requests == 0.0 || blocks == 0 {
-            return 1.0;
-        }
-        let end = bucket(blocks);
-        let mut hits: f64 = self.distances[..end].iter().sum();
-        // A part of the bucket in which the size lies.
-        let (low, high) = (lower_bound(end), lower_bound(end + 1));
-        hits += self.distances[end] * (blocks - low) as f64 / (high - low).max(1) as f64;
-        // The sampled keys have more or fewer requests than others. The difference belongs to keys
-        // that are requested often, and so it has the smallest distance (SHARDS-adj).
-        hits += self.requests - self.weight;
-        (1.0 - hits / self.requests).clamp(0.0, 1.0)
+        self.ratios.at(blocks)
     }
 
-    /// The curve at each size at which it falls: the number of blocks, and the miss ratio.
+    /// See [`MissRatios::points`].
     pub fn points(&self) -> Vec<(u64, f64)> {
-        let filled = self.distances.iter().enumerate().filter(|(_, count)| **count > 0.0);
-        let sizes = filled.map(|(index, _)| lower_bound(index + 1));
-        std::iter::once(0).chain(sizes).map(|size| (size, self.miss_ratio(size))).collect()
+        self.ratios.points()
     }
 
     /// Multiplies what was counted so far by `factor`, so that later requests weigh more. The order
     /// of the keys is kept.
     pub fn decay(&mut self, factor: f64) {
         let factor = factor.clamp(0.0, 1.0);
-        self.distances.iter_mut().for_each(|count| *count *= factor);
-        self.weight *= factor;
-        self.requests *= factor;
+        self.ratios.distances.iter_mut().for_each(|count| *count *= factor);
+        self.ratios.weight *= factor;
+        self.ratios.requests *= factor;
     }
 
     /// The memory of the curve, in bytes.
@@ -218,8 +284,102 @@ impl Curve {
             + size_of_val(&self.hashes[..])
             + size_of_val(&self.positions[..])
             + size_of_val(&self.tree[..])
-            + size_of_val(&self.distances[..])
+            + size_of_val(&self.ratios.distances[..])
     }
+}
+
+impl MissRatios {
+    /// The number of requests.
+    pub fn requests(&self) -> f64 {
+        self.requests
+    }
+
+    /// The share of requests that would miss an LRU cache of this number of blocks; 1 without any
+    /// requests.
+    pub fn at(&self, blocks: u64) -> f64 {
+        let hits: f64 = self.distances[..bucket(blocks)].iter().sum();
+        self.ratio(hits, blocks)
+    }
+
+    /// The miss ratio of a size, given the requests in the buckets below it.
+    fn ratio(&self, mut hits: f64, blocks: u64) -> f64 {
+        if self.requests <= 0.0 || blocks == 0 {
+            return 1.0;
+        }
+        // A part of the bucket in which the size lies.
+        let end = bucket(blocks);
+        let (low, high) = (lower_bound(end), lower_bound(end + 1));
+        hits +=
+            self.distances[end] * blocks.saturating_sub(low) as f64 / (high - low).max(1) as f64;
+        // The sampled keys have more or fewer requests than others. The difference belongs to keys
+        // that are requested often, and so it has the smallest distance (SHARDS-adj).
+        hits += self.requests - self.weight;
+        (1.0 - hits / self.requests).clamp(0.0, 1.0)
+    }
+
+    /// The curve at each size at which it falls: the number of blocks, and the miss ratio.
+    pub fn points(&self) -> Vec<(u64, f64)> {
+        let mut points = vec![(0, 1.0)];
+        let mut hits = 0.0;
+        for (index, count) in self.distances.iter().enumerate() {
+            hits += count;
+            if *count > 0.0 {
+                let size = lower_bound(index + 1);
+                points.push((size, self.ratio(hits, size)));
+            }
+        }
+        points
+    }
+
+    /// The curve as at most `count` points (at least two): those between which a straight line is
+    /// closest to it.
+    pub fn points_within(&self, count: usize) -> Vec<(u64, f64)> {
+        simplify(&self.points(), count.max(2))
+    }
+}
+
+/// At most `count` of the points. From the ends on, the point is added that is farthest from the
+/// line between its neighbours.
+fn simplify(points: &[(u64, f64)], count: usize) -> Vec<(u64, f64)> {
+    if points.len() <= count {
+        return points.to_vec();
+    }
+    // The greatest error between two chosen points, and its place.
+    let farthest = |from: usize, to: usize| -> (f64, usize) {
+        let ((x0, y0), (x1, y1)) = (points[from], points[to]);
+        let slope = (y1 - y0) / (x1.saturating_sub(x0)).max(1) as f64;
+        let error = |at: usize| (points[at].1 - y0 - slope * (points[at].0 - x0) as f64).abs();
+        let places = (from + 1..to).map(|at| (error(at), at));
+        places.max_by(|left, right| left.0.total_cmp(&right.0)).unwrap_or((0.0, from))
+    };
+    let last = points.len() - 1;
+    let mut chosen = vec![(0, farthest(0, last)), (last, (0.0, last))];
+    while chosen.len() < count {
+        let by_error = |left: &usize, right: &usize| {
+            let error = |index: usize| (chosen[index].1).0;
+            error(*left).total_cmp(&error(*right))
+        };
+        let Some(index) = (0..chosen.len() - 1).max_by(by_error) else { break };
+        let (from, (error, at)) = chosen[index];
+        if error <= 0.0 {
+            break;
+        }
+        let to = chosen[index + 1].0;
+        chosen[index].1 = farthest(from, at);
+        chosen.insert(index + 1, (at, farthest(at, to)));
+    }
+    chosen.into_iter().map(|(at, _)| points[at]).collect()
+}
+
+/// What happens to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// It is requested.
+    Request,
+    /// It comes into the cache without a request that could hit, as by a write.
+    Insertion,
+    /// It leaves any cache, as by a discard.
+    Removal,
 }
 
 /// The bucket of a distance.
@@ -315,6 +475,94 @@ mod tests {
                 let (expected, ratio) = (exact.miss_ratio(blocks), curve.miss_ratio(blocks));
                 assert!((expected - ratio).abs() < 1e-9, "{seed}, {blocks}: {expected} {ratio}");
             }
+        }
+    }
+
+    /// The keys in the order of their last requests, and the distances of the requests.
+    #[derive(Default)]
+    struct Stack {
+        keys: Vec<u64>,
+        distances: Vec<usize>,
+        requests: u64,
+    }
+
+    impl Stack {
+        fn touch(&mut self, key: u64, touch: Touch) {
+            let place = self.keys.iter().position(|other| *other == key);
+            place.map(|place| self.keys.remove(place));
+            if touch == Touch::Request {
+                self.requests += 1;
+                self.distances.extend(place);
+            }
+            if touch != Touch::Removal {
+                self.keys.insert(0, key);
+            }
+        }
+
+        fn miss_ratio(&self, blocks: u64) -> f64 {
+            let hits = self.distances.iter().filter(|distance| **distance < blocks as usize);
+            1.0 - hits.count() as f64 / self.requests as f64
+        }
+    }
+
+    #[test]
+    fn insertions_and_removals_are_as_in_a_plain_stack() {
+        for seed in 0..40 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut curve, mut stack) = (Curve::with_samples(64), Stack::default());
+            let keys = 8 << (seed % 4);
+            for _ in 0..4000 {
+                let key = random.u64(0..keys);
+                let touch = match random.u32(0..10) {
+                    0 => Touch::Removal,
+                    1 | 2 => Touch::Insertion,
+                    _ => Touch::Request,
+                };
+                stack.touch(key, touch);
+                curve.count(u64::from(touch == Touch::Request));
+                curve.sample(Curve::hash(key), touch);
+                assert_eq!(curve.samples, stack.keys.len());
+            }
+            for blocks in 1..2 * STEPS {
+                let (expected, ratio) = (stack.miss_ratio(blocks), curve.miss_ratio(blocks));
+                assert!((expected - ratio).abs() < 1e-9, "{seed}, {blocks}: {expected} {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_keys_is_followed_from_the_start() {
+        for (samples, mean_max, most_max) in [(2048, 0.015, 0.06), (1024, 0.03, 0.08)] {
+            let mut errors = Vec::new();
+            for seed in 0..8 {
+                let keys = workload(seed, 300_000, 40_000);
+                let mut curve = Curve::with_share(samples, samples as f64 / 2.0 / 16_384.0);
+                keys.iter().for_each(|key| curve.record(*key));
+                let exact = Exact::of(&keys);
+                let sizes = (4..40).map(|step| step * 1024);
+                let error = |size| (exact.miss_ratio(size) - curve.miss_ratio(size)).abs();
+                errors.extend(sizes.map(error));
+            }
+            let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+            let most = errors.into_iter().fold(0.0, f64::max);
+            println!("{samples} samples: mean error {mean:.4}, greatest error {most:.4}");
+            assert!(mean < mean_max && most < most_max, "{samples}: {mean} {most}");
+        }
+    }
+
+    #[test]
+    fn few_points_are_close_to_all() {
+        let keys = workload(3, 100_000, 20_000);
+        let mut curve = Curve::new();
+        keys.iter().for_each(|key| curve.record(*key));
+        let (all, few) = (curve.points(), curve.ratios().points_within(48));
+        assert!(all.len() > 100 && few.len() == 48, "{} {}", all.len(), few.len());
+        assert!(few.first() == all.first() && few.last() == all.last());
+        for (size, ratio) in &all {
+            let at = few.partition_point(|(other, _)| other < size);
+            let ((x1, y1), (x0, y0)) = (few[at], few[at.saturating_sub(1)]);
+            let part = (size - x0) as f64 / (x1 - x0).max(1) as f64;
+            assert!((y0 + (y1 - y0) * part - ratio).abs() < 0.01, "{size}: {ratio}");
         }
     }
 

@@ -3,7 +3,8 @@
 //! the same code.
 //!
 //! - [`Replacement`]: the queues of one shard, or of one disk's part of a cache.
-//! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests.
+//! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests;
+//!   [`RecentCurve`]: that of the last hours.
 //! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
 //! - [`Simulation`]: a cache without data.
 
@@ -17,6 +18,7 @@ mod ghost;
 mod learner;
 mod queues;
 mod ranks;
+mod recent;
 mod replacement;
 mod simulation;
 mod slots;
@@ -28,7 +30,8 @@ pub use access::{
     CLASS_UNKNOWN, CLASSES,
 };
 pub use cost::MissCost;
-pub use curve::Curve;
+pub use curve::{Curve, MissRatios, Touch};
+pub use recent::RecentCurve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
 pub use simulation::{
     Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,

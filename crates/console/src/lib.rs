@@ -9,6 +9,7 @@
 
 mod background;
 mod bench;
+mod cache;
 mod connection;
 mod devices;
 mod dirty;
@@ -47,6 +48,9 @@ pub enum Command {
     Devices(devices::DevicesOptions),
     /// Show the work that layers do while their devices are idle
     Background(background::BackgroundOptions),
+    /// The caches of the daemon's disks
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
     /// Show data in guests' memory that they have not written yet
@@ -98,6 +102,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Top(options) => top::run(options).map(done),
         Command::Devices(options) => devices::run(options).map(done),
         Command::Background(options) => background::run(options).map(done),
+        Command::Cache(command) => cache::run(command).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),

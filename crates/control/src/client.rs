@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::background::BackgroundList;
+use crate::cache::CacheReport;
 use crate::connect::connect;
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
@@ -265,6 +266,22 @@ impl Client {
     /// When there is no answer.
     pub fn background(&self) -> Result<BackgroundList, ClientError> {
         self.get("/v1/background")
+    }
+
+    /// The caches: of all disks, or that of the disk `disk`. Curves have at most `points` points, and
+    /// each disk at most `files` files.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn caches(
+        &self,
+        disk: Option<&str>,
+        points: usize,
+        files: usize,
+    ) -> Result<CacheReport, ClientError> {
+        let (points, files) = (points.to_string(), files.to_string());
+        let query = [("disk", disk), ("points", Some(&*points)), ("files", Some(&*files))];
+        self.get(&with_query("/v1/caches", &query))
     }
 
     /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the

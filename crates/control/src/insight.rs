@@ -210,6 +210,9 @@ pub struct SlowRequest {
     pub held_ns: u64,
     /// The kind of the last such layer, for example `limit`; empty for none.
     pub held_by: String,
+    /// Whether a cache had the data of a read: `hit`, `miss` or `part`; empty if no cache was asked.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cache_hit: String,
     /// The number of requests in flight in the same queue when the request arrived.
     pub ahead: u64,
     /// The error with which the request failed; empty if it succeeded.

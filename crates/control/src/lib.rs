@@ -15,6 +15,7 @@
 //! | `GET /v1/statistics` | | [`Statistics`] |
 //! | `GET /v1/devices` | | [`DeviceList`] |
 //! | `GET /v1/background` | | [`BackgroundList`] |
+//! | `GET /v1/caches?disk=NAME&points=N&files=N` | | [`CacheReport`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
@@ -31,6 +32,7 @@
 #![warn(missing_docs)]
 
 mod background;
+mod cache;
 mod client;
 mod connect;
 mod daemon;
@@ -50,6 +52,10 @@ mod stream;
 mod usage;
 
 pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
+pub use cache::{
+    CacheClass, CacheCounts, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup,
+    CacheInfo, CacheRefusals, CacheRemovals, CacheReport, ESTIMATES,
+};
 pub use client::{Client, ClientError};
 pub use connect::connect;
 pub use daemon::{

@@ -159,6 +159,12 @@ pub struct UsageCount {
     /// The distribution of their latencies, in nanoseconds, to a factor of two: each latency counts
     /// as the middle of its step.
     pub latency: Histogram,
+    /// The requests of which a cache has reported whether it had the data.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cache_requests: u64,
+    /// Those of which it had all data.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cache_hits: u64,
 }
 
 impl UsageCount {
@@ -174,6 +180,13 @@ impl UsageCount {
         self.latency_sum_ns = self.latency_sum_ns.saturating_add(other.latency_sum_ns);
         self.latency_max_ns = self.latency_max_ns.max(other.latency_max_ns);
         self.latency.merge(&other.latency);
+        self.cache_requests += other.cache_requests;
+        self.cache_hits += other.cache_hits;
+    }
+
+    /// The share of the requests that a cache had wholly, from 0 to 1; `None` without a cache.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.cache_requests > 0).then(|| self.cache_hits as f64 / self.cache_requests as f64)
     }
 
     /// The difference to the sample `before`.
@@ -191,6 +204,8 @@ impl UsageCount {
             latency_sum_ns: self.latency_sum_ns.saturating_sub(before.latency_sum_ns),
             latency_max_ns,
             latency,
+            cache_requests: self.cache_requests.saturating_sub(before.cache_requests),
+            cache_hits: self.cache_hits.saturating_sub(before.cache_hits),
         }
     }
 }

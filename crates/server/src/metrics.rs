@@ -1,6 +1,7 @@
 //! `/metrics`: Prometheus' text format, version 0.0.4.
 
 mod background;
+mod caches;
 mod devices;
 mod dirty;
 mod layers;
@@ -12,9 +13,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use fathom_control::{
-    BackgroundList, DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics, DiskStatus,
-    FrontendStatus, ListenerStatus, MonitorStatus, OperationStatistics, Problem, Statistics,
-    VhostUserStatus,
+    BackgroundList, CacheReport, DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics,
+    DiskStatus, FrontendStatus, ListenerStatus, MonitorStatus, OperationStatistics, Problem,
+    Statistics, VhostUserStatus,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -61,6 +62,7 @@ pub(crate) struct Facts<'f> {
     pub disks: &'f DiskList,
     pub statistics: &'f Statistics,
     pub devices: &'f DeviceList,
+    pub caches: &'f CacheReport,
     pub background: &'f BackgroundList,
     pub groups: &'f [DiskGroups],
     pub dirty: &'f DirtyReport,
@@ -76,6 +78,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
         disks,
         statistics,
         devices,
+        caches,
         background,
         groups,
         dirty,
@@ -89,6 +92,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
     of_disks(&mut page, info, disks, statistics);
     of_operations(&mut page, statistics);
     layers::of_layers(&mut page, disks);
+    caches::of_caches(&mut page, caches);
     devices::of_devices(&mut page, devices);
     background::of_background(&mut page, background);
     of_guests(&mut page, disks);
@@ -366,7 +370,7 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
-    use fathom_control::{DeviceActivity, DeviceStatus};
+    use fathom_control::{CacheCurve, CacheDisk, CacheInfo, DeviceActivity, DeviceStatus};
 
     use super::*;
 
@@ -425,6 +429,16 @@ mod tests {
             disks: &disks,
             statistics: &statistics,
             devices: &DeviceList { devices: vec![device], ..DeviceList::default() },
+            caches: &CacheReport {
+                caches: vec![CacheInfo {
+                    disks: vec![CacheDisk {
+                        curve: CacheCurve { accesses: 1, ..CacheCurve::default() },
+                        ..CacheDisk::default()
+                    }],
+                    ..CacheInfo::default()
+                }],
+                ..CacheReport::default()
+            },
             background: &BackgroundList::default(),
             groups: &[],
             dirty: &DirtyReport::default(),

@@ -77,6 +77,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/statistics", get(statistics))
         .route("/v1/devices", get(devices))
         .route("/v1/background", get(background))
+        .route("/v1/caches", get(caches))
         .route("/v1/usage", get(usage))
         .route("/v1/slow", get(slow))
         .route("/v1/guests", get(guests))
@@ -170,6 +171,28 @@ async fn devices(State(app): State<App>) -> Answer<fathom_control::DeviceList> {
 
 async fn background(State(app): State<App>) -> Answer<fathom_control::BackgroundList> {
     Ok(axum::Json(app.daemon.common.background.list()))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CacheQuery {
+    disk: Option<String>,
+    points: usize,
+    files: usize,
+}
+
+async fn caches(
+    State(app): State<App>,
+    query: Result<Query<CacheQuery>, QueryRejection>,
+) -> Answer<fathom_control::CacheReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(
+            ErrorCode::Invalid,
+            error.body_text(),
+            "use a path like /v1/caches?disk=NAME&points=64&files=10",
+        )
+    })?;
+    blocking(move || app.daemon.caches(query.disk.as_deref(), query.points, query.files)).await
 }
 
 #[derive(Default, Deserialize)]
@@ -347,18 +370,20 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     let monitor = daemon.monitor_status();
     let for_devices = Arc::clone(daemon);
     // Without a name of a guest, a count of dirty pages does not fail.
-    let both = move || {
+    let all = move || {
         (
             for_devices.devices(),
+            for_devices.caches(None, 0, 0).unwrap_or_default(),
             for_devices.dirty(None, fathom_control::DirtyRequest::default()).unwrap_or_default(),
         )
     };
-    let (devices, dirty) = tokio::task::spawn_blocking(both).await.unwrap_or_default();
+    let (devices, caches, dirty) = tokio::task::spawn_blocking(all).await.unwrap_or_default();
     let page = metrics::Facts {
         info: &daemon.info(),
         disks: &daemon.disk_list(),
         statistics: &daemon.statistics(),
         devices: &devices,
+        caches: &caches,
         background: &daemon.common.background.list(),
         groups: &daemon.groups(),
         dirty: &dirty,

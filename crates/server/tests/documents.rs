@@ -79,6 +79,7 @@ fn the_examples_of_the_interface_are_its_types() {
     check::<fathom_control::Problem>("Problem");
     check::<fathom_control::DeviceList>("DeviceList");
     check::<fathom_control::BackgroundList>("BackgroundList");
+    check::<fathom_control::CacheReport>("CacheReport");
     check::<fathom_control::UsageReport>("UsageReport");
     check::<fathom_control::SlowReport>("SlowReport");
     check::<fathom_control::GuestList>("GuestList");

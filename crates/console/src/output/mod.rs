@@ -89,6 +89,8 @@ pub fn figure(name: &str, value: u64) -> String {
         (fathom_control::Bytes(value).to_string(), words)
     } else if let Some(words) = words.strip_suffix("_seconds") {
         (format!("{value} s"), words)
+    } else if let Some(words) = words.strip_suffix("_nanoseconds") {
+        (fathom_control::Nanoseconds(value).to_string(), words)
     } else {
         (value.to_string(), words)
     };

@@ -83,6 +83,13 @@ const COLUMNS: &[Column] = &[
         value: |a| short_number(a.held as f64),
     },
     Column {
+        heading: "HIT",
+        width: 6,
+        rank: 8,
+        key: None,
+        value: |a| a.hit_ratio().map_or_else(|| "–".into(), |hit| format!("{:.0} %", hit * 100.0)),
+    },
+    Column {
         heading: "DIRTY",
         width: 7,
         rank: 3,
@@ -104,6 +111,7 @@ impl Column {
             // Errors are shown on any width.
             "ERRORS" if total.errors > 0 => Some(0),
             "HELD" if total.held == 0 => None,
+            "HIT" if total.cache_reads == 0 => None,
             "DIRTY" if total.dirty_bytes.is_none() => None,
             _ => Some(self.rank),
         }

@@ -227,6 +227,10 @@ pub struct Activity {
     pub refused: u64,
     /// Requests that the layers `limit` and `schedule` hold back at the end of the interval.
     pub held: u64,
+    /// Reads in the interval of which a cache reported whether it had them.
+    pub cache_reads: u64,
+    /// Those that it had wholly.
+    pub cache_hits: u64,
     /// The dirty pages of guests for the disk at the end of the interval, in bytes. Pages of a device
     /// on several disks count for each of them, and once in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -237,6 +241,11 @@ impl Activity {
     /// All requests per second.
     pub fn iops(&self) -> f64 {
         self.reads_per_second + self.writes_per_second + self.others_per_second
+    }
+
+    /// The share of the reads that caches had wholly, from 0 to 1; `None` if no cache was asked.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        (self.cache_reads > 0).then(|| self.cache_hits as f64 / self.cache_reads as f64)
     }
 
     /// All bytes per second.
@@ -353,6 +362,13 @@ fn held(layer: &LayerFigures) -> u64 {
     layer.figures.iter().filter(is_held).map(|figure| figure.value).sum()
 }
 
+/// A figure of a disk's cache; 0 without a cache.
+fn of_cache(layers: &[LayerFigures], name: &str) -> u64 {
+    let caches = layers.iter().filter(|layer| layer.layer == "cache");
+    let figures = caches.flat_map(|layer| &layer.figures);
+    figures.filter(|figure| figure.name == name).map(|figure| figure.value).sum()
+}
+
 impl Disk {
     fn new(change: &DiskStatistics, latency: &Histogram, seconds: f64) -> Self {
         let operations: Vec<Operation> =
@@ -372,6 +388,8 @@ impl Disk {
             errors: operations.iter().map(|operation| operation.errors).sum(),
             refused: change.refused,
             held: change.layers.iter().map(held).sum(),
+            cache_reads: of_cache(&change.layers, "reads_total"),
+            cache_hits: of_cache(&change.layers, "hits_total"),
             ..Activity::default()
         };
         activity.set_latency(latency);
@@ -416,6 +434,8 @@ impl Activity {
         self.errors += other.errors;
         self.refused += other.refused;
         self.held += other.held;
+        self.cache_reads += other.cache_reads;
+        self.cache_hits += other.cache_hits;
     }
 
     fn set_latency(&mut self, latency: &Histogram) {

@@ -469,9 +469,10 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         theme.dim(),
     ));
     lines.push(Line::styled(
-        " hold back now, DIRTY the data that guests have not written.",
+        " hold back now, DIRTY the data that guests have not written,",
         theme.dim(),
     ));
+    lines.push(Line::styled(" HIT the share of the reads that caches had wholly.", theme.dim()));
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }
@@ -538,6 +539,29 @@ pub(super) mod tests {
         assert!(text.contains("\nwal: 1 MiB used, 3\nrounds/s\n"), "{text}");
         let text = screen(&app, 80, 8);
         assert!(text.contains("OPERATION") && !text.contains("wal"), "{text}");
+    }
+
+    #[test]
+    fn hits_of_caches_have_a_column_on_wide_terminals() {
+        let mut app = app();
+        assert!(!screen(&app, 200, 24).contains(" HIT"), "without a cache there is no column");
+        let with_cache = |seconds: u64, reads, hits| {
+            let mut statistics =
+                sample(seconds * 1_000_000_000, &[("root", 100_000), ("database-of-the-shop", 5)]);
+            let figure = |name: &str, value| LayerFigure {
+                name: name.into(),
+                meaning: String::new(),
+                value,
+            };
+            let figures = vec![figure("reads_total", reads), figure("hits_total", hits)];
+            statistics.disks[0].layers = vec![LayerFigures { layer: "cache".into(), figures }];
+            statistics
+        };
+        app.sample(with_cache(10, 100, 10));
+        app.sample(with_cache(11, 300, 160));
+        let text = screen(&app, 200, 24);
+        assert!(text.contains(" HIT") && text.contains("75 %") && text.contains("–"), "{text}");
+        assert!(!screen(&app, 80, 24).contains(" HIT"));
     }
 
     #[test]

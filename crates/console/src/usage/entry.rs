@@ -288,6 +288,9 @@ pub struct Numbers {
     latency_ns_p50: u64,
     latency_ns_p99: u64,
     latency_ns_max: u64,
+    /// The share of the requests that a cache had wholly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_ratio: Option<f64>,
 }
 
 impl Numbers {
@@ -303,6 +306,7 @@ impl Numbers {
             latency_ns_p50: percentile(count, 50.0),
             latency_ns_p99: percentile(count, 99.0),
             latency_ns_max: longest(count),
+            hit_ratio: count.hit_ratio(),
         }
     }
 }

@@ -168,6 +168,7 @@ fn table(requests: &[&SlowRequest]) -> Table {
         Column::text("WHAT").flexible_path(16),
         Column::text("CONTAINER").flexible().importance(5),
         Column::text("PROCESS").flexible().optional().importance(1),
+        Column::text("CACHE").optional().importance(0),
         Column::number("AHEAD").importance(0),
         Column::text("FAILED").flexible().optional().importance(3),
         Column::number("ID"),
@@ -190,6 +191,7 @@ fn table(requests: &[&SlowRequest]) -> Table {
             what(request),
             container,
             process,
+            request.cache_hit.clone(),
             request.ahead.to_string(),
             request.error.clone(),
             request.id.to_string(),
@@ -231,6 +233,13 @@ fn sheet(request: &SlowRequest, now_ns: u64) -> Sheet {
         sheet.fact("range", range);
     }
     sheet.fact("took", times(request));
+    let cache = match request.cache_hit.as_str() {
+        "hit" => "had all of the data",
+        "part" => "had a part of the data",
+        "miss" => "had none of the data",
+        _ => "",
+    };
+    sheet.fact_if_any("cache", cache);
     sheet.fact("queued ahead", format!("{} in its queue when it started", request.ahead));
     sheet.fact_if_any("failed", request.error.clone());
     // The flag of a flush needs no mention.
@@ -313,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_sheet_shows_everything() {
-        let mut request = request();
+        let mut request = SlowRequest { cache_hit: "part".into(), ..request() };
         let facts = FactsStatus {
             kind: "data".into(),
             path: "/srv/a\u{1b}[2J".into(),
@@ -329,6 +338,7 @@ mod tests {
         for part in [
             "12.3 ms: 1.0 µs in layers on the way down, 12.0 ms in the back end, 1.0 µs on the",
             "8 s ago",
+            "cache         had a part of the data",
             "44 KiB (45056 bytes) from byte 1048576, sector 2048",
             "meta (a file system's structures), sync (a process waits for it)",
             "ext4 on vda",

@@ -15,7 +15,7 @@ pub use accounts::Accounts;
 pub use entry::{Entry, Line, Numbers, longest, percentile};
 pub use explain::{ExplainOptions, run as explain};
 pub use files::{FilesOptions, run as files};
-pub use group::{Grouping, Groups, Order, Scope, requests};
+pub use group::{Grouping, Groups, Order, Scope, container_name, requests};
 pub use plain::{AccountColumn, Context, Role, columns, detail, facts, omitted, table};
 
 #[cfg(test)]

@@ -90,6 +90,10 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
         columns.push(text(column, Role::Detail, value));
     }
     columns.extend(if rates { rate_columns() } else { sum_columns(grouping) });
+    columns.push(number(Column::number("HIT").optional().importance(0), None, |entry, _| {
+        let ratio = entry.counts.read.hit_ratio();
+        ratio.map_or_else(String::new, |ratio| format!("{:.0} %", ratio * 100.0))
+    }));
     columns.extend(latency_columns());
     columns
 }

@@ -101,6 +101,12 @@ pub fn sentence(request: &SlowRequest) -> String {
     if !place.is_empty() {
         text += &format!("; {place}");
     }
+    text += match request.cache_hit.as_str() {
+        "hit" => ". The cache had all of its data",
+        "part" => ". The cache had a part of its data",
+        "miss" => ". The cache had none of its data",
+        _ => "",
+    };
     match request.ahead {
         0 => {}
         1 => text += ". One other request was in flight in its queue when it started",

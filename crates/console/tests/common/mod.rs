@@ -133,6 +133,7 @@ fn usage(sample: u64) -> UsageReport {
             latency_sum_ns: requests * 50_000,
             latency_max_ns: 60_000,
             latency,
+            ..UsageCount::default()
         }
     };
     let reads = |requests| UsageCounts { read: count(requests), ..UsageCounts::default() };

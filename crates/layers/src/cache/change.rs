@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
-use fathom_cache::Access;
+use fathom_cache::{Access, Touch};
 
 use super::insert::Part;
 use super::queue::{CacheQueue, purpose};
+use super::shard::Reason;
 use super::{Ending, Inner};
 
 /// Changes of more blocks than this are noted as ranges.
@@ -83,18 +84,23 @@ impl CacheQueue {
                 return Some(request);
             }
         }
+        self.note_in_curves(&request, next.round_ns());
         let access = self.access(&request);
         let size = u64::from(volume.format.block_size);
         let count = (offset + length).div_ceil(size) - offset / size;
+        let reason = match request.operation {
+            Operation::Write => Reason::Write,
+            _ => Reason::Discard,
+        };
         let mut ranges = Vec::new();
         if count > BLOCKS_MAX {
             let keys = self.key(offset / size)..self.key((offset + length).div_ceil(size));
-            ranges = begin_ranges(&inner, &keys);
+            ranges = begin_ranges(&inner, &keys, reason);
         } else {
             for (block, start, length) in Self::blocks(offset, length, size) {
                 let key = self.key(block);
                 let mask = Self::touched(start, length, size);
-                volume.shard(volume.shard_of(key)).begin_change(key, mask);
+                volume.shard(volume.shard_of(key)).begin_change(key, mask, reason);
             }
         }
         self.count += 1;
@@ -135,6 +141,16 @@ impl CacheQueue {
         self.end_change(number, None, Err(ErrorKind::Memory), next);
         next.complete(request, Err(ErrorKind::Memory));
         None
+    }
+
+    /// Notes a change in the miss-ratio curves: what is written comes into the cache or leaves it.
+    fn note_in_curves(&mut self, request: &Request, now_ns: u64) {
+        let size = u64::from(self.inner.volume.format.block_size);
+        let blocks = (request.offset / size, (request.offset + request.length).div_ceil(size));
+        let is_write = request.operation == Operation::Write;
+        let inserts = is_write && self.inner.mode().inserts_writes();
+        let touch = if inserts { Touch::Insertion } else { Touch::Removal };
+        self.account.change(&request.insight, blocks, touch, now_ns);
     }
 
     /// A write from the layer's own memory has completed.
@@ -198,7 +214,7 @@ impl CacheQueue {
 }
 
 /// A change of many blocks begins: takes them out of all shards.
-fn begin_ranges(inner: &Inner, keys: &Range<u64>) -> Vec<u64> {
+fn begin_ranges(inner: &Inner, keys: &Range<u64>, reason: Reason) -> Vec<u64> {
     let volume = &inner.volume;
     let shards = 0..volume.shards.len();
     let numbers = shards.clone().map(|shard| volume.shard(shard).begin_range(keys.clone()));
@@ -206,7 +222,7 @@ fn begin_ranges(inner: &Inner, keys: &Range<u64>) -> Vec<u64> {
     for shard in shards {
         let slots = volume.shard(shard).slots();
         for from in (0..slots).step_by(SWEEP as usize) {
-            volume.shard(shard).sweep(keys, from, SWEEP);
+            volume.shard(shard).sweep(keys, from, SWEEP, reason);
         }
     }
     numbers

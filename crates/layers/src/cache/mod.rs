@@ -10,6 +10,7 @@
 //!   slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
+//! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
 //! - `open`: makes or opens a volume.
 //! - `share`: what a disk keeps of a cache that it shares.
@@ -23,6 +24,7 @@
 //! continue without it. Before their next change, the mark of each image rejects what the volume has
 //! cached, so that no later start uses it.
 
+pub mod account;
 mod change;
 mod class;
 pub mod format;
@@ -49,9 +51,12 @@ use fathom_block::{
     Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
     LayerProblem, LayerReport, OpenContext, Urgency,
 };
+use fathom_cache::Policy;
+use fathom_insight::Names;
 use fathom_reactor::Reactor;
 use serde::{Deserialize, Serialize};
 
+use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
 pub use format::{FormatError, MAGIC};
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::{CacheOptions, Caches};
@@ -89,6 +94,15 @@ impl CacheMode {
     /// Every mode, in the order of its number.
     pub const ALL: [Self; 3] = [Self::WriteThrough, Self::WriteAround, Self::ReadOnly];
 
+    /// The name used in configurations and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::WriteAround => "write-around",
+            Self::ReadOnly => "read-only",
+        }
+    }
+
     fn inserts_reads(self) -> bool {
         self != Self::ReadOnly
     }
@@ -118,29 +132,6 @@ enum Ending {
     Failed,
 }
 
-/// Counts of one queue. Only its thread changes them, except for the mismatches.
-#[derive(Debug, Default)]
-struct Counters {
-    reads: AtomicU64,
-    read_bytes: AtomicU64,
-    hits: AtomicU64,
-    hit_bytes: AtomicU64,
-    mismatches: AtomicU64,
-}
-
-impl Counters {
-    #[inline]
-    fn count_read(&self, length: u64, hit_bytes: u64) {
-        let add = |counter: &AtomicU64, more: u64| {
-            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
-        };
-        add(&self.reads, 1);
-        add(&self.read_bytes, length);
-        add(&self.hits, u64::from(hit_bytes == length));
-        add(&self.hit_bytes, hit_bytes);
-    }
-}
-
 struct Inner {
     volume: Arc<CacheVolume>,
     disk: Arc<DiskState>,
@@ -150,7 +141,9 @@ struct Inner {
     name: String,
     /// The numbers of the ranges beyond the disk's end, in each shard.
     beyond: Mutex<Vec<u64>>,
-    counters: Mutex<Vec<Arc<Counters>>>,
+    ledger: Arc<Ledger>,
+    /// Reads whose content was not what the cache had noted.
+    mismatches: AtomicU64,
     /// The state of the ending, and the time of the next attempt.
     ending: Mutex<(Ending, u64)>,
 }
@@ -204,6 +197,13 @@ pub struct CacheStatus {
     pub read_bytes: u64,
     /// Bytes read that the cache had.
     pub hit_bytes: u64,
+    /// The time that the bytes which the cache had would have taken at home, as estimated, in
+    /// nanoseconds.
+    pub avoided_ns: u64,
+    /// The time of hits, in nanoseconds.
+    pub hit_ns: u64,
+    /// The time of reads that the cache had not wholly, in nanoseconds.
+    pub miss_ns: u64,
     /// Reads whose content was not what the cache had noted.
     pub mismatches: u64,
     /// Slots of the volume, of all disks.
@@ -214,8 +214,13 @@ pub struct CacheStatus {
     pub insertions: u64,
     /// Blocks removed to make room, of all disks.
     pub evictions: u64,
-    /// Blocks removed because they were changed, of all disks.
+    /// Blocks removed because they were written, of all disks.
     pub overwritten: u64,
+    /// Blocks removed because they were discarded or filled with zeroes, or because their disk has
+    /// shrunk or left, of all disks.
+    pub discarded: u64,
+    /// Blocks that the policy did not admit, of all disks.
+    pub refused: u64,
     /// Insertions without a free slot, of all disks.
     pub no_room: u64,
     /// Slots that the disk keeps however busy the other disks are.
@@ -247,7 +252,7 @@ impl Cache {
         mode: CacheMode,
         mark: Arc<dyn CacheMark>,
     ) -> Result<Self, CacheError> {
-        Self::named("", volume, disk, mode, mark)
+        Self::named("", volume, disk, mode, mark, None)
     }
 
     fn named(
@@ -256,6 +261,7 @@ impl Cache {
         disk: &CacheDisk,
         mode: CacheMode,
         mark: Arc<dyn CacheMark>,
+        names: Option<Arc<Names>>,
     ) -> Result<Self, CacheError> {
         let state = volume.attach(disk)?;
         let inner = Inner {
@@ -265,7 +271,8 @@ impl Cache {
             mark,
             name: name.to_owned(),
             beyond: Mutex::default(),
-            counters: Mutex::default(),
+            ledger: Arc::new(Ledger::new(volume.slots().into(), names)),
+            mismatches: AtomicU64::new(0),
             ending: Mutex::new((Ending::InUse, 0)),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -277,7 +284,7 @@ impl Cache {
     }
 
     /// The name of the cache that the disk shares with others; empty for its own.
-    fn shared_name(&self) -> &str {
+    pub fn shared_name(&self) -> &str {
         &self.inner.name
     }
 
@@ -304,28 +311,56 @@ impl Cache {
     pub fn status(&self) -> CacheStatus {
         let inner = &self.inner;
         let (counts, mapped) = inner.volume.counts();
-        let mut status = CacheStatus {
+        let mut total = CacheCounts::default();
+        inner.ledger.counts().iter().for_each(|counts| total.merge(counts));
+        CacheStatus {
+            reads: total.reads,
+            hits: total.hits,
+            read_bytes: total.read_bytes,
+            hit_bytes: total.hit_bytes,
+            avoided_ns: total.avoided_ns,
+            hit_ns: total.hit_ns,
+            miss_ns: total.miss_ns,
+            mismatches: inner.mismatches.load(Ordering::Relaxed),
             slots: u64::from(inner.volume.slots()),
             mapped,
             insertions: counts.insertions,
             evictions: counts.evictions,
             overwritten: counts.overwritten,
+            discarded: counts.discarded,
+            refused: counts.refused,
             no_room: counts.no_room,
             share: inner.volume.share_of(inner.disk.number),
             blocks_of_disk: inner.volume.blocks_of(inner.disk.number),
             regions: inner.disk.regions.access(|regions| regions.active() as u64),
             failed: inner.volume.keeper.access(|keeper| keeper.failed),
             is_loaded: inner.volume.is_loaded(),
-            ..CacheStatus::default()
-        };
-        for counters in lock(&inner.counters).iter() {
-            status.reads += counters.reads.load(Ordering::Relaxed);
-            status.hits += counters.hits.load(Ordering::Relaxed);
-            status.read_bytes += counters.read_bytes.load(Ordering::Relaxed);
-            status.hit_bytes += counters.hit_bytes.load(Ordering::Relaxed);
-            status.mismatches += counters.mismatches.load(Ordering::Relaxed);
         }
-        status
+    }
+
+    /// What the cache has done for the disk, and its miss-ratio curves, at `now_ns` of the stacks'
+    /// clock.
+    pub fn ledger(&self, now_ns: u64) -> LedgerSnapshot {
+        self.inner.ledger.snapshot(now_ns)
+    }
+
+    /// The blocks that the cache has by class, of all disks, and those of this disk.
+    pub fn held(&self) -> ([u64; CLASSES], u64) {
+        self.inner.volume.held(self.inner.disk.number)
+    }
+
+    /// The name of the policy that decides which blocks are kept.
+    pub fn policy_name(&self) -> &'static str {
+        match self.inner.volume.policy {
+            Policy::None => "none",
+            Policy::Sky => "sky",
+            Policy::Auto => "auto",
+        }
+    }
+
+    /// What goes into the cache.
+    pub fn mode(&self) -> CacheMode {
+        self.inner.mode()
     }
 
     /// Makes the tables durable, so that the next start finds all that is cached now. Blocks for at most
@@ -444,6 +479,17 @@ impl Layer for Cache {
             Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
             Figure::counter("read_bytes_total", "Bytes read.", status.read_bytes),
             Figure::counter("hit_bytes_total", "Bytes read that the cache had.", status.hit_bytes),
+            Figure::counter("hit_nanoseconds_total", "Time of hits.", status.hit_ns),
+            Figure::counter(
+                "miss_nanoseconds_total",
+                "Time of reads that the cache had not wholly.",
+                status.miss_ns,
+            ),
+            Figure::counter(
+                "avoided_nanoseconds_total",
+                "Time that hits would have taken without the cache, as estimated.",
+                status.avoided_ns,
+            ),
             Figure::counter(
                 "mismatches_total",
                 "Reads with other data than the cache was given.",
@@ -463,8 +509,19 @@ impl Layer for Cache {
             ),
             Figure::counter(
                 "overwritten_total",
-                "Blocks removed because they were changed, of all disks.",
+                "Blocks removed because they were written, of all disks.",
                 status.overwritten,
+            ),
+            Figure::counter(
+                "discarded_total",
+                "Blocks removed because they were discarded or zeroed, or their disk shrank or left, of \
+                 all disks.",
+                status.discarded,
+            ),
+            Figure::counter(
+                "refused_total",
+                "Blocks that the policy did not admit, of all disks.",
+                status.refused,
             ),
             Figure::counter(
                 "no_room_total",
@@ -500,11 +557,10 @@ impl Layer for Cache {
         let store = context.open_store(&self.inner.volume.backend)?;
         let waker = context.waker()?;
         let ending = context.work(Urgency::Request)?;
-        let counters = Arc::new(Counters::default());
-        lock(&self.inner.counters).push(Arc::clone(&counters));
+        let account = Account::open(&self.inner.ledger);
         let inner = Arc::clone(&self.inner);
         let below = context.below().capabilities;
-        let queue = CacheQueue::new(inner, counters, store, waker, below, ending);
+        let queue = CacheQueue::new(inner, account, store, waker, below, ending);
         Ok(LayerPart::queue(queue))
     }
 }

@@ -13,6 +13,7 @@ use super::format::{
     BLOCK_BITS, DiskRecord, FormatError, NAME_LENGTH_MAX, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock,
 };
 use super::regions::Regions;
+use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
 use crate::access::Access;
 
@@ -259,7 +260,7 @@ impl CacheVolume {
         let keys = key(first)..key(u64::MAX);
         for shard in 0..self.shards.len() {
             let slots = self.shard(shard).slots();
-            self.shard(shard).sweep(&keys, 0, slots);
+            self.shard(shard).sweep(&keys, 0, slots, Reason::Discard);
         }
     }
 
@@ -272,7 +273,7 @@ impl CacheVolume {
         let numbers = (0..self.shards.len()).map(|shard| {
             let mut shard = self.shard(shard);
             let (number, slots) = (shard.begin_range(keys.clone()), shard.slots());
-            shard.sweep(&keys, 0, slots);
+            shard.sweep(&keys, 0, slots, Reason::Discard);
             number
         });
         numbers.collect()

@@ -224,7 +224,8 @@ impl LayerOptions for CacheOptions {
             generation: 0,
             region_shift: 20,
         };
-        let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark));
+        let names = Some(Arc::clone(context.names));
+        let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark), names);
         let cache = cache.map_err(io::Error::other)?;
         cache.set_share(self.share_slots()).map_err(io::Error::other)?;
         Ok(Some(Arc::new(cache)))

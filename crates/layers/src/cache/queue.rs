@@ -10,6 +10,8 @@ use fathom_block::{
 };
 use fathom_cache::{Access, MissCost};
 
+use super::Inner;
+use super::account::{Account, Looked};
 use super::change::Changing;
 use super::class::class;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
@@ -17,7 +19,6 @@ use super::insert::{Inserting, Part, SpareRooms};
 use super::load::Loading;
 use super::shard::Lookup;
 use super::tables::Writing;
-use super::{Counters, Inner};
 
 /// The purposes of the layer's own requests, in the low bits of their tokens.
 pub(super) mod purpose {
@@ -50,13 +51,18 @@ struct Reading {
     /// The parts that will be inserted.
     parts: Vec<Part>,
     access: Access,
+    looked: Looked,
+    /// Whether the cache has all of it.
+    is_hit: bool,
+    /// When it began, in nanoseconds.
+    begin_ns: u64,
     /// When it was sent to home as a whole, in nanoseconds; 0 if it was not.
     sent_ns: u64,
 }
 
 pub(super) struct CacheQueue {
     pub(super) inner: Arc<Inner>,
-    pub(super) counters: Arc<Counters>,
+    pub(super) account: Account,
     /// The number of the queue within the volume.
     pub(super) number: u64,
     pub(super) store: StoreId,
@@ -92,7 +98,7 @@ pub(super) struct CacheQueue {
 impl CacheQueue {
     pub(super) fn new(
         inner: Arc<Inner>,
-        counters: Arc<Counters>,
+        account: Account,
         store: StoreId,
         waker: Waker,
         below: Capabilities,
@@ -107,7 +113,7 @@ impl CacheQueue {
         });
         Self {
             inner,
-            counters,
+            account,
             number,
             store,
             waker,
@@ -188,6 +194,7 @@ impl CacheQueue {
             return next.submit(request);
         }
         let access = self.access(&request);
+        let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
         let volume = &self.inner.volume;
         let inserts = self.inner.mode().inserts_reads();
@@ -195,6 +202,7 @@ impl CacheQueue {
         let mut hits = std::mem::take(&mut self.spare_hits);
         let mut parts = std::mem::take(&mut self.spare_parts);
         let mut hit_bytes = 0;
+        let mut hit_blocks = 0;
         for (block, start, length) in Self::blocks(request.offset, request.length, size) {
             let key = self.key(block);
             let shard = volume.shard_of(key);
@@ -204,6 +212,7 @@ impl CacheQueue {
             match found {
                 Lookup::Hit(slot) => {
                     hit_bytes += length;
+                    hit_blocks += 1;
                     hits.push(Hit { key, shard, slot, start, length });
                 }
                 Lookup::Miss(0) => {}
@@ -212,7 +221,10 @@ impl CacheQueue {
                 }
             }
         }
-        self.counters.count_read(request.length, hit_bytes);
+        let blocks = (request.offset / size, (request.offset + request.length).div_ceil(size));
+        let counted = (request.length, hit_bytes, u64::from(access.miss_ns) * hit_blocks);
+        let looked =
+            self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
         let whole = request.length == hit_bytes;
         request.course.cache_hit = match hit_bytes {
             _ if whole => CacheHit::Hit,
@@ -232,6 +244,8 @@ impl CacheQueue {
         }
         if parts.is_empty() && hits.is_empty() {
             (self.spare_hits, self.spare_parts) = (hits, parts);
+            // Its end is counted, too.
+            *next.word(&mut request) = begin_ns;
             return next.submit(request);
         }
         self.count += 1;
@@ -239,7 +253,18 @@ impl CacheQueue {
         if parts.is_empty() {
             *next.word(&mut request) = number;
             self.send(request, &hits, next);
-            self.reads.insert(number, Reading { request: None, hits, parts, access, sent_ns: 0 });
+            let is_hit = whole;
+            let reading = Reading {
+                request: None,
+                hits,
+                parts,
+                access,
+                looked,
+                is_hit,
+                begin_ns,
+                sent_ns: 0,
+            };
+            self.reads.insert(number, reading);
             return;
         }
         // The data goes into the cache, so that it must not be in memory that the guest can change.
@@ -257,7 +282,9 @@ impl CacheQueue {
         } else {
             self.send(own, &hits, next);
         }
-        let reading = Reading { request: Some(request), hits, parts, access, sent_ns };
+        let request = Some(request);
+        let reading =
+            Reading { request, hits, parts, access, looked, is_hit: false, begin_ns, sent_ns };
         self.reads.insert(number, reading);
     }
 
@@ -369,7 +396,12 @@ impl CacheQueue {
     fn end_read(&mut self, mut data: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut data));
         let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
-        let Reading { request, mut hits, mut parts, access, sent_ns } = reading;
+        let Reading { request, mut hits, mut parts, access, looked, is_hit, .. } = reading;
+        let (begin_ns, sent_ns) = (reading.begin_ns, reading.sent_ns);
+        if outcome.is_ok() {
+            let time_ns = next.round_ns().saturating_sub(begin_ns);
+            self.account.read_ended(looked, is_hit, time_ns);
+        }
         if sent_ns != 0 && outcome.is_ok() {
             let time_ns = next.round_ns().saturating_sub(sent_ns);
             let blocks = self.count_of(data.length);
@@ -379,7 +411,7 @@ impl CacheQueue {
         // A store that has failed was reported before.
         let is_again = wrong.is_some() || outcome.is_err() && self.inner.volume.has_failed();
         if let Some(wrong) = wrong {
-            self.counters.mismatches.fetch_add(1, Ordering::Relaxed);
+            self.inner.mismatches.fetch_add(1, Ordering::Relaxed);
             let at = hits.iter().position(|hit| hit.slot == wrong.slot && hit.key == wrong.key);
             if let Some(at) = at {
                 hits.swap_remove(at);
@@ -474,6 +506,11 @@ impl LayerQueue for CacheQueue {
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut request));
         match request.operation {
+            Operation::Read if number != 0 && outcome.is_ok() => {
+                let class = self.access(&request).class;
+                let looked = self.account.look(&request.insight, class);
+                self.account.read_ended(looked, false, next.round_ns().saturating_sub(number));
+            }
             Operation::Flush if number != 0 && outcome.is_ok() => {
                 self.inner.disk.regions.access(|regions| regions.end_flush(number));
             }

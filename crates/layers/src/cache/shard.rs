@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use std::sync::Arc;
 
-use fathom_cache::{Access, DISK_SHIFT, Replacement};
+use fathom_cache::{Access, CLASSES, DISK_SHIFT, Replacement};
 
 use super::format::{BLOCK_BITS, Entry};
 use super::index::Index;
@@ -75,8 +75,13 @@ pub(super) struct Counts {
     pub insertions: u64,
     /// Blocks removed to make room.
     pub evictions: u64,
-    /// Blocks removed because their content was changed.
+    /// Blocks removed because their content was written.
     pub overwritten: u64,
+    /// Blocks removed because their content was discarded or filled with zeroes, or because their
+    /// disk has shrunk or left.
+    pub discarded: u64,
+    /// Blocks that the policy did not admit.
+    pub refused: u64,
     /// Insertions without a free slot.
     pub no_room: u64,
 }
@@ -112,6 +117,15 @@ struct Leaving {
     /// The number of these tables.
     tables: u64,
     slots: List,
+}
+
+/// Why the content of a block is not valid any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// It is written.
+    Write,
+    /// It is discarded or filled with zeroes, or its disk shrinks or leaves.
+    Discard,
 }
 
 /// See the module. Slots are numbered within the shard.
@@ -151,6 +165,10 @@ pub(super) struct Shard {
     reserve: usize,
     replacement: Replacement,
     counts: Counts,
+    /// The mapped blocks by class.
+    held: [u32; CLASSES],
+    /// The mapped blocks by the number of their disk.
+    of_disks: Vec<u32>,
 }
 
 fn hash(key: u64) -> u64 {
@@ -176,6 +194,11 @@ fn unpack(entry: u64, granules: usize) -> u64 {
     let block_bits = u64::BITS - DISK_BITS - granules as u32;
     let block = entry >> granules & ((1 << block_bits) - 1);
     entry >> (u64::BITS - DISK_BITS) << BLOCK_BITS | block
+}
+
+/// The number of the disk of a block, as an index.
+fn disk_of(key: u64) -> usize {
+    (key >> BLOCK_BITS) as usize
 }
 
 impl Shard {
@@ -210,6 +233,8 @@ impl Shard {
             reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
             replacement,
             counts: Counts::default(),
+            held: [0; CLASSES],
+            of_disks: Vec::new(),
         }
     }
 
@@ -296,11 +321,15 @@ impl Shard {
         let found = self.find(key);
         if let Some(slot) = found {
             if self.valid(slot) & wanted == wanted && self.pins.pin(slot) {
-                self.replacement.hit(slot, key, access);
+                self.hit(slot, key, access);
                 return Lookup::Hit(slot);
             }
         }
-        if !inserts || found.is_none() && !self.replacement.admits(key, access) {
+        if !inserts {
+            return Lookup::Miss(0);
+        }
+        if found.is_none() && !self.replacement.admits(key, access) {
+            self.counts.refused += 1;
             return Lookup::Miss(0);
         }
         Lookup::Miss(self.expect(key))
@@ -396,7 +425,7 @@ impl Shard {
             }
             self.entries[at] |= u64::from(mask) & self.granule_mask();
             if !is_same {
-                self.replacement.insert(slot, key, access);
+                self.admit(slot, key, access);
                 self.counts.insertions += 1;
             }
             self.renew(slot);
@@ -421,6 +450,33 @@ impl Shard {
         self.entries[slot as usize] = block << self.granules;
         self.flags[slot as usize] |= MAPPED;
         true
+    }
+
+    /// The class of the block in a slot, as an index.
+    fn class_of(&self, slot: u32) -> usize {
+        usize::from(self.replacement.class(slot)).min(CLASSES - 1)
+    }
+
+    /// The replacement gets the block that was mapped to a slot.
+    fn admit(&mut self, slot: u32, key: u64, access: &Access) {
+        self.replacement.insert(slot, key, access);
+        self.held[self.class_of(slot)] += 1;
+        let disk = disk_of(key);
+        if disk >= self.of_disks.len() {
+            self.of_disks.resize(disk + 1, 0);
+        }
+        self.of_disks[disk] += 1;
+    }
+
+    /// A request for the block in a slot, which may change its class.
+    fn hit(&mut self, slot: u32, key: u64, access: &Access) {
+        let before = self.class_of(slot);
+        self.replacement.hit(slot, key, access);
+        let class = self.class_of(slot);
+        if class != before {
+            self.held[before] -= 1;
+            self.held[class] += 1;
+        }
     }
 
     /// Notes that the content of a slot has changed.
@@ -451,7 +507,10 @@ impl Shard {
     /// Takes the block out of a slot, which the replacement no longer has.
     fn unmap(&mut self, slot: u32) {
         let at = slot as usize;
-        self.index.remove(hash(self.key(slot)), slot);
+        let key = self.key(slot);
+        self.index.remove(hash(key), slot);
+        self.held[self.class_of(slot)] -= 1;
+        self.of_disks[disk_of(key)] -= 1;
         self.entries[at] = 0;
         self.flags[at] &= IMAGED;
         if self.flags[at] & IMAGED != 0 {
@@ -484,25 +543,28 @@ impl Shard {
     }
 
     /// A change of the granules `mask` of a block begins. Their content is not valid any more.
-    pub(super) fn begin_change(&mut self, key: u64, mask: u16) {
+    pub(super) fn begin_change(&mut self, key: u64, mask: u16, reason: Reason) {
         let is_in_range = self.ranges.iter().any(|(_, range)| range.contains(&key));
         let busy = self.busy.entry(key).or_default();
         busy.changes += 1;
         busy.is_contested |= busy.changes > 1 || is_in_range;
         busy.insertion = 0;
-        self.invalidate(key, mask);
+        self.invalidate(key, mask, reason);
     }
 
     /// Takes a block out of the cache.
     pub(super) fn forget(&mut self, key: u64) {
-        self.invalidate(key, u16::MAX);
+        self.invalidate(key, u16::MAX, Reason::Discard);
     }
 
-    fn invalidate(&mut self, key: u64, mask: u16) {
+    fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) {
         let Some(slot) = self.find(key) else { return };
         self.entries[slot as usize] &= !(u64::from(mask) & self.granule_mask());
         if self.valid(slot) == 0 {
-            self.counts.overwritten += 1;
+            match reason {
+                Reason::Write => self.counts.overwritten += 1,
+                Reason::Discard => self.counts.discarded += 1,
+            }
             self.replacement.remove(slot, key);
             self.unmap(slot);
         } else if self.flags[slot as usize] & IMAGED != 0 {
@@ -523,6 +585,7 @@ impl Shard {
         match access {
             Some(access) if !is_contested => {
                 if self.find(key).is_none() && !self.replacement.admits(key, access) {
+                    self.counts.refused += 1;
                     return 0;
                 }
                 self.expect(key)
@@ -546,11 +609,11 @@ impl Shard {
     }
 
     /// Takes the blocks with `keys` out of at most `count` slots from `from` on.
-    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32) {
+    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32, reason: Reason) {
         let end = from.saturating_add(count).min(self.slots());
         for slot in from..end {
             if self.is_mapped(slot) && keys.contains(&self.key(slot)) {
-                self.invalidate(self.key(slot), u16::MAX);
+                self.invalidate(self.key(slot), u16::MAX, reason);
             }
         }
     }
@@ -588,6 +651,16 @@ impl Shard {
     /// The counts.
     pub(super) fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// The mapped blocks by class.
+    pub(super) fn held(&self) -> &[u32; CLASSES] {
+        &self.held
+    }
+
+    /// The mapped blocks of the disk with this number.
+    pub(super) fn mapped_of(&self, disk: u16) -> u32 {
+        self.of_disks.get(usize::from(disk)).copied().unwrap_or(0)
     }
 
     // What follows keeps the tables on the volume up to date.
@@ -695,7 +768,7 @@ impl Shard {
         self.sums[at * self.granules..][..self.granules].copy_from_slice(entry.sums);
         self.entries[at] |= valid;
         self.flags[at] |= STABLE;
-        self.replacement.insert(slot, entry.key, access);
+        self.admit(slot, entry.key, access);
     }
 
     /// Begins to load: no slot is free.
@@ -770,6 +843,8 @@ impl Shard {
                 self.pins.count(slot) > 0 && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
             assert_eq!(seen, u32::from(!is_taken), "slot {slot} has one place");
         }
+        assert_eq!(self.held.iter().sum::<u32>(), self.mapped());
+        assert_eq!(self.of_disks.iter().sum::<u32>(), self.mapped());
         for (key, busy) in &self.busy {
             assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");
         }

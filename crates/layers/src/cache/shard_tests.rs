@@ -46,7 +46,7 @@ fn a_change_ends_an_insertion_of_old_content() {
     // Before the content is there.
     let number = miss(&mut shard, 1);
     assert_eq!(miss(&mut shard, 1), 0, "one insertion at a time");
-    shard.begin_change(1, 0b0001);
+    shard.begin_change(1, 0b0001, Reason::Write);
     assert_eq!(miss(&mut shard, 1), 0, "the content is uncertain");
     assert_eq!(shard.begin_insertion(1, number, 0b1111), None);
     assert_ne!(shard.end_change(1, Some(&access())), 0);
@@ -54,7 +54,7 @@ fn a_change_ends_an_insertion_of_old_content() {
     // While it is written to its slot.
     let number = miss(&mut shard, 2);
     let room = shard.begin_insertion(2, number, 0b1111).unwrap();
-    shard.begin_change(2, 0b0001);
+    shard.begin_change(2, 0b0001, Reason::Write);
     shard.end_change(2, None);
     shard.end_insertion(2, number, room, Some(&[0; 4]), &access());
     assert!(!is_hit(&mut shard, 2, 0b0010));
@@ -65,11 +65,11 @@ fn a_change_ends_an_insertion_of_old_content() {
 #[test]
 fn the_last_of_several_changes_is_unknown() {
     let mut shard = shard(false);
-    shard.begin_change(1, 0b1111);
-    shard.begin_change(1, 0b1111);
+    shard.begin_change(1, 0b1111, Reason::Write);
+    shard.begin_change(1, 0b1111, Reason::Write);
     assert_eq!(shard.end_change(1, Some(&access())), 0);
     assert_eq!(shard.end_change(1, Some(&access())), 0);
-    shard.begin_change(1, 0b1111);
+    shard.begin_change(1, 0b1111, Reason::Write);
     assert_ne!(shard.end_change(1, Some(&access())), 0);
     // A long change and a short one at the same time.
     for is_long_first in [true, false] {
@@ -77,7 +77,7 @@ fn the_last_of_several_changes_is_unknown() {
         if is_long_first {
             long = shard.begin_range(5..50);
         }
-        shard.begin_change(7, 0b1111);
+        shard.begin_change(7, 0b1111, Reason::Write);
         if !is_long_first {
             long = shard.begin_range(5..50);
         }
@@ -97,7 +97,7 @@ fn a_change_takes_its_granules_out() {
     let mut shard = shard(true);
     let slot = insert(&mut shard, 1).unwrap();
     assert_eq!(shard.sum(slot, 2), 3);
-    shard.begin_change(1, 0b0100);
+    shard.begin_change(1, 0b0100, Reason::Write);
     assert!(is_hit(&mut shard, 1, 0b1011) && !is_hit(&mut shard, 1, 0b0110));
     let number = shard.end_change(1, Some(&access()));
     // A read of the old content may still be in flight.
@@ -110,7 +110,7 @@ fn a_change_takes_its_granules_out() {
     shard.end_insertion(1, number, room, Some(&[9; 4]), &access());
     assert!(is_hit(&mut shard, 1, 0b1111));
     assert_eq!((shard.sum(slot, 1), shard.sum(slot, 2)), (2, 9));
-    shard.sweep(&(0..5), 0, SLOTS);
+    shard.sweep(&(0..5), 0, SLOTS, Reason::Discard);
     assert_eq!(shard.mapped(), 0);
     shard.check();
 }
@@ -153,7 +153,7 @@ fn a_table_has_only_content_that_a_flush_has_covered() {
     assert_eq!(write(&mut shard, 2), [(slot, 1)]);
     assert!(!shard.has_changes());
     // New content during a flush needs another flush.
-    shard.begin_change(1, 0b0001);
+    shard.begin_change(1, 0b0001, Reason::Write);
     let number = shard.end_change(1, Some(&access()));
     let room = shard.begin_insertion(1, number, 0b0001).unwrap();
     shard.end_insertion(1, number, room, Some(&[0; 4]), &access());

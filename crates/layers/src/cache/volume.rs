@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
-use fathom_cache::{Policy, Replacement, ReplacementOptions};
+use fathom_cache::{CLASSES, Policy, Replacement, ReplacementOptions};
 
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::pins::Pins;
@@ -258,10 +258,23 @@ impl CacheVolume {
             counts.insertions += more.insertions;
             counts.evictions += more.evictions;
             counts.overwritten += more.overwritten;
+            counts.discarded += more.discarded;
+            counts.refused += more.refused;
             counts.no_room += more.no_room;
             mapped += u64::from(shard.mapped());
         }
         (counts, mapped)
+    }
+
+    /// The blocks of each class, and those of the disk with this number.
+    pub(super) fn held(&self, disk: u16) -> ([u64; CLASSES], u64) {
+        let (mut held, mut of_disk) = ([0; CLASSES], 0);
+        for number in 0..self.shards.len() {
+            let shard = self.shard(number);
+            held.iter_mut().zip(shard.held()).for_each(|(all, more)| *all += u64::from(*more));
+            of_disk += u64::from(shard.mapped_of(disk));
+        }
+        (held, of_disk)
     }
 
     /// The store.

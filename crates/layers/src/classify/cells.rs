@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_block::Operation;
+use fathom_block::{CacheHit, Operation};
 
 /// The number of latency steps: powers of two, from below 1 µs to above 68 s.
 pub const LATENCY_STEPS: usize = 28;
@@ -75,6 +75,10 @@ pub struct Account {
     pub latency_max_ns: u64,
     /// The number of requests by [`latency_step`].
     pub latency: [u64; LATENCY_STEPS],
+    /// The requests of which a cache has reported whether it had the data.
+    pub cache_requests: u64,
+    /// Those of which it had all data.
+    pub cache_hits: u64,
 }
 
 impl Default for Account {
@@ -85,14 +89,18 @@ impl Default for Account {
             latency_sum_ns: 0,
             latency_max_ns: 0,
             latency: [0; LATENCY_STEPS],
+            cache_requests: 0,
+            cache_hits: 0,
         }
     }
 }
 
 impl Account {
     /// Counts one request.
-    pub(super) fn add(&mut self, bytes: u64, latency_ns: u64) {
+    pub(super) fn add(&mut self, bytes: u64, latency_ns: u64, cache_hit: CacheHit) {
         self.requests += 1;
+        self.cache_requests += u64::from(cache_hit != CacheHit::Unknown);
+        self.cache_hits += u64::from(cache_hit == CacheHit::Hit);
         self.bytes += bytes;
         self.latency_sum_ns = self.latency_sum_ns.wrapping_add(latency_ns);
         self.latency_max_ns = self.latency_max_ns.max(latency_ns);
@@ -108,6 +116,8 @@ impl Account {
         for (mine, theirs) in self.latency.iter_mut().zip(&other.latency) {
             *mine += theirs;
         }
+        self.cache_requests += other.cache_requests;
+        self.cache_hits += other.cache_hits;
     }
 }
 
@@ -128,6 +138,8 @@ struct Cell {
     latency_sum_ns: AtomicU64,
     latency_max_ns: AtomicU64,
     latency: [AtomicU64; LATENCY_STEPS],
+    cache_requests: AtomicU64,
+    cache_hits: AtomicU64,
 }
 
 fn add(cell: &AtomicU64, value: u64) {
@@ -135,7 +147,11 @@ fn add(cell: &AtomicU64, value: u64) {
 }
 
 impl Cell {
-    fn add(&self, bytes: u64, latency_ns: u64) {
+    fn add(&self, bytes: u64, latency_ns: u64, cache_hit: CacheHit) {
+        if cache_hit != CacheHit::Unknown {
+            add(&self.cache_requests, 1);
+            add(&self.cache_hits, u64::from(cache_hit == CacheHit::Hit));
+        }
         add(&self.bytes, bytes);
         add(&self.latency_sum_ns, latency_ns);
         if latency_ns > self.latency_max_ns.load(Ordering::Relaxed) {
@@ -153,6 +169,8 @@ impl Cell {
             latency_sum_ns: load(&self.latency_sum_ns),
             latency_max_ns: load(&self.latency_max_ns),
             latency,
+            cache_requests: load(&self.cache_requests),
+            cache_hits: load(&self.cache_hits),
         }
     }
 }
@@ -169,9 +187,16 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    pub(super) fn add(&self, direction: Direction, known: bool, bytes: u64, latency_ns: u64) {
+    pub(super) fn add(
+        &self,
+        direction: Direction,
+        known: bool,
+        bytes: u64,
+        latency_ns: u64,
+        cache_hit: CacheHit,
+    ) {
         let cells = if known { &self.known } else { &self.unknown };
-        cells[direction as usize].add(bytes, latency_ns);
+        cells[direction as usize].add(bytes, latency_ns, cache_hit);
     }
 
     pub(super) fn add_error(&self, direction: Direction) {

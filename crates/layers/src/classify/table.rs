@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
+use fathom_block::CacheHit;
 use fathom_insight::{Database, Facts, Kind, Name, Names};
 
 use super::cells::{Account, Accounts, Direction};
@@ -109,6 +110,7 @@ pub(super) struct Record {
     pub(super) bytes: u64,
     pub(super) latency_ns: u64,
     pub(super) now_ns: u64,
+    pub(super) cache_hit: CacheHit,
 }
 
 /// The subject of a row as texts, which remain valid after the numbers of names are reused.
@@ -223,7 +225,7 @@ impl Table {
         if self.groups.is_stale(row.group, record.now_ns) {
             row.group = self.groups.place(row.subject.cgroup.as_ref(), record.now_ns);
         }
-        let Record { direction, bytes, latency_ns, now_ns, .. } = *record;
+        let Record { direction, bytes, latency_ns, now_ns, cache_hit, .. } = *record;
         self.groups.add(row.group, row.key.kind, direction, bytes, latency_ns, now_ns);
         let account = &mut row.accounts[direction as usize];
         if *account == NONE {
@@ -232,7 +234,7 @@ impl Table {
                 self.accounts.len() as u32 - 1
             });
         }
-        self.accounts[*account as usize].add(bytes, latency_ns);
+        self.accounts[*account as usize].add(bytes, latency_ns, cache_hit);
     }
 
     /// The index of the row of `record`.
@@ -350,7 +352,8 @@ mod tests {
 
     fn record(inode: u64, bytes: u64) -> Record {
         let facts = Facts { kind: Kind::Data, inode, ..Facts::default() };
-        Record { facts, direction: Direction::Write, bytes, latency_ns: 5_000, now_ns: 1 }
+        let (direction, cache_hit) = (Direction::Write, CacheHit::Unknown);
+        Record { facts, direction, bytes, latency_ns: 5_000, now_ns: 1, cache_hit }
     }
 
     #[test]

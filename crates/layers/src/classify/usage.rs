@@ -203,7 +203,8 @@ impl UsageQueue {
         let latency_ns = now_ns.saturating_sub(start_ns);
         let known = is_known(&request.insight);
         let bytes = accounted_bytes(request);
-        self.shard.totals.add(direction, known, bytes, latency_ns);
+        let cache_hit = request.course.cache_hit;
+        self.shard.totals.add(direction, known, bytes, latency_ns, cache_hit);
         if known {
             self.add_parts(request, bytes, direction, latency_ns, now_ns);
         }
@@ -224,6 +225,7 @@ impl UsageQueue {
             bytes: part.length,
             latency_ns,
             now_ns,
+            cache_hit: request.course.cache_hit,
         });
         let Ok(mut pending) = self.shard.pending.try_lock() else {
             // A reader is swapping the list now.
@@ -327,6 +329,29 @@ mod tests {
             assert_eq!((all.latency_max_ns, snapshot.dropped), (5_000, 0));
         }
         assert_eq!(usage.slow(10_000, 9).len(), 4);
+    }
+
+    #[test]
+    fn hits_of_a_cache_are_counted_by_subject() {
+        use fathom_block::CacheHit;
+        let usage = usage();
+        let mut queue = UsageQueue::open(Arc::clone(&usage), 0);
+        let hits =
+            [CacheHit::Hit, CacheHit::Miss, CacheHit::Part, CacheHit::Hit, CacheHit::Unknown];
+        for (number, cache_hit) in hits.into_iter().enumerate() {
+            let mut read = request(1 + number as u64 % 3, 512);
+            (read.operation, read.course.cache_hit) = (Operation::Read, cache_hit);
+            queue.add(&read, Ok(()), 0, 1);
+        }
+        let snapshot = usage.snapshot();
+        let read = Direction::Read as usize;
+        let all = snapshot.totals.all()[read];
+        assert_eq!((all.requests, all.cache_requests, all.cache_hits), (5, 4, 2));
+        let of = |inode: u64| {
+            let row = snapshot.rows.iter().find(|row| row.subject.inode == inode).expect("a row");
+            (row.accounts[read].cache_requests, row.accounts[read].cache_hits)
+        };
+        assert_eq!([of(1), of(2), of(3)], [(2, 2), (1, 0), (1, 0)]);
     }
 
     #[test]

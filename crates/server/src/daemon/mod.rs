@@ -4,6 +4,7 @@
 //! but it delays no other disk. The tables that readers use (`state`) are locked only for short
 //! times, so status and metrics never wait for a change.
 
+mod caches;
 mod changes;
 mod devices;
 mod dirty;

@@ -210,6 +210,8 @@ fn count(account: &Account) -> UsageCount {
         latency_sum_ns: account.latency_sum_ns,
         latency_max_ns: account.latency_max_ns,
         latency,
+        cache_requests: account.cache_requests,
+        cache_hits: account.cache_hits,
     }
 }
 
@@ -240,6 +242,7 @@ fn slow_request(
         layers_up_ns: between(returned_ns, end_ns),
         held_ns: course.held_ns,
         held_by: course.held_by.name().into(),
+        cache_hit: course.cache_hit.name().into(),
         ahead: course.ahead.into(),
         error: slow.error.map_or("", |error| error.name()).into(),
         class: insight.class.map(|class| class.0),
