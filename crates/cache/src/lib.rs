@@ -6,6 +6,8 @@
 //! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests.
 //! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
 //! - [`Simulation`]: a cache without data.
+//! - [`format`](mod@format): the bytes of a cache on a volume that outlives the daemon.
+//! - [`Inspection`]: an examination of these bytes, for a command.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +15,10 @@ mod access;
 mod cost;
 mod curve;
 mod engine;
+pub mod format;
+mod fuzz;
 mod ghost;
+mod inspect;
 mod queues;
 mod ranks;
 mod replacement;
@@ -25,6 +30,8 @@ mod worth;
 pub use access::{Access, CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, CLASSES};
 pub use cost::MissCost;
 pub use curve::Curve;
+pub use fuzz::fuzz_volume;
+pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
 pub use simulation::{
     Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,

@@ -5,7 +5,7 @@
 //! acknowledged early has the layer `wal` beneath, whose log can be on the same device.
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
-//! - `format`: the bytes on the volume, without I/O; `docs/cache.md` describes them.
+//! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md` describes them.
 //! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
@@ -22,7 +22,6 @@
 //! cached, so that no later start uses it.
 
 mod change;
-pub mod format;
 mod insert;
 mod load;
 mod open;
@@ -46,6 +45,7 @@ use fathom_block::{
 use fathom_reactor::Reactor;
 use serde::{Deserialize, Serialize};
 
+pub use fathom_cache::format;
 pub use format::{FormatError, MAGIC};
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::{CacheOptions, Caches};
