@@ -121,7 +121,11 @@ mod tests {
             File::create(&path).unwrap();
             let open = || {
                 let mark = CacheMark::open(&path, folder.path()).unwrap();
-                if has_attributes { mark } else { CacheMark { place: mark.place.without_attributes() } }
+                if has_attributes {
+                    mark
+                } else {
+                    CacheMark { place: mark.place.without_attributes() }
+                }
             };
             assert_eq!(open().read().unwrap(), None);
             let cache = MarkedCache { identity: [0xab; 16], generation: 7, path: "/a b".into() };

@@ -13,7 +13,7 @@ use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, VolumeOptions,
 };
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
@@ -22,6 +22,7 @@ use fathom_sim::{
 
 const CAPACITY: u64 = 256 << 10;
 const VOLUME: u64 = 256 << 10;
+const IDENTITY: [u8; 16] = *b"identity of test";
 /// The size of a region, as its binary logarithm.
 const REGION_SHIFT: u8 = 15;
 
@@ -29,6 +30,20 @@ const REGION_SHIFT: u8 = 15;
 struct Mark(AtomicU64);
 
 impl CacheMark for Mark {
+    fn read(&self) -> io::Result<Option<CacheState>> {
+        let generation = self.0.load(Ordering::Relaxed);
+        Ok(Some(CacheState { identity: IDENTITY, generation }))
+    }
+
+    fn write(&self, state: &CacheState) -> io::Result<()> {
+        self.0.store(state.generation, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stamp(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
     fn reject(&self) -> io::Result<()> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -37,7 +52,7 @@ impl CacheMark for Mark {
 
 fn volume_options(seed: u64) -> VolumeOptions {
     VolumeOptions {
-        identity: *b"identity of test",
+        identity: Some(IDENTITY),
         block_size: 4096 << (seed % 3),
         disks: 2,
         bitmap_pages: 1,
@@ -52,6 +67,8 @@ fn disk() -> CacheDisk {
         name: "disk".into(),
         home: "image".into(),
         capacity: CAPACITY,
+        expected: Some(7),
+        stamp: None,
         generation: 7,
         region_shift: REGION_SHIFT,
     }

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::RangeInclusive;
 
 use super::format::REGIONS_PER_PAGE;
+use super::note::Notes;
 
 const WORDS_PER_PAGE: usize = REGIONS_PER_PAGE as usize / 64;
 
@@ -44,6 +45,8 @@ pub(super) struct Regions {
     /// The flushes of home begun, and the number up to which they have completed.
     flushes: u64,
     flushed: u64,
+    /// The notes of the store's modification time.
+    pub(super) notes: Notes,
 }
 
 impl Regions {
@@ -60,6 +63,7 @@ impl Regions {
             dirty: BTreeSet::new(),
             flushes: 0,
             flushed: 0,
+            notes: Notes::default(),
         }
     }
 
@@ -121,6 +125,7 @@ impl Regions {
     /// A change has ended. The tables with the number `tables` show it.
     pub(super) fn end(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
         let flush = self.flushes + 1;
+        self.notes.changed(now_ns);
         for number in self.range(offset, length) {
             let Some(region) = self.active.get_mut(&number) else { continue };
             region.changes = region.changes.saturating_sub(1);

@@ -114,6 +114,9 @@ pub struct CacheVolume {
     pub(super) has_changed: AtomicBool,
     pub(super) copies: AtomicU64,
     pub(super) load_next: AtomicU64,
+    /// Whether the modification time of a disk's store is being read: of one disk at a time, because a
+    /// store that hangs must not occupy more than one thread.
+    pub(super) is_noting: Arc<AtomicBool>,
 }
 
 impl CacheVolume {
@@ -163,6 +166,7 @@ impl CacheVolume {
             has_changed: AtomicBool::new(false),
             copies: AtomicU64::new(0),
             load_next: AtomicU64::new(0),
+            is_noting: Arc::default(),
         }
     }
 
