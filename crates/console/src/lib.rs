@@ -9,6 +9,7 @@
 
 mod background;
 mod bench;
+mod cache;
 mod connection;
 mod devices;
 mod dirty;
@@ -41,6 +42,9 @@ pub enum Command {
     /// Virtual disks: images, and the disks of the running daemon
     #[command(subcommand)]
     Disk(disk::DiskCommand),
+    /// Caches of slow disks
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
     /// Show what the daemon's disks do, live
     Top(top::TopOptions),
     /// Show the devices beneath the disks, and how busy they are
@@ -95,6 +99,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
     let done = |()| 0;
     let outcome = match &command {
         Command::Disk(command) => disk::run(command).map(done),
+        Command::Cache(command) => cache::run(command).map(done),
         Command::Top(options) => top::run(options).map(done),
         Command::Devices(options) => devices::run(options).map(done),
         Command::Background(options) => background::run(options).map(done),

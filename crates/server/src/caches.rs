@@ -15,10 +15,6 @@ use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState}
 
 use crate::wiring::refusal;
 
-/// The greatest alignment of direct I/O to a cache, in bytes. A cache whose store needs more is opened
-/// without direct I/O, so that its disks keep their block size.
-const ALIGNMENT_MAX: u32 = 512;
-
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {
     pub definition: &'a DiskDefinition,
@@ -55,22 +51,17 @@ impl cache::CacheMark for Mark {
 
 impl CacheHost for Host<'_> {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Backend>> {
-        let options = |direct| FileOptions {
+        // Without direct I/O, because its alignment would become that of all disks of the cache.
+        let options = FileOptions {
             path: path.to_owned(),
-            direct,
+            direct: false,
             read_only: false,
             block_size: None,
             disk: format!("the cache of {}", self.definition.name),
             records: Some(self.records.to_owned()),
             foreign_allowed: true,
         };
-        if let Ok(direct) = FileBackend::open(&options(true)) {
-            if direct.geometry().alignment <= ALIGNMENT_MAX {
-                return Ok(Arc::new(direct));
-            }
-        }
-        // Without direct I/O, or for the error that says why it cannot be opened.
-        let opened = FileBackend::open(&options(false));
+        let opened = FileBackend::open(&options);
         Ok(Arc::new(opened.map_err(|error| io::Error::other(error.to_string()))?))
     }
 

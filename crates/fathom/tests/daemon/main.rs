@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cache;
+mod caches;
 mod changes;
 mod devices;
 mod events;

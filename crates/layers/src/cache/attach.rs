@@ -192,8 +192,10 @@ impl CacheVolume {
             region_shift: lock(&state.record).region_shift,
         };
         let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
-        if self.is_kept {
-            let _turn = self.turn()?;
+        // Nothing is inserted: no queue uses the disk.
+        let turn = if self.is_kept { Some(self.turn()?) } else { None };
+        self.sweep(state.number, 0);
+        if turn.is_some() {
             let mut access = Access::open(&self.backend)?;
             if !is_unused {
                 self.reject_all(&mut access, state, disk.capacity)?;
@@ -202,7 +204,6 @@ impl CacheVolume {
         } else {
             *lock(&state.record) = record;
         }
-        self.sweep(state.number, 0);
         Ok(())
     }
 
@@ -241,7 +242,9 @@ impl CacheVolume {
         state: &DiskState,
         capacity: u64,
     ) -> Result<(), CacheError> {
-        state.regions.access(|regions| regions.load_all(capacity, 0));
+        // Nobody writes tables now: the next ones show that the blocks are gone.
+        let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+        state.regions.access(|regions| regions.load_all(capacity, 0, tables));
         for page in 0..self.format.bitmap_pages {
             // Also those beyond the end, where an earlier disk may have been longer.
             let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];

@@ -16,6 +16,7 @@ use fathom_block::{
 
 use super::open::VolumeOptions;
 use super::options::CacheOptions;
+use super::settle::certain_stamp;
 use super::state::{CacheHost, CacheMark, CacheState};
 use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock};
 use crate::Passthrough;
@@ -214,7 +215,8 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     // Never 0, which is no state.
     let random = host.random().map_err(Unusable::Refused)?;
     let generation = random.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
-    let stamp = if options.exclusive { None } else { Some(home.mark.stamp().map_err(lost)?) };
+    let stamp =
+        if options.exclusive { None } else { Some(certain_stamp(&*home.mark).map_err(lost)?) };
     let disk = CacheDisk {
         name: context.disk.to_owned(),
         home: home.name.clone(),
@@ -233,6 +235,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
              writable, or remove the layer `cache`"
         )))
     })?;
+    cache.confirm();
     Ok(cache)
 }
 

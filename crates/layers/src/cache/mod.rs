@@ -282,6 +282,12 @@ impl Cache {
         &self.inner.name
     }
 
+    /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
+    fn confirm(&self) {
+        lock(&self.inner.disk.record).earlier = 0;
+        self.inner.disk.is_record_dirty.store(true, Ordering::Release);
+    }
+
     /// Why the blocks that the volume had of the disk were dropped, if they were.
     pub fn dropped(&self) -> Option<Dropped> {
         self.inner.dropped

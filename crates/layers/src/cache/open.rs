@@ -126,16 +126,13 @@ impl CacheVolume {
                 format!("the volume has an alignment of {alignment} bytes; choose another one");
             return Err(CacheError::Volume(text));
         }
-        let new = Superblock::new(
-            options.identity.unwrap_or_default(),
-            backend.capacity(),
-            options.block_size,
-            options.disks,
-            options.bitmap_pages,
-        );
-        let too_small = || CacheError::Volume("the volume is too small; make it larger".into());
+        let new = |identity: [u8; 16]| {
+            let (size, pages) = (backend.capacity(), options.bitmap_pages);
+            Superblock::new(identity, size, options.block_size, options.disks, pages)
+                .ok_or_else(|| CacheError::Volume("the volume is too small; make it larger".into()))
+        };
         if !options.is_kept {
-            let format = new.ok_or_else(too_small)?;
+            let format = new(options.identity.unwrap_or_default())?;
             return Ok(Self::assemble(
                 backend,
                 format,
@@ -149,12 +146,12 @@ impl CacheVolume {
         let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
         let format = match Superblock::decode(&access.read(0, length)?) {
             Ok(format) => format,
-            Err(FormatError::Blank) if options.identity.is_some() => {
-                let format = new.ok_or_else(too_small)?;
+            Err(error) => {
+                let identity = options.identity.filter(|_| error == FormatError::Blank);
+                let format = new(identity.ok_or(error)?)?;
                 make(&mut access, &format)?;
                 format
             }
-            Err(error) => return Err(error.into()),
         };
         if format.length() > backend.capacity() {
             let text = format!(

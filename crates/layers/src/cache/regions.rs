@@ -246,12 +246,13 @@ impl Regions {
         }
     }
 
-    /// Sets the bits of all regions of a disk of `capacity` bytes.
-    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64) {
+    /// Sets the bits of all regions of a disk of `capacity` bytes. The tables with the number `tables`
+    /// have none of its blocks any more.
+    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64, tables: u64) {
         for region in self.range(0, capacity) {
             self.set(region, now_ns);
             if let Some(found) = self.active.get_mut(&region) {
-                found.tables = 1;
+                found.tables = found.tables.max(tables);
             }
         }
     }
@@ -328,6 +329,19 @@ mod tests {
         regions.clear_quiet(0, 0, 0);
         regions.page_durable(page, &bits);
         assert!(!regions.begin(0, 1, 0) && regions.begin(1 << 20, 1, 0));
+    }
+
+    #[test]
+    fn the_bits_of_a_disk_without_blocks_are_kept_until_the_tables_show_it() {
+        let mut regions = Regions::new(20, 1);
+        regions.load_all(4 << 20, 0, 501);
+        write(&mut regions);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.clear_quiet(1000, 0, 500);
+        assert!(regions.is_active(0) && regions.active() == 5, "older tables may have its blocks");
+        regions.clear_quiet(1000, 0, 501);
+        assert_eq!(regions.active(), 0);
     }
 
     #[test]

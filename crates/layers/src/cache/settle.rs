@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{Clock, Disk, Stack};
 use fathom_reactor::Reactor;
 
-use super::{Cache, lock};
+use super::{Cache, CacheMark, lock};
 
 /// How often the end of a cache checks its progress.
 const INTERVAL: Duration = Duration::from_millis(1);
@@ -18,7 +18,7 @@ const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 /// entries, and one that may have begun before.
 const WRITINGS: u64 = 3;
 /// How long to wait until the modification time of a store is certain.
-const STAMP_TIME_MAX: Duration = Duration::from_millis(200);
+const STAMP_TIME_MAX: Duration = Duration::from_millis(50);
 
 impl Cache {
     /// Makes the tables durable, so that the next start finds all that is cached now. Other disks of the
@@ -50,11 +50,8 @@ impl Cache {
         let inner = &self.inner;
         let begun = inner.volume.keeper.access(|keeper| keeper.tables);
         self.until(stack, reactor, end, || self.is_written(begun))?;
-        if !inner.is_noted {
-            return Ok(());
-        }
         // Nothing changes the store from here on.
-        let stamp = self.last_stamp()?;
+        let stamp = if inner.is_noted { certain_stamp(&*inner.mark)? } else { 0 };
         lock(&inner.disk.record).stamp = stamp;
         inner.disk.is_record_dirty.store(true, Ordering::Release);
         let begun = inner.volume.keeper.access(|keeper| {
@@ -112,16 +109,17 @@ impl Cache {
             || (0..volume.shards.len()).any(|shard| volume.shard(shard).has_changes());
         writings >= WRITINGS || is_idle && !has_changes()
     }
+}
 
-    /// The modification time of the disk's store after its last change; 0 if it is not known.
-    fn last_stamp(&self) -> io::Result<u64> {
-        let end = Instant::now() + STAMP_TIME_MAX;
-        loop {
-            let stamp = self.inner.mark.stamp()?;
-            if stamp != 0 || Instant::now() >= end {
-                return Ok(stamp);
-            }
-            std::thread::sleep(INTERVAL);
+/// The modification time of a disk's store; 0 if it is not known. Waits a moment until it is certain after
+/// a change.
+pub(super) fn certain_stamp(mark: &dyn CacheMark) -> io::Result<u64> {
+    let end = Instant::now() + STAMP_TIME_MAX;
+    loop {
+        let stamp = mark.stamp()?;
+        if stamp != 0 || Instant::now() >= end {
+            return Ok(stamp);
         }
+        std::thread::sleep(INTERVAL);
     }
 }

@@ -261,6 +261,16 @@ impl CacheVolume {
         self.format.slots
     }
 
+    /// The number of the shard that has a slot.
+    pub fn shard_of_slot(&self, slot: u32) -> usize {
+        (slot / self.shard_slots) as usize
+    }
+
+    /// The number of the shard that has a block of a disk: it is only in slots of this shard.
+    pub fn shard_of_block(&self, disk: u16, block: u64) -> usize {
+        self.shard_of(u64::from(disk) << BLOCK_BITS | block)
+    }
+
     /// Whether the tables have been loaded.
     pub fn is_loaded(&self) -> bool {
         self.is_loaded.load(Ordering::Acquire)

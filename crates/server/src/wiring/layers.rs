@@ -8,6 +8,7 @@ use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
+use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
@@ -97,7 +98,14 @@ pub(crate) fn set_layer(
     };
     match index {
         Some(index) => definition.layers[index] = layer.clone(),
-        None => definition.layers.push(layer.clone()),
+        None => {
+            // Data in the log is read through the cache, too.
+            let is_log = |other: &LayerDefinition| other.kind == WalDefinition::KIND;
+            let log = definition.layers.iter().position(is_log);
+            let place = log.filter(|_| layer.kind == CacheOptions::KIND);
+            let place = place.unwrap_or(definition.layers.len());
+            definition.layers.insert(place, layer.clone());
+        }
     }
 }
 
