@@ -280,7 +280,7 @@ fn a_disk_is_right_after_each_crash() {
 #[test]
 fn a_disk_that_changed_without_the_cache_begins_empty() {
     let (mut crashes, mut blocks) = (0, 0);
-    each_seed(12, |seed| {
+    each_seed(4, |seed| {
         let rig = Rig::new(seed, 0.2, blank(seed));
         let mut harness = harness(&rig, seed);
         harness.run(&mut workload(seed), 150, |_| {});

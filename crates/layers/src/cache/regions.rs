@@ -339,7 +339,7 @@ mod tests {
         let number = regions.begin_flush();
         regions.end_flush(number);
         regions.clear_quiet(1000, 0, 500);
-        assert!(regions.is_active(0) && regions.active() == 5, "older tables may have its blocks");
+        assert!(regions.is_active(0) && regions.active() == 4, "older tables may have its blocks");
         regions.clear_quiet(1000, 0, 501);
         assert_eq!(regions.active(), 0);
     }

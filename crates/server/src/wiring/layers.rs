@@ -96,17 +96,15 @@ pub(crate) fn set_layer(
         }
         _ => None,
     };
-    match index {
-        Some(index) => definition.layers[index] = layer.clone(),
-        None => {
-            // Data in the log is read through the cache, too.
-            let is_log = |other: &LayerDefinition| other.kind == WalDefinition::KIND;
-            let log = definition.layers.iter().position(is_log);
-            let place = log.filter(|_| layer.kind == CacheOptions::KIND);
-            let place = place.unwrap_or(definition.layers.len());
-            definition.layers.insert(place, layer.clone());
-        }
+    if let Some(index) = index {
+        definition.layers[index] = layer.clone();
+        return;
     }
+    // What is in a log is read through the cache, too.
+    let is_log = |other: &LayerDefinition| other.kind == WalDefinition::KIND;
+    let log = definition.layers.iter().position(is_log);
+    let place = log.filter(|_| layer.kind == CacheOptions::KIND);
+    definition.layers.insert(place.unwrap_or(definition.layers.len()), layer.clone());
 }
 
 /// The new layers of a disk.
