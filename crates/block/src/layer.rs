@@ -86,6 +86,17 @@ pub trait Layer: Send + Sync {
         Ok(())
     }
 
+    /// Called when `disk` is not served any more: all its requests have completed, and its last flush
+    /// has ended. A layer with a state that outlives the daemon makes it durable here, through a queue
+    /// of its own ([`Disk::open_aside`]). Blocks for about `limit` at most.
+    ///
+    /// # Errors
+    /// When the state is not complete. That costs time later, but no data.
+    fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        let _ = (disk, limit);
+        Ok(())
+    }
+
     /// Opens the layer's part in one queue, in that queue's thread. `context` provides what the
     /// part needs besides the requests, for example further stores or a waker.
     ///

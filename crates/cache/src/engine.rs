@@ -152,7 +152,8 @@ impl Engine {
         }
         // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
         // of them leave before they are requested again if they are more than the cache holds.
-        let is_high = self.ranks.is_high(group) && self.counts[main_queue(level)] < self.level_max;
+        let held = self.pools.iter().map(|pool| pool.counts[main_queue(level)]).sum::<u32>();
+        let is_high = self.ranks.is_high(group) && held < self.level_max;
         let queue = if is_known || is_high { main_queue(level) } else { SMALL };
         let state = &mut self.slots[slot as usize];
         state.set_hits(0);

@@ -7,6 +7,8 @@
 //!   [`RecentCurve`]: that of the last hours.
 //! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
 //! - [`Simulation`]: a cache without data.
+//! - [`format`](mod@format): the bytes of a cache on a volume that outlives the daemon.
+//! - [`Inspection`]: an examination of these bytes, for a command.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +16,10 @@ mod access;
 mod cost;
 mod curve;
 mod engine;
+pub mod format;
+mod fuzz;
 mod ghost;
+mod inspect;
 mod learner;
 mod queues;
 mod ranks;
@@ -31,6 +36,8 @@ pub use access::{
 };
 pub use cost::MissCost;
 pub use curve::{Curve, MissRatios, Touch};
+pub use fuzz::fuzz_volume;
+pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use recent::RecentCurve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
 pub use simulation::{

@@ -3,14 +3,18 @@
 //!
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
+//! - `cached`: the mark of an image that names the state which a cache has blocks of.
 //! - `record`: the record of lost writes, for later daemons.
 //! - `lock`: the lock that excludes a second user, and the kernel's report on other writers.
 
+mod cached;
 mod format;
 mod lock;
 mod mark;
+mod place;
 mod record;
 
+pub use cached::{CacheMark, MarkedCache};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};

@@ -15,7 +15,7 @@ use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::cache::Caches;
+use crate::cache::{CacheHost, Caches};
 use crate::{LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
@@ -81,8 +81,12 @@ pub struct LayerContext<'a> {
     pub device: &'a str,
     /// The devices that disks share.
     pub devices: &'a ScheduleDevices,
-    /// The caches in memory.
+    /// The caches.
     pub caches: &'a Caches,
+    /// What caches that outlive the daemon need of it.
+    pub cache_host: &'a dyn CacheHost,
+    /// Whether the disk is served already, and gets other layers.
+    pub is_served: bool,
     /// Makes a store of so many bytes in memory.
     pub memory: &'a dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
     /// The size of the disk, in bytes.

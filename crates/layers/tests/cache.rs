@@ -13,7 +13,7 @@ use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, Dropped, VolumeOptions,
 };
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
@@ -22,6 +22,7 @@ use fathom_sim::{
 
 const CAPACITY: u64 = 256 << 10;
 const VOLUME: u64 = 256 << 10;
+const IDENTITY: [u8; 16] = *b"identity of test";
 /// The size of a region, as its binary logarithm.
 const REGION_SHIFT: u8 = 15;
 
@@ -29,6 +30,20 @@ const REGION_SHIFT: u8 = 15;
 struct Mark(AtomicU64);
 
 impl CacheMark for Mark {
+    fn read(&self) -> io::Result<Option<CacheState>> {
+        let generation = self.0.load(Ordering::Relaxed);
+        Ok(Some(CacheState { identity: IDENTITY, generation }))
+    }
+
+    fn write(&self, state: &CacheState) -> io::Result<()> {
+        self.0.store(state.generation, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stamp(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
     fn reject(&self) -> io::Result<()> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -37,7 +52,7 @@ impl CacheMark for Mark {
 
 fn volume_options(seed: u64) -> VolumeOptions {
     VolumeOptions {
-        identity: *b"identity of test",
+        identity: Some(IDENTITY),
         block_size: 4096 << (seed % 3),
         disks: 2,
         bitmap_pages: 1,
@@ -52,6 +67,8 @@ fn disk() -> CacheDisk {
         name: "disk".into(),
         home: "image".into(),
         capacity: CAPACITY,
+        expected: Some(7),
+        stamp: None,
         generation: 7,
         region_shift: REGION_SHIFT,
     }
@@ -256,6 +273,54 @@ fn a_disk_is_right_after_each_crash() {
         }
     });
     assert!(kept > 100, "{kept} blocks survived crashes");
+}
+
+/// A disk leaves a volume that stays open, changes without the cache, and comes back. No crash from then
+/// on finds the blocks of before.
+#[test]
+fn a_disk_that_changed_without_the_cache_begins_empty() {
+    let (mut crashes, mut blocks) = (0, 0);
+    each_seed(4, |seed| {
+        let rig = Rig::new(seed, 0.2, blank(seed));
+        let mut harness = harness(&rig, seed);
+        harness.run(&mut workload(seed), 150, |_| {});
+        wait(&mut harness, &rig);
+        harness.rest(|_| {});
+        drop(harness);
+        assert!(rig.cache.status().mapped > 0);
+        let Rig { record, volume, home, cache, disk, mark, checked } = rig;
+        let opened = Arc::clone(cache.volume());
+        drop((cache, disk));
+        let alone = Disk::new(DiskOptions::default(), Vec::new(), Arc::clone(&home) as _).unwrap();
+        let options = HarnessOptions { simulated: true, ..HarnessOptions::default() };
+        let mut without = Harness::new(&alone, &options, seed);
+        without.model_mut().restart(&home.image());
+        without.run(&mut workload(seed + 1), 150, |_| {});
+        without.rest(|_| {});
+        drop((without, alone));
+
+        let later = CacheDisk { expected: None, generation: 8, ..self::disk() };
+        let mode = CacheMode::WriteThrough;
+        let cache = Cache::new(&opened, &later, mode, Arc::<Mark>::clone(&mark)).unwrap();
+        assert_eq!((cache.dropped(), cache.status().mapped), (Some(Dropped::Mark), 0));
+        let layers = vec![Arc::new(cache.clone()) as _];
+        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        record.crashes();
+        checked.set(record.length());
+        let rig = Rig { record, volume, home, cache, disk, mark, checked };
+        let mut harness = self::harness(&rig, seed);
+        harness.model_mut().restart(&rig.home.image());
+        let mut inspect = |_: &_| {
+            let (more, found) = rig.check_crashes();
+            (crashes, blocks) = (crashes + more, blocks + found);
+        };
+        harness.run(&mut workload(seed + 2), 30, &mut inspect);
+        wait(&mut harness, &rig);
+        harness.run(&mut workload(seed + 3), 60, &mut inspect);
+        wait(&mut harness, &rig);
+        harness.verify(CAPACITY);
+    });
+    assert!(crashes > 100 && blocks > 100, "{crashes} crashes, {blocks} blocks");
 }
 
 /// After an orderly end, the next start finds all that was cached.

@@ -10,7 +10,7 @@ use fathom_block::{Backend, CacheHit, Clock, Disk, DiskOptions, Operation, Outco
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, VolumeOptions,
 };
 use fathom_reactor::Reactor;
 use fathom_sim::{
@@ -20,6 +20,18 @@ use fathom_sim::{
 struct NoMark;
 
 impl CacheMark for NoMark {
+    fn read(&self) -> io::Result<Option<CacheState>> {
+        Ok(None)
+    }
+
+    fn write(&self, _: &CacheState) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stamp(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
     fn reject(&self) -> io::Result<()> {
         Ok(())
     }
@@ -27,7 +39,7 @@ impl CacheMark for NoMark {
 
 fn volume(length: u64, block_size: u32, policy: Policy) -> Arc<CacheVolume> {
     let options = VolumeOptions {
-        identity: [0; 16],
+        identity: Some([0; 16]),
         block_size,
         disks: 2,
         bitmap_pages: 1,
@@ -41,7 +53,8 @@ fn volume(length: u64, block_size: u32, policy: Policy) -> Arc<CacheVolume> {
 
 fn cache(volume: &Arc<CacheVolume>, name: &str, capacity: u64) -> Cache {
     let (name, home) = (name.to_owned(), String::new());
-    let disk = CacheDisk { name, home, capacity, generation: 0, region_shift: 20 };
+    let (expected, stamp) = (None, None);
+    let disk = CacheDisk { name, home, capacity, expected, stamp, generation: 0, region_shift: 20 };
     Cache::new(volume, &disk, CacheMode::WriteThrough, Arc::new(NoMark)).unwrap()
 }
 

@@ -16,6 +16,7 @@
 #![warn(missing_docs)]
 
 mod background;
+mod caches;
 mod command;
 pub mod configuration;
 mod daemon;

@@ -26,13 +26,14 @@ use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 
 use crate::background::{BackgroundWork, Scheduled};
+use crate::caches;
 use crate::configuration::{Address, layers as layers_of, parse_address};
 use crate::daemon::placement_within;
 use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::logs::{DiskLog, LogVolumes};
 use crate::models::ModelDevices;
-pub(crate) use layers::{KeyedLayer, LayerKey, make_layers, set_layer};
+pub(crate) use layers::{KeyedLayer, LayerKey, Place, make_layers, set_layer};
 
 /// An error of the control interface.
 pub(crate) fn refusal(
@@ -83,7 +84,7 @@ impl Watchers {
 pub(crate) struct Common {
     /// The open log volumes.
     pub logs: LogVolumes,
-    /// The caches in memory.
+    /// The caches.
     pub caches: Caches,
     /// The limits of groups of disks.
     pub limits: LimitGroups,
@@ -114,7 +115,10 @@ pub(crate) fn open_disk(
         background: background_of(definition, common),
         layers: Vec::new(),
     };
-    let disk = stack(definition, &mut watchers, guest, common, backend).inspect_err(|_| {
+    let rejected = caches::reject(definition, records);
+    let made =
+        rejected.and_then(|()| stack(definition, &mut watchers, guest, common, (backend, records)));
+    let disk = made.inspect_err(|_| {
         if let Some(log) = &watchers.log {
             log.abandon();
         }
@@ -136,9 +140,10 @@ fn stack(
     watchers: &mut Watchers,
     guest: &DiskGuest,
     common: &Common,
-    backend: Arc<dyn Backend>,
+    (backend, records): (Arc<dyn Backend>, &Path),
 ) -> Result<Arc<Disk>, ErrorBody> {
-    let made = make_layers(definition, watchers, &[], guest, common, backend.capacity())?;
+    let place = Place { capacity: backend.capacity(), records, is_served: false };
+    let made = make_layers(definition, watchers, &[], guest, common, &place)?;
     let layers = made.list();
     watchers.layers = made.layers;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };

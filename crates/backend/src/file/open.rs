@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use fathom_block::{Capabilities, Geometry};
 use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
 use rustix::fs::{
-    AtFlags, FallocateFlags, SeekFrom, StatxFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget,
-    statx,
+    AtFlags, FallocateFlags, SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_OMIT, fallocate,
+    futimens, ioctl_blkpbszget, ioctl_blksszget, statx,
 };
 
 use super::drain::Drain;
@@ -326,7 +326,26 @@ fn direct_alignment(file: &File, kind: FileKind) -> (u32, usize) {
 /// Whether the file system can deallocate ranges: tested past the end, where there is no data.
 fn can_punch(file: &File, capacity: u64) -> bool {
     let Some(offset) = capacity.checked_next_multiple_of(4096) else { return false };
-    fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, 4096).is_ok()
+    let before = file.metadata();
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let can_punch = fallocate(file, flags, offset, 4096).is_ok();
+    if let (true, Ok(before)) = (can_punch, before) {
+        keep_modification_time(file, &before);
+    }
+    can_punch
+}
+
+/// Puts the modification time back: the content has not changed. Caches recognise an image by it. Only
+/// the owner of a file can do that.
+fn keep_modification_time(file: &File, before: &Metadata) {
+    let is_same = file
+        .metadata()
+        .is_ok_and(|now| (now.mtime(), now.mtime_nsec()) == (before.mtime(), before.mtime_nsec()));
+    if !is_same {
+        let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let last_modification = Timespec { tv_sec: before.mtime(), tv_nsec: before.mtime_nsec() };
+        let _ = futimens(file, &Timestamps { last_access, last_modification });
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,22 @@
-//! `fathom cache`: the caches of the daemon's disks.
+//! `fathom cache`: the caches of the daemon's disks, and caches that outlive the daemon.
 
+mod attach;
+mod check;
+mod clear;
+mod create;
 mod curve;
 mod info;
 mod list;
+mod options;
 mod picture;
 mod top;
+mod volume;
 
 use clap::Subcommand;
 use fathom_control::{CacheClass, CacheCounts, CacheCurve};
 
 use crate::failure::Outcome;
+use options::{AttachOptions, CheckOptions, ClearOptions, CreateOptions, DetachOptions};
 
 /// The caches of the daemon's disks.
 #[derive(Debug, Subcommand)]
@@ -22,6 +29,48 @@ pub enum CacheCommand {
     Info(info::InfoOptions),
     /// Show the hit ratio that each size of a disk's cache would have
     Curve(curve::CurveOptions),
+    /// Make a cache on a file or a block device, which outlives the daemon
+    #[command(after_help = "\
+The space of a file is allocated now, so that the cache never fills its file system.
+
+Examples:
+  fathom cache create /nvme/cache --size 100G
+  fathom cache create /dev/nvme0n1p3                  all of a partition
+  fathom cache create /nvme/cache --size 1T --block-size 64K --disks 200")]
+    Create(CreateOptions),
+    /// Examine a cache that is not in use
+    #[command(after_help = "\
+Pages that a crash has torn are no problem: their blocks are dropped at the next start.
+
+Exit status: 0 no problem, 1 a problem was found, 2 invalid command line.
+
+Examples:
+  fathom cache check /nvme/cache          the superblock and all pages
+  fathom cache check /nvme/cache --data   the content of all blocks too")]
+    Check(CheckOptions),
+    /// Empty a cache that is not in use
+    #[command(after_help = "\
+No data is lost: all blocks are on their disks.
+
+Example:
+  fathom cache clear /nvme/cache")]
+    Clear(ClearOptions),
+    /// Give a disk a cache while a guest uses it
+    #[command(after_help = "\
+The change lasts until the daemon ends; the configuration keeps its own layers.
+
+Examples:
+  fathom cache attach db --store /nvme/cache
+  fathom cache attach db --size 8G --name hosts       in memory, shared by disks with this name
+  fathom cache attach db --store /nvme/cache --mode write-around")]
+    Attach(AttachOptions),
+    /// Take a disk's cache away while a guest uses it
+    #[command(after_help = "\
+The disk stays in use. No data is lost: all blocks are on the disk.
+
+Example:
+  fathom cache detach db")]
+    Detach(DetachOptions),
 }
 
 /// Carries out a command.
@@ -31,6 +80,11 @@ pub fn run(command: &CacheCommand) -> Outcome {
         CacheCommand::Top(options) => top::run(options),
         CacheCommand::Info(options) => info::run(options),
         CacheCommand::Curve(options) => curve::run(options),
+        CacheCommand::Create(options) => create::run(options),
+        CacheCommand::Check(options) => check::run(options),
+        CacheCommand::Clear(options) => clear::run(options),
+        CacheCommand::Attach(options) => attach::attach(options),
+        CacheCommand::Detach(options) => attach::detach(options),
     }
 }
 

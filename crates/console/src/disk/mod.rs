@@ -33,6 +33,7 @@ use fathom_control::{Bytes, ImageFormat, LayerDefinition};
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
 pub use create::sync_directory;
+pub use image::read_up_to;
 pub use image::{FileSystem, Image, file_system};
 
 /// Virtual disks: images, and the disks of the running daemon.

@@ -7,6 +7,7 @@ mod changes;
 mod devices;
 mod events;
 mod giants;
+mod kept_caches;
 mod limit;
 mod lost_writes;
 mod monitor;

@@ -13,7 +13,7 @@ use super::queue::{CacheQueue, purpose};
 use super::volume::{CacheVolume, DiskState};
 
 /// The number of pages that are read at once.
-const PAGES: u32 = 256;
+const PAGES: u32 = 64;
 
 /// A part of the tables that is being read.
 pub(super) struct Loading {
@@ -64,7 +64,9 @@ impl CacheQueue {
         let loading = self.loading.take();
         if let (Some(Loading { first, count }), Ok(())) = (loading, outcome) {
             let volume = Arc::clone(&self.inner.volume);
-            let disks = volume.keeper.access(|keeper| keeper.disks.clone());
+            let mut disks = volume.keeper.access(|keeper| keeper.disks.clone());
+            // A disk without a state does not use the cache any more.
+            disks.retain(|_, disk| super::lock(&disk.record).generation != 0);
             let bytes = request.buffers.owned().unwrap_or_default();
             for (index, copies) in bytes.chunks(2 * PAGE_LENGTH).enumerate() {
                 volume.load_page(first + index as u32, copies, &disks);

@@ -5,14 +5,17 @@
 //! acknowledged early has the layer `wal` beneath, whose log can be on the same device.
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
-//! - `format`: the bytes on the volume, without I/O; `docs/cache.md` describes them.
+//! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md` describes them.
 //! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `index` finds the
 //!   slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
 //! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
-//! - `open`: makes or opens a volume.
+//! - `open`, `attach`: make or open a volume, and add disks to it.
+//! - `state`, `note`: the state of a disk's store that its blocks belong to.
+//! - `settle`: the orderly end.
+//! - `options`, `kept`: the configuration, and the caches that disks share.
 //! - `share`: what a disk keeps of a cache that it shares.
 //!
 //! A cache that outlives the daemon must never return old content after a crash, of any store and at
@@ -25,19 +28,23 @@
 //! cached, so that no later start uses it.
 
 pub mod account;
+mod attach;
 mod change;
 mod class;
-pub mod format;
 mod index;
 mod insert;
+mod kept;
 mod load;
+mod note;
 mod open;
 mod options;
 mod pins;
 mod queue;
 mod regions;
+mod settle;
 mod shard;
 mod share;
+mod state;
 mod tables;
 mod volume;
 
@@ -45,30 +52,28 @@ use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fathom_block::{
-    Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
-    LayerProblem, LayerReport, OpenContext, Urgency,
+    Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart, LayerProblem,
+    LayerReport, OpenContext, Urgency,
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
-use fathom_reactor::Reactor;
 use serde::{Deserialize, Serialize};
 
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
+pub use fathom_cache::format;
 pub use format::{FormatError, MAGIC};
+pub use kept::Caches;
 pub use open::{CacheDisk, CacheError, VolumeOptions};
-pub use options::{CacheOptions, Caches};
+pub use options::CacheOptions;
 use queue::CacheQueue;
 pub use share::CacheShare;
+pub use state::{CacheHome, CacheHost, CacheMark, CacheState, Dropped};
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
 
-/// How often the end of a cache checks its progress.
-const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
-/// The least time that requests in flight get to complete.
-const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 /// The time between two attempts to end the use of a cache, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
@@ -112,15 +117,6 @@ impl CacheMode {
     }
 }
 
-/// The mark of a disk's store that names the state of the store that a cache belongs to.
-pub trait CacheMark: Send + Sync {
-    /// Durably changes the state, so that no cache fits it. Blocks.
-    ///
-    /// # Errors
-    /// If the mark cannot be changed.
-    fn reject(&self) -> io::Result<()>;
-}
-
 /// Whether a disk still uses a cache that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
@@ -139,6 +135,10 @@ struct Inner {
     mark: Arc<dyn CacheMark>,
     /// The name of the cache that the disk shares with others; empty for its own.
     name: String,
+    /// Why the blocks that the volume had of the disk were dropped, if they were.
+    dropped: Option<Dropped>,
+    /// Whether the modification time of the disk's store is noted.
+    is_noted: bool,
     /// The numbers of the ranges beyond the disk's end, in each shard.
     beyond: Mutex<Vec<u64>>,
     ledger: Arc<Ledger>,
@@ -164,6 +164,18 @@ impl Inner {
             }
         }
         ending.0
+    }
+
+    /// Removes the mark of the disk's store, if it names this cache.
+    fn reject(&self) -> io::Result<()> {
+        let marked = self.mark.read();
+        let is_other = |state: &CacheState| state.identity != self.volume.identity();
+        match marked {
+            // No cache fits, or only another one, which knows of all changes.
+            Ok(None) => Ok(()),
+            Ok(Some(state)) if is_other(&state) => Ok(()),
+            _ => self.mark.reject(),
+        }
     }
 
     /// An attempt to change the mark has ended.
@@ -263,13 +275,15 @@ impl Cache {
         mark: Arc<dyn CacheMark>,
         names: Option<Arc<Names>>,
     ) -> Result<Self, CacheError> {
-        let state = volume.attach(disk)?;
+        let (state, dropped) = volume.attach(disk)?;
         let inner = Inner {
             volume: Arc::clone(volume),
             disk: state,
             mode: AtomicU8::new(mode as u8),
             mark,
             name: name.to_owned(),
+            dropped,
+            is_noted: volume.is_kept && disk.stamp.is_some(),
             beyond: Mutex::default(),
             ledger: Arc::new(Ledger::new(volume.slots().into(), names)),
             mismatches: AtomicU64::new(0),
@@ -300,6 +314,17 @@ impl Cache {
     /// Whether the disk can have a share of so many slots.
     fn can_have_share(&self, slots: u64) -> bool {
         self.inner.volume.can_share(self.inner.disk.number, slots)
+    }
+
+    /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
+    fn confirm(&self) {
+        lock(&self.inner.disk.record).earlier = 0;
+        self.inner.disk.is_record_dirty.store(true, Ordering::Release);
+    }
+
+    /// Why the blocks that the volume had of the disk were dropped, if they were.
+    pub fn dropped(&self) -> Option<Dropped> {
+        self.inner.dropped
     }
 
     /// Changes what goes into the cache.
@@ -362,57 +387,6 @@ impl Cache {
     pub fn mode(&self) -> CacheMode {
         self.inner.mode()
     }
-
-    /// Makes the tables durable, so that the next start finds all that is cached now. Blocks for at most
-    /// `limit`. `disk` has this layer, and must not take changes any more.
-    ///
-    /// # Errors
-    /// If the volume or home fails, or `limit` has passed. The next start then finds less.
-    pub fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
-        let volume = &self.inner.volume;
-        if !volume.is_kept {
-            return Ok(());
-        }
-        let end = Instant::now() + limit;
-        let mut reactor = Reactor::new(64)?;
-        let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
-        let settled = loop {
-            let (is_settled, failed) = self.settle_step();
-            if let Some(kind) = failed {
-                break Err(io::Error::other(kind));
-            }
-            if is_settled {
-                break Ok(());
-            }
-            if Instant::now() >= end {
-                break Err(io::ErrorKind::TimedOut.into());
-            }
-            stack.wait(&mut reactor, Some(SETTLE_INTERVAL))?;
-        };
-        volume.keeper.access(|keeper| keeper.is_settling = false);
-        let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
-        stack.finish(&mut reactor, left)?;
-        settled
-    }
-
-    /// Requests the next writing of the tables. Returns whether there is nothing to write, and the
-    /// volume's error.
-    fn settle_step(&self) -> (bool, Option<ErrorKind>) {
-        let volume = &self.inner.volume;
-        let regions =
-            self.inner.disk.regions.access(|regions| regions.active() > 0 || regions.is_dirty());
-        let has_changes = regions
-            || !volume.is_loaded()
-            || (0..volume.shards.len()).any(|number| volume.shard(number).has_changes());
-        volume.keeper.access(|keeper| {
-            keeper.is_settling = true;
-            if has_changes && keeper.due_ns == 0 && keeper.writer.is_none() {
-                keeper.due_ns = 1;
-            }
-            keeper.wake_queues();
-            (!has_changes && keeper.writer.is_none(), keeper.failed)
-        })
-    }
 }
 
 impl Layer for Cache {
@@ -437,6 +411,11 @@ impl Layer for Cache {
         if to < from && volume.is_kept {
             // After a crash and a later growth, blocks beyond the end would reappear.
             return Err(ErrorKind::Unsupported);
+        }
+        if volume.is_kept {
+            // The size changes the modification time, too: now or a little later.
+            self.inner.disk.regions.access(|regions| regions.notes.changed(1));
+            volume.keeper.access(|keeper| keeper.wake_queues());
         }
         let mut beyond = lock(&self.inner.beyond);
         for (shard, number) in beyond.drain(..).enumerate() {
@@ -549,18 +528,29 @@ impl Layer for Cache {
 
     fn leave(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         let _ = (disk, limit);
+        let inner = &self.inner;
         // The disk changes without the cache from now on.
-        if self.inner.volume.is_kept { self.inner.mark.reject() } else { Ok(()) }
+        if inner.volume.is_kept {
+            inner.reject()?;
+        }
+        // Without the mark, the blocks fit nothing, also if this fails.
+        let _ = inner.volume.detach(&inner.disk);
+        Ok(())
+    }
+
+    fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        Cache::settle(self, disk, limit)
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         let store = context.open_store(&self.inner.volume.backend)?;
         let waker = context.waker()?;
         let ending = context.work(Urgency::Request)?;
+        let noting = context.work(Urgency::Background)?;
         let account = Account::open(&self.inner.ledger);
         let inner = Arc::clone(&self.inner);
         let below = context.below().capabilities;
-        let queue = CacheQueue::new(inner, account, store, waker, below, ending);
+        let queue = CacheQueue::new(inner, account, store, waker, below, (ending, noting));
         Ok(LayerPart::queue(queue))
     }
 }

@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{Backend, Operation, Shared};
 use fathom_cache::Policy;
 
-use super::format::{
-    BLOCK_BITS, DiskRecord, FormatError, NAME_LENGTH_MAX, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock,
-};
+use super::format::{BLOCK_BITS, FormatError, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
@@ -23,8 +21,8 @@ const ZEROES: u64 = 1 << 20;
 /// The settings of a cache volume.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeOptions {
-    /// The identity of the cache if one is made, drawn at random.
-    pub identity: [u8; 16],
+    /// The identity of the cache if one is made, drawn at random. `None` makes none.
+    pub identity: Option<[u8; 16]>,
     /// The size of a block if a cache is made, in bytes: a power of two from 4096 to 65536.
     pub block_size: u32,
     /// The number of disks that the volume can have, if a cache is made.
@@ -48,7 +46,13 @@ pub struct CacheDisk {
     pub home: String,
     /// The size of the disk, in bytes.
     pub capacity: u64,
-    /// The state of the store. Blocks that were cached in another state are dropped.
+    /// The state of the store that its mark names for this cache. Blocks that were cached in another
+    /// state are dropped.
+    pub expected: Option<u64>,
+    /// The modification time of the store, in nanoseconds since 1970; 0 if it is not known. Blocks that
+    /// belong to another time are dropped. `None` if nothing else changes the store.
+    pub stamp: Option<u64>,
+    /// The state of the store from now on, drawn at random. The caller then writes it to the mark.
     pub generation: u64,
     /// The least size of a region, as its binary logarithm.
     pub region_shift: u8,
@@ -73,19 +77,22 @@ impl fmt::Display for CacheError {
             Self::Format(error @ FormatError::Foreign) => {
                 write!(
                     formatter,
-                    "{error}; choose another place, or fill its first 8 KiB with zeroes"
+                    "{error}; choose another place, or replace it with `fathom cache create --force`"
                 )
             }
             Self::Format(error @ FormatError::Newer(_)) => {
                 write!(
                     formatter,
-                    "{error}; start the later version again, or run `fathom cache create`"
+                    "{error}; start the later version again, or run `fathom cache create --force`"
                 )
+            }
+            Self::Format(error @ FormatError::Blank) => {
+                write!(formatter, "{error}; make one with `fathom cache create`")
             }
             Self::Format(error) => write!(
                 formatter,
                 "{error}; its content is not lost, because all blocks are on their disks: run `fathom \
-                 cache create` to make it again"
+                 cache create --force` to make it again"
             ),
             Self::Volume(text) | Self::Disk(text) => formatter.write_str(text),
             Self::Failed(error) => write!(formatter, "the cache volume failed: {error}; repair it"),
@@ -120,16 +127,13 @@ impl CacheVolume {
                 format!("the volume has an alignment of {alignment} bytes; choose another one");
             return Err(CacheError::Volume(text));
         }
-        let new = Superblock::new(
-            options.identity,
-            backend.capacity(),
-            options.block_size,
-            options.disks,
-            options.bitmap_pages,
-        );
-        let too_small = || CacheError::Volume("the volume is too small; make it larger".into());
+        let new = |identity: [u8; 16]| {
+            let (size, pages) = (backend.capacity(), options.bitmap_pages);
+            Superblock::new(identity, size, options.block_size, options.disks, pages)
+                .ok_or_else(|| CacheError::Volume("the volume is too small; make it larger".into()))
+        };
         if !options.is_kept {
-            let format = new.ok_or_else(too_small)?;
+            let format = new(options.identity.unwrap_or_default())?;
             return Ok(Self::assemble(
                 backend,
                 format,
@@ -143,12 +147,12 @@ impl CacheVolume {
         let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
         let format = match Superblock::decode(&access.read(0, length)?) {
             Ok(format) => format,
-            Err(FormatError::Blank) => {
-                let format = new.ok_or_else(too_small)?;
+            Err(error) => {
+                let identity = options.identity.filter(|_| error == FormatError::Blank);
+                let format = new(identity.ok_or(error)?)?;
                 make(&mut access, &format)?;
                 format
             }
-            Err(error) => return Err(error.into()),
         };
         if format.length() > backend.capacity() {
             let text = format!(
@@ -166,96 +170,8 @@ impl CacheVolume {
         Ok(volume)
     }
 
-    /// Adds a disk, or finds it, for a layer that serves it.
-    pub(super) fn attach(&self, disk: &CacheDisk) -> Result<Arc<DiskState>, CacheError> {
-        if disk.name.len() > NAME_LENGTH_MAX {
-            let text =
-                format!("a disk's name has at most {NAME_LENGTH_MAX} bytes; choose a shorter one");
-            return Err(CacheError::Disk(text));
-        }
-        let home = DiskRecord::home_of(&disk.home).to_owned();
-        let found = self.keeper.access(|keeper| {
-            let mut disks = keeper.disks.values();
-            disks.find(|other| super::lock(&other.record).name == disk.name).map(Arc::clone)
-        });
-        if let Some(found) = found {
-            if found.is_attached.swap(true, Ordering::AcqRel) {
-                let text =
-                    format!("the disk {:?} already uses the cache; serve it once", disk.name);
-                return Err(CacheError::Disk(text));
-            }
-            let is_same = {
-                let record = super::lock(&found.record);
-                record.generation == disk.generation && record.home == home
-            };
-            // What is in memory has been out of date since the disk was served without it.
-            if !is_same || !self.is_kept {
-                let renewed = self.renew(&found, disk, home);
-                if renewed.is_err() {
-                    found.is_attached.store(false, Ordering::Release);
-                }
-                renewed?;
-            }
-            found.capacity.store(disk.capacity, Ordering::Release);
-            let end = disk.capacity.div_ceil(u64::from(self.format.block_size));
-            self.sweep(found.number, end);
-            return Ok(found);
-        }
-        let number = self.keeper.access(|keeper| {
-            let free = |number: &u16| !keeper.disks.contains_key(number);
-            (1..=self.format.disks as u16).find(free)
-        });
-        let number = number.ok_or_else(|| {
-            CacheError::Disk(format!(
-                "the cache already has {} disks; remove one with `fathom cache detach`, or make the \
-                 cache again for more",
-                self.format.disks
-            ))
-        })?;
-        let least = disk.region_shift;
-        let shift = Regions::shift_for(disk.capacity, self.format.bitmap_pages, least);
-        let record = DiskRecord { region_shift: shift, ..DiskRecord::default() };
-        let state = Arc::new(DiskState {
-            number,
-            record: Mutex::new(record),
-            is_record_dirty: AtomicBool::new(false),
-            regions: Shared::new(Regions::new(shift, self.format.bitmap_pages)),
-            is_attached: AtomicBool::new(true),
-            capacity: AtomicU64::new(disk.capacity),
-        });
-        self.renew(&state, disk, home)?;
-        self.keeper.access(|keeper| keeper.disks.insert(number, Arc::clone(&state)));
-        Ok(state)
-    }
-
-    /// Drops all blocks of a disk, and notes the state of its store. No queue uses the disk.
-    fn renew(&self, state: &DiskState, disk: &CacheDisk, home: String) -> Result<(), CacheError> {
-        let record = DiskRecord {
-            name: disk.name.clone(),
-            home,
-            generation: disk.generation,
-            stamp: 0,
-            region_shift: super::lock(&state.record).region_shift,
-        };
-        let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
-        if self.is_kept {
-            let mut access = Access::open(&self.backend)?;
-            if !is_unused {
-                self.reject_all(&mut access, state, disk.capacity)?;
-            }
-            let place = self.format.disk_page(state.number);
-            self.write_now(&mut access, place, |sequence| {
-                self.format.disk_bytes(place, sequence, &record)
-            })?;
-            access.carry_out(Operation::Flush, 0, &mut [])?;
-        }
-        *super::lock(&state.record) = record;
-        self.sweep(state.number, 0);
-        Ok(())
-    }
-
     /// Takes the blocks of a disk from number `first` on out of the index.
-    fn sweep(&self, disk: u16, first: u64) {
+    pub(super) fn sweep(&self, disk: u16, first: u64) {
         let key = |block: u64| u64::from(disk) << BLOCK_BITS | block.min((1 << BLOCK_BITS) - 1);
         let keys = key(first)..key(u64::MAX);
         for shard in 0..self.shards.len() {
@@ -277,43 +193,6 @@ impl CacheVolume {
             number
         });
         numbers.collect()
-    }
-
-    /// Sets the bits of all regions of a disk. Mappings of the disk may be in the tables. They are
-    /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
-    /// state is noted.
-    fn reject_all(
-        &self,
-        access: &mut Access,
-        state: &DiskState,
-        capacity: u64,
-    ) -> Result<(), CacheError> {
-        state.regions.access(|regions| regions.load_all(capacity, 0));
-        for page in 0..self.format.bitmap_pages {
-            // Also those beyond the end, where an earlier disk may have been longer.
-            let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];
-            let place = self.format.bitmap_first(state.number) + page;
-            self.write_now(access, place, |sequence| {
-                self.format.bitmap_bytes(place, sequence, &bits)
-            })?;
-            state.regions.access(|regions| regions.page_durable(page, &bits));
-        }
-        access.carry_out(Operation::Flush, 0, &mut [])?;
-        Ok(())
-    }
-
-    /// Writes a page that no queue writes.
-    fn write_now(
-        &self,
-        access: &mut Access,
-        page: u32,
-        bytes: impl FnOnce(u64) -> Box<[u8]>,
-    ) -> io::Result<()> {
-        let sequence = self.keeper.access(|keeper| keeper.sequences[page as usize] + 1);
-        let offset = self.format.page_offset(page, sequence);
-        access.carry_out(Operation::Write, offset, &mut bytes(sequence))?;
-        self.keeper.access(|keeper| keeper.sequences[page as usize] = sequence);
-        Ok(())
     }
 }
 

@@ -1,18 +1,16 @@
-//! The configuration of the layer, and the caches that disks share.
+//! The configuration of the layer.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use fathom_block::{Backend, Layer};
+use fathom_block::Layer;
 use fathom_cache::Policy;
 use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
-use super::{
-    Cache, CacheDisk, CacheMark, CacheMode, CacheShare, CacheTimes, CacheVolume, format, lock,
-};
+use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, format, kept};
 use crate::kind::{LayerContext, LayerOptions};
 
 /// The longest name of a cache, in bytes.
@@ -20,13 +18,18 @@ const CACHE_NAME_MAX: usize = 128;
 /// The most disks of a cache in memory.
 const DISKS: u32 = 1024;
 
-/// The configuration of a cache in memory.
+/// The configuration of a cache in memory, or on a store that outlives the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheOptions {
     /// The name of a cache that several disks share; empty for a cache of this disk alone.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// The file or block device that has the cache; empty for a cache in memory.
+    #[serde(skip_serializing_if = "is_nowhere")]
+    pub store: PathBuf,
+    /// Whether nothing but Fathom changes the disk's image.
+    pub exclusive: bool,
     /// The size of the cache, of all its disks together.
     pub size: Bytes,
     /// The size of its blocks.
@@ -42,6 +45,11 @@ pub struct CacheOptions {
 
 fn is_nothing(share: &CacheShare) -> bool {
     *share == CacheShare::default()
+}
+
+#[expect(clippy::ptr_arg, reason = "serde calls it so")]
+fn is_nowhere(path: &PathBuf) -> bool {
+    path.as_os_str().is_empty()
 }
 
 /// What decides which blocks are kept: the names of [`Policy`] in configurations.
@@ -72,6 +80,8 @@ impl Default for CacheOptions {
     fn default() -> Self {
         Self {
             name: String::new(),
+            store: PathBuf::new(),
+            exclusive: false,
             size: Bytes(256 << 20),
             block_size: Bytes(16 << 10),
             mode: CacheMode::WriteThrough,
@@ -83,7 +93,7 @@ impl Default for CacheOptions {
 
 impl CacheOptions {
     /// The layout of a volume in memory. Its pages are never used, and so they use no memory.
-    fn format(&self) -> Superblock {
+    pub(super) fn format(&self) -> Superblock {
         Superblock {
             cache: [0; 16],
             block_size: u32::try_from(self.block_size.0).unwrap_or(u32::MAX),
@@ -93,77 +103,72 @@ impl CacheOptions {
         }
     }
 
-    /// The share of the disk, in slots.
-    fn share_slots(&self) -> u64 {
-        self.share.of(self.size.0) / self.block_size.0.max(1)
+    /// The share of the disk of a volume, in slots.
+    pub(super) fn share_slots(&self, volume: &CacheVolume) -> u64 {
+        let block_size = u64::from(volume.format.block_size);
+        self.share.of(u64::from(volume.slots()) * block_size) / block_size
+    }
+
+    /// Whether the cache is on a store that outlives the daemon.
+    pub fn is_kept(&self) -> bool {
+        !is_nowhere(&self.store)
+    }
+
+    /// The name under which disks share the cache; empty for a cache of this disk alone.
+    pub(super) fn shared_name(&self) -> String {
+        if self.is_kept() {
+            let path = self.store.canonicalize().unwrap_or_else(|_| self.store.clone());
+            return path.display().to_string();
+        }
+        self.name.clone()
     }
 
     /// Whether `volume` has this size and policy.
-    fn is_of(&self, volume: &CacheVolume) -> bool {
-        volume.format == self.format() && volume.policy == self.policy.into()
+    pub(super) fn is_of(&self, volume: &CacheVolume) -> bool {
+        let is_same =
+            if self.is_kept() { self.has_size_of(volume) } else { volume.format == self.format() };
+        is_same && volume.policy == self.policy.into()
     }
-}
 
-/// The caches in memory, while disks use them.
-#[derive(Default)]
-pub struct Caches {
-    volumes: Mutex<HashMap<String, Weak<CacheVolume>>>,
-}
-
-/// A cache in memory ends with the daemon, so that no mark of an image names it.
-struct NoMark;
-
-impl CacheMark for NoMark {
-    fn reject(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Caches {
-    /// The cache that `options` name for `disk`, made with `memory` if there is none.
-    fn volume(
-        &self,
-        disk: &str,
-        options: &CacheOptions,
-        memory: &dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
-    ) -> io::Result<Arc<CacheVolume>> {
-        // A name in the configuration is not empty, so that it is no disk's own cache.
-        let name = if options.name.is_empty() { format!("/{disk}") } else { options.name.clone() };
-        let mut volumes = lock(&self.volumes);
-        volumes.retain(|_, volume| volume.strong_count() > 0);
-        if let Some(volume) = volumes.get(&name).and_then(Weak::upgrade) {
-            if !options.is_of(&volume) {
-                return Err(io::Error::other(format!(
-                    "the cache {name:?} exists with another `size`, `block_size` or `policy`; use the \
-                     same for all its disks, or remove the layer from all of them first"
-                )));
-            }
-            return Ok(volume);
-        }
-        let store = memory(options.format().length())?;
-        let (format, policy) = (options.format(), options.policy.into());
-        let times = CacheTimes::default();
-        let volume = CacheVolume::assemble(store, format, false, policy, times, Vec::new());
-        let volume = Arc::new(volume);
-        volumes.insert(name, Arc::downgrade(&volume));
-        Ok(volume)
+    /// Whether the size and the block size are those of a volume on a store, or not given.
+    pub(super) fn has_size_of(&self, volume: &CacheVolume) -> bool {
+        let default = Self::default();
+        let block_size = u64::from(volume.format.block_size);
+        (self.size == default.size || self.size.0 == volume.backend.capacity())
+            && (self.block_size == default.block_size || self.block_size.0 == block_size)
     }
 }
 
 impl LayerOptions for CacheOptions {
     const KIND: &'static str = "cache";
-    const MEANING: &'static str = "keeps blocks of the disk in memory";
+    const MEANING: &'static str = "keeps blocks of the disk in memory or on a fast device";
     const KEYS: &'static [Key] = &[
         Key::new(
             "name",
             "",
             "the name of a cache that disks share; by default the disk has its own",
         ),
-        Key::new("size", "\"256M\"", "the size of the cache, of all its disks together"),
+        Key::new(
+            "store",
+            "",
+            "a file or block device with a cache that outlives the daemon, made by `fathom cache create`; \
+             by default the cache is in memory. Disks with the same `store` share it",
+        ),
+        Key::new(
+            "exclusive",
+            "false",
+            "with `store`: nothing but Fathom changes the image, so that its modification time is not \
+             compared",
+        ),
+        Key::new(
+            "size",
+            "\"256M\"",
+            "the size of a cache in memory, of all its disks together; a `store` has its own",
+        ),
         Key::new(
             "block_size",
             "\"16K\"",
-            "the size of its blocks: a power of two from 4 to 64 KiB",
+            "the size of the blocks in memory: a power of two from 4 to 64 KiB; a `store` has its own",
         ),
         Key::new(
             "mode",
@@ -200,9 +205,25 @@ impl LayerOptions for CacheOptions {
             let message = "the cache is smaller than 1 MiB, or has more than 2^30 blocks";
             check.problem("size", message, "correct `size`");
         }
-        if self.share.of(self.size.0) > self.size.0 {
+        if !self.is_kept() && self.share.of(self.size.0) > self.size.0 {
             let message = "the disk's share is larger than the cache";
             check.problem("share", message, "lower `share`, or make the cache larger");
+        }
+        if self.is_kept() && !self.name.is_empty() {
+            check.problem(
+                "name",
+                "the cache has a `store` and a `name`",
+                "remove `name`: disks with the same `store` share the cache",
+            );
+        }
+        if self.is_kept() {
+            check.new_file("store", &self.store, "a cache cannot be at");
+        } else if self.exclusive {
+            check.problem(
+                "exclusive",
+                "the cache has no `store`",
+                "remove `exclusive`, which only a cache that outlives the daemon needs",
+            );
         }
         if self.name.len() > CACHE_NAME_MAX || self.name.starts_with('/') {
             check.problem(
@@ -216,26 +237,33 @@ impl LayerOptions for CacheOptions {
     }
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
-        let volume = context.caches.volume(context.disk, self, context.memory)?;
+        if self.is_kept() {
+            return kept::make(self, context).map(Some);
+        }
+        let volume = context.caches.in_memory(context.disk, self, context.memory)?;
         let disk = CacheDisk {
             name: context.disk.to_owned(),
             home: String::new(),
             capacity: context.capacity,
+            expected: None,
+            stamp: None,
             generation: 0,
             region_shift: 20,
         };
         let names = Some(Arc::clone(context.names));
-        let cache = Cache::named(&self.name, &volume, &disk, self.mode, Arc::new(NoMark), names);
+        let mark = Arc::new(kept::NoMark);
+        let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names);
         let cache = cache.map_err(io::Error::other)?;
-        cache.set_share(self.share_slots()).map_err(io::Error::other)?;
+        cache.set_share(self.share_slots(&volume)).map_err(io::Error::other)?;
         Ok(Some(Arc::new(cache)))
     }
 
     fn fits(&self, layer: &dyn Layer) -> bool {
         cache(layer).is_some_and(|cache| {
             self.is_of(cache.volume())
-                && cache.shared_name() == self.name
-                && cache.can_have_share(self.share_slots())
+                && cache.volume().is_kept == self.is_kept()
+                && cache.shared_name() == self.shared_name()
+                && cache.can_have_share(self.share_slots(cache.volume()))
         })
     }
 
@@ -244,7 +272,7 @@ impl LayerOptions for CacheOptions {
             cache.set_mode(self.mode);
             // That it is possible was checked: only another disk that gets a share at this moment could
             // prevent it, and this disk then keeps the share that it has.
-            _ = cache.set_share(self.share_slots());
+            _ = cache.set_share(self.share_slots(cache.volume()));
         }
     }
 }

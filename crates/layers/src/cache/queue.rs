@@ -82,6 +82,8 @@ pub(super) struct CacheQueue {
     pub(super) flushing_home: Option<u64>,
     /// Ends the use of the image's mark.
     pub(super) ending: Work<bool>,
+    /// Reads the modification time of the disk's store.
+    pub(super) noting: Work<u64>,
     pub(super) is_closed: bool,
     pub(super) count: u64,
     /// The end of the last read, in bytes.
@@ -102,7 +104,7 @@ impl CacheQueue {
         store: StoreId,
         waker: Waker,
         below: Capabilities,
-        ending: Work<bool>,
+        (ending, noting): (Work<bool>, Work<u64>),
     ) -> Self {
         // The tables may have to be loaded.
         waker.wake();
@@ -127,6 +129,7 @@ impl CacheQueue {
             loading: None,
             flushing_home: None,
             ending,
+            noting,
             is_closed: false,
             count: 0,
             last_end: 0,
@@ -598,6 +601,7 @@ impl Drop for CacheQueue {
             self.inner.volume.end_copy(changing.copied);
         }
         self.abandon_tables();
+        self.abandon_note();
         self.inner.volume.keeper.access(|keeper| {
             keeper.queues.retain(|(number, _)| *number != self.number);
             if keeper.loader == Some(self.number) {

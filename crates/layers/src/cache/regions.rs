@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::RangeInclusive;
 
 use super::format::REGIONS_PER_PAGE;
+use super::note::Notes;
 
 const WORDS_PER_PAGE: usize = REGIONS_PER_PAGE as usize / 64;
 
@@ -44,6 +45,8 @@ pub(super) struct Regions {
     /// The flushes of home begun, and the number up to which they have completed.
     flushes: u64,
     flushed: u64,
+    /// The notes of the store's modification time.
+    pub(super) notes: Notes,
 }
 
 impl Regions {
@@ -60,6 +63,7 @@ impl Regions {
             dirty: BTreeSet::new(),
             flushes: 0,
             flushed: 0,
+            notes: Notes::default(),
         }
     }
 
@@ -121,6 +125,7 @@ impl Regions {
     /// A change has ended. The tables with the number `tables` show it.
     pub(super) fn end(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
         let flush = self.flushes + 1;
+        self.notes.changed(now_ns);
         for number in self.range(offset, length) {
             let Some(region) = self.active.get_mut(&number) else { continue };
             region.changes = region.changes.saturating_sub(1);
@@ -241,12 +246,13 @@ impl Regions {
         }
     }
 
-    /// Sets the bits of all regions of a disk of `capacity` bytes.
-    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64) {
+    /// Sets the bits of all regions of a disk of `capacity` bytes. The tables with the number `tables`
+    /// have none of its blocks any more.
+    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64, tables: u64) {
         for region in self.range(0, capacity) {
             self.set(region, now_ns);
             if let Some(found) = self.active.get_mut(&region) {
-                found.tables = 1;
+                found.tables = found.tables.max(tables);
             }
         }
     }
@@ -323,6 +329,19 @@ mod tests {
         regions.clear_quiet(0, 0, 0);
         regions.page_durable(page, &bits);
         assert!(!regions.begin(0, 1, 0) && regions.begin(1 << 20, 1, 0));
+    }
+
+    #[test]
+    fn the_bits_of_a_disk_without_blocks_are_kept_until_the_tables_show_it() {
+        let mut regions = Regions::new(20, 1);
+        regions.load_all(4 << 20, 0, 501);
+        write(&mut regions);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.clear_quiet(1000, 0, 500);
+        assert!(regions.is_active(0) && regions.active() == 4, "older tables may have its blocks");
+        regions.clear_quiet(1000, 0, 501);
+        assert_eq!(regions.active(), 0);
     }
 
     #[test]

@@ -39,6 +39,7 @@ impl CacheQueue {
             self.load(next);
             self.write_tables(next);
             self.tend_regions(next);
+            self.tend_notes(next);
         }
         self.begin_waiting(next);
         if self.inner.volume.has_failed() && !self.waiting.is_empty() {
@@ -342,8 +343,8 @@ impl CacheQueue {
         let now_ns = next.round_ns();
         match self.inner.ending(now_ns) {
             Ending::InUse if self.ending.in_flight() == 0 => {
-                let marks = Arc::clone(&self.inner.mark);
-                if !self.ending.begin(0, move || marks.reject().is_ok()) {
+                let inner = Arc::clone(&self.inner);
+                if !self.ending.begin(0, move || inner.reject().is_ok()) {
                     next.wake_at(now_ns + 10_000_000);
                 }
                 Ending::InUse

@@ -120,6 +120,9 @@ pub struct CacheVolume {
     pub(super) has_changed: AtomicBool,
     pub(super) copies: AtomicU64,
     pub(super) load_next: AtomicU64,
+    /// Whether the modification time of a disk's store is being read: of one disk at a time, because a
+    /// store that hangs must not occupy more than one thread.
+    pub(super) is_noting: Arc<AtomicBool>,
 }
 
 impl CacheVolume {
@@ -174,6 +177,7 @@ impl CacheVolume {
             has_changed: AtomicBool::new(false),
             copies: AtomicU64::new(0),
             load_next: AtomicU64::new(0),
+            is_noting: Arc::default(),
         }
     }
 
@@ -295,6 +299,16 @@ impl CacheVolume {
     /// The number of slots.
     pub fn slots(&self) -> u32 {
         self.format.slots
+    }
+
+    /// The number of the shard that has a slot.
+    pub fn shard_of_slot(&self, slot: u32) -> usize {
+        (slot / self.shard_slots) as usize
+    }
+
+    /// The number of the shard that has a block of a disk: it is only in slots of this shard.
+    pub fn shard_of_block(&self, disk: u16, block: u64) -> usize {
+        self.shard_of(u64::from(disk) << BLOCK_BITS | block)
     }
 
     /// Whether the tables have been loaded.

@@ -14,10 +14,11 @@ use super::changes::{Claims, stopping};
 use super::devices::Beneath;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
+use crate::caches::has_cache;
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
 use crate::logs::is_same_log;
-use crate::wiring::{self, KeyedLayer, Watchers, invalid, refusal};
+use crate::wiring::{self, KeyedLayer, Place, Watchers, invalid, refusal};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -292,7 +293,9 @@ impl Daemon {
         kept: &[KeyedLayer],
     ) -> Result<(), ErrorBody> {
         let (guest, capacity) = (&served.guest, served.disk.capacity());
-        let made = wiring::make_layers(definition, watchers, kept, guest, &self.common, capacity)?;
+        let records = self.records_folder();
+        let place = Place { capacity, records: &records, is_served: true };
+        let made = wiring::make_layers(definition, watchers, kept, guest, &self.common, &place)?;
         served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
             let remedy = match &error {
                 RestackError::Leave(..) => {
@@ -469,6 +472,20 @@ fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody>
                 ErrorCode::Unsupported,
                 format!("the disk {name:?} has a log, which may hold changes beyond the new size"),
                 "remove its layer `wal`, shrink the disk, and add the layer again",
+            )
+        }
+        ErrorKind::Unsupported
+            if capacity < before && has_cache(&served.live().definition) =>
+        {
+            refusal(
+                ErrorCode::Unsupported,
+                format!(
+                    "the disk {name:?} has a cache that outlives the daemon, which may have blocks beyond \
+                     the new size"
+                ),
+                format!(
+                    "run `fathom cache detach {name}`, shrink the disk, and attach the cache again"
+                ),
             )
         }
         ErrorKind::Unsupported => refusal(

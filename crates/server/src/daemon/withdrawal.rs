@@ -10,10 +10,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Daemon, Served};
-use crate::wiring;
+use crate::{caches, wiring};
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long layers may take to make their states durable.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 /// A time limit longer than any wait.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -138,6 +140,7 @@ impl Daemon {
         // them.
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
+        caches::settle(&served.disk, SETTLE_TIME_MAX);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             self.with_state(|state| state.disks.remove(name));

@@ -1,5 +1,6 @@
 //! The layers of a disk, made from its definition.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fathom_backend::Memory;
@@ -7,12 +8,14 @@ use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
+use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
 
 use super::{Common, SEARCH_TIME_MAX, Watchers, names_layer, refusal, too_many_layers};
 use crate::background::Activity;
+use crate::caches::Host;
 use crate::configuration;
 use crate::daemon::placement_within;
 use crate::introspection::DiskGuest;
@@ -93,10 +96,15 @@ pub(crate) fn set_layer(
         }
         _ => None,
     };
-    match index {
-        Some(index) => definition.layers[index] = layer.clone(),
-        None => definition.layers.push(layer.clone()),
+    if let Some(index) = index {
+        definition.layers[index] = layer.clone();
+        return;
     }
+    // What is in a log is read through the cache, too.
+    let is_log = |other: &LayerDefinition| other.kind == WalDefinition::KIND;
+    let log = definition.layers.iter().position(is_log);
+    let place = log.filter(|_| layer.kind == CacheOptions::KIND);
+    definition.layers.insert(place.unwrap_or(definition.layers.len()), layer.clone());
 }
 
 /// The new layers of a disk.
@@ -145,16 +153,25 @@ fn finds_databases(definition: &DiskDefinition) -> bool {
     option.and_then(Value::as_bool).unwrap_or(ClassifyOptions::default().databases)
 }
 
+/// Where a disk's layers are made.
+pub(crate) struct Place<'a> {
+    /// The size of the disk, in bytes.
+    pub capacity: u64,
+    /// The folder for records that outlive the daemon.
+    pub records: &'a Path,
+    /// Whether the disk is served already, and gets other layers.
+    pub is_served: bool,
+}
+
 /// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
 /// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
-/// `capacity` is the disk's.
 pub(crate) fn make_layers(
     definition: &DiskDefinition,
     watchers: &Watchers,
     kept: &[KeyedLayer],
     guest: &DiskGuest,
     common: &Common,
-    capacity: u64,
+    place: &Place<'_>,
 ) -> Result<NewLayers, ErrorBody> {
     let mut kept = kept.to_vec();
     let mut made = NewLayers::default();
@@ -185,8 +202,10 @@ pub(crate) fn make_layers(
         device: &device,
         devices: &common.devices,
         caches: &common.caches,
+        cache_host: &Host { definition, records: place.records },
+        is_served: place.is_served,
         memory: &|size| Ok(Arc::new(Memory::open(size)?) as Arc<dyn Backend>),
-        capacity,
+        capacity: place.capacity,
         waiters: waiters.as_ref(),
         shared: &shared,
     };
@@ -218,7 +237,7 @@ pub(crate) fn make_layers(
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
     // Above the model, which is a part of the device.
-    let place = made.layers.len();
+    let above = made.layers.len();
     let activity = watchers.background.as_ref().map(|background| {
         let key = LayerKey::Activity;
         match kept.iter().position(|(other, _)| *other == key) {
@@ -235,7 +254,7 @@ pub(crate) fn make_layers(
         Ok(())
     };
     if let Some(model) = &definition.model {
-        let make = || Ok(Arc::new(common.models.make(model, capacity)?) as Arc<dyn Layer>);
+        let make = || Ok(Arc::new(common.models.make(model, place.capacity)?) as Arc<dyn Layer>);
         add(LayerKey::Model(model.clone()), &make)?;
     }
     if let Some(room) = &watchers.room {
@@ -243,7 +262,7 @@ pub(crate) fn make_layers(
     }
     // Without it, the requests are seen like those of other programs.
     if made.layers.len() < fathom_block::LAYERS_MAX {
-        made.layers.splice(place..place, activity);
+        made.layers.splice(above..above, activity);
     }
     if made.layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));

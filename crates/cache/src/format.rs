@@ -276,6 +276,7 @@ impl Superblock {
         put(&mut bytes, at + 8, &disk.stamp.to_le_bytes());
         bytes[at + 16] = disk.region_shift;
         bytes[at + 17] = 1;
+        put(&mut bytes, at + 24, &disk.earlier.to_le_bytes());
         put(&mut bytes, at + 18, &(disk.name.len() as u16).to_le_bytes());
         put(&mut bytes, at + 20, &(disk.home.len() as u16).to_le_bytes());
         put(&mut bytes, NAME_AT, disk.name.as_bytes());
@@ -298,6 +299,7 @@ impl Superblock {
         Some(DiskRecord {
             generation: u64_at(bytes, at),
             stamp: u64_at(bytes, at + 8),
+            earlier: u64_at(bytes, at + 24),
             region_shift,
             name: text(NAME_AT, u16_at(bytes, at + 18), NAME_LENGTH_MAX)?,
             home: text(HOME_AT, u16_at(bytes, at + 20), HOME_LENGTH_MAX)?,
@@ -373,6 +375,24 @@ fn finish(mut bytes: Box<[u8]>) -> Box<[u8]> {
     bytes
 }
 
+/// Makes `bytes` a superblock with a valid magic number and checksum, for the fuzzer.
+pub(crate) fn correct_superblock(bytes: &mut [u8]) {
+    put(bytes, 0, &MAGIC);
+    let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+    put(bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+}
+
+/// Makes `bytes` a sound copy of a page, for the fuzzer.
+pub(crate) fn correct_page(format: &Superblock, page: u32, copy: u64, bytes: &mut [u8]) {
+    put(bytes, 0, &PAGE_MAGIC);
+    put(bytes, 8, &format.cache[..8]);
+    put(bytes, 16, &page.to_le_bytes());
+    let sequence = u64_at(bytes, 24) & !1 | copy;
+    put(bytes, 24, &sequence.to_le_bytes());
+    let checksum = crc32c::crc32c(&bytes[8..]);
+    put(bytes, 4, &checksum.to_le_bytes());
+}
+
 /// A disk of a cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskRecord {
@@ -383,8 +403,11 @@ pub struct DiskRecord {
     /// The state of the disk's store that the cached blocks belong to: the number that is also in the
     /// mark of the store.
     pub generation: u64,
-    /// The modification time of the disk's store at the last orderly end, in nanoseconds since 1970;
-    /// 0 if there was none.
+    /// The generation before, which the mark of the store has after a crash at an opening; 0 if the
+    /// blocks of that state are not in the cache.
+    pub earlier: u64,
+    /// The modification time of the disk's store that the blocks belong to, in nanoseconds since 1970;
+    /// 0 if it is not known.
     pub stamp: u64,
     /// The binary logarithm of the size of a region, in bytes.
     pub region_shift: u8,
@@ -472,6 +495,7 @@ mod tests {
             name: "disk".into(),
             home: "/image".into(),
             generation,
+            earlier: 8,
             stamp: 9,
             region_shift: 20,
         };

@@ -1,0 +1,119 @@
+//! The options of the commands that make, check and attach caches.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use fathom_control::Bytes;
+
+use crate::connection::ControlOptions;
+use crate::output::Format;
+
+/// Options of `fathom cache create`.
+#[derive(Debug, Args)]
+pub struct CreateOptions {
+    /// A new file, or a block device
+    pub(super) path: PathBuf,
+    /// The size of the file; a block device is used as a whole by default
+    #[arg(long, value_name = "SIZE")]
+    pub(super) size: Option<Bytes>,
+    /// The size of the cache's blocks: a power of two from 4K to 64K
+    #[arg(long, value_name = "SIZE", default_value = "16K")]
+    pub(super) block_size: Bytes,
+    /// How many disks can use the cache
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) disks: u32,
+    /// Do not allocate the space of the file now
+    #[arg(long)]
+    pub(super) sparse: bool,
+    /// Replace an existing cache, or other data, which is lost
+    #[arg(long)]
+    pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) format: Format,
+}
+
+/// Options of `fathom cache check`.
+#[derive(Debug, Args)]
+pub struct CheckOptions {
+    /// The file or block device
+    pub(super) path: PathBuf,
+    /// Read all blocks, and compare them with their checksums
+    #[arg(long)]
+    pub(super) data: bool,
+    #[command(flatten)]
+    pub(super) format: Format,
+}
+
+/// Options of `fathom cache clear`.
+#[derive(Debug, Args)]
+pub struct ClearOptions {
+    /// The file or block device
+    pub(super) path: PathBuf,
+    #[command(flatten)]
+    pub(super) format: Format,
+}
+
+/// What goes into a cache.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Mode {
+    /// Reads and writes
+    WriteThrough,
+    /// Reads
+    WriteAround,
+    /// Nothing: the cache serves what it has
+    ReadOnly,
+}
+
+/// Which blocks are kept.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Policy {
+    /// What saves disk time, as far as that is known
+    Auto,
+    /// Metadata and small files first
+    Sky,
+    /// All blocks alike
+    None,
+}
+
+/// Options of `fathom cache attach`.
+#[derive(Debug, Args)]
+pub struct AttachOptions {
+    /// The disk's name
+    pub(super) disk: String,
+    /// A file or block device with a cache; without it, the cache is in memory
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["size", "name", "block_size"])]
+    pub(super) store: Option<PathBuf>,
+    /// Nothing but Fathom changes the disk's image
+    #[arg(long, requires = "store")]
+    pub(super) exclusive: bool,
+    /// The size of a cache in memory
+    #[arg(long, value_name = "SIZE")]
+    pub(super) size: Option<Bytes>,
+    /// The size of the blocks of a cache in memory
+    #[arg(long, value_name = "SIZE")]
+    pub(super) block_size: Option<Bytes>,
+    /// The name of a cache in memory that disks share
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Option<String>,
+    /// What goes into the cache
+    #[arg(long, value_enum, default_value_t = Mode::WriteThrough)]
+    pub(super) mode: Mode,
+    /// Which blocks are kept
+    #[arg(long, value_enum, default_value_t = Policy::Auto)]
+    pub(super) policy: Policy,
+    #[command(flatten)]
+    pub(super) control: ControlOptions,
+    #[command(flatten)]
+    pub(super) format: Format,
+}
+
+/// Options of `fathom cache detach`.
+#[derive(Debug, Args)]
+pub struct DetachOptions {
+    /// The disk's name
+    pub(super) disk: String,
+    #[command(flatten)]
+    pub(super) control: ControlOptions,
+    #[command(flatten)]
+    pub(super) format: Format,
+}

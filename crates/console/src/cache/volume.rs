@@ -1,0 +1,141 @@
+//! The file or block device of a cache: opened exclusively, and made a cache.
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    path::Path,
+};
+
+use fathom_cache::format::{FormatError, PAGE_LENGTH, Superblock};
+use fathom_image::{Access, LockError};
+use rustix::fs::OFlags;
+
+use crate::{
+    disk::read_up_to,
+    failure::{Failure, Outcome},
+    output::progress::Progress,
+};
+
+/// The bytes of one write of zeroes.
+const CHUNK: u64 = 1 << 20;
+
+/// An open store of a cache, which no other process uses.
+pub(super) struct Volume {
+    pub file: File,
+    /// The size, in bytes.
+    pub size: u64,
+}
+
+impl Volume {
+    /// Opens an existing store, for writing if `is_changed`.
+    pub(super) fn open(path: &Path, is_changed: bool) -> Outcome<Self> {
+        let failed = |error: io::Error| {
+            let failure = Failure::io("open", path, &error);
+            match error.kind() {
+                io::ErrorKind::NotFound => failure
+                    .advise(format!("make a cache with `fathom cache create {}`", path.display())),
+                io::ErrorKind::ResourceBusy => failure
+                    .advise("it is mounted, or part of another device; choose another device"),
+                _ => failure,
+            }
+        };
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        let is_device = kind.is_block_device();
+        if !is_device && !kind.is_file() {
+            let text = format!("{} is neither a regular file nor a block device", path.display());
+            return Err(Failure::new(text));
+        }
+        // The kernel refuses a device that is mounted.
+        let exclusive = if is_device && is_changed { OFlags::EXCL } else { OFlags::empty() };
+        let flags = (OFlags::NONBLOCK | exclusive).bits() as i32;
+        let opened = OpenOptions::new().read(true).write(is_changed).custom_flags(flags).open(path);
+        Self::locked(opened.map_err(failed)?, path, is_changed)
+    }
+
+    /// A store that was made or opened.
+    pub(super) fn locked(mut file: File, path: &Path, is_changed: bool) -> Outcome<Self> {
+        let access = if is_changed { Access::Exclusive } else { Access::Shared };
+        match fathom_image::lock(&file, access) {
+            Ok(()) | Err(LockError::Unsupported(_)) => {}
+            Err(LockError::Held) => {
+                return Err(Failure::new(format!(
+                    "{} is in use by another process",
+                    path.display()
+                ))
+                .advise("take it away from all disks of the daemon first: `fathom cache detach`"));
+            }
+            Err(error) => {
+                return Err(Failure::new(format!("cannot lock {}: {error}", path.display())));
+            }
+        }
+        let size = file.seek(SeekFrom::End(0));
+        let size = size.map_err(|error| Failure::io("read", path, &error))?;
+        Ok(Self { file, size })
+    }
+
+    /// The superblock.
+    pub(super) fn superblock(&self, path: &Path) -> Outcome<Superblock> {
+        let mut head = read_up_to(&self.file, 0, 2 * PAGE_LENGTH)
+            .map_err(|error| Failure::io("read", path, &error))?;
+        head.resize(2 * PAGE_LENGTH, 0);
+        let format = Superblock::decode(&head).map_err(|error| {
+            let failure = Failure::new(format!("{}: {error}", path.display()));
+            let shown = path.display();
+            match error {
+                FormatError::Newer(_) => {
+                    failure.advise("use the version of Fathom that has made it")
+                }
+                FormatError::Blank | FormatError::Foreign => {
+                    failure.advise(format!("make a cache with `fathom cache create {shown}`"))
+                }
+                FormatError::Damaged => failure.advise(format!(
+                    "no data is lost: make it again with `fathom cache create --force {shown}`"
+                )),
+            }
+        })?;
+        if format.length() > self.size {
+            let text = format!(
+                "{}: the cache has {} bytes, but its store only {}",
+                path.display(),
+                format.length(),
+                self.size
+            );
+            return Err(Failure::new(text)
+                .advise("make the store as large as it was, or make the cache again"));
+        }
+        Ok(format)
+    }
+
+    /// Makes the store an empty cache. Until the end, there is no cache at all: the pages of an older
+    /// one must never be read together with new ones.
+    pub(super) fn make(&self, format: &Superblock, is_zero: bool, silent: bool) -> io::Result<()> {
+        let file = &self.file;
+        file.write_all_at(&[0; 2 * PAGE_LENGTH], 0)?;
+        file.sync_all()?;
+        let end = format.page_offset(format.pages(), 0);
+        if !is_zero {
+            let zeroes = vec![0; CHUNK as usize];
+            let mut progress = Progress::new("Writing empty tables", end).silent(silent);
+            let mut at = 2 * PAGE_LENGTH as u64;
+            while at < end {
+                let length = CHUNK.min(end - at);
+                file.write_all_at(&zeroes[..length as usize], at)?;
+                at += length;
+                progress.update(at);
+            }
+            file.sync_all()?;
+        }
+        for copy in 0..2 {
+            file.write_all_at(&format.encode(), copy * PAGE_LENGTH as u64)?;
+            file.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+/// Draws the identity of a new cache.
+pub(super) fn identity() -> io::Result<[u8; 16]> {
+    let mut identity = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut identity)?;
+    Ok(identity)
+}

@@ -1,0 +1,171 @@
+//! The mark of an image that names the state which a cache has blocks of.
+//!
+//! A cache that outlives the daemon belongs to one state of the image. The mark names the cache and a
+//! generation, which the cache has too. Each opening of the cache draws another generation, so that an
+//! older copy of the cache does not fit. Before the image is served without the cache, the mark is
+//! removed. What other programs do to the image is seen by its modification time.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+
+use crate::place::{Place, end_of, hexadecimal, identity};
+
+/// The extended attribute.
+const ATTRIBUTE: &CStr = c"user.fathom.cache";
+/// The suffix of the file beside an image.
+const SUFFIX: &str = ".fathom-cache";
+
+/// A cache that has blocks of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkedCache {
+    /// The identity of the cache.
+    pub identity: [u8; 16],
+    /// The state of the image that the blocks belong to.
+    pub generation: u64,
+    /// The path of the cache when the mark was written, for messages. Of a long path, the end is
+    /// kept.
+    pub path: String,
+}
+
+/// The place of the mark of one image or device.
+pub struct CacheMark {
+    place: Place,
+}
+
+impl CacheMark {
+    /// The mark of the image at `path`. `folder` is the daemon's folder, for marks of block
+    /// devices.
+    ///
+    /// # Errors
+    /// When the image cannot be opened.
+    pub fn open(path: &Path, folder: &Path) -> io::Result<Self> {
+        Ok(Self { place: Place::open(path, folder, ATTRIBUTE, SUFFIX)? })
+    }
+
+    /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged:
+    /// a damaged mark fits no cache.
+    ///
+    /// # Errors
+    /// When the mark cannot be read.
+    pub fn read(&self) -> io::Result<Option<MarkedCache>> {
+        Ok(self.place.read()?.and_then(|text| parse(&text)))
+    }
+
+    /// Whether there is a mark, damaged or not.
+    ///
+    /// # Errors
+    /// When the mark cannot be read.
+    pub fn exists(&self) -> io::Result<bool> {
+        Ok(self.place.read()?.is_some())
+    }
+
+    /// Marks the image. On return, the mark is durable.
+    ///
+    /// # Errors
+    /// When the mark cannot be written.
+    pub fn write(&self, cache: &MarkedCache) -> io::Result<()> {
+        let mut text = format!("{} {:016x} ", hexadecimal(&cache.identity), cache.generation);
+        text.push_str(end_of(&cache.path, text.len()));
+        self.place.write(text.as_bytes())
+    }
+
+    /// Removes the mark: no cache fits the image any more. On return, that is durable.
+    ///
+    /// # Errors
+    /// When the mark cannot be removed.
+    pub fn clear(&self) -> io::Result<()> {
+        self.place.clear()
+    }
+
+    /// The modification time of the image, in nanoseconds since 1970. Every later change of the image
+    /// gives it another one. 0 if that is not certain: the image is a block device, or it was changed
+    /// just now.
+    ///
+    /// # Errors
+    /// When the image's metadata cannot be read.
+    pub fn stamp(&self) -> io::Result<u64> {
+        self.place.stamp()
+    }
+
+    /// The instruction that messages give for the removal of the mark by hand.
+    pub fn removal(&self) -> String {
+        self.place.removal()
+    }
+}
+
+fn parse(text: &[u8]) -> Option<MarkedCache> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (hex, rest) = text.split_once(' ')?;
+    let (generation, path) = rest.split_once(' ')?;
+    if generation.len() != 16 {
+        return None;
+    }
+    let generation = u64::from_str_radix(generation, 16).ok()?;
+    Some(MarkedCache { identity: identity(hex)?, generation, path: path.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_mark_names_one_state_until_it_is_removed() {
+        for has_attributes in [true, false] {
+            let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = folder.path().join("a.img");
+            File::create(&path).unwrap();
+            let open = || {
+                let mark = CacheMark::open(&path, folder.path()).unwrap();
+                if has_attributes {
+                    mark
+                } else {
+                    CacheMark { place: mark.place.without_attributes() }
+                }
+            };
+            assert_eq!(open().read().unwrap(), None);
+            let cache = MarkedCache { identity: [0xab; 16], generation: 7, path: "/a b".into() };
+            open().write(&cache).unwrap();
+            assert_eq!(open().read().unwrap(), Some(cache.clone()));
+            let long = MarkedCache { path: "\u{e4}".repeat(2000), ..cache };
+            open().write(&long).unwrap();
+            let found = open().read().unwrap().unwrap();
+            assert!(found.generation == 7 && long.path.ends_with(&found.path));
+            open().place.write(b"ab 7 /a").unwrap();
+            assert!(open().read().unwrap().is_none() && open().exists().unwrap());
+            open().clear().unwrap();
+            assert!(!open().exists().unwrap());
+            open().clear().unwrap();
+        }
+    }
+
+    #[test]
+    fn every_change_has_another_stamp() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().join("a.img");
+        let file = File::create(&path).unwrap();
+        let mark = CacheMark::open(&path, folder.path()).unwrap();
+        let mut stamps = vec![0];
+        for count in 0..20 {
+            file.write_all_at(&[count], 0).unwrap();
+            if count == 0 {
+                assert_eq!(mark.stamp().unwrap(), 0, "it was changed just now");
+            }
+            let stamp = loop {
+                match mark.stamp().unwrap() {
+                    0 => std::thread::sleep(Duration::from_millis(1)),
+                    stamp => break stamp,
+                }
+            };
+            assert!(!stamps.contains(&stamp));
+            stamps.push(stamp);
+        }
+        // A time in the future is a time, too.
+        file.set_modified(SystemTime::now() + Duration::from_secs(1000)).unwrap();
+        assert!(mark.stamp().unwrap() > *stamps.last().unwrap());
+    }
+}

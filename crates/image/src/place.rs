@@ -1,0 +1,213 @@
+//! The place of a mark of an image: a text that has to survive a crash of the host. It is an extended
+//! attribute of the image if its file system supports them, else a file beside the image. The mark of a
+//! block device is a file in the daemon's folder, named after the device's path.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
+
+/// The longest mark, in bytes.
+pub(crate) const LENGTH_MAX: usize = 1024;
+/// The longest time of a step of the clock with which file systems note changes. Two changes within
+/// a step have the same modification time.
+const CLOCK_STEP: Duration = Duration::from_millis(20);
+
+/// The place of one kind of mark of one image or device.
+pub(crate) struct Place {
+    path: PathBuf,
+    image: File,
+    /// The extended attribute; `None` if the image cannot have any.
+    attribute: Option<&'static CStr>,
+    file: PathBuf,
+}
+
+impl Place {
+    /// The place of the mark of the image at `path`: the extended attribute `attribute`, or a file
+    /// whose name ends with `suffix`. `folder` is the daemon's folder, for marks of block devices.
+    ///
+    /// # Errors
+    /// When the image cannot be opened.
+    pub(crate) fn open(
+        path: &Path,
+        folder: &Path,
+        attribute: &'static CStr,
+        suffix: &str,
+    ) -> io::Result<Self> {
+        let path = path.canonicalize()?;
+        let image = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path)?;
+        let is_device = image.metadata()?.file_type().is_block_device();
+        let file = if is_device {
+            let name = path.to_string_lossy().replace('/', "-");
+            folder.join(format!("device{name}{suffix}"))
+        } else {
+            let mut beside = path.clone().into_os_string();
+            beside.push(suffix);
+            beside.into()
+        };
+        let attribute = (!is_device).then_some(attribute);
+        Ok(Self { path, image, attribute, file })
+    }
+
+    /// The mark; `None` if there is none. A mark that is too long is empty.
+    ///
+    /// # Errors
+    /// When the mark cannot be read.
+    pub(crate) fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        match self.read_attribute()? {
+            None => self.read_file(),
+            found => Ok(found),
+        }
+    }
+
+    /// Writes the mark. On return, it is durable.
+    ///
+    /// # Errors
+    /// When the mark cannot be written.
+    pub(crate) fn write(&self, text: &[u8]) -> io::Result<()> {
+        if let Some(attribute) = self.attribute {
+            if fsetxattr(&self.image, attribute, text, XattrFlags::empty()).is_ok() {
+                return self.image.sync_all();
+            }
+        }
+        let mut draft = self.file.clone().into_os_string();
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
+        match std::fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // `create_new` does not follow a link that another user may have put there.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        file.write_all(text)?;
+        file.sync_all()?;
+        std::fs::rename(&draft, &self.file)?;
+        self.sync_folder()
+    }
+
+    /// Removes the mark.
+    ///
+    /// # Errors
+    /// When the mark cannot be removed.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        if let (Some(attribute), Some(_)) = (self.attribute, self.read_attribute()?) {
+            fremovexattr(&self.image, attribute)?;
+            self.image.sync_all()?;
+        }
+        match std::fs::remove_file(&self.file) {
+            Ok(()) => self.sync_folder(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The instruction that messages give for the removal of the mark by hand.
+    pub(crate) fn removal(&self) -> String {
+        match (self.attribute, self.read_attribute()) {
+            (None, _) | (_, Ok(None)) => format!("remove the file {}", self.file.display()),
+            (Some(attribute), _) => {
+                format!("run `setfattr -x {} {}`", attribute.to_string_lossy(), self.path.display())
+            }
+        }
+    }
+
+    /// The modification time of the image, in nanoseconds since 1970, if any later change gets another
+    /// one. 0 if that is not certain: the image is a block device, or it was changed just now.
+    ///
+    /// # Errors
+    /// When the image's metadata cannot be read.
+    pub(crate) fn stamp(&self) -> io::Result<u64> {
+        let metadata = self.image.metadata()?;
+        if !metadata.file_type().is_file() {
+            return Ok(0);
+        }
+        let modified = metadata.modified()?;
+        if SystemTime::now().duration_since(modified).is_ok_and(|age| age < CLOCK_STEP) {
+            return Ok(0);
+        }
+        let seconds = metadata.mtime().wrapping_mul(1_000_000_000);
+        Ok(seconds.wrapping_add(metadata.mtime_nsec()) as u64)
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
+        File::open(self.file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+
+    fn read_attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        use rustix::io::Errno;
+        let Some(attribute) = self.attribute else { return Ok(None) };
+        let mut text = vec![0; LENGTH_MAX];
+        match fgetxattr(&self.image, attribute, &mut text) {
+            Ok(length) => {
+                text.truncate(length);
+                Ok(Some(text))
+            }
+            // The image has no mark, or its file system has no attributes.
+            Err(Errno::NODATA | Errno::NOTSUP | Errno::PERM | Errno::NOSYS) => Ok(None),
+            // The attribute is longer than any mark: an empty text is reported as damaged.
+            Err(Errno::RANGE) => Ok(Some(Vec::new())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read_file(&self) -> io::Result<Option<Vec<u8>>> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(&self.file);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut text = Vec::new();
+        file.take(LENGTH_MAX as u64).read_to_end(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Keeps the mark in a file, as for an image that can have no attributes.
+    #[cfg(test)]
+    pub(crate) fn without_attributes(self) -> Self {
+        Self { attribute: None, ..self }
+    }
+
+    /// The file that has the mark if the image has no attributes.
+    #[cfg(test)]
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// An identity as text.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// An identity of 16 bytes from its text.
+pub(crate) fn identity(text: &str) -> Option<[u8; 16]> {
+    if text.len() != 32 || !text.is_ascii() {
+        return None;
+    }
+    let mut identity = [0; 16];
+    for (index, byte) in identity.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(identity)
+}
+
+/// The end of a long path that fits into a mark behind `length` other bytes.
+pub(crate) fn end_of(path: &str, length: usize) -> &str {
+    let mut start = path.len().saturating_sub(LENGTH_MAX - length);
+    while !path.is_char_boundary(start) {
+        start += 1;
+    }
+    &path[start..]
+}

@@ -1,0 +1,312 @@
+//! Adds disks to a cache volume. These functions block.
+//!
+//! The blocks of a disk belong to one state of its store, which the disk's page and the mark of the
+//! store name. At each opening a new state is drawn, first in the page, which also keeps the earlier
+//! one, and then in the mark. So a crash between both costs nothing, and an older copy of either does
+//! not fit the other.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fathom_block::{Operation, Shared};
+
+use super::format::{DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
+use super::lock;
+use super::open::{CacheDisk, CacheError};
+use super::regions::Regions;
+use super::state::Dropped;
+use super::volume::{CacheVolume, DiskState};
+use crate::access::Access;
+
+/// How long an attachment waits for the writing of tables in progress.
+const WRITER_TIME_MAX: Duration = Duration::from_secs(10);
+const WRITER_INTERVAL: Duration = Duration::from_millis(1);
+/// The number of the writer while no queue writes.
+const NO_QUEUE: u64 = u64::MAX;
+
+/// The right to write pages outside of any queue, until it is dropped.
+struct Turn<'v>(&'v CacheVolume);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.keeper.access(|keeper| {
+            keeper.writer = None;
+            keeper.wake_queues();
+        });
+        self.0.keeper.wake();
+    }
+}
+
+/// Why the blocks of a disk do not fit the state of its store.
+fn misfit(record: &DiskRecord, disk: &CacheDisk, home: &str) -> Option<Dropped> {
+    let fits = |expected: u64| {
+        expected != 0 && (expected == record.generation || expected == record.earlier)
+    };
+    if record.home != home {
+        return Some(Dropped::Home);
+    }
+    if !disk.expected.is_some_and(fits) {
+        return Some(Dropped::Mark);
+    }
+    match disk.stamp {
+        None => None,
+        Some(0) => Some(Dropped::Unknown),
+        Some(stamp) => (stamp != record.stamp).then_some(Dropped::Modified),
+    }
+}
+
+impl CacheVolume {
+    /// Adds a disk, or finds it, for a layer that serves it. Also returns why its blocks were dropped, if
+    /// they were.
+    pub(super) fn attach(
+        &self,
+        disk: &CacheDisk,
+    ) -> Result<(Arc<DiskState>, Option<Dropped>), CacheError> {
+        if disk.name.len() > NAME_LENGTH_MAX {
+            let text =
+                format!("a disk's name has at most {NAME_LENGTH_MAX} bytes; choose a shorter one");
+            return Err(CacheError::Disk(text));
+        }
+        let home = DiskRecord::home_of(&disk.home).to_owned();
+        let found = self.keeper.access(|keeper| {
+            let mut disks = keeper.disks.values();
+            disks.find(|other| lock(&other.record).name == disk.name).map(Arc::clone)
+        });
+        let Some(found) = found else { return Ok((self.add(disk, home)?, None)) };
+        if found.is_attached.swap(true, Ordering::AcqRel) {
+            let text = format!("the disk {:?} already uses the cache; serve it once", disk.name);
+            return Err(CacheError::Disk(text));
+        }
+        let dropped = misfit(&lock(&found.record), disk, &home);
+        // What is in memory has been out of date since the disk was served without it.
+        let renewed = if dropped.is_some() || !self.is_kept {
+            self.renew(&found, disk, home)
+        } else {
+            self.take_over(&found, disk)
+        };
+        if let Err(error) = renewed {
+            found.is_attached.store(false, Ordering::Release);
+            return Err(error);
+        }
+        found.capacity.store(disk.capacity, Ordering::Release);
+        let end = disk.capacity.div_ceil(u64::from(self.format.block_size));
+        self.sweep(found.number, end);
+        Ok((found, dropped))
+    }
+
+    /// Adds a disk that the volume does not have.
+    fn add(&self, disk: &CacheDisk, home: String) -> Result<Arc<DiskState>, CacheError> {
+        let pages = self.format.bitmap_pages;
+        let shift = Regions::shift_for(disk.capacity, pages, disk.region_shift);
+        // Entered at once, so that two disks do not get one number.
+        let state = self.keeper.access(|keeper| {
+            let numbers = 1..=self.format.disks as u16;
+            let free = { numbers }.find(|number| !keeper.disks.contains_key(number));
+            // The place of a disk that does not use the cache any more.
+            let detached = || {
+                let mut disks = keeper.disks.values();
+                let unused = disks.find(|other| {
+                    let is_empty = lock(&other.record).generation == 0;
+                    is_empty && !other.is_attached.load(Ordering::Acquire)
+                });
+                unused.map(|other| other.number)
+            };
+            let number = free.or_else(detached)?;
+            let record = DiskRecord {
+                name: disk.name.clone(),
+                region_shift: shift,
+                ..DiskRecord::default()
+            };
+            let state = Arc::new(DiskState {
+                number,
+                record: Mutex::new(record),
+                is_record_dirty: AtomicBool::new(false),
+                regions: Shared::new(Regions::new(shift, pages)),
+                is_attached: AtomicBool::new(true),
+                capacity: AtomicU64::new(disk.capacity),
+            });
+            keeper.disks.insert(number, Arc::clone(&state));
+            Some(state)
+        });
+        let state = state.ok_or_else(|| {
+            CacheError::Disk(format!(
+                "the cache already has {} disks; detach one with `fathom cache detach`, or make the \
+                 cache again for more",
+                self.format.disks
+            ))
+        })?;
+        let renewed = self.renew(&state, disk, home);
+        if let Err(error) = renewed {
+            state.is_attached.store(false, Ordering::Release);
+            return Err(error);
+        }
+        Ok(state)
+    }
+
+    /// Waits for the right to write pages outside of any queue.
+    fn turn(&self) -> Result<Turn<'_>, CacheError> {
+        let end = Instant::now() + WRITER_TIME_MAX;
+        loop {
+            let (is_mine, failed) = self.keeper.access(|keeper| {
+                let is_mine = keeper.writer.is_none() && keeper.failed.is_none();
+                if is_mine {
+                    keeper.writer = Some(NO_QUEUE);
+                }
+                (is_mine, keeper.failed)
+            });
+            if is_mine {
+                return Ok(Turn(self));
+            }
+            if let Some(kind) = failed {
+                return Err(io::Error::other(kind).into());
+            }
+            if Instant::now() > end {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+            std::thread::sleep(WRITER_INTERVAL);
+        }
+    }
+
+    /// Keeps the blocks of a disk, and notes the new state of its store.
+    fn take_over(&self, state: &DiskState, disk: &CacheDisk) -> Result<(), CacheError> {
+        let _turn = self.turn()?;
+        let record = {
+            let record = lock(&state.record);
+            let (generation, earlier) = (disk.generation, disk.expected.unwrap_or_default());
+            DiskRecord { generation, earlier, ..record.clone() }
+        };
+        let mut access = Access::open(&self.backend)?;
+        self.write_record(&mut access, state, record)
+    }
+
+    /// Drops all blocks of a disk, and notes the state of its store. No queue uses the disk.
+    fn renew(&self, state: &DiskState, disk: &CacheDisk, home: String) -> Result<(), CacheError> {
+        let record = DiskRecord {
+            name: disk.name.clone(),
+            home,
+            generation: disk.generation,
+            earlier: 0,
+            stamp: disk.stamp.unwrap_or_default(),
+            region_shift: lock(&state.record).region_shift,
+        };
+        let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
+        // Nothing is inserted: no queue uses the disk.
+        let turn = if self.is_kept { Some(self.turn()?) } else { None };
+        self.sweep(state.number, 0);
+        if turn.is_some() {
+            let mut access = Access::open(&self.backend)?;
+            if !is_unused {
+                self.reject_all(&mut access, state, disk.capacity)?;
+            }
+            self.write_record(&mut access, state, record)?;
+        } else {
+            *lock(&state.record) = record;
+        }
+        Ok(())
+    }
+
+    /// Drops all blocks of a disk that does not use the cache any more, and makes room for another
+    /// one. The mark of its store has been removed.
+    pub(super) fn detach(&self, state: &DiskState) -> Result<(), CacheError> {
+        self.sweep(state.number, 0);
+        if !self.is_kept {
+            return Ok(());
+        }
+        let _turn = self.turn()?;
+        let record = DiskRecord { generation: 0, earlier: 0, ..lock(&state.record).clone() };
+        self.write_record(&mut Access::open(&self.backend)?, state, record)
+    }
+
+    /// Makes the page of a disk durable.
+    fn write_record(
+        &self,
+        access: &mut Access,
+        state: &DiskState,
+        record: DiskRecord,
+    ) -> Result<(), CacheError> {
+        let place = self.format.disk_page(state.number);
+        self.write_now(access, place, |sequence| self.format.disk_bytes(place, sequence, &record))?;
+        access.carry_out(Operation::Flush, 0, &mut [])?;
+        *lock(&state.record) = record;
+        Ok(())
+    }
+
+    /// Sets the bits of all regions of a disk. Mappings of the disk may be in the tables. They are
+    /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
+    /// state is noted.
+    fn reject_all(
+        &self,
+        access: &mut Access,
+        state: &DiskState,
+        capacity: u64,
+    ) -> Result<(), CacheError> {
+        // Nobody writes tables now: the next ones show that the blocks are gone.
+        let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+        state.regions.access(|regions| regions.load_all(capacity, 0, tables));
+        for page in 0..self.format.bitmap_pages {
+            // Also those beyond the end, where an earlier disk may have been longer.
+            let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];
+            let place = self.format.bitmap_first(state.number) + page;
+            self.write_now(access, place, |sequence| {
+                self.format.bitmap_bytes(place, sequence, &bits)
+            })?;
+            state.regions.access(|regions| regions.page_durable(page, &bits));
+        }
+        access.carry_out(Operation::Flush, 0, &mut [])?;
+        Ok(())
+    }
+
+    /// Writes a page. The caller has the turn.
+    fn write_now(
+        &self,
+        access: &mut Access,
+        page: u32,
+        bytes: impl FnOnce(u64) -> Box<[u8]>,
+    ) -> io::Result<()> {
+        let sequence = self.keeper.access(|keeper| keeper.sequences[page as usize] + 1);
+        let offset = self.format.page_offset(page, sequence);
+        access.carry_out(Operation::Write, offset, &mut bytes(sequence))?;
+        self.keeper.access(|keeper| keeper.sequences[page as usize] = sequence);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_one_state_of_one_store() {
+        let record = DiskRecord {
+            name: "a".into(),
+            home: "/a".into(),
+            generation: 7,
+            earlier: 6,
+            stamp: 50,
+            region_shift: 20,
+        };
+        let disk = |expected, stamp| CacheDisk {
+            name: "a".into(),
+            home: "/a".into(),
+            capacity: 1 << 20,
+            expected,
+            stamp,
+            generation: 9,
+            region_shift: 20,
+        };
+        let of = |expected, stamp| misfit(&record, &disk(expected, stamp), "/a");
+        assert_eq!((of(Some(7), Some(50)), of(Some(6), Some(50))), (None, None));
+        assert_eq!(of(Some(7), None), None);
+        assert_eq!(of(Some(7), Some(51)), Some(Dropped::Modified));
+        assert_eq!(of(Some(7), Some(49)), Some(Dropped::Modified), "of a backup");
+        assert_eq!(of(Some(7), Some(0)), Some(Dropped::Unknown));
+        for expected in [None, Some(0), Some(5), Some(8)] {
+            assert_eq!(of(expected, Some(50)), Some(Dropped::Mark));
+        }
+        assert_eq!(misfit(&record, &disk(Some(7), Some(50)), "/b"), Some(Dropped::Home));
+        let first = DiskRecord { generation: 0, earlier: 0, ..record };
+        assert_eq!(misfit(&first, &disk(Some(0), None), "/a"), Some(Dropped::Mark));
+    }
+}

@@ -1,0 +1,272 @@
+//! The caches that disks share, in memory or on stores that outlive the daemon.
+//!
+//! A cache that cannot be used costs its content, never data. If its store is missing, damaged or foreign
+//! when a disk is opened, the disk is served without the cache, and its status has the problem. Before
+//! that, the mark of its image rejects what the store may have. A disk that is served already does not
+//! get such a cache.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, Weak};
+
+use fathom_block::{
+    Backend, Capabilities, Layer, LayerPart, LayerProblem, LayerReport, OpenContext,
+};
+
+use super::open::VolumeOptions;
+use super::options::CacheOptions;
+use super::settle::certain_stamp;
+use super::state::{CacheHost, CacheMark, CacheState};
+use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock};
+use crate::Passthrough;
+use crate::kind::LayerContext;
+
+/// The least size of a region of a disk, as its binary logarithm.
+const REGION_SHIFT: u8 = 20;
+
+/// The caches, while disks use them.
+#[derive(Default)]
+pub struct Caches {
+    places: Mutex<HashMap<String, Arc<Mutex<Weak<CacheVolume>>>>>,
+}
+
+/// A cache in memory ends with the daemon, so that no mark of an image names it.
+pub(super) struct NoMark;
+
+impl CacheMark for NoMark {
+    fn read(&self) -> io::Result<Option<CacheState>> {
+        Ok(None)
+    }
+
+    fn write(&self, _: &CacheState) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reject(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stamp(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+}
+
+impl Caches {
+    /// The place of the cache called `name`.
+    fn place(&self, name: String) -> Arc<Mutex<Weak<CacheVolume>>> {
+        let mut places = lock(&self.places);
+        places.retain(|_, place| {
+            let is_open = place.try_lock().map_or(true, |volume| volume.strong_count() > 0);
+            is_open || Arc::strong_count(place) > 1
+        });
+        Arc::clone(places.entry(name).or_default())
+    }
+
+    /// The cache in memory that `options` name for `disk`, made with `memory` if there is none.
+    pub(super) fn in_memory(
+        &self,
+        disk: &str,
+        options: &CacheOptions,
+        memory: &dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
+    ) -> io::Result<Arc<CacheVolume>> {
+        // A name in the configuration is not empty, so that it is no disk's own cache.
+        let name = if options.name.is_empty() {
+            format!("disk /{disk}")
+        } else {
+            format!("name {}", options.name)
+        };
+        let place = self.place(name);
+        let mut place = lock(&place);
+        if let Some(volume) = place.upgrade() {
+            if !options.is_of(&volume) {
+                return Err(io::Error::other(format!(
+                    "the cache {:?} exists with another `size`, `block_size` or `policy`; use the same \
+                     for all its disks, or remove the layer from all of them first",
+                    options.name
+                )));
+            }
+            return Ok(volume);
+        }
+        let store = memory(options.format().length())?;
+        let (format, policy) = (options.format(), options.policy.into());
+        let times = CacheTimes::default();
+        let volume = CacheVolume::assemble(store, format, false, policy, times, Vec::new());
+        let volume = Arc::new(volume);
+        *place = Arc::downgrade(&volume);
+        Ok(volume)
+    }
+
+    /// The cache on the store at `path`, which is canonical.
+    fn kept(
+        &self,
+        path: &Path,
+        options: &CacheOptions,
+        host: &dyn CacheHost,
+    ) -> Result<Arc<CacheVolume>, Unusable> {
+        let place = self.place(format!("store {}", path.display()));
+        // Held while this volume is opened, so that two disks do not open it separately.
+        let mut place = lock(&place);
+        if let Some(volume) = place.upgrade() {
+            if volume.policy != options.policy.into() {
+                return Err(Unusable::Refused(io::Error::other(
+                    "another disk uses this `store` with another `policy`; use the same for both",
+                )));
+            }
+            return check_size(options, &volume).map(|()| volume);
+        }
+        let backend = host.open(path).map_err(|error| Unusable::Lost(error.to_string()))?;
+        let settings = VolumeOptions {
+            identity: None,
+            block_size: 0,
+            disks: 0,
+            bitmap_pages: 0,
+            is_kept: true,
+            policy: options.policy.into(),
+            times: CacheTimes::default(),
+        };
+        let volume = CacheVolume::open(backend, &settings);
+        let volume = Arc::new(volume.map_err(|error| Unusable::Lost(error.to_string()))?);
+        check_size(options, &volume)?;
+        *place = Arc::downgrade(&volume);
+        Ok(volume)
+    }
+}
+
+fn check_size(options: &CacheOptions, volume: &CacheVolume) -> Result<(), Unusable> {
+    if options.has_size_of(volume) {
+        return Ok(());
+    }
+    Err(Unusable::Refused(io::Error::other(format!(
+        "its store has {} bytes, in blocks of {}; remove `size` and `block_size`, which the store \
+         determines",
+        volume.backend.capacity(),
+        volume.format.block_size
+    ))))
+}
+
+/// Why a disk does not get its cache.
+enum Unusable {
+    /// The configuration is wrong, or the disk cannot be served safely.
+    Refused(io::Error),
+    /// The cache is missing or cannot be used. No data is lost.
+    Lost(String),
+}
+
+impl From<CacheError> for Unusable {
+    fn from(error: CacheError) -> Self {
+        match error {
+            CacheError::Disk(text) => Self::Refused(io::Error::other(text)),
+            error => Self::Lost(error.to_string()),
+        }
+    }
+}
+
+/// Makes the layer of a cache on a store.
+pub(super) fn make(
+    options: &CacheOptions,
+    context: &LayerContext<'_>,
+) -> io::Result<Arc<dyn Layer>> {
+    let host = context.cache_host;
+    let text = match open(options, context) {
+        Ok(cache) => {
+            if let Some(reason) = cache.dropped() {
+                host.note(&format!("the cache begins empty: {reason}"));
+            }
+            return Ok(Arc::new(cache));
+        }
+        Err(Unusable::Refused(error)) => return Err(error),
+        Err(Unusable::Lost(text)) => text,
+    };
+    let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    let message = format!("its cache at {} cannot be used: {message}", options.store.display());
+    if context.is_served {
+        return Err(io::Error::other(format!("{message}; {remedy}")));
+    }
+    // The disk changes without the cache from now on.
+    let home = host.home(&options.store)?;
+    if !matches!(home.mark.read(), Ok(None)) {
+        home.mark.reject().map_err(|error| {
+            io::Error::other(format!(
+                "{message}, and the mark of its image that names the cache cannot be removed: {error}; \
+                 make the image's folder writable"
+            ))
+        })?;
+    }
+    host.note(&format!("served without its cache: {message}"));
+    Ok(Arc::new(LostCache { message, remedy: remedy.to_owned() }))
+}
+
+fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unusable> {
+    let host = context.cache_host;
+    let lost = |error: io::Error| Unusable::Lost(error.to_string());
+    let path = options.store.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Unusable::Lost(
+            "it does not exist; is its device mounted? `fathom cache create` makes a new one"
+                .into(),
+        ),
+        _ => lost(error),
+    })?;
+    let home = host.home(&path).map_err(Unusable::Refused)?;
+    let volume = context.caches.kept(&path, options, host)?;
+    let marked = home.mark.read().map_err(lost)?;
+    let identity = volume.identity();
+    let is_ours = |state: &CacheState| state.identity == identity;
+    // Never 0, which is no state.
+    let random = host.random().map_err(Unusable::Refused)?;
+    let generation = random.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
+    let stamp =
+        if options.exclusive { None } else { Some(certain_stamp(&*home.mark).map_err(lost)?) };
+    let disk = CacheDisk {
+        name: context.disk.to_owned(),
+        home: home.name.clone(),
+        capacity: context.capacity,
+        expected: marked.filter(is_ours).map(|state| state.generation),
+        stamp,
+        generation,
+        region_shift: REGION_SHIFT,
+    };
+    let name = options.shared_name();
+    let mark = Arc::clone(&home.mark);
+    let names = Some(Arc::clone(context.names));
+    let cache = Cache::named(&name, &volume, &disk, options.mode, mark, names)?;
+    let share = cache.set_share(options.share_slots(&volume));
+    share.map_err(|error| Unusable::Refused(io::Error::other(error)))?;
+    home.mark.write(&CacheState { identity, generation }).map_err(|error| {
+        Unusable::Refused(io::Error::other(format!(
+            "its image cannot be marked as having blocks in a cache: {error}; make the image's folder \
+             writable, or remove the layer `cache`"
+        )))
+    })?;
+    cache.confirm();
+    Ok(cache)
+}
+
+/// The layer of a disk that is served without its cache.
+struct LostCache {
+    message: String,
+    remedy: String,
+}
+
+impl Layer for LostCache {
+    fn name(&self) -> &'static str {
+        "cache"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn status(&self) -> LayerReport {
+        let message = format!("{}. The disk is served without it", self.message);
+        let remedy = format!(
+            "{}. Then run `fathom cache detach` and `fathom cache attach`, or restart the daemon",
+            self.remedy
+        );
+        LayerReport { figures: Vec::new(), problems: vec![LayerProblem { message, remedy }] }
+    }
+
+    fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        Passthrough.open_queue(context)
+    }
+}
