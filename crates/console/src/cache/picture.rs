@@ -13,7 +13,7 @@ const HEIGHT: f64 = 540.0;
 /// The edges of the plot.
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 690.0;
-const TOP: f64 = 78.0;
+const TOP: f64 = 88.0;
 const BOTTOM: f64 = 468.0;
 /// The greatest size shown, in present sizes.
 const SIZES_MAX: u64 = 8;

@@ -338,7 +338,7 @@ mod tests {
         for part in [
             "12.3 ms: 1.0 µs in layers on the way down, 12.0 ms in the back end, 1.0 µs on the",
             "8 s ago",
-            "cache         had a part of the data",
+            "had a part of the data",
             "44 KiB (45056 bytes) from byte 1048576, sector 2048",
             "meta (a file system's structures), sync (a process waits for it)",
             "ext4 on vda",

@@ -176,6 +176,10 @@ fn readers_and_queues_agree_in_the_end() {
     const COUNT: u64 = 40_000;
     let names = Arc::new(Names::default());
     let ledger = Arc::new(Ledger::new(64, Some(Arc::clone(&names))));
+    // A group that finds the curves locked tries to get a place with its next read, so that the reads
+    // before it would be missing.
+    let mut first = Account::open(&ledger);
+    (0..2).for_each(|number| read(&mut first, &insight(&names, &format!("/{number}")), 0, 0));
     std::thread::scope(|scope| {
         for number in 0..2 {
             let (ledger, names) = (Arc::clone(&ledger), Arc::clone(&names));
@@ -189,14 +193,14 @@ fn readers_and_queues_agree_in_the_end() {
         }
         for _ in 0..100 {
             let snapshot = ledger.snapshot(1);
-            assert!(snapshot.total().reads <= 2 * COUNT && snapshot.groups.len() <= 2);
+            assert!(snapshot.total().reads <= 2 * COUNT + 2 && snapshot.groups.len() <= 2);
         }
     });
     let snapshot = ledger.snapshot(COUNT);
-    assert_eq!(snapshot.total().reads, 2 * COUNT);
-    assert!((snapshot.curve.ratios.requests() - 2.0 * COUNT as f64).abs() < 1e-6);
+    assert_eq!(snapshot.total().reads, 2 * COUNT + 2);
+    assert!((snapshot.curve.ratios.requests() - (2 * COUNT + 2) as f64).abs() < 1e-6);
     let of_groups: u64 = snapshot.groups.iter().map(|group| group.counts.reads).sum();
-    assert_eq!(of_groups, 2 * COUNT);
+    assert_eq!(of_groups, 2 * COUNT + 2);
 }
 
 /// The time that this thread has run on a processor, in nanoseconds.
