@@ -200,3 +200,32 @@ impl Replacement {
         self.learner.as_ref().map_or(0, |learner| learner.memory_bytes())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_follow_what_they_have_learned_together() {
+        let options = ReplacementOptions { policy: Policy::Auto };
+        let mut shards = Replacement::shards(&options, &[2000, 2000, 1000]);
+        assert_eq!(shards[0].learned_bytes(), shards[2].learned_bytes());
+        let access = Access { class: 3, miss_ns: 1_000_000, ..Access::default() };
+        for key in 0..10_000 {
+            shards[0].admits(key % 3000, &access);
+        }
+        assert_eq!(shards[2].version, 0);
+        assert!(shards[0].version > 0);
+        shards[2].admits(1, &access);
+        assert!(shards[2].version >= shards[0].version);
+        let levels = |shard: &Replacement| {
+            (0..crate::slots::GROUPS)
+                .map(|group| shard.engine.ranks.level(group))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(levels(&shards[2]), levels(&shards[0]));
+        // The shards of another cache learn nothing of it.
+        let alone = Replacement::new(&options, 1000);
+        assert_eq!(alone.version, 0);
+    }
+}

@@ -145,25 +145,6 @@ fn what_is_learned_takes_at_most_two_mebibytes() {
     assert!(none == 0 && auto <= 2 << 20, "{auto}");
 }
 
-/// The shards of a cache follow what they have learned together.
-#[test]
-fn shards_learn_together() {
-    let options = options(Policy::Auto);
-    let mut shards = Replacement::shards(&options, &[2000, 2000, 1000]);
-    assert_eq!(shards[0].learned_bytes(), shards[2].learned_bytes());
-    let mut random = fastrand::Rng::with_seed(1);
-    // Blocks of one class are read once, those of another one again and again.
-    let useless = Access { class: 0, miss_ns: 1000, ..Access::default() };
-    let useful = Access { class: 1, miss_ns: 1_000_000, ..Access::default() };
-    for key in 0..400_000 {
-        shards[0].admits(1_000_000 + key, &useless);
-        shards[1].admits(random.u64(0..500), &useful);
-    }
-    assert!(shards[1].admits(7, &useful) && shards[2].admits(7, &useful));
-    let refused = shards.iter_mut().filter_map(|shard| (!shard.admits(9, &useless)).then_some(()));
-    assert_eq!(refused.count(), 3);
-}
-
 #[test]
 fn a_scan_does_not_displace_what_is_used() {
     for policy in POLICIES {

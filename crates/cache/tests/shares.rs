@@ -56,10 +56,15 @@ impl Cache {
         if !self.replacement.admits(key, access) {
             return false;
         }
-        let slot = self.free.pop().unwrap_or_else(|| {
+        let slot = self.free.pop().or_else(|| {
             let keys = &self.keys;
             let slot = self.replacement.victim(Some(key), |slot| keys[slot as usize].unwrap());
-            let slot = slot.expect("the shares are not more than the slots");
+            let Some(slot) = slot else {
+                // Shares take the whole cache, and this disk has none.
+                assert_eq!((self.blocks[disk], self.shares[disk]), (0, 0));
+                assert_eq!(self.blocks, self.shares);
+                return None;
+            };
             let loser = self.disk_of(slot);
             assert!(
                 self.blocks[loser] > self.shares[loser]
@@ -72,8 +77,9 @@ impl Cache {
             self.blocks[loser] -= 1;
             let old = self.keys[slot as usize].take().unwrap();
             assert_eq!(self.index.remove(&old), Some(slot));
-            slot
+            Some(slot)
         });
+        let Some(slot) = slot else { return false };
         self.keys[slot as usize] = Some(key);
         self.index.insert(key, slot);
         self.blocks[disk] += 1;
