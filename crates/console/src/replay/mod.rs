@@ -152,7 +152,9 @@ pub fn run(options: &ReplayOptions) -> Outcome {
     while let Some(request) = trace.next()? {
         if !is_warm && trace.duration_ns() >= options.warmup.0 {
             is_warm = true;
-            candidates.iter_mut().for_each(|one| one.simulation.forget_counts());
+            for one in &mut candidates {
+                one.simulation.forget_counts();
+            }
         }
         for candidate in &mut candidates {
             candidate.simulation.request(&request);

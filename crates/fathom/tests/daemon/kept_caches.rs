@@ -220,7 +220,7 @@ fn an_image_that_changed_without_the_cache_is_recognised() {
                 assert_eq!(read(&mut nbd, 3), 99, "case {number}, {is_killed}");
             }
             let log = daemon.log();
-            let line = log.lines().find(|line| line.contains("begins empty") && line.contains("a"));
+            let line = log.lines().find(|line| line.contains("begins empty") && line.contains('a'));
             assert!(line.is_some_and(|line| line.contains(reason)), "{number}: {reason}\n{log}");
             if !is_killed && number != 1 {
                 loaded(&daemon, BLOCKS);
@@ -268,6 +268,9 @@ fn a_cache_of_another_state_is_recognised() {
     assert!(daemon.log().contains("those of another image"), "{}", daemon.log());
 }
 
+/// What happens to the file of a cache.
+type Spoil<'a> = &'a dyn Fn(&Path);
+
 /// A disk is served without a cache that is missing, damaged or foreign. The cache does not come back
 /// with old blocks.
 #[test]
@@ -277,13 +280,13 @@ fn a_disk_is_served_without_a_cache_that_cannot_be_used() {
         file.write_all_at(&[0xff; 100], 64).unwrap();
         file.write_all_at(&[0xff; 100], 4096 + 64).unwrap();
     };
-    let foreign = |path: &Path| std::fs::write(path, [7; 1 << 20]).unwrap();
-    let blank = |path: &Path| std::fs::write(path, [0; 1 << 20]).unwrap();
+    let foreign = |path: &Path| std::fs::write(path, vec![7; 1 << 20]).unwrap();
+    let blank = |path: &Path| std::fs::write(path, vec![0; 1 << 20]).unwrap();
     let short = |path: &Path| {
         OpenOptions::new().write(true).open(path).unwrap().set_len(4 << 20).unwrap();
     };
     let missing = |path: &Path| std::fs::remove_file(path).unwrap();
-    let cases: [(&str, &dyn Fn(&Path)); 5] = [
+    let cases: [(&str, Spoil<'_>); 5] = [
         ("is damaged", &damage),
         ("holds other data", &foreign),
         ("there is no cache", &blank),
