@@ -537,7 +537,9 @@ mod tests {
             for seed in 0..8 {
                 let keys = workload(seed, 300_000, 40_000);
                 let mut curve = Curve::with_share(samples, samples as f64 / 2.0 / 16_384.0);
-                keys.iter().for_each(|key| curve.record(*key));
+                for key in &keys {
+                    curve.record(*key);
+                }
                 let exact = Exact::of(&keys);
                 let sizes = (4..40).map(|step| step * 1024);
                 let error = |size| (exact.miss_ratio(size) - curve.miss_ratio(size)).abs();
@@ -554,7 +556,9 @@ mod tests {
     fn few_points_are_close_to_all() {
         let keys = workload(3, 100_000, 20_000);
         let mut curve = Curve::new();
-        keys.iter().for_each(|key| curve.record(*key));
+        for key in &keys {
+            curve.record(*key);
+        }
         let (all, few) = (curve.points(), curve.ratios().points_within(48));
         assert!(all.len() > 100 && few.len() == 48, "{} {}", all.len(), few.len());
         assert!(few.first() == all.first() && few.last() == all.last());

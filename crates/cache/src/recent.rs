@@ -127,9 +127,11 @@ mod tests {
                 keys.extend(more);
                 let begin = (curve.begin_ns() / (HOUR_NS / 20_000)) as usize;
                 let age_ns = now_ns - curve.begin_ns();
-                assert!(now_ns < HOUR_NS || age_ns >= HOUR_NS && age_ns <= 2 * HOUR_NS);
+                assert!(now_ns < HOUR_NS || (HOUR_NS..=2 * HOUR_NS).contains(&age_ns));
                 let mut expected = Curve::with_samples(2048);
-                keys[begin..].iter().for_each(|key| expected.record(*key));
+                for key in &keys[begin..] {
+                    expected.record(*key);
+                }
                 for size in (10..2000).step_by(90) {
                     let (ratio, wanted) = (curve.ratios().at(size), expected.miss_ratio(size));
                     assert!((ratio - wanted).abs() < 1e-6, "{seed} {part} {size}");

@@ -78,7 +78,9 @@ fn counts_and_curves_are_those_of_a_plain_count() {
                 for block in blocks.0..blocks.1 {
                     stack.touch(block, touch);
                     if touch == Touch::Removal {
-                        stacks.values_mut().for_each(|stack| stack.touch(block, touch));
+                        for stack in stacks.values_mut() {
+                            stack.touch(block, touch);
+                        }
                     } else if of_groups.contains_key(&name) {
                         // Changes of a group without a place are not noted in its curve.
                         stacks.entry(name.clone()).or_default().touch(block, touch);
