@@ -241,8 +241,8 @@ def replays(workload, recording, began_ns, verdicts):
     """Prints what the policies do with the recording of a workload at each size. Returns the sizes."""
     first_ns, working_set = extent(recording)
     sizes = [max(1, int(working_set * part) // BLOCK) * BLOCK for part in PARTS]
-    print(f"\n{workload.name}, replayed: a working set of {working_set / 1e6:.0f} MB; reads of the measured phase\n"
-          f"{'disk':6}{'cache':>16}{'policy':>8}{'hits':>9}{'disk reads':>12}{'disk time':>12}{'to none':>14}{'paper':>14}")
+    print(f"\n{workload.name}, replayed: a working set of {working_set / (1 << 20):.0f} MiB; reads of the measured phase\n"
+          f"{'disk':6}{'cache':>17}{'policy':>8}{'hits':>9}{'disk reads':>12}{'disk time':>12}{'to none':>14}{'paper':>14}")
     for disk in MODELS:
         rows, best = replayed(recording, sizes, disk, began_ns - first_ns), 0
         for part, size in zip(PARTS, sizes):
@@ -252,7 +252,7 @@ def replays(workload, recording, began_ns, verdicts):
                 own = row["disk_read_ns"] / 1e9
                 to_none = "" if policy == "none" else ratio_text(base, own)
                 paper = workload.paper[disk] if policy == "sky" else ""
-                print(f"{disk:6}{f'{size / 1e6:.0f} MB ({part:.0%})':>16}{policy:>8}{row['read_hit_ratio']:9.1%}"
+                print(f"{disk:6}{f'{size / (1 << 20):.0f} MiB ({part:.0%})':>17}{policy:>8}{row['read_hit_ratio']:9.1%}"
                       f"{row['disk_reads']:12}{own:10.3f} s{to_none:>14}{paper:>14}")
             auto = rows[size, "auto"]["disk_read_ns"] / 1e9
             best = max(best, speedup(base, auto))
@@ -265,7 +265,7 @@ def replays(workload, recording, began_ns, verdicts):
 
 def live(workload, size, disks, verdicts):
     """Runs a workload on modelled disks with each policy, and prints the measured phase."""
-    print(f"\n{workload.name}, in a guest with a cache of {size / 1e6:.0f} MB; the measured phase\n"
+    print(f"\n{workload.name}, in a guest with a cache of {size / (1 << 20):.0f} MiB; the measured phase\n"
           f"{'disk':6}{'policy':>8}{'time':>12}{'to none':>10}{'hits':>9}{'time of reads':>15}{'to none':>10}{'paper':>14}")
     for disk in disks:
         base, outputs = None, set()
