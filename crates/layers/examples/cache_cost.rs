@@ -7,7 +7,6 @@
 
 mod support;
 
-use std::io;
 use std::sync::Arc;
 
 use fathom_backend::Memory;
@@ -15,24 +14,15 @@ use fathom_block::{Backend, Clock, Disk, DiskOptions, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Passthrough;
 use fathom_layers::cache::{
-    Cache, CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
+    Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions,
 };
 use fathom_reactor::Reactor;
 
 use support::{CAPACITY, Variant};
 
-/// A cache in memory ends with the process.
-struct NoMark;
-
-impl CacheMark for NoMark {
-    fn reject(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
     let options = VolumeOptions {
-        identity: [0; 16],
+        identity: Some([0; 16]),
         block_size: 16 << 10,
         disks: 2,
         bitmap_pages: 1,
@@ -43,7 +33,15 @@ fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
     let store = Arc::new(Memory::new(size));
     let volume = Arc::new(CacheVolume::open(store, &options).expect("a cache"));
     let (name, home) = ("disk".to_owned(), String::new());
-    let disk = CacheDisk { name, home, capacity: CAPACITY, generation: 0, region_shift: 20 };
+    let disk = CacheDisk {
+        name,
+        home,
+        capacity: CAPACITY,
+        expected: None,
+        stamp: None,
+        generation: 0,
+        region_shift: 20,
+    };
     Arc::new(Cache::new(&volume, &disk, mode, Arc::new(NoMark)).expect("a disk"))
 }
 

@@ -1,7 +1,6 @@
 //! A cache in memory that answers hits at once, in the thread of their queue: by seed, with several
 //! threads on the same blocks, and with the shares of several disks.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,33 +8,11 @@ use fathom_backend::Memory;
 use fathom_block::{Backend, CacheHit, Clock, Disk, DiskOptions, Operation, Outcome, Stack};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
 use fathom_reactor::Reactor;
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
 };
-
-struct NoMark;
-
-impl CacheMark for NoMark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
-        Ok(None)
-    }
-
-    fn write(&self, _: &CacheState) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn stamp(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn reject(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 fn volume(length: u64, block_size: u32, policy: Policy) -> Arc<CacheVolume> {
     let options = VolumeOptions {

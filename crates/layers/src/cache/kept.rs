@@ -32,7 +32,8 @@ pub struct Caches {
 }
 
 /// A cache in memory ends with the daemon, so that no mark of an image names it.
-pub(super) struct NoMark;
+#[derive(Clone, Copy, Debug)]
+pub struct NoMark;
 
 impl CacheMark for NoMark {
     fn read(&self) -> io::Result<Option<CacheState>> {

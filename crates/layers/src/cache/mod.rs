@@ -65,7 +65,7 @@ use serde::{Deserialize, Serialize};
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
 pub use fathom_cache::format;
 pub use format::{FormatError, MAGIC};
-pub use kept::Caches;
+pub use kept::{Caches, NoMark};
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::CacheOptions;
 use queue::CacheQueue;

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use fathom_cache::{Access, ReplacementOptions};
 
-use super::super::shard::Lookup;
+use super::super::shard::{Lookup, Reason};
 use super::*;
 
 /// The most bytes of an index for each slot, with blocks of 16 KiB.
@@ -50,7 +50,7 @@ fn a_full_shard_is_emptied_and_filled_again() {
     let mut shards = shards(3000, false);
     fill(&mut shards[0], 1);
     assert_eq!(shards[0].mapped(), 3000);
-    shards[0].sweep(&(0..u64::MAX), 0, 3000);
+    shards[0].sweep(&(0..u64::MAX), 0, 3000, Reason::Discard);
     assert_eq!(shards[0].mapped(), 0);
     fill(&mut shards[0], 4096);
     assert_eq!(shards[0].mapped(), 3000);
