@@ -152,8 +152,7 @@ impl Engine {
         }
         // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
         // of them leave before they are requested again if they are more than the cache holds.
-        let held = self.pools.iter().map(|pool| pool.counts[main_queue(level)]).sum::<u32>();
-        let is_high = self.ranks.is_high(group) && held < self.level_max;
+        let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max;
         let queue = if is_known || is_high { main_queue(level) } else { SMALL };
         let state = &mut self.slots[slot as usize];
         state.set_hits(0);
@@ -216,10 +215,14 @@ impl Engine {
         None
     }
 
+    /// The blocks of all pools in a queue.
+    fn held(&self, queue: usize) -> u32 {
+        self.pools.iter().map(|pool| pool.counts[queue]).sum()
+    }
+
     /// Whether a block of a small queue leaves next.
     fn is_small_due(&self) -> bool {
-        let small = self.pools.iter().map(|pool| pool.counts[SMALL]).sum::<u32>();
-        small >= self.small_min
+        self.held(SMALL) >= self.small_min
     }
 
     /// The pool from which the next block leaves.
