@@ -10,20 +10,23 @@ use crate::nbd::Nbd;
 use crate::process::Daemon;
 
 const WRITE: u16 = 1;
-const BLOCK: u64 = 16 << 10;
+/// The size of a block.
+pub const BLOCK: u64 = 16 << 10;
 
 fn change(layers: &[(&str, Value)]) -> DiskChange {
     let layers = layers.iter().map(|(kind, options)| LayerDefinition::new(kind, options.clone()));
     DiskChange { layers: Some(layers.collect()), ..DiskChange::default() }
 }
 
-fn write(nbd: &mut Nbd, block: u64, content: u8) {
+/// Fills a block with one byte.
+pub fn write(nbd: &mut Nbd, block: u64, content: u8) {
     let data = [content; BLOCK as usize];
     assert!(nbd.send(WRITE, 7, block * BLOCK, BLOCK as u32, &data));
     assert_eq!(nbd.reply(), Some((7, 0)));
 }
 
-fn read(nbd: &mut Nbd, block: u64) -> u8 {
+/// The byte that fills a block.
+pub fn read(nbd: &mut Nbd, block: u64) -> u8 {
     let data = nbd.read(block * BLOCK, BLOCK as u32);
     assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
     data[0]

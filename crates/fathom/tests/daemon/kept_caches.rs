@@ -10,11 +10,10 @@ use std::time::Duration;
 use fathom_control::{DiskChange, ProblemKind};
 use tempfile::TempDir;
 
+use crate::cache::{BLOCK, read, write};
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command};
 
-const WRITE: u16 = 1;
-const BLOCK: u64 = 16 << 10;
 const SIZE: u64 = 16 << 20;
 const BLOCKS: u64 = 64;
 /// The time after which the modification time of a quiet disk has been noted.
@@ -58,18 +57,6 @@ fn configuration(layers: &str) -> String {
 
 fn with_cache() -> String {
     configuration("layers = [{ kind = \"cache\", store = \"cache\" }]")
-}
-
-fn write(nbd: &mut Nbd, block: u64, content: u8) {
-    let data = [content; BLOCK as usize];
-    assert!(nbd.send(WRITE, 7, block * BLOCK, BLOCK as u32, &data));
-    assert_eq!(nbd.reply(), Some((7, 0)));
-}
-
-fn read(nbd: &mut Nbd, block: u64) -> u8 {
-    let data = nbd.read(block * BLOCK, BLOCK as u32);
-    assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
-    data[0]
 }
 
 fn content(block: u64) -> u8 {
