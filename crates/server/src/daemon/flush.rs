@@ -170,7 +170,9 @@ impl Daemon {
                 ));
             }
             (FlushWay::Agent, _) => Action::Agent(begin_sync(vm, options.agent.as_deref())?),
-            (FlushWay::Balloon, _) => Action::Balloon(self.flusher.inflate(options, dirty)?),
+            (FlushWay::Balloon, _) => {
+                Action::Balloon(self.flusher.inflate(options, kernel, dirty)?)
+            }
         })
     }
 

@@ -43,8 +43,11 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// The `vm.dirty_expire_centisecs` of a guest during a flush, in centiseconds. The value is not 0, which
 /// an administrator might choose.
 const EXPIRE_NOW: u32 = 1;
-/// How long a guest with its least memory must not write, so that the balloon has no further effect.
+/// How long a guest with its least memory must not write, so that the balloon has no further effect. The
+/// interval of its periodic write-back is added: its kernel checks the limits of dirty data then.
 const EXHAUSTED_TIME: Duration = Duration::from_secs(2);
+/// The interval of periodic write-back of a guest whose tunables are not known: the default of Linux.
+const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a shutdown waits for the tunables to be put back.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -215,6 +218,7 @@ impl Flusher {
     pub(crate) fn inflate<'a>(
         &'a self,
         options: &GuestOptions,
+        kernel: Option<&Kernel>,
         dirty: Option<u64>,
     ) -> Result<Inflated<'a>, ErrorBody> {
         let vm = &options.vm;
@@ -250,7 +254,9 @@ impl Flusher {
         }
         let record = Record::new(vm, Own::MemoryBytes(own));
         self.remember(&record)?;
-        Ok(Inflated { flusher: self, record, balloon, steps: Steps::new(own, dirty, floor) })
+        let steps = Steps::new(own, dirty, floor);
+        let exhausted_time = EXHAUSTED_TIME + writeback_interval(kernel);
+        Ok(Inflated { flusher: self, record, balloon, steps, exhausted_time })
     }
 
     /// Lowers the guest's tunable until the result is dropped.
@@ -291,6 +297,14 @@ fn options_of(guests: &[Placed<GuestOptions>]) -> Vec<GuestOptions> {
     guests.iter().map(|guest| guest.definition.clone()).collect()
 }
 
+/// After which time at most the guest's kernel looks for dirty data to write.
+fn writeback_interval(kernel: Option<&Kernel>) -> Duration {
+    let tunables = kernel.and_then(Kernel::tunables);
+    tunables.map_or(WRITEBACK_INTERVAL, |tunables| {
+        Duration::from_millis(u64::from(tunables.dirty_writeback) * 10)
+    })
+}
+
 /// A lowered tunable. Dropping it puts the guest's value back.
 pub(crate) struct Lowered<'a> {
     flusher: &'a Flusher,
@@ -310,6 +324,7 @@ pub(crate) struct Inflated<'a> {
     record: Record,
     balloon: Balloon,
     steps: Steps,
+    exhausted_time: Duration,
 }
 
 impl Inflated<'_> {
@@ -317,7 +332,7 @@ impl Inflated<'_> {
     /// written for the time `quiet`.
     pub(crate) fn is_exhausted(&self, quiet: Duration) -> bool {
         let at_floor = self.steps.at_floor(Instant::now());
-        at_floor.is_some_and(|time| time.min(quiet) > EXHAUSTED_TIME)
+        at_floor.is_some_and(|time| time.min(quiet) > self.exhausted_time)
     }
 
     /// Takes more memory, if it is time to.
