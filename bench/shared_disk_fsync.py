@@ -35,8 +35,7 @@ READER = """
 fio --name=reader --filename=/dev/vda --size=400m --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=4 \
     --time_based --runtime=3600 > /dev/null 2>&1 &
 """
-# The reads end with the process: their results are not needed.
-END = "killall -q -KILL fio; while pidof fio > /dev/null; do sleep 0.1; done; sync"
+END = "sync; killall -q -INT fio; while pidof fio > /dev/null; do sleep 0.1; done"
 
 
 def configuration(directory, schedules):

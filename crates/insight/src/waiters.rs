@@ -8,7 +8,4 @@ pub trait Waiters: Send + Sync {
     /// are those of a request in flight, in order. Examines only some of them. Never blocks. A wrong
     /// answer may cost time, never data.
     fn is_awaited(&self, pages: &mut dyn Iterator<Item = u64>) -> bool;
-
-    /// Whether [`is_awaited`](Self::is_awaited) can find processes that wait. Never blocks.
-    fn is_known(&self) -> bool;
 }

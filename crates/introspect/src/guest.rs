@@ -197,11 +197,6 @@ impl Guest {
         false
     }
 
-    /// Whether [`is_awaited`](Self::is_awaited) can find tasks that wait. False without a kernel.
-    pub fn knows_waiters(&self) -> bool {
-        self.kernel().is_some_and(|kernel| kernel.knows_waiters())
-    }
-
     /// The table of the texts in the guest's insights.
     pub fn names(&self) -> &Arc<Names> {
         &self.names

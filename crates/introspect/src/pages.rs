@@ -194,11 +194,6 @@ impl Kernel {
         })
     }
 
-    /// Whether the kernel's marks of pages that tasks wait for are known.
-    pub(crate) fn knows_waiters(&self) -> bool {
-        self.places.waiters_bit.is_some() && self.places.writeback_bit.is_some()
-    }
-
     /// Whether an address is a possible address of a `struct page`.
     fn is_page(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.places.pages);

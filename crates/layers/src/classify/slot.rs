@@ -62,8 +62,4 @@ impl Waiters for GuestSlot {
         let Some((_, Some(guest))) = self.try_guest() else { return false };
         catch_unwind(AssertUnwindSafe(|| guest.is_awaited(pages))).unwrap_or(false)
     }
-
-    fn is_known(&self) -> bool {
-        self.try_guest().is_some_and(|(_, guest)| guest.is_some_and(|it| it.knows_waiters()))
-    }
 }

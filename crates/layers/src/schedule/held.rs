@@ -255,7 +255,9 @@ impl Index {
         let files = if is_write { Files::of(request) } else { Files::default() };
         let end = request.end().unwrap_or(u64::MAX);
         let release = |entry: &Entry| {
-            if request.offset < entry.end && entry.offset < end {
+            if need == Need::Flush {
+                Some(Release::Flush)
+            } else if request.offset < entry.end && entry.offset < end {
                 Some(Release::Overlap)
             } else if is_write
                 && (entry.files.meets(&files)
@@ -268,13 +270,6 @@ impl Index {
             }
         };
         self.mark(queue, release);
-    }
-
-    /// Marks all held requests, because of a flush that has come to `queue`. Wakes the other queues.
-    pub(super) fn meet_flush(&self, queue: u64) {
-        if self.count.load(Ordering::Acquire) > 0 {
-            self.mark(queue, |_| Some(Release::Flush));
-        }
     }
 
     /// Marks the held requests of the files of the request `id`, for which a process waits. If its files

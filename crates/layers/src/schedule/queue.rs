@@ -255,17 +255,6 @@ impl Requests {
         }
     }
 
-    /// Marks the held requests for which processes wait that have sent a flush. A flush makes completed
-    /// requests durable, so processes wait for the held ones before they send it. If such processes cannot be
-    /// found, marks all.
-    fn meet_flush(&mut self) {
-        if self.inner.waiters.as_ref().is_some_and(|waiters| waiters.is_known()) {
-            self.probe();
-        } else {
-            self.inner.index.meet_flush(self.number);
-        }
-    }
-
     /// Takes all requests, in the order of their arrival within each list.
     fn take_all(&mut self) {
         let mut groups = std::mem::take(&mut self.groups);
@@ -413,11 +402,7 @@ impl LayerQueue for ScheduleQueue {
             return Self::pass(request, class, now_ns, next);
         }
         let requests = &mut self.requests;
-        if need == Need::Flush {
-            requests.meet_flush();
-        } else {
-            requests.inner.index.meet(requests.number, &request, need);
-        }
+        requests.inner.index.meet(requests.number, &request, need);
         match need {
             Need::Background => {
                 let id = request.id;
