@@ -9,7 +9,8 @@ const RISE: f64 = 1.25;
 const FALL: f64 = 0.95;
 /// The part of the caution and of the latency that is left when quiet times were not enough.
 const RELAXED: f64 = 0.75;
-/// A waited-for request that takes so many times its usual time met the effects of a step.
+/// A waited-for request that takes so many times its usual time, and the time of a step besides its transfer,
+/// met the effects of a step.
 const SLOW: f64 = 3.0;
 
 /// The times of recent steps of background work at a device.
@@ -122,7 +123,8 @@ impl Pace {
             self.usual_ns +=
                 if self.usual_ns == 0.0 { time_ns } else { (time_ns - self.usual_ns) / PART };
         } else if self.usual_ns > 0.0 {
-            let is_slow = time_ns > SLOW * self.usual_ns;
+            // The arm of a hard disk moves back over the distance that it has moved for the step.
+            let is_slow = time_ns > SLOW * self.usual_ns + self.latency_ns;
             let factor = if is_slow { RISE } else { FALL };
             self.caution = (self.caution * factor).clamp(1.0, CAUTION_MAX);
         }
@@ -182,6 +184,18 @@ mod tests {
         // Its completion is known, so nothing is left.
         pace.complete(now_ns, LENGTH, true, now_ns + MS);
         assert!(pace.step_ns(LENGTH, now_ns + MS) <= one_ns);
+    }
+
+    #[test]
+    fn moving_an_arm_back_does_not_lengthen_steps() {
+        let mut pace = Pace::default();
+        let now_ns = steps(&mut pace, 100, 12 * MS, 2 * MS);
+        let honest_ns = pace.step_ns(LENGTH, now_ns);
+        (0..10).for_each(|_| pace.meet(5 * MS, false));
+        (0..10).for_each(|_| pace.meet(25 * MS, true));
+        assert_eq!(pace.step_ns(LENGTH, now_ns), honest_ns);
+        (0..10).for_each(|_| pace.meet(50 * MS, true));
+        assert!(pace.step_ns(LENGTH, now_ns) > honest_ns);
     }
 
     #[test]
