@@ -215,12 +215,30 @@ def picture(found, path):
         file.write("\n".join([*lines, "</svg>"]) + "\n")
 
 
+def checks(found, shares):
+    """The targets of reads that leave the device a third of its time, with the cases of `schedule`: a name, the
+    figure, the bound, whether it is the least or the most, and the unit."""
+    def middle(case):
+        return statistics.median(figures(rows)["read_ms"] for rows in found[case])
+    bounds = []
+    for case in ("schedule", "both"):
+        reads, writes = (statistics.median(values) for values in shares[case])
+        name = f"two guests, {case}"
+        bounds += [
+            (f"{name}: pausing reads beside writes, of those alone", 100 * reads, 95, True, " %"),
+            (f"{name}: the time of pausing reads, of that alone", middle(case) / middle("alone"), 1.1, False, ""),
+            (f"{name}: writes beside pausing reads, of those alone", 100 * writes, 90, True, " %"),
+        ]
+    return bounds
+
+
 def run(seconds, svg=None, cases=None, load="often", rounds=3):
-    """Measures, prints the table, and writes the picture of the first round if `svg` is a path."""
+    """Measures, prints the table, and writes the picture of the first round if `svg` is a path. Returns the
+    targets."""
     subprocess.run([os.path.join(ROOT, "scripts/guest")], check=True, stdout=sys.stderr)
     found = measure(seconds, list(cases or CASES), load, rounds)
     shares = report(found)
     if svg:
         picture({case: turns[0] for case, turns in found.items() if CASES[case][0]}, svg)
         print(f"the picture is in {svg}")
-    return shares
+    return checks(found, shares) if set(CASES) <= set(found) else []
