@@ -17,9 +17,7 @@ use crate::kind::{LayerContext, LayerOptions};
 const CACHE_NAME_MAX: usize = 128;
 /// The most disks of a cache in memory.
 const DISKS: u32 = 1024;
-/// How far files are read ahead of the guest, in bytes.
-const READ_AHEAD: u64 = 1 << 20;
-/// The furthest, in bytes.
+/// The furthest that files are read ahead of the guest, in bytes.
 const READ_AHEAD_MAX: u64 = 16 << 20;
 
 /// The configuration of a cache in memory, or on a store that outlives the daemon.
@@ -93,7 +91,7 @@ impl Default for CacheOptions {
             mode: CacheMode::WriteThrough,
             policy: CachePolicy::Auto,
             share: CacheShare::default(),
-            read_ahead: Bytes(READ_AHEAD),
+            read_ahead: Bytes(0),
         }
     }
 }
@@ -197,8 +195,9 @@ impl LayerOptions for CacheOptions {
         ),
         Key::new(
             "read_ahead",
-            "\"1M\"",
-            "how far a file that a guest reads in order is read ahead, at most 16 MiB; 0 turns it off",
+            "0",
+            "how far a file that a guest reads in order is read ahead, such as `\"1M\"`, at most 16 MiB; \
+             0 does not read ahead",
         ),
     ];
     const ONCE: Option<&'static str> = Some("a block is in one cache");
