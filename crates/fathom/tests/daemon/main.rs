@@ -22,5 +22,6 @@ mod reload;
 mod schedule;
 mod stop;
 mod stuck;
+mod text_recording;
 mod usage;
 mod wal;
