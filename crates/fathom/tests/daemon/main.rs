@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cache;
+mod cache_limits;
 mod caches;
 mod changes;
 mod devices;
