@@ -110,6 +110,16 @@ impl Replacement {
         !self.engine.ranks.is_refused(group)
     }
 
+    /// Whether a block with such requests is worth a slot. Nothing is learned from the question.
+    pub fn has_place(&self, access: &Access) -> bool {
+        !self.engine.ranks.is_refused(group(access))
+    }
+
+    /// The first request for the block of `key`, which was put into its slot before it was requested.
+    pub fn first_use(&self, key: u64, access: &Access) {
+        self.learn(key, group(access), access);
+    }
+
     #[inline]
     fn learn(&self, key: u64, group: usize, access: &Access) {
         if let Some(learner) = &self.learner {

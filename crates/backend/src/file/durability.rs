@@ -31,6 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fathom_block::BackendProblem;
 use fathom_image::LossRecord;
+use rustix::fs::{Advice, fadvise};
 
 /// An offset past every file's end, where the kernel has no page to wait for.
 const PAST_END: libc::off64_t = 1 << 62;
@@ -173,6 +174,8 @@ impl Durability {
         if let Some(errno) = report_of(&fresh) {
             return Err(io::Error::from_raw_os_error(errno));
         }
+        // The kernel may still have what it could not write: reads get what the store has from now on.
+        let _ = fadvise(file, 0, None, Advice::DontNeed);
         self.record.clear(file)?;
         *sentinel = Some(fresh);
         self.earlier.store(false, Ordering::Relaxed);

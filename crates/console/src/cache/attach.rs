@@ -37,7 +37,15 @@ pub(super) fn attach(options: &AttachOptions) -> Outcome {
     if let Some(name) = &options.name {
         layer.insert("name".into(), name.clone().into());
     }
-    for (key, value) in [("size", options.size), ("block_size", options.block_size)] {
+    if let Some(share) = &options.share {
+        layer.insert("share".into(), share.clone().into());
+    }
+    let sizes = [
+        ("size", options.size),
+        ("block_size", options.block_size),
+        ("read_ahead", options.read_ahead),
+    ];
+    for (key, value) in sizes {
         layer.extend(value.map(|value| (key.to_owned(), json!(value))));
     }
     let layer = LayerDefinition::new(KIND, Value::Object(layer));

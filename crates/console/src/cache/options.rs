@@ -101,6 +101,12 @@ pub struct AttachOptions {
     /// Which blocks are kept
     #[arg(long, value_enum, default_value_t = Policy::Auto)]
     pub(super) policy: Policy,
+    /// What the disk keeps of a shared cache: a size, or a percentage such as 25%
+    #[arg(long, value_name = "SIZE")]
+    pub(super) share: Option<String>,
+    /// How far files that the guest reads in order are read ahead; 0 turns it off
+    #[arg(long, value_name = "SIZE")]
+    pub(super) read_ahead: Option<Bytes>,
     #[command(flatten)]
     pub(super) control: ControlOptions,
     #[command(flatten)]

@@ -16,9 +16,10 @@ use fathom_monitor::{
         Block, BlockLimits, DropPlace, Header, Item, ParquetWriter, Recording, RecordingSummary,
         RowGroupLimits, Writer,
     },
+    write::Form,
 };
 
-use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output};
+use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output, text::TextWriter};
 use crate::{
     events::open_event_stream,
     failure::{Failure, Outcome},
@@ -91,16 +92,24 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
 enum Sink<W: Write + Send> {
     Recording(Box<Writer<BufWriter<W>>>),
     Parquet(Box<ParquetWriter<W>>),
+    Text(Box<TextWriter<W>>),
 }
 
 impl<W: Write + Send> Sink<W> {
     fn new(out: W, header: &Header, form: FileForm) -> io::Result<Self> {
-        Ok(if form == FileForm::Parquet {
-            Self::Parquet(Box::new(ParquetWriter::new(out, header, RowGroupLimits::default())?))
-        } else {
-            let writer = Writer::new(BufWriter::new(out), header, BlockLimits::default())?;
-            Self::Recording(Box::new(writer))
-        })
+        let text = |out, form| TextWriter::new(out, header, form).map(Box::new).map(Self::Text);
+        match form {
+            FileForm::Parquet => {
+                let writer = ParquetWriter::new(out, header, RowGroupLimits::default())?;
+                Ok(Self::Parquet(Box::new(writer)))
+            }
+            FileForm::Csv => text(out, Form::Csv),
+            FileForm::Jsonl => text(out, Form::Json),
+            FileForm::Recording => {
+                let writer = Writer::new(BufWriter::new(out), header, BlockLimits::default())?;
+                Ok(Self::Recording(Box::new(writer)))
+            }
+        }
     }
 
     /// Copies a block unchanged and returns `true`; returns `false` if its rows must be appended.
@@ -120,6 +129,7 @@ impl<W: Write + Send> Sink<W> {
                 rows.try_for_each(|(time_ns, row)| writer.append_row(*time_ns, &row))
             }
             Self::Parquet(writer) => writer.append(batch),
+            Self::Text(writer) => writer.append(batch),
         }
     }
 
@@ -127,6 +137,10 @@ impl<W: Write + Send> Sink<W> {
         match self {
             Self::Recording(writer) => writer.note_dropped(count, place, disk),
             Self::Parquet(writer) => {
+                writer.note_dropped(count);
+                Ok(())
+            }
+            Self::Text(writer) => {
                 writer.note_dropped(count);
                 Ok(())
             }
@@ -138,6 +152,7 @@ impl<W: Write + Send> Sink<W> {
         match self {
             Self::Recording(writer) => writer.flush_if_due(),
             Self::Parquet(_) => Ok(()),
+            Self::Text(writer) => writer.flush(),
         }
     }
 
@@ -153,6 +168,7 @@ impl<W: Write + Send> Sink<W> {
                 reached(writer.bytes() + limit.unwrap_or(0) / 8)
             }
             Self::Parquet(_) => false,
+            Self::Text(writer) => reached(writer.summary().bytes),
         })
     }
 
@@ -160,6 +176,7 @@ impl<W: Write + Send> Sink<W> {
         match self {
             Self::Recording(writer) => writer.summary(),
             Self::Parquet(writer) => writer.summary(),
+            Self::Text(writer) => writer.summary(),
         }
     }
 
@@ -167,6 +184,7 @@ impl<W: Write + Send> Sink<W> {
         match self {
             Self::Recording(writer) => writer.finish().map(|(_, summary)| summary),
             Self::Parquet(writer) => writer.finish(report),
+            Self::Text(writer) => writer.finish(),
         }
     }
 }

@@ -2,6 +2,7 @@
 mod export;
 mod live;
 mod output;
+mod text;
 
 use std::{
     io,
@@ -47,6 +48,7 @@ Examples:
   fathom record -o all.rec                         all disks, until Ctrl-C
   fathom record web-root web-data -o web.rec --for 30s --limit 1G
   fathom record -o web.parquet --for 30s           for DuckDB, pandas, Spark
+  fathom record -o web.csv --for 30s               or .jsonl
   fathom record -o - | fathom query --file slow.cql --replay -
   fathom record --export web.rec -o web.parquet    or .csv, .jsonl; - is CSV
   fathom record --export trace.bz2 -o trace.parquet")]
@@ -114,16 +116,8 @@ pub fn run(options: &RecordOptions) -> Outcome {
         if options.times.are_given() {
             return Err(Failure::usage("--time-unit and --time-column require --export"));
         }
-        return match (options.format, FileForm::of(to)) {
-            (Some(FileForm::Csv | FileForm::Jsonl), _) => {
-                Err(Failure::usage("live events are written as a recording, or as Parquet")
-                    .advise("record them, then export the recording with --export"))
-            }
-            (Some(FileForm::Parquet), _) | (None, Some(FileForm::Parquet)) => {
-                live::record(options, FileForm::Parquet)
-            }
-            _ => live::record(options, FileForm::Recording),
-        };
+        let form = options.format.or(FileForm::of(to)).unwrap_or(FileForm::Recording);
+        return live::record(options, form);
     };
     match options.format.or(FileForm::of(to)) {
         Some(FileForm::Recording) => Err(Failure::usage("events are not exported as a recording")

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cache;
+mod cache_limits;
 mod caches;
 mod changes;
 mod devices;
@@ -22,5 +23,6 @@ mod reload;
 mod schedule;
 mod stop;
 mod stuck;
+mod text_recording;
 mod usage;
 mod wal;

@@ -85,6 +85,9 @@ impl CacheQueue {
             }
         }
         self.note_in_curves(&request, next.round_ns());
+        if request.operation == Operation::Write {
+            self.follow_write(&request);
+        }
         let access = self.access(&request);
         let size = u64::from(volume.format.block_size);
         let count = (offset + length).div_ceil(size) - offset / size;
@@ -207,7 +210,7 @@ impl CacheQueue {
             inner.disk.regions.access(|regions| regions.end(offset, length, now_ns, tables));
         }
         if let Some(data) = data {
-            self.insert(data, parts, access, next);
+            self.insert(data, parts, access, 0, next);
         }
         self.note_change(next);
     }

@@ -34,16 +34,19 @@ pub(super) struct Inserting {
     /// The checksums of the granules of each block.
     sums: Vec<u16>,
     access: Access,
+    /// The number of the read-ahead that has read the content; 0 is none.
+    fetch: u64,
 }
 
 impl CacheQueue {
     /// Writes the content of `parts` to slots. `data` is a request of this layer with memory of its own,
-    /// which has been reserved as a copy.
+    /// which has been reserved as a copy. `fetch` is the number of the read-ahead that has read it, or 0.
     pub(super) fn insert(
         &mut self,
         mut data: Box<Request>,
         mut parts: Vec<Part>,
         access: Access,
+        fetch: u64,
         next: &mut Crossing<'_>,
     ) {
         let volume = std::sync::Arc::clone(&self.inner.volume);
@@ -73,7 +76,8 @@ impl CacheQueue {
             volume.end_copy(length);
             next.recycle(data);
             // Slots may have been taken out of use.
-            return self.note_change(next);
+            self.note_change(next);
+            return self.fetch_ended(fetch, next);
         }
         self.count += 1;
         let number = self.count;
@@ -96,7 +100,7 @@ impl CacheQueue {
                 next.submit_to(self.store, piece);
             }
         }
-        self.insertions.insert(number, Inserting { length, rooms, sums, access });
+        self.insertions.insert(number, Inserting { length, rooms, sums, access, fetch });
         next.join(split);
     }
 
@@ -117,11 +121,15 @@ impl CacheQueue {
             let sums = &inserting.sums[index * granules..(index + 1) * granules];
             let sums = (outcome.is_ok() && !volume.has_failed()).then_some(sums);
             let mut shard = volume.shard(part.shard);
-            shard.end_insertion(part.key, part.number, *room, sums, &inserting.access);
+            let is_new = shard.end_insertion(part.key, part.number, *room, sums, &inserting.access);
+            if is_new && inserting.fetch != 0 {
+                shard.mark_ahead(room.slot);
+            }
         }
-        let Inserting { rooms, sums, .. } = inserting;
+        let Inserting { rooms, sums, fetch, .. } = inserting;
         self.keep_rooms(rooms, sums);
         self.note_change(next);
+        self.fetch_ended(fetch, next);
     }
 
     /// Keeps the memory of an insertion.

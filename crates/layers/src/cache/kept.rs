@@ -233,6 +233,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let cache = Cache::named(&name, &volume, &disk, options.mode, mark, names)?;
     let share = cache.set_share(options.share_slots(&volume));
     share.map_err(|error| Unusable::Refused(io::Error::other(error)))?;
+    cache.set_read_ahead(options.read_ahead.0);
     home.mark.write(&CacheState { identity, generation }).map_err(|error| {
         Unusable::Refused(io::Error::other(format!(
             "its image cannot be marked as having blocks in a cache: {error}; make the image's folder \

@@ -10,6 +10,7 @@
 //!   slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
+//! - `ahead`: reads files ahead of the guest.
 //! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
 //! - `open`, `attach`: make or open a volume, and add disks to it.
@@ -28,6 +29,7 @@
 //! cached, so that no later start uses it.
 
 pub mod account;
+mod ahead;
 mod attach;
 mod change;
 mod class;
@@ -63,6 +65,7 @@ use fathom_insight::Names;
 use serde::{Deserialize, Serialize};
 
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
+use ahead::AheadState;
 pub use fathom_cache::format;
 pub use format::{FormatError, MAGIC};
 pub use kept::{Caches, NoMark};
@@ -142,6 +145,7 @@ struct Inner {
     /// The numbers of the ranges beyond the disk's end, in each shard.
     beyond: Mutex<Vec<u64>>,
     ledger: Arc<Ledger>,
+    ahead: AheadState,
     /// Reads whose content was not what the cache had noted.
     mismatches: AtomicU64,
     /// The state of the ending, and the time of the next attempt.
@@ -235,6 +239,12 @@ pub struct CacheStatus {
     pub refused: u64,
     /// Insertions without a free slot, of all disks.
     pub no_room: u64,
+    /// Blocks read ahead, of all disks.
+    pub ahead: u64,
+    /// Of these, blocks that were read then.
+    pub ahead_used: u64,
+    /// Of these, blocks that have left the cache without having been read.
+    pub ahead_unused: u64,
     /// Slots that the disk keeps however busy the other disks are.
     pub share: u64,
     /// Blocks of the disk, if it has or had a share.
@@ -286,6 +296,7 @@ impl Cache {
             is_noted: volume.is_kept && disk.stamp.is_some(),
             beyond: Mutex::default(),
             ledger: Arc::new(Ledger::new(volume.slots().into(), names)),
+            ahead: AheadState::default(),
             mismatches: AtomicU64::new(0),
             ending: Mutex::new((Ending::InUse, 0)),
         };
@@ -332,6 +343,29 @@ impl Cache {
         self.inner.mode.store(mode as u8, Ordering::Relaxed);
     }
 
+    /// The disk's store has lost writes, and is about to accept writes again. No later start uses what
+    /// the cache has of the disk now. The caller calls [`drop_blocks`](Self::drop_blocks) then. Blocks.
+    ///
+    /// # Errors
+    /// If the mark of the disk's image cannot be changed.
+    pub fn reject_state(&self) -> io::Result<()> {
+        if self.inner.volume.is_kept { self.inner.reject() } else { Ok(()) }
+    }
+
+    /// Takes all blocks of the disk out of the cache.
+    pub fn drop_blocks(&self) {
+        let volume = &self.inner.volume;
+        let ranges = volume.remove_from(self.inner.disk.number, 0);
+        for (shard, number) in ranges.into_iter().enumerate() {
+            volume.shard(shard).end_range(number);
+        }
+    }
+
+    /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends it.
+    pub fn set_read_ahead(&self, bytes: u64) {
+        self.inner.ahead.set_window(bytes);
+    }
+
     /// The state now.
     pub fn status(&self) -> CacheStatus {
         let inner = &self.inner;
@@ -355,6 +389,9 @@ impl Cache {
             discarded: counts.discarded,
             refused: counts.refused,
             no_room: counts.no_room,
+            ahead: counts.ahead,
+            ahead_used: counts.ahead_used,
+            ahead_unused: counts.ahead_unused,
             share: inner.volume.share_of(inner.disk.number),
             blocks_of_disk: inner.volume.blocks_of(inner.disk.number),
             regions: inner.disk.regions.access(|regions| regions.active() as u64),
@@ -506,6 +543,21 @@ impl Layer for Cache {
                 "no_room_total",
                 "Blocks that were not put into the cache because no slot was free, of all disks.",
                 status.no_room,
+            ),
+            Figure::counter(
+                "read_ahead_total",
+                "Blocks read ahead of the guest, of all disks.",
+                status.ahead,
+            ),
+            Figure::counter(
+                "read_ahead_used_total",
+                "Blocks read ahead that the guest has read, of all disks.",
+                status.ahead_used,
+            ),
+            Figure::counter(
+                "read_ahead_unused_total",
+                "Blocks read ahead that have left the cache unread, of all disks.",
+                status.ahead_unused,
             ),
             Figure::gauge("regions", "Regions with recent changes.", status.regions),
         ];

@@ -17,6 +17,8 @@ use crate::kind::{LayerContext, LayerOptions};
 const CACHE_NAME_MAX: usize = 128;
 /// The most disks of a cache in memory.
 const DISKS: u32 = 1024;
+/// The furthest that files are read ahead of the guest, in bytes.
+const READ_AHEAD_MAX: u64 = 16 << 20;
 
 /// The configuration of a cache in memory, or on a store that outlives the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,8 @@ pub struct CacheOptions {
     /// What this disk keeps of the cache, however busy the other disks are.
     #[serde(skip_serializing_if = "is_nothing")]
     pub share: CacheShare,
+    /// How far files are read ahead of the guest; 0 ends it.
+    pub read_ahead: Bytes,
 }
 
 fn is_nothing(share: &CacheShare) -> bool {
@@ -87,6 +91,7 @@ impl Default for CacheOptions {
             mode: CacheMode::WriteThrough,
             policy: CachePolicy::Auto,
             share: CacheShare::default(),
+            read_ahead: Bytes(0),
         }
     }
 }
@@ -188,6 +193,12 @@ impl LayerOptions for CacheOptions {
             "what this disk keeps of a shared cache however busy the other disks are: a size, or a \
              percentage such as `\"25%\"`. What it does not use is lent to the others",
         ),
+        Key::new(
+            "read_ahead",
+            "0",
+            "how far a file that a guest reads in order is read ahead, such as `\"1M\"`, at most 16 MiB; \
+             0 does not read ahead",
+        ),
     ];
     const ONCE: Option<&'static str> = Some("a block is in one cache");
 
@@ -198,6 +209,13 @@ impl LayerOptions for CacheOptions {
                 "block_size",
                 "the size of the cache's blocks is not a power of two from 4 to 64 KiB",
                 "write for example `block_size = \"16K\"`",
+            );
+        }
+        if self.read_ahead.0 > READ_AHEAD_MAX {
+            check.problem(
+                "read_ahead",
+                "files are read ahead by more than 16 MiB",
+                "lower `read_ahead`",
             );
         }
         let (least, most) = (1 << 20, u64::from(u32::MAX >> 2) * self.block_size.0);
@@ -255,6 +273,7 @@ impl LayerOptions for CacheOptions {
         let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names);
         let cache = cache.map_err(io::Error::other)?;
         cache.set_share(self.share_slots(&volume)).map_err(io::Error::other)?;
+        cache.set_read_ahead(self.read_ahead.0);
         Ok(Some(Arc::new(cache)))
     }
 
@@ -270,6 +289,7 @@ impl LayerOptions for CacheOptions {
     fn apply(&self, layer: &dyn Layer) {
         if let Some(cache) = cache(layer) {
             cache.set_mode(self.mode);
+            cache.set_read_ahead(self.read_ahead.0);
             // That it is possible was checked: only another disk that gets a share at this moment could
             // prevent it, and this disk then keeps the share that it has.
             _ = cache.set_share(self.share_slots(cache.volume()));

@@ -12,6 +12,7 @@ use fathom_cache::{Access, MissCost};
 
 use super::Inner;
 use super::account::{Account, Looked};
+use super::ahead::{Ahead, Followed, Parked};
 use super::change::Changing;
 use super::class::class;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
@@ -58,6 +59,8 @@ struct Reading {
     begin_ns: u64,
     /// When it was sent to home as a whole, in nanoseconds; 0 if it was not.
     sent_ns: u64,
+    /// Whether it goes home and belongs to no stream that is read ahead.
+    is_other: bool,
 }
 
 pub(super) struct CacheQueue {
@@ -72,6 +75,7 @@ pub(super) struct CacheQueue {
     reads: HashMap<u64, Reading>,
     pub(super) changes: HashMap<u64, Changing>,
     pub(super) insertions: HashMap<u64, Inserting>,
+    pub(super) ahead: Ahead,
     /// Slots whose content is being read again to find out whether the volume is sound.
     probes: HashMap<u64, Hit>,
     /// Changes that wait for the bits of their regions, or for the end of the cache.
@@ -123,6 +127,7 @@ impl CacheQueue {
             reads: HashMap::new(),
             changes: HashMap::new(),
             insertions: HashMap::new(),
+            ahead: Ahead::default(),
             probes: HashMap::new(),
             waiting: VecDeque::new(),
             writing: None,
@@ -192,13 +197,40 @@ impl CacheQueue {
         mask(start.div_ceil(granule), (start + length) / granule)
     }
 
-    fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+    fn read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         if !self.inner.volume.is_usable() {
             return next.submit(request);
         }
         let access = self.access(&request);
         let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
+        if !self.is_on_its_way(&request) {
+            return self.serve(request, access, begin_ns, false, next);
+        }
+        if let Some(wanted) = self.follow(&request, &access, false).wanted {
+            self.read_ahead(&wanted, next);
+        }
+        self.park(request, access, begin_ns);
+    }
+
+    /// Continues a read that has waited for a read-ahead.
+    pub(super) fn read_parked(&mut self, parked: Parked, next: &mut Crossing<'_>) {
+        let Parked { request, access, begin_ns, .. } = parked;
+        if !self.inner.volume.is_usable() {
+            return next.submit(request);
+        }
+        self.serve(request, access, begin_ns, true, next);
+    }
+
+    /// Answers a read from the cache, and otherwise from home.
+    fn serve(
+        &mut self,
+        mut request: Box<Request>,
+        access: Access,
+        begin_ns: u64,
+        was_parked: bool,
+        next: &mut Crossing<'_>,
+    ) {
         let volume = &self.inner.volume;
         let inserts = self.inner.mode().inserts_reads();
         let size = u64::from(volume.format.block_size);
@@ -229,34 +261,21 @@ impl CacheQueue {
         let looked =
             self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
         let whole = request.length == hit_bytes;
+        let followed =
+            if was_parked { Followed::default() } else { self.follow(&request, &access, !whole) };
         request.course.cache_hit = match hit_bytes {
             _ if whole => CacheHit::Hit,
             0 => CacheHit::Miss,
             _ => CacheHit::Part,
         };
-        if whole {
-            if let Some(outcome) = self.copy(&hits, &mut request, next) {
-                self.unpin(&hits);
-                hits.clear();
-                (self.spare_hits, self.spare_parts) = (hits, parts);
-                return next.complete(request, outcome);
-            }
-        }
-        if !parts.is_empty() && !volume.reserve_copy(request.length) {
-            self.cancel(&mut parts);
-        }
-        if parts.is_empty() && hits.is_empty() {
+        let copied = if whole { self.copy(&hits, &mut request, next) } else { None };
+        if let Some(outcome) = copied {
+            self.unpin(&hits);
+            hits.clear();
             (self.spare_hits, self.spare_parts) = (hits, parts);
-            // Its end is counted, too.
-            *next.word(&mut request) = begin_ns;
-            return next.submit(request);
-        }
-        self.count += 1;
-        let number = self.count;
-        if parts.is_empty() {
-            *next.word(&mut request) = number;
-            self.send(request, &hits, next);
-            let is_hit = whole;
+            next.complete(request, outcome);
+        } else {
+            let (is_hit, is_other) = (whole, followed.is_other);
             let reading = Reading {
                 request: None,
                 hits,
@@ -266,7 +285,39 @@ impl CacheQueue {
                 is_hit,
                 begin_ns,
                 sent_ns: 0,
+                is_other,
             };
+            self.begin_read(request, reading, next);
+        }
+        if let Some(wanted) = followed.wanted {
+            self.read_ahead(&wanted, next);
+        }
+    }
+
+    /// Begins a read of slots, of home, or of both.
+    fn begin_read(
+        &mut self,
+        mut request: Box<Request>,
+        mut reading: Reading,
+        next: &mut Crossing<'_>,
+    ) {
+        if !reading.parts.is_empty() && !self.inner.volume.reserve_copy(request.length) {
+            self.cancel(&mut reading.parts);
+        }
+        if reading.is_other {
+            self.other_begins();
+        }
+        if reading.parts.is_empty() && reading.hits.is_empty() {
+            (self.spare_hits, self.spare_parts) = (reading.hits, reading.parts);
+            // Its end is counted, too.
+            *next.word(&mut request) = reading.begin_ns << 1 | u64::from(reading.is_other);
+            return next.submit(request);
+        }
+        self.count += 1;
+        let number = self.count;
+        if reading.parts.is_empty() {
+            *next.word(&mut request) = number;
+            self.send(request, &reading.hits, next);
             self.reads.insert(number, reading);
             return;
         }
@@ -278,16 +329,13 @@ impl CacheQueue {
         own.buffers.allocate(request.length as usize);
         *next.word(&mut own) = number;
         own.token = number << purpose::BITS | purpose::FILL;
-        let mut sent_ns = 0;
-        if hits.is_empty() {
-            sent_ns = next.round_ns();
+        if reading.hits.is_empty() {
+            reading.sent_ns = next.round_ns();
             next.submit(own);
         } else {
-            self.send(own, &hits, next);
+            self.send(own, &reading.hits, next);
         }
-        let request = Some(request);
-        let reading =
-            Reading { request, hits, parts, access, looked, is_hit: false, begin_ns, sent_ns };
+        reading.request = Some(request);
         self.reads.insert(number, reading);
     }
 
@@ -355,7 +403,7 @@ impl CacheQueue {
     }
 
     /// Gives expected insertions up.
-    fn cancel(&self, parts: &mut Vec<Part>) {
+    pub(super) fn cancel(&self, parts: &mut Vec<Part>) {
         for part in parts.drain(..) {
             self.inner.volume.shard(part.shard).cancel(part.key, part.number);
         }
@@ -401,6 +449,9 @@ impl CacheQueue {
         let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
         let Reading { request, mut hits, mut parts, access, looked, is_hit, .. } = reading;
         let (begin_ns, sent_ns) = (reading.begin_ns, reading.sent_ns);
+        if reading.is_other {
+            self.other_ends();
+        }
         if outcome.is_ok() {
             let time_ns = next.round_ns().saturating_sub(begin_ns);
             self.account.read_ended(looked, is_hit, time_ns);
@@ -446,7 +497,7 @@ impl CacheQueue {
         }
         let lost = if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) };
         next.complete(request, lost);
-        self.insert(data, parts, access, next);
+        self.insert(data, parts, access, 0, next);
     }
 
     /// Reads a block again into memory that no guest can change. If its content is still wrong, the
@@ -509,10 +560,16 @@ impl LayerQueue for CacheQueue {
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = std::mem::take(next.word(&mut request));
         match request.operation {
-            Operation::Read if number != 0 && outcome.is_ok() => {
-                let class = self.access(&request).class;
-                let looked = self.account.look(&request.insight, class);
-                self.account.read_ended(looked, false, next.round_ns().saturating_sub(number));
+            Operation::Read if number != 0 => {
+                if number & 1 == 1 {
+                    self.other_ends();
+                }
+                if outcome.is_ok() {
+                    let class = self.access(&request).class;
+                    let looked = self.account.look(&request.insight, class);
+                    let time_ns = next.round_ns().saturating_sub(number >> 1);
+                    self.account.read_ended(looked, false, time_ns);
+                }
             }
             Operation::Flush if number != 0 && outcome.is_ok() => {
                 self.inner.disk.regions.access(|regions| regions.end_flush(number));
@@ -535,6 +592,9 @@ impl LayerQueue for CacheQueue {
             }
         }
         match which {
+            purpose::FILL if self.is_fetch(number) => {
+                return self.fetched(number, request, outcome, next);
+            }
             purpose::FILL => return self.end_read(request, outcome, next),
             purpose::WRITE => return self.written(number, request, outcome, next),
             purpose::PAGE | purpose::VOLUME_FLUSH => {
@@ -591,6 +651,7 @@ impl Drop for CacheQueue {
         }
         let hits: Vec<Hit> = self.probes.drain().map(|(_, hit)| hit).collect();
         self.unpin(&hits);
+        self.abandon_ahead();
         for (_, inserting) in std::mem::take(&mut self.insertions) {
             self.inner.volume.end_copy(inserting.length);
             for (part, _) in inserting.rooms {

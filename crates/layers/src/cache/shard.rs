@@ -32,6 +32,8 @@ const CAPTURED: u8 = 4;
 const STABLE: u8 = 8;
 /// The mapping may be in a table on the volume.
 const IMAGED: u8 = 16;
+/// The block was read ahead, and nobody has read it since.
+const AHEAD: u8 = 32;
 
 /// The bits of a disk's number in an entry.
 const DISK_BITS: u32 = 13;
@@ -84,6 +86,12 @@ pub(super) struct Counts {
     pub refused: u64,
     /// Insertions without a free slot.
     pub no_room: u64,
+    /// Blocks inserted by a read-ahead.
+    pub ahead: u64,
+    /// Of these, blocks that were read then.
+    pub ahead_used: u64,
+    /// Of these, blocks that have left the cache without having been read.
+    pub ahead_unused: u64,
 }
 
 /// A list of slots without a block. The entry of each has the number of the next one.
@@ -165,6 +173,8 @@ pub(super) struct Shard {
     reserve: usize,
     replacement: Replacement,
     counts: Counts,
+    /// The mapped blocks that were read ahead and not read since.
+    ahead: u32,
     /// The mapped blocks by class.
     held: [u32; CLASSES],
     /// The mapped blocks by the number of their disk.
@@ -233,6 +243,7 @@ impl Shard {
             reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
             replacement,
             counts: Counts::default(),
+            ahead: 0,
             held: [0; CLASSES],
             of_disks: Vec::new(),
         }
@@ -321,7 +332,9 @@ impl Shard {
         let found = self.find(key);
         if let Some(slot) = found {
             if self.valid(slot) & wanted == wanted && self.pins.pin(slot) {
-                self.hit(slot, key, access);
+                if self.ahead == 0 || !self.first_use(slot, key, access) {
+                    self.hit(slot, key, access);
+                }
                 return Lookup::Hit(slot);
             }
         }
@@ -333,6 +346,40 @@ impl Shard {
             return Lookup::Miss(0);
         }
         Lookup::Miss(self.expect(key))
+    }
+
+    /// The number of an insertion of the granules `mask` of a block that is read ahead; 0 if it has them,
+    /// if the policy does not admit the block, or if its content is uncertain.
+    pub(super) fn read_ahead(&mut self, key: u64, mask: u16, access: &Access) -> u64 {
+        let wanted = match self.find(key) {
+            Some(slot) => mask & !self.valid(slot) != 0,
+            None => mask != 0 && self.replacement.has_place(access),
+        };
+        if wanted { self.expect(key) } else { 0 }
+    }
+
+    /// The block in a slot was inserted by a read-ahead.
+    pub(super) fn mark_ahead(&mut self, slot: u32) {
+        let flags = &mut self.flags[slot as usize];
+        if *flags & (MAPPED | AHEAD) == MAPPED {
+            *flags |= AHEAD;
+            self.ahead += 1;
+            self.counts.ahead += 1;
+        }
+    }
+
+    /// If the block in a slot was read ahead, this is the read for which that was done: the replacement
+    /// does not count it as a second one. Returns whether it was.
+    fn first_use(&mut self, slot: u32, key: u64, access: &Access) -> bool {
+        let flags = &mut self.flags[slot as usize];
+        if *flags & AHEAD == 0 {
+            return false;
+        }
+        *flags &= !AHEAD;
+        self.ahead -= 1;
+        self.counts.ahead_used += 1;
+        self.replacement.first_use(key, access);
+        true
     }
 
     /// The number of a new insertion of a block; 0 if its content is uncertain.
@@ -401,7 +448,8 @@ impl Shard {
         Some(Room { slot, mask })
     }
 
-    /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums.
+    /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums. Returns
+    /// whether the block was not in the cache before.
     pub(super) fn end_insertion(
         &mut self,
         key: u64,
@@ -409,7 +457,7 @@ impl Shard {
         room: Room,
         sums: Option<&[u16]>,
         access: &Access,
-    ) {
+    ) -> bool {
         let Room { slot, mask } = room;
         let at = slot as usize;
         let is_valid = self.unexpect(key, number);
@@ -417,6 +465,7 @@ impl Shard {
         let is_unused = self.is_unused(slot);
         let sums = sums.filter(|_| is_valid);
         let sums = sums.filter(|_| is_same || is_unused && self.map(slot, key));
+        let is_new = sums.is_some() && !is_same;
         if let Some(sums) = sums {
             for (granule, sum) in sums.iter().enumerate().filter(|_| self.is_kept) {
                 if mask >> granule & 1 == 1 {
@@ -434,6 +483,7 @@ impl Shard {
             _ = self.pins.loosen(slot);
         }
         self.unpin(slot);
+        is_new
     }
 
     /// Whether the slot was taken for an insertion and has no block.
@@ -512,6 +562,10 @@ impl Shard {
         self.held[self.class_of(slot)] -= 1;
         self.of_disks[disk_of(key)] -= 1;
         self.entries[at] = 0;
+        if self.flags[at] & AHEAD != 0 {
+            self.ahead -= 1;
+            self.counts.ahead_unused += 1;
+        }
         self.flags[at] &= IMAGED;
         if self.flags[at] & IMAGED != 0 {
             return self.push_leaving(slot);

@@ -1,4 +1,4 @@
-use fathom_cache::ReplacementOptions;
+use fathom_cache::{Policy, ReplacementOptions};
 
 use super::*;
 
@@ -217,4 +217,50 @@ fn loaded_mappings_that_are_not_current_leave_with_the_next_tables() {
     assert!(is_hit(&mut shard, 7, 0b1111) && !is_hit(&mut shard, 8, 1));
     assert_eq!(write(&mut shard, 1), [(2, 7)]);
     assert!((10..80).any(|key| insert(&mut shard, key) == Some(3)));
+}
+
+/// The read for which a block was read ahead is its first request: only the next one is a hit for the
+/// replacement. A block that leaves unread is counted.
+#[test]
+fn a_block_that_was_read_ahead_is_used_once() {
+    let access = Access { class: 1, ..Access::default() };
+    let (slots, granules) = (64, 4);
+    let options = ReplacementOptions { policy: Policy::None };
+    let mut shard = Shard::new(slots, granules, 64, false, Replacement::new(&options, slots));
+    let read_ahead = |shard: &mut Shard, key: u64| {
+        let number = shard.read_ahead(key, 0b1111, &access);
+        assert!(number != 0);
+        let room = shard.begin_insertion(key, number, 0b1111).unwrap();
+        assert!(shard.end_insertion(key, number, room, Some(&[0; 4]), &access));
+        shard.mark_ahead(room.slot);
+        room.slot
+    };
+    for key in 0..40 {
+        let slot = read_ahead(&mut shard, key);
+        if key % 2 == 0 {
+            assert_eq!(shard.read(key, 1, &access, true), Lookup::Hit(slot));
+            shard.unpin(slot);
+        }
+    }
+    assert_eq!(shard.read_ahead(0, 0b1111, &access), 0, "it is there");
+    let counts = shard.counts();
+    assert_eq!((counts.ahead, counts.ahead_used, counts.ahead_unused), (40, 20, 0));
+    // A scan pushes all of them out, as it does with blocks that were read once.
+    for key in 1000..1200 {
+        let Lookup::Miss(number) = shard.read(key, 0b1111, &access, true) else { panic!() };
+        let room = shard.begin_insertion(key, number, 0b1111).unwrap();
+        shard.end_insertion(key, number, room, Some(&[0; 4]), &access);
+        shard.check();
+    }
+    let left = (0..40).filter(|key| shard.find(*key).is_some()).count();
+    assert_eq!(left, 0);
+    assert_eq!((shard.counts().ahead_unused, shard.ahead), (20, 0));
+    // A change makes an insertion invalid that has begun before it.
+    let number = shard.read_ahead(5, 0b1111, &access);
+    assert_eq!(shard.read_ahead(5, 0b1111, &access), 0, "it is on its way");
+    shard.begin_change(5, 1, Reason::Write);
+    assert!(shard.begin_insertion(5, number, 0b1111).is_none());
+    assert_eq!(shard.read_ahead(5, 0b1111, &access), 0, "it is being changed");
+    shard.end_change(5, None);
+    shard.check();
 }

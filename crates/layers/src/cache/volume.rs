@@ -119,6 +119,8 @@ pub struct CacheVolume {
     /// Whether mappings have changed since the last writing of the tables.
     pub(super) has_changed: AtomicBool,
     pub(super) copies: AtomicU64,
+    /// The bytes of read-aheads on their way into the cache, of all disks.
+    pub(super) ahead: AtomicU64,
     pub(super) load_next: AtomicU64,
     /// Whether the modification time of a disk's store is being read: of one disk at a time, because a
     /// store that hangs must not occupy more than one thread.
@@ -176,6 +178,7 @@ impl CacheVolume {
             has_failed: AtomicBool::new(false),
             has_changed: AtomicBool::new(false),
             copies: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             load_next: AtomicU64::new(0),
             is_noting: Arc::default(),
         }
@@ -265,6 +268,9 @@ impl CacheVolume {
             counts.discarded += more.discarded;
             counts.refused += more.refused;
             counts.no_room += more.no_room;
+            counts.ahead += more.ahead;
+            counts.ahead_used += more.ahead_used;
+            counts.ahead_unused += more.ahead_unused;
             mapped += u64::from(shard.mapped());
         }
         (counts, mapped)

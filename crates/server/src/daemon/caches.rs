@@ -58,13 +58,18 @@ impl Daemon {
     }
 }
 
-/// The disk and its cache, if it has one.
-fn cached(served: Arc<Served>) -> Option<Cached> {
+/// The cache of a disk, if it has one.
+pub(super) fn cache_of(served: &Served) -> Option<Cache> {
     let layers = served.live().watchers.layers.clone();
-    let cache = layers.iter().find_map(|(_, layer)| {
+    layers.iter().find_map(|(_, layer)| {
         let cache: &Cache = layer.as_any()?.downcast_ref()?;
         Some(cache.clone())
-    })?;
+    })
+}
+
+/// The disk and its cache, if it has one.
+fn cached(served: Arc<Served>) -> Option<Cached> {
+    let cache = cache_of(&served)?;
     Some(Cached { served, cache })
 }
 

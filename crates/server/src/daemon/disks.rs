@@ -9,7 +9,9 @@ use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
     FrontendStatus, LayerDefinition,
 };
+use fathom_layers::Cache;
 
+use super::caches::cache_of;
 use super::changes::{Claims, stopping};
 use super::devices::Beneath;
 use super::withdrawal::{Standing, Withdrawal};
@@ -187,6 +189,15 @@ impl Daemon {
                 "no recovery is needed",
             ));
         }
+        // A cache may have what the store has lost.
+        let cache = cache_of(&served);
+        cache.as_ref().map_or(Ok(()), Cache::reject_state).map_err(|error| {
+            refusal(
+                ErrorCode::Failed,
+                format!("the mark of the image of {name:?} cannot be changed: {error}"),
+                "make the image's folder writable, so that no later start uses what its cache has",
+            )
+        })?;
         backend.recover().map_err(|error| {
             refusal(
                 ErrorCode::Failed,
@@ -194,6 +205,9 @@ impl Daemon {
                 "repair the store beneath it, then try again",
             )
         })?;
+        if let Some(cache) = cache {
+            cache.drop_blocks();
+        }
         self.disk_status(name)
     }
 

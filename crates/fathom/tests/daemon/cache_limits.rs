@@ -1,0 +1,246 @@
+//! Caches at their limits: a full file system beneath a sparse cache, shares, files that are read ahead,
+//! and the recovery of a disk that has lost writes.
+
+use std::fs::File;
+use std::io::Write;
+
+use fathom_control::ProblemKind;
+use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
+
+use crate::cache::{BLOCK, read, write};
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command, disk_over_nbd, image};
+
+const FLUSH: u16 = 3;
+const IO_ERROR: u32 = 5;
+
+fn figure(daemon: &Daemon, disk: &str, name: &str) -> u64 {
+    daemon.client().disk(disk).unwrap().figure("cache", name).unwrap()
+}
+
+fn flush(nbd: &mut Nbd) -> u32 {
+    assert!(nbd.send(FLUSH, 7, 0, 0, &[]));
+    nbd.reply().expect("an answer").1
+}
+
+/// `fathom cache ARGUMENTS`: whether it succeeds, and what it prints.
+fn cache(daemon: &Daemon, arguments: &[&str]) -> (bool, String) {
+    let mut command = command(&daemon.path(""));
+    let output = command.arg("cache").args(arguments).output().unwrap();
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    (output.status.success(), String::from_utf8_lossy(&both).into_owned())
+}
+
+/// The file system of a sparse cache becomes full: the cache is taken out of service with one problem,
+/// and the disk has its data, also after a restart and after room was made.
+#[test]
+fn a_full_file_system_costs_the_cache_and_no_data() {
+    const BLOCKS: u64 = 256;
+    let Some(device) = FaultyDevice::new() else { return };
+    let store = device.mount().join("cache");
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", BLOCKS * BLOCK);
+    let create = command(folder.path())
+        .args(["cache", "create", "--size", "64M", "--sparse"])
+        .arg(&store)
+        .output()
+        .unwrap();
+    assert!(create.status.success(), "{create:?}");
+    // About a quarter of the disk's blocks finds room.
+    let filler = device.mount().join("filler");
+    let mut file = File::create(&filler).unwrap();
+    while file.write_all(&[1; DEVICE_BLOCK as usize]).is_ok() {}
+    let length = file.metadata().unwrap().len();
+    file.set_len(length.saturating_sub(BLOCKS * BLOCK / 4)).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let more = format!("layers = [{{ kind = \"cache\", store = {store:?} }}]\n");
+    let text = disk_over_nbd(&folder.path().join("a.img"), &more);
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let content = |block: u64| 1 + (block % 250) as u8;
+    for block in 0..BLOCKS {
+        write(&mut nbd, block, content(block));
+    }
+    let problems = || {
+        let problems = daemon.client().disk("a").unwrap().problems;
+        problems.into_iter().filter(|problem| problem.kind == ProblemKind::LayerFailed)
+    };
+    daemon.until("the cache to be out of service", || problems().count() > 0);
+    let message = problems().next().unwrap().message;
+    assert!(message.contains("no space left"), "{message}");
+    for round in 0..2 {
+        for block in 0..BLOCKS {
+            assert_eq!(read(&mut nbd, block), content(block), "round {round}, block {block}");
+        }
+    }
+    write(&mut nbd, 7, 99);
+    assert_eq!((flush(&mut nbd), problems().count()), (0, 1), "one problem");
+    drop(nbd);
+
+    // The next daemon finds no block of before, and there is room.
+    std::fs::remove_file(&filler).unwrap();
+    let folder = daemon.end();
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!((read(&mut nbd, 7), read(&mut nbd, 8)), (99, content(8)));
+    for block in 0..BLOCKS {
+        write(&mut nbd, block, content(block + 1));
+    }
+    daemon.until("the blocks to be in the cache", || figure(&daemon, "a", "blocks") == BLOCKS);
+    for block in 0..BLOCKS {
+        assert_eq!(read(&mut nbd, block), content(block + 1));
+    }
+    assert!(figure(&daemon, "a", "hits_total") >= BLOCKS - 2);
+    daemon.end();
+}
+
+/// A disk keeps its share of a cache while its neighbour reads far more than the cache has.
+#[test]
+fn a_share_holds_while_the_neighbour_is_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 8 << 20);
+    image(folder.path(), "b.img", 32 << 20);
+    let layer = |share: &str| {
+        format!("layers = [{{ kind = \"cache\", name = \"both\", size = \"1M\", {share}}}]")
+    };
+    let configuration = |share: &str| {
+        format!(
+            "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+             [[disk]]\nname = \"a\"\nimage = \"a.img\"\n{}\n\
+             [[disk]]\nname = \"b\"\nimage = \"b.img\"\n{}\n",
+            layer(share),
+            layer("")
+        )
+    };
+    let daemon = Daemon::start_in(folder, &configuration("share = \"50%\" "));
+    let [mut a, mut b] = ["a", "b"].map(|disk| Nbd::connect(&daemon.path("nbd.sock"), disk));
+    // 64 slots, of which the disk keeps 32.
+    let kept = 32;
+    let fill =
+        |nbd: &mut Nbd| (0..kept).for_each(|block| drop(nbd.read(block * BLOCK, BLOCK as u32)));
+    let scan =
+        |nbd: &mut Nbd| (0..2048).for_each(|block| drop(nbd.read(block * BLOCK, BLOCK as u32)));
+    fill(&mut a);
+    daemon
+        .until("the blocks to be in the cache", || figure(&daemon, "a", "blocks_of_disk") == kept);
+    scan(&mut b);
+    assert_eq!(
+        (figure(&daemon, "a", "share"), figure(&daemon, "a", "blocks_of_disk")),
+        (kept, kept)
+    );
+    let hits = figure(&daemon, "a", "hits_total");
+    fill(&mut a);
+    assert_eq!(figure(&daemon, "a", "hits_total"), hits + kept);
+
+    // The command changes the share of a disk in use; what does not fit is refused.
+    let attach = |disk: &str, share: &str| {
+        let arguments = [
+            "attach",
+            disk,
+            "--name",
+            "both",
+            "--size",
+            "1M",
+            "--share",
+            share,
+            "--control",
+            "control.sock",
+        ];
+        cache(&daemon, &arguments)
+    };
+    let (is_done, text) = attach("b", "75%");
+    assert!(!is_done && text.contains("share"), "{text}");
+    for share in ["x", "101%", "-1"] {
+        let (is_done, text) = attach("b", share);
+        assert!(!is_done && text.contains("share"), "{share}: {text}");
+    }
+    assert_eq!(figure(&daemon, "a", "share"), kept);
+    assert!(attach("a", "128K").0);
+    assert_eq!(figure(&daemon, "a", "share"), 8);
+    assert!(attach("b", "75%").0);
+    fill(&mut b);
+    scan(&mut b);
+    assert_eq!(figure(&daemon, "a", "blocks_of_disk"), 8);
+    // A reload puts the configured shares back.
+    assert!(attach("b", "0").0 && attach("a", "50%").0);
+    assert_eq!(figure(&daemon, "a", "share"), kept);
+    daemon.end();
+}
+
+/// How far files are read ahead is changed while the disk is in use, and checked.
+#[test]
+fn the_read_ahead_is_an_option_of_a_disk_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 8 << 20);
+    let daemon = Daemon::start_in(folder, &disk_over_nbd("a.img".as_ref(), ""));
+    let attach = |size: &str| {
+        cache(&daemon, &["attach", "a", "--read-ahead", size, "--control", "control.sock"])
+    };
+    assert!(attach("2M").0);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    write(&mut nbd, 1, 5);
+    daemon.until("the block to be in the cache", || figure(&daemon, "a", "blocks") == 1);
+    assert!(attach("0").0);
+    assert_eq!(figure(&daemon, "a", "blocks"), 1, "the layer stays");
+    let (is_done, text) = attach("1G");
+    assert!(!is_done && text.contains("16 MiB"), "{text}");
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(
+        metrics.contains("fathom_layer_cache_read_ahead_total{disk=\"a\",vm=\"\"} 0"),
+        "{metrics}"
+    );
+    daemon.end();
+}
+
+/// The cache has a block whose write-back home has failed. After the recovery the disk has what the
+/// device has: it must not change once more when the block leaves the cache.
+#[test]
+fn a_recovered_disk_has_what_its_store_has() {
+    const BAD: u64 = 17;
+    const PER_BLOCK: u64 = BLOCK / DEVICE_BLOCK;
+    for is_kept in [false, true] {
+        let Some(device) = FaultyDevice::new() else { return };
+        let path = device.image("a.img", 64 * PER_BLOCK);
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let options = if is_kept {
+            let create = command(folder.path())
+                .args(["cache", "create", "cache", "--size", "8M"])
+                .output()
+                .unwrap();
+            assert!(create.status.success(), "{create:?}");
+            format!("store = {:?}", folder.path().join("cache"))
+        } else {
+            "size = \"8M\"".to_owned()
+        };
+        for number in 0..PER_BLOCK {
+            device.break_block(&path, BAD * PER_BLOCK + number);
+        }
+        let text = disk_over_nbd(&path, &format!("layers = [{{ kind = \"cache\", {options} }}]\n"));
+        let daemon = Daemon::start_in(folder, &text);
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        let blocks = || figure(&daemon, "a", "blocks");
+        write(&mut nbd, BAD, 3);
+        write(&mut nbd, BAD + 1, 4);
+        daemon.until("the blocks to be in the cache", || blocks() == 2);
+        device.write_back();
+        assert_eq!(flush(&mut nbd), IO_ERROR);
+        assert_eq!(read(&mut nbd, BAD), 3, "until then it is served");
+        device.mend();
+        daemon.client().recover_disk("a").unwrap();
+        assert_eq!(blocks(), 0);
+        for _ in 0..2 {
+            assert_eq!(read(&mut nbd, BAD), 0, "what the device has");
+            assert_eq!(read(&mut nbd, BAD + 1), 4);
+        }
+        write(&mut nbd, BAD, 9);
+        assert_eq!((flush(&mut nbd), read(&mut nbd, BAD)), (0, 9));
+        drop(nbd);
+        daemon.signal(libc::SIGKILL);
+        let daemon = Daemon::start_in(daemon.wait().1, &text);
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        assert_eq!((read(&mut nbd, BAD), read(&mut nbd, BAD + 1)), (9, 4));
+        drop(nbd);
+        daemon.end();
+    }
+}
