@@ -24,3 +24,4 @@ mod stop;
 mod stuck;
 mod usage;
 mod wal;
+mod write_back;
