@@ -4,7 +4,8 @@
 //! Behind a superblock come pages of 4 KiB, each in two copies that are written alternately, and then
 //! the slots with the cached blocks. A page has a sequence: of its two copies, the sound one with the
 //! higher sequence is valid. There are three kinds of pages, in this order: one for each disk, the
-//! bitmaps of regions with recent writes of each disk, and the tables of the slots.
+//! bitmaps of regions with recent writes of each disk, and the tables of the slots. Behind the slots there
+//! may be an area for write-ahead logs, in parts of equal length; their format is that of another crate.
 
 use std::fmt;
 
@@ -25,7 +26,11 @@ pub const HOME_LENGTH_MAX: usize = 256;
 /// The number of bits of a key that are the block's number; the others are the disk's number.
 pub const BLOCK_BITS: u32 = 48;
 
+/// The version of volumes without an area for logs.
 const VERSION: u32 = 1;
+/// The version of volumes with an area for logs. A program that does not know the area must not make such a
+/// volume again: the logs have changes that are nowhere else.
+const VERSION_WITH_LOGS: u32 = 2;
 const CHECKSUM_AT: usize = 508;
 const PAGE_MAGIC: [u8; 4] = *b"CPAG";
 const HEADER_LENGTH: usize = 64;
@@ -36,6 +41,12 @@ const NAME_AT: usize = HEADER_LENGTH + 64;
 const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
 /// The most slots of a volume.
 const SLOTS_MAX: u64 = 1 << 30;
+/// The most logs of a volume: no more disks can use it.
+pub const LOGS_MAX: u32 = DISKS_MAX;
+/// The least and the greatest length of a log's place, in bytes. It is a multiple of [`LOG_UNIT`].
+pub const LOG_LENGTHS: std::ops::RangeInclusive<u64> = 1 << 17..=1 << 40;
+/// The unit of the length of a log's place, in bytes.
+pub const LOG_UNIT: u64 = 4096;
 
 /// Why a superblock or a page cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +67,10 @@ impl fmt::Display for FormatError {
             Self::Blank => formatter.write_str("there is no cache"),
             Self::Foreign => formatter.write_str("it holds other data than a cache"),
             Self::Newer(version) => {
-                write!(formatter, "the cache has version {version}, which is later than {VERSION}")
+                write!(
+                    formatter,
+                    "the cache has version {version}, which is later than {VERSION_WITH_LOGS}"
+                )
             }
             Self::Damaged => formatter.write_str("the superblock of the cache is damaged"),
         }
@@ -78,6 +92,10 @@ pub struct Superblock {
     pub bitmap_pages: u32,
     /// The number of slots.
     pub slots: u32,
+    /// The number of places for logs; 0 for none.
+    pub logs: u32,
+    /// The length of each of these places, in bytes; 0 if there are none.
+    pub log_length: u64,
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -115,7 +133,8 @@ impl Superblock {
         disks: u32,
         bitmap_pages: u32,
     ) -> Option<Self> {
-        let mut superblock = Self { cache, block_size, disks, bitmap_pages, slots: 0 };
+        let mut superblock =
+            Self { cache, block_size, disks, bitmap_pages, slots: 0, logs: 0, log_length: 0 };
         // One page of a table has `entries` slots.
         let entries = u64::from(superblock.entries_per_page());
         let fixed = superblock.page_offset(superblock.table_first(), 0) + u64::from(block_size);
@@ -173,21 +192,45 @@ impl Superblock {
         first + u64::from(slot) * u64::from(self.block_size)
     }
 
+    /// The same volume with places for `logs` logs of `log_length` bytes each behind the slots. `None` if
+    /// their number or length is not valid.
+    pub fn with_logs(self, logs: u32, log_length: u64) -> Option<Self> {
+        let superblock = Self { logs, log_length, ..self };
+        (logs > 0 && superblock.has_sound_logs()).then_some(superblock)
+    }
+
+    fn has_sound_logs(&self) -> bool {
+        if self.logs == 0 {
+            return self.log_length == 0;
+        }
+        self.logs <= LOGS_MAX
+            && LOG_LENGTHS.contains(&self.log_length)
+            && self.log_length % LOG_UNIT == 0
+    }
+
+    /// The place of log number `log`, which counts from 0, in bytes from the start of the volume.
+    pub fn log_offset(&self, log: u32) -> u64 {
+        self.slot_offset(self.slots) + u64::from(log) * self.log_length
+    }
+
     /// The length of the volume, in bytes.
     pub fn length(&self) -> u64 {
-        self.slot_offset(self.slots)
+        self.log_offset(self.logs)
     }
 
     /// The superblock as bytes.
     pub fn encode(&self) -> Box<[u8]> {
         let mut bytes = vec![0; PAGE_LENGTH];
         put(&mut bytes, 0, &MAGIC);
-        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        let version = if self.logs == 0 { VERSION } else { VERSION_WITH_LOGS };
+        put(&mut bytes, 8, &version.to_le_bytes());
         put(&mut bytes, 12, &self.block_size.to_le_bytes());
         put(&mut bytes, 16, &self.cache);
         put(&mut bytes, 32, &self.disks.to_le_bytes());
         put(&mut bytes, 36, &self.bitmap_pages.to_le_bytes());
         put(&mut bytes, 40, &self.slots.to_le_bytes());
+        put(&mut bytes, 44, &self.logs.to_le_bytes());
+        put(&mut bytes, 48, &self.log_length.to_le_bytes());
         let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
         put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
         bytes.into()
@@ -218,7 +261,10 @@ impl Superblock {
             return Err(FormatError::Damaged);
         }
         let version = u32_at(bytes, 8);
-        if version != VERSION {
+        if version == 0 {
+            return Err(FormatError::Damaged);
+        }
+        if version > VERSION_WITH_LOGS {
             return Err(FormatError::Newer(version));
         }
         let superblock = Self {
@@ -227,12 +273,17 @@ impl Superblock {
             disks: u32_at(bytes, 32),
             bitmap_pages: u32_at(bytes, 36),
             slots: u32_at(bytes, 40),
+            // Version 1 has none.
+            logs: if version == VERSION { 0 } else { u32_at(bytes, 44) },
+            log_length: if version == VERSION { 0 } else { u64_at(bytes, 48) },
         };
         let is_sound = superblock.block_size.is_power_of_two()
             && BLOCK_SIZES.contains(&superblock.block_size)
             && (1..=DISKS_MAX).contains(&superblock.disks)
             && (1..=64).contains(&superblock.bitmap_pages)
-            && (1..=SLOTS_MAX).contains(&u64::from(superblock.slots));
+            && (1..=SLOTS_MAX).contains(&u64::from(superblock.slots))
+            && superblock.has_sound_logs()
+            && (version == VERSION) == (superblock.logs == 0);
         if is_sound { Ok(superblock) } else { Err(FormatError::Damaged) }
     }
 
@@ -277,6 +328,7 @@ impl Superblock {
         bytes[at + 16] = disk.region_shift;
         bytes[at + 17] = 1;
         put(&mut bytes, at + 24, &disk.earlier.to_le_bytes());
+        put(&mut bytes, at + 32, &disk.log);
         put(&mut bytes, at + 18, &(disk.name.len() as u16).to_le_bytes());
         put(&mut bytes, at + 20, &(disk.home.len() as u16).to_le_bytes());
         put(&mut bytes, NAME_AT, disk.name.as_bytes());
@@ -300,6 +352,7 @@ impl Superblock {
             generation: u64_at(bytes, at),
             stamp: u64_at(bytes, at + 8),
             earlier: u64_at(bytes, at + 24),
+            log: array(bytes, at + 32),
             region_shift,
             name: text(NAME_AT, u16_at(bytes, at + 18), NAME_LENGTH_MAX)?,
             home: text(HOME_AT, u16_at(bytes, at + 20), HOME_LENGTH_MAX)?,
@@ -409,6 +462,9 @@ pub struct DiskRecord {
     /// The modification time of the disk's store that the blocks belong to, in nanoseconds since 1970;
     /// 0 if it is not known.
     pub stamp: u64,
+    /// The identity of the write-ahead log without which the disk's store is older than the blocks; zeroes if
+    /// there is none.
+    pub log: [u8; 16],
     /// The binary logarithm of the size of a region, in bytes.
     pub region_shift: u8,
 }
@@ -480,12 +536,41 @@ mod tests {
             Superblock::decode(&bytes)
         };
         assert_eq!(changed(12, 4096, false), Err(FormatError::Damaged));
-        assert_eq!(changed(8, 2, true), Err(FormatError::Newer(2)));
+        assert_eq!(changed(8, 3, true), Err(FormatError::Newer(3)));
+        assert_eq!(changed(8, 2, true), Err(FormatError::Damaged), "version 2 has logs");
+        assert_eq!(changed(8, 0, true), Err(FormatError::Damaged));
         assert_eq!(changed(0, 0, true), Err(FormatError::Foreign));
         for (at, value) in [(12, 0), (12, 5000), (12, 1 << 17), (32, 0), (36, 0), (40, 0)] {
             assert_eq!(changed(at, value, true), Err(FormatError::Damaged), "{at} {value}");
         }
         assert_eq!(Superblock::decode(&[0; 2 * PAGE_LENGTH]), Err(FormatError::Blank));
+    }
+
+    #[test]
+    fn an_area_for_logs_is_behind_the_slots() {
+        let without = superblock();
+        assert_eq!(without.encode()[8], 1, "programs without logs read such volumes");
+        let format = without.with_logs(3, 1 << 20).unwrap();
+        assert_eq!(Superblock::decode(&format.encode()), Ok(format));
+        assert_eq!((format.log_offset(0), format.slots), (without.length(), without.slots));
+        assert_eq!(format.length(), without.length() + (3 << 20));
+        assert_eq!(format.log_offset(2) % LOG_UNIT, 0);
+        for (logs, length) in
+            [(0, 1 << 20), (1, 0), (1, 4096), (1, (1 << 20) + 512), (1, 1 << 41), (4097, 1 << 20)]
+        {
+            assert_eq!(without.with_logs(logs, length), None, "{logs} {length}");
+            let wrong = Superblock { logs, log_length: length, ..without };
+            if logs == 0 {
+                continue;
+            }
+            assert_eq!(Superblock::decode(&wrong.encode()), Err(FormatError::Damaged));
+        }
+        // Version 1 has no such area, whatever there is.
+        let mut old = without.encode();
+        put(&mut old, 44, &7_u32.to_le_bytes());
+        let checksum = crc32c::crc32c(&old[..CHECKSUM_AT]);
+        put(&mut old, CHECKSUM_AT, &checksum.to_le_bytes());
+        assert_eq!(Superblock::decode(&old), Ok(without));
     }
 
     #[test]
@@ -497,6 +582,7 @@ mod tests {
             generation,
             earlier: 8,
             stamp: 9,
+            log: *b"identity of log ",
             region_shift: 20,
         };
         let even = format.disk_bytes(1, 4, &record(1));

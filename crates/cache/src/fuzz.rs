@@ -23,6 +23,8 @@ pub fn fuzz_volume(data: &[u8]) {
     // Numbers of a valid superblock never overflow, however large they are.
     let (end, length) = (format.slot_offset(0), format.length());
     assert!(format.page_offset(format.pages(), 0) <= end && end < length);
+    let logs = format.log_offset(0);
+    assert!(end < logs && logs <= length && (logs < length) == (format.logs > 0));
     assert!(end % u64::from(format.block_size) == 0);
     let mut inspection = Inspection::new(format);
     // Some of each kind.

@@ -6,6 +6,7 @@ use fathom_cache::fuzz_volume;
 /// A small volume with two disks, as it is on its store.
 fn volume() -> Vec<u8> {
     let format = Superblock::new(*b"identity of test", 1 << 20, 16384, 2, 1).unwrap();
+    let format = format.with_logs(2, 1 << 17).unwrap();
     let mut bytes = vec![0; format.slot_offset(0) as usize];
     let mut put = |at: u64, page: &[u8]| {
         bytes[at as usize..at as usize + page.len()].copy_from_slice(page);

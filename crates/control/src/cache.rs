@@ -151,10 +151,15 @@ pub struct CacheDisk {
     pub name: String,
     /// The virtual machine that the disk belongs to; may be empty.
     pub vm: String,
-    /// What goes into the cache: `write-through`, `write-around` or `read-only`.
+    /// What goes into the cache: `write-through`, `write-around`, `read-only` or `write-back`.
     pub mode: String,
     /// The part of the cache with blocks of the disk, in bytes.
     pub used_bytes: u64,
+    /// The part of the disk's log in the cache with changes that may not be on the disk yet, in bytes; 0
+    /// without such a log.
+    pub dirty_bytes: u64,
+    /// The size of the disk's log in the cache, in bytes; 0 if there is none.
+    pub log_bytes: u64,
     /// All its reads.
     pub counts: CacheCounts,
     /// Its reads by class.

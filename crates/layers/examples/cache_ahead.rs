@@ -23,7 +23,9 @@ use fathom_block::{Clock, Disk, DiskOptions, Kind, Layer, Operation, Stack};
 use fathom_cache::Policy;
 use fathom_insight::Facts;
 use fathom_layers::Cache;
-use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
+use fathom_layers::cache::{
+    CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
+};
 use fathom_reactor::Reactor;
 
 const SECOND: u64 = 1_000_000_000;
@@ -192,6 +194,7 @@ impl Bench {
             expected: None,
             stamp: None,
             generation: 0,
+            log: NO_LOG,
             region_shift: 20,
         };
         let mode = CacheMode::WriteAround;

@@ -14,7 +14,7 @@ use fathom_block::{Backend, Clock, Disk, DiskOptions, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Passthrough;
 use fathom_layers::cache::{
-    Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions,
+    Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
 };
 use fathom_reactor::Reactor;
 
@@ -40,6 +40,7 @@ fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
         expected: None,
         stamp: None,
         generation: 0,
+        log: NO_LOG,
         region_shift: 20,
     };
     Arc::new(Cache::new(&volume, &disk, mode, Arc::new(NoMark)).expect("a disk"))

@@ -11,14 +11,19 @@ use fathom_backend::Memory;
 use fathom_block::{Backend, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, Dropped, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, Dropped, NO_LOG,
+    VolumeOptions,
 };
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
 };
+
+#[path = "support/images.rs"]
+mod images;
+
+use images::check_mappings;
 
 const CAPACITY: u64 = 256 << 10;
 const VOLUME: u64 = 256 << 10;
@@ -70,6 +75,7 @@ fn disk() -> CacheDisk {
         expected: Some(7),
         stamp: None,
         generation: 7,
+        log: NO_LOG,
         region_shift: REGION_SHIFT,
     }
 }
@@ -134,54 +140,7 @@ impl Rig {
 /// Checks that the content of each mapping that an opening would use is the disk's. Returns their
 /// number.
 fn check_images(images: &Images) -> usize {
-    let (volume, home) = (&images[0], &images[1]);
-    let format = Superblock::decode(&volume[..2 * PAGE_LENGTH]).expect("a superblock");
-    let copies = |page: u32| {
-        let at = format.page_offset(page, 0) as usize;
-        &volume[at..at + 2 * PAGE_LENGTH]
-    };
-    let is_certain = |page: u32| {
-        let mut copies = copies(page).chunks(PAGE_LENGTH).enumerate();
-        copies.all(|(index, copy)| format.is_sound_or_blank(page, index, copy))
-    };
-    let valid = |page: u32| format.valid(page, copies(page)).map(|(_, bytes)| bytes);
-    let Some(record) = valid(format.disk_page(1)).and_then(|bytes| format.read_disk(bytes)) else {
-        return 0;
-    };
-    let bitmap = format.bitmap_first(1);
-    let bits = match valid(bitmap) {
-        Some(bytes) if is_certain(bitmap) => format.read_bitmap(bytes),
-        None if is_certain(bitmap) => Vec::new(),
-        _ => return 0,
-    };
-    let is_active = |offset: u64| {
-        let region = (offset >> record.region_shift) as usize;
-        bits.get(region / 64).is_some_and(|word| word >> (region % 64) & 1 == 1)
-    };
-    let mut found = 0;
-    let mut sums = vec![0; format.granules() as usize];
-    for page in format.table_first()..format.pages() {
-        let Some(bytes) = valid(page).filter(|_| is_certain(page)) else { continue };
-        for index in 0..format.entries_per_page() {
-            let slot = (page - format.table_first()) * format.entries_per_page() + index;
-            let Some(entry) = format.read_entry(bytes, index, &mut sums) else { continue };
-            let offset = (entry.key & ((1 << BLOCK_BITS) - 1)) * u64::from(format.block_size);
-            if is_active(offset) {
-                continue;
-            }
-            for granule in (0..format.granules()).filter(|granule| entry.valid >> granule & 1 == 1)
-            {
-                found += 1;
-                let length = GRANULE as usize;
-                let within = (granule * GRANULE) as usize;
-                let cached = &volume[format.slot_offset(slot) as usize + within..][..length];
-                let at = offset as usize + within;
-                assert!(cached == &home[at..at + length], "byte {at} of the disk, in slot {slot}");
-                assert_eq!(checksum(cached), entry.sums[granule as usize]);
-            }
-        }
-    }
-    found
+    check_mappings(&images[0], &images[1])
 }
 
 fn blank(seed: u64) -> Images {

@@ -15,7 +15,7 @@ use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{BLOCK_BITS, DiskRecord, Entry, PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, NO_LOG, VolumeOptions,
 };
 use fathom_options::Bytes;
 use fathom_reactor::Reactor;
@@ -116,6 +116,7 @@ fn a_warm_cache_serves_before_its_tables_are_loaded() {
         expected: Some(7),
         stamp: None,
         generation: 8,
+        log: NO_LOG,
         region_shift: 24,
     };
     let cache = Cache::new(&volume, &disk, CacheMode::WriteThrough, Arc::new(Mark)).unwrap();

@@ -13,14 +13,19 @@ use fathom_block::{
     Request, Waker,
 };
 use fathom_layers::tap::{EventType, Labels};
-use fathom_layers::wal::{LogVolume, WalError, WalOptions};
+use fathom_layers::wal::{LogPlaces, LogVolume, WalError, WalOptions};
 use fathom_layers::{Tap, Wal};
 use fathom_reactor::{Event, Reactor};
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, ModelDisk, SimBackend, SimOptions, SimRecord,
     Workload, WorkloadOptions, each_seed,
 };
-use fathom_wal::{EntryKind, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, select};
+use fathom_wal::RING_OFFSET;
+
+#[path = "support/images.rs"]
+mod images;
+
+use images::with_log;
 
 const CAPACITY: u64 = 64 << 10;
 const LOG_CAPACITY: u64 = RING_OFFSET + (40 << 10);
@@ -46,25 +51,9 @@ fn workload(seed: u64) -> Workload {
     Workload::new(options, seed)
 }
 
-/// The content of the disk after a start with `images`: the log's, then home's.
+/// The content of the disk after a start with `images`.
 fn recovered(images: &Images) -> Vec<u8> {
-    let (log, mut disk) = (&images[0], images[1].clone());
-    let superblock = select(&log[..SUPERBLOCK_LENGTH], &log[SUPERBLOCK_LENGTH..]).unwrap();
-    let mut scanner = Scanner::new(&superblock);
-    while let Some((offset, length)) = scanner.next_read() {
-        let Some(found) = scanner.feed(&log[offset as usize..][..length]) else { continue };
-        for (entry, position) in found.record.places(superblock.block_size) {
-            let target = &mut disk[entry.offset as usize..][..entry.length as usize];
-            let start = (position - found.record.position) as usize;
-            match entry.kind {
-                EntryKind::Data { .. } => {
-                    target.copy_from_slice(&found.bytes[start..][..entry.length as usize]);
-                }
-                EntryKind::Zeroes { .. } | EntryKind::Discard => target.fill(0),
-            }
-        }
-    }
-    disk
+    with_log(&images[0], &images[1])
 }
 
 /// A scheduler of background work that allows steps by seed, and each step at its deadline.
@@ -578,4 +567,54 @@ fn a_log_of_another_disk_is_rejected() {
         Wal::open(&volume, &WalOptions { name: "a".repeat(200), ..options() }),
         Err(WalError::Superblock(_))
     ));
+}
+
+/// Disks find their logs among the places of a volume, and each log has its own.
+#[test]
+fn a_disk_finds_its_log_among_several() {
+    let places = LogPlaces { offset: 4096, length: 128 << 10, count: 3 };
+    let store = SimOptions { rounds_max: 0, ..SimOptions::new(4096 + (3 * 128 << 10)) };
+    let volume = volume(&store, 1);
+    let of = |name: &str, identity: u8, expected: Option<u8>| {
+        let options = WalOptions {
+            name: name.into(),
+            identity: [identity; 16],
+            expected: expected.map(|expected| [expected; 16]),
+            ..options()
+        };
+        Wal::open_among(&volume, &places, &options)
+    };
+    let one = of("a", 1, None).unwrap();
+    let two = of("b", 2, None).unwrap();
+    let three = of("c\u{1b}", 3, None).unwrap();
+    assert_eq!([&one, &two, &three].map(Wal::identity), [[1; 16], [2; 16], [3; 16]]);
+    let Err(error) = of("d", 4, None) else { panic!("there is no fourth place") };
+    let error = error.to_string();
+    assert!(error.contains("all its 3 places") && error.contains("\"c\\u{1b}\""), "{error}");
+    drop((one, two, three));
+    // Whatever identities the disks propose, they get their logs again.
+    assert_eq!(of("b", 9, None).unwrap().identity(), [2; 16]);
+    assert_eq!(of("a", 9, Some(1)).unwrap().identity(), [1; 16]);
+    assert!(matches!(of("a", 9, Some(7)), Err(WalError::NotExpected)));
+    // A log that is expected is not taken for that of another disk.
+    assert!(matches!(of("a", 9, Some(2)), Err(WalError::OtherDisk(_))));
+
+    // A log with changes is not erased, and stays with its disk.
+    let wal = of("b", 9, Some(2)).unwrap();
+    let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
+    let layers = vec![Arc::new(wal.clone()) as _];
+    let disk = Disk::new(DiskOptions::default(), layers, home).unwrap();
+    let mut harness = Harness::new(&disk, &HarnessOptions::default(), 1);
+    harness.submit(0, &write(0, 1));
+    harness.drain(|_| {});
+    assert!(wal.erase().is_err());
+    harness.rest(|_| {});
+    drop(harness);
+    wal.drain(&disk, Duration::from_secs(20)).unwrap();
+    // An empty one is. While it is open, its place is not given to another disk.
+    wal.erase().unwrap();
+    assert!(of("d", 4, None).is_err());
+    drop((wal, disk));
+    assert_eq!(of("d", 4, None).unwrap().identity(), [4; 16]);
+    assert!(of("b", 2, None).is_err());
 }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Backend, Disk};
+use fathom_block::{Backend, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode};
 use fathom_image::{CacheMark, MarkedCache};
-use fathom_layers::LayerOptions as _;
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
+use fathom_layers::{Cache, LayerOptions as _};
 
+use crate::logs::CacheStores;
 use crate::wiring::refusal;
 
 /// What the cache of a disk needs of the daemon.
@@ -20,6 +20,10 @@ pub(crate) struct Host<'a> {
     pub definition: &'a DiskDefinition,
     /// The folder for records that outlive the daemon.
     pub records: &'a Path,
+    /// The open stores of caches.
+    pub stores: &'a CacheStores,
+    /// The identity of the disk's log, or [`cache::NO_LOG`].
+    pub log: [u8; 16],
 }
 
 /// The mark of an image, for a cache at `path`.
@@ -51,18 +55,7 @@ impl cache::CacheMark for Mark {
 
 impl CacheHost for Host<'_> {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Backend>> {
-        // Without direct I/O, because its alignment would become that of all disks of the cache.
-        let options = FileOptions {
-            path: path.to_owned(),
-            direct: false,
-            read_only: false,
-            block_size: None,
-            disk: format!("the cache of {}", self.definition.name),
-            records: Some(self.records.to_owned()),
-            foreign_allowed: true,
-        };
-        let opened = FileBackend::open(&options);
-        Ok(Arc::new(opened.map_err(|error| io::Error::other(error.to_string()))?))
+        self.stores.open(path, &self.definition.name, self.records)
     }
 
     fn home(&self, cache: &Path) -> io::Result<CacheHome> {
@@ -74,7 +67,8 @@ impl CacheHost for Host<'_> {
         };
         let mark = CacheMark::open(&image, self.records)?;
         let name = image.canonicalize()?.display().to_string();
-        Ok(CacheHome { name, mark: Arc::new(Mark { mark, path: cache.to_owned() }) })
+        let mark = Arc::new(Mark { mark, path: cache.to_owned() });
+        Ok(CacheHome { name, mark, log: self.log })
     }
 
     fn random(&self) -> io::Result<[u8; 16]> {
@@ -120,6 +114,16 @@ pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), 
         );
         refusal(ErrorCode::Failed, message, remedy)
     })
+}
+
+/// Notes in the caches among `layers` that their disk has the log with this identity from now on, or
+/// [`cache::NO_LOG`].
+pub(crate) fn note_log<'l>(layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>, log: [u8; 16]) {
+    for layer in layers {
+        if let Some(cache) = layer.as_any().and_then(|layer| layer.downcast_ref::<Cache>()) {
+            cache.set_log(log);
+        }
+    }
 }
 
 /// Makes the states of a disk's layers durable that outlive the daemon, within `limit`.

@@ -2,6 +2,7 @@
 //! same volume share it.
 
 mod definition;
+mod in_cache;
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -20,10 +21,15 @@ use fathom_layers::Wal;
 use fathom_layers::wal::{LogVolume, WalError, WalOptions};
 
 pub(crate) use definition::WalDefinition;
+pub(crate) use in_cache::CacheStores;
 
 use crate::configuration::layers;
 use crate::models::ModelDevices;
 use crate::wiring::refusal;
+
+/// The remedy for changes in a log that are not those of the image.
+const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
+                             with zeroes";
 
 /// The open log volumes, by path.
 #[derive(Default)]
@@ -36,6 +42,8 @@ pub(crate) struct LogVolumes {
 struct Place {
     volume: Weak<LogVolume>,
     model: Option<ModelDefinition>,
+    /// Whether it is the store of a cache.
+    is_cache: bool,
 }
 
 /// Whether two definitions have the same log; the settings that can change may differ.
@@ -50,6 +58,8 @@ pub(crate) fn is_same_log(one: &WalDefinition, other: &WalDefinition) -> bool {
 pub(crate) struct DiskLog {
     /// The layer.
     pub wal: Wal,
+    /// Whether the log is that of a cache in the mode `write-back`.
+    pub is_in_cache: bool,
     mark: Arc<LogMark>,
 }
 
@@ -69,9 +79,16 @@ impl DiskLog {
         }
     }
 
-    /// Removes the mark: the log is empty and takes no more changes.
+    /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a log in the
+    /// place of a log in a cache.
     pub(crate) fn end(&self) -> io::Result<()> {
-        self.mark.clear()
+        self.mark.clear()?;
+        if self.is_in_cache {
+            if let Err(error) = self.wal.erase() {
+                tracing::warn!(%error, "an empty log keeps its place in a cache");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -84,6 +101,7 @@ impl LogVolumes {
         home_capacity: u64,
         records: &Path,
         models: &ModelDevices,
+        stores: &CacheStores,
     ) -> Result<Option<DiskLog>, ErrorBody> {
         let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
@@ -94,25 +112,16 @@ impl LogVolumes {
         };
         let mark = LogMark::open(&image, records).map_err(unreadable)?;
         let marked = mark.read().map_err(unreadable)?;
-        let elsewhere = |marked: &MarkedLog| {
-            let (shown, path) = (image.display(), &marked.path);
-            let message = format!(
-                "{shown} alone may be out of date: its last changes may be in the log at {path}"
-            );
-            let remedy = format!(
-                "serve it with the layer `wal` and that log (is its device mounted?). To remove the \
-                 layer, first serve the disk with it, then reload without it or shut down the daemon: \
-                 both write the changes back. If the log is gone and its changes may be lost, {}",
-                mark.removal()
-            );
-            refusal(ErrorCode::Failed, message, remedy)
-        };
-        let Some(wal) = layers::wal(definition) else {
+        let wal = layers::wal(definition);
+        let elsewhere =
+            |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, &mark.removal());
+        let Some(wal) = &wal else {
             return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
         };
         let failed = |text: String| {
             // The remedy follows the first semicolon.
             let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            let remedy = if wal.is_in_cache { in_cache::remedy(remedy) } else { remedy.to_owned() };
             let shown = wal.log.display();
             let message = format!("the log of the disk {disk:?} at {shown}: {message}");
             refusal(ErrorCode::Failed, message, remedy)
@@ -123,8 +132,8 @@ impl LogVolumes {
                 return Err(elsewhere(marked));
             }
         }
-        let volume =
-            self.volume(&wal, disk, records, models).map_err(|error| failed(error.to_string()))?;
+        let volume = self.volume(wal, disk, records, (models, stores));
+        let volume = volume.map_err(|error| failed(error.to_string()))?;
         let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
             name: disk.clone(),
@@ -137,7 +146,14 @@ impl LogVolumes {
             age_ns: wal.age.0,
             expected: marked.as_ref().map(|marked| marked.identity),
         };
-        let opened = match (Wal::open(&volume, &options), &marked) {
+        let opened = if wal.is_in_cache {
+            let places = in_cache::places(&wal.log, volume.backend().capacity());
+            let places = places.map_err(|error| failed(error.to_string()))?;
+            Wal::open_among(&volume, &places, &options)
+        } else {
+            Wal::open(&volume, &options)
+        };
+        let opened = match (opened, &marked) {
             (Err(WalError::NotExpected), Some(marked)) => return Err(elsewhere(marked)),
             (opened, _) => opened.map_err(|error| failed(error.to_string()))?,
         };
@@ -149,8 +165,11 @@ impl LogVolumes {
                     "the log of the disk {disk:?} at {path} holds changes, but {shown} has no mark of \
                      it: this is another image, or it has been used without the log"
                 ),
-                "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
-                 with zeroes",
+                if wal.is_in_cache {
+                    in_cache::remedy(RESTORE_IMAGE)
+                } else {
+                    RESTORE_IMAGE.into()
+                },
             ));
         }
         let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
@@ -164,7 +183,7 @@ impl LogVolumes {
                 refusal(ErrorCode::Failed, message, remedy)
             })?;
         }
-        Ok(Some(DiskLog { wal: opened, mark: Arc::new(mark) }))
+        Ok(Some(DiskLog { wal: opened, is_in_cache: wal.is_in_cache, mark: Arc::new(mark) }))
     }
 
     fn volume(
@@ -172,9 +191,13 @@ impl LogVolumes {
         wal: &WalDefinition,
         disk: &str,
         records: &Path,
-        models: &ModelDevices,
+        (models, stores): (&ModelDevices, &CacheStores),
     ) -> io::Result<Arc<LogVolume>> {
-        make(wal)?;
+        if wal.is_in_cache {
+            require(&wal.log)?;
+        } else {
+            make(wal)?;
+        }
         let path = wal.log.canonicalize()?;
         let place = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,11 +211,24 @@ impl LogVolumes {
         // Held while this volume is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = place.volume.upgrade() {
+            if place.is_cache != wal.is_in_cache {
+                let text =
+                    if place.is_cache { "it is the store of a cache" } else { "it has logs" };
+                return Err(io::Error::other(format!("{text}; choose another place")));
+            }
+            if place.is_cache {
+                return Ok(volume);
+            }
             if place.model != wal.model {
                 let text = "another disk has a log there with another `model`; use the same model for both";
                 return Err(io::Error::other(text));
             }
             reserve(wal, &**volume.backend())?;
+            return Ok(volume);
+        }
+        if wal.is_in_cache {
+            let volume = Arc::new(LogVolume::new(stores.open(&path, disk, records)?));
+            *place = Place { volume: Arc::downgrade(&volume), model: None, is_cache: true };
             return Ok(volume);
         }
         let options = FileOptions {
@@ -220,8 +256,44 @@ impl LogVolumes {
             };
         }
         let volume = Arc::new(LogVolume::new(backend));
-        *place = Place { volume: Arc::downgrade(&volume), model: wal.model.clone() };
+        let model = wal.model.clone();
+        *place = Place { volume: Arc::downgrade(&volume), model, is_cache: false };
         Ok(volume)
+    }
+}
+
+/// The error for an image whose log is not the one of the definition, or which is to be served without a log.
+fn elsewhere(
+    image: &Path,
+    wal: Option<&WalDefinition>,
+    marked: &MarkedLog,
+    removal: &str,
+) -> ErrorBody {
+    let (shown, path) = (image.display(), &marked.path);
+    let is_in_cache = wal.is_some_and(|wal| wal.is_in_cache)
+        || in_cache::superblock(Path::new(path)).is_ok_and(|format| format.logs > 0);
+    let (place, layer) = if is_in_cache {
+        ("the log of the cache at", "the layer `cache` in the mode `write-back` and that `store`")
+    } else {
+        ("the log at", "the layer `wal` and that log")
+    };
+    let message =
+        format!("{shown} alone may be out of date: its last changes may be in {place} {path}");
+    let remedy = format!(
+        "serve it with {layer} (is its device mounted?). To remove the layer, first serve the disk with \
+         it, then reload without it or shut down the daemon: both write the changes back. If the log is \
+         gone and its changes may be lost, {removal}"
+    );
+    refusal(ErrorCode::Failed, message, remedy)
+}
+
+/// Requires that the store of a cache exists. Only `fathom cache create` makes one.
+fn require(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::other(
+            "it does not exist; is its device mounted? `fathom cache create --log SIZE` makes a new cache",
+        )),
+        metadata => metadata.map(|_| ()),
     }
 }
 

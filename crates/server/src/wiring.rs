@@ -31,7 +31,7 @@ use crate::configuration::{Address, layers as layers_of, parse_address};
 use crate::daemon::placement_within;
 use crate::group::admit;
 use crate::introspection::DiskGuest;
-use crate::logs::{DiskLog, LogVolumes};
+use crate::logs::{CacheStores, DiskLog, LogVolumes};
 use crate::models::ModelDevices;
 pub(crate) use layers::{KeyedLayer, LayerKey, Place, make_layers, set_layer};
 
@@ -86,6 +86,8 @@ pub(crate) struct Common {
     pub logs: LogVolumes,
     /// The caches.
     pub caches: Caches,
+    /// The open stores of caches.
+    pub stores: CacheStores,
     /// The limits of groups of disks.
     pub limits: LimitGroups,
     /// The devices that disks share.
@@ -111,7 +113,7 @@ pub(crate) fn open_disk(
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
-        log: common.logs.open(definition, backend.capacity(), records, &common.models)?,
+        log: open_log(definition, backend.capacity(), records, common)?,
         background: background_of(definition, common),
         layers: Vec::new(),
     };
@@ -132,6 +134,16 @@ pub(crate) fn open_disk(
         });
     }
     Ok((disk, watchers))
+}
+
+/// Opens the log of a disk, if it has one. `capacity` is the size of the disk's store, in bytes.
+pub(crate) fn open_log(
+    definition: &DiskDefinition,
+    capacity: u64,
+    records: &Path,
+    common: &Common,
+) -> Result<Option<DiskLog>, ErrorBody> {
+    common.logs.open(definition, capacity, records, &common.models, &common.stores)
 }
 
 /// Makes a disk of `backend` and the layers of `definition`.

@@ -2,7 +2,7 @@
 use std::time::Instant;
 
 use clap::ValueEnum;
-use fathom_control::{DiskChange, LayerDefinition};
+use fathom_control::{Bytes, DiskChange, LayerDefinition};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -21,6 +21,9 @@ struct Changed<'a> {
     disk: &'a str,
     attached: bool,
     seconds: f64,
+    /// The bytes of the log when the change began, which were written back; none without a log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written_back_bytes: Option<u64>,
 }
 
 pub(super) fn attach(options: &AttachOptions) -> Outcome {
@@ -48,11 +51,12 @@ pub(super) fn attach(options: &AttachOptions) -> Outcome {
     for (key, value) in sizes {
         layer.extend(value.map(|value| (key.to_owned(), json!(value))));
     }
+    layer.extend(options.age.map(|age| ("age".to_owned(), json!(age))));
     let layer = LayerDefinition::new(KIND, Value::Object(layer));
     let change = DiskChange { set_layer: Some(layer), ..DiskChange::default() };
     let begun = Instant::now();
     options.control.client().change_disk(&options.disk, &change)?;
-    show(&options.disk, true, begun, options.format.json)
+    show(&options.disk, true, begun, None, options.format.json)
 }
 
 pub(super) fn detach(options: &DetachOptions) -> Outcome {
@@ -62,17 +66,24 @@ pub(super) fn detach(options: &DetachOptions) -> Outcome {
         return Err(Failure::new(format!("the disk {:?} has no cache", options.disk))
             .advise("`fathom disk list` shows the layers of all disks"));
     }
+    let report = client.caches(Some(&options.disk), 0, 0)?;
+    let found = report.of_disk(&options.disk).map(|(_, disk)| disk);
+    let dirty = found.filter(|disk| disk.log_bytes > 0).map(|disk| disk.dirty_bytes);
     let change = DiskChange { remove_layer: Some(KIND.into()), ..DiskChange::default() };
     let begun = Instant::now();
     client.change_disk(&options.disk, &change)?;
-    show(&options.disk, false, begun, options.format.json)
+    show(&options.disk, false, begun, dirty, options.format.json)
 }
 
-fn show(disk: &str, attached: bool, begun: Instant, json: bool) -> Outcome {
+/// `dirty` are the bytes of a log that were written back.
+fn show(disk: &str, attached: bool, begun: Instant, dirty: Option<u64>, json: bool) -> Outcome {
     let seconds = begun.elapsed().as_secs_f64();
     if json {
-        return output::json(&Changed { disk, attached, seconds });
+        return output::json(&Changed { disk, attached, seconds, written_back_bytes: dirty });
     }
     let what = if attached { "uses the cache" } else { "does not use its cache any more" };
-    output::text_line(&format!("{disk} {what}; the change took {seconds:.1} s"))
+    let written_back = dirty.map_or_else(String::new, |dirty| {
+        format!(", with the write-back of what its log had ({})", Bytes(dirty))
+    });
+    output::text_line(&format!("{disk} {what}; the change took {seconds:.1} s{written_back}"))
 }

@@ -8,7 +8,11 @@ use fathom_cache::{
 use fathom_control::{Bytes, count};
 use serde::Serialize;
 
-use super::{CheckOptions, volume::Volume};
+use super::{
+    CheckOptions,
+    logs::{self, Log},
+    volume::Volume,
+};
 use crate::{
     failure::{Failure, Outcome},
     output::{
@@ -49,6 +53,9 @@ struct Checked<'a> {
     torn_pages: u64,
     damaged_pages: u64,
     duplicates: u64,
+    /// The most logs, and the logs there are.
+    logs_max: u32,
+    logs: Vec<Log>,
     /// The bytes of blocks that were compared with their checksums.
     data_bytes: u64,
     wrong_granules: u64,
@@ -62,7 +69,9 @@ pub(super) fn run(options: &CheckOptions) -> Outcome {
     let mut reader = Reader { data: options.data, ..Reader::new(&volume) };
     let inspection =
         reader.pages(format, options).map_err(|error| Failure::io("read", path, &error))?;
-    let checked = report(path, &volume, &format, &inspection, reader);
+    let logs = logs::logs(&volume, &format, options.format.json)
+        .map_err(|error| Failure::io("read the logs of", path, &error))?;
+    let checked = report(path, &volume, &format, &inspection, (reader, logs));
     if options.format.json {
         output::json(&checked)?;
     } else {
@@ -141,7 +150,7 @@ fn report<'a>(
     volume: &Volume,
     format: &Superblock,
     inspection: &Inspection,
-    reader: Reader<'_>,
+    (reader, logs): (Reader<'_>, Vec<Log>),
 ) -> Checked<'a> {
     let disk = |disk: &DiskSummary| Disk {
         name: disk.record.name.clone(),
@@ -162,6 +171,9 @@ fn report<'a>(
         problems.push(format!("{} twice", count(inspection.duplicates, "block")));
     }
     problems.extend(reader.problems);
+    for log in logs.iter().filter(|log| !log.problem.is_empty()) {
+        problems.push(format!("the log at byte {} cannot be read: {}", log.offset, log.problem));
+    }
     Checked {
         path,
         size_bytes: volume.size,
@@ -173,6 +185,8 @@ fn report<'a>(
         torn_pages: inspection.torn,
         damaged_pages: inspection.damaged,
         duplicates: inspection.duplicates,
+        logs_max: format.logs,
+        logs,
         data_bytes: reader.data_bytes,
         wrong_granules: reader.wrong,
         problems,
@@ -188,6 +202,9 @@ impl Checked<'_> {
         let block_size = Bytes(u64::from(self.block_size_bytes));
         sheet.fact("blocks", format!("{} of {} with {block_size}", self.blocks, self.blocks_max));
         sheet.fact("disks", format!("{} of {}", self.disks.len(), self.disks_max));
+        if self.logs_max > 0 {
+            sheet.fact("logs", format!("{} of {}", self.logs.len(), self.logs_max));
+        }
         if self.torn_pages > 0 {
             let pages = count(self.torn_pages, "page");
             sheet
@@ -204,6 +221,10 @@ impl Checked<'_> {
         if !self.disks.is_empty() {
             output::text_line("")?;
             output::text_line(&self.table().render(output::width(), style))?;
+        }
+        if !self.logs.is_empty() {
+            output::text_line("")?;
+            output::text_line(&self.log_table().render(output::width(), style))?;
         }
         for problem in &self.problems {
             output::text_line(&format!("{} {problem}", style.paint(style::BAD, "✗")))?;
@@ -236,12 +257,35 @@ impl Checked<'_> {
         table
     }
 
+    fn log_table(&self) -> Table {
+        let mut table = Table::new([
+            Column::text("LOG OF").flexible().kept(),
+            Column::text("IMAGE").flexible_path(16).importance(4),
+            Column::number("AT BYTE").importance(2),
+            Column::number("RECORDS").importance(3),
+            Column::number("DIRTY").kept(),
+        ]);
+        for log in &self.logs {
+            table.row([
+                clean(&log.disk),
+                clean(&log.image),
+                log.offset.to_string(),
+                log.records.to_string(),
+                Bytes(log.bytes).to_string(),
+            ]);
+        }
+        table
+    }
+
     fn verdict(&self) -> Outcome {
         if self.problems.is_empty() {
             return Ok(());
         }
         let shown = self.path.display();
-        let remedy = if self.wrong_granules > 0 {
+        let remedy = if self.logs.iter().any(|log| !log.problem.is_empty()) {
+            "a log may have changes that are nowhere else: restore the store of the cache"
+                .to_owned()
+        } else if self.wrong_granules > 0 {
             "the device does not hold what was written to it: replace it. No data is lost: all blocks are \
              on their disks"
                 .to_owned()

@@ -1,4 +1,4 @@
-//! `fathom cache clear`: empties a cache.
+//! `fathom cache clear`: empties a cache. Its logs keep what they have.
 use std::path::Path;
 
 use fathom_cache::format::Superblock;
@@ -26,7 +26,7 @@ pub(super) fn run(options: &ClearOptions) -> Outcome {
     // With another identity, it fits the marks of no image.
     let cache = identity().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     volume
-        .make(&Superblock { cache, ..format }, false, options.format.json)
+        .clear(&Superblock { cache, ..format }, options.format.json)
         .map_err(|error| Failure::io("write", path, &error))?;
     if options.format.json {
         return output::json(&Cleared { path, blocks: format.slots });

@@ -6,8 +6,8 @@ use std::{
     path::Path,
 };
 
-use fathom_cache::format::{BLOCK_SIZES, DISKS_MAX, Superblock};
-use fathom_control::Bytes;
+use fathom_cache::format::{BLOCK_SIZES, DISKS_MAX, LOG_LENGTHS, LOG_UNIT, Superblock};
+use fathom_control::{Bytes, count};
 use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
@@ -15,7 +15,7 @@ use rustix::{
 use serde::Serialize;
 
 use super::{
-    CreateOptions,
+    CreateOptions, logs,
     volume::{Volume, identity},
 };
 use crate::{
@@ -26,6 +26,8 @@ use crate::{
 
 /// The smallest cache, in bytes.
 const SIZE_MIN: u64 = 1 << 20;
+/// The smallest log, in bytes.
+const LOG_MIN: u64 = 1 << 20;
 /// The bytes at the start of a device that are examined for other data.
 const HEAD: usize = 128 << 10;
 /// The least bytes of a cache for each of its disks: a smaller cache has fewer disks.
@@ -40,6 +42,8 @@ struct Created<'a> {
     block_size_bytes: u32,
     blocks: u32,
     disks: u32,
+    logs: u32,
+    log_size_bytes: u64,
 }
 
 pub(super) fn run(options: &CreateOptions) -> Outcome {
@@ -66,6 +70,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
             return Err(Failure::usage(text).advise("leave --size out, or choose a smaller one"));
         }
         check_unused(&volume, path, options.force)?;
+        logs::refuse_if_needed(&volume, path, options.format.json)?;
         (volume, false)
     } else {
         let size = size.ok_or_else(|| {
@@ -88,10 +93,16 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
             block_size_bytes: format.block_size,
             blocks: format.slots,
             disks: format.disks,
+            logs: format.logs,
+            log_size_bytes: format.log_length,
         });
     }
+    let logs = match format.logs {
+        0 => String::new(),
+        logs => format!(", and {} of {} each", count(logs, "log"), Bytes(format.log_length)),
+    };
     output::text_line(&format!(
-        "{}: a cache of {} in blocks of {}, for {} disks",
+        "{}: a cache of {} in blocks of {}, for {} disks{logs}",
         path.display(),
         Bytes(u64::from(format.slots) * u64::from(format.block_size)),
         Bytes(u64::from(format.block_size)),
@@ -112,10 +123,31 @@ fn format(options: &CreateOptions, size: u64, block_size: u32) -> Outcome<Superb
     let identity = identity().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     let disks = u64::from(options.disks).min((size / BYTES_PER_DISK).max(1)) as u32;
     let pages = BITMAP_PAGES.min((size >> 28).max(1) as u32);
-    Superblock::new(identity, size, block_size, disks, pages).ok_or_else(|| {
-        Failure::usage(format!("{} are too few for a cache", Bytes(size)))
-            .advise("choose a larger --size, or fewer --disks")
-    })
+    let too_small = |advice: &str| {
+        Failure::usage(format!("{} are too few for a cache", Bytes(size))).advise(advice)
+    };
+    let Some(log) = options.log else {
+        return Superblock::new(identity, size, block_size, disks, pages)
+            .ok_or_else(|| too_small("choose a larger --size, or fewer --disks"));
+    };
+    let length = log_length(log.0, options.logs)?;
+    let rest = size.saturating_sub(length * u64::from(options.logs));
+    let format = Superblock::new(identity, rest, block_size, disks, pages);
+    let format = format.and_then(|format| format.with_logs(options.logs, length));
+    format.ok_or_else(|| too_small("choose a larger --size, a smaller --log, or fewer --disks"))
+}
+
+/// The length of each of `logs` logs that together have `total` bytes.
+fn log_length(total: u64, logs: u32) -> Outcome<u64> {
+    let each = total / u64::from(logs.max(1)) / LOG_UNIT * LOG_UNIT;
+    let most = *LOG_LENGTHS.end();
+    if (1..=DISKS_MAX).contains(&logs) && (LOG_MIN..=most).contains(&each) {
+        return Ok(each);
+    }
+    let (least, most) = (Bytes(LOG_MIN), Bytes(most));
+    let text = format!("{} cannot be divided into {logs} logs", Bytes(total));
+    let advice = format!("choose --log and --logs so that each log has from {least} to {most}");
+    Err(Failure::usage(text).advise(advice))
 }
 
 fn finish(
@@ -141,7 +173,9 @@ fn new_file(path: &Path, size: u64, options: &CreateOptions) -> Outcome<Volume> 
                 return Err(Failure::new(format!("{} exists", path.display()))
                     .advise("choose another path, or replace it with --force: its data is lost"));
             }
-            Volume::open(path, true)?
+            let volume = Volume::open(path, true)?;
+            logs::refuse_if_needed(&volume, path, options.format.json)?;
+            volume
         }
         opened => {
             let file = opened.map_err(|error| Failure::io("create", path, &error))?;

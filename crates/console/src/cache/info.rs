@@ -94,6 +94,10 @@ fn sheet(cache: &CacheInfo, disk: &CacheDisk) -> Sheet {
     let used = percent(Some(cache.used_bytes as f64 / cache.size_bytes.max(1) as f64));
     let of_disk = Bytes(disk.used_bytes);
     sheet.fact("size", format!("{}, {used} used, {of_disk} by the disk", Bytes(cache.size_bytes)));
+    if disk.log_bytes > 0 {
+        let (dirty, size) = (Bytes(disk.dirty_bytes), Bytes(disk.log_bytes));
+        sheet.fact("log", format!("{dirty} of {size} may not be on the disk yet"));
+    }
     let held = super::shares(&cache.classes, |class| class.used_bytes);
     sheet.fact_if_any("content by class", held);
     let counts = &disk.counts;

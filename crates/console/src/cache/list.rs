@@ -18,7 +18,8 @@ use crate::{
 #[command(after_help = "\
 HIT is the share of the reads that the cache had wholly, and SAVED the bytes that were not read from
 the disks beneath, since the disks got their cache. IN are the blocks put into the cache, and OUT those
-that left it to make room for others.
+that left it to make room for others. DIRTY is what the logs of disks in the mode write-back have that may
+not be on the disks yet.
 
 Examples:
   fathom cache list
@@ -42,6 +43,13 @@ pub fn run(options: &ListOptions) -> Outcome {
     output::text_line(&table(&report.caches).render(output::width(), Style::stdout()))
 }
 
+/// The bytes in logs that may not be at home; empty if no disk of the cache has a log in it.
+fn dirty(cache: &CacheInfo) -> String {
+    let logs = || cache.disks.iter().filter(|disk| disk.log_bytes > 0);
+    let bytes: u64 = logs().map(|disk| disk.dirty_bytes).sum();
+    if logs().next().is_some() { short_bytes(bytes as f64) } else { String::new() }
+}
+
 fn table(caches: &[CacheInfo]) -> Table {
     let mut table = Table::new([
         Column::text("CACHE").flexible().kept(),
@@ -53,6 +61,7 @@ fn table(caches: &[CacheInfo]) -> Table {
         Column::number("SAVED").importance(6),
         Column::number("IN").importance(2),
         Column::number("OUT").importance(2),
+        Column::text("DIRTY").optional().importance(4),
         Column::text("DISKS").flexible().importance(5),
         Column::text("OUT OF SERVICE").flexible().optional().kept(),
     ]);
@@ -70,6 +79,7 @@ fn table(caches: &[CacheInfo]) -> Table {
             short_bytes(counts.hit_bytes as f64),
             short_number(cache.insertions as f64),
             short_number(cache.removals.capacity as f64),
+            dirty(cache),
             disks.join(", "),
             cache.failure.clone(),
         ]);
@@ -87,6 +97,11 @@ mod tests {
         for part in ["hosts", "1 GiB", "100.0 %", "75.0 %", "5.86M", "70.0k", "db, web"] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
-        assert!(!text.contains("OUT OF SERVICE"), "{text}");
+        assert!(!text.contains("OUT OF SERVICE") && !text.contains("DIRTY"), "{text}");
+        let mut report = report(1);
+        let disk = &mut report.caches[0].disks[0];
+        (disk.dirty_bytes, disk.log_bytes) = (3 << 20, 1 << 30);
+        let text = table(&report.caches).render(Some(120), Style::PLAIN);
+        assert!(text.contains("DIRTY") && text.contains("3.00M"), "{text}");
     }
 }

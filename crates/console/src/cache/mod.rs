@@ -7,6 +7,7 @@ mod create;
 mod curve;
 mod info;
 mod list;
+mod logs;
 mod options;
 mod picture;
 mod top;
@@ -36,7 +37,8 @@ The space of a file is allocated now, so that the cache never fills its file sys
 Examples:
   fathom cache create /nvme/cache --size 100G
   fathom cache create /dev/nvme0n1p3                  all of a partition
-  fathom cache create /nvme/cache --size 1T --block-size 64K --disks 200")]
+  fathom cache create /nvme/cache --size 1T --block-size 64K --disks 200
+  fathom cache create /nvme/cache --size 100G --log 4G --logs 2   with logs of 2G for two disks")]
     Create(CreateOptions),
     /// Examine a cache that is not in use
     #[command(after_help = "\
@@ -50,7 +52,7 @@ Examples:
     Check(CheckOptions),
     /// Empty a cache that is not in use
     #[command(after_help = "\
-No data is lost: all blocks are on their disks.
+No data is lost: all blocks are on their disks. Logs stay as they are.
 
 Example:
   fathom cache clear /nvme/cache")]
@@ -62,11 +64,13 @@ The change lasts until the daemon ends; the configuration keeps its own layers.
 Examples:
   fathom cache attach db --store /nvme/cache
   fathom cache attach db --size 8G --name hosts       in memory, shared by disks with this name
-  fathom cache attach db --store /nvme/cache --mode write-around")]
+  fathom cache attach db --store /nvme/cache --mode write-around
+  fathom cache attach db --store /nvme/cache --mode write-back    changes are durable in its log first")]
     Attach(AttachOptions),
     /// Take a disk's cache away while a guest uses it
     #[command(after_help = "\
-The disk stays in use. No data is lost: all blocks are on the disk.
+The disk stays in use. No data is lost: all blocks are on the disk. What only the log of a cache in the
+mode write-back has is written back first.
 
 Example:
   fathom cache detach db")]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use fathom_control::Bytes;
+use fathom_control::{Bytes, Nanoseconds};
 
 use crate::connection::ControlOptions;
 use crate::output::Format;
@@ -22,6 +22,12 @@ pub struct CreateOptions {
     /// How many disks can use the cache
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) disks: u32,
+    /// The part of the cache for write-ahead logs, which the mode write-back needs; a part of the size
+    #[arg(long, value_name = "SIZE")]
+    pub(super) log: Option<Bytes>,
+    /// How many disks can have a log; each gets an equal place
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "log")]
+    pub(super) logs: u32,
     /// Do not allocate the space of the file now
     #[arg(long)]
     pub(super) sparse: bool,
@@ -62,6 +68,8 @@ pub(super) enum Mode {
     WriteAround,
     /// Nothing: the cache serves what it has
     ReadOnly,
+    /// Reads and writes; changes become durable in the cache's log first
+    WriteBack,
 }
 
 /// Which blocks are kept.
@@ -98,6 +106,9 @@ pub struct AttachOptions {
     /// What goes into the cache
     #[arg(long, value_enum, default_value_t = Mode::WriteThrough)]
     pub(super) mode: Mode,
+    /// With the mode write-back: how long a change may be only in the log, for example 5s
+    #[arg(long, value_name = "TIME")]
+    pub(super) age: Option<Nanoseconds>,
     /// Which blocks are kept
     #[arg(long, value_enum, default_value_t = Policy::Auto)]
     pub(super) policy: Policy,

@@ -8,6 +8,7 @@ use std::{
 
 use fathom_cache::format::{FormatError, PAGE_LENGTH, Superblock};
 use fathom_image::{Access, LockError};
+use fathom_wal::SUPERBLOCK_LENGTH;
 use rustix::fs::OFlags;
 
 use crate::{
@@ -89,7 +90,8 @@ impl Volume {
                     failure.advise(format!("make a cache with `fathom cache create {shown}`"))
                 }
                 FormatError::Damaged => failure.advise(format!(
-                    "no data is lost: make it again with `fathom cache create --force {shown}`"
+                    "all blocks are on their disks: make it again with `fathom cache create --force \
+                     {shown}`, unless a disk in the mode write-back has changes in its logs: restore it then"
                 )),
             }
         })?;
@@ -106,28 +108,47 @@ impl Volume {
         Ok(format)
     }
 
-    /// Makes the store an empty cache. Until the end, there is no cache at all: the pages of an older
-    /// one must never be read together with new ones.
+    /// Makes the store an empty cache with free places for logs. Until the end, there is no cache at all: the
+    /// pages of an older one must never be read together with new ones.
     pub(super) fn make(&self, format: &Superblock, is_zero: bool, silent: bool) -> io::Result<()> {
         let file = &self.file;
         file.write_all_at(&[0; 2 * PAGE_LENGTH], 0)?;
         file.sync_all()?;
-        let end = format.page_offset(format.pages(), 0);
         if !is_zero {
-            let zeroes = vec![0; CHUNK as usize];
-            let mut progress = Progress::new("Writing empty tables", end).silent(silent);
-            let mut at = 2 * PAGE_LENGTH as u64;
-            while at < end {
-                let length = CHUNK.min(end - at);
-                file.write_all_at(&zeroes[..length as usize], at)?;
-                at += length;
-                progress.update(at);
+            self.blank_pages(format, silent)?;
+            for log in 0..format.logs {
+                file.write_all_at(&[0; 2 * SUPERBLOCK_LENGTH], format.log_offset(log))?;
             }
             file.sync_all()?;
         }
         for copy in 0..2 {
             file.write_all_at(&format.encode(), copy * PAGE_LENGTH as u64)?;
             file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Empties the cache. `format` is its superblock with another identity, with which no page of before is
+    /// sound. There is a superblock at any time, so that logs are found.
+    pub(super) fn clear(&self, format: &Superblock, silent: bool) -> io::Result<()> {
+        for copy in [1, 0] {
+            self.file.write_all_at(&format.encode(), copy * PAGE_LENGTH as u64)?;
+            self.file.sync_all()?;
+        }
+        self.blank_pages(format, silent)?;
+        self.file.sync_all()
+    }
+
+    fn blank_pages(&self, format: &Superblock, silent: bool) -> io::Result<()> {
+        let end = format.page_offset(format.pages(), 0);
+        let zeroes = vec![0; CHUNK as usize];
+        let mut progress = Progress::new("Writing empty tables", end).silent(silent);
+        let mut at = 2 * PAGE_LENGTH as u64;
+        while at < end {
+            let length = CHUNK.min(end - at);
+            self.file.write_all_at(&zeroes[..length as usize], at)?;
+            at += length;
+            progress.update(at);
         }
         Ok(())
     }

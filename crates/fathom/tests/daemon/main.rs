@@ -26,3 +26,4 @@ mod stuck;
 mod text_recording;
 mod usage;
 mod wal;
+mod write_back;

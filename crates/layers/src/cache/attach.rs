@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use fathom_block::{Operation, Shared};
 
 use super::format::{DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
-use super::lock;
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
+use super::{NO_LOG, lock};
 use crate::access::Access;
 
 /// How long an attachment waits for the writing of tables in progress.
@@ -46,6 +46,9 @@ fn misfit(record: &DiskRecord, disk: &CacheDisk, home: &str) -> Option<Dropped> 
     };
     if record.home != home {
         return Some(Dropped::Home);
+    }
+    if record.log != NO_LOG && record.log != disk.log {
+        return Some(Dropped::Log);
     }
     if !disk.expected.is_some_and(fits) {
         return Some(Dropped::Mark);
@@ -175,7 +178,7 @@ impl CacheVolume {
         let record = {
             let record = lock(&state.record);
             let (generation, earlier) = (disk.generation, disk.expected.unwrap_or_default());
-            DiskRecord { generation, earlier, ..record.clone() }
+            DiskRecord { generation, earlier, log: disk.log, ..record.clone() }
         };
         let mut access = Access::open(&self.backend)?;
         self.write_record(&mut access, state, record)
@@ -189,6 +192,7 @@ impl CacheVolume {
             generation: disk.generation,
             earlier: 0,
             stamp: disk.stamp.unwrap_or_default(),
+            log: disk.log,
             region_shift: lock(&state.record).region_shift,
         };
         let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
@@ -252,7 +256,7 @@ impl CacheVolume {
             self.write_now(access, place, |sequence| {
                 self.format.bitmap_bytes(place, sequence, &bits)
             })?;
-            state.regions.access(|regions| regions.page_durable(page, &bits));
+            state.regions.access(|regions| regions.page_durable(page, &bits, 0));
         }
         access.carry_out(Operation::Flush, 0, &mut [])?;
         Ok(())
@@ -285,6 +289,7 @@ mod tests {
             generation: 7,
             earlier: 6,
             stamp: 50,
+            log: NO_LOG,
             region_shift: 20,
         };
         let disk = |expected, stamp| CacheDisk {
@@ -294,6 +299,7 @@ mod tests {
             expected,
             stamp,
             generation: 9,
+            log: NO_LOG,
             region_shift: 20,
         };
         let of = |expected, stamp| misfit(&record, &disk(expected, stamp), "/a");
@@ -306,6 +312,15 @@ mod tests {
             assert_eq!(of(expected, Some(50)), Some(Dropped::Mark));
         }
         assert_eq!(misfit(&record, &disk(Some(7), Some(50)), "/b"), Some(Dropped::Home));
+        // What is newer than the store without its log fits only with that log.
+        let (one, other) = ([1; 16], [2; 16]);
+        for (noted, found, fits) in
+            [(NO_LOG, one, true), (one, one, true), (one, NO_LOG, false), (one, other, false)]
+        {
+            let record = DiskRecord { log: noted, ..record.clone() };
+            let disk = CacheDisk { log: found, ..disk(Some(7), Some(50)) };
+            assert_eq!(misfit(&record, &disk, "/a"), (!fits).then_some(Dropped::Log));
+        }
         let first = DiskRecord { generation: 0, earlier: 0, ..record };
         assert_eq!(misfit(&first, &disk(Some(0), None), "/a"), Some(Dropped::Mark));
     }

@@ -207,7 +207,10 @@ impl CacheQueue {
         if volume.is_kept {
             let now_ns = next.round_ns();
             let tables = volume.keeper.access(|keeper| keeper.tables) + 1;
-            inner.disk.regions.access(|regions| regions.end(offset, length, now_ns, tables));
+            let has_succeeded = outcome.is_ok();
+            inner.disk.regions.access(|regions| {
+                regions.end(offset, length, now_ns, tables, has_succeeded);
+            });
         }
         if let Some(data) = data {
             self.insert(data, parts, access, 0, next);

@@ -225,6 +225,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
         expected: marked.filter(is_ours).map(|state| state.generation),
         stamp,
         generation,
+        log: home.log,
         region_shift: REGION_SHIFT,
     };
     let name = options.shared_name();

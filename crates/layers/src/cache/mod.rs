@@ -1,8 +1,9 @@
 //! A cache of slow disks on a fast device, or in memory.
 //!
-//! The cache has blocks of several disks. It never has the only copy of anything: a change is at home
-//! before it completes, so that a cache that is lost costs only time. A disk whose changes are to be
-//! acknowledged early has the layer `wal` beneath, whose log can be on the same device.
+//! The cache has blocks of several disks. They are never the only copy of anything: a change is complete on
+//! the level below before it completes here, so that blocks that are lost cost only time. In the mode
+//! [`CacheMode::WriteBack`], the level below is a write-ahead log on the same volume, of which this layer knows
+//! no more than its place.
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
 //! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md` describes them.
@@ -77,6 +78,9 @@ pub use state::{CacheHome, CacheHost, CacheMark, CacheState, Dropped};
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
 
+/// The identity of no write-ahead log.
+pub const NO_LOG: [u8; 16] = [0; 16];
+
 /// The time between two attempts to end the use of a cache, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
@@ -96,11 +100,14 @@ pub enum CacheMode {
     WriteAround = 1,
     /// Nothing: the cache serves what it has. A write takes its blocks out.
     ReadOnly = 2,
+    /// What is read and what is written. A log beneath the cache has the changes first.
+    WriteBack = 3,
 }
 
 impl CacheMode {
     /// Every mode, in the order of its number.
-    pub const ALL: [Self; 3] = [Self::WriteThrough, Self::WriteAround, Self::ReadOnly];
+    pub const ALL: [Self; 4] =
+        [Self::WriteThrough, Self::WriteAround, Self::ReadOnly, Self::WriteBack];
 
     /// The name used in configurations and reports.
     pub const fn name(self) -> &'static str {
@@ -108,6 +115,7 @@ impl CacheMode {
             Self::WriteThrough => "write-through",
             Self::WriteAround => "write-around",
             Self::ReadOnly => "read-only",
+            Self::WriteBack => "write-back",
         }
     }
 
@@ -116,7 +124,7 @@ impl CacheMode {
     }
 
     fn inserts_writes(self) -> bool {
-        self == Self::WriteThrough
+        matches!(self, Self::WriteThrough | Self::WriteBack)
     }
 }
 
@@ -331,6 +339,21 @@ impl Cache {
     fn confirm(&self) {
         lock(&self.inner.disk.record).earlier = 0;
         self.inner.disk.is_record_dirty.store(true, Ordering::Release);
+    }
+
+    /// Notes that the disk has the write-ahead log with this identity beneath the cache from now on, or
+    /// [`NO_LOG`]. A log that the disk had before is empty. It becomes durable with the next tables; until
+    /// then, a start with another log than the noted one finds an empty cache.
+    pub fn set_log(&self, identity: [u8; 16]) {
+        let Inner { volume, disk, .. } = &*self.inner;
+        if !volume.is_kept || std::mem::replace(&mut lock(&disk.record).log, identity) == identity {
+            return;
+        }
+        disk.is_record_dirty.store(true, Ordering::Release);
+        volume.keeper.access(|keeper| {
+            keeper.due_ns = keeper.due_ns.max(1);
+            keeper.wake_queues();
+        });
     }
 
     /// Why the blocks that the volume had of the disk were dropped, if they were.

@@ -54,6 +54,9 @@ pub struct CacheDisk {
     pub stamp: Option<u64>,
     /// The state of the store from now on, drawn at random. The caller then writes it to the mark.
     pub generation: u64,
+    /// The identity of the write-ahead log beneath the cache; [`NO_LOG`](super::NO_LOG) if there is none. Blocks
+    /// that are newer than the store without another log are dropped.
+    pub log: [u8; 16],
     /// The least size of a region, as its binary logarithm.
     pub region_shift: u8,
 }
@@ -91,8 +94,8 @@ impl fmt::Display for CacheError {
             }
             Self::Format(error) => write!(
                 formatter,
-                "{error}; its content is not lost, because all blocks are on their disks: run `fathom \
-                 cache create --force` to make it again"
+                "{error}; all blocks are on their disks: run `fathom cache create --force` to make it \
+                 again, unless a disk in the mode `write-back` has changes in its logs"
             ),
             Self::Volume(text) | Self::Disk(text) => formatter.write_str(text),
             Self::Failed(error) => write!(formatter, "the cache volume failed: {error}; repair it"),

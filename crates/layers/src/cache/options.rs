@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_cache::Policy;
-use fathom_options::{Bytes, Check, Key};
+use fathom_options::{Bytes, Check, Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
-use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, format, kept};
+use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, NO_LOG, format, kept};
 use crate::kind::{LayerContext, LayerOptions};
 
 /// The longest name of a cache, in bytes.
@@ -36,8 +36,10 @@ pub struct CacheOptions {
     pub size: Bytes,
     /// The size of its blocks.
     pub block_size: Bytes,
-    /// What goes into the cache.
+    /// What goes into the cache, and where changes become durable.
     pub mode: CacheMode,
+    /// With [`CacheMode::WriteBack`]: how long a change may be only in the log.
+    pub age: Nanoseconds,
     /// What decides which blocks are kept.
     pub policy: CachePolicy,
     /// What this disk keeps of the cache, however busy the other disks are.
@@ -89,6 +91,7 @@ impl Default for CacheOptions {
             size: Bytes(256 << 20),
             block_size: Bytes(16 << 10),
             mode: CacheMode::WriteThrough,
+            age: Nanoseconds(5_000_000_000),
             policy: CachePolicy::Auto,
             share: CacheShare::default(),
             read_ahead: Bytes(0),
@@ -105,6 +108,8 @@ impl CacheOptions {
             disks: DISKS,
             bitmap_pages: 1,
             slots: u32::try_from(self.size.0 / self.block_size.0.max(1)).unwrap_or(u32::MAX),
+            logs: 0,
+            log_length: 0,
         }
     }
 
@@ -112,6 +117,11 @@ impl CacheOptions {
     pub(super) fn share_slots(&self, volume: &CacheVolume) -> u64 {
         let block_size = u64::from(volume.format.block_size);
         self.share.of(u64::from(volume.slots()) * block_size) / block_size
+    }
+
+    /// Whether changes become durable in a log of the store first.
+    pub fn has_log(&self) -> bool {
+        self.is_kept() && self.mode == CacheMode::WriteBack
     }
 
     /// Whether the cache is on a store that outlives the daemon.
@@ -178,9 +188,11 @@ impl LayerOptions for CacheOptions {
         Key::new(
             "mode",
             "\"write-through\"",
-            "what goes into it: `write-through` (reads and writes), `write-around` (reads), or \
-             `read-only` (nothing)",
+            "what goes into it: `write-through` (reads and writes), `write-around` (reads), \
+             `read-only` (nothing), or `write-back` (reads and writes; changes become durable in a log of \
+             the `store` first)",
         ),
+        Key::new("age", "\"5s\"", "with `write-back`: how long a change may be only in the log"),
         Key::new(
             "policy",
             "\"auto\"",
@@ -236,6 +248,12 @@ impl LayerOptions for CacheOptions {
         }
         if self.is_kept() {
             check.new_file("store", &self.store, "a cache cannot be at");
+        } else if self.mode == CacheMode::WriteBack {
+            check.problem(
+                "mode",
+                "a cache in memory cannot keep changes that are nowhere else",
+                "add a `store` made by `fathom cache create --log SIZE`, or choose another `mode`",
+            );
         } else if self.exclusive {
             check.problem(
                 "exclusive",
@@ -266,6 +284,7 @@ impl LayerOptions for CacheOptions {
             expected: None,
             stamp: None,
             generation: 0,
+            log: NO_LOG,
             region_shift: 20,
         };
         let names = Some(Arc::clone(context.names));

@@ -27,6 +27,9 @@ struct Region {
     tables: u64,
     /// Whether it is in the order.
     is_queued: bool,
+    /// Whether a change has failed: a crash may leave the content of before, or that of the change, so that the
+    /// bit stays.
+    is_uncertain: bool,
 }
 
 /// See the module.
@@ -42,6 +45,8 @@ pub(super) struct Regions {
     /// The regions without changes in flight, about in the order in which their last changes ended.
     order: VecDeque<u32>,
     dirty: BTreeSet<u32>,
+    /// The number of regions whose bits stay because of a failed change.
+    uncertain: usize,
     /// The flushes of home begun, and the number up to which they have completed.
     flushes: u64,
     flushed: u64,
@@ -61,6 +66,7 @@ impl Regions {
             active: HashMap::new(),
             order: VecDeque::new(),
             dirty: BTreeSet::new(),
+            uncertain: 0,
             flushes: 0,
             flushed: 0,
             notes: Notes::default(),
@@ -123,14 +129,27 @@ impl Regions {
     }
 
     /// A change has ended. The tables with the number `tables` show it.
-    pub(super) fn end(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
+    pub(super) fn end(
+        &mut self,
+        offset: u64,
+        length: u64,
+        now_ns: u64,
+        tables: u64,
+        has_succeeded: bool,
+    ) {
         let flush = self.flushes + 1;
         self.notes.changed(now_ns);
         for number in self.range(offset, length) {
             let Some(region) = self.active.get_mut(&number) else { continue };
             region.changes = region.changes.saturating_sub(1);
             (region.flush, region.ended_ns, region.tables) = (flush, now_ns, tables);
-            if region.changes == 0 && !std::mem::replace(&mut region.is_queued, true) {
+            if !has_succeeded && !std::mem::replace(&mut region.is_uncertain, true) {
+                self.uncertain += 1;
+            }
+            if region.changes > 0 || region.is_uncertain {
+                continue;
+            }
+            if !std::mem::replace(&mut region.is_queued, true) {
                 self.order.push_back(number);
             }
         }
@@ -143,7 +162,9 @@ impl Regions {
         for _ in 0..=self.order.len() {
             let number = *self.order.front()?;
             match self.active.get_mut(&number) {
-                Some(region) if region.changes == 0 => return Some((number, *region)),
+                Some(region) if region.changes == 0 && !region.is_uncertain => {
+                    return Some((number, *region));
+                }
                 Some(region) => region.is_queued = false,
                 None => {}
             }
@@ -200,6 +221,11 @@ impl Regions {
         self.active.len()
     }
 
+    /// Whether there are bits that will be cleared.
+    pub(super) fn has_clearable(&self) -> bool {
+        self.active.len() > self.uncertain
+    }
+
     /// The time at which the next region may have been quiet for `quiet_ns`; `None` without regions.
     pub(super) fn next_quiet_ns(&mut self, quiet_ns: u64) -> Option<u64> {
         self.oldest().map(|(_, region)| region.ended_ns + quiet_ns)
@@ -222,12 +248,22 @@ impl Regions {
         self.dirty.insert(page);
     }
 
-    /// A page with `bits` is durable.
-    pub(super) fn page_durable(&mut self, page: u32, bits: &[u64]) {
+    /// A page with `bits` is durable. However long that took, the changes that wait for them get the time
+    /// to begin.
+    pub(super) fn page_durable(&mut self, page: u32, bits: &[u64], now_ns: u64) {
         let at = page as usize * WORDS_PER_PAGE;
-        for (index, bits) in bits.iter().enumerate() {
+        for (index, bits) in (at..).zip(bits) {
             // Bits may have been cleared meanwhile.
-            self.durable[at + index] = bits & self.wanted[at + index];
+            let durable = bits & self.wanted[index];
+            let mut new = durable & !self.durable[index];
+            self.durable[index] = durable;
+            while new != 0 {
+                let number = index as u32 * 64 + new.trailing_zeros();
+                if let Some(region) = self.active.get_mut(&number) {
+                    region.ended_ns = region.ended_ns.max(now_ns);
+                }
+                new &= new - 1;
+            }
         }
     }
 
@@ -265,7 +301,7 @@ mod tests {
     /// Writes all pages, and makes them durable.
     fn write(regions: &mut Regions) {
         while let Some((page, bits)) = regions.take_dirty() {
-            regions.page_durable(page, &bits);
+            regions.page_durable(page, &bits, 0);
         }
     }
 
@@ -277,7 +313,7 @@ mod tests {
         assert!(!regions.begin(1 << 20, 1, 0), "the page is not durable");
         let (page, bits) = regions.take_dirty().unwrap();
         assert!(!regions.begin(5 << 20, 1, 0));
-        regions.page_durable(page, &bits);
+        regions.page_durable(page, &bits, 0);
         assert!(regions.begin((1 << 20) + 5, (2 << 20) - 5, 0));
         assert!(!regions.begin(5 << 20, 1, 0), "its bit came after the page");
         write(&mut regions);
@@ -296,7 +332,7 @@ mod tests {
         regions.clear_quiet(1000, 0, 10);
         assert_eq!(regions.active(), 1, "the change is in flight");
         let number = regions.begin_flush();
-        regions.end(0, 512, 1000, 7);
+        regions.end(0, 512, 1000, 7, true);
         regions.end_flush(number);
         assert!(regions.needs_flush(1000, 0), "the flush began before the end");
         regions.clear_quiet(1000, 0, 7);
@@ -317,6 +353,37 @@ mod tests {
     }
 
     #[test]
+    fn the_bit_of_a_failed_change_stays() {
+        let mut regions = Regions::new(20, 1);
+        regions.begin(0, 2 << 20, 0);
+        write(&mut regions);
+        assert!(regions.begin(0, 512, 0) && regions.begin(1 << 20, 512, 0));
+        regions.end(0, 512, 1, 1, false);
+        regions.end(1 << 20, 512, 1, 1, true);
+        // A later change does not make the failed one certain.
+        assert!(regions.begin(0, 512, 2));
+        regions.end(0, 512, 3, 1, true);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        assert!(regions.has_clearable());
+        regions.clear_quiet(1000, 0, 1);
+        assert!(regions.active() == 1 && regions.is_active(0) && !regions.has_clearable());
+        assert!(!regions.needs_flush(1000, 0) && regions.next_quiet_ns(0).is_none());
+    }
+
+    #[test]
+    fn a_bit_that_became_durable_late_stays_for_the_changes_that_wait() {
+        let mut regions = Regions::new(20, 1);
+        assert!(!regions.begin(0, 512, 0));
+        let (page, bits) = regions.take_dirty().unwrap();
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        regions.page_durable(page, &bits, 5000);
+        regions.clear_quiet(5000, 100, 0);
+        assert!(regions.begin(0, 512, 5000), "it was quiet only because it was not durable");
+    }
+
+    #[test]
     fn a_cleared_bit_does_not_become_durable_late() {
         let mut regions = Regions::new(20, 1);
         regions.begin(0, 1, 0);
@@ -327,7 +394,7 @@ mod tests {
         let number = regions.begin_flush();
         regions.end_flush(number);
         regions.clear_quiet(0, 0, 0);
-        regions.page_durable(page, &bits);
+        regions.page_durable(page, &bits, 0);
         assert!(!regions.begin(0, 1, 0) && regions.begin(1 << 20, 1, 0));
     }
 
@@ -351,7 +418,7 @@ mod tests {
         assert!(
             regions.is_active(0) && !regions.is_active(1 << 20) && regions.begin(2 << 20, 1, 0)
         );
-        regions.end(2 << 20, 1, 60, 1);
+        regions.end(2 << 20, 1, 60, 1, true);
         regions.clear_quiet(1000, 0, 1);
         assert_eq!(regions.active(), 2);
         let number = regions.begin_flush();

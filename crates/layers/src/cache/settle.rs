@@ -97,7 +97,8 @@ impl Cache {
     /// Whether the tables have all blocks that the disk had when `begun` writings had begun.
     fn is_written(&self, begun: u64) -> bool {
         let (volume, disk) = (&self.inner.volume, &self.inner.disk);
-        let is_changed = disk.regions.access(|regions| regions.active() > 0 || regions.is_dirty());
+        let is_changed =
+            disk.regions.access(|regions| regions.has_clearable() || regions.is_dirty());
         if is_changed || !volume.is_loaded() {
             return false;
         }

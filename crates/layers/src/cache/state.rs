@@ -51,6 +51,8 @@ pub struct CacheHome {
     pub name: String,
     /// Its mark.
     pub mark: Arc<dyn CacheMark>,
+    /// The identity of the disk's write-ahead log; [`NO_LOG`](super::NO_LOG) if it has none.
+    pub log: [u8; 16],
 }
 
 /// What the daemon provides for caches that outlive it.
@@ -88,6 +90,8 @@ pub enum Dropped {
     Modified,
     /// It is not known whether the image has been changed.
     Unknown,
+    /// They are newer than the image, and the log that had the changes is gone.
+    Log,
 }
 
 impl fmt::Display for Dropped {
@@ -100,6 +104,7 @@ impl fmt::Display for Dropped {
             Self::Modified => {
                 "its image was changed without the cache, or by the last daemon just before a crash"
             }
+            Self::Log => "it has changes of a log that the disk does not have any more",
             Self::Unknown => {
                 "it is not known whether another program has changed its image; if nothing but Fathom \
                  writes to it, set `exclusive` of the layer"

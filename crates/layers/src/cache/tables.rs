@@ -226,6 +226,7 @@ impl CacheQueue {
     /// All pages of the writing are durable.
     fn end_tables(&mut self, next: &mut Crossing<'_>) {
         let Some(Writing { tables, written, .. }) = self.writing.take() else { return };
+        let now_ns = next.round_ns();
         let volume = Arc::clone(&self.inner.volume);
         let disks = volume.keeper.access(|keeper| {
             for (page, _) in &written {
@@ -239,7 +240,7 @@ impl CacheQueue {
         for (_, page) in written {
             if let WrittenPage::Bitmap(number, page, bits) = page {
                 if let Some(disk) = disks.get(&number) {
-                    disk.regions.access(|regions| regions.page_durable(page, &bits));
+                    disk.regions.access(|regions| regions.page_durable(page, &bits, now_ns));
                     disk.regions.wake();
                 }
             }

@@ -7,6 +7,7 @@
 //!
 //! - [`LogVolume`]: the store of logs; the disks with a log on it share its flushes.
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
+//! - `places`: finds the place of a disk's log among several in one volume.
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
 //! - `home`: writes changes back home, in any open queue.
 //!
@@ -20,6 +21,7 @@
 
 mod home;
 mod open;
+mod places;
 mod queue;
 mod volume;
 
@@ -38,6 +40,7 @@ use fathom_wal::{Checkpoint, Log, Superblock};
 
 pub use fathom_wal::MAGIC;
 pub use open::{WalError, WalOptions};
+pub use places::LogPlaces;
 use queue::WalQueue;
 use volume::Claim;
 pub use volume::LogVolume;

@@ -119,6 +119,16 @@ impl Wal {
     /// # Errors
     /// If the log cannot be used. Nothing has changed then.
     pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
+        Self::open_at(volume, options, true)
+    }
+
+    /// As [`open`](Self::open). `is_alone` is whether nothing but logs uses the volume, so that it may accept
+    /// writes again after it has lost some.
+    pub(super) fn open_at(
+        volume: &Arc<LogVolume>,
+        options: &WalOptions,
+        is_alone: bool,
+    ) -> Result<Self, WalError> {
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
         let claim = volume.claim(&region).ok_or_else(|| {
@@ -163,7 +173,14 @@ impl Wal {
                 RING_OFFSET + superblock.ring_length
             )));
         }
-        rewrite(&mut access, volume, &region, &superblock)?;
+        if has_lost_writes(volume) {
+            if !is_alone {
+                let text = "it has lost writes: stop serving all disks with a cache or a log on it, then \
+                            serve them again";
+                return Err(WalError::Volume(io::Error::other(text)));
+            }
+            rewrite(&mut access, volume, &region, &superblock)?;
+        }
         let mut log = recover(&mut access, &region, &superblock)?;
         if !log.is_empty() && superblock.owner.home != owner.home {
             return Err(WalError::OtherHome(superblock.owner.home));
@@ -277,7 +294,12 @@ fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Res
     Ok(log)
 }
 
-/// Writes the valid superblock and records again, if an earlier flush of the volume has failed. The
+fn has_lost_writes(volume: &LogVolume) -> bool {
+    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+    volume.backend().problems().iter().any(is_loss)
+}
+
+/// Writes the valid superblock and records again, because an earlier flush of the volume has failed. The
 /// kernel may then return data that the volume does not hold and that no later flush writes.
 /// Acknowledged changes were made durable by an earlier flush.
 fn rewrite(
@@ -286,10 +308,6 @@ fn rewrite(
     region: &Region,
     superblock: &Superblock,
 ) -> Result<(), WalError> {
-    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
-    if !volume.backend().problems().iter().any(is_loss) {
-        return Ok(());
-    }
     let mut records = Vec::new();
     scan(access, region, superblock, |offset, found| {
         records.push((offset, found.record.length));

@@ -45,6 +45,8 @@ pub struct LogVolume {
     flushes: Shared<Flushes>,
     /// The regions of the open logs.
     claims: Mutex<Vec<Region>>,
+    /// Held while a disk chooses the place of its log.
+    pub(super) choice: Mutex<()>,
 }
 
 /// A region claimed by one log until the claim is dropped.
@@ -65,7 +67,18 @@ impl Drop for Claim {
 impl LogVolume {
     /// The log volume in `backend`. All disks with a log on it must share the volume.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, flushes: Shared::new(Flushes::default()), claims: Mutex::default() }
+        Self {
+            backend,
+            flushes: Shared::new(Flushes::default()),
+            claims: Mutex::default(),
+            choice: Mutex::default(),
+        }
+    }
+
+    /// Whether an open log overlaps `region`.
+    pub(super) fn is_claimed(&self, region: &Region) -> bool {
+        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.iter().any(|other| other.start < region.end && region.start < other.end)
     }
 
     /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,

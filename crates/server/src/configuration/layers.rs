@@ -5,8 +5,9 @@ use std::path::Path;
 use fathom_block::LAYERS_MAX;
 use fathom_control::{DiskDefinition, LayerDefinition};
 use fathom_insight::ClassTable;
+use fathom_layers::cache::CacheOptions;
 use fathom_layers::{LayerKind, LayerOptions, Prepared};
-use fathom_options::{Places, Problems, Title, Written, suggestion};
+use fathom_options::{Place, Places, Problems, Title, Written, suggestion};
 use serde_json::Value;
 
 use crate::logs::WalDefinition;
@@ -97,10 +98,48 @@ pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Prob
     prepared.ok_or_else(Problems::default)
 }
 
-/// The definition of a disk's write-ahead log, if it has one.
+/// The definition of a disk's write-ahead log, if it has one: that of its layer `wal`, or the log of its cache.
 pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
-    let layer = disk.layers.iter().find(|layer| layer.kind == WalDefinition::KIND)?;
+    let Some(layer) = disk.layers.iter().find(|layer| layer.kind == WalDefinition::KIND) else {
+        return log_of_cache(disk);
+    };
     serde_json::from_value(Value::Object(layer.options.clone())).ok()
+}
+
+/// The definition of the log that a cache in the mode `write-back` has.
+fn log_of_cache(disk: &DiskDefinition) -> Option<WalDefinition> {
+    let layer = disk.layers.iter().find(|layer| has_log(layer))?;
+    let cache: CacheOptions = serde_json::from_value(Value::Object(layer.options.clone())).ok()?;
+    Some(WalDefinition {
+        log: cache.store,
+        age: cache.age,
+        is_in_cache: true,
+        ..WalDefinition::default()
+    })
+}
+
+/// Whether `layer` is a cache with a log beneath it.
+pub(crate) fn has_log(layer: &LayerDefinition) -> bool {
+    let options = || serde_json::from_value(Value::Object(layer.options.clone())).ok();
+    layer.kind == CacheOptions::KIND && options().is_some_and(|cache: CacheOptions| cache.has_log())
+}
+
+/// Checks a disk with a cache in the mode `write-back`.
+fn check_log_of_cache(disk: &DiskDefinition, place: &Place, problems: &mut Problems) {
+    if disk.layers.iter().any(|layer| layer.kind == WalDefinition::KIND) {
+        let message = format!(
+            "the disk {:?} has a cache in the mode `write-back`, which has a log, and a layer `wal`",
+            disk.name
+        );
+        problems.add(place.clone(), message, "keep one: a change is durable in one log");
+    }
+    if disk.image.is_none() || disk.read_only {
+        let message = format!(
+            "the disk {:?} has a cache in the mode `write-back`, but no writable image",
+            disk.name
+        );
+        problems.add(place.clone(), message, "choose another `mode`, or add an `image`");
+    }
 }
 
 pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
@@ -115,7 +154,11 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
     }
     let named = |name: &str| disk.layers.iter().filter(|layer| layer.kind == name).count();
     let implied = |is: bool, name: &str| usize::from(is && named(name) == 0);
-    let count = disk.layers.len() + implied(disk.tap, "tap") + implied(disk.classify, "classify");
+    let with_log = disk.layers.iter().position(has_log);
+    let count = disk.layers.len()
+        + implied(disk.tap, "tap")
+        + implied(disk.classify, "classify")
+        + usize::from(with_log.is_some());
     if count > LAYERS_MAX {
         problems.add(
             places.of("layers"),
@@ -135,6 +178,9 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
                 format!("the disk {:?} has a layer `{name}`, but no writable image", disk.name);
             problems.add(places.of("layers"), message, "leave the layer out, or add an `image`");
         }
+    }
+    if let Some(index) = with_log {
+        check_log_of_cache(disk, &places.of(&format!("layers.{index}.mode")), problems);
     }
     for (index, layer) in disk.layers.iter().enumerate() {
         if let Some(kind) = kind_of(layer, index, places, problems) {

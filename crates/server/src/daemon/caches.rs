@@ -130,6 +130,8 @@ fn cache_disk(
     };
     let curve_of = |curve: &CurveSnapshot| curve_of(curve, part, block, now_ns, points);
     let classes = snapshot.classes.iter().enumerate().filter(|(_, counts)| counts.reads > 0);
+    let log = served.live().watchers.log.clone().filter(|log| log.is_in_cache);
+    let log = log.map(|log| log.wal.status());
     let mut groups: Vec<CacheGroup> = snapshot
         .groups
         .iter()
@@ -147,6 +149,8 @@ fn cache_disk(
         vm: served.disk.vm().into(),
         mode: cache.mode().name().into(),
         used_bytes: used * block,
+        dirty_bytes: log.map_or(0, |log| log.used),
+        log_bytes: log.map_or(0, |log| log.size),
         counts: counts(&snapshot.total()),
         classes: classes
             .map(|(class, counted)| CacheClass {

@@ -10,13 +10,14 @@ use fathom_control::{
     FrontendStatus, LayerDefinition,
 };
 use fathom_layers::Cache;
+use fathom_layers::cache::NO_LOG;
 
 use super::caches::cache_of;
 use super::changes::{Claims, stopping};
 use super::devices::Beneath;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
-use crate::caches::has_cache;
+use crate::caches::{self, has_cache};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
 use crate::logs::is_same_log;
@@ -241,12 +242,8 @@ impl Daemon {
             (_, None) => None,
             (None, Some(_)) => {
                 let capacity = served.disk.backend().capacity();
-                new_log = self.common.logs.open(
-                    &definition,
-                    capacity,
-                    &self.records_folder(),
-                    &self.common.models,
-                )?;
+                new_log =
+                    wiring::open_log(&definition, capacity, &self.records_folder(), &self.common)?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
@@ -254,7 +251,8 @@ impl Daemon {
                 return Err(refusal(
                     ErrorCode::Conflict,
                     "a disk cannot change from one log to another while it is served",
-                    "remove its layer `wal`, which writes its changes back, then add the layer again",
+                    "remove its layer `wal`, or choose another `mode` of its cache: that writes its changes back. \
+                     Then add the other log",
                 ));
             }
         };
@@ -281,6 +279,8 @@ impl Daemon {
             tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
         }
         changed?;
+        let log = watchers.log.as_ref().map_or(NO_LOG, |log| log.wal.identity());
+        caches::note_log(watchers.layers.iter().map(|(_, layer)| layer), log);
         if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
             classify.set_table(classes);
         }

@@ -179,19 +179,26 @@ fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {
 /// The layers in the order in which requests cross them, each with its figures.
 fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> Vec<LayerStatus> {
     let mut made = made.to_vec();
-    let mut status = |definition: LayerDefinition| {
-        let key = LayerKey::listed(&definition);
-        let index = made.iter().position(|(other, _)| *other == key);
-        let figures = index.map(|index| figures_of(&*made.remove(index).1)).unwrap_or_default();
-        LayerStatus { name: definition.name().into(), figures, definition }
+    let mut take = |key: &LayerKey| {
+        let index = made.iter().position(|(other, _)| other == key)?;
+        Some(figures_of(&*made.remove(index).1))
     };
     let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
     let implied = implied
         .into_iter()
         .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
         .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null));
-    let mut layers: Vec<LayerStatus> =
-        implied.chain(definition.layers.iter().cloned()).map(&mut status).collect();
+    let mut layers = Vec::new();
+    for definition in implied.chain(definition.layers.iter().cloned()) {
+        let key = LayerKey::listed(&definition);
+        let figures = take(&key).unwrap_or_default();
+        layers.push(LayerStatus { name: definition.name().into(), figures, definition });
+        if let Some(figures) = key.has_log().then(|| take(&LayerKey::Log)).flatten() {
+            let name = LayerKey::Log.name().to_owned();
+            let definition = LayerDefinition::new(&name, serde_json::Value::Null);
+            layers.push(LayerStatus { name, figures, definition });
+        }
+    }
     // The layers of other keys of the disk are the lowest.
     layers.extend(made.iter().filter_map(|(key, layer)| {
         let definition = key.definition()?;

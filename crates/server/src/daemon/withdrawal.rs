@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fathom_layers::cache::NO_LOG;
+
 use super::{Daemon, Served};
 use crate::{caches, wiring};
 
@@ -138,7 +140,12 @@ impl Daemon {
         withdrawal.drained.store(true, Ordering::Release);
         // Changes that are not written back are durable in the log, where the next daemon finds
         // them.
+        let had_log = log.is_some();
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
+        if had_log && home.is_ok() {
+            // The image has what its cache has.
+            caches::note_log(&served.disk.layers(), NO_LOG);
+        }
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
         caches::settle(&served.disk, SETTLE_TIME_MAX);
         // While the daemon shuts down, event listeners still need the list of all disks.

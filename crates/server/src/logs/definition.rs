@@ -29,6 +29,9 @@ pub(crate) struct WalDefinition {
     /// The disk whose timing the log volume imitates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelDefinition>,
+    /// Whether the log is that of a cache in the mode `write-back`, and the volume the store of the cache.
+    #[serde(skip)]
+    pub is_in_cache: bool,
 }
 
 #[expect(clippy::ptr_arg, reason = "serde calls it so")]
@@ -40,7 +43,14 @@ impl Default for WalDefinition {
     /// No volume; changes stay for five seconds.
     fn default() -> Self {
         let age = Nanoseconds(5_000_000_000);
-        Self { log: PathBuf::new(), offset: Bytes(0), size: None, age, model: None }
+        Self {
+            log: PathBuf::new(),
+            offset: Bytes(0),
+            size: None,
+            age,
+            model: None,
+            is_in_cache: false,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
-use fathom_layers::cache::CacheOptions;
+use fathom_layers::cache::{CacheOptions, NO_LOG};
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
@@ -27,6 +27,8 @@ use crate::logs::WalDefinition;
 pub(crate) enum LayerKey {
     /// A listed layer.
     Listed(LayerDefinition),
+    /// The log of a cache in the mode `write-back`, beneath the cache.
+    Log,
     /// The layer that reports requests at a device with background work.
     Activity,
     /// The disk's model.
@@ -45,10 +47,16 @@ impl LayerKey {
         Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
     }
 
+    /// Whether the layer is a cache with a log beneath it.
+    pub(crate) fn has_log(&self) -> bool {
+        matches!(self, Self::Listed(definition) if configuration::layers::has_log(definition))
+    }
+
     /// The definition in the status of a layer that is not listed.
     pub(crate) fn definition(&self) -> Option<LayerDefinition> {
         let options = match self {
             Self::Listed(_) | Self::Activity => return None,
+            Self::Log => Value::Null,
             Self::Model(model) => serde_json::json!({ "model": model }),
             Self::Room => serde_json::Value::Null,
         };
@@ -59,6 +67,7 @@ impl LayerKey {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Listed(definition) => definition.name(),
+            Self::Log => WalDefinition::KIND,
             Self::Activity => "activity",
             Self::Model(_) => "model",
             Self::Room => "wait-for-room",
@@ -193,6 +202,7 @@ pub(crate) fn make_layers(
         })
     };
     let device = device_name(definition);
+    let log_identity = watchers.log.as_ref().map_or(NO_LOG, |log| log.wal.identity());
     let waiters = watchers.classify.as_ref().map(|_| Arc::clone(guest.slot()) as Arc<dyn Waiters>);
     let context = LayerContext {
         disk: &definition.name,
@@ -202,7 +212,12 @@ pub(crate) fn make_layers(
         device: &device,
         devices: &common.devices,
         caches: &common.caches,
-        cache_host: &Host { definition, records: place.records },
+        cache_host: &Host {
+            definition,
+            records: place.records,
+            stores: &common.stores,
+            log: log_identity,
+        },
         is_served: place.is_served,
         memory: &|size| Ok(Arc::new(Memory::open(size)?) as Arc<dyn Backend>),
         capacity: place.capacity,
@@ -235,6 +250,16 @@ pub(crate) fn make_layers(
             refusal(ErrorCode::Failed, message, remedy)
         })?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
+    }
+    // Directly beneath the cache, which has the newest content.
+    if let Some(log) = watchers.log.as_ref().filter(|log| log.is_in_cache) {
+        let layer = match kept.iter().position(|(key, _)| *key == LayerKey::Log) {
+            Some(index) => kept.remove(index).1,
+            None => Arc::new(log.wal.clone()),
+        };
+        let cache = made.layers.iter().position(|(key, _)| key.has_log());
+        let below = cache.map_or(made.layers.len(), |cache| cache + 1);
+        made.layers.insert(below, (LayerKey::Log, layer));
     }
     // Above the model, which is a part of the device.
     let above = made.layers.len();

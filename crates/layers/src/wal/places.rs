@@ -1,0 +1,127 @@
+//! Several places for logs in one volume, all of the same length. A place belongs to the disk whose log is in
+//! it, as the log's own superblock says, so that nothing else has to be read to find a log. These functions
+//! block.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use fathom_block::Operation;
+use fathom_wal::{SUPERBLOCK_LENGTH, Superblock, SuperblockError, select};
+
+use super::{LogVolume, Wal, WalError, WalOptions};
+use crate::access::Access;
+
+/// The most names of disks in a message.
+const NAMES_MAX: usize = 8;
+
+/// Places for logs, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPlaces {
+    /// Where the first one begins, in bytes: a multiple of 4 KiB.
+    pub offset: u64,
+    /// The length of each, in bytes: a multiple of 4 KiB.
+    pub length: u64,
+    /// Their number.
+    pub count: u32,
+}
+
+impl LogPlaces {
+    fn place(&self, number: u32) -> Range<u64> {
+        let start = self.offset + u64::from(number) * self.length;
+        start..start + self.length
+    }
+}
+
+impl Wal {
+    /// Recovers the log of the disk, in whichever of `places` it is, or makes one in a free place. The offset and
+    /// the size in `options` are not used. A volume that has lost writes is not used.
+    ///
+    /// # Errors
+    /// If the log cannot be used, or there is no free place. Nothing has changed then.
+    pub fn open_among(
+        volume: &Arc<LogVolume>,
+        places: &LogPlaces,
+        options: &WalOptions,
+    ) -> Result<Self, WalError> {
+        // Held while the log is made, so that two disks do not choose the same place.
+        let _choice = volume.choice.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = choose(volume, places, options)?;
+        let options =
+            WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };
+        Self::open_at(volume, &options, false)
+    }
+
+    /// Removes the log, so that another one can be made in its place. The disk must not have the layer any
+    /// more, and its store must not be marked as having changes in the log.
+    ///
+    /// # Errors
+    /// If the log has changes, or its volume fails. The log may then still be there.
+    pub fn erase(&self) -> io::Result<()> {
+        let inner = &self.inner;
+        if !inner.shared.access(|state| state.log.is_empty()) {
+            return Err(io::Error::other("the log has changes"));
+        }
+        let mut access = Access::open(inner.volume.backend())?;
+        // A log without a second superblock was never used.
+        for place in [inner.base + SUPERBLOCK_LENGTH as u64, inner.base] {
+            access.carry_out(Operation::Write, place, &mut [0; SUPERBLOCK_LENGTH])?;
+            access.carry_out(Operation::Flush, 0, &mut [])?;
+        }
+        Ok(())
+    }
+}
+
+/// The place of the disk's log, or a free one.
+fn choose(
+    volume: &Arc<LogVolume>,
+    places: &LogPlaces,
+    options: &WalOptions,
+) -> Result<Range<u64>, WalError> {
+    let mut access = Access::open(volume.backend())?;
+    let (mut own, mut free, mut names, mut unreadable) = (None, None, Vec::new(), 0);
+    for place in (0..places.count).map(|number| places.place(number)) {
+        match read(&mut access, place.start)? {
+            Ok(found) if options.expected == Some(found.log) => return Ok(place),
+            Ok(found) if found.owner.name == options.name => {
+                own.get_or_insert(place);
+            }
+            Ok(found) => names.push(found.owner.name),
+            // A log that another disk is just leaving may still be open.
+            Err(SuperblockError::Blank) if volume.is_claimed(&place) => {}
+            Err(SuperblockError::Blank) => {
+                free.get_or_insert(place);
+            }
+            Err(_) => unreadable += 1,
+        }
+    }
+    if options.expected.is_some() {
+        return Err(WalError::NotExpected);
+    }
+    own.or(free).ok_or_else(|| WalError::Region(no_place(places, names, unreadable)))
+}
+
+fn read(access: &mut Access, start: u64) -> io::Result<Result<Superblock, SuperblockError>> {
+    let both = access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?;
+    let (first, second) = both.split_at(SUPERBLOCK_LENGTH);
+    Ok(select(first, second))
+}
+
+fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> String {
+    names.sort();
+    let more = names.len().saturating_sub(NAMES_MAX);
+    let mut users: Vec<String> =
+        names.iter().take(NAMES_MAX).map(|name| format!("{name:?}")).collect();
+    if more > 0 {
+        users.push(format!("{more} more"));
+    }
+    if unreadable > 0 {
+        users.push(format!("{unreadable} that cannot be read"));
+    }
+    format!(
+        "all its {} places for logs are in use, by {}; remove the log of a disk that does not need one any \
+         more, by serving it once more and removing it, or make a cache with more places",
+        places.count,
+        users.join(", ")
+    )
+}

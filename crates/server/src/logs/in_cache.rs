@@ -1,0 +1,146 @@
+//! The stores of caches, which may have an area for the logs of their disks. The caches on a store and the
+//! logs on it share one open file, and so its lock and what it knows of failures.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use fathom_backend::{FileBackend, FileOptions};
+use fathom_block::{Backend, BackendProblem};
+use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
+use fathom_layers::wal::LogPlaces;
+
+/// The bytes that are copied at a time.
+const CHUNK: u64 = 1 << 20;
+
+/// The open stores of caches, by path.
+#[derive(Default)]
+pub(crate) struct CacheStores {
+    places: Mutex<HashMap<PathBuf, Arc<Mutex<Weak<FileBackend>>>>>,
+}
+
+impl CacheStores {
+    /// Opens the store of a cache for `disk`, or finds it open. The path is canonical. If the store has lost
+    /// writes before, what is in its logs is written again first.
+    pub(crate) fn open(
+        &self,
+        path: &Path,
+        disk: &str,
+        records: &Path,
+    ) -> io::Result<Arc<dyn Backend>> {
+        let place = {
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            places.retain(|_, place| {
+                let is_open = place.try_lock().map_or(true, |store| store.strong_count() > 0);
+                is_open || Arc::strong_count(place) > 1
+            });
+            Arc::clone(places.entry(path.to_owned()).or_default())
+        };
+        // Held while the store is opened, so that two disks do not open it separately.
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = place.upgrade() {
+            return Ok(store);
+        }
+        // Without direct I/O, because its alignment would become that of all disks of the cache.
+        let options = FileOptions {
+            path: path.to_owned(),
+            direct: false,
+            read_only: false,
+            block_size: None,
+            disk: format!("the cache of {disk}"),
+            records: Some(records.to_owned()),
+            foreign_allowed: true,
+        };
+        let store =
+            FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
+        let store = Arc::new(store);
+        if has_lost_writes(&*store) {
+            restore(path, &*store)?;
+        }
+        *place = Arc::downgrade(&store);
+        Ok(store)
+    }
+}
+
+fn has_lost_writes(store: &dyn Backend) -> bool {
+    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+    store.problems().iter().any(is_loss)
+}
+
+/// Makes a store with logs usable that has lost writes. The kernel may return data that the store does not hold
+/// and that no later flush writes. What the logs have is written again. The blocks of the cache are dropped. A
+/// store without logs stays as it is: its cache is out of service until it is made again.
+fn restore(path: &Path, store: &dyn Backend) -> io::Result<()> {
+    let Ok(format) = superblock(path) else { return Ok(()) };
+    if format.logs == 0 {
+        return Ok(());
+    }
+    tracing::warn!(path = %path.display(), "the store has lost writes: its logs are written again");
+    write_again(path, &format)
+        .and_then(|()| store.recover().map_err(io::Error::other))
+        .map_err(|error| {
+            io::Error::other(format!(
+                "it has lost writes, and its logs cannot be written again: {error}; repair its device. The \
+                 logs keep what is in them"
+            ))
+        })
+}
+
+fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    // No image has a mark of this identity, and no page is sound with it. A crash between both writes leaves
+    // the earlier identity, and the record of the loss, too.
+    let other = Superblock { cache: super::identity()?, ..*format };
+    for copy in [1, 0] {
+        file.write_all_at(&other.encode(), copy * PAGE_LENGTH as u64)?;
+        file.sync_data()?;
+    }
+    let mut bytes = vec![0; CHUNK as usize];
+    let (mut at, end) = (format.log_offset(0), format.length());
+    while at < end {
+        let bytes = &mut bytes[..CHUNK.min(end - at) as usize];
+        file.read_exact_at(bytes, at)?;
+        file.write_all_at(bytes, at)?;
+        at += bytes.len() as u64;
+    }
+    file.sync_data()
+}
+
+/// A remedy for a log, in the words for one in a cache: the first bytes of the cache are not those of the log.
+pub(super) fn remedy(text: &str) -> String {
+    let place = "8 KiB of the cache, from the byte on that `fathom cache check` shows for the log,";
+    text.replace("the log's first 8 KiB", place)
+}
+
+/// The superblock of the cache at `path`.
+pub(super) fn superblock(path: &Path) -> io::Result<Superblock> {
+    let mut copies = [0; 2 * PAGE_LENGTH];
+    File::open(path)?.read_exact_at(&mut copies, 0)?;
+    Superblock::decode(&copies).map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// The places for logs of the cache at `path`, which has `capacity` bytes.
+pub(super) fn places(path: &Path, capacity: u64) -> io::Result<LogPlaces> {
+    let format = superblock(path).map_err(|error| {
+        io::Error::other(format!(
+            "{error}; restore it if a disk has changes in its log, else make a cache with `fathom cache \
+             create --log SIZE`"
+        ))
+    })?;
+    if format.logs == 0 {
+        return Err(io::Error::other(
+            "the cache has no place for logs; make it again with `fathom cache create --log SIZE`, or choose \
+             another `mode`",
+        ));
+    }
+    if format.length() > capacity {
+        return Err(io::Error::other(format!(
+            "the cache has {} bytes, and its store {capacity}; make the store as large as it was",
+            format.length()
+        )));
+    }
+    Ok(LogPlaces { offset: format.log_offset(0), length: format.log_length, count: format.logs })
+}
