@@ -210,6 +210,9 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     })?;
     let home = host.home(&path).map_err(Unusable::Refused)?;
     let volume = context.caches.kept(&path, options, host)?;
+    let share = options.share_slots(&volume);
+    let refused = |error| Unusable::Refused(io::Error::other(error));
+    volume.check_share(context.disk, share).map_err(refused)?;
     let marked = home.mark.read().map_err(lost)?;
     let identity = volume.identity();
     let is_ours = |state: &CacheState| state.identity == identity;
@@ -232,8 +235,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let mark = Arc::clone(&home.mark);
     let names = Some(Arc::clone(context.names));
     let cache = Cache::named(&name, &volume, &disk, options.mode, mark, names)?;
-    let share = cache.set_share(options.share_slots(&volume));
-    share.map_err(|error| Unusable::Refused(io::Error::other(error)))?;
+    cache.set_share(share).map_err(refused)?;
     cache.set_read_ahead(options.read_ahead.0);
     home.mark.write(&CacheState { identity, generation }).map_err(|error| {
         Unusable::Refused(io::Error::other(format!(

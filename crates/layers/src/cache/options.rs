@@ -277,6 +277,8 @@ impl LayerOptions for CacheOptions {
             return kept::make(self, context).map(Some);
         }
         let volume = context.caches.in_memory(context.disk, self, context.memory)?;
+        let share = self.share_slots(&volume);
+        volume.check_share(context.disk, share).map_err(io::Error::other)?;
         let disk = CacheDisk {
             name: context.disk.to_owned(),
             home: String::new(),
@@ -291,7 +293,7 @@ impl LayerOptions for CacheOptions {
         let mark = Arc::new(kept::NoMark);
         let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names);
         let cache = cache.map_err(io::Error::other)?;
-        cache.set_share(self.share_slots(&volume)).map_err(io::Error::other)?;
+        cache.set_share(share).map_err(io::Error::other)?;
         cache.set_read_ahead(self.read_ahead.0);
         Ok(Some(Arc::new(cache)))
     }

@@ -109,17 +109,7 @@ impl CacheVolume {
     /// then as before.
     pub(super) fn set_share(&self, disk: u16, slots: u64) -> Result<(), CacheError> {
         let mut shares = lock(&self.shares);
-        let others = shares_of_others(&shares, disk);
-        let available = self.slots_to_share();
-        if slots > available.saturating_sub(others) {
-            let block_size = u64::from(self.format.block_size);
-            return Err(CacheError::Disk(format!(
-                "the shares of the cache's disks would be {} bytes, and the cache has {} bytes for \
-                 them; lower `share` of this disk or of another one, or make the cache larger",
-                others.saturating_add(slots).saturating_mul(block_size),
-                available * block_size
-            )));
-        }
+        self.check_slots(shares_of_others(&shares, disk), slots)?;
         let total = u64::from(self.slots()).max(1);
         for number in 0..self.shards.len() {
             let mut shard = self.shard(number);
@@ -139,6 +129,36 @@ impl CacheVolume {
             shares.insert(disk, slots);
         }
         Ok(())
+    }
+
+    /// Checks that so many slots are left beside those of the shares of other disks.
+    fn check_slots(&self, others: u64, slots: u64) -> Result<(), CacheError> {
+        let available = self.slots_to_share();
+        if slots <= available.saturating_sub(others) {
+            return Ok(());
+        }
+        let block_size = u64::from(self.format.block_size);
+        Err(CacheError::Disk(format!(
+            "the shares of the cache's disks would be {} bytes, and the cache has {} bytes for them; \
+             lower `share` of this disk or of another one, or make the cache larger",
+            others.saturating_add(slots).saturating_mul(block_size),
+            available * block_size
+        )))
+    }
+
+    /// Checks that the disk `name`, which may use the cache already, can have a share of so many slots.
+    ///
+    /// # Errors
+    /// If the shares of all disks would exceed the cache.
+    pub(super) fn check_share(&self, name: &str, slots: u64) -> Result<(), CacheError> {
+        let number = self.keeper.access(|keeper| {
+            let mut disks = keeper.disks.values();
+            disks.find(|disk| lock(&disk.record).name == name).map(|disk| disk.number)
+        });
+        let shares = lock(&self.shares);
+        let own = number.and_then(|number| shares.get(&number)).copied().unwrap_or(0);
+        let all: u64 = shares.values().sum();
+        self.check_slots(all - own, slots)
     }
 
     /// Whether a disk can have a share of so many slots.

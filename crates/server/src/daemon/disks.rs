@@ -192,7 +192,9 @@ impl Daemon {
         }
         // A cache may have what the store has lost.
         let cache = cache_of(&served);
-        cache.as_ref().map_or(Ok(()), Cache::reject_state).map_err(|error| {
+        let reject = || cache.as_ref().map_or(Ok(()), Cache::reject_state);
+        // The first attempt may report the lost writes once more, which are known.
+        reject().or_else(|_| reject()).map_err(|error| {
             refusal(
                 ErrorCode::Failed,
                 format!("the mark of the image of {name:?} cannot be changed: {error}"),
