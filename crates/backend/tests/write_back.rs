@@ -37,8 +37,7 @@ fn faulty() -> Option<(FaultyDevice, Arc<Disk>)> {
 }
 
 fn is_lost(disk: &Disk) -> bool {
-    let lost = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
-    disk.backend().problems().iter().any(lost)
+    disk.backend().has_lost_writes()
 }
 
 /// Asserts that no write or flush succeeds any more, on any queue.

@@ -45,6 +45,13 @@ pub trait Backend: Send + Sync {
     /// [`inspect`](Self::inspect). Never blocks.
     fn problems(&self) -> Vec<BackendProblem>;
 
+    /// Whether the store has [lost writes](BackendProblem::WritesLost). Never blocks.
+    fn has_lost_writes(&self) -> bool {
+        let is_loss =
+            |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
+        self.problems().iter().any(is_loss)
+    }
+
     /// Checks the store for changes from outside: a deleted or truncated file. May block for as
     /// long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);

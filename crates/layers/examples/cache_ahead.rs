@@ -23,9 +23,7 @@ use fathom_block::{Clock, Disk, DiskOptions, Kind, Layer, Operation, Stack};
 use fathom_cache::Policy;
 use fathom_insight::Facts;
 use fathom_layers::Cache;
-use fathom_layers::cache::{
-    CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
 use fathom_reactor::Reactor;
 
 const SECOND: u64 = 1_000_000_000;
@@ -187,16 +185,7 @@ impl Bench {
         };
         let store = Arc::new(Memory::new(CACHE));
         let volume = Arc::new(CacheVolume::open(store, &options).expect("a cache"));
-        let disk = CacheDisk {
-            name: "disk".into(),
-            home: String::new(),
-            capacity: CAPACITY,
-            expected: None,
-            stamp: None,
-            generation: 0,
-            log: NO_LOG,
-            region_shift: 20,
-        };
+        let disk = CacheDisk::in_memory("disk", CAPACITY);
         let mode = CacheMode::WriteAround;
         let cache = Cache::new(&volume, &disk, mode, Arc::new(NoMark)).expect("a disk");
         cache.set_read_ahead(window);

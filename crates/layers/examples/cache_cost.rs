@@ -14,7 +14,7 @@ use fathom_block::{Backend, Clock, Disk, DiskOptions, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Passthrough;
 use fathom_layers::cache::{
-    Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
+    Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions,
 };
 use fathom_reactor::Reactor;
 
@@ -32,17 +32,7 @@ fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
     };
     let store = Arc::new(Memory::new(size));
     let volume = Arc::new(CacheVolume::open(store, &options).expect("a cache"));
-    let (name, home) = ("disk".to_owned(), String::new());
-    let disk = CacheDisk {
-        name,
-        home,
-        capacity: CAPACITY,
-        expected: None,
-        stamp: None,
-        generation: 0,
-        log: NO_LOG,
-        region_shift: 20,
-    };
+    let disk = CacheDisk::in_memory("disk", CAPACITY);
     Arc::new(Cache::new(&volume, &disk, mode, Arc::new(NoMark)).expect("a disk"))
 }
 

@@ -11,9 +11,7 @@ use fathom_backend::Memory;
 use fathom_block::{Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::{
-    CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
 use fathom_sim::{
     Action, Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
 };
@@ -47,18 +45,7 @@ impl Guest {
         };
         let store = Arc::new(Memory::open(size + (64 << 10)).unwrap());
         let volume = Arc::new(CacheVolume::open(store, &options).unwrap());
-        let (name, home) = ("disk".to_owned(), String::new());
-        let (capacity, expected, stamp) = (CAPACITY, None, None);
-        let disk = CacheDisk {
-            name,
-            home,
-            capacity,
-            expected,
-            stamp,
-            generation: 0,
-            log: NO_LOG,
-            region_shift: 20,
-        };
+        let disk = CacheDisk::in_memory("disk", CAPACITY);
         let cache = Cache::new(&volume, &disk, mode, Arc::new(NoMark)).unwrap();
         cache.set_read_ahead(window);
         let noted = Noted::default();

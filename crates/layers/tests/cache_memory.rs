@@ -8,9 +8,7 @@ use fathom_backend::Memory;
 use fathom_block::{Backend, CacheHit, Clock, Disk, DiskOptions, Operation, Outcome, Stack};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::{
-    CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, NoMark, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
 use fathom_reactor::Reactor;
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
@@ -31,10 +29,7 @@ fn volume(length: u64, block_size: u32, policy: Policy) -> Arc<CacheVolume> {
 }
 
 fn cache(volume: &Arc<CacheVolume>, name: &str, capacity: u64) -> Cache {
-    let (name, home) = (name.to_owned(), String::new());
-    let (expected, stamp) = (None, None);
-    let (log, generation, region_shift) = (NO_LOG, 0, 20);
-    let disk = CacheDisk { name, home, capacity, expected, stamp, log, generation, region_shift };
+    let disk = CacheDisk::in_memory(name, capacity);
     Cache::new(volume, &disk, CacheMode::WriteThrough, Arc::new(NoMark)).unwrap()
 }
 

@@ -120,7 +120,7 @@ pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), 
 /// [`cache::NO_LOG`].
 pub(crate) fn note_log<'l>(layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>, log: [u8; 16]) {
     for layer in layers {
-        if let Some(cache) = layer.as_any().and_then(|layer| layer.downcast_ref::<Cache>()) {
+        if let Some(cache) = Cache::of(&**layer) {
             cache.set_log(log);
         }
     }

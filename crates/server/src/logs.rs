@@ -4,12 +4,11 @@
 mod definition;
 mod in_cache;
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use fathom_backend::model::Modelled;
@@ -17,8 +16,8 @@ use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
-use fathom_layers::Wal;
 use fathom_layers::wal::{LogVolume, WalError, WalOptions};
+use fathom_layers::{Opened, Wal};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
@@ -34,7 +33,7 @@ const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost
 /// The open log volumes, by path.
 #[derive(Default)]
 pub(crate) struct LogVolumes {
-    places: Mutex<HashMap<PathBuf, Arc<Mutex<Place>>>>,
+    places: Opened<PathBuf, Place>,
 }
 
 /// A log volume, while a log on it is open.
@@ -199,15 +198,7 @@ impl LogVolumes {
             make(wal)?;
         }
         let path = wal.log.canonicalize()?;
-        let place = {
-            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_used = |place: &mut Arc<Mutex<Place>>| {
-                Arc::strong_count(place) > 1
-                    || place.lock().is_ok_and(|place| place.volume.strong_count() > 0)
-            };
-            places.retain(|_, place| is_used(place));
-            Arc::clone(places.entry(path.clone()).or_default())
-        };
+        let place = self.places.place(path.clone(), |place| place.volume.strong_count() > 0);
         // Held while this volume is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = place.volume.upgrade() {
@@ -231,17 +222,7 @@ impl LogVolumes {
             *place = Place { volume: Arc::downgrade(&volume), model: None, is_cache: true };
             return Ok(volume);
         }
-        let options = FileOptions {
-            path: path.clone(),
-            direct: false,
-            read_only: false,
-            block_size: None,
-            disk: format!("the log of {disk}"),
-            records: Some(records.to_owned()),
-            foreign_allowed: true,
-        };
-        let file =
-            FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
+        let file = open_shared(&path, format!("the log of {disk}"), records)?;
         let mut backend: Arc<dyn Backend> = Arc::new(file);
         // Only now is the volume locked, so it is no disk's image.
         reserve(wal, &*backend)?;
@@ -285,6 +266,21 @@ fn elsewhere(
          gone and its changes may be lost, {removal}"
     );
     refusal(ErrorCode::Failed, message, remedy)
+}
+
+/// Opens a file or device that several disks share. `user` is the name for messages. Without direct I/O, because
+/// its alignment would become that of all these disks.
+fn open_shared(path: &Path, user: String, records: &Path) -> io::Result<FileBackend> {
+    let options = FileOptions {
+        path: path.to_owned(),
+        direct: false,
+        read_only: false,
+        block_size: None,
+        disk: user,
+        records: Some(records.to_owned()),
+        foreign_allowed: true,
+    };
+    FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Requires that the store of a cache exists. Only `fathom cache create` makes one.

@@ -61,6 +61,14 @@ fn misfit(record: &DiskRecord, disk: &CacheDisk, home: &str) -> Option<Dropped> 
 }
 
 impl CacheVolume {
+    /// The disk `name`, if the volume has one.
+    pub(super) fn disk_named(&self, name: &str) -> Option<Arc<DiskState>> {
+        self.keeper.access(|keeper| {
+            let mut disks = keeper.disks.values();
+            disks.find(|disk| lock(&disk.record).name == name).map(Arc::clone)
+        })
+    }
+
     /// Adds a disk, or finds it, for a layer that serves it. Also returns why its blocks were dropped, if
     /// they were.
     pub(super) fn attach(
@@ -73,11 +81,9 @@ impl CacheVolume {
             return Err(CacheError::Disk(text));
         }
         let home = DiskRecord::home_of(&disk.home).to_owned();
-        let found = self.keeper.access(|keeper| {
-            let mut disks = keeper.disks.values();
-            disks.find(|other| lock(&other.record).name == disk.name).map(Arc::clone)
-        });
-        let Some(found) = found else { return Ok((self.add(disk, home)?, None)) };
+        let Some(found) = self.disk_named(&disk.name) else {
+            return Ok((self.add(disk, home)?, None));
+        };
         if found.is_attached.swap(true, Ordering::AcqRel) {
             let text = format!("the disk {:?} already uses the cache; serve it once", disk.name);
             return Err(CacheError::Disk(text));

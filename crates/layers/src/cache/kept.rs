@@ -5,7 +5,6 @@
 //! that, the mark of its image rejects what the store may have. A disk that is served already does not
 //! get such a cache.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
@@ -14,21 +13,18 @@ use fathom_block::{
     Backend, Capabilities, Layer, LayerPart, LayerProblem, LayerReport, OpenContext,
 };
 
-use super::open::VolumeOptions;
+use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
 use super::settle::certain_stamp;
 use super::state::{CacheHost, CacheMark, CacheState};
 use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock};
-use crate::Passthrough;
 use crate::kind::LayerContext;
-
-/// The least size of a region of a disk, as its binary logarithm.
-const REGION_SHIFT: u8 = 20;
+use crate::{Opened, Passthrough};
 
 /// The caches, while disks use them.
 #[derive(Default)]
 pub struct Caches {
-    places: Mutex<HashMap<String, Arc<Mutex<Weak<CacheVolume>>>>>,
+    places: Opened<String, Weak<CacheVolume>>,
 }
 
 /// A cache in memory ends with the daemon, so that no mark of an image names it.
@@ -56,12 +52,7 @@ impl CacheMark for NoMark {
 impl Caches {
     /// The place of the cache called `name`.
     fn place(&self, name: String) -> Arc<Mutex<Weak<CacheVolume>>> {
-        let mut places = lock(&self.places);
-        places.retain(|_, place| {
-            let is_open = place.try_lock().map_or(true, |volume| volume.strong_count() > 0);
-            is_open || Arc::strong_count(place) > 1
-        });
-        Arc::clone(places.entry(name).or_default())
+        self.places.place(name, |volume| volume.strong_count() > 0)
     }
 
     /// The cache in memory that `options` name for `disk`, made with `memory` if there is none.

@@ -356,6 +356,11 @@ impl Cache {
         });
     }
 
+    /// `layer`, if it is a cache.
+    pub fn of(layer: &dyn Layer) -> Option<&Self> {
+        layer.as_any()?.downcast_ref()
+    }
+
     /// Why the blocks that the volume had of the disk were dropped, if they were.
     pub fn dropped(&self) -> Option<Dropped> {
         self.inner.dropped

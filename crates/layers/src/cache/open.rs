@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex};
 use fathom_block::{Backend, Operation, Shared};
 use fathom_cache::Policy;
 
+use super::NO_LOG;
 use super::format::{BLOCK_BITS, FormatError, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
 use crate::access::Access;
 
+/// The least size of a region of a disk, as its binary logarithm.
+pub(super) const REGION_SHIFT: u8 = 20;
 /// The most bytes of zeroes in one request.
 const ZEROES: u64 = 1 << 20;
 
@@ -59,6 +62,22 @@ pub struct CacheDisk {
     pub log: [u8; 16],
     /// The least size of a region, as its binary logarithm.
     pub region_shift: u8,
+}
+
+impl CacheDisk {
+    /// The disk `name` of `capacity` bytes, for a cache in memory.
+    pub fn in_memory(name: &str, capacity: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            home: String::new(),
+            capacity,
+            expected: None,
+            stamp: None,
+            generation: 0,
+            log: NO_LOG,
+            region_shift: REGION_SHIFT,
+        }
+    }
 }
 
 /// Why a cache cannot be used.

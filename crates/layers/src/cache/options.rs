@@ -10,7 +10,7 @@ use fathom_options::{Bytes, Check, Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
-use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, NO_LOG, format, kept};
+use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, format, kept};
 use crate::kind::{LayerContext, LayerOptions};
 
 /// The longest name of a cache, in bytes.
@@ -279,16 +279,7 @@ impl LayerOptions for CacheOptions {
         let volume = context.caches.in_memory(context.disk, self, context.memory)?;
         let share = self.share_slots(&volume);
         volume.check_share(context.disk, share).map_err(io::Error::other)?;
-        let disk = CacheDisk {
-            name: context.disk.to_owned(),
-            home: String::new(),
-            capacity: context.capacity,
-            expected: None,
-            stamp: None,
-            generation: 0,
-            log: NO_LOG,
-            region_shift: 20,
-        };
+        let disk = CacheDisk::in_memory(context.disk, context.capacity);
         let names = Some(Arc::clone(context.names));
         let mark = Arc::new(kept::NoMark);
         let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names);
@@ -299,7 +290,7 @@ impl LayerOptions for CacheOptions {
     }
 
     fn fits(&self, layer: &dyn Layer) -> bool {
-        cache(layer).is_some_and(|cache| {
+        Cache::of(layer).is_some_and(|cache| {
             self.is_of(cache.volume())
                 && cache.volume().is_kept == self.is_kept()
                 && cache.shared_name() == self.shared_name()
@@ -308,7 +299,7 @@ impl LayerOptions for CacheOptions {
     }
 
     fn apply(&self, layer: &dyn Layer) {
-        if let Some(cache) = cache(layer) {
+        if let Some(cache) = Cache::of(layer) {
             cache.set_mode(self.mode);
             cache.set_read_ahead(self.read_ahead.0);
             // That it is possible was checked: only another disk that gets a share at this moment could
@@ -316,9 +307,4 @@ impl LayerOptions for CacheOptions {
             _ = cache.set_share(self.share_slots(cache.volume()));
         }
     }
-}
-
-/// `layer`, if it is a cache.
-fn cache(layer: &dyn Layer) -> Option<&Cache> {
-    layer.as_any()?.downcast_ref()
 }

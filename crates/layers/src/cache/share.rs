@@ -151,20 +151,14 @@ impl CacheVolume {
     /// # Errors
     /// If the shares of all disks would exceed the cache.
     pub(super) fn check_share(&self, name: &str, slots: u64) -> Result<(), CacheError> {
-        let number = self.keeper.access(|keeper| {
-            let mut disks = keeper.disks.values();
-            disks.find(|disk| lock(&disk.record).name == name).map(|disk| disk.number)
-        });
-        let shares = lock(&self.shares);
-        let own = number.and_then(|number| shares.get(&number)).copied().unwrap_or(0);
-        let all: u64 = shares.values().sum();
-        self.check_slots(all - own, slots)
+        // No disk has the number 0.
+        let number = self.disk_named(name).map_or(0, |disk| disk.number);
+        self.check_slots(shares_of_others(&lock(&self.shares), number), slots)
     }
 
     /// Whether a disk can have a share of so many slots.
     pub(super) fn can_share(&self, disk: u16, slots: u64) -> bool {
-        let others = shares_of_others(&lock(&self.shares), disk);
-        slots <= self.slots_to_share().saturating_sub(others)
+        self.check_slots(shares_of_others(&lock(&self.shares), disk), slots).is_ok()
     }
 
     /// The slots that can belong to shares.

@@ -127,6 +127,16 @@ pub struct CacheVolume {
     pub(super) is_noting: Arc<AtomicBool>,
 }
 
+/// Adds `length` to a count that has at most `max`. Returns whether there was room.
+pub(super) fn reserve(count: &AtomicU64, length: u64, max: u64) -> bool {
+    let before = count.fetch_add(length, Ordering::Relaxed);
+    if before.saturating_add(length) > max {
+        count.fetch_sub(length, Ordering::Relaxed);
+        return false;
+    }
+    true
+}
+
 impl CacheVolume {
     pub(super) fn assemble(
         backend: Arc<dyn Backend>,
@@ -243,12 +253,7 @@ impl CacheVolume {
 
     /// Reserves memory for a copy; false if too many bytes are on their way into the cache.
     pub(super) fn reserve_copy(&self, length: u64) -> bool {
-        let before = self.copies.fetch_add(length, Ordering::Relaxed);
-        if before + length > COPIES_MAX {
-            self.copies.fetch_sub(length, Ordering::Relaxed);
-            return false;
-        }
-        true
+        reserve(&self.copies, length, COPIES_MAX)
     }
 
     /// Ends a copy.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use fathom_block::{BackendProblem, ErrorKind, Operation, Shared};
+use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_OFFSET,
     SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
@@ -141,10 +141,7 @@ impl Wal {
             return Err(WalError::Volume(io::Error::other(text)));
         }
         let mut access = Access::open(volume.backend())?;
-        let first = access.read(region.start, SUPERBLOCK_LENGTH as u64)?;
-        let second =
-            access.read(region.start + SUPERBLOCK_LENGTH as u64, SUPERBLOCK_LENGTH as u64)?;
-        let superblock = match select(&first, &second) {
+        let superblock = match read_superblock(&mut access, region.start)? {
             Ok(superblock) => superblock,
             Err(SuperblockError::Blank) if options.expected.is_some() => {
                 return Err(WalError::NotExpected);
@@ -173,7 +170,7 @@ impl Wal {
                 RING_OFFSET + superblock.ring_length
             )));
         }
-        if has_lost_writes(volume) {
+        if volume.backend().has_lost_writes() {
             if !is_alone {
                 let text = "it has lost writes: stop serving all disks with a cache or a log on it, then \
                             serve them again";
@@ -215,6 +212,16 @@ impl Wal {
         };
         Ok(Self { inner: Arc::new(inner) })
     }
+}
+
+/// The valid superblock of the log that begins at `start`.
+pub(super) fn read_superblock(
+    access: &mut Access,
+    start: u64,
+) -> io::Result<Result<Superblock, SuperblockError>> {
+    let both = access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?;
+    let (first, second) = both.split_at(SUPERBLOCK_LENGTH);
+    Ok(select(first, second))
 }
 
 fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> {
@@ -292,11 +299,6 @@ fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Res
     let mut log = Log::new(superblock.clone());
     scan(access, region, superblock, |_, found| log.recover(found))?;
     Ok(log)
-}
-
-fn has_lost_writes(volume: &LogVolume) -> bool {
-    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
-    volume.backend().problems().iter().any(is_loss)
 }
 
 /// Writes the valid superblock and records again, because an earlier flush of the volume has failed. The

@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use fathom_block::Operation;
-use fathom_wal::{SUPERBLOCK_LENGTH, Superblock, SuperblockError, select};
+use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError};
 
+use super::open::read_superblock;
 use super::{LogVolume, Wal, WalError, WalOptions};
 use crate::access::Access;
 
@@ -81,7 +82,7 @@ fn choose(
     let mut access = Access::open(volume.backend())?;
     let (mut own, mut free, mut names, mut unreadable) = (None, None, Vec::new(), 0);
     for place in (0..places.count).map(|number| places.place(number)) {
-        match read(&mut access, place.start)? {
+        match read_superblock(&mut access, place.start)? {
             Ok(found) if options.expected == Some(found.log) => return Ok(place),
             Ok(found) if found.owner.name == options.name => {
                 own.get_or_insert(place);
@@ -99,12 +100,6 @@ fn choose(
         return Err(WalError::NotExpected);
     }
     own.or(free).ok_or_else(|| WalError::Region(no_place(places, names, unreadable)))
-}
-
-fn read(access: &mut Access, start: u64) -> io::Result<Result<Superblock, SuperblockError>> {
-    let both = access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?;
-    let (first, second) = both.split_at(SUPERBLOCK_LENGTH);
-    Ok(select(first, second))
 }
 
 fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> String {

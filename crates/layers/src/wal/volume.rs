@@ -64,6 +64,11 @@ impl Drop for Claim {
     }
 }
 
+/// Whether `region` overlaps one of `claims`.
+fn meets_any(claims: &[Region], region: &Region) -> bool {
+    claims.iter().any(|other| other.start < region.end && region.start < other.end)
+}
+
 impl LogVolume {
     /// The log volume in `backend`. All disks with a log on it must share the volume.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
@@ -77,18 +82,16 @@ impl LogVolume {
 
     /// Whether an open log overlaps `region`.
     pub(super) fn is_claimed(&self, region: &Region) -> bool {
-        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        claims.iter().any(|other| other.start < region.end && region.start < other.end)
+        meets_any(&self.claims.lock().unwrap_or_else(PoisonError::into_inner), region)
     }
 
     /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,
     /// because a removed disk may still be in use for a moment.
     pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
         let end = Instant::now() + CLAIM_TIME_MAX;
-        let meets = |other: &Region| other.start < region.end && region.start < other.end;
         loop {
             let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-            if !claims.iter().any(meets) {
+            if !meets_any(&claims, region) {
                 claims.push(region.clone());
                 return Some(Claim { volume: Arc::clone(self), region: region.clone() });
             }

@@ -108,8 +108,7 @@ pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
 
 /// The definition of the log that a cache in the mode `write-back` has.
 fn log_of_cache(disk: &DiskDefinition) -> Option<WalDefinition> {
-    let layer = disk.layers.iter().find(|layer| has_log(layer))?;
-    let cache: CacheOptions = serde_json::from_value(Value::Object(layer.options.clone())).ok()?;
+    let cache = disk.layers.iter().find_map(cache_with_log)?;
     Some(WalDefinition {
         log: cache.store,
         age: cache.age,
@@ -118,10 +117,18 @@ fn log_of_cache(disk: &DiskDefinition) -> Option<WalDefinition> {
     })
 }
 
+/// The options of `layer`, if it is a cache with a log beneath it.
+fn cache_with_log(layer: &LayerDefinition) -> Option<CacheOptions> {
+    if layer.kind != CacheOptions::KIND {
+        return None;
+    }
+    let cache = serde_json::from_value(Value::Object(layer.options.clone())).ok();
+    cache.filter(CacheOptions::has_log)
+}
+
 /// Whether `layer` is a cache with a log beneath it.
 pub(crate) fn has_log(layer: &LayerDefinition) -> bool {
-    let options = || serde_json::from_value(Value::Object(layer.options.clone())).ok();
-    layer.kind == CacheOptions::KIND && options().is_some_and(|cache: CacheOptions| cache.has_log())
+    cache_with_log(layer).is_some()
 }
 
 /// Checks a disk with a cache in the mode `write-back`.

@@ -61,10 +61,7 @@ impl Daemon {
 /// The cache of a disk, if it has one.
 pub(super) fn cache_of(served: &Served) -> Option<Cache> {
     let layers = served.live().watchers.layers.clone();
-    layers.iter().find_map(|(_, layer)| {
-        let cache: &Cache = layer.as_any()?.downcast_ref()?;
-        Some(cache.clone())
-    })
+    layers.iter().find_map(|(_, layer)| Cache::of(&**layer).cloned())
 }
 
 /// The disk and its cache, if it has one.

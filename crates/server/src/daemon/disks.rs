@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fathom_block::{BackendProblem, CHANGE_TIME_MAX, ErrorKind, RestackError};
+use fathom_block::{CHANGE_TIME_MAX, ErrorKind, RestackError};
 use fathom_control::{
     BackendDefinition, Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode,
     FrontendStatus, LayerDefinition,
@@ -182,8 +182,7 @@ impl Daemon {
         let _change = self.change(name)?;
         let served = self.find(name)?;
         let backend = served.disk.backend();
-        let lost = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
-        if !backend.problems().iter().any(lost) {
+        if !backend.has_lost_writes() {
             return Err(refusal(
                 ErrorCode::Conflict,
                 format!("the disk {name:?} has lost no writes"),

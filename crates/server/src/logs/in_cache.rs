@@ -1,15 +1,15 @@
 //! The stores of caches, which may have an area for the logs of their disks. The caches on a store and the
 //! logs on it share one open file, and so its lock and what it knows of failures.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
-use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Backend, BackendProblem};
+use fathom_backend::FileBackend;
+use fathom_block::Backend;
+use fathom_layers::Opened;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::wal::LogPlaces;
 
@@ -19,7 +19,7 @@ const CHUNK: u64 = 1 << 20;
 /// The open stores of caches, by path.
 #[derive(Default)]
 pub(crate) struct CacheStores {
-    places: Mutex<HashMap<PathBuf, Arc<Mutex<Weak<FileBackend>>>>>,
+    places: Opened<PathBuf, Weak<FileBackend>>,
 }
 
 impl CacheStores {
@@ -31,43 +31,19 @@ impl CacheStores {
         disk: &str,
         records: &Path,
     ) -> io::Result<Arc<dyn Backend>> {
-        let place = {
-            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            places.retain(|_, place| {
-                let is_open = place.try_lock().map_or(true, |store| store.strong_count() > 0);
-                is_open || Arc::strong_count(place) > 1
-            });
-            Arc::clone(places.entry(path.to_owned()).or_default())
-        };
+        let place = self.places.place(path.to_owned(), |store| store.strong_count() > 0);
         // Held while the store is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = place.upgrade() {
             return Ok(store);
         }
-        // Without direct I/O, because its alignment would become that of all disks of the cache.
-        let options = FileOptions {
-            path: path.to_owned(),
-            direct: false,
-            read_only: false,
-            block_size: None,
-            disk: format!("the cache of {disk}"),
-            records: Some(records.to_owned()),
-            foreign_allowed: true,
-        };
-        let store =
-            FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
-        let store = Arc::new(store);
-        if has_lost_writes(&*store) {
+        let store = Arc::new(super::open_shared(path, format!("the cache of {disk}"), records)?);
+        if store.has_lost_writes() {
             restore(path, &*store)?;
         }
         *place = Arc::downgrade(&store);
         Ok(store)
     }
-}
-
-fn has_lost_writes(store: &dyn Backend) -> bool {
-    let is_loss = |problem: &BackendProblem| matches!(problem, BackendProblem::WritesLost { .. });
-    store.problems().iter().any(is_loss)
 }
 
 /// Makes a store with logs usable that has lost writes. The kernel may return data that the store does not hold

@@ -47,6 +47,14 @@ struct Fetch {
     access: Access,
 }
 
+impl Fetch {
+    /// Whether `request` is for some of its bytes.
+    fn meets(&self, request: &Request) -> bool {
+        request.offset < self.start + self.length
+            && self.start < request.offset.saturating_add(request.length)
+    }
+}
+
 /// A read that waits for what is on its way.
 pub(in crate::cache) struct Parked {
     pub(in crate::cache) request: Box<Request>,
@@ -259,10 +267,7 @@ impl CacheQueue {
     /// Whether a part of a read is on its way.
     #[inline]
     pub(in crate::cache) fn is_on_its_way(&self, request: &Request) -> bool {
-        self.ahead.fetches.iter().any(|fetch| {
-            request.offset < fetch.start + fetch.length
-                && fetch.start < request.offset.saturating_add(request.length)
-        })
+        self.ahead.fetches.iter().any(|fetch| fetch.meets(request))
     }
 
     /// Keeps a read until what is on its way has come.
@@ -304,13 +309,11 @@ impl CacheQueue {
     pub(in crate::cache) fn fetch_ended(&mut self, number: u64, next: &mut Crossing<'_>) {
         let fetches = &mut self.ahead.fetches;
         let Some(at) = fetches.iter().position(|fetch| fetch.number == number) else { return };
-        let Fetch { start, length, .. } = fetches.swap_remove(at);
-        self.inner.ahead.release(&self.inner.volume.ahead, length);
+        let fetch = fetches.swap_remove(at);
+        self.inner.ahead.release(&self.inner.volume.ahead, fetch.length);
         let mut at = 0;
         while let Some(parked) = self.ahead.parked.get(at) {
-            let request = &parked.request;
-            let waits = request.offset < start + length && start < request.offset + request.length;
-            if !waits {
+            if !fetch.meets(&parked.request) {
                 at += 1;
                 continue;
             }

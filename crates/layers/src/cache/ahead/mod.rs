@@ -26,6 +26,8 @@ use fathom_insight::Facts;
 pub(super) use fetch::{Ahead, Followed, Parked};
 use joints::{File, Joints, Piece};
 
+use super::volume::reserve;
+
 /// The most bytes on their way for all disks of a cache.
 const IN_FLIGHT_MAX: u64 = 32 << 20;
 /// The most bytes on their way for a disk.
@@ -71,15 +73,6 @@ impl AheadState {
         self.in_flight.fetch_sub(length, Ordering::Relaxed);
         of_all.fetch_sub(length, Ordering::Relaxed);
     }
-}
-
-fn reserve(count: &AtomicU64, length: u64, max: u64) -> bool {
-    let before = count.fetch_add(length, Ordering::Relaxed);
-    if before.saturating_add(length) > max {
-        count.fetch_sub(length, Ordering::Relaxed);
-        return false;
-    }
-    true
 }
 
 /// The parts of a request that belong to files whose offsets are known.
