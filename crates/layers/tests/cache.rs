@@ -2,7 +2,6 @@
 //! data than the disk beneath has, also after crashes of both.
 
 use std::cell::Cell;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,8 +11,7 @@ use fathom_block::{Backend, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, Dropped, NO_LOG,
-    VolumeOptions,
+    CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, NO_LOG, VolumeOptions,
 };
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
@@ -22,38 +20,16 @@ use fathom_sim::{
 
 #[path = "support/images.rs"]
 mod images;
+#[path = "support/kept.rs"]
+mod kept;
 
 use images::check_mappings;
+use kept::{IDENTITY, Mark, harness};
 
 const CAPACITY: u64 = 256 << 10;
 const VOLUME: u64 = 256 << 10;
-const IDENTITY: [u8; 16] = *b"identity of test";
 /// The size of a region, as its binary logarithm.
 const REGION_SHIFT: u8 = 15;
-
-/// The state of the image that the cache belongs to.
-struct Mark(AtomicU64);
-
-impl CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
-        let generation = self.0.load(Ordering::Relaxed);
-        Ok(Some(CacheState { identity: IDENTITY, generation }))
-    }
-
-    fn write(&self, state: &CacheState) -> io::Result<()> {
-        self.0.store(state.generation, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn stamp(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn reject(&self) -> io::Result<()> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-}
 
 fn volume_options(seed: u64) -> VolumeOptions {
     VolumeOptions {
@@ -147,11 +123,6 @@ fn blank(seed: u64) -> Images {
     vec![vec![0; volume_length(seed) as usize], vec![0; CAPACITY as usize]]
 }
 
-fn harness(rig: &Rig, seed: u64) -> Harness {
-    let (queues, depth) = (1 + seed as usize % 4, 1 + (seed as usize * 5) % 16);
-    Harness::new(&rig.disk, &HarnessOptions { queues, depth, simulated: true }, seed)
-}
-
 fn workload(seed: u64) -> Workload {
     let mut options = WorkloadOptions::new(CAPACITY);
     options.alignment = if seed % 2 == 0 { 4096 } else { 512 };
@@ -179,7 +150,7 @@ fn no_crash_leaves_old_content_in_the_cache() {
     each_seed(12, |seed| {
         cases += 1;
         let rig = Rig::new(seed, 0.1, blank(seed));
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         wait(&mut harness, &rig);
         let mut inspect = |_: &_| {
             let (more, found) = rig.check_crashes();
@@ -212,7 +183,7 @@ fn a_disk_is_right_after_each_crash() {
         let mut workload = workload(seed);
         for life in 0..6 {
             let rig = Rig::new(seed, 0.05, images.clone());
-            let mut harness = harness(&rig, seed * 100 + life);
+            let mut harness = harness(&rig.disk, seed * 100 + life);
             harness.model_mut().restart(&images[1]);
             let mut inspect = |_: &_| {
                 rig.check_crashes();
@@ -241,7 +212,7 @@ fn a_disk_that_changed_without_the_cache_begins_empty() {
     let (mut crashes, mut blocks) = (0, 0);
     each_seed(4, |seed| {
         let rig = Rig::new(seed, 0.2, blank(seed));
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         harness.run(&mut workload(seed), 150, |_| {});
         wait(&mut harness, &rig);
         harness.rest(|_| {});
@@ -267,7 +238,7 @@ fn a_disk_that_changed_without_the_cache_begins_empty() {
         record.crashes();
         checked.set(record.length());
         let rig = Rig { record, volume, home, cache, disk, mark, checked };
-        let mut harness = self::harness(&rig, seed);
+        let mut harness = self::harness(&rig.disk, seed);
         harness.model_mut().restart(&rig.home.image());
         let mut inspect = |_: &_| {
             let (more, found) = rig.check_crashes();
@@ -287,7 +258,7 @@ fn a_disk_that_changed_without_the_cache_begins_empty() {
 fn an_orderly_end_keeps_the_cache() {
     each_seed(12, |seed| {
         let rig = Rig::new(seed, 0.0, blank(seed));
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         harness.run(&mut workload(seed), 100, |_| {});
         harness.drain(|_| {});
         harness.rest(|_| {});
@@ -398,7 +369,7 @@ fn a_volume_with_errors_is_taken_out_of_service() {
         let home = SimOptions::new(CAPACITY);
         let Some(rig) = Rig::with(seed, 0.05, blank(seed), volume, home) else { return };
         cases += 1;
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         harness.run(&mut workload(seed), 200, |_| {});
         harness.drain(|_| {});
         harness.verify(CAPACITY);

@@ -2,7 +2,6 @@
 //! the disk beneath are faulty. Whenever both crash, all acknowledged changes survive, and nothing old is read.
 
 use std::cell::Cell;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,9 +9,7 @@ use std::time::Duration;
 use fathom_block::{Backend, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
-use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, VolumeOptions};
 use fathom_layers::wal::{LogVolume, WalOptions};
 use fathom_layers::{Cache, Wal};
 use fathom_sim::{
@@ -23,38 +20,16 @@ use fathom_wal::RING_OFFSET;
 
 #[path = "support/images.rs"]
 mod images;
+#[path = "support/kept.rs"]
+mod kept;
 
 use images::{check_mappings, with_log};
+use kept::{IDENTITY, Mark, harness};
 
 const CAPACITY: u64 = 192 << 10;
-const IDENTITY: [u8; 16] = *b"identity of test";
 const LOG: [u8; 16] = *b"identity of log ";
 /// The part of a log's place that is used, in bytes: a short ring wraps around and is full at times.
 const LOG_LENGTH: u64 = RING_OFFSET + (56 << 10);
-
-/// The state of the image that the cache belongs to.
-struct Mark(AtomicU64);
-
-impl CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
-        let generation = self.0.load(Ordering::Relaxed);
-        Ok(Some(CacheState { identity: IDENTITY, generation }))
-    }
-
-    fn write(&self, state: &CacheState) -> io::Result<()> {
-        self.0.store(state.generation, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn stamp(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn reject(&self) -> io::Result<()> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-}
 
 /// The format of the volume for a seed, with a place for a log.
 fn format(seed: u64) -> Superblock {
@@ -193,11 +168,6 @@ impl Rig {
     }
 }
 
-fn harness(rig: &Rig, seed: u64) -> Harness {
-    let (queues, depth) = (1 + seed as usize % 4, 1 + (seed as usize * 5) % 16);
-    Harness::new(&rig.disk, &HarnessOptions { queues, depth, simulated: true }, seed)
-}
-
 /// Lets time pass, so that the tables are loaded and written, and the log is written home.
 fn wait(harness: &mut Harness, rig: &Rig, mut inspect: impl FnMut(&ModelDisk)) {
     harness.drain(&mut inspect);
@@ -225,7 +195,7 @@ fn acknowledged_changes_survive_crashes_and_nothing_old_is_read() {
     each_seed(30, |seed| {
         cases += 1;
         let rig = Rig::new(seed, 0, 0.1, blank(seed));
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         let mut inspect = |model: &ModelDisk| {
             let (more, found) = rig.check_crashes(model);
             (crashes, mappings) = (crashes + more, mappings + found);
@@ -261,7 +231,7 @@ fn a_disk_is_right_after_any_number_of_crashes() {
         for life in 0..8 {
             let rig = Rig::new(seed, life, 0.05, images.clone());
             openings += rig.check_openings(&before);
-            let mut harness = harness(&rig, seed * 100 + life);
+            let mut harness = harness(&rig.disk, seed * 100 + life);
             harness.model_mut().restart(&before);
             let mut inspect = |model: &ModelDisk| {
                 rig.check_crashes(model);
@@ -309,7 +279,7 @@ fn acknowledged_changes_survive_errors_of_a_store() {
         }
         let Some(rig) = Rig::with(seed, 0, 0.05, images, volume, home) else { return };
         cases += 1;
-        let mut harness = harness(&rig, seed);
+        let mut harness = harness(&rig.disk, seed);
         harness.allow_errors();
         let mut inspect = |model: &ModelDisk| {
             rig.check_crashes(model);

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Output;
 
 use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
 use crate::nbd::Nbd;
-use crate::process::Daemon;
+use crate::process::{Daemon, command};
 
 const WRITE: u16 = 1;
 /// The size of a block.
@@ -30,6 +32,30 @@ pub fn read(nbd: &mut Nbd, block: u64) -> u8 {
     let data = nbd.read(block * BLOCK, BLOCK as u32);
     assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
     data[0]
+}
+
+/// Runs `fathom cache ARGUMENTS` in `folder`.
+pub fn cache(folder: &Path, arguments: &[&str]) -> Output {
+    command(folder).arg("cache").args(arguments).output().unwrap()
+}
+
+/// What a command prints.
+pub fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// Runs a command that has to succeed.
+pub fn succeeds(folder: &Path, arguments: &[&str]) -> String {
+    let output = cache(folder, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+    text(&output)
+}
+
+/// Runs a command that has to fail with `expected` in its messages.
+pub fn fails(folder: &Path, arguments: &[&str], expected: &str) {
+    let output = cache(folder, arguments);
+    assert!(!output.status.success() && text(&output).contains(expected), "{}", text(&output));
 }
 
 #[test]

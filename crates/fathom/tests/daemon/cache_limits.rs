@@ -7,9 +7,9 @@ use std::io::Write;
 use fathom_control::ProblemKind;
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
-use crate::cache::{BLOCK, read, write};
+use crate::cache::{BLOCK, fails, read, succeeds, write};
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command, disk_over_nbd, image};
+use crate::process::{Daemon, disk_over_nbd, image};
 
 const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
@@ -23,14 +23,6 @@ fn flush(nbd: &mut Nbd) -> u32 {
     nbd.reply().expect("an answer").1
 }
 
-/// `fathom cache ARGUMENTS`: whether it succeeds, and what it prints.
-fn cache(daemon: &Daemon, arguments: &[&str]) -> (bool, String) {
-    let mut command = command(&daemon.path(""));
-    let output = command.arg("cache").args(arguments).output().unwrap();
-    let both = [&output.stdout[..], &output.stderr[..]].concat();
-    (output.status.success(), String::from_utf8_lossy(&both).into_owned())
-}
-
 /// The file system of a sparse cache becomes full: the cache is taken out of service with one problem,
 /// and the disk has its data, also after a restart and after room was made.
 #[test]
@@ -40,12 +32,7 @@ fn a_full_file_system_costs_the_cache_and_no_data() {
     let store = device.mount().join("cache");
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     image(folder.path(), "a.img", BLOCKS * BLOCK);
-    let create = command(folder.path())
-        .args(["cache", "create", "--size", "64M", "--sparse"])
-        .arg(&store)
-        .output()
-        .unwrap();
-    assert!(create.status.success(), "{create:?}");
+    succeeds(folder.path(), &["create", "--size", "64M", "--sparse", store.to_str().unwrap()]);
     // About a quarter of the disk's blocks finds room.
     let filler = device.mount().join("filler");
     let mut file = File::create(&filler).unwrap();
@@ -134,38 +121,29 @@ fn a_share_holds_while_the_neighbour_is_busy() {
     assert_eq!(figure(&daemon, "a", "hits_total"), hits + kept);
 
     // The command changes the share of a disk in use; what does not fit is refused.
-    let attach = |disk: &str, share: &str| {
-        let arguments = [
-            "attach",
-            disk,
-            "--name",
-            "both",
-            "--size",
-            "1M",
-            "--share",
-            share,
-            "--control",
-            "control.sock",
-        ];
-        cache(&daemon, &arguments)
+    let folder = daemon.path("");
+    let arguments = |disk, share| {
+        let cache = ["attach", disk, "--name", "both", "--size", "1M"];
+        [&cache[..], &["--share", share, "--control", "control.sock"]].concat()
     };
-    let (is_done, text) = attach("b", "75%");
-    assert!(!is_done && text.contains("share"), "{text}");
+    let attach = |disk, share| succeeds(&folder, &arguments(disk, share));
+    let refuse = |disk, share| fails(&folder, &arguments(disk, share), "share");
+    refuse("b", "75%");
     for share in ["x", "101%"] {
-        let (is_done, text) = attach("b", share);
-        assert!(!is_done && text.contains("share"), "{share}: {text}");
+        refuse("b", share);
     }
     assert_eq!(figure(&daemon, "a", "share"), kept);
-    assert!(attach("a", "128K").0);
+    attach("a", "128K");
     assert_eq!(figure(&daemon, "a", "share"), 8);
-    assert!(attach("b", "75%").0);
+    attach("b", "75%");
     fill(&mut b);
     scan(&mut b);
     // Its share, and at most the slots that belong to no share.
     let blocks = figure(&daemon, "a", "blocks_of_disk");
     assert!((8..=16).contains(&blocks), "{blocks}");
     // A reload puts the configured shares back.
-    assert!(attach("b", "0").0 && attach("a", "50%").0);
+    attach("b", "0");
+    attach("a", "50%");
     assert_eq!(figure(&daemon, "a", "share"), kept);
     daemon.end();
 }
@@ -176,17 +154,15 @@ fn the_read_ahead_is_an_option_of_a_disk_in_use() {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "a.img", 8 << 20);
     let daemon = Daemon::start_in(folder, &disk_over_nbd("a.img".as_ref(), ""));
-    let attach = |size: &str| {
-        cache(&daemon, &["attach", "a", "--read-ahead", size, "--control", "control.sock"])
-    };
-    assert!(attach("2M").0);
+    let folder = daemon.path("");
+    let arguments = |size| ["attach", "a", "--read-ahead", size, "--control", "control.sock"];
+    succeeds(&folder, &arguments("2M"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     write(&mut nbd, 1, 5);
     daemon.until("the block to be in the cache", || figure(&daemon, "a", "blocks") == 1);
-    assert!(attach("0").0);
+    succeeds(&folder, &arguments("0"));
     assert_eq!(figure(&daemon, "a", "blocks"), 1, "the layer stays");
-    let (is_done, text) = attach("1G");
-    assert!(!is_done && text.contains("16 MiB"), "{text}");
+    fails(&folder, &arguments("1G"), "16 MiB");
     let metrics = daemon.client().metrics().unwrap();
     assert!(
         metrics.contains("fathom_layer_cache_read_ahead_total{disk=\"a\",vm=\"\"} 0"),
@@ -208,11 +184,7 @@ fn a_recovered_disk_has_what_its_store_has() {
         let path = device.image("a.img", 64 * PER_BLOCK);
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let options = if is_kept {
-            let create = command(folder.path())
-                .args(["cache", "create", "cache", "--size", "8M"])
-                .output()
-                .unwrap();
-            assert!(create.status.success(), "{create:?}");
+            succeeds(folder.path(), &["create", "cache", "--size", "8M"]);
             format!("store = {:?}", folder.path().join("cache"))
         } else {
             "size = \"8M\"".to_owned()

@@ -3,38 +3,20 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fathom_control::{DiskChange, ProblemKind};
 use tempfile::TempDir;
 
-use crate::cache::{BLOCK, read, write};
+use crate::cache::{BLOCK, cache, fails, read, succeeds, text, write};
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command};
+use crate::process::Daemon;
 
 const SIZE: u64 = 16 << 20;
 const BLOCKS: u64 = 64;
 /// The time after which the modification time of a quiet disk has been noted.
 const NOTED: Duration = Duration::from_millis(3500);
-
-/// Runs `fathom cache ARGUMENTS` in `folder`.
-fn cache(folder: &Path, arguments: &[&str]) -> Output {
-    command(folder).arg("cache").args(arguments).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    let both = [&output.stdout[..], &output.stderr[..]].concat();
-    String::from_utf8_lossy(&both).into_owned()
-}
-
-/// Runs a command that has to succeed.
-fn succeeds(folder: &Path, arguments: &[&str]) -> String {
-    let output = cache(folder, arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
-    text(&output)
-}
 
 /// A folder with two images and a cache. Its file system has extended attributes.
 fn folder() -> TempDir {
@@ -386,10 +368,7 @@ fn a_cache_is_attached_and_detached_under_load() {
 fn caches_are_made_examined_and_emptied() {
     let folder = folder();
     let path = folder.path();
-    let fails = |arguments: &[&str], expected: &str| {
-        let output = cache(path, arguments);
-        assert!(!output.status.success() && text(&output).contains(expected), "{}", text(&output));
-    };
+    let fails = |arguments: &[&str], expected: &str| fails(path, arguments, expected);
     fails(&["create", "cache", "--size", "8M"], "exists");
     fails(&["create", "other"], "add --size");
     fails(&["create", "other", "--size", "8M", "--block-size", "20K"], "power of two");

@@ -14,6 +14,7 @@ mod lost_writes;
 mod monitor;
 mod nbd;
 mod neighbours;
+mod overwrite;
 mod parquet;
 mod problems;
 mod process;

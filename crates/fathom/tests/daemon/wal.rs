@@ -10,6 +10,7 @@ use fathom_control::{Bytes, DiskChange, DiskStatus, LayerDefinition, ProblemKind
 use serde_json::json;
 
 use crate::nbd::Nbd;
+use crate::overwrite::overwrite;
 use crate::process::{Daemon, command};
 
 const SIZE: u64 = 8 << 20;
@@ -71,39 +72,10 @@ fn acknowledged_writes_survive_a_kill() {
                 assert_eq!(read(&mut nbd, block as u64), *content, "life {life}, {name} {block}");
             }
         }
-        let end = Instant::now() + Duration::from_millis(300);
-        let acknowledged = std::thread::scope(|scope| {
-            let writers: Vec<_> = [("a", 0), ("a", 32), ("b", 0), ("b", 32)]
-                .into_iter()
-                .map(|(name, first)| {
-                    let daemon = &daemon;
-                    scope.spawn(move || {
-                        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
-                        let mut written = [0; 32];
-                        for count in 0_u64.. {
-                            let (at, content) =
-                                (count % 32, 1 + life * 40 + (count / 32 % 40) as u8);
-                            if Instant::now() > end {
-                                break;
-                            }
-                            assert_eq!(write(&mut nbd, first + at, content), Some(0));
-                            written[at as usize] = content;
-                        }
-                        // One write is in flight when the daemon is killed.
-                        nbd.send(WRITE, 0, (200 + first) * BLOCK, 4096, &[9; BLOCK as usize]);
-                        (name, first, written)
-                    })
-                })
-                .collect();
-            writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
-        });
-        for (name, first, written) in acknowledged {
-            let disk = usize::from(name == "b");
-            for (at, content) in written.into_iter().enumerate().filter(|(_, content)| *content > 0)
-            {
-                expected[disk][first as usize + at] = content;
-            }
-        }
+        let write = |nbd: &mut Nbd, block, content| {
+            assert_eq!(write(nbd, block, content), Some(0));
+        };
+        overwrite(&daemon, life, Duration::from_millis(300), BLOCK, write, &mut expected);
         daemon.signal(libc::SIGKILL);
         folder = daemon.wait().1;
     }

@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,35 +12,13 @@ use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cache::{BLOCK, read, write};
+use crate::cache::{BLOCK, fails, read, succeeds, write};
 use crate::nbd::Nbd;
+use crate::overwrite::overwrite;
 use crate::process::{Daemon, command};
 
 const SIZE: u64 = 16 << 20;
 const BLOCKS: u64 = 64;
-
-/// Runs `fathom cache ARGUMENTS` in `folder`.
-fn cache(folder: &Path, arguments: &[&str]) -> Output {
-    command(folder).arg("cache").args(arguments).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    let both = [&output.stdout[..], &output.stderr[..]].concat();
-    String::from_utf8_lossy(&both).into_owned()
-}
-
-/// Runs a command that has to succeed.
-fn succeeds(folder: &Path, arguments: &[&str]) -> String {
-    let output = cache(folder, arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", text(&output));
-    text(&output)
-}
-
-/// Runs a command that has to fail with `expected` in its messages.
-fn fails(folder: &Path, arguments: &[&str], expected: &str) {
-    let output = cache(folder, arguments);
-    assert!(!output.status.success() && text(&output).contains(expected), "{}", text(&output));
-}
 
 /// A folder with two images and a cache with two logs. Its file system has extended attributes.
 fn folder() -> TempDir {
@@ -128,39 +106,11 @@ fn acknowledged_writes_survive_kills() {
                 }
             }
         }
-        let end = Instant::now() + Duration::from_millis(400);
-        let acknowledged = std::thread::scope(|scope| {
-            let writers: Vec<_> = [("a", 0), ("a", 32), ("b", 0), ("b", 32)]
-                .into_iter()
-                .map(|(name, first)| {
-                    let daemon = &daemon;
-                    scope.spawn(move || {
-                        let mut nbd = connect(daemon, name);
-                        let mut written = [0; 32];
-                        for count in 0_u64.. {
-                            let at = count % 32;
-                            let content = 1 + life * 40 + (count / 32 % 40) as u8;
-                            if Instant::now() > end {
-                                break;
-                            }
-                            write(&mut nbd, first + at, content);
-                            assert_eq!(read(&mut nbd, first + at), content);
-                            written[at as usize] = content;
-                        }
-                        // A write is in flight when the daemon is killed.
-                        nbd.send(1, 0, (200 + first) * BLOCK, 4096, &[9; 4096]);
-                        (name, first, written)
-                    })
-                })
-                .collect();
-            writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
-        });
-        for (name, first, written) in acknowledged {
-            let disk = usize::from(name == "b");
-            for (at, content) in written.into_iter().enumerate().filter(|(_, found)| *found > 0) {
-                expected[disk][first as usize + at] = content;
-            }
-        }
+        let write = |nbd: &mut Nbd, block, content| {
+            write(nbd, block, content);
+            assert_eq!(read(nbd, block), content);
+        };
+        overwrite(&daemon, life, Duration::from_millis(400), BLOCK, write, &mut expected);
         folder = kill(daemon);
         let check = succeeds(folder.path(), &["check", "cache", "--data"]);
         assert!(check.contains("2 of 2") && check.contains("LOG OF"), "{check}");

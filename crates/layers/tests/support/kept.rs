@@ -1,0 +1,42 @@
+//! A cache that outlives its daemon: the mark of its image, and the load on its disk.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_block::Disk;
+use fathom_layers::cache::{CacheMark, CacheState};
+use fathom_sim::{Harness, HarnessOptions};
+
+/// The identity of the cache.
+pub const IDENTITY: [u8; 16] = *b"identity of test";
+
+/// The state of the image that the cache belongs to.
+pub struct Mark(pub AtomicU64);
+
+impl CacheMark for Mark {
+    fn read(&self) -> io::Result<Option<CacheState>> {
+        let generation = self.0.load(Ordering::Relaxed);
+        Ok(Some(CacheState { identity: IDENTITY, generation }))
+    }
+
+    fn write(&self, state: &CacheState) -> io::Result<()> {
+        self.0.store(state.generation, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stamp(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn reject(&self) -> io::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// One to four queues of `disk`, by seed, in simulated time.
+pub fn harness(disk: &Arc<Disk>, seed: u64) -> Harness {
+    let (queues, depth) = (1 + seed as usize % 4, 1 + (seed as usize * 5) % 16);
+    Harness::new(disk, &HarnessOptions { queues, depth, simulated: true }, seed)
+}
