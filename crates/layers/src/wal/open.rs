@@ -140,6 +140,7 @@ impl Wal {
                         log on it, then serve them again";
             return Err(WalError::Volume(io::Error::other(text)));
         }
+        let is_restored = volume.restore(is_alone)?;
         let mut access = Access::open(volume.backend())?;
         let superblock = match read_superblock(&mut access, region.start)? {
             Ok(superblock) => superblock,
@@ -170,13 +171,8 @@ impl Wal {
                 RING_OFFSET + superblock.ring_length
             )));
         }
-        if volume.backend().has_lost_writes() {
-            if !is_alone {
-                let text = "it has lost writes: stop serving all disks with a cache or a log on it, then \
-                            serve them again";
-                return Err(WalError::Volume(io::Error::other(text)));
-            }
-            rewrite(&mut access, volume, &region, &superblock)?;
+        if is_restored {
+            rewrite(&mut access, &region, &superblock)?;
         }
         let mut log = recover(&mut access, &region, &superblock)?;
         if !log.is_empty() && superblock.owner.home != owner.home {
@@ -301,20 +297,14 @@ fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Res
     Ok(log)
 }
 
-/// Writes the valid superblock and records again, because an earlier flush of the volume has failed. The
-/// kernel may then return data that the volume does not hold and that no later flush writes.
-/// Acknowledged changes were made durable by an earlier flush.
-fn rewrite(
-    access: &mut Access,
-    volume: &LogVolume,
-    region: &Region,
-    superblock: &Superblock,
-) -> Result<(), WalError> {
+/// Writes the valid superblock and records again, because the volume has lost writes. The kernel may
+/// still return data that the volume does not hold and that no later flush writes. Acknowledged
+/// changes were made durable by an earlier flush.
+fn rewrite(access: &mut Access, region: &Region, superblock: &Superblock) -> Result<(), WalError> {
     let mut records = Vec::new();
     scan(access, region, superblock, |offset, found| {
         records.push((offset, found.record.length));
     })?;
-    volume.backend().recover()?;
     let mut again = vec![(superblock.offset(), SUPERBLOCK_LENGTH as u64)];
     again.extend(records);
     for (offset, length) in again {

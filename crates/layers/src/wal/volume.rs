@@ -1,5 +1,6 @@
 //! A log volume: the store of one or several logs, and the flushes that these logs share.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,18 @@ pub(super) enum FlushAnswer {
     Wait(u64),
 }
 
+/// Whether the volume lost writes before it was opened. No log may trust what it reads then, not only
+/// the first one that is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// It lost none.
+    None,
+    /// It accepts no writes yet.
+    Present,
+    /// It accepts writes again.
+    Recovered,
+}
+
 /// A store with the logs of one or several disks, each in a region of its own.
 pub struct LogVolume {
     backend: Arc<dyn Backend>,
@@ -47,6 +60,7 @@ pub struct LogVolume {
     claims: Mutex<Vec<Region>>,
     /// Held while a disk chooses the place of its log.
     pub(super) choice: Mutex<()>,
+    loss: Mutex<Loss>,
 }
 
 /// A region claimed by one log until the claim is dropped.
@@ -72,12 +86,34 @@ fn meets_any(claims: &[Region], region: &Region) -> bool {
 impl LogVolume {
     /// The log volume in `backend`. All disks with a log on it must share the volume.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
+        let loss = if backend.has_lost_writes() { Loss::Present } else { Loss::None };
         Self {
             backend,
+            loss: Mutex::new(loss),
             flushes: Shared::new(Flushes::default()),
             claims: Mutex::default(),
             choice: Mutex::default(),
         }
+    }
+
+    /// Makes a volume that lost writes before it was opened accept writes again, if nothing but logs
+    /// uses it. Returns whether a log must write again what it reads. Blocks.
+    ///
+    /// # Errors
+    /// If the store still fails, or has lost writes since it was opened: open logs may have them.
+    pub(super) fn restore(&self, is_alone: bool) -> io::Result<bool> {
+        let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.backend.has_lost_writes() {
+            if *loss != Loss::Present || !is_alone {
+                return Err(io::Error::other(
+                    "it has lost writes: stop serving all disks with a cache or a log on it, then serve \
+                     them again",
+                ));
+            }
+            self.backend.recover()?;
+            *loss = Loss::Recovered;
+        }
+        Ok(*loss != Loss::None)
     }
 
     /// Whether an open log overlaps `region`.
