@@ -35,7 +35,8 @@ READER = """
 fio --name=reader --filename=/dev/vda --size=400m --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=4 \
     --time_based --runtime=3600 > /dev/null 2>&1 &
 """
-END = "sync; killall -q -INT fio; while pidof fio > /dev/null; do sleep 0.1; done"
+# fio may wait for ever for reads that a signal made it forget, so it is killed.
+END = "sync; killall -q -KILL fio; while pidof fio > /dev/null; do sleep 0.1; done"
 
 
 def configuration(directory, schedules):
