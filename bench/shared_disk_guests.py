@@ -11,15 +11,23 @@ import time
 
 from guest import ROOT, Daemon, Guest
 
-# The cases: whether one guest reads, whether the other one writes, whether guests are flushed in idle time,
-# and whether the disks have the layer `schedule`.
+# The cases: whether one guest reads, whether the other one writes and to which of its disks, whether guests are
+# flushed in idle time, and whether the disks have the layer `schedule`. The disk `spare` is on a device of its
+# own: in the case `apart` the guests share only the host's processors, on which both may be emulated.
 CASES = {
-    "alone": (True, False, False, False),
-    "writer alone": (False, True, False, False),
-    "neither": (True, True, False, False),
-    "flush": (True, True, True, False),
-    "schedule": (True, True, False, True),
-    "both": (True, True, True, True),
+    "alone": (True, None, False, False),
+    "apart": (True, "spare", False, False),
+    "writer alone": (False, "writer", False, False),
+    "neither": (True, "writer", False, False),
+    "flush": (True, "writer", True, False),
+    "schedule": (True, "writer", False, True),
+    "both": (True, "writer", True, True),
+}
+# The disks: the guest, the modelled device, and where the disk lies on it.
+DISKS = {
+    "reader": ("reader", "spindle", "0"),
+    "writer": ("writer", "spindle", "50G"),
+    "spare": ("writer", "other", "50G"),
 }
 # The time before a measurement, and the interval of the samples, in seconds.
 WARMUP = 5.0
@@ -40,13 +48,16 @@ fio --name=reader --filename=/dev/vda --size=2g --rw=randread --bs=4k --direct=1
 """
 # Buffered writes of a file.
 WRITER_SETUP = """set -e
-mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda; mount /dev/vda /mnt
-dd if=/dev/zero of=/mnt/file bs=1M count=512 2> /dev/null; sync
+for disk in vda:/mnt/writer vdb:/mnt/spare; do
+    device=/dev/${{disk%:*}} folder=${{disk#*:}}; mkdir -p $folder
+    mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 $device; mount $device $folder
+    dd if=/dev/zero of=$folder/file bs=1M count=512 2> /dev/null; sync
+done
 echo {age}00 > /proc/sys/vm/dirty_expire_centisecs
 echo 25 > /proc/sys/vm/dirty_writeback_centisecs
 """
 WRITER = """
-fio --name=writer --filename=/mnt/file --size=512m {writes} --ioengine=psync \
+fio --name=writer --filename=/mnt/{disk}/file --size=512m {writes} --ioengine=psync \
     --randrepeat=0 --fallocate=none --time_based --runtime=3600 > /dev/null 2>&1 &
 """
 # Ends the load of a guest. Without the writes that it has left, the next case begins as this one.
@@ -57,10 +68,10 @@ PAPER = {"alone": (16.64, 141), "neither": (39.30, 60), "flush": (20.58, 92)}
 
 def configuration(directory, flushes, schedules):
     text = ""
-    for name, offset in (("reader", "0"), ("writer", "50G")):
+    for name, (guest, device, offset) in DISKS.items():
         layers = '{ kind = "schedule" }' if schedules else ""
-        text += (f'[[disk]]\nname = "{name}"\nvm = "{name}"\nimage = "{directory}/{name}.img"\n'
-                 f'model = {{ kind = "hdd", device = "spindle", size = "100G", offset = "{offset}" }}\n'
+        text += (f'[[disk]]\nname = "{name}"\nvm = "{guest}"\nimage = "{directory}/{name}.img"\n'
+                 f'model = {{ kind = "hdd", device = "{device}", size = "100G", offset = "{offset}" }}\n'
                  f"layers = [{layers}]\n"
                  f'[disk.vhost_user]\nsocket = "{directory}/{name}.sock"\n')
     return text + (f'[[guest]]\nvm = "writer"\nflush = ["tunables"]\nflush_min = "256K"\n'
@@ -74,7 +85,7 @@ def samples(control, seconds):
     for turn in range(int(seconds / INTERVAL) + 1):
         time.sleep(max(0.0, begun + turn * INTERVAL - time.monotonic()))
         count, _, latency_ns = control.operation("reader", "read")
-        _, written, _ = control.operation("writer", "write")
+        written = sum(control.operation(name, "write")[1] for name in ("writer", "spare"))
         found.append((time.monotonic() - begun, count, latency_ns, written, control.dirty("writer") or 0))
     return found
 
@@ -96,14 +107,15 @@ def measure(seconds, cases, load, rounds):
     each round."""
     number, pause, file_writes, age = LOADS[load]
     with tempfile.TemporaryDirectory(prefix="fathom-", dir="/tmp") as directory:
-        for name in ("reader", "writer"):
+        for name in DISKS:
             with open(os.path.join(directory, f"{name}.img"), "wb") as file:
                 file.truncate(2 << 30)
         daemon = Daemon(directory, configuration(directory, False, False))
         guests = []
         try:
-            for name in ("reader", "writer"):
-                guests.append(Guest(daemon, name, [name], memory="768M"))
+            for guest in ("reader", "writer"):
+                disks = [name for name, disk in DISKS.items() if disk[0] == guest]
+                guests.append(Guest(daemon, guest, disks, memory="768M"))
             reader, writer = guests
             writer.run(WRITER_SETUP.format(age=age))
             found = {case: [] for case in cases}
@@ -113,7 +125,7 @@ def measure(seconds, cases, load, rounds):
                     reads, writes, flushes, schedules = CASES[case]
                     daemon.reload(configuration(directory, flushes, schedules))
                     if writes:
-                        writer.run(WRITER.format(writes=file_writes))
+                        writer.run(WRITER.format(disk=writes, writes=file_writes))
                     if reads:
                         reader.run(READER.format(reads=number, pause=pause))
                     # The first write-back has begun.
@@ -131,9 +143,9 @@ def measure(seconds, cases, load, rounds):
 
 def report(found):
     """Prints Table 1 with the figures of the cases: medians of the rounds, with the least and the greatest
-    share. Returns the shares of the reads and of the writes by case."""
+    share. The share of the reads is that of the case `apart`. Returns the shares of the reads and of the writes by case."""
     table, shares = {case: [figures(rows) for rows in turns] for case, turns in found.items()}, {}
-    print(f"{'two guests, one hard disk':26}{'read':>10}{'reads':>11}{'of alone':>20}{'paper':>22}"
+    print(f"{'two guests, one hard disk':26}{'read':>10}{'reads':>11}{'of apart':>20}{'paper':>22}"
           f"{'written':>12}{'of alone':>20}{'dirty, most':>13}")
     for case, rows in table.items():
         def middle(name):
@@ -145,7 +157,7 @@ def report(found):
             whole = statistics.median(row[name] for row in table[alone])
             return [row[name] / whole for row in rows]
         is_read, is_written, *_ = CASES[case]
-        found_shares = (share("reads_per_second", "alone") if is_read else None,
+        found_shares = (share("reads_per_second", "apart") if is_read else None,
                         share("written_per_second", "writer alone") if is_written else None)
         shares[case] = found_shares
         texts = [f"{statistics.median(values):.0%} ({min(values):.0%} to {max(values):.0%})" if values else ""
@@ -216,8 +228,8 @@ def picture(found, path):
 
 
 def checks(found, shares):
-    """The targets of reads that leave the device a third of its time, with the cases of `schedule`: a name, the
-    figure, the bound, whether it is the least or the most, and the unit."""
+    """The targets of reads that leave the device a third of its time, with the cases of `schedule`, of those
+    beside a writer on another device: a name, the figure, the bound, whether it is the least or the most, and the unit."""
     def middle(case):
         return statistics.median(figures(rows)["read_ms"] for rows in found[case])
     bounds = []
@@ -225,8 +237,8 @@ def checks(found, shares):
         reads, writes = (statistics.median(values) for values in shares[case])
         name = f"two guests, {case}"
         bounds += [
-            (f"{name}: pausing reads beside writes, of those alone", 100 * reads, 95, True, " %"),
-            (f"{name}: the time of pausing reads, of that alone", middle(case) / middle("alone"), 1.1, False, ""),
+            (f"{name}: pausing reads beside writes, of those apart", 100 * reads, 95, True, " %"),
+            (f"{name}: the time of pausing reads, of that apart", middle(case) / middle("apart"), 1.1, False, ""),
             (f"{name}: writes beside pausing reads, of those alone", 100 * writes, 90, True, " %"),
         ]
     return bounds
