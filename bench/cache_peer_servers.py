@@ -257,7 +257,7 @@ def build_ocf(source):
     folder = os.path.join(guest.ROOT, "target/ocf")
     checkout, build = os.path.join(folder, "source"), os.path.join(folder, "build")
     library, plugin = os.path.join(build, "ocf.o"), os.path.join(folder, "nbdkit-ocf-plugin.so")
-    own = os.path.join(guest.ROOT, "bench/ocf/plugin.c")
+    own = [os.path.join(guest.ROOT, "bench/ocf", name) for name in ("plugin.c", "context.c")]
     flags = ["-O2", "-fPIC", f"-I{build}/include", f"-I{build}/src/ocf/env"]
     if not os.path.exists("/usr/include/nbdkit-plugin.h"):
         note("OCF is skipped: nbdkit-plugin.h is not installed; run: scripts/install bench")
@@ -285,7 +285,7 @@ def build_ocf(source):
                 return None
         if not run(["ld", "-r", "-o", library, *objects], "OCF does not link"):
             return None
-    if not run(["gcc", *flags, "-Wall", "-shared", "-o", plugin, own, library, "-lz", "-pthread"],
+    if not run(["gcc", *flags, "-Wall", "-shared", "-o", plugin, *own, library, "-lz", "-pthread"],
                "the plugin of OCF does not build"):
         return None
     return plugin

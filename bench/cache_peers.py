@@ -77,8 +77,8 @@ def loads(options, readers):
         else:
             note(f"{path} is absent, and skipped")
     chance = random.Random(13)
-    skewed = lambda: (WRITE if chance.random() < 0.25 else READ, 0, int(50_000 * chance.random() ** 4) * 3 * BLOCK, BLOCK)
-    yield Load("skew", (skewed() for _ in range(300_000)))
+    yield Load("skew", [(WRITE if chance.random() < 0.25 else READ, 0,
+                         int(50_000 * chance.random() ** 4) * 3 * BLOCK, BLOCK) for _ in range(300_000)])
 
 
 def replayed(binary, load, sizes):
@@ -197,8 +197,9 @@ def speed(options, plugin, folder):
     print(f"\n{'4 KiB over NBD':16}{'depth':>6}{'flush after':>12}" + "".join(
         f"{server.name.split(',')[0] + '/s':>12}{'CPU µs':>8}" for server in servers), flush=True)
     for point in POINTS:
-        print(f"{point[0]:16}{point[1]:6}{point[2] or 'none':>12}" + "".join(
-            f"{median[point, server.name][0]:12,.0f}{median[point, server.name][1]:8.1f}" for server in servers), flush=True)
+        rows = [median[point, server.name] for server in servers]
+        print(f"{point[0]:16}{point[1]:6}{point[2] or 'none':>12}"
+              + "".join(f"{rate:12,.0f}{cpu_us:8.1f}" for rate, cpu_us in rows), flush=True)
 
 
 def peers(options, readers):
