@@ -147,8 +147,9 @@ def safety(options, plugin, folder):
     servers = [Fathom(os.path.join(folder, "safe-fathom"), options.binary, DISK, CACHE, LOG)]
     if plugin:
         servers.append(Ocf(os.path.join(folder, "safe-ocf"), plugin, DISK, CACHE, clean_s=1))
-    servers += [CacheFilter(os.path.join(folder, f"safe-{mode}"), DISK, CACHE, mode)
-                for mode in ("writeback", "unsafe")]
+    servers += [CacheFilter(os.path.join(folder, "safe-writeback"), DISK, CACHE),
+                CacheFilter(os.path.join(folder, "safe-no-limit"), DISK),
+                CacheFilter(os.path.join(folder, "safe-unsafe"), DISK, CACHE, "unsafe")]
     print(f"\n{'kill -9':20}{'kills':>7}{'writes':>10}{'flushes':>9}{'flushed blocks lost':>21}"
           f"{'unflushed blocks lost':>23}", flush=True)
     verdicts = []

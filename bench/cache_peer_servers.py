@@ -17,7 +17,8 @@ sys.dont_write_bytecode = True
 
 BLOCK = 4096
 TICK = os.sysconf("SC_CLK_TCK")
-START_MAX_S = 120
+# Much longer than a start takes, or an answer, on a machine that is stopped now and then.
+WAIT_MAX_S = 1800
 # What OCF's metadata take of a small cache device, in bytes.
 OCF_METADATA = 36 << 20
 OCF_SOURCE = "https://github.com/Open-CAS/ocf"
@@ -38,9 +39,9 @@ def progress(text):
 class Connection:
     """A plain NBD connection without structured replies to the default export."""
 
-    def __init__(self, path, timeout_s=120):
+    def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(timeout_s)
+        self.socket.settimeout(WAIT_MAX_S)
         self.socket.connect(path)
         self.take(16)  # NBDMAGIC, IHAVEOPT
         flags = struct.unpack(">H", self.take(2))[0]
@@ -112,7 +113,7 @@ class Server:
     def start(self):
         """Starts the server. Returns a connection to it."""
         self.launch()
-        end = time.monotonic() + START_MAX_S
+        end = time.monotonic() + WAIT_MAX_S
         while True:
             try:
                 return Connection(self.socket)
@@ -130,7 +131,7 @@ class Server:
         if self.process and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(START_MAX_S)
+                self.process.wait(WAIT_MAX_S)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -168,17 +169,17 @@ class Fathom(Server):
 
 
 class CacheFilter(Server):
-    """nbdkit's filter `cache` above its plugin `file`."""
+    """nbdkit's filter `cache` above its plugin `file`. Without a size, the cache can have the whole disk."""
 
-    def __init__(self, folder, disk_size, cache_size, mode="writeback"):
-        super().__init__(f"nbdkit, {mode}", folder)
+    def __init__(self, folder, disk_size, cache_size=None, mode="writeback"):
+        super().__init__(f"nbdkit, {mode}" if cache_size else "nbdkit, no limit", folder)
         self.mode, self.cache_size = mode, cache_size
         blank(self.path("disk.img"), disk_size)
 
     def command(self):
         return ["nbdkit", "--foreground", "-U", self.socket, "--filter=cache", "file", self.path("disk.img"),
                 f"cache={self.mode}", "cache-on-read=true", f"cache-min-block-size={BLOCK}",
-                f"cache-max-size={self.cache_size}"]
+                *([f"cache-max-size={self.cache_size}"] if self.cache_size else [])]
 
 
 class CountedFilter(Server):

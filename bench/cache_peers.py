@@ -10,8 +10,8 @@ import sys
 import tempfile
 
 from cache_peer_safety import safety
-from cache_peer_servers import (BLOCK, READ, WRITE, CacheFilter, CountedFilter, CountedOcf, Fathom, Ocf, build_ocf,
-                                note, progress)
+from cache_peer_servers import (BLOCK, READ, WRITE, CacheFilter, Connection, CountedFilter, CountedOcf, Fathom, Ocf,
+                                build_ocf, note, progress)
 
 # The scripts that import this file need no compiled copy of it.
 sys.dont_write_bytecode = True
@@ -158,7 +158,12 @@ def fio(server, point, seconds):
         sys.exit(f"bench/cache: {' '.join(command)}: {done.stderr}{done.stdout}")
     job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
     side = job["read" if pattern == "randread" else "write"]
-    return side["iops"], (server.cpu_s() - before) * 1e6 / max(side["total_ios"], 1)
+    cpu_us = (server.cpu_s() - before) * 1e6 / max(side["total_ios"], 1)
+    # What is dirty is no burden of the next measurement.
+    connection = Connection(server.socket)
+    connection.flush()
+    connection.close()
+    return side["iops"], cpu_us
 
 
 def fill(connection):
@@ -195,11 +200,11 @@ def speed(options, plugin, folder):
         progress("")
     median = {key: [statistics.median(column) for column in zip(*rows)] for key, rows in figures.items()}
     print(f"\n{'4 KiB over NBD':16}{'depth':>6}{'flush after':>12}" + "".join(
-        f"{server.name.split(',')[0] + '/s':>12}{'CPU µs':>8}" for server in servers), flush=True)
+        f"{server.name.split(',')[0] + '/s':>12}{'CPU µs':>9}" for server in servers), flush=True)
     for point in POINTS:
         rows = [median[point, server.name] for server in servers]
         print(f"{point[0]:16}{point[1]:6}{point[2] or 'none':>12}"
-              + "".join(f"{rate:12,.0f}{cpu_us:8.1f}" for rate, cpu_us in rows), flush=True)
+              + "".join(f"{rate:12,.0f}{cpu_us:9.1f}" for rate, cpu_us in rows), flush=True)
 
 
 def peers(options, readers):
