@@ -16,8 +16,11 @@ use crate::{
     usage::container_name,
 };
 
-/// The sizes of the table, in percent of the present size.
+/// The sizes of the table, in percent of the present size. Larger ones follow, each of twice the size,
+/// while the curve rises.
 const SIZES: [u64; 10] = [10, 25, 50, 75, 100, 125, 150, 200, 300, 400];
+/// A curve rises no more where it is this close to its end.
+const RISE_MIN: f64 = 0.005;
 /// The width of the bars, in characters.
 const BAR: usize = 40;
 /// The points of a curve.
@@ -33,7 +36,10 @@ new. The containers are those that read most; their sizes are what each of them 
 Examples:
   fathom cache curve db
   fathom cache curve db --picture db.svg
-  fathom cache curve db --json | jq '.curve.points'")]
+  fathom cache curve db --json | jq '.curve.points'
+
+The curve of a disk before it has a cache, from one that is as small as it can be, and stays empty:
+  fathom cache attach db --size 1M --mode read-only")]
 pub struct CurveOptions {
     /// The disk's name
     #[arg(value_name = "DISK")]
@@ -104,6 +110,21 @@ pub fn hit_ratio(curve: &CacheCurve, size_bytes: u64) -> f64 {
     1.0 - miss_ratio
 }
 
+/// The size from which on the curve rises no more, in bytes.
+pub fn useful_size(curve: &CacheCurve) -> u64 {
+    let last = curve.points.last().map_or(1.0, |(_, ratio)| *ratio);
+    let useful = curve.points.iter().find(|(_, ratio)| ratio - last < RISE_MIN);
+    useful.map_or(0, |(size, _)| *size)
+}
+
+/// The sizes of the table, in percent of the present size.
+fn percents(curve: &CacheCurve) -> impl Iterator<Item = u64> {
+    let useful = u128::from(useful_size(curve)) * 100 / u128::from(curve.size_bytes.max(1));
+    let largest = SIZES[SIZES.len() - 1];
+    let larger = (1..u64::BITS - largest.ilog2()).map(move |shift| largest << shift);
+    SIZES.into_iter().chain(larger.take_while(move |size| u128::from(size / 2) < useful))
+}
+
 fn sizes(curve: &CacheCurve) -> Table {
     let mut table = Table::new([
         Column::number("SIZE").kept(),
@@ -111,7 +132,7 @@ fn sizes(curve: &CacheCurve) -> Table {
         Column::number("HIT").kept(),
         Column::text("").flexible_to(10),
     ]);
-    for percent_of in SIZES {
+    for percent_of in percents(curve) {
         let size = (u128::from(curve.size_bytes) * u128::from(percent_of) / 100) as u64;
         let ratio = hit_ratio(curve, size).clamp(0.0, 1.0);
         let bar = "█".repeat((ratio * BAR as f64).round() as usize);
@@ -163,6 +184,20 @@ mod tests {
         assert!(hit_ratio(&CacheCurve::default(), 5).abs() < 1e-9);
         let text = sizes(curve).render(Some(60), Style::PLAIN);
         assert!(text.contains("now") && text.contains("75.0 %"), "{text}");
+        // A cache of a thousandth of what the disk reads again.
+        let small = CacheCurve {
+            size_bytes: 1 << 20,
+            points: vec![(0, 1.0), (1 << 30, 0.5), (1 << 40, 0.499)],
+            ..CacheCurve::default()
+        };
+        assert_eq!(useful_size(&small), 1 << 30);
+        assert_eq!(percents(&small).last(), Some(102_400));
+        let text = sizes(&small).render(Some(60), Style::PLAIN);
+        assert!(text.contains("1 GiB  102400 %  50.0 %"), "{text}");
+        let empty = CacheCurve::default();
+        assert_eq!(percents(&empty).last(), Some(400));
+        let wide = CacheCurve { size_bytes: 1, points: vec![(u64::MAX, 0.0)], ..empty };
+        assert!(percents(&wide).count() < 80);
         let text = head(&report.caches[0].disks[0]);
         assert!(text.starts_with("db: 12.3k accesses to blocks in 1 h, 1.0 % of"), "{text}");
     }

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 
 use fathom_control::{Bytes, CacheCurve, CacheDisk};
 
-use super::curve::hit_ratio;
+use super::curve::{hit_ratio, useful_size};
 use super::span;
 use crate::output::text::{clean, shorten, shorten_front};
 use crate::usage::container_name;
@@ -15,8 +15,10 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 690.0;
 const TOP: f64 = 88.0;
 const BOTTOM: f64 = 468.0;
-/// The greatest size shown, in present sizes.
+/// The greatest size shown, in present sizes, unless the cache has only a trace of what it could use.
 const SIZES_MAX: u64 = 8;
+/// The part of the useful size that is a trace.
+const TRACE: u64 = 64;
 /// The most labelled sizes.
 const TICKS_MAX: u64 = 8;
 /// The most lines of containers.
@@ -48,16 +50,11 @@ struct Scale {
 impl Scale {
     /// Shows where the curves of `lines` still rise, and at least twice the present size.
     fn of(lines: &[Line<'_>], present: u64) -> Self {
-        let useful = |line: &Line<'_>| {
-            let last = line.curve.points.last().map_or(1.0, |(_, ratio)| *ratio);
-            let points = line.curve.points.iter();
-            { points }.find(|(_, ratio)| ratio - last < 0.005).map_or(0, |(size, _)| *size)
-        };
-        let useful = lines.iter().map(useful).max().unwrap_or(0);
+        let useful = lines.iter().map(|line| useful_size(line.curve)).max().unwrap_or(0);
         let present = present.max(1 << 20);
-        let wanted = useful
-            .saturating_add(useful / 10)
-            .clamp(present.saturating_mul(2), present.saturating_mul(SIZES_MAX));
+        let most =
+            if present < useful / TRACE { u64::MAX } else { present.saturating_mul(SIZES_MAX) };
+        let wanted = useful.saturating_add(useful / 10).clamp(present.saturating_mul(2), most);
         let mut step = 1_u64 << 12;
         while wanted.div_ceil(step) > TICKS_MAX && step < 1 << 62 {
             step *= 2;
