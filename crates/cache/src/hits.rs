@@ -110,7 +110,9 @@ mod tests {
                     victims[0].expect("the cache is full")
                 };
                 keys[slot as usize] = key;
-                both.iter_mut().for_each(|replacement| replacement.insert(slot, key, &access));
+                for replacement in &mut both {
+                    replacement.insert(slot, key, &access);
+                }
             }
             assert!(settled > 10_000, "{policy:?}: {settled}");
         }
@@ -123,7 +125,9 @@ mod tests {
         let learner = other.learner.clone().expect("it learns");
         let access = Access::default();
         let busy = learner.lock();
-        (0..WAITING_MAX as u64 - 1).for_each(|key| hits.observe(key, &access));
+        for key in 1..WAITING_MAX as u64 {
+            hits.observe(key, &access);
+        }
         assert_eq!(hits.waiting.len(), WAITING_MAX - 1);
         drop(busy);
         hits.observe(0, &access);

@@ -208,10 +208,10 @@ impl CacheQueue {
         let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
         if !self.is_on_its_way(&request) {
-            return match self.serve_at_once(request, &access, begin_ns, next) {
-                Some(request) => self.serve(request, access, begin_ns, false, next),
-                None => {}
-            };
+            if let Some(request) = self.serve_at_once(request, &access, begin_ns, next) {
+                self.serve(request, access, begin_ns, false, next);
+            }
+            return;
         }
         if let Some(wanted) = self.follow(&request, &access, false).wanted {
             self.read_ahead(&wanted, next);
@@ -288,15 +288,12 @@ impl CacheQueue {
             let shard = volume.shard_of(key);
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
-            let found = match volume.hit(shard, key, wanted, &access) {
-                Some(slot) => {
-                    self.hits.observe(key, &access);
-                    Lookup::Hit(slot)
-                }
-                None => {
-                    self.hits.settle();
-                    volume.shard(shard).read(key, wanted, &access, inserts && covered != 0)
-                }
+            let found = if let Some(slot) = volume.hit(shard, key, wanted, &access) {
+                self.hits.observe(key, &access);
+                Lookup::Hit(slot)
+            } else {
+                self.hits.settle();
+                volume.shard(shard).read(key, wanted, &access, inserts && covered != 0)
             };
             match found {
                 Lookup::Hit(slot) => {
