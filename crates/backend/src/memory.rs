@@ -53,7 +53,7 @@ struct Shared {
     /// A bit for each chunk of the mapping.
     written: Box<[AtomicU64]>,
     /// For each queue, how often it has begun or completed a request: odd during a request.
-    queues: Mutex<Vec<Arc<AtomicU64>>>,
+    queues: Mutex<Vec<Arc<Count>>>,
 }
 
 // SAFETY: the mapping is accessed only by copies through raw pointers within checked bounds, never
@@ -62,6 +62,12 @@ struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
+
+/// The requests that a queue has begun and completed. No other count is in the same lines of the processor's
+/// cache, which is read in pairs of lines: each request writes it.
+#[repr(align(128))]
+#[derive(Default)]
+struct Count(AtomicU64);
 
 impl Memory {
     /// Opens a disk of `capacity` bytes of zeroes.
@@ -118,7 +124,7 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    fn queues(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+    fn queues(&self) -> MutexGuard<'_, Vec<Arc<Count>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,6 +135,7 @@ impl Shared {
         // Queues that are opened later see the current capacity.
         let queues = self.queues().clone();
         queues.iter().all(|queue| {
+            let Count(queue) = &**queue;
             let before = queue.load(Ordering::Acquire);
             while before % 2 == 1 && queue.load(Ordering::Acquire) == before {
                 if Instant::now() > end {
@@ -262,7 +269,7 @@ impl Backend for Memory {
 
     fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
         let shared = Arc::clone(&self.shared);
-        let count = Arc::new(AtomicU64::new(0));
+        let count = Arc::<Count>::default();
         shared.queues().push(Arc::clone(&count));
         Ok(Box::new(MemoryQueue { shared, count }))
     }
@@ -298,7 +305,7 @@ impl Backend for Memory {
 struct MemoryQueue {
     shared: Arc<Shared>,
     /// See [`Shared::queues`]; only this queue writes it.
-    count: Arc<AtomicU64>,
+    count: Arc<Count>,
 }
 
 impl Drop for MemoryQueue {
@@ -310,12 +317,13 @@ impl Drop for MemoryQueue {
 impl MemoryQueue {
     /// Calls `carry_out` such that a shrink waits for it.
     fn counted<R>(&self, carry_out: impl FnOnce(&Self) -> R) -> R {
-        let count = self.count.load(Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Relaxed);
+        let Count(cell) = &*self.count;
+        let count = cell.load(Ordering::Relaxed);
+        cell.store(count + 1, Ordering::Relaxed);
         // The count before the capacity; see the module documentation.
         fence(Ordering::SeqCst);
         let result = carry_out(self);
-        self.count.store(count + 2, Ordering::Release);
+        cell.store(count + 2, Ordering::Release);
         result
     }
 

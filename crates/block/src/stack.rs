@@ -48,9 +48,17 @@ pub struct Stack {
     /// The number of layers down to the last one that takes requests. The tail is the layers after
     /// it, which only observe.
     tail: usize,
+    /// The number of layers above the first one that takes requests, which only observe; 0 if none takes
+    /// requests.
+    head: usize,
     clock: Clock,
     pool: Pool,
     steps: Steps,
+    /// Requests of a batch that no layer has seen yet, and requests that have passed all layers upward that
+    /// take requests. The layers of the head get each batch as a whole, for the same reason as those of the tail.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    entering: Vec<Box<Request>>,
+    leaving: Vec<(Box<Request>, Outcome)>,
     /// Requests that have passed all layers that take requests. The layers of the tail and the back
     /// end get each batch as a whole, so that their code and data stay in the processor's caches.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
@@ -146,6 +154,7 @@ impl Stack {
         }
         let takes = |layer: &LayerPart| matches!(layer, LayerPart::Queue(_));
         let tail = layers.iter().rposition(takes).map_or(0, |last| last + 1);
+        let head = layers.iter().position(takes).unwrap_or(0);
         Ok(Self {
             store_capacity: offers[members.len()].capacity,
             disk,
@@ -154,9 +163,12 @@ impl Stack {
             backend,
             offers,
             tail,
+            head,
             clock,
             pool: Pool::new(queue),
             steps: Steps::default(),
+            entering: Vec::new(),
+            leaving: Vec::new(),
             sending: Vec::new(),
             finished: Vec::new(),
             holding: Vec::new(),
@@ -209,8 +221,7 @@ impl Stack {
         self.run(reactor);
     }
 
-    /// Submits `request` as one of a batch: it passes the layers now, and reaches the back end with
-    /// [`settle`](Self::settle).
+    /// Submits `request` as one of a batch, which reaches the back end with [`settle`](Self::settle).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         debug_assert!(!self.is_closed, "a queue that closes takes no requests");
@@ -218,8 +229,42 @@ impl Stack {
         request.course.ahead = u32::try_from(self.in_flight).unwrap_or(u32::MAX);
         self.in_flight += 1;
         self.update_round(reactor);
-        self.down(0, request);
+        match self.check(0, &request) {
+            Err(error) => self.refuse(0, request, error),
+            Ok(()) if self.head > 0 => self.entering.push(request),
+            Ok(()) => self.pass(0, request),
+        }
         self.take_steps();
+    }
+
+    /// Passes the begun requests to the observers of the head, and then to the layers below.
+    fn enter(&mut self) {
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        for (level, layer) in self.layers.iter_mut().enumerate().take(self.head) {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.down(&mut self.entering, Place { level, moment });
+        }
+        let mut entering = std::mem::take(&mut self.entering);
+        for request in entering.drain(..) {
+            self.pass(self.head, request);
+            self.take_steps();
+        }
+        self.entering = entering;
+    }
+
+    /// Passes the requests that have come up to the observers of the head, and then to the front end.
+    fn leave(&mut self) {
+        let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
+        let head = &mut self.layers[..self.head];
+        for (level, layer) in head.iter_mut().enumerate() {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.arrive(&mut self.leaving, Place { level, moment });
+        }
+        for (level, layer) in head.iter_mut().enumerate().rev() {
+            let LayerPart::Observer(observer) = layer else { continue };
+            observer.up(&mut self.leaving, Place { level, moment });
+        }
+        self.completed.extend(self.leaving.drain(..));
     }
 
     /// Passes the [begun](Self::begin) requests to the back end, submits its operations to the
@@ -396,6 +441,9 @@ impl Stack {
             }
             self.rise();
         }
+        if !self.leaving.is_empty() {
+            self.leave();
+        }
         if !self.holding.is_empty() {
             for mut held in self.holding.drain(..) {
                 held.sequence = self.held_count;
@@ -465,6 +513,9 @@ impl Stack {
     /// Passes the requests that have come down to the observers of the tail, and then to the back
     /// end.
     fn send(&mut self, reactor: &mut Reactor) {
+        if !self.entering.is_empty() {
+            self.enter();
+        }
         if self.sending.is_empty() {
             return;
         }
@@ -502,12 +553,20 @@ impl Stack {
     /// The crossing downward: the only place where a request is checked against the offer of the
     /// level below. Observers between two levels see the request on its way and need no check of
     /// their own: they can change neither the request nor the offer.
-    fn down(&mut self, level: usize, mut request: Box<Request>) {
-        if let Err(error) = self.check(level, &request) {
-            self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
-            self.steps.push(Step::Up { level, request, outcome: Err(error) });
-            return;
+    fn down(&mut self, level: usize, request: Box<Request>) {
+        match self.check(level, &request) {
+            Err(error) => self.refuse(level, request, error),
+            Ok(()) => self.pass(level, request),
         }
+    }
+
+    fn refuse(&mut self, level: usize, request: Box<Request>, error: ErrorKind) {
+        self.disk.counters().refused.fetch_add(1, Ordering::Relaxed);
+        self.steps.push(Step::Up { level, request, outcome: Err(error) });
+    }
+
+    /// Passes a request that was checked to the next layer that takes requests, from `level` on.
+    fn pass(&mut self, level: usize, mut request: Box<Request>) {
         for level in level..self.tail {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
             if let LayerPart::Observer(observer) = &mut self.layers[level] {
@@ -526,6 +585,9 @@ impl Stack {
             self.aside.splits.note(split, outcome);
         }
         let mut done = (request, outcome);
+        if level == self.head && level > 0 {
+            return self.leaving.push(done);
+        }
         // The observers up to the next layer.
         for above in (0..level).rev() {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
@@ -545,6 +607,7 @@ impl Stack {
                 };
             }
         }
+        // A request that the first crossing has refused.
         debug_assert_eq!(done.0.origin, 0, "a request ends at its maker");
         self.completed.push_back(done);
     }

@@ -306,6 +306,34 @@ fn observers_see_requests_that_came_together_before_the_back_end_does() {
 }
 
 #[test]
+fn observers_above_all_layers_see_requests_together_that_came_together() {
+    let behaviours = [Behaviour::Watch, Behaviour::Watch, Behaviour::AnswerReads];
+    let mut bench = Plan { behaviours, alignment: 512, ..Plan::default() }.open();
+    // The first crossing refuses the one in the middle: nobody sees it.
+    for offset in [0, 100, 512] {
+        let mut request = bench.stack.request();
+        (request.operation, request.offset, request.length) = (Operation::Read, offset, 512);
+        request.buffers.allocate(512);
+        bench.stack.begin(request, &bench.reactor);
+    }
+    assert!(bench.record.take().is_empty(), "they wait for each other");
+    bench.stack.settle(&mut bench.reactor).unwrap();
+    let each =
+        |call: &str, end: &str| [0, 512].map(|offset| format!("{call} read {offset}+512{end}"));
+    let expected: Vec<String> = ["A down", "B down", "C submit"]
+        .iter()
+        .flat_map(|call| each(call, ""))
+        .chain(["B up", "A up"].iter().flat_map(|call| each(call, " ok")))
+        .collect();
+    assert_eq!(bench.record.take(), expected);
+    let outcomes = [0; 3].map(|_| bench.outcome());
+    assert_eq!(outcomes, [Some(Err(ErrorKind::Misaligned)), Some(Ok(())), Some(Ok(()))]);
+    // What comes alone is answered at once.
+    bench.submit(Operation::Read, 1024, 512);
+    assert_eq!(bench.outcome(), Some(Ok(())));
+}
+
+#[test]
 fn observers_below_see_a_layers_own_requests() {
     let behaviours = [Behaviour::Watch, Behaviour::ReadFirst, Behaviour::Watch];
     let mut bench = Plan { behaviours, ..Plan::default() }.open();

@@ -20,10 +20,12 @@
 //! is oldest, as if they all were in the same queues. A pool that has its share, or more, may also
 //! replace its own blocks. So no pool loses a block of its share for one of another pool.
 
+use std::sync::Arc;
+
 use crate::ghost::Ghost;
 use crate::queues::Queues;
 use crate::ranks::{LEVELS, Ranks};
-use crate::slots::{QUEUES, STALE_MAX, Slot};
+use crate::slots::{QUEUES, STALE_MAX, SlotStates};
 
 /// The number of blocks that a search for a victim passes over. The next one is taken even if it
 /// has been hit, so that a search takes a bounded time.
@@ -48,7 +50,7 @@ struct Pool {
 pub struct Engine {
     /// The levels of groups of blocks.
     pub ranks: Ranks,
-    slots: Vec<Slot>,
+    slots: Arc<SlotStates>,
     /// The queues of the first pool, then those of the second, and so on.
     queues: Queues,
     ghost: Ghost,
@@ -72,7 +74,7 @@ impl Engine {
         let extra_max = slots / 64;
         Self {
             ranks,
-            slots: vec![Slot::default(); slots],
+            slots: Arc::new(SlotStates::new(slots)),
             queues: Queues::new(QUEUES, slots + extra_max),
             ghost: Ghost::new(slots * 11 / 10, slots * 9 / 10),
             pools: vec![Pool::default()],
@@ -87,16 +89,25 @@ impl Engine {
 
     /// A request for the block in `slot`, which now belongs to `group`.
     pub fn hit(&mut self, slot: u32, group: usize) {
-        let Some(state) = self.slots.get_mut(slot as usize) else { return };
+        let before = self.slots.get(slot);
+        let mut state = before;
         if self.ranks.is_use(group) {
             state.set_hits(state.hits().saturating_add(1));
         }
         state.set_group(group);
+        if state != before {
+            self.slots.set(slot, state);
+        }
+    }
+
+    /// The states of the slots.
+    pub fn states(&self) -> &Arc<SlotStates> {
+        &self.slots
     }
 
     /// The group of the block in `slot`.
     pub fn group(&self, slot: u32) -> usize {
-        self.slots.get(slot as usize).map_or(0, |state| state.group())
+        self.slots.get(slot).group()
     }
 
     /// Adds a pool without a share. Returns its number.
@@ -118,7 +129,7 @@ impl Engine {
 
     /// The block in `slot` belongs to the pool `to` from now on. Its entry moves when its turn comes.
     pub fn move_block(&mut self, slot: u32, from: usize, to: usize) {
-        let queue = self.slots.get(slot as usize).and_then(|state| state.queue());
+        let queue = self.slots.get(slot).queue();
         if let Some(queue) = queue.filter(|_| self.pools[from].blocks > 0) {
             self.count(from, queue, false);
             self.count(to, queue, true);
@@ -140,7 +151,7 @@ impl Engine {
 
     /// A block of a pool has been put into `slot`, which was free.
     pub fn insert(&mut self, slot: u32, hash: u64, group: usize, pool: usize) {
-        if slot as usize >= self.slots.len() {
+        if slot as usize >= self.slots.count() {
             return;
         }
         self.remove(slot, pool);
@@ -154,7 +165,7 @@ impl Engine {
         // of them leave before they are requested again if they are more than the cache holds.
         let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max;
         let queue = if is_known || is_high { main_queue(level) } else { SMALL };
-        let state = &mut self.slots[slot as usize];
+        let mut state = self.slots.get(slot);
         state.set_hits(0);
         state.set_group(group);
         state.set_queue(Some(queue));
@@ -165,15 +176,17 @@ impl Engine {
             self.extra += usize::from(stale > 0);
             self.push(pool, queue, slot);
         }
+        self.slots.set(slot, state);
         self.count(pool, queue, true);
     }
 
     /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it.
     pub fn remove(&mut self, slot: u32, pool: usize) {
-        let Some(state) = self.slots.get_mut(slot as usize) else { return };
+        let mut state = self.slots.get(slot);
         if let Some(queue) = state.queue() {
             state.set_queue(None);
             state.set_stale(state.stale() + 1);
+            self.slots.set(slot, state);
             self.count(pool, queue, false);
         }
     }
@@ -192,7 +205,7 @@ impl Engine {
         while self.pools[pool].blocks > 0 {
             steps += 1;
             let (slot, queue) = self.next(pool, self.source(pool), &pool_of)?;
-            let state = &mut self.slots[slot as usize];
+            let mut state = self.slots.get(slot);
             let hits = state.hits();
             let target = main_queue(self.ranks.level(state.group()));
             // A block whose group has become worth more since then is moved, too.
@@ -200,12 +213,14 @@ impl Engine {
             if is_kept && steps < STEPS_MAX {
                 state.set_hits(if queue == SMALL { 0 } else { hits.saturating_sub(1) });
                 state.set_queue(Some(target));
+                self.slots.set(slot, state);
                 self.count(pool, queue, false);
                 self.count(pool, target, true);
                 self.push(pool, target, slot);
                 continue;
             }
             state.set_queue(None);
+            self.slots.set(slot, state);
             self.count(pool, queue, false);
             if queue == SMALL {
                 self.ghost.insert(hash(slot));
@@ -293,12 +308,13 @@ impl Engine {
     /// The pool and the queue of the block of an entry that was taken out of a queue; `None` if the
     /// entry is stale.
     fn entry(&mut self, slot: u32, pool_of: &impl Fn(u32) -> usize) -> Option<(usize, usize)> {
-        let state = &mut self.slots[slot as usize];
+        let mut state = self.slots.get(slot);
         if state.stale() == 0 {
             let queue = state.queue()?;
             return Some((if self.pools.len() == 1 { 0 } else { pool_of(slot) }, queue));
         }
         state.set_stale(state.stale() - 1);
+        self.slots.set(slot, state);
         let rest = state.stale() + u8::from(state.queue().is_some());
         self.extra -= usize::from(rest > 0);
         None
@@ -311,7 +327,7 @@ impl Engine {
 
     /// The memory of the queues, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        size_of_val(&self.slots[..]) + self.queues.memory_bytes() + self.ghost.memory_bytes()
+        self.slots.memory_bytes() + self.queues.memory_bytes() + self.ghost.memory_bytes()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the shards of a cache with the policy `auto` learn together.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::access::Access;
 use crate::ranks::Ranks;
@@ -16,6 +16,14 @@ pub struct Learner {
     version: AtomicU32,
 }
 
+/// A request of the sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Observation {
+    pub hash: u64,
+    pub group: u16,
+    pub access: Access,
+}
+
 impl Learner {
     /// For a cache of this number of slots.
     pub fn new(slots: u64) -> Self {
@@ -27,8 +35,28 @@ impl Learner {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Trials> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Trials> {
         self.trials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The greatest hash of the keys whose requests are observed.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
+    }
+
+    /// Learns from requests of the sample, and takes them out of the list. While another thread learns, a list
+    /// of less than `waiting_max` stays as it is.
+    pub fn observe_all(&self, waiting: &mut Vec<Observation>, waiting_max: usize) {
+        let mut trials = match self.trials.try_lock() {
+            Ok(trials) => trials,
+            Err(TryLockError::WouldBlock) if waiting.len() < waiting_max => return,
+            Err(_) => self.lock(),
+        };
+        for Observation { hash, group, access } in waiting.drain(..) {
+            if trials.observe(hash, group.into(), &access) {
+                self.version.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Learns from a request.

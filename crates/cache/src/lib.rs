@@ -3,6 +3,7 @@
 //! the same code.
 //!
 //! - [`Replacement`]: the queues of one shard, or of one disk's part of a cache.
+//! - [`Hits`]: one queue's hits that change nothing in a replacement.
 //! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests;
 //!   [`RecentCurve`]: that of the last hours.
 //! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
@@ -19,6 +20,7 @@ mod engine;
 pub mod format;
 mod fuzz;
 mod ghost;
+mod hits;
 mod inspect;
 mod learner;
 mod queues;
@@ -37,12 +39,14 @@ pub use access::{
 pub use cost::MissCost;
 pub use curve::{Curve, MissRatios, Touch};
 pub use fuzz::fuzz_volume;
+pub use hits::Hits;
 pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use recent::RecentCurve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
 pub use simulation::{
     Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,
 };
+pub use slots::SlotStates;
 
 /// A hash of a key: all its bits depend on all bits of the key.
 pub(crate) fn hash(key: u64) -> u64 {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::access::Access;
 use crate::engine::Engine;
 use crate::hash;
+use crate::hits::Hits;
 use crate::learner::Learner;
 use crate::ranks::{Ranks, class, group};
+use crate::slots::SlotStates;
 
 /// The most slots of a [`Replacement`].
 pub const SLOTS_MAX: u32 = 1 << 31;
@@ -91,6 +93,16 @@ impl Replacement {
             Policy::Auto => Ranks::guess(),
         };
         Self { engine: Engine::new(ranks, slots), pools: Vec::new(), learner, version: 0 }
+    }
+
+    /// What one queue needs for hits without the lock of a shard.
+    pub fn hits(&self) -> Hits {
+        Hits::new(self.learner.clone())
+    }
+
+    /// The states of the slots.
+    pub fn states(&self) -> &Arc<SlotStates> {
+        self.engine.states()
     }
 
     /// A request for the block of `key` in `slot`.

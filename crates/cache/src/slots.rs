@@ -1,5 +1,7 @@
 //! The state of each slot, in two bytes.
 
+use std::sync::atomic::{AtomicU16, Ordering};
+
 const QUEUE_SHIFT: u32 = 0;
 const HITS_SHIFT: u32 = 3;
 const STALE_SHIFT: u32 = 5;
@@ -65,6 +67,51 @@ impl Slot {
     /// Sets the group of the block's last access, below [`GROUPS`].
     pub fn set_group(&mut self, group: usize) {
         self.set((GROUPS - 1) as u16, GROUP_SHIFT, group.min(GROUPS - 1) as u16);
+    }
+}
+
+/// The states of a replacement's slots. The replacement changes them; others may read them at any time.
+#[derive(Debug)]
+pub struct SlotStates(Box<[AtomicU16]>);
+
+impl SlotStates {
+    /// The states of `count` slots without a block.
+    pub(crate) fn new(count: usize) -> Self {
+        // Memory of zeroes is used only when it is written.
+        let zeroes = vec![0_u16; count];
+        Self(zeroes.into_iter().map(AtomicU16::new).collect())
+    }
+
+    /// The number of slots.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The state of a slot; that of a slot without a block for a number that no slot has.
+    #[inline]
+    pub(crate) fn get(&self, slot: u32) -> Slot {
+        Slot(self.0.get(slot as usize).map_or(0, |state| state.load(Ordering::Relaxed)))
+    }
+
+    /// Changes the state of a slot. Only the replacement calls this.
+    #[inline]
+    pub(crate) fn set(&self, slot: u32, state: Slot) {
+        if let Some(place) = self.0.get(slot as usize) {
+            place.store(state.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether another read of the block in `slot`, which belongs to `group`, changes nothing: it has been
+    /// hit as often as is counted, and in the same group. The answer may be out of date.
+    #[inline]
+    pub(crate) fn is_settled(&self, slot: u32, group: usize) -> bool {
+        let state = self.get(slot);
+        state.hits() == HITS_MAX && state.group() == group
+    }
+
+    /// The memory, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(&self.0[..])
     }
 }
 

@@ -10,6 +10,7 @@
 //! learn.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::access::Access;
@@ -28,6 +29,10 @@ const PERIOD: u32 = 512;
 const HALF: u32 = 8;
 /// The trial that does not tell blocks apart.
 const EQUAL: usize = 1;
+/// The number of trials.
+const TRIALS: usize = HORIZONS.len() + 2;
+/// No slot.
+const NONE: u32 = u32::MAX;
 /// What another trial must have saved in addition before the cache follows it.
 const LEAD: f64 = 1.02;
 
@@ -57,7 +62,7 @@ impl Hasher for Same {
 struct Trial {
     engine: Engine,
     worth: Option<Worth>,
-    index: HashMap<u64, u32, BuildHasherDefault<Same>>,
+    /// The hash of the block in each slot that has been used.
     hashes: Vec<u64>,
     slots: usize,
     saved_ns: f64,
@@ -69,41 +74,48 @@ impl Trial {
             worth: horizon
                 .map(|horizon| Worth::new(horizon * slots as u64, hash_max, ranks.clone())),
             engine: Engine::new(ranks, slots),
-            index: HashMap::default(),
             hashes: Vec::new(),
             slots,
             saved_ns: 0.0,
         }
     }
 
-    fn request(&mut self, hash: u64, group: usize, access: &Access) {
+    /// A request for the block with a hash, which is in the slot `found`, or in none. Returns the slot
+    /// in which it is then, and the hash of the block that has left this slot.
+    fn request(
+        &mut self,
+        hash: u64,
+        found: u32,
+        group: usize,
+        access: &Access,
+    ) -> (u32, Option<u64>) {
         if let Some(worth) = &mut self.worth {
             if worth.observe(hash, group, access) {
                 self.engine.ranks.clone_from(worth.ranks());
             }
         }
-        if let Some(slot) = self.index.get(&hash) {
+        if found != NONE {
             self.saved_ns += f64::from(access.miss_ns);
-            self.engine.hit(*slot, group);
-            return;
+            self.engine.hit(found, group);
+            return (found, None);
         }
         if self.engine.ranks.is_refused(group) {
-            return;
+            return (NONE, None);
         }
+        let mut left = None;
         let slot = if self.hashes.len() < self.slots {
             self.hashes.push(hash);
             self.hashes.len() as u32 - 1
         } else {
             let hashes = &self.hashes;
             let Some(slot) = self.engine.victim(None, |slot| hashes[slot as usize], |_| 0) else {
-                return;
+                return (NONE, None);
             };
-            self.index.remove(&self.hashes[slot as usize]);
-            self.hashes[slot as usize] = hash;
+            left = Some(std::mem::replace(&mut self.hashes[slot as usize], hash));
             slot
         };
-        self.index.insert(hash, slot);
         self.engine.insert(slot, hash, group, 0);
+        (slot, left)
     }
 }
 
@@ -113,6 +125,8 @@ pub struct Trials {
     /// Keys with a hash of at most this one are sampled.
     threshold: u64,
     caches: Vec<Trial>,
+    /// The slot in each trial of the blocks that one of them has: most blocks are in all of them.
+    index: HashMap<u64, [u32; TRIALS], BuildHasherDefault<Same>>,
     best: usize,
     requests: u32,
 }
@@ -130,6 +144,7 @@ impl Trials {
         Self {
             threshold,
             caches: fixed.into_iter().chain(learning).collect(),
+            index: HashMap::default(),
             best: 0,
             requests: 0,
         }
@@ -147,7 +162,7 @@ impl Trials {
 
     /// Learns from a request of the sample. Returns whether the levels may have changed.
     pub fn observe(&mut self, hash: u64, group: usize, access: &Access) -> bool {
-        self.caches.iter_mut().for_each(|trial| trial.request(hash, group, access));
+        self.request(hash, group, access);
         self.requests += 1;
         if self.requests % PERIOD != 0 {
             return false;
@@ -168,17 +183,41 @@ impl Trials {
         true
     }
 
+    fn request(&mut self, hash: u64, group: usize, access: &Access) {
+        let found = self.index.get(&hash).copied().unwrap_or([NONE; TRIALS]);
+        let mut slots = found;
+        for (trial, slot) in slots.iter_mut().enumerate() {
+            let (now, left) = self.caches[trial].request(hash, *slot, group, access);
+            *slot = now;
+            if let Some(left) = left {
+                self.forget(left, trial);
+            }
+        }
+        if slots != found {
+            self.index.insert(hash, slots);
+        }
+    }
+
+    /// A block has left a trial.
+    fn forget(&mut self, hash: u64, trial: usize) {
+        if let Entry::Occupied(mut entry) = self.index.entry(hash) {
+            entry.get_mut()[trial] = NONE;
+            if *entry.get() == [NONE; TRIALS] {
+                entry.remove();
+            }
+        }
+    }
+
     /// The memory, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let bytes = |trial: &Trial| {
-            let index = trial.index.capacity() * (size_of::<(u64, u32)>() + 1);
             let worth = trial.worth.as_ref().map_or(0, Worth::memory_bytes);
             size_of::<Trial>()
                 + trial.engine.memory_bytes()
-                + index
                 + worth
                 + size_of_val(&trial.hashes[..])
         };
-        self.caches.iter().map(bytes).sum()
+        let index = self.index.capacity() * (size_of::<(u64, [u32; TRIALS])>() + 1);
+        index + self.caches.iter().map(bytes).sum::<usize>()
     }
 }

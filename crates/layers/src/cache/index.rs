@@ -6,6 +6,11 @@
 //! its other bucket without its block being read. If both buckets are full, one of their entries moves.
 //! If none can, the insertion fails: that needs many blocks with the same buckets, which only a guest
 //! that searches for them can have. Such a guest loses hits.
+//!
+//! An index is changed under the lock of its shard. A search without the lock may miss an entry that is
+//! being moved, or find one that has just been removed: whoever searches so checks what it finds.
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The entries of a bucket: one line of the processor's cache.
 const WAYS: usize = 16;
@@ -16,15 +21,23 @@ const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 pub(super) const SLOTS_MAX: u32 = SLOT_MASK;
 
 #[repr(align(64))]
-#[derive(Clone, Copy)]
-struct Bucket([u32; WAYS]);
+#[derive(Default)]
+struct Bucket([AtomicU32; WAYS]);
 
-const EMPTY: Bucket = Bucket([0; WAYS]);
+impl Bucket {
+    #[inline]
+    fn get(&self, way: usize) -> u32 {
+        self.0[way].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, way: usize, entry: u32) {
+        self.0[way].store(entry, Ordering::Relaxed);
+    }
+}
 
 /// See the module.
 pub(super) struct Index {
-    buckets: Vec<Bucket>,
-    length: u32,
+    buckets: Box<[Bucket]>,
 }
 
 /// The position of an entry.
@@ -39,12 +52,8 @@ impl Index {
     pub(super) fn new(slots: u32) -> Self {
         // One entry of 16 remains free.
         let buckets = (slots as usize).div_ceil(WAYS - 1).max(1);
-        Self { buckets: vec![EMPTY; buckets], length: 0 }
-    }
-
-    /// The number of entries.
-    pub(super) fn length(&self) -> u32 {
-        self.length
+        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
+        Self { buckets }
     }
 
     /// The memory, in bytes.
@@ -76,21 +85,21 @@ impl Index {
     /// The entries of a bucket for which `is_wanted` returns true, as bits.
     #[inline]
     fn matching(&self, bucket: usize, is_wanted: impl Fn(u32) -> bool) -> u32 {
-        let entries = &self.buckets[bucket].0;
-        (0..WAYS).fold(0, |bits, way| bits | u32::from(is_wanted(entries[way])) << way)
+        let bucket = &self.buckets[bucket];
+        (0..WAYS).fold(0, |bits, way| bits | u32::from(is_wanted(bucket.get(way))) << way)
     }
 
     #[inline]
-    fn place(&self, hash: u64, is_slot: impl Fn(u32) -> bool) -> Option<Place> {
+    fn place(&self, hash: u64, is_slot: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
         let tag = Self::tag(hash);
         for bucket in self.buckets_of(hash) {
             let mut found = self.matching(bucket, |entry| entry >> SLOT_BITS == tag);
             while found != 0 {
                 let way = found.trailing_zeros() as usize;
                 found &= found - 1;
-                let number = self.buckets[bucket].0[way] & SLOT_MASK;
+                let number = self.buckets[bucket].get(way) & SLOT_MASK;
                 if number != 0 && is_slot(number - 1) {
-                    return Some(Place { bucket, way });
+                    return Some((Place { bucket, way }, number - 1));
                 }
             }
         }
@@ -100,20 +109,18 @@ impl Index {
     /// The slot with a hash for which `is_slot` returns true.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_slot: impl Fn(u32) -> bool) -> Option<u32> {
-        let Place { bucket, way } = self.place(hash, is_slot)?;
-        Some((self.buckets[bucket].0[way] & SLOT_MASK) - 1)
+        self.place(hash, is_slot).map(|(_, slot)| slot)
     }
 
     /// Adds a slot that is not there. Returns false if there is no place for it.
-    pub(super) fn insert(&mut self, hash: u64, slot: u32) -> bool {
+    pub(super) fn insert(&self, hash: u64, slot: u32) -> bool {
         let entry = Self::tag(hash) << SLOT_BITS | (slot + 1) & SLOT_MASK;
         let buckets = self.buckets_of(hash);
         let Some(Place { bucket, way }) = self.free(buckets).or_else(|| self.make_place(buckets))
         else {
             return false;
         };
-        self.buckets[bucket].0[way] = entry;
-        self.length += 1;
+        self.buckets[bucket].set(way, entry);
         true
     }
 
@@ -126,13 +133,13 @@ impl Index {
     }
 
     /// Moves an entry of two full buckets to its other bucket. Returns the place where it was.
-    fn make_place(&mut self, buckets: [usize; 2]) -> Option<Place> {
+    fn make_place(&self, buckets: [usize; 2]) -> Option<Place> {
         for bucket in buckets {
             for way in 0..WAYS {
-                let entry = self.buckets[bucket].0[way];
+                let entry = self.buckets[bucket].get(way);
                 let other = self.other(bucket, entry >> SLOT_BITS);
                 if let Some(free) = self.free([other, other]) {
-                    self.buckets[free.bucket].0[free.way] = entry;
+                    self.buckets[free.bucket].set(free.way, entry);
                     return Some(Place { bucket, way });
                 }
             }
@@ -141,17 +148,16 @@ impl Index {
     }
 
     /// Removes a slot.
-    pub(super) fn remove(&mut self, hash: u64, slot: u32) {
-        if let Some(Place { bucket, way }) = self.place(hash, |other| other == slot) {
-            self.buckets[bucket].0[way] = 0;
-            self.length -= 1;
+    pub(super) fn remove(&self, hash: u64, slot: u32) {
+        if let Some((Place { bucket, way }, _)) = self.place(hash, |other| other == slot) {
+            self.buckets[bucket].set(way, 0);
         }
     }
 
     /// The slots, in no order.
     #[cfg(test)]
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
-        let entries = self.buckets.iter().flat_map(|bucket| bucket.0);
+        let entries = self.buckets.iter().flat_map(|bucket| (0..WAYS).map(|way| bucket.get(way)));
         entries.filter(|entry| *entry != 0).map(|entry| (entry & SLOT_MASK) - 1)
     }
 }
@@ -167,7 +173,7 @@ mod tests {
     fn the_index_is_that_of_a_plain_model() {
         for (seed, slots) in [(1, 1), (2, 14), (3, 16), (4, 1000), (5, 20_000)] {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut index = Index::new(slots);
+            let index = Index::new(slots);
             let (mut model, mut hashes) = (HashMap::new(), vec![0; slots as usize]);
             let mut refused = 0;
             for step in 0..slots as usize * 6 {
@@ -189,7 +195,6 @@ mod tests {
                 let found = index.find(hashes[any], |slot| hashes[slot as usize] == hashes[any]);
                 assert_eq!(found, expected);
             }
-            assert_eq!(index.length() as usize, model.len());
             assert_eq!(index.slots().count(), model.len());
             assert_eq!(refused, 0, "{slots} slots");
         }
@@ -198,7 +203,7 @@ mod tests {
     /// Blocks that a guest has chosen for their hashes are refused, and cost others nothing.
     #[test]
     fn blocks_with_the_same_buckets_are_refused() {
-        let mut index = Index::new(10_000);
+        let index = Index::new(10_000);
         let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         assert!((0..5000).all(|number| index.insert(hash(number), number as u32)));
         let taken = (5000..10_000).filter(|slot| index.insert(7 << 50 | 3 << 18, *slot)).count();

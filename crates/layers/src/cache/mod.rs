@@ -7,8 +7,8 @@
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
 //! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md` describes them.
-//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `index` finds the
-//!   slot of a block, and `pins` counts the users of a slot.
+//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `blocks` is what most
+//!   hits read of it without the lock: `index` finds the slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
 //! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
 //! - `ahead`: reads files ahead of the guest.
@@ -32,6 +32,7 @@
 pub mod account;
 mod ahead;
 mod attach;
+mod blocks;
 mod change;
 mod class;
 mod index;

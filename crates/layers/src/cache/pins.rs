@@ -1,8 +1,9 @@
 //! The pins of a shard's slots: how many reads and writes use a slot. They are counted outside of the
-//! shard's lock, so that the end of a hit takes no lock.
+//! shard's lock, so that a hit takes no lock.
 //!
-//! A slot is pinned only under the lock, and unpinned without it. A slot that is to become free while
-//! it is pinned is *loose*: the last who unpins it takes the lock and frees it.
+//! A slot that is to become free while it is pinned is *loose*: the last who unpins it takes the lock and
+//! frees it. Whoever pins a slot without the lock then looks whether it still has the block (`blocks`),
+//! because any slot can be pinned so for a moment, also a free one.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,6 +11,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const LOOSE: u8 = 0x80;
 /// The most pins of a slot.
 const PINS_MAX: u8 = LOOSE - 1;
+/// The pins of a slot from which on it is pinned only under the lock, which always can pin a slot that has a
+/// pin of no read.
+const UNLOCKED_MAX: u8 = PINS_MAX / 2;
 
 /// See the module.
 pub(super) struct Pins {
@@ -24,22 +28,40 @@ impl Pins {
         Self { slots: zeroes.into_iter().map(AtomicU8::new).collect() }
     }
 
-    /// The number of pins.
+    /// Whether nobody has pinned a slot, under the lock. Whoever pins it later sees what was done under the
+    /// lock before.
     #[inline]
-    pub(super) fn count(&self, slot: u32) -> u8 {
-        // What was done while the slot was pinned has happened.
-        self.slots[slot as usize].load(Ordering::Acquire) & PINS_MAX
+    pub(super) fn is_unpinned(&self, slot: u32) -> bool {
+        // A change of the count, also by nothing, has its place among the changes by those who pin.
+        self.slots[slot as usize].fetch_add(0, Ordering::AcqRel) & PINS_MAX == 0
     }
 
     /// Pins a slot, under the lock. Returns false if it has too many pins.
     #[inline]
     pub(super) fn pin(&self, slot: u32) -> bool {
-        // Others only unpin meanwhile.
-        if self.count(slot) == PINS_MAX {
-            return false;
+        self.pin_below(slot, PINS_MAX)
+    }
+
+    /// Pins a slot without the lock. Returns false if it has many pins.
+    #[inline]
+    pub(super) fn pin_unlocked(&self, slot: u32) -> bool {
+        self.pin_below(slot, UNLOCKED_MAX)
+    }
+
+    #[inline]
+    fn pin_below(&self, slot: u32, max: u8) -> bool {
+        let pins = &self.slots[slot as usize];
+        let mut count = pins.load(Ordering::Relaxed);
+        // A loose slot has a greater count: its last pin would be released twice.
+        while count < max {
+            let changed =
+                pins.compare_exchange_weak(count, count + 1, Ordering::AcqRel, Ordering::Relaxed);
+            match changed {
+                Ok(_) => return true,
+                Err(now) => count = now,
+            }
         }
-        self.slots[slot as usize].fetch_add(1, Ordering::Relaxed);
-        true
+        false
     }
 
     /// Releases a pin. If this returns true, the caller frees the slot under the lock.
@@ -68,6 +90,12 @@ impl Pins {
     /// Whether a slot is loose.
     pub(super) fn is_loose(&self, slot: u32) -> bool {
         self.slots[slot as usize].load(Ordering::Relaxed) & LOOSE != 0
+    }
+
+    /// The number of pins.
+    #[cfg(test)]
+    pub(super) fn count(&self, slot: u32) -> u8 {
+        self.slots[slot as usize].load(Ordering::Acquire) & PINS_MAX
     }
 
     /// The memory, in bytes.

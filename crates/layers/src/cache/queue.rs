@@ -8,7 +8,7 @@ use fathom_block::{
     CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
     Waker, Work, faults,
 };
-use fathom_cache::{Access, MissCost};
+use fathom_cache::{Access, Hits, MissCost};
 
 use super::Inner;
 use super::account::{Account, Looked};
@@ -94,6 +94,7 @@ pub(super) struct CacheQueue {
     last_end: u64,
     /// What reads cost at home.
     cost: MissCost,
+    hits: Hits,
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
@@ -112,6 +113,7 @@ impl CacheQueue {
     ) -> Self {
         // The tables may have to be loaded.
         waker.wake();
+        let hits = inner.volume.hits();
         let number = inner.volume.keeper.access(|keeper| {
             keeper.opened += 1;
             keeper.queues.push((keeper.opened, waker.clone()));
@@ -139,6 +141,7 @@ impl CacheQueue {
             count: 0,
             last_end: 0,
             cost: MissCost::new(),
+            hits,
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
             spare_rooms: Vec::new(),
@@ -205,7 +208,10 @@ impl CacheQueue {
         let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
         if !self.is_on_its_way(&request) {
-            return self.serve(request, access, begin_ns, false, next);
+            if let Some(request) = self.serve_at_once(request, &access, begin_ns, next) {
+                self.serve(request, access, begin_ns, false, next);
+            }
+            return;
         }
         if let Some(wanted) = self.follow(&request, &access, false).wanted {
             self.read_ahead(&wanted, next);
@@ -220,6 +226,45 @@ impl CacheQueue {
             return next.submit(request);
         }
         self.serve(request, access, begin_ns, true, next);
+    }
+
+    /// Answers a read of a part of one block that a cache in memory has: it is copied without a lock, because the
+    /// guest's memory may have to be fetched first. Otherwise returns the request.
+    #[inline]
+    fn serve_at_once(
+        &mut self,
+        mut request: Box<Request>,
+        access: &Access,
+        begin_ns: u64,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        let volume = &self.inner.volume;
+        let size = u64::from(volume.format.block_size);
+        let (offset, length) = (request.offset, request.length);
+        let block = offset >> size.trailing_zeros();
+        let within = offset & (size - 1);
+        // What a volume returns is compared with checksums.
+        if volume.is_kept || length == 0 || length > size - within {
+            return Some(request);
+        }
+        let key = self.key(block);
+        let shard = volume.shard_of(key);
+        let wanted = Self::touched(offset, length, size);
+        let Some(slot) = volume.hit(shard, key, wanted, access) else { return Some(request) };
+        let place = volume.place(shard, slot) + within;
+        let copied = next.read_now(self.store, place, &mut request, 0..length);
+        volume.unpin(shard, slot);
+        let Some(outcome) = copied else { return Some(request) };
+        self.hits.observe(key, access);
+        let (blocks, counted) = ((block, block + 1), (length, length, access.miss_ns.into()));
+        self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
+        let followed = self.follow(&request, access, false);
+        request.course.cache_hit = CacheHit::Hit;
+        next.complete(request, outcome);
+        if let Some(wanted) = followed.wanted {
+            self.read_ahead(&wanted, next);
+        }
+        None
     }
 
     /// Answers a read from the cache, and otherwise from home.
@@ -243,7 +288,13 @@ impl CacheQueue {
             let shard = volume.shard_of(key);
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
-            let found = volume.shard(shard).read(key, wanted, &access, inserts && covered != 0);
+            let found = if let Some(slot) = volume.hit(shard, key, wanted, &access) {
+                self.hits.observe(key, &access);
+                Lookup::Hit(slot)
+            } else {
+                self.hits.settle();
+                volume.shard(shard).read(key, wanted, &access, inserts && covered != 0)
+            };
             match found {
                 Lookup::Hit(slot) => {
                     hit_bytes += length;
@@ -256,7 +307,9 @@ impl CacheQueue {
                 }
             }
         }
-        let blocks = (request.offset / size, (request.offset + request.length).div_ceil(size));
+        let shift = size.trailing_zeros();
+        let blocks =
+            (request.offset >> shift, (request.offset + request.length + size - 1) >> shift);
         let counted = (request.length, hit_bytes, u64::from(access.miss_ns) * hit_blocks);
         let looked =
             self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);

@@ -16,11 +16,10 @@ use std::ops::Range;
 
 use std::sync::Arc;
 
-use fathom_cache::{Access, CLASSES, DISK_SHIFT, Replacement};
+use fathom_cache::{Access, CLASSES, Hits, Replacement};
 
+use super::blocks::Blocks;
 use super::format::{BLOCK_BITS, Entry};
-use super::index::Index;
-use super::pins::Pins;
 
 /// The mapping is in use, and its content is on the volume.
 const MAPPED: u8 = 1;
@@ -35,9 +34,6 @@ const IMAGED: u8 = 16;
 /// The block was read ahead, and nobody has read it since.
 const AHEAD: u8 = 32;
 
-/// The bits of a disk's number in an entry.
-const DISK_BITS: u32 = 13;
-const _: () = assert!(BLOCK_BITS == DISK_SHIFT);
 /// The end of a list of slots.
 const NONE: u32 = u32::MAX;
 
@@ -104,17 +100,20 @@ struct List {
 const EMPTY: List = List { first: NONE, length: 0 };
 
 impl List {
-    fn push(&mut self, entries: &mut [u64], slot: u32) {
-        entries[slot as usize] = self.first.into();
+    fn push(&mut self, blocks: &Blocks, slot: u32) {
+        // No disk has the number 0, so that this is the entry of no block.
+        blocks.set_entry(slot, self.first.into());
         self.first = slot;
         self.length += 1;
     }
 
-    fn pop(&mut self, entries: &mut [u64]) -> Option<u32> {
+    fn pop(&mut self, blocks: &Blocks) -> Option<u32> {
         let slot = self.first;
-        // The end of a list is no slot.
-        let entry = entries.get_mut(slot as usize)?;
-        self.first = std::mem::take(entry) as u32;
+        if slot == NONE {
+            return None;
+        }
+        self.first = blocks.entry(slot) as u32;
+        blocks.set_entry(slot, 0);
         self.length -= 1;
         Some(slot)
     }
@@ -142,19 +141,15 @@ pub(super) enum Reason {
 /// place in the index, at most 8 for the replacement, and 2 for each granule of a block if the mappings
 /// are kept on the volume.
 pub(super) struct Shard {
-    /// The number of granules of a block.
-    granules: usize,
+    /// The slots, as they are read without the lock.
+    blocks: Arc<Blocks>,
     /// The number of slots whose entries are in one page.
     per_page: u32,
     /// Whether the mappings are kept on the volume.
     is_kept: bool,
-    index: Index,
-    /// The block of each mapped slot and its valid granules; of a slot in a list, the next one.
-    entries: Vec<u64>,
     /// The checksums of the granules, if the mappings are kept.
     sums: Vec<u16>,
     flags: Vec<u8>,
-    pins: Arc<Pins>,
     busy: HashMap<u64, Busy>,
     /// Long changes in flight: their numbers and keys.
     ranges: Vec<(u64, Range<u64>)>,
@@ -175,35 +170,11 @@ pub(super) struct Shard {
     counts: Counts,
     /// The mapped blocks that were read ahead and not read since.
     ahead: u32,
+    mapped: u32,
     /// The mapped blocks by class.
     held: [u32; CLASSES],
     /// The mapped blocks by the number of their disk.
     of_disks: Vec<u32>,
-}
-
-fn hash(key: u64) -> u64 {
-    // The finalizer of MurmurHash3.
-    let mut word = (key ^ key >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    word = (word ^ word >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    word ^ word >> 33
-}
-
-/// The block of an entry, without the valid granules; `None` if the disk or the block has a greater
-/// number than an entry can have. Such blocks are not cached: with blocks of 64 KiB those beyond 2 PiB.
-#[inline]
-fn pack(key: u64, granules: usize) -> Option<u64> {
-    let block_bits = u64::BITS - DISK_BITS - granules as u32;
-    let (disk, block) = (key >> BLOCK_BITS, key & ((1 << BLOCK_BITS) - 1));
-    (disk >> DISK_BITS == 0 && block >> block_bits.min(BLOCK_BITS) == 0)
-        .then_some(disk << block_bits | block)
-}
-
-/// The key of the block of an entry.
-#[inline]
-fn unpack(entry: u64, granules: usize) -> u64 {
-    let block_bits = u64::BITS - DISK_BITS - granules as u32;
-    let block = entry >> granules & ((1 << block_bits) - 1);
-    entry >> (u64::BITS - DISK_BITS) << BLOCK_BITS | block
 }
 
 /// The number of the disk of a block, as an index.
@@ -222,14 +193,11 @@ impl Shard {
     ) -> Self {
         let count = slots as usize;
         Self {
-            granules: granules as usize,
+            blocks: Arc::new(Blocks::new(slots, granules, Arc::clone(replacement.states()))),
             per_page,
             is_kept,
-            index: Index::new(slots),
-            entries: vec![0; count],
             sums: vec![0; if is_kept { count * granules as usize } else { 0 }],
             flags: vec![0; count],
-            pins: Arc::new(Pins::new(slots)),
             busy: HashMap::new(),
             ranges: Vec::new(),
             numbers: 0,
@@ -244,36 +212,34 @@ impl Shard {
             replacement,
             counts: Counts::default(),
             ahead: 0,
+            mapped: 0,
             held: [0; CLASSES],
             of_disks: Vec::new(),
         }
     }
 
-    /// The pins of the slots.
-    pub(super) fn pins(&self) -> &Arc<Pins> {
-        &self.pins
+    /// The slots, as they are read without the lock.
+    pub(super) fn blocks(&self) -> &Arc<Blocks> {
+        &self.blocks
     }
 
-    #[inline]
+    /// What one queue needs for hits without the lock.
+    pub(super) fn hits(&self) -> Hits {
+        self.replacement.hits()
+    }
+
     fn find(&self, key: u64) -> Option<u32> {
-        let block = pack(key, self.granules)?;
-        self.index.find(hash(key), |slot| self.entries[slot as usize] >> self.granules == block)
+        self.blocks.find(key)
     }
 
     /// The block of a mapped slot.
     fn key(&self, slot: u32) -> u64 {
-        unpack(self.entries[slot as usize], self.granules)
+        self.blocks.key(slot)
     }
 
     /// The valid granules of a mapped slot, as bits.
-    #[inline]
     fn valid(&self, slot: u32) -> u16 {
-        (self.entries[slot as usize] & self.granule_mask()) as u16
-    }
-
-    /// The bits of an entry for the valid granules.
-    fn granule_mask(&self) -> u64 {
-        (1 << self.granules) - 1
+        self.blocks.valid(slot)
     }
 
     fn is_mapped(&self, slot: u32) -> bool {
@@ -281,12 +247,12 @@ impl Shard {
     }
 
     fn push_free(&mut self, slot: u32) {
-        self.free.push(&mut self.entries, slot);
+        self.free.push(&self.blocks, slot);
     }
 
     /// Takes a free slot.
     fn pop_free(&mut self) -> Option<u32> {
-        if let Some(slot) = self.free.pop(&mut self.entries) {
+        if let Some(slot) = self.free.pop(&self.blocks) {
             return Some(slot);
         }
         (self.unused < self.slots()).then(|| {
@@ -311,13 +277,13 @@ impl Shard {
             self.leaving.push(Leaving { tables, slots: EMPTY });
         }
         if let Some(Leaving { slots, .. }) = self.leaving.last_mut() {
-            slots.push(&mut self.entries, slot);
+            slots.push(&self.blocks, slot);
         }
     }
 
     fn sums_of(&self, slot: u32) -> &[u16] {
-        let at = slot as usize * self.granules;
-        &self.sums[at..at + self.granules]
+        let at = slot as usize * self.blocks.granules;
+        &self.sums[at..at + self.blocks.granules]
     }
 
     /// The checksum of a granule of a slot.
@@ -331,7 +297,7 @@ impl Shard {
     pub(super) fn read(&mut self, key: u64, wanted: u16, access: &Access, inserts: bool) -> Lookup {
         let found = self.find(key);
         if let Some(slot) = found {
-            if self.valid(slot) & wanted == wanted && self.pins.pin(slot) {
+            if self.valid(slot) & wanted == wanted && self.blocks.pins.pin(slot) {
                 if self.ahead == 0 || !self.first_use(slot, key, access) {
                     self.hit(slot, key, access);
                 }
@@ -384,7 +350,7 @@ impl Shard {
 
     /// The number of a new insertion of a block; 0 if its content is uncertain.
     fn expect(&mut self, key: u64) -> u64 {
-        let can_be_mapped = pack(key, self.granules).is_some();
+        let can_be_mapped = self.blocks.has_place(key);
         if !can_be_mapped || self.ranges.iter().any(|(_, range)| range.contains(&key)) {
             return 0;
         }
@@ -425,7 +391,7 @@ impl Shard {
     pub(super) fn begin_insertion(&mut self, key: u64, number: u64, mask: u16) -> Option<Room> {
         let room = self.is_expected(key, number).then(|| self.room(key, mask)).flatten();
         match room {
-            Some(Room { slot, .. }) => _ = self.pins.pin(slot),
+            Some(Room { slot, .. }) => _ = self.blocks.pins.pin(slot),
             None => self.cancel(key, number),
         }
         room
@@ -435,7 +401,8 @@ impl Shard {
         if let Some(slot) = self.find(key) {
             let mask = mask & !self.valid(slot);
             // A read of a granule that has become invalid may still be in flight.
-            return (mask != 0 && self.pins.count(slot) == 0).then_some(Room { slot, mask });
+            return (mask != 0 && self.blocks.pins.is_unpinned(slot))
+                .then_some(Room { slot, mask });
         }
         if self.free_count() == 0 && !self.is_kept {
             self.evict(Some(key));
@@ -469,10 +436,10 @@ impl Shard {
         if let Some(sums) = sums {
             for (granule, sum) in sums.iter().enumerate().filter(|_| self.is_kept) {
                 if mask >> granule & 1 == 1 {
-                    self.sums[at * self.granules + granule] = *sum;
+                    self.sums[at * self.blocks.granules + granule] = *sum;
                 }
             }
-            self.entries[at] |= u64::from(mask) & self.granule_mask();
+            self.blocks.add_valid(slot, mask);
             if !is_same {
                 self.admit(slot, key, access);
                 self.counts.insertions += 1;
@@ -480,7 +447,7 @@ impl Shard {
             self.renew(slot);
         } else if is_unused {
             // Not mapped, and in no list. It is pinned.
-            _ = self.pins.loosen(slot);
+            _ = self.blocks.pins.loosen(slot);
         }
         self.unpin(slot);
         is_new
@@ -488,18 +455,17 @@ impl Shard {
 
     /// Whether the slot was taken for an insertion and has no block.
     fn is_unused(&self, slot: u32) -> bool {
-        self.flags[slot as usize] & (MAPPED | IMAGED) == 0 && !self.pins.is_loose(slot)
+        self.flags[slot as usize] & (MAPPED | IMAGED) == 0 && !self.blocks.pins.is_loose(slot)
     }
 
     /// Puts a block without valid granules into a slot. Returns false if it cannot be found there.
     fn map(&mut self, slot: u32, key: u64) -> bool {
-        let block = pack(key, self.granules);
-        let Some(block) = block.filter(|_| self.index.insert(hash(key), slot)) else {
-            return false;
-        };
-        self.entries[slot as usize] = block << self.granules;
-        self.flags[slot as usize] |= MAPPED;
-        true
+        let is_mapped = self.blocks.map(slot, key);
+        if is_mapped {
+            self.flags[slot as usize] |= MAPPED;
+            self.mapped += 1;
+        }
+        is_mapped
     }
 
     /// The class of the block in a slot, as an index.
@@ -543,14 +509,14 @@ impl Shard {
 
     /// Releases a pin.
     pub(super) fn unpin(&mut self, slot: u32) {
-        if self.pins.unpin(slot) {
+        if self.blocks.pins.unpin(slot) {
             self.free_loose(slot);
         }
     }
 
     /// A slot has lost its last pin, which was to free it.
     pub(super) fn free_loose(&mut self, slot: u32) {
-        self.pins.tighten(slot);
+        self.blocks.pins.tighten(slot);
         self.push_free(slot);
     }
 
@@ -558,10 +524,10 @@ impl Shard {
     fn unmap(&mut self, slot: u32) {
         let at = slot as usize;
         let key = self.key(slot);
-        self.index.remove(hash(key), slot);
+        self.blocks.unmap(slot);
+        self.mapped -= 1;
         self.held[self.class_of(slot)] -= 1;
         self.of_disks[disk_of(key)] -= 1;
-        self.entries[at] = 0;
         if self.flags[at] & AHEAD != 0 {
             self.ahead -= 1;
             self.counts.ahead_unused += 1;
@@ -574,7 +540,7 @@ impl Shard {
     }
 
     fn release(&mut self, slot: u32) {
-        if self.pins.loosen(slot) {
+        if self.blocks.pins.loosen(slot) {
             self.push_free(slot);
         }
     }
@@ -582,8 +548,8 @@ impl Shard {
     /// Takes the least useful block out of the cache, for the block `wanting`, or for any. Returns false
     /// if there is none that may leave.
     fn evict(&mut self, wanting: Option<u64>) -> bool {
-        let (entries, granules) = (&self.entries, self.granules);
-        let key = |slot: u32| unpack(entries[slot as usize], granules);
+        let blocks = &self.blocks;
+        let key = |slot: u32| blocks.key(slot);
         let Some(slot) = self.replacement.victim(wanting, key) else { return false };
         self.counts.evictions += 1;
         self.unmap(slot);
@@ -613,7 +579,7 @@ impl Shard {
 
     fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) {
         let Some(slot) = self.find(key) else { return };
-        self.entries[slot as usize] &= !(u64::from(mask) & self.granule_mask());
+        self.blocks.take_valid(slot, mask);
         if self.valid(slot) == 0 {
             match reason {
                 Reason::Write => self.counts.overwritten += 1,
@@ -679,12 +645,12 @@ impl Shard {
 
     /// Guarantees slots to a disk; see [`Replacement::set_share`].
     pub(super) fn set_share(&mut self, disk: u16, slots: u32) -> bool {
-        let Self { replacement, entries, flags, granules, .. } = self;
+        let Self { replacement, blocks, flags, .. } = self;
         let has_block = |slot: &u32| {
-            let (entry, flags) = (entries[*slot as usize], flags[*slot as usize]);
-            flags & MAPPED != 0 && unpack(entry, *granules) >> BLOCK_BITS == u64::from(disk)
+            let is_mapped = flags[*slot as usize] & MAPPED != 0;
+            is_mapped && blocks.key(*slot) >> BLOCK_BITS == u64::from(disk)
         };
-        replacement.set_share(disk.into(), slots, (0..entries.len() as u32).filter(has_block))
+        replacement.set_share(disk.into(), slots, (0..blocks.slots()).filter(has_block))
     }
 
     /// The number of blocks of a disk that has had a share.
@@ -694,12 +660,12 @@ impl Shard {
 
     /// The number of slots.
     pub(super) fn slots(&self) -> u32 {
-        self.entries.len() as u32
+        self.blocks.slots()
     }
 
     /// The number of slots that have a block.
     pub(super) fn mapped(&self) -> u32 {
-        self.index.length()
+        self.mapped
     }
 
     /// The counts.
@@ -756,7 +722,7 @@ impl Shard {
         let durable = self.leaving.iter().take_while(|leaving| leaving.tables <= tables).count();
         let durable: Vec<Leaving> = self.leaving.drain(..durable).collect();
         for Leaving { mut slots, .. } in durable {
-            while let Some(slot) = slots.pop(&mut self.entries) {
+            while let Some(slot) = slots.pop(&self.blocks) {
                 self.flags[slot as usize] &= !IMAGED;
                 self.release(slot);
             }
@@ -814,13 +780,14 @@ impl Shard {
     pub(super) fn load(&mut self, slot: u32, entry: &Entry<'_>, is_current: bool, access: &Access) {
         let at = slot as usize;
         self.flags[at] |= IMAGED;
-        let valid = u64::from(entry.valid) & self.granule_mask();
+        let granules = self.blocks.granules;
+        let valid = entry.valid & (u16::MAX >> (16 - granules));
         let is_usable = is_current && valid != 0 && self.find(entry.key).is_none();
         if !is_usable || !self.map(slot, entry.key) {
             return self.push_leaving(slot);
         }
-        self.sums[at * self.granules..][..self.granules].copy_from_slice(entry.sums);
-        self.entries[at] |= valid;
+        self.sums[at * granules..][..granules].copy_from_slice(entry.sums);
+        self.blocks.add_valid(slot, valid);
         self.flags[at] |= STABLE;
         self.admit(slot, entry.key, access);
     }
@@ -846,11 +813,9 @@ impl Shard {
 
     /// The memory of the index, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        size_of_val(&self.entries[..])
-            + size_of_val(&self.sums[..])
+        size_of_val(&self.sums[..])
             + size_of_val(&self.flags[..])
-            + self.pins.memory_bytes()
-            + self.index.memory_bytes()
+            + self.blocks.memory_bytes()
             + self.replacement.memory_bytes()
     }
 
@@ -859,7 +824,7 @@ impl Shard {
         let (mut slots, mut slot) = (Vec::new(), list.first);
         for _ in 0..list.length {
             slots.push(slot);
-            slot = self.entries[slot as usize] as u32;
+            slot = self.blocks.entry(slot) as u32;
         }
         assert_eq!(slot, NONE);
         slots
@@ -873,28 +838,29 @@ impl Shard {
     }
 
     #[cfg(test)]
-    fn check(&self) {
-        let mut seen = vec![0; self.entries.len()];
+    pub(super) fn check(&self) {
+        let mut seen = vec![0; self.slots() as usize];
         for slot in self.free_slots() {
             assert!(self.flags[slot as usize] & !(FRESH | CAPTURED) == 0);
-            assert_eq!(self.pins.count(slot), 0);
+            assert_eq!(self.blocks.pins.count(slot), 0);
             seen[slot as usize] += 1;
         }
         for leaving in &self.leaving {
             for slot in self.slots_of(leaving.slots) {
                 assert!(self.flags[slot as usize] & (MAPPED | IMAGED) == IMAGED);
-                assert!(!self.pins.is_loose(slot));
+                assert!(!self.blocks.pins.is_loose(slot));
                 seen[slot as usize] += 1;
             }
         }
-        for slot in self.index.slots() {
+        assert_eq!(self.blocks.index.slots().count(), self.mapped as usize);
+        for slot in self.blocks.index.slots() {
             assert!(self.is_mapped(slot) && self.valid(slot) != 0);
             assert_eq!(self.find(self.key(slot)), Some(slot));
             seen[slot as usize] += 1;
         }
         for (slot, seen) in (0..).zip(seen) {
-            let is_taken =
-                self.pins.count(slot) > 0 && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
+            let is_taken = self.blocks.pins.count(slot) > 0
+                && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
             assert_eq!(seen, u32::from(!is_taken), "slot {slot} has one place");
         }
         assert_eq!(self.held.iter().sum::<u32>(), self.mapped());

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
-use fathom_cache::{CLASSES, Policy, Replacement, ReplacementOptions};
+use fathom_cache::{Access, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
 
+use super::blocks::{Blocks, Found};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
-use super::pins::Pins;
 use super::regions::Regions;
 use super::shard::{Counts, Shard};
 
@@ -97,6 +97,12 @@ impl Keeper {
     }
 }
 
+/// What misses of all queues change, apart from what their hits read: nothing else is in its lines of the
+/// processor's cache.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct Apart<T>(pub(super) T);
+
 /// A store with a cache, shared by the disks that it serves.
 pub struct CacheVolume {
     pub(super) backend: Arc<dyn Backend>,
@@ -106,8 +112,8 @@ pub struct CacheVolume {
     pub(super) policy: Policy,
     pub(super) times: CacheTimes,
     pub(super) shards: Box<[Mutex<Shard>]>,
-    /// The pins of each shard's slots.
-    pins: Box<[Arc<Pins>]>,
+    /// The slots of each shard, as they are read without its lock.
+    blocks: Box<[Arc<Blocks>]>,
     /// The number of slots of each shard but the last.
     pub(super) shard_slots: u32,
     /// The slots that disks keep however busy others are.
@@ -118,9 +124,9 @@ pub struct CacheVolume {
     pub(super) has_failed: AtomicBool,
     /// Whether mappings have changed since the last writing of the tables.
     pub(super) has_changed: AtomicBool,
-    pub(super) copies: AtomicU64,
+    pub(super) copies: Apart<AtomicU64>,
     /// The bytes of read-aheads on their way into the cache, of all disks.
-    pub(super) ahead: AtomicU64,
+    pub(super) ahead: Apart<AtomicU64>,
     pub(super) load_next: AtomicU64,
     /// Whether the modification time of a disk's store is being read: of one disk at a time, because a
     /// store that hangs must not occupy more than one thread.
@@ -157,7 +163,7 @@ impl CacheVolume {
             Shard::new(slots, format.granules(), per_page, is_kept, replacement)
         });
         let shards: Vec<Shard> = shards.collect();
-        let pins = shards.iter().map(|shard| Arc::clone(shard.pins())).collect();
+        let blocks = shards.iter().map(|shard| Arc::clone(shard.blocks())).collect();
         let keeper = Keeper {
             queues: Vec::new(),
             opened: 0,
@@ -180,15 +186,15 @@ impl CacheVolume {
             policy,
             times,
             shards: shards.into_iter().map(Mutex::new).collect(),
-            pins,
+            blocks,
             shard_slots,
             shares: Mutex::default(),
             keeper: Shared::new(keeper),
             is_loaded: AtomicBool::new(!is_kept),
             has_failed: AtomicBool::new(false),
             has_changed: AtomicBool::new(false),
-            copies: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
+            copies: Apart::default(),
+            ahead: Apart::default(),
             load_next: AtomicU64::new(0),
             is_noting: Arc::default(),
         }
@@ -212,9 +218,28 @@ impl CacheVolume {
     /// Releases a pin of a shard's slot.
     #[inline]
     pub(super) fn unpin(&self, shard: usize, slot: u32) {
-        if self.pins[shard].unpin(slot) {
+        if self.blocks[shard].pins.unpin(slot) {
             self.shard(shard).free_loose(slot);
         }
+    }
+
+    /// The slot that has the granules `wanted` of a block, pinned, if that can be found out without the lock of
+    /// the block's shard, and if the replacement has nothing to learn from the read but for [`Hits`].
+    #[inline]
+    pub(super) fn hit(&self, shard: usize, key: u64, wanted: u16, access: &Access) -> Option<u32> {
+        match self.blocks[shard].read(key, wanted, access) {
+            Found::Hit(slot) => Some(slot),
+            Found::Lost(slot) => {
+                self.unpin(shard, slot);
+                None
+            }
+            Found::Unknown => None,
+        }
+    }
+
+    /// What one queue needs for hits without locks.
+    pub(super) fn hits(&self) -> Hits {
+        self.shard(0).hits()
     }
 
     /// The memory of the index, in bytes.
@@ -253,12 +278,12 @@ impl CacheVolume {
 
     /// Reserves memory for a copy; false if too many bytes are on their way into the cache.
     pub(super) fn reserve_copy(&self, length: u64) -> bool {
-        reserve(&self.copies, length, COPIES_MAX)
+        reserve(&self.copies.0, length, COPIES_MAX)
     }
 
     /// Ends a copy.
     pub(super) fn end_copy(&self, length: u64) {
-        self.copies.fetch_sub(length, Ordering::Relaxed);
+        self.copies.0.fetch_sub(length, Ordering::Relaxed);
     }
 
     /// The counts of all shards, and the number of slots with a block.

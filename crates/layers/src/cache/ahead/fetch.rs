@@ -238,10 +238,10 @@ impl CacheQueue {
         next: &mut Crossing<'_>,
     ) -> Option<Vec<Part>> {
         let (inner, length) = (Arc::clone(&self.inner), end - start);
-        let is_reserved = inner.ahead.reserve(&inner.volume.ahead, length);
+        let is_reserved = inner.ahead.reserve(&inner.volume.ahead.0, length);
         if !is_reserved || !inner.volume.reserve_copy(length) {
             if is_reserved {
-                inner.ahead.release(&inner.volume.ahead, length);
+                inner.ahead.release(&inner.volume.ahead.0, length);
             }
             self.cancel(&mut parts);
             self.ahead.spare = parts;
@@ -310,7 +310,7 @@ impl CacheQueue {
         let fetches = &mut self.ahead.fetches;
         let Some(at) = fetches.iter().position(|fetch| fetch.number == number) else { return };
         let fetch = fetches.swap_remove(at);
-        self.inner.ahead.release(&self.inner.volume.ahead, fetch.length);
+        self.inner.ahead.release(&self.inner.volume.ahead.0, fetch.length);
         let mut at = 0;
         while let Some(parked) = self.ahead.parked.get(at) {
             if !fetch.meets(&parked.request) {
@@ -335,7 +335,7 @@ impl CacheQueue {
                 self.inner.volume.end_copy(fetch.length);
                 self.cancel(&mut fetch.parts);
             }
-            self.inner.ahead.release(&self.inner.volume.ahead, fetch.length);
+            self.inner.ahead.release(&self.inner.volume.ahead.0, fetch.length);
         }
         self.inner.ahead.others.fetch_sub(self.ahead.others, Ordering::Relaxed);
         self.ahead.others = 0;
