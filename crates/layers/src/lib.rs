@@ -21,6 +21,7 @@
 
 mod access;
 pub mod cache;
+mod change_notes;
 pub mod classify;
 mod delay;
 mod fault;
@@ -35,6 +36,7 @@ pub mod tap;
 pub mod wal;
 
 pub use cache::Cache;
+pub use change_notes::ChangeNotes;
 pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};

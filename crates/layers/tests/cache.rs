@@ -52,6 +52,7 @@ fn disk() -> CacheDisk {
         stamp: None,
         generation: 7,
         log: NO_LOG,
+        changes: Vec::new(),
         region_shift: REGION_SHIFT,
     }
 }

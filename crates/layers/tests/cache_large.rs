@@ -117,6 +117,7 @@ fn a_warm_cache_serves_before_its_tables_are_loaded() {
         stamp: None,
         generation: 8,
         log: NO_LOG,
+        changes: Vec::new(),
         region_shift: 24,
     };
     let cache = Cache::new(&volume, &disk, CacheMode::WriteThrough, Arc::new(Mark)).unwrap();

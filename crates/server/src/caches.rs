@@ -12,7 +12,7 @@ use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
 use fathom_layers::{Cache, LayerOptions as _};
 
-use crate::logs::CacheStores;
+use crate::logs::{CacheStores, DiskLog};
 use crate::wiring::refusal;
 
 /// What the cache of a disk needs of the daemon.
@@ -22,8 +22,8 @@ pub(crate) struct Host<'a> {
     pub records: &'a Path,
     /// The open stores of caches.
     pub stores: &'a CacheStores,
-    /// The identity of the disk's log, or [`cache::NO_LOG`].
-    pub log: [u8; 16],
+    /// The disk's log.
+    pub log: Option<&'a DiskLog>,
 }
 
 /// The mark of an image, for a cache at `path`.
@@ -68,7 +68,12 @@ impl CacheHost for Host<'_> {
         let mark = CacheMark::open(&image, self.records)?;
         let name = image.canonicalize()?.display().to_string();
         let mark = Arc::new(Mark { mark, path: cache.to_owned() });
-        Ok(CacheHome { name, mark, log: self.log })
+        // Above a log, the cache sees a change only when the log has written it back.
+        let changes = match self.log {
+            Some(log) if log.is_in_cache => log.wal.ranges(),
+            _ => Vec::new(),
+        };
+        Ok(CacheHome { name, mark, log: identity(self.log), changes })
     }
 
     fn random(&self) -> io::Result<[u8; 16]> {
@@ -116,13 +121,30 @@ pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), 
     })
 }
 
-/// Notes in the caches among `layers` that their disk has the log with this identity from now on, or
-/// [`cache::NO_LOG`].
-pub(crate) fn note_log<'l>(layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>, log: [u8; 16]) {
-    for layer in layers {
-        if let Some(cache) = Cache::of(&**layer) {
-            cache.set_log(log);
+/// The identity of a disk's log, or [`cache::NO_LOG`].
+fn identity(log: Option<&DiskLog>) -> [u8; 16] {
+    log.map_or(cache::NO_LOG, |log| log.wal.identity())
+}
+
+/// Notes in the caches among `layers` that their disk has this log from now on, or none. All queues have it.
+pub(crate) fn note_log<'l>(
+    layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>,
+    log: Option<&DiskLog>,
+) {
+    for cache in layers.into_iter().filter_map(|layer| Cache::of(&**layer)) {
+        cache.set_log(identity(log));
+        let beneath = log.filter(|log| log.is_in_cache);
+        if let Some(log) = beneath {
+            log.wal.set_notes(cache.notes());
         }
+        cache.rely_on_log(beneath.is_some());
+    }
+}
+
+/// The disk is about to lose its log: changes wait again until its caches have noted them.
+pub(crate) fn leave_log<'l>(layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>) {
+    for cache in layers.into_iter().filter_map(|layer| Cache::of(&**layer)) {
+        cache.rely_on_log(false);
     }
 }
 

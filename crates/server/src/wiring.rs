@@ -166,6 +166,7 @@ fn stack(
         read_only: definition.read_only,
     };
     let disk = Disk::new(options, layers, backend).map_err(too_many_layers)?;
+    caches::note_log(&disk.layers(), watchers.log.as_ref());
     schedule(&disk, watchers);
     Ok(disk)
 }

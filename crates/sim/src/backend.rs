@@ -5,7 +5,8 @@
 //! in flight. The content of a write stays in a cache of sectors until a flush that was submitted
 //! after the completion of the write makes it durable; force unit access bypasses the cache. A
 //! crash leaves in each sector the durable content or any content that the cache has had since, and
-//! any of the sectors of writes that had not yet taken effect.
+//! any of the sectors of writes that had not yet taken effect. A store can hang: then no request takes
+//! effect or completes until it continues.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +24,7 @@ use crate::{SECTOR, SECTOR_BYTES};
 /// The size and the faults of a store.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// The size of the disk, in bytes; whole sectors.
+    /// The size of the disk, in bytes; whole sectors. A store can be made smaller, and up to this size larger.
     pub capacity: u64,
     /// The alignment of offsets and lengths, in bytes; at least a sector.
     pub alignment: u32,
@@ -97,6 +98,21 @@ struct State {
     submissions: u64,
     base: Vec<u8>,
     journal: Vec<JournalEntry>,
+    counts: SimCounts,
+    is_hanging: bool,
+    /// The size now, in bytes.
+    capacity: u64,
+}
+
+/// The requests that a store has been given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounts {
+    /// Reads.
+    pub reads: u64,
+    /// Writes, discards and zeroes.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
 }
 
 /// See the module.
@@ -144,6 +160,9 @@ impl SimBackend {
             submissions: 0,
             base: if options.journal { image } else { Vec::new() },
             journal: Vec::new(),
+            counts: SimCounts::default(),
+            is_hanging: false,
+            capacity: options.capacity,
         };
         let state = Arc::new(Mutex::new(state));
         Self { options, seed, state, queues: Mutex::new(0), record: None }
@@ -187,6 +206,16 @@ impl SimBackend {
         lock(&self.state).durable.clone()
     }
 
+    /// The requests given to the store so far.
+    pub fn counts(&self) -> SimCounts {
+        lock(&self.state).counts
+    }
+
+    /// Sets whether the store hangs.
+    pub fn hang(&self, hangs: bool) {
+        lock(&self.state).is_hanging = hangs;
+    }
+
     /// The number of entries of the journal.
     pub fn journal_length(&self) -> usize {
         lock(&self.state).journal.len()
@@ -216,7 +245,7 @@ impl Backend for SimBackend {
     }
 
     fn capacity(&self) -> u64 {
-        self.options.capacity
+        lock(&self.state).capacity
     }
 
     fn geometry(&self) -> Geometry {
@@ -240,8 +269,20 @@ impl Backend for SimBackend {
         }))
     }
 
-    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
-        Err(ErrorKind::Unsupported)
+    fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
+        let mut state = lock(&self.state);
+        if capacity > self.options.capacity || capacity % SECTOR != 0 {
+            return Err(ErrorKind::Unsupported);
+        }
+        // What is cut off does not reappear.
+        let cut = capacity as usize..;
+        if capacity < state.capacity {
+            state.visible[cut.clone()].fill(0);
+            state.durable[cut].fill(0);
+            state.cache.retain(|cached| (cached.sector as u64) < capacity / SECTOR);
+        }
+        state.capacity = capacity;
+        Ok(())
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
@@ -467,6 +508,12 @@ impl BackendQueue for SimQueue {
         let mut state = lock(&self.state);
         let number = state.submissions;
         state.submissions += 1;
+        match request.operation {
+            Operation::Read => state.counts.reads += 1,
+            Operation::Flush => state.counts.flushes += 1,
+            operation if operation.modifies() => state.counts.writes += 1,
+            _ => {}
+        }
         if request.operation.modifies() {
             let mut data = vec![0; request.length as usize];
             if request.operation == Operation::Write {
@@ -474,14 +521,14 @@ impl BackendQueue for SimQueue {
             }
             state.waiting.insert(number, (request.offset, data));
         }
-        let completions_before = state.completions;
+        let (completions_before, is_hanging) = (state.completions, state.is_hanging);
         drop(state);
         let completes_in = self.random.u32(0..=self.options.rounds_max);
         let effect_in = Some(self.random.u32(0..=completes_in));
         let outcome = Ok(());
         let mut pending =
             Pending { request, number, completions_before, effect_in, completes_in, outcome };
-        if self.options.rounds_max == 0 {
+        if self.options.rounds_max == 0 && !is_hanging {
             self.effect(&mut pending);
             self.complete(pending, context);
         } else {
@@ -492,6 +539,9 @@ impl BackendQueue for SimQueue {
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
 
     fn advance(&mut self, context: &mut BackendContext<'_>) {
+        if lock(&self.state).is_hanging {
+            return;
+        }
         let mut pending = std::mem::take(&mut self.pending);
         self.random.shuffle(&mut pending);
         for mut each in pending {

@@ -164,6 +164,22 @@ impl Harness {
         self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
     }
 
+    /// Makes one round while other threads work on the disk. Calls `inspect` before the model is updated with the
+    /// round's completions. A reactor that never sleeps may miss what another thread wakes it for, so that each
+    /// sleeps for a moment.
+    ///
+    /// # Panics
+    /// When the disk violates the model.
+    pub fn step_beside(&mut self, mut inspect: impl FnMut(&ModelDisk)) {
+        self.round(true, &mut inspect);
+        for queue in &mut self.queues {
+            queue
+                .reactor
+                .wait(Some(Duration::from_micros(10)))
+                .expect("the ring can be waited for");
+        }
+    }
+
     /// Waits until no request is in flight, including the layers' own.
     ///
     /// # Panics

@@ -21,7 +21,7 @@ mod record;
 mod seed;
 mod workload;
 
-pub use backend::{JournalEntry, SimBackend, SimOptions};
+pub use backend::{JournalEntry, SimBackend, SimCounts, SimOptions};
 pub use device::{DEVICE_BLOCK, FaultyDevice};
 pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};

@@ -250,6 +250,14 @@ impl ModelDisk {
         self.unsure.clear();
     }
 
+    /// The disk has grown to `capacity` bytes: zeroes follow its end.
+    pub fn grow(&mut self, capacity: u64) {
+        let sectors = (capacity / SECTOR) as usize;
+        for contents in [&mut self.now, &mut self.kept] {
+            contents.resize(sectors.max(contents.len()), Contents::from([self.zero]));
+        }
+    }
+
     /// The number of sectors that may have more than one content after a crash.
     pub fn unsure(&self) -> usize {
         self.unsure.len()

@@ -14,6 +14,9 @@ use crate::request::ErrorKind;
 /// The interval between attempts to open the layers of a queue, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
+/// The longest sleep of a queue that closes, if the kernel has none of its operations.
+const FINISH_INTERVAL: Duration = Duration::from_millis(10);
+
 impl Stack {
     /// Carries out the queue's part in a change of the disk's layers. All queues go through the
     /// phases together. The queue takes no requests meanwhile ([`is_closing`](Self::is_closing)).
@@ -161,7 +164,9 @@ impl Stack {
             if left.is_zero() {
                 return Ok(false);
             }
-            self.wait(reactor, Some(left))?;
+            // A store without operations in the kernel does not wake the thread: it continues in the next round.
+            let limit = if self.is_pending() { left } else { left.min(FINISH_INTERVAL) };
+            self.wait(reactor, Some(limit))?;
         }
         Ok(true)
     }

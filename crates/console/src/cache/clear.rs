@@ -1,11 +1,11 @@
-//! `fathom cache clear`: empties a cache. Its logs keep what they have.
+//! `fathom cache clear`: empties a cache, whose logs keep what they have, or gives up one of its logs.
 use std::path::Path;
 
 use fathom_cache::format::Superblock;
 use serde::Serialize;
 
 use super::{
-    ClearOptions,
+    ClearOptions, give_up,
     volume::{Volume, identity},
 };
 use crate::{
@@ -23,6 +23,9 @@ pub(super) fn run(options: &ClearOptions) -> Outcome {
     let path = &options.path;
     let volume = Volume::open(path, true)?;
     let format = volume.superblock(path)?;
+    if options.log.is_some() || options.log_at.is_some() {
+        return give_up::run(options, &volume, &format);
+    }
     // With another identity, it fits the marks of no image.
     let cache = identity().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     volume

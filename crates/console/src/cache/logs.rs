@@ -17,6 +17,9 @@ use crate::{
 pub(super) struct Log {
     /// Where it begins, in bytes.
     pub offset: u64,
+    /// The identity of the log; zeroes if it cannot be read.
+    #[serde(skip)]
+    pub identity: [u8; 16],
     /// The disk's name.
     pub disk: String,
     /// The disk's image.
@@ -68,7 +71,7 @@ fn log(
         Err(error) => return Ok(Some(Log { problem: error.to_string(), ..found })),
     };
     let (disk, image) = (superblock.owner.name.clone(), superblock.owner.home.clone());
-    let mut found = Log { disk, image, ..found };
+    let mut found = Log { identity: superblock.log, disk, image, ..found };
     if fathom_wal::RING_OFFSET + superblock.ring_length > format.log_length {
         let problem = "it is longer than its place".to_owned();
         return Ok(Some(Log { problem, ..found }));
@@ -117,6 +120,6 @@ pub(super) fn refuse_if_needed(volume: &Volume, path: &Path, silent: bool) -> Ou
     };
     let offset = log.offset;
     Err(Failure::new(message).advise(format!(
-        "{remedy}. If its changes may be lost, fill 8 KiB of {shown} from byte {offset} on with zeroes"
+        "{remedy}. If its changes may be lost: `fathom cache clear {shown} --log-at {offset} --force`"
     )))
 }

@@ -5,6 +5,7 @@ mod check;
 mod clear;
 mod create;
 mod curve;
+mod give_up;
 mod info;
 mod list;
 mod logs;
@@ -52,10 +53,14 @@ Examples:
     Check(CheckOptions),
     /// Empty a cache that is not in use
     #[command(after_help = "\
-No data is lost: all blocks are on their disks. Logs stay as they are.
+No data is lost: all blocks are on their disks. Logs stay as they are, unless one is given up: that of a disk
+which will not be served again keeps its place for ever. `fathom cache check` shows the logs. What a log has
+may not be in the disk's image, so that a log with changes is given up only with --force.
 
-Example:
-  fathom cache clear /nvme/cache")]
+Examples:
+  fathom cache clear /nvme/cache
+  fathom cache clear /nvme/cache --log db             free the place of the log of the disk db
+  fathom cache clear /nvme/cache --log db --force     although its changes are lost then")]
     Clear(ClearOptions),
     /// Give a disk a cache while a guest uses it
     #[command(after_help = "\

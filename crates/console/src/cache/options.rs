@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use fathom_control::{Bytes, Nanoseconds};
 
 use crate::connection::ControlOptions;
@@ -52,9 +52,21 @@ pub struct CheckOptions {
 
 /// Options of `fathom cache clear`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("given-up").args(["log", "log_at"])))]
 pub struct ClearOptions {
     /// The file or block device
     pub(super) path: PathBuf,
+    /// Instead of the blocks, give up the log of this disk, whose place another disk can use then
+    #[arg(long, value_name = "DISK")]
+    pub(super) log: Option<String>,
+    /// Instead of the blocks, give up the log that begins at this byte
+    #[arg(long, value_name = "BYTE")]
+    pub(super) log_at: Option<u64>,
+    /// Give the log up although it has changes, or cannot be read: they are lost
+    #[arg(long, requires = "given-up")]
+    pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) control: ControlOptions,
     #[command(flatten)]
     pub(super) format: Format,
 }

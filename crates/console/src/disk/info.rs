@@ -77,7 +77,7 @@ struct ImageInfo<'a> {
 }
 
 /// The folders in which a daemon writes its records.
-fn folders_of_daemons(control: &Path) -> Vec<PathBuf> {
+pub fn folders_of_daemons(control: &Path) -> Vec<PathBuf> {
     let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
     let folders = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
     folders.into_iter().flatten().collect()

@@ -35,6 +35,7 @@ use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 pub use create::sync_directory;
 pub use image::read_up_to;
 pub use image::{FileSystem, Image, file_system};
+pub use info::folders_of_daemons;
 
 /// Virtual disks: images, and the disks of the running daemon.
 #[derive(Debug, Subcommand)]

@@ -278,6 +278,47 @@ fn the_mode_changes_while_the_disk_is_in_use() {
     });
 }
 
+/// The log of a disk that is never served again is seen, and given up only on request.
+#[test]
+fn a_log_that_nobody_needs_is_given_up() {
+    let daemon = Daemon::start_in(folder(), &write_back("60s"));
+    write(&mut connect(&daemon, "a"), 3, 7);
+    let used = ["clear", "cache", "--log", "a", "--force"];
+    fails(&daemon.path(""), &used, "in use by another process");
+    // The disk "b" has no changes in its log.
+    let folder = kill(daemon);
+    let path = folder.path();
+    let check = succeeds(path, &["check", "cache"]);
+    assert!(check.contains("2 of 2"), "{check}");
+    fails(path, &["clear", "cache", "--log", "c"], "no log of the disk c");
+    fails(path, &["clear", "cache", "--log-at", "4096"], "no log at byte 4096");
+    fails(path, &["clear", "cache", "--force"], "required");
+    fails(path, &["clear", "cache", "--log", "a", "--log-at", "1"], "cannot be used with");
+    fails(path, &["clear", "cache", "--log", "a"], "changes that may not be in its image");
+    // Without changes, the image does not need the log any more.
+    let freed = succeeds(path, &["clear", "cache", "--log", "b"]);
+    assert!(freed.contains("the disk b is free") && freed.contains("does not need it"), "{freed}");
+    let check = succeeds(path, &["check", "cache"]);
+    assert!(check.contains("1 of 2"), "{check}");
+    let lost = succeeds(path, &["clear", "cache", "--log", "a", "--force", "--json"]);
+    let lost: Value = serde_json::from_str(&lost).unwrap();
+    assert_eq!((&lost["log"]["disk"], &lost["log"]["records"]), (&json!("a"), &json!(1)));
+    let removal = lost["mark"]["kept"].as_str().unwrap();
+    assert!(removal.contains("user.fathom.log"), "{removal}");
+    // The image may be torn: it is served only when somebody has removed its mark. Other disks get the places.
+    let other = write_back("60s").replace("name = \"b\"", "name = \"d\"");
+    let refused = refusal(path, &other);
+    assert!(refused.contains("a.img alone may be out of date"), "{refused}");
+    rustix::fs::removexattr(path.join("a.img"), c"user.fathom.log").unwrap();
+    // What the cache has of it is newer than the image.
+    let daemon = Daemon::start_in(folder, &other);
+    let found: Vec<u8> = (0..3).map(|_| read(&mut connect(&daemon, "a"), 3)).collect();
+    assert_eq!(found, [0; 3], "{}", daemon.log());
+    assert!(daemon.log().contains("changes of a log that the disk does not have any more"));
+    write(&mut connect(&daemon, "d"), 3, 9);
+    assert_eq!(read(&mut connect(&daemon, "d"), 3), 9);
+}
+
 /// What cannot have the mode is refused with a remedy.
 #[test]
 fn a_cache_without_a_log_is_refused() {
@@ -341,6 +382,8 @@ fn a_cache_without_a_log_is_refused() {
     }
     fails(folder.path(), &["check", "cache"], "changes that are nowhere else");
     fails(folder.path(), &["create", "cache", "--size", "8M", "--force"], "cannot be read");
+    let at = offset.to_string();
+    fails(folder.path(), &["clear", "cache", "--log-at", &at], "restore cache");
     let log = refusal(folder.path(), &write_back("1s").replace("name = \"b\"", "name = \"d\""));
     assert!(log.contains("a.img alone may be out of date"), "{log}");
 }

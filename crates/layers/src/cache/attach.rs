@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{Operation, Shared};
 
-use super::format::{DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
+use super::format::{BLOCK_BITS, DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
 use super::state::Dropped;
@@ -102,7 +102,30 @@ impl CacheVolume {
         found.capacity.store(disk.capacity, Ordering::Release);
         let end = disk.capacity.div_ceil(u64::from(self.format.block_size));
         self.sweep(found.number, end);
+        self.drop_changed(&found, disk);
         Ok((found, dropped))
+    }
+
+    /// Drops the blocks in the regions in which the log beneath has changes: their bits may not be durable.
+    /// What is in a table that is not loaded yet is dropped because of the bit.
+    fn drop_changed(&self, state: &DiskState, disk: &CacheDisk) {
+        if disk.changes.is_empty() || !self.is_kept {
+            return;
+        }
+        state.regions.access(|regions| {
+            for range in &disk.changes {
+                regions.mark(range.start, range.end - range.start, 0);
+            }
+        });
+        let block_size = u64::from(self.format.block_size);
+        let is_changed = |key: u64| {
+            let offset = (key & ((1 << BLOCK_BITS) - 1)) * block_size;
+            key >> BLOCK_BITS == u64::from(state.number)
+                && state.regions.access(|regions| regions.is_active(offset))
+        };
+        for shard in 0..self.shards.len() {
+            self.shard(shard).sweep_where(is_changed);
+        }
     }
 
     /// Adds a disk that the volume does not have.
@@ -151,6 +174,7 @@ impl CacheVolume {
             state.is_attached.store(false, Ordering::Release);
             return Err(error);
         }
+        self.drop_changed(&state, disk);
         Ok(state)
     }
 
@@ -239,7 +263,9 @@ impl CacheVolume {
         let place = self.format.disk_page(state.number);
         self.write_now(access, place, |sequence| self.format.disk_bytes(place, sequence, &record))?;
         access.carry_out(Operation::Flush, 0, &mut [])?;
+        let log = record.log;
         *lock(&state.record) = record;
+        state.note_log(log);
         Ok(())
     }
 
@@ -306,6 +332,7 @@ mod tests {
             stamp,
             generation: 9,
             log: NO_LOG,
+            changes: Vec::new(),
             region_shift: 20,
         };
         let of = |expected, stamp| misfit(&record, &disk(expected, stamp), "/a");

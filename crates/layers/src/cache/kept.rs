@@ -220,6 +220,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
         stamp,
         generation,
         log: home.log,
+        changes: home.changes,
         region_shift: REGION_SHIFT,
     };
     let name = options.shared_name();

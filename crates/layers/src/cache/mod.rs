@@ -23,7 +23,8 @@
 //! A cache that outlives the daemon must never return old content after a crash, of any store and at
 //! any instant. Two rules ensure this. A slot gets another block only after the tables without its old
 //! mapping are durable (`shard`). And a change begins at home only after it is durably noted that the
-//! mappings of its region are not valid (`regions`).
+//! mappings of its region are not valid (`regions`). A log beneath has the change before that, so that in
+//! the mode write-back nothing waits for the note but the way home ([`ChangeNotes`]).
 //!
 //! If the volume fails, or returns other data than it was given, it is taken out of service: the disks
 //! continue without it. Before their next change, the mark of each image rejects what the volume has
@@ -60,7 +61,7 @@ use std::time::Duration;
 
 use fathom_block::{
     Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart, LayerProblem,
-    LayerReport, OpenContext, Urgency,
+    LayerReport, OpenContext, Urgency, Waker,
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
@@ -78,6 +79,8 @@ pub use share::CacheShare;
 pub use state::{CacheHome, CacheHost, CacheMark, CacheState, Dropped};
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
+
+use crate::ChangeNotes;
 
 /// The identity of no write-ahead log.
 pub const NO_LOG: [u8; 16] = [0; 16];
@@ -193,10 +196,45 @@ impl Inner {
 
     /// An attempt to change the mark has ended.
     fn end(&self, has_succeeded: bool) {
-        let mut ending = lock(&self.ending);
-        if ending.0 != Ending::Ended {
-            *ending = (if has_succeeded { Ending::Ended } else { Ending::Failed }, 0);
+        {
+            let mut ending = lock(&self.ending);
+            if ending.0 != Ending::Ended {
+                *ending = (if has_succeeded { Ending::Ended } else { Ending::Failed }, 0);
+            }
         }
+        // A log that waits for bits need not wait any more.
+        self.disk.regions.wake();
+    }
+
+    /// Whether a log waits for bits that may still be written.
+    fn are_notes_awaited(&self) -> bool {
+        self.disk.regions.access(|regions| regions.are_bits_awaited())
+            && lock(&self.ending).0 != Ending::Ended
+    }
+}
+
+impl ChangeNotes for Inner {
+    fn number(&self) -> u64 {
+        self.disk.regions.access(|regions| regions.bits())
+    }
+
+    fn are_durable(&self, number: u64, waker: &Waker) -> bool {
+        let mut is_new = false;
+        let answer = self.disk.regions.attempt(waker, |regions| {
+            // Without a mark, no start uses what the cache has of the disk.
+            if regions.are_durable(number) || lock(&self.ending).0 == Ending::Ended {
+                return Some(());
+            }
+            is_new = regions.await_bits(number);
+            None
+        });
+        if is_new {
+            self.volume.keeper.access(|keeper| {
+                keeper.is_urgent = true;
+                keeper.wake_queues();
+            });
+        }
+        answer.is_some()
     }
 }
 
@@ -347,14 +385,32 @@ impl Cache {
     /// then, a start with another log than the noted one finds an empty cache.
     pub fn set_log(&self, identity: [u8; 16]) {
         let Inner { volume, disk, .. } = &*self.inner;
-        if !volume.is_kept || std::mem::replace(&mut lock(&disk.record).log, identity) == identity {
-            return;
+        {
+            let mut record = lock(&disk.record);
+            if !volume.is_kept || record.log == identity {
+                return;
+            }
+            record.log = identity;
+            disk.regions.access(|regions| regions.is_log_noted = false);
         }
         disk.is_record_dirty.store(true, Ordering::Release);
         volume.keeper.access(|keeper| {
             keeper.due_ns = keeper.due_ns.max(1);
             keeper.wake_queues();
         });
+    }
+
+    /// The notes that the cache makes of changes: the bits of their regions.
+    pub fn notes(&self) -> Arc<dyn ChangeNotes> {
+        Arc::<Inner>::clone(&self.inner)
+    }
+
+    /// Sets whether each change goes to a log directly beneath the cache that brings it home only when the
+    /// [`notes`](Self::notes) are durable. Changes then need not wait for their notes. Ends before the first
+    /// queue without this log opens.
+    pub fn rely_on_log(&self, relies: bool) {
+        let relies = relies && self.inner.volume.is_kept;
+        self.inner.disk.regions.access(|regions| regions.has_log = relies);
     }
 
     /// `layer`, if it is a cache.
@@ -613,6 +669,7 @@ impl Layer for Cache {
         // The disk changes without the cache from now on.
         if inner.volume.is_kept {
             inner.reject()?;
+            inner.end(true);
         }
         // Without the mark, the blocks fit nothing, also if this fails.
         let _ = inner.volume.detach(&inner.disk);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
@@ -60,6 +61,8 @@ pub struct CacheDisk {
     /// The identity of the write-ahead log beneath the cache; [`NO_LOG`](super::NO_LOG) if there is none. Blocks
     /// that are newer than the store without another log are dropped.
     pub log: [u8; 16],
+    /// The ranges of the disk that the log has changes of, in bytes. The cache drops what it has there.
+    pub changes: Vec<Range<u64>>,
     /// The least size of a region, as its binary logarithm.
     pub region_shift: u8,
 }
@@ -75,6 +78,7 @@ impl CacheDisk {
             stamp: None,
             generation: 0,
             log: NO_LOG,
+            changes: Vec::new(),
             region_shift: REGION_SHIFT,
         }
     }

@@ -5,6 +5,10 @@
 //! content in the cache and the new one at home, or the other way round. The bit of a region is cleared
 //! when its changes are durable at home, and when all tables of the volume are durable that show these
 //! changes.
+//!
+//! A change need not wait for the bit if a write-ahead log beneath has it first. The log brings it home only
+//! when the bit is durable ([`ChangeNotes`](crate::ChangeNotes)); until then, an opening finds the change in
+//! the log, and sets the bit.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -50,6 +54,15 @@ pub(super) struct Regions {
     /// The flushes of home begun, and the number up to which they have completed.
     flushes: u64,
     flushed: u64,
+    /// The number of bits set so far. The pages with the bits up to the number `bits_durable` are durable, and
+    /// the log beneath waits for those up to `bits_awaited`.
+    bits: u64,
+    bits_durable: u64,
+    bits_awaited: u64,
+    /// Whether a log beneath brings changes home only when their bits are durable, and whether the disk's
+    /// page that names this log is durable. If both, changes do not wait for their bits.
+    pub(super) has_log: bool,
+    pub(super) is_log_noted: bool,
     /// The notes of the store's modification time.
     pub(super) notes: Notes,
 }
@@ -69,6 +82,11 @@ impl Regions {
             uncertain: 0,
             flushes: 0,
             flushed: 0,
+            bits: 0,
+            bits_durable: 0,
+            bits_awaited: 0,
+            has_log: false,
+            is_log_noted: false,
             notes: Notes::default(),
         }
     }
@@ -96,20 +114,28 @@ impl Regions {
         Self::is_set(&self.wanted, *self.range(offset, 1).start())
     }
 
-    /// A change of a range begins, if the bits of its regions are durable. Otherwise they will be
-    /// written, and the caller tries again.
+    /// A change of a range begins, if the bits of its regions are durable, or a log has it first. Otherwise
+    /// they will be written, and the caller tries again.
     pub(super) fn begin(&mut self, offset: u64, length: u64, now_ns: u64) -> bool {
         let range = self.range(offset, length);
-        if range.clone().all(|region| Self::is_set(&self.durable, region)) {
-            for region in range {
+        let is_durable = range.clone().all(|region| Self::is_set(&self.durable, region));
+        let begins = is_durable || self.has_log && self.is_log_noted;
+        for region in range {
+            if !is_durable {
+                self.set(region, now_ns);
+            }
+            if begins {
                 self.active.entry(region).or_default().changes += 1;
             }
-            return true;
         }
-        for region in range {
+        begins
+    }
+
+    /// Sets the bits of the regions of a range, in which the log has changes.
+    pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64) {
+        for region in self.range(offset, length) {
             self.set(region, now_ns);
         }
-        false
     }
 
     fn set(&mut self, region: u32, now_ns: u64) {
@@ -117,6 +143,7 @@ impl Regions {
         if self.wanted[word] & bit == 0 {
             self.wanted[word] |= bit;
             self.dirty.insert((word / WORDS_PER_PAGE) as u32);
+            self.bits += 1;
             // It is kept until a flush covers whatever was written before.
             let flush = self.flushes + 1;
             self.insert(region, Region { flush, ended_ns: now_ns, ..Region::default() });
@@ -243,6 +270,33 @@ impl Regions {
         Some((page, self.wanted[at..at + WORDS_PER_PAGE].to_vec()))
     }
 
+    /// The number of the last bit.
+    pub(super) fn bits(&self) -> u64 {
+        self.bits
+    }
+
+    /// All pages with the bits up to `number` are durable.
+    pub(super) fn bits_durable(&mut self, number: u64) {
+        self.bits_durable = self.bits_durable.max(number);
+    }
+
+    /// Whether the bits up to `number` are durable.
+    pub(super) fn are_durable(&self, number: u64) -> bool {
+        self.bits_durable >= number
+    }
+
+    /// The log waits for the bits up to `number`. Returns whether that is new.
+    pub(super) fn await_bits(&mut self, number: u64) -> bool {
+        let is_new = self.bits_awaited < number;
+        self.bits_awaited = number.max(self.bits_awaited);
+        is_new
+    }
+
+    /// Whether the log waits for bits.
+    pub(super) fn are_bits_awaited(&self) -> bool {
+        self.bits_awaited > self.bits_durable
+    }
+
     /// Marks a page as not written.
     pub(super) fn put_dirty(&mut self, page: u32) {
         self.dirty.insert(page);
@@ -319,6 +373,38 @@ mod tests {
         write(&mut regions);
         assert!(regions.begin(5 << 20, 1, 0) && !regions.is_dirty());
         assert!(!regions.begin(u64::MAX - 5, 1, 0), "the last region has everything beyond");
+    }
+
+    #[test]
+    fn a_change_that_a_log_has_first_does_not_wait_but_its_bit_is_written() {
+        let mut regions = Regions::new(20, 2);
+        regions.has_log = true;
+        assert!(!regions.begin(0, 512, 0), "a crash would leave no page that names the log");
+        regions.is_log_noted = true;
+        assert!(regions.begin(0, 512, 0) && regions.begin(5 << 20, 512, 0));
+        let number = regions.bits();
+        assert!(regions.is_active(0) && regions.is_dirty() && !regions.are_durable(number));
+        assert!(regions.await_bits(number) && !regions.await_bits(number));
+        // The bits are not cleared before they were durable.
+        regions.end(0, 512, 0, 1, true);
+        let flush = regions.begin_flush();
+        regions.end_flush(flush);
+        regions.clear_quiet(100, 0, 1);
+        assert!(regions.is_active(0));
+        let first = regions.bits();
+        write(&mut regions);
+        // A bit that came after the page was taken is not among those that it makes durable.
+        assert!(regions.begin(9 << 20, 512, 0));
+        regions.bits_durable(first);
+        assert!(regions.are_durable(number) && !regions.are_bits_awaited());
+        assert!(!regions.are_durable(regions.bits()));
+        regions.clear_quiet(100, 0, 1);
+        assert!(!regions.is_active(0) && regions.is_active(5 << 20));
+        // It gets a new number when it is set again.
+        let before = regions.bits();
+        assert!(regions.begin(0, 512, 0) && regions.bits() > before);
+        regions.has_log = false;
+        assert!(!regions.begin(0, 512, 0), "its bit is not durable");
     }
 
     #[test]

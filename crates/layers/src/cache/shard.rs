@@ -638,6 +638,15 @@ impl Shard {
         }
     }
 
+    /// Takes the blocks out of the index whose keys have this property.
+    pub(super) fn sweep_where(&mut self, is_meant: impl Fn(u64) -> bool) {
+        for slot in 0..self.slots() {
+            if self.is_mapped(slot) && is_meant(self.key(slot)) {
+                self.invalidate(self.key(slot), u16::MAX, Reason::Discard);
+            }
+        }
+    }
+
     /// A long change has ended.
     pub(super) fn end_range(&mut self, number: u64) {
         self.ranges.retain(|(other, _)| *other != number);

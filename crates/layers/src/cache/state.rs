@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -53,6 +54,8 @@ pub struct CacheHome {
     pub mark: Arc<dyn CacheMark>,
     /// The identity of the disk's write-ahead log; [`NO_LOG`](super::NO_LOG) if it has none.
     pub log: [u8; 16],
+    /// The ranges of the disk that this log has changes of, in bytes.
+    pub changes: Vec<Range<u64>>,
 }
 
 /// What the daemon provides for caches that outlive it.

@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request};
 
-use super::Ending;
 use super::queue::{CacheQueue, purpose};
 use super::volume::{DiskState, WrittenPage};
+use super::{Ending, NO_LOG, RETRY_NS};
 
 /// The most pages in flight.
 const PAGES_MAX: usize = 32;
@@ -30,6 +30,8 @@ pub(super) struct Writing {
     written: Vec<(u32, WrittenPage)>,
     in_flight: usize,
     is_flushing: bool,
+    /// The disks, each with the number of its last bit on these pages.
+    bits: Vec<(Arc<DiskState>, u64)>,
 }
 
 impl CacheQueue {
@@ -42,8 +44,11 @@ impl CacheQueue {
             self.tend_notes(next);
         }
         self.begin_waiting(next);
-        if self.inner.volume.has_failed() && !self.waiting.is_empty() {
-            self.end_of_use(next);
+        if self.inner.volume.has_failed() {
+            let is_awaited = !self.waiting.is_empty() || self.inner.are_notes_awaited();
+            if is_awaited && self.end_of_use(next) == Ending::Failed {
+                next.wake_at(next.round_ns() + RETRY_NS);
+            }
         }
     }
 
@@ -134,16 +139,17 @@ impl CacheQueue {
                 volume.shard(number).begin_tables(tables);
             }
         }
-        let mut pages = VecDeque::new();
+        let (mut pages, mut bits) = (VecDeque::new(), Vec::new());
         for disk in disks {
             if !disk.is_attached.load(Ordering::Relaxed) {
                 continue;
             }
             let number = disk.number;
             if disk.is_record_dirty.swap(false, Ordering::Relaxed) {
-                pages.push_back((volume.format.disk_page(number), WrittenPage::Disk(number)));
+                let page = WrittenPage::Disk(number, NO_LOG);
+                pages.push_back((volume.format.disk_page(number), page));
             }
-            disk.regions.access(|regions| {
+            let last = disk.regions.access(|regions| {
                 if tables.is_some() {
                     regions.clear_quiet(now_ns, quiet_ns, tables_durable);
                 }
@@ -151,10 +157,12 @@ impl CacheQueue {
                     let place = volume.format.bitmap_first(number) + page;
                     pages.push_back((place, WrittenPage::Bitmap(number, page, bits)));
                 }
+                regions.bits()
             });
+            bits.push((disk, last));
         }
         let (next, written) = ((0, 0), Vec::new());
-        Some(Writing { tables, pages, next, written, in_flight: 0, is_flushing: false })
+        Some(Writing { tables, pages, next, written, in_flight: 0, is_flushing: false, bits })
     }
 
     /// The next page of the writing.
@@ -180,20 +188,21 @@ impl CacheQueue {
         None
     }
 
-    fn write_page(&mut self, (page, kind): (u32, WrittenPage), next: &mut Crossing<'_>) {
+    fn write_page(&mut self, (page, mut kind): (u32, WrittenPage), next: &mut Crossing<'_>) {
         let volume = Arc::clone(&self.inner.volume);
         let format = &volume.format;
         let (sequence, disk) = volume.keeper.access(|keeper| {
             let disk = match kind {
-                WrittenPage::Disk(number) => keeper.disks.get(&number).map(Arc::clone),
+                WrittenPage::Disk(number, _) => keeper.disks.get(&number).map(Arc::clone),
                 _ => None,
             };
             (keeper.sequences[page as usize] + 1, disk)
         });
-        let bytes = match &kind {
-            WrittenPage::Disk(_) => {
-                let record = disk.map(|disk| super::lock(&disk.record).clone());
-                format.disk_bytes(page, sequence, &record.unwrap_or_default())
+        let bytes = match &mut kind {
+            WrittenPage::Disk(_, log) => {
+                let record = disk.map(|disk| super::lock(&disk.record).clone()).unwrap_or_default();
+                *log = record.log;
+                format.disk_bytes(page, sequence, &record)
             }
             WrittenPage::Bitmap(_, _, bits) => format.bitmap_bytes(page, sequence, bits),
             WrittenPage::Table(number, within) => {
@@ -225,7 +234,7 @@ impl CacheQueue {
 
     /// All pages of the writing are durable.
     fn end_tables(&mut self, next: &mut Crossing<'_>) {
-        let Some(Writing { tables, written, .. }) = self.writing.take() else { return };
+        let Some(Writing { tables, written, bits, .. }) = self.writing.take() else { return };
         let now_ns = next.round_ns();
         let volume = Arc::clone(&self.inner.volume);
         let disks = volume.keeper.access(|keeper| {
@@ -238,12 +247,23 @@ impl CacheQueue {
             keeper.disks.clone()
         });
         for (_, page) in written {
-            if let WrittenPage::Bitmap(number, page, bits) = page {
-                if let Some(disk) = disks.get(&number) {
-                    disk.regions.access(|regions| regions.page_durable(page, &bits, now_ns));
-                    disk.regions.wake();
+            match page {
+                WrittenPage::Bitmap(number, page, bits) => {
+                    if let Some(disk) = disks.get(&number) {
+                        disk.regions.access(|regions| regions.page_durable(page, &bits, now_ns));
+                    }
                 }
+                WrittenPage::Disk(number, log) => {
+                    if let Some(disk) = disks.get(&number) {
+                        disk.note_log(log);
+                    }
+                }
+                WrittenPage::Table(..) => {}
             }
+        }
+        for (disk, last) in bits {
+            disk.regions.access(|regions| regions.bits_durable(last));
+            disk.regions.wake();
         }
         let mut has_changes = false;
         if let Some(tables) = tables {
@@ -277,7 +297,7 @@ impl CacheQueue {
         let disks = volume.keeper.access(|keeper| keeper.disks.clone());
         for (_, page) in writing.written.into_iter().chain(writing.pages) {
             match page {
-                WrittenPage::Disk(number) => {
+                WrittenPage::Disk(number, _) => {
                     if let Some(disk) = disks.get(&number) {
                         disk.is_record_dirty.store(true, Ordering::Relaxed);
                     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
 use fathom_cache::{Access, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
 
+use super::NO_LOG;
 use super::blocks::{Blocks, Found};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::regions::Regions;
@@ -53,10 +54,20 @@ pub(super) struct DiskState {
     pub(super) capacity: AtomicU64,
 }
 
+impl DiskState {
+    /// The disk's page that names this log is durable.
+    pub(super) fn note_log(&self, log: [u8; 16]) {
+        let record = super::lock(&self.record);
+        self.regions.access(|regions| {
+            regions.is_log_noted = log != NO_LOG && log == record.log;
+        });
+    }
+}
+
 /// A page that is being written or was written since the last flush.
 pub(super) enum WrittenPage {
-    /// The page of a disk.
-    Disk(u16),
+    /// The page of a disk, and the identity of the log that it names.
+    Disk(u16, [u8; 16]),
     /// A page with bits of regions: the disk, the page within the disk, the bits.
     Bitmap(u16, u32, Vec<u64>),
     /// A page of a table: the shard, the page within the shard.

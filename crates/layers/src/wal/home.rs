@@ -2,19 +2,22 @@
 //!
 //! A round copies the newest content of the oldest records home, flushes home, and writes a
 //! checkpoint. One queue has the round; the other queues continue to serve. Changes written
-//! meanwhile are in later records, which stay in the log.
+//! meanwhile are in later records, which stay in the log. A round begins only when the notes that a layer
+//! above makes of its changes are durable.
 //!
 //! A disk with a scheduler of background work writes back in idle time: a round may begin when half of
 //! the age has passed, and each copy is a step that the scheduler allows. All copies begin in time for
 //! the age. If changes wait for space, or the log is half full or has to be emptied, copies do not wait.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{BackgroundStep, Crossing, ErrorKind, Operation, Outcome, Permission, Request};
 use fathom_wal::{Round, Segment, Source};
 
 use super::queue::{WalQueue, purpose};
+use crate::ChangeNotes;
 
 /// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
@@ -29,6 +32,8 @@ const RETRY_NS: u64 = 1_000_000_000;
 pub(super) struct WriteBack {
     last: u64,
     segments: VecDeque<Segment>,
+    /// The notes of the round's changes, and the number of the last one, until they are durable.
+    notes: Option<(Arc<dyn ChangeNotes>, u64)>,
     in_flight: usize,
     is_flushing: bool,
     failed: Option<ErrorKind>,
@@ -52,6 +57,14 @@ impl WalQueue {
             let is_closed = self.is_closed;
             let Some(write_back) = &mut self.write_back else { return };
             let may_copy = write_back.failed.is_none() && !is_closed;
+            if may_copy {
+                if let Some((notes, number)) = &write_back.notes {
+                    if !notes.are_durable(*number, &self.waker) {
+                        return;
+                    }
+                    write_back.notes = None;
+                }
+            }
             if may_copy && write_back.in_flight < COPIES_MAX && !write_back.segments.is_empty() {
                 if !self.may_step(COPY_LENGTH_MAX, next) {
                     return;
@@ -194,6 +207,8 @@ impl WalQueue {
         Some(WriteBack {
             last,
             segments: segments.into(),
+            // All changes of the round have been noted by now.
+            notes: self.inner.notes(),
             in_flight: 0,
             is_flushing: false,
             failed: None,
@@ -296,6 +311,7 @@ impl WalQueue {
     /// The whole round is durable at home.
     fn end_round(&mut self, next: &mut Crossing<'_>) {
         let Some(WriteBack { last, .. }) = self.write_back.take() else { return };
+        self.inner.is_home_flushed.store(true, Ordering::Release);
         self.inner.shared.access(|state| {
             state.is_writing_back = false;
             state.home_failed = None;

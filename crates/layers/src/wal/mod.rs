@@ -27,8 +27,8 @@ mod volume;
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
@@ -44,6 +44,8 @@ pub use places::LogPlaces;
 use queue::WalQueue;
 use volume::Claim;
 pub use volume::LogVolume;
+
+use crate::ChangeNotes;
 
 /// How often a drain checks its progress.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -99,6 +101,11 @@ struct Inner {
     age_ns: AtomicU64,
     shared: Shared<State>,
     rounds: AtomicU64,
+    /// Whether a flush of home has completed since the log was opened. Before that, home may have changes that
+    /// completed without the log and are not durable.
+    is_home_flushed: AtomicBool,
+    /// The notes that a layer above makes of changes.
+    notes: Mutex<Option<Arc<dyn ChangeNotes>>>,
     _claim: Claim,
 }
 
@@ -107,6 +114,12 @@ impl Inner {
     fn is_pressed(&self, state: &State) -> bool {
         let is_full = state.log.used() >= self.superblock.ring_length / 2;
         state.is_draining || state.is_space_awaited || is_full
+    }
+
+    /// The notes that a layer above makes of changes, and the number of the last one.
+    fn notes(&self) -> Option<(Arc<dyn ChangeNotes>, u64)> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notes.map(|notes| (Arc::clone(&notes), notes.number()))
     }
 
     /// The place of a ring's position in the volume, in bytes.
@@ -192,6 +205,27 @@ impl Wal {
     /// Sets how long a change may be only in the log, in nanoseconds.
     pub fn set_age(&self, age_ns: u64) {
         self.inner.age_ns.store(age_ns, Ordering::Relaxed);
+    }
+
+    /// Sets the layer above that makes notes of changes. From now on, changes are brought home only when
+    /// their notes are durable.
+    pub fn set_notes(&self, notes: Arc<dyn ChangeNotes>) {
+        *self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes);
+    }
+
+    /// The ranges of the disk whose newest content is in the log, in bytes and in order of their offsets.
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        self.inner.shared.access(|state| {
+            for segment in state.log.map().until(u64::MAX) {
+                let end = segment.offset + segment.length;
+                match ranges.last_mut() {
+                    Some(last) if last.end == segment.offset => last.end = end,
+                    _ => ranges.push(segment.offset..end),
+                }
+            }
+        });
+        ranges
     }
 
     /// The identity of the log.

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 
 use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
@@ -204,6 +204,8 @@ impl Wal {
                 is_draining: false,
             }),
             rounds: AtomicU64::new(0),
+            is_home_flushed: AtomicBool::new(false),
+            notes: Mutex::default(),
             _claim: claim,
         };
         Ok(Self { inner: Arc::new(inner) })

@@ -114,8 +114,9 @@ fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> Stri
         users.push(format!("{unreadable} that cannot be read"));
     }
     format!(
-        "all its {} places for logs are in use, by {}; remove the log of a disk that does not need one any \
-         more, by serving it once more and removing it, or make a cache with more places",
+        "all its {} places for logs are in use, by {}; free the place of a disk that does not need one any \
+         more: serve it once more and remove it, or, if its changes may be lost, run `fathom cache clear \
+         --log DISK` while nothing uses the cache. Or make a cache with more places",
         places.count,
         users.join(", ")
     )

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fathom_block::{
     Allocation, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue,
@@ -491,14 +492,19 @@ impl LayerQueue for WalQueue {
                     self.work(next);
                 }
             }
-            // Completed changes are durable in the log.
-            Operation::Flush => next.complete(request, Ok(())),
+            // Completed changes are durable in the log, but for those from before the log was opened.
+            Operation::Flush if self.inner.is_home_flushed.load(Ordering::Acquire) => {
+                next.complete(request, Ok(()));
+            }
             Operation::Extents => self.extents(request, next),
-            Operation::GetId => next.submit(request),
+            Operation::Flush | Operation::GetId => next.submit(request),
         }
     }
 
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if request.operation == Operation::Flush && outcome.is_ok() {
+            self.inner.is_home_flushed.store(true, Ordering::Release);
+        }
         next.complete(request, outcome);
     }
 

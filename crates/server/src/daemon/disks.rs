@@ -10,7 +10,6 @@ use fathom_control::{
     FrontendStatus, LayerDefinition,
 };
 use fathom_layers::Cache;
-use fathom_layers::cache::NO_LOG;
 
 use super::caches::cache_of;
 use super::changes::{Claims, stopping};
@@ -269,7 +268,13 @@ impl Daemon {
             }
             _ => usage_instance = number,
         }
+        if watchers.log.is_none() {
+            caches::leave_log(&served.disk.layers());
+        }
         let changed = self.exchange(served, &definition, &mut watchers, &kept.layers);
+        if changed.is_err() {
+            caches::note_log(&served.disk.layers(), kept.log.as_ref());
+        }
         // A log that was removed, or that was not added because of the error, is empty.
         let ended = match &changed {
             Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
@@ -280,8 +285,7 @@ impl Daemon {
             tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
         }
         changed?;
-        let log = watchers.log.as_ref().map_or(NO_LOG, |log| log.wal.identity());
-        caches::note_log(watchers.layers.iter().map(|(_, layer)| layer), log);
+        caches::note_log(watchers.layers.iter().map(|(_, layer)| layer), watchers.log.as_ref());
         if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
             classify.set_table(classes);
         }

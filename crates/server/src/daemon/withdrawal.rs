@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fathom_layers::cache::NO_LOG;
-
 use super::{Daemon, Served};
 use crate::{caches, wiring};
 
@@ -144,7 +142,7 @@ impl Daemon {
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         if had_log && home.is_ok() {
             // The image has what its cache has.
-            caches::note_log(&served.disk.layers(), NO_LOG);
+            caches::note_log(&served.disk.layers(), None);
         }
         let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
         caches::settle(&served.disk, SETTLE_TIME_MAX);

@@ -85,10 +85,10 @@ fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
     file.sync_data()
 }
 
-/// A remedy for a log, in the words for one in a cache: the first bytes of the cache are not those of the log.
+/// A remedy for a log, in the words for one in a cache: a command gives it up.
 pub(super) fn remedy(text: &str) -> String {
-    let place = "8 KiB of the cache, from the byte on that `fathom cache check` shows for the log,";
-    text.replace("the log's first 8 KiB", place)
+    let command = "give the log up with `fathom cache clear --log DISK --force`, while nothing uses the cache";
+    text.replace("fill the log's first 8 KiB with zeroes", command)
 }
 
 /// The superblock of the cache at `path`.

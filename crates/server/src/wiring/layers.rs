@@ -8,7 +8,7 @@ use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
-use fathom_layers::cache::{CacheOptions, NO_LOG};
+use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
 use serde_json::{Map, Value};
@@ -202,7 +202,6 @@ pub(crate) fn make_layers(
         })
     };
     let device = device_name(definition);
-    let log_identity = watchers.log.as_ref().map_or(NO_LOG, |log| log.wal.identity());
     let waiters = watchers.classify.as_ref().map(|_| Arc::clone(guest.slot()) as Arc<dyn Waiters>);
     let context = LayerContext {
         disk: &definition.name,
@@ -216,7 +215,7 @@ pub(crate) fn make_layers(
             definition,
             records: place.records,
             stores: &common.stores,
-            log: log_identity,
+            log: watchers.log.as_ref(),
         },
         is_served: place.is_served,
         memory: &|size| Ok(Arc::new(Memory::open(size)?) as Arc<dyn Backend>),
