@@ -34,6 +34,8 @@ struct Region {
     /// Whether a change has failed: a crash may leave the content of before, or that of the change, so that the
     /// bit stays.
     is_uncertain: bool,
+    /// Whether a change waits for this bit, or for others with this one. It needs all of them at once.
+    is_awaited: bool,
 }
 
 /// See the module.
@@ -125,7 +127,11 @@ impl Regions {
                 self.set(region, now_ns);
             }
             if begins {
-                self.active.entry(region).or_default().changes += 1;
+                let region = self.active.entry(region).or_default();
+                region.changes += 1;
+                region.is_awaited = false;
+            } else if let Some(region) = self.active.get_mut(&region) {
+                region.is_awaited = true;
             }
         }
         begins
@@ -226,8 +232,13 @@ impl Regions {
             let Some((number, region)) = self.oldest() else { return };
             let (word, bit) = (number as usize / 64, 1_u64 << (number % 64));
             let is_quiet = now_ns >= region.ended_ns + quiet_ns;
+            if let Some(region) =
+                self.active.get_mut(&number).filter(|it| is_quiet && it.is_awaited)
+            {
+                region.ended_ns = now_ns;
+            }
             // A change may wait for a bit that is not durable yet.
-            let is_awaited = self.durable[word] & bit == 0;
+            let is_awaited = region.is_awaited || self.durable[word] & bit == 0;
             if !is_quiet || is_awaited {
                 self.order.rotate_left(1);
                 continue;
@@ -407,6 +418,35 @@ mod tests {
         assert!(!regions.begin(0, 512, 0), "its bit is not durable");
     }
 
+    /// A writing takes longer than the time after which a region is quiet.
+    #[test]
+    fn a_change_gets_the_bits_of_all_its_regions_on_a_slow_volume() {
+        let mut regions = Regions::new(20, 2);
+        let (mut now_ns, quiet_ns) = (0, 5);
+        let mut write_slowly = |regions: &mut Regions| {
+            regions.clear_quiet(now_ns, quiet_ns, 1);
+            write(regions);
+            now_ns += 10;
+            now_ns
+        };
+        // The change reaches from one region, whose bit is durable and quiet, into the next one.
+        assert!(!regions.begin(0, 512, 0));
+        write_slowly(&mut regions);
+        let flush = regions.begin_flush();
+        regions.end_flush(flush);
+        let (begin, length) = ((1 << 20) - 512, 1024);
+        assert!(!regions.begin(begin, length, 10));
+        let now_ns = write_slowly(&mut regions);
+        assert!(regions.begin(begin, length, now_ns));
+        // Afterwards both become quiet.
+        regions.end(begin, length, now_ns, 1, true);
+        let flush = regions.begin_flush();
+        regions.end_flush(flush);
+        write_slowly(&mut regions);
+        write_slowly(&mut regions);
+        assert!(!regions.is_active(0) && !regions.is_active(1 << 20));
+    }
+
     #[test]
     fn a_bit_is_cleared_when_its_changes_are_durable_everywhere() {
         let mut regions = Regions::new(20, 2);
@@ -474,6 +514,8 @@ mod tests {
         let mut regions = Regions::new(20, 1);
         regions.begin(0, 1, 0);
         write(&mut regions);
+        assert!(regions.begin(0, 1, 0));
+        regions.end(0, 1, 0, 0, true);
         // A page with the bit is in flight while the bit is cleared.
         regions.begin(1 << 20, 1, 0);
         let (page, bits) = regions.take_dirty().unwrap();

@@ -5,11 +5,13 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use fathom_block::Operation;
 use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError};
 
 use super::open::read_superblock;
+use super::volume::{CLAIM_INTERVAL, CLAIM_TIME_MAX};
 use super::{LogVolume, Wal, WalError, WalOptions};
 use crate::access::Access;
 
@@ -47,7 +49,7 @@ impl Wal {
     ) -> Result<Self, WalError> {
         // Held while the log is made, so that two disks do not choose the same place.
         let _choice = volume.choice.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = choose(volume, places, options)?;
+        let place = choose_patiently(volume, places, options)?;
         let options =
             WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };
         Self::open_at(volume, &options, false)
@@ -73,11 +75,30 @@ impl Wal {
     }
 }
 
-/// The place of the disk's log, or a free one.
+/// As [`choose`], but waits if another disk is just leaving its place.
+fn choose_patiently(
+    volume: &Arc<LogVolume>,
+    places: &LogPlaces,
+    options: &WalOptions,
+) -> Result<Range<u64>, WalError> {
+    let end = Instant::now() + CLAIM_TIME_MAX;
+    loop {
+        let mut is_leaving = false;
+        let chosen = choose(volume, places, options, &mut is_leaving);
+        if chosen.is_ok() || !is_leaving || Instant::now() > end {
+            return chosen;
+        }
+        std::thread::sleep(CLAIM_INTERVAL);
+    }
+}
+
+/// The place of the disk's log, or a free one. Sets `is_leaving` if there is a place that another disk is
+/// just leaving.
 fn choose(
     volume: &Arc<LogVolume>,
     places: &LogPlaces,
     options: &WalOptions,
+    is_leaving: &mut bool,
 ) -> Result<Range<u64>, WalError> {
     let mut access = Access::open(volume.backend())?;
     let (mut own, mut free, mut names, mut unreadable) = (None, None, Vec::new(), 0);
@@ -89,7 +110,7 @@ fn choose(
             }
             Ok(found) => names.push(found.owner.name),
             // A log that another disk is just leaving may still be open.
-            Err(SuperblockError::Blank) if volume.is_claimed(&place) => {}
+            Err(SuperblockError::Blank) if volume.is_claimed(&place) => *is_leaving = true,
             Err(SuperblockError::Blank) => {
                 free.get_or_insert(place);
             }

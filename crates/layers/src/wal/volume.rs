@@ -12,8 +12,8 @@ use super::Region;
 /// earlier flush may hang with its own disk, which must not delay other disks.
 const FLUSH_TIME_MAX_NS: u64 = 1_000_000_000;
 /// How long the opening of a log waits for an earlier log in its place to close.
-const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
-const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
+pub(super) const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The flushes of a log volume, numbered as they begin. Usually one is in flight at a time: writes
 /// of all disks meanwhile wait for the next flush together. A flush covers all writes that
