@@ -42,11 +42,20 @@ impl Server {
             .expect("it starts");
         let server = Self { child, socket, _directory: directory };
         let started = Instant::now();
-        while !server.socket.exists() {
+        while !server.listens() {
             assert!(started.elapsed() < Duration::from_secs(20), "the peer did not start");
             thread::sleep(Duration::from_millis(10));
         }
         Some(server)
+    }
+
+    /// Whether the server listens, which it does a moment after its socket has got its name.
+    fn listens(&self) -> bool {
+        const LISTENS: &str = "00010000";
+        let sockets = fs::read_to_string("/proc/net/unix").expect("the sockets of the system");
+        let path = self.socket.to_string_lossy();
+        let mut fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        fields.any(|fields| fields.get(3) == Some(&LISTENS) && fields.last() == Some(&&*path))
     }
 
     fn options(&self) -> LoadOptions {
