@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 
-from cache_peer_servers import BLOCK, FLUSH, READ, WRITE, CacheFilter, Fathom, Ocf, progress
+from cache_peer_servers import BLOCK, CacheFilter, Fathom, Ocf, progress
+from nbd_client import READ, WRITE
 
 # The scripts that import this file need no compiled copy of it.
 sys.dont_write_bytecode = True
@@ -94,7 +95,7 @@ class Trial:
                 self.model.acknowledge(blocks)
                 self.writes += len(blocks)
                 if self.chance.random() < 0.1:
-                    connection.requests([(FLUSH, 0, 0, b"")])
+                    connection.flush()
                     self.model.flush()
                     self.flushes += 1
         except ConnectionError:

@@ -1,29 +1,26 @@
-"""The servers that the part `peers` of bench/cache compares, and its NBD client."""
+"""The servers that the part `peers` of bench/cache compares."""
 
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
 from multiprocessing.pool import ThreadPool
 
 import guest
+import nbd_client
 
 # The scripts that import this file need no compiled copy of it.
 sys.dont_write_bytecode = True
 
 BLOCK = 4096
-TICK = os.sysconf("SC_CLK_TCK")
 # Much longer than a start takes, or an answer, on a machine that is stopped now and then.
 WAIT_MAX_S = 1800
 # What OCF's metadata take of a small cache device, in bytes.
 OCF_METADATA = 36 << 20
 OCF_SOURCE = "https://github.com/Open-CAS/ocf"
 OCF_COMMIT = "b8b4b704aeba6429f1159b5ba031be98bf3b3c25"
-READ, WRITE, DISCONNECT, FLUSH = 0, 1, 2, 3
 
 
 def note(text):
@@ -34,55 +31,6 @@ def progress(text):
     """Shows on a terminal what is being done, in a line that is written again."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-class Connection:
-    """A plain NBD connection without structured replies to the default export."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(WAIT_MAX_S)
-        self.socket.connect(path)
-        self.take(16)  # NBDMAGIC, IHAVEOPT
-        flags = struct.unpack(">H", self.take(2))[0]
-        self.socket.sendall(struct.pack(">I", flags & 3) + b"IHAVEOPT" + struct.pack(">II", 1, 0))
-        self.size = struct.unpack(">QH", self.take(10))[0]
-        if not flags & 2:
-            self.take(124)
-
-    def take(self, length):
-        """The next bytes from the server."""
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        while view:
-            count = self.socket.recv_into(view)
-            if count == 0:
-                raise ConnectionResetError("the server closed the connection")
-            view = view[count:]
-        return buffer
-
-    def requests(self, requests):
-        """Sends requests at once, at most 16 of a block: (command, offset, length, data). Returns by the
-        position of a request what it read. Raises OSError when the server refuses one, or ends."""
-        self.socket.sendall(b"".join(
-            struct.pack(">IHHQQI", 0x25609513, 0, command, number, offset, length) + data
-            for number, (command, offset, length, data) in enumerate(requests)))
-        found = {}
-        for _ in requests:
-            magic, error, number = struct.unpack(">IIQ", self.take(16))
-            if magic != 0x67446698 or error:
-                raise OSError(f"the server answered {error}")
-            command, _, length, _ = requests[number]
-            if command == READ:
-                found[number] = self.take(length)
-        return found
-
-    def flush(self):
-        self.requests([(FLUSH, 0, 0, b"")])
-
-    def close(self):
-        self.socket.sendall(struct.pack(">IHHQQI", 0x25609513, 0, DISCONNECT, 0, 0, 0))
-        self.socket.close()
 
 
 class Server:
@@ -110,13 +58,16 @@ class Server:
                                             env={**os.environ, "TMPDIR": self.folder})
         self.starts += 1
 
+    def connect(self):
+        return nbd_client.Connection(self.socket, WAIT_MAX_S)
+
     def start(self):
         """Starts the server. Returns a connection to it."""
         self.launch()
         end = time.monotonic() + WAIT_MAX_S
         while True:
             try:
-                return Connection(self.socket)
+                return self.connect()
             except (FileNotFoundError, ConnectionError):
                 if self.process.poll() is not None or time.monotonic() > end:
                     raise OSError(f"{self.name} did not start: {guest.read(self.path('log'))[-2000:]}") from None
@@ -136,9 +87,7 @@ class Server:
                 self.kill()
 
     def cpu_s(self):
-        """The CPU time of the process with all its threads so far, in seconds."""
-        fields = guest.read(f"/proc/{self.process.pid}/stat").rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
+        return nbd_client.cpu_s(self.process.pid)
 
 
 def blank(path, size):

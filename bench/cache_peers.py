@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 
+import nbd_client
 from cache_peer_safety import safety
-from cache_peer_servers import (BLOCK, READ, WRITE, CacheFilter, Connection, CountedFilter, CountedOcf, Fathom, Ocf,
-                                build_ocf, note, progress)
+from cache_peer_servers import (BLOCK, CacheFilter, CountedFilter, CountedOcf, Fathom, Ocf, build_ocf, note,
+                                progress)
+from nbd_client import READ, WRITE
 
 # The scripts that import this file need no compiled copy of it.
 sys.dont_write_bytecode = True
@@ -146,24 +148,15 @@ def hit_ratios(options, readers, plugin, folder):
     return verdicts
 
 
-def fio(server, point, seconds):
+def measured(server, point, seconds):
     """One measurement: the requests a second, and the server's CPU time for each in µs."""
     pattern, depth, flush = point
-    before = server.cpu_s()
-    command = ["fio", "--name=bench", "--ioengine=nbd", f"--uri={server.uri}", f"--rw={pattern}", "--bs=4k",
-               f"--iodepth={depth}", f"--size={DISK}", "--time_based", f"--runtime={seconds}", "--norandommap",
-               f"--fsync={flush}", "--output-format=json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"bench/cache: {' '.join(command)}: {done.stderr}{done.stdout}")
-    job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
-    side = job["read" if pattern == "randread" else "write"]
-    cpu_us = (server.cpu_s() - before) * 1e6 / max(side["total_ios"], 1)
+    rate, cpu_us, _ = nbd_client.fio(server, pattern, depth, seconds, DISK, f"--fsync={flush}")
     # What is dirty is no burden of the next measurement.
-    connection = Connection(server.socket)
+    connection = server.connect()
     connection.flush()
     connection.close()
-    return side["iops"], cpu_us
+    return rate, cpu_us
 
 
 def fill(connection):
@@ -193,7 +186,7 @@ def speed(options, plugin, folder):
             for point in POINTS:
                 for server in servers[number % len(servers):] + servers[:number % len(servers)]:
                     progress(f"round {number + 1} of {options.rounds}: {server.name}")
-                    figures.setdefault((point, server.name), []).append(fio(server, point, options.seconds))
+                    figures.setdefault((point, server.name), []).append(measured(server, point, options.seconds))
     finally:
         for server in servers:
             server.end()
