@@ -240,10 +240,7 @@ impl Stack {
     /// Passes the begun requests to the observers of the head, and then to the layers below.
     fn enter(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        for (level, layer) in self.layers.iter_mut().enumerate().take(self.head) {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.down(&mut self.entering, Place { level, moment });
-        }
+        observe_down(&mut self.layers[..self.head], 0, &mut self.entering, moment);
         let mut entering = std::mem::take(&mut self.entering);
         for request in entering.drain(..) {
             self.pass(self.head, request);
@@ -255,15 +252,7 @@ impl Stack {
     /// Passes the requests that have come up to the observers of the head, and then to the front end.
     fn leave(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        let head = &mut self.layers[..self.head];
-        for (level, layer) in head.iter_mut().enumerate() {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.arrive(&mut self.leaving, Place { level, moment });
-        }
-        for (level, layer) in head.iter_mut().enumerate().rev() {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.up(&mut self.leaving, Place { level, moment });
-        }
+        observe_up(&mut self.layers[..self.head], 0, &mut self.leaving, moment);
         self.completed.extend(self.leaving.drain(..));
     }
 
@@ -456,14 +445,7 @@ impl Stack {
     /// Passes up the requests that the back end has completed.
     fn rise(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail) {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.arrive(&mut self.finished, Place { level, moment });
-        }
-        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail).rev() {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.up(&mut self.finished, Place { level, moment });
-        }
+        observe_up(&mut self.layers[self.tail..], self.tail, &mut self.finished, moment);
         if self.tail == 0 {
             self.completed.extend(self.finished.drain(..));
             return;
@@ -520,10 +502,7 @@ impl Stack {
             return;
         }
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
-        for (level, layer) in self.layers.iter_mut().enumerate().skip(self.tail) {
-            let LayerPart::Observer(observer) = layer else { continue };
-            observer.down(&mut self.sending, Place { level, moment });
-        }
+        observe_down(&mut self.layers[self.tail..], self.tail, &mut self.sending, moment);
         let knows_extents = self.offers[self.layers.len()].capabilities.extents;
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
@@ -634,6 +613,37 @@ impl Stack {
             capacity = layer.capacity(capacity);
             offer.capacity = capacity;
         }
+    }
+}
+
+/// Passes a batch down to the observers among `layers`, the first of which is at level `first`.
+fn observe_down(
+    layers: &mut [LayerPart],
+    first: usize,
+    batch: &mut [Box<Request>],
+    moment: Moment<'_>,
+) {
+    for (level, layer) in (first..).zip(layers) {
+        let LayerPart::Observer(observer) = layer else { continue };
+        observer.down(batch, Place { level, moment });
+    }
+}
+
+/// Passes a batch up to the observers among `layers`, the first of which is at level `first`. All of them
+/// know of its arrival before one passes it up.
+fn observe_up(
+    layers: &mut [LayerPart],
+    first: usize,
+    batch: &mut [(Box<Request>, Outcome)],
+    moment: Moment<'_>,
+) {
+    for (level, layer) in (first..).zip(layers.iter_mut()) {
+        let LayerPart::Observer(observer) = layer else { continue };
+        observer.arrive(batch, Place { level, moment });
+    }
+    for (index, layer) in layers.iter_mut().enumerate().rev() {
+        let LayerPart::Observer(observer) = layer else { continue };
+        observer.up(batch, Place { level: first + index, moment });
     }
 }
 

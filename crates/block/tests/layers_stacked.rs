@@ -13,7 +13,7 @@ use fathom_block::{
 };
 use fathom_reactor::Reactor;
 
-use support::{Behaviour, CAPACITY, Plan, Probe, Record, Recorder};
+use support::{Behaviour, Bench, CAPACITY, Plan, Probe, Record, Recorder};
 
 #[test]
 fn a_request_goes_down_and_up_through_every_layer() {
@@ -283,25 +283,32 @@ fn observers_see_each_request_once_each_way_wherever_they_are() {
     }
 }
 
-#[test]
-fn observers_see_requests_that_came_together_before_the_back_end_does() {
-    let mut bench = Plan { behaviours: [Behaviour::Watch; 3], ..Plan::default() }.open();
-    for offset in [0, 512] {
+/// Begins reads of 512 bytes at these offsets, and settles them together.
+fn read_together(bench: &mut Bench, offsets: &[u64]) {
+    for offset in offsets {
         let mut request = bench.stack.request();
-        (request.operation, request.offset, request.length) = (Operation::Read, offset, 512);
+        (request.operation, request.offset, request.length) = (Operation::Read, *offset, 512);
         request.buffers.allocate(512);
         bench.stack.begin(request, &bench.reactor);
     }
     assert!(bench.record.take().is_empty(), "they wait for each other");
     bench.stack.settle(&mut bench.reactor).unwrap();
+}
+
+/// The calls `down` and then `up`, each for the reads at 0 and 512 before the next one.
+fn calls_together(down: &[&str], up: &[&str]) -> Vec<String> {
     let each =
         |call: &str, end: &str| [0, 512].map(|offset| format!("{call} read {offset}+512{end}"));
-    let expected: Vec<String> = ["A down", "B down", "C down", "- submit"]
-        .iter()
-        .flat_map(|call| each(call, ""))
-        .chain(["C up", "B up", "A up"].iter().flat_map(|call| each(call, " ok")))
-        .collect();
-    assert_eq!(bench.record.take(), expected);
+    let down = down.iter().flat_map(|call| each(call, ""));
+    down.chain(up.iter().flat_map(|call| each(call, " ok"))).collect()
+}
+
+#[test]
+fn observers_see_requests_that_came_together_before_the_back_end_does() {
+    let mut bench = Plan { behaviours: [Behaviour::Watch; 3], ..Plan::default() }.open();
+    read_together(&mut bench, &[0, 512]);
+    let down = ["A down", "B down", "C down", "- submit"];
+    assert_eq!(bench.record.take(), calls_together(&down, &["C up", "B up", "A up"]));
     assert_eq!((bench.outcome(), bench.outcome()), (Some(Ok(())), Some(Ok(()))));
 }
 
@@ -310,22 +317,9 @@ fn observers_above_all_layers_see_requests_together_that_came_together() {
     let behaviours = [Behaviour::Watch, Behaviour::Watch, Behaviour::AnswerReads];
     let mut bench = Plan { behaviours, alignment: 512, ..Plan::default() }.open();
     // The first crossing refuses the one in the middle: nobody sees it.
-    for offset in [0, 100, 512] {
-        let mut request = bench.stack.request();
-        (request.operation, request.offset, request.length) = (Operation::Read, offset, 512);
-        request.buffers.allocate(512);
-        bench.stack.begin(request, &bench.reactor);
-    }
-    assert!(bench.record.take().is_empty(), "they wait for each other");
-    bench.stack.settle(&mut bench.reactor).unwrap();
-    let each =
-        |call: &str, end: &str| [0, 512].map(|offset| format!("{call} read {offset}+512{end}"));
-    let expected: Vec<String> = ["A down", "B down", "C submit"]
-        .iter()
-        .flat_map(|call| each(call, ""))
-        .chain(["B up", "A up"].iter().flat_map(|call| each(call, " ok")))
-        .collect();
-    assert_eq!(bench.record.take(), expected);
+    read_together(&mut bench, &[0, 100, 512]);
+    let down = ["A down", "B down", "C submit"];
+    assert_eq!(bench.record.take(), calls_together(&down, &["B up", "A up"]));
     let outcomes = [0; 3].map(|_| bench.outcome());
     assert_eq!(outcomes, [Some(Err(ErrorKind::Misaligned)), Some(Ok(())), Some(Ok(()))]);
     // What comes alone is answered at once.

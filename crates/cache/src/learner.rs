@@ -53,9 +53,13 @@ impl Learner {
             Err(_) => self.lock(),
         };
         for Observation { hash, group, access } in waiting.drain(..) {
-            if trials.observe(hash, group.into(), &access) {
-                self.version.fetch_add(1, Ordering::Relaxed);
-            }
+            self.learn(&mut trials, hash, group.into(), &access);
+        }
+    }
+
+    fn learn(&self, trials: &mut Trials, hash: u64, group: usize, access: &Access) {
+        if trials.observe(hash, group, access) {
+            self.version.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -65,9 +69,7 @@ impl Learner {
         if hash > self.threshold {
             return;
         }
-        if self.lock().observe(hash, group, access) {
-            self.version.fetch_add(1, Ordering::Relaxed);
-        }
+        self.learn(&mut self.lock(), hash, group, access);
     }
 
     /// Takes over the levels if they have changed since `version`.

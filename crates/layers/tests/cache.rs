@@ -28,8 +28,6 @@ use kept::{IDENTITY, Mark, harness};
 
 const CAPACITY: u64 = 256 << 10;
 const VOLUME: u64 = 256 << 10;
-/// The size of a region, as its binary logarithm.
-const REGION_SHIFT: u8 = 15;
 
 fn volume_options(seed: u64) -> VolumeOptions {
     VolumeOptions {
@@ -44,17 +42,7 @@ fn volume_options(seed: u64) -> VolumeOptions {
 }
 
 fn disk() -> CacheDisk {
-    CacheDisk {
-        name: "disk".into(),
-        home: "image".into(),
-        capacity: CAPACITY,
-        expected: Some(7),
-        stamp: None,
-        generation: 7,
-        log: NO_LOG,
-        changes: Vec::new(),
-        region_shift: REGION_SHIFT,
-    }
+    kept::disk(CAPACITY, NO_LOG)
 }
 
 /// The length of a volume with about `slots` slots.

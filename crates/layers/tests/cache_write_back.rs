@@ -14,7 +14,7 @@ mod kept;
 #[path = "support/write_back.rs"]
 mod write_back;
 
-use kept::harness;
+use kept::{REGION_SHIFT, harness};
 use write_back::{CAPACITY, Knowledge, Rig, blank, content, wait, workload};
 
 #[test]
@@ -174,10 +174,10 @@ fn the_first_change_of_a_region_waits_for_one_flush() {
         let mut harness = Harness::new(&rig.disk, &options, 1);
         wait(&mut harness, &rig, |_| {});
         rig.wal.set_age(u64::MAX);
-        for region in 0..CAPACITY >> 15 {
+        for region in 0..CAPACITY >> REGION_SHIFT {
             let before = rig.store.counts();
             let flags = fathom_block::Flags::default();
-            let (operation, offset) = (Operation::Write, region << 15);
+            let (operation, offset) = (Operation::Write, region << REGION_SHIFT);
             harness.submit(0, &Action { operation, offset, length: 512, flags, content: 1 });
             harness.drain(|_| {});
             let after = rig.store.counts();

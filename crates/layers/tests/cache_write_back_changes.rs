@@ -1,4 +1,5 @@
-//! Changes in the middle of the work of a disk with a cache in the mode `write-back`, by seed: another size, stores that hang for a while, and requests that meet on one block. Both stores may crash at any instant.
+//! Changes in the middle of the work of a disk with a cache in the mode `write-back`, by seed: another size, stores
+//! that hang for a while, and requests that meet on one block. Both stores may crash at any instant.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -39,5 +39,10 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
 }
 
+/// Where the superblocks are, in bytes from the start of the region, in the order in which they are filled with
+/// zeroes to remove a log. Each is durable before the next. A log whose second superblock is blank was never
+/// used, so that a crash in between leaves no older state of the log.
+pub const ERASURE: [u64; 2] = [SUPERBLOCK_LENGTH as u64, 0];
+
 /// Where the ring begins, in bytes from the start of the region: behind both superblocks.
 pub const RING_OFFSET: u64 = 2 * SUPERBLOCK_LENGTH as u64;

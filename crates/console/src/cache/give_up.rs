@@ -8,7 +8,7 @@ use std::{
 use fathom_cache::format::Superblock;
 use fathom_control::{Bytes, count};
 use fathom_image::LogMark;
-use fathom_wal::SUPERBLOCK_LENGTH;
+use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH};
 use serde::Serialize;
 
 use super::{
@@ -133,11 +133,10 @@ fn end_mark(log: &Log, folders: &[PathBuf]) -> io::Result<Mark> {
     Ok(Mark::Absent)
 }
 
-/// Makes the place at `offset` free. A log whose second superblock is blank was never used, so that a crash in
-/// between leaves no older state of the log.
-fn erase(volume: &Volume, offset: u64) -> io::Result<()> {
-    for place in [offset + SUPERBLOCK_LENGTH as u64, offset] {
-        volume.file.write_all_at(&[0; SUPERBLOCK_LENGTH], place)?;
+/// Makes the place at `place` free.
+fn erase(volume: &Volume, place: u64) -> io::Result<()> {
+    for offset in ERASURE {
+        volume.file.write_all_at(&[0; SUPERBLOCK_LENGTH], place + offset)?;
         volume.file.sync_all()?;
     }
     Ok(())

@@ -15,6 +15,7 @@ use fathom_block::{Operation, Shared};
 use super::format::{BLOCK_BITS, DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
+use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
 use super::{NO_LOG, lock};
@@ -124,7 +125,9 @@ impl CacheVolume {
                 && state.regions.access(|regions| regions.is_active(offset))
         };
         for shard in 0..self.shards.len() {
-            self.shard(shard).sweep_where(is_changed);
+            let mut shard = self.shard(shard);
+            let slots = 0..shard.slots();
+            shard.sweep_where(slots, Reason::Discard, is_changed);
         }
     }
 

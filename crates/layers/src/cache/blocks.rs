@@ -156,23 +156,23 @@ impl Blocks {
     /// The valid granules of a mapped slot, as bits.
     #[inline]
     pub(super) fn valid(&self, slot: u32) -> u16 {
-        (self.entry(slot) & self.granule_mask()) as u16
+        self.entry(slot) as u16 & self.granule_mask()
     }
 
     /// Adds valid granules.
     pub(super) fn add_valid(&self, slot: u32, mask: u16) {
-        self.set_entry(slot, self.entry(slot) | u64::from(mask) & self.granule_mask());
+        self.set_entry(slot, self.entry(slot) | u64::from(mask & self.granule_mask()));
     }
 
     /// Takes valid granules away.
     pub(super) fn take_valid(&self, slot: u32, mask: u16) {
-        self.set_entry(slot, self.entry(slot) & !(u64::from(mask) & self.granule_mask()));
+        self.set_entry(slot, self.entry(slot) & !u64::from(mask & self.granule_mask()));
     }
 
     /// The bits of an entry for the valid granules.
     #[inline]
-    fn granule_mask(&self) -> u64 {
-        (1 << self.granules) - 1
+    pub(super) fn granule_mask(&self) -> u16 {
+        u16::MAX >> (u16::BITS as usize - self.granules)
     }
 
     /// The memory, in bytes, without that of the replacement.

@@ -631,18 +631,19 @@ impl Shard {
     /// Takes the blocks with `keys` out of at most `count` slots from `from` on.
     pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32, reason: Reason) {
         let end = from.saturating_add(count).min(self.slots());
-        for slot in from..end {
-            if self.is_mapped(slot) && keys.contains(&self.key(slot)) {
-                self.invalidate(self.key(slot), u16::MAX, reason);
-            }
-        }
+        self.sweep_where(from..end, reason, |key| keys.contains(&key));
     }
 
-    /// Takes the blocks out of the index whose keys have this property.
-    pub(super) fn sweep_where(&mut self, is_meant: impl Fn(u64) -> bool) {
-        for slot in 0..self.slots() {
+    /// Takes the blocks whose keys have this property out of these slots.
+    pub(super) fn sweep_where(
+        &mut self,
+        slots: Range<u32>,
+        reason: Reason,
+        is_meant: impl Fn(u64) -> bool,
+    ) {
+        for slot in slots {
             if self.is_mapped(slot) && is_meant(self.key(slot)) {
-                self.invalidate(self.key(slot), u16::MAX, Reason::Discard);
+                self.invalidate(self.key(slot), u16::MAX, reason);
             }
         }
     }
@@ -790,7 +791,7 @@ impl Shard {
         let at = slot as usize;
         self.flags[at] |= IMAGED;
         let granules = self.blocks.granules;
-        let valid = entry.valid & (u16::MAX >> (16 - granules));
+        let valid = entry.valid & self.blocks.granule_mask();
         let is_usable = is_current && valid != 0 && self.find(entry.key).is_none();
         if !is_usable || !self.map(slot, entry.key) {
             return self.push_leaving(slot);

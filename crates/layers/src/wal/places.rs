@@ -5,13 +5,12 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use fathom_block::Operation;
-use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError};
+use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH, SuperblockError};
 
 use super::open::read_superblock;
-use super::volume::{CLAIM_INTERVAL, CLAIM_TIME_MAX};
+use super::volume::wait_until_closed;
 use super::{LogVolume, Wal, WalError, WalOptions};
 use crate::access::Access;
 
@@ -49,7 +48,7 @@ impl Wal {
     ) -> Result<Self, WalError> {
         // Held while the log is made, so that two disks do not choose the same place.
         let _choice = volume.choice.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = choose_patiently(volume, places, options)?;
+        let place = choose(volume, places, options)?;
         let options =
             WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };
         Self::open_at(volume, &options, false)
@@ -66,42 +65,24 @@ impl Wal {
             return Err(io::Error::other("the log has changes"));
         }
         let mut access = Access::open(inner.volume.backend())?;
-        // A log without a second superblock was never used.
-        for place in [inner.base + SUPERBLOCK_LENGTH as u64, inner.base] {
-            access.carry_out(Operation::Write, place, &mut [0; SUPERBLOCK_LENGTH])?;
+        for offset in ERASURE {
+            access.carry_out(Operation::Write, inner.base + offset, &mut [0; SUPERBLOCK_LENGTH])?;
             access.carry_out(Operation::Flush, 0, &mut [])?;
         }
         Ok(())
     }
 }
 
-/// As [`choose`], but waits if another disk is just leaving its place.
-fn choose_patiently(
-    volume: &Arc<LogVolume>,
-    places: &LogPlaces,
-    options: &WalOptions,
-) -> Result<Range<u64>, WalError> {
-    let end = Instant::now() + CLAIM_TIME_MAX;
-    loop {
-        let mut is_leaving = false;
-        let chosen = choose(volume, places, options, &mut is_leaving);
-        if chosen.is_ok() || !is_leaving || Instant::now() > end {
-            return chosen;
-        }
-        std::thread::sleep(CLAIM_INTERVAL);
-    }
-}
-
-/// The place of the disk's log, or a free one. Sets `is_leaving` if there is a place that another disk is
-/// just leaving.
+/// The place of the disk's log, or a free one. Waits if there is none but one that another disk is just
+/// leaving.
 fn choose(
     volume: &Arc<LogVolume>,
     places: &LogPlaces,
     options: &WalOptions,
-    is_leaving: &mut bool,
 ) -> Result<Range<u64>, WalError> {
     let mut access = Access::open(volume.backend())?;
     let (mut own, mut free, mut names, mut unreadable) = (None, None, Vec::new(), 0);
+    let mut leaving = Vec::new();
     for place in (0..places.count).map(|number| places.place(number)) {
         match read_superblock(&mut access, place.start)? {
             Ok(found) if options.expected == Some(found.log) => return Ok(place),
@@ -110,7 +91,7 @@ fn choose(
             }
             Ok(found) => names.push(found.owner.name),
             // A log that another disk is just leaving may still be open.
-            Err(SuperblockError::Blank) if volume.is_claimed(&place) => *is_leaving = true,
+            Err(SuperblockError::Blank) if volume.is_claimed(&place) => leaving.push(place),
             Err(SuperblockError::Blank) => {
                 free.get_or_insert(place);
             }
@@ -120,7 +101,12 @@ fn choose(
     if options.expected.is_some() {
         return Err(WalError::NotExpected);
     }
-    own.or(free).ok_or_else(|| WalError::Region(no_place(places, names, unreadable)))
+    let mut chosen = own.or(free);
+    if chosen.is_none() && !leaving.is_empty() {
+        chosen =
+            wait_until_closed(|| leaving.iter().find(|place| !volume.is_claimed(place)).cloned());
+    }
+    chosen.ok_or_else(|| WalError::Region(no_place(places, names, unreadable)))
 }
 
 fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> String {

@@ -12,8 +12,8 @@ use super::Region;
 /// earlier flush may hang with its own disk, which must not delay other disks.
 const FLUSH_TIME_MAX_NS: u64 = 1_000_000_000;
 /// How long the opening of a log waits for an earlier log in its place to close.
-pub(super) const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
-pub(super) const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(3);
+const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The flushes of a log volume, numbered as they begin. Usually one is in flight at a time: writes
 /// of all disks meanwhile wait for the next flush together. A flush covers all writes that
@@ -78,6 +78,19 @@ impl Drop for Claim {
     }
 }
 
+/// Repeats `attempt` until it has a result, because a removed disk may still use its log for a moment; `None` if
+/// that takes more than 3 s.
+pub(super) fn wait_until_closed<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + CLAIM_TIME_MAX;
+    loop {
+        let result = attempt();
+        if result.is_some() || Instant::now() > end {
+            return result;
+        }
+        std::thread::sleep(CLAIM_INTERVAL);
+    }
+}
+
 /// Whether `region` overlaps one of `claims`.
 fn meets_any(claims: &[Region], region: &Region) -> bool {
     claims.iter().any(|other| other.start < region.end && region.start < other.end)
@@ -124,19 +137,13 @@ impl LogVolume {
     /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,
     /// because a removed disk may still be in use for a moment.
     pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
-        let end = Instant::now() + CLAIM_TIME_MAX;
-        loop {
+        wait_until_closed(|| {
             let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-            if !meets_any(&claims, region) {
+            (!meets_any(&claims, region)).then(|| {
                 claims.push(region.clone());
-                return Some(Claim { volume: Arc::clone(self), region: region.clone() });
-            }
-            drop(claims);
-            if Instant::now() > end {
-                return None;
-            }
-            std::thread::sleep(CLAIM_INTERVAL);
-        }
+                Claim { volume: Arc::clone(self), region: region.clone() }
+            })
+        })
     }
 
     /// The store.

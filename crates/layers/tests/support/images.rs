@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use fathom_layers::cache::NO_LOG;
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
-use fathom_wal::{EntryKind, SUPERBLOCK_LENGTH, Scanner, SuperblockError, select};
+use fathom_wal::{EntryKind, Found, SUPERBLOCK_LENGTH, Scanner, SuperblockError, select};
 
 /// The superblock of the log in `log`; `None` if there is none.
 fn superblock(log: &[u8]) -> Option<fathom_wal::Superblock> {
@@ -17,13 +17,21 @@ fn superblock(log: &[u8]) -> Option<fathom_wal::Superblock> {
     }
 }
 
+/// Calls `visit` with each record of a log.
+fn each_record(log: &[u8], superblock: &fathom_wal::Superblock, mut visit: impl FnMut(&Found<'_>)) {
+    let mut scanner = Scanner::new(superblock);
+    while let Some((offset, length)) = scanner.next_read() {
+        if let Some(found) = scanner.feed(&log[offset as usize..][..length]) {
+            visit(&found);
+        }
+    }
+}
+
 /// The content of a disk with the store `home` and the log in `log`, if there is one: the log's, then home's.
 pub fn with_log(log: &[u8], home: &[u8]) -> Vec<u8> {
     let mut disk = home.to_vec();
     let Some(superblock) = superblock(log) else { return disk };
-    let mut scanner = Scanner::new(&superblock);
-    while let Some((offset, length)) = scanner.next_read() {
-        let Some(found) = scanner.feed(&log[offset as usize..][..length]) else { continue };
+    each_record(log, &superblock, |found| {
         for (entry, position) in found.record.places(superblock.block_size) {
             let target = &mut disk[entry.offset as usize..][..entry.length as usize];
             let start = (position - found.record.position) as usize;
@@ -34,19 +42,17 @@ pub fn with_log(log: &[u8], home: &[u8]) -> Vec<u8> {
                 EntryKind::Zeroes { .. } | EntryKind::Discard => target.fill(0),
             }
         }
-    }
+    });
     disk
 }
 
 /// The ranges of the disk that a log has changes of, in bytes.
 fn changes(log: &[u8], superblock: &fathom_wal::Superblock) -> Vec<Range<u64>> {
-    let mut scanner = Scanner::new(superblock);
     let mut ranges = Vec::new();
-    while let Some((offset, length)) = scanner.next_read() {
-        let Some(found) = scanner.feed(&log[offset as usize..][..length]) else { continue };
+    each_record(log, superblock, |found| {
         let entries = found.record.entries.iter();
         ranges.extend(entries.map(|entry| entry.offset..entry.offset + entry.length));
-    }
+    });
     ranges
 }
 

@@ -5,11 +5,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Disk;
-use fathom_layers::cache::{CacheMark, CacheState};
+use fathom_layers::cache::{CacheDisk, CacheMark, CacheState};
 use fathom_sim::{Harness, HarnessOptions};
 
 /// The identity of the cache.
 pub const IDENTITY: [u8; 16] = *b"identity of test";
+
+/// The size of a region, as its binary logarithm.
+pub const REGION_SHIFT: u8 = 15;
+
+/// A disk of the cache with a log of this identity, or [`NO_LOG`](fathom_layers::cache::NO_LOG). Its image has
+/// the generation 7, as the cache has.
+pub fn disk(capacity: u64, log: [u8; 16]) -> CacheDisk {
+    CacheDisk {
+        name: "disk".into(),
+        home: "image".into(),
+        capacity,
+        expected: Some(7),
+        stamp: None,
+        generation: 7,
+        log,
+        changes: Vec::new(),
+        region_shift: REGION_SHIFT,
+    }
+}
 
 /// The state of the image that the cache belongs to.
 pub struct Mark(pub AtomicU64);

@@ -18,7 +18,7 @@ use fathom_sim::{
 use fathom_wal::RING_OFFSET;
 
 use crate::images::{mappings, with_log};
-use crate::kept::{IDENTITY, Mark};
+use crate::kept::{self, IDENTITY, Mark};
 
 pub const CAPACITY: u64 = 192 << 10;
 const LOG: [u8; 16] = *b"identity of log ";
@@ -33,17 +33,7 @@ pub fn format(seed: u64) -> Superblock {
 }
 
 pub fn disk() -> CacheDisk {
-    CacheDisk {
-        name: "disk".into(),
-        home: "image".into(),
-        capacity: CAPACITY,
-        expected: Some(7),
-        stamp: None,
-        generation: 7,
-        log: LOG,
-        changes: Vec::new(),
-        region_shift: 15,
-    }
+    kept::disk(CAPACITY, LOG)
 }
 
 /// The images of a volume that was just made, and of an empty disk.
