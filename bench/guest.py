@@ -175,9 +175,10 @@ class Guest:
     """A guest on disks of the daemon: `/dev/vda` and on, in their order. With `kernel`, the name of a
     kernel of scripts/guest, the guest has the root image, otherwise it is diskless. Each of `ports` is a
     further serial port, `/dev/ttyS2` and on, with a socket of that name in the folder. `arguments` are
-    further options of QEMU."""
+    further options of QEMU. With `processor`, QEMU runs on this processor of the host alone."""
 
-    def __init__(self, daemon, name, disks, memory="512M", cpus=1, kernel=None, ports=(), arguments=()):
+    def __init__(self, daemon, name, disks, memory="512M", cpus=1, kernel=None, ports=(), arguments=(),
+                 processor=None):
         path = os.path.join(daemon.directory, name)
         command = [FATHOM, "vm", "--control", f"{daemon.directory}/control.sock"]
         command += [word for disk in disks for word in ("--disk", disk)]
@@ -195,6 +196,8 @@ class Guest:
         else:
             command += ["--kernel", f"{GUEST}/vmlinuz", "--initrd", f"{GUEST}/initrd.img"]
         command += ["--append", append, "--serial", f"file:{path}.console", "--", *extra, *arguments]
+        if processor is not None:
+            command = ["taskset", "--cpu-list", str(processor), *command]
         with open(f"{path}.log", "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         atexit.register(self.end)
