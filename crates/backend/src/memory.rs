@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{
     Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Buffers, Capabilities,
-    ErrorKind, Extent, Geometry, Operation, Outcome, Request, faults,
+    ErrorKind, Extent, Geometry, Operation, Outcome, Request, faults, prefetch,
 };
 use fathom_reactor::{Event, Reactor};
 
@@ -33,6 +33,11 @@ const CHUNK: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 /// The address space requested beyond the capacity, for growth, in bytes.
 const GROWTH: u64 = 256 << 30;
+
+/// The size of a line of the processor's caches, in bytes, and the lines that are fetched before a read: the
+/// processor fetches those behind them by itself.
+const LINE: usize = 64;
+const EXPECTED_LINES: usize = 4;
 
 /// The longest time that a shrink waits for current requests. A copy can take long if the guest's
 /// memory has to be fetched first.
@@ -85,6 +90,21 @@ impl Memory {
         let capacity = AtomicU64::new(capacity);
         let shared = Shared { base, mapped, capacity, written, queues: Mutex::default() };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The same, for bytes that will all be used, and at random: the host may use large pages for them. Then
+    /// each written page of them takes more memory, up to 2 MiB with most processors, but never more than
+    /// `capacity` in all.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_large(capacity: u64) -> io::Result<Self> {
+        let memory = Self::open(capacity)?;
+        let Shared { base, .. } = &*memory.shared;
+        // A host without large pages refuses, which changes nothing.
+        // SAFETY: the range is within our own private mapping, and the advice does not change its content.
+        unsafe { libc::madvise(base.as_ptr().cast(), capacity as usize, libc::MADV_HUGEPAGE) };
+        Ok(memory)
     }
 
     /// Opens a disk of `capacity` bytes of zeroes, for tests and examples.
@@ -373,6 +393,13 @@ impl BackendQueue for MemoryQueue {
             }
             Some(queue.shared.read(offset, length, buffers, from))
         })
+    }
+
+    fn expect(&mut self, offset: u64) {
+        let first = self.shared.base.as_ptr().wrapping_add(offset as usize);
+        for line in 0..EXPECTED_LINES {
+            prefetch(first.wrapping_add(line * LINE));
+        }
     }
 
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}

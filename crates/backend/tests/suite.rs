@@ -74,6 +74,11 @@ fn memory() {
 }
 
 #[test]
+fn memory_in_large_pages() {
+    suite(4, true, |_| Memory::open_large(CAPACITY).ok().map(|disk| Arc::new(disk) as _));
+}
+
+#[test]
 fn file_buffered() {
     suite(4, false, |_| file(false));
 }

@@ -159,6 +159,14 @@ impl Aside {
         store.queue.read_now(offset, length, &mut request.buffers, range.start)
     }
 
+    /// See [`Crossing::expect`](crate::Crossing::expect).
+    #[inline]
+    pub(crate) fn expect(&mut self, id: StoreId, offset: u64) {
+        if let Some(store) = self.stores.get_mut(usize::from(id.0)) {
+            store.queue.expect(offset);
+        }
+    }
+
     /// Passes an event of the reactor to the stores.
     pub(crate) fn event(&mut self, event: &Event, reactor: &mut Reactor, clock: &Clock) {
         for store in &mut self.stores {

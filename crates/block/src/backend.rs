@@ -90,6 +90,12 @@ pub trait BackendQueue {
         None
     }
 
+    /// Fetches the first bytes from `offset` on into the processor's caches, if they are in memory: a read
+    /// of them follows soon. The offset may be beyond the capacity.
+    fn expect(&mut self, offset: u64) {
+        let _ = offset;
+    }
+
     /// Handles the completion of an operation that this queue submitted to the reactor. The queue
     /// ignores events of other owners.
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>);

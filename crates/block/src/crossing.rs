@@ -195,6 +195,13 @@ impl Crossing<'_> {
         self.aside.read_now(store, offset, request, range)
     }
 
+    /// Fetches the first bytes of a coming read from a further store of this queue into the processor's
+    /// caches, if the store is memory.
+    #[inline]
+    pub fn expect(&mut self, store: StoreId, offset: u64) {
+        self.aside.expect(store, offset);
+    }
+
     /// Keeps `parent`, a request that came to this layer, while [pieces](Self::piece) of it are in
     /// flight. The layer calls [`join`](Self::join) after it has made all pieces.
     pub fn split(&mut self, parent: Box<Request>) -> Split {

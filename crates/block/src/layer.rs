@@ -144,6 +144,13 @@ pub trait LayerQueue {
     /// ([`Crossing::complete`]) or keeps it for some time ([`Crossing::hold`]).
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>);
 
+    /// Called with the requests of a batch before the first of them is submitted to the highest layer. The
+    /// layer may fetch what it needs for them into the processor's caches. It changes nothing and passes
+    /// nothing on: a layer above may still hold, change or answer them.
+    fn expect(&mut self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
+        let _ = (requests, next);
+    }
+
     /// Takes a completed request that this layer had passed on: passes its outcome on
     /// ([`Crossing::complete`]) or keeps it for some time ([`Crossing::hold`]).
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>);

@@ -28,6 +28,7 @@ mod layer;
 mod mapping;
 mod observer;
 mod open;
+mod prefetch;
 mod problem;
 mod report;
 mod request;
@@ -53,6 +54,7 @@ pub use layer::{LAYERS_MAX, Layer, LayerPart, LayerQueue};
 pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
 pub use open::{Offer, OpenContext};
+pub use prefetch::prefetch;
 pub use problem::BackendProblem;
 pub use report::{Figure, FigureKind, LayerProblem, LayerReport};
 pub use request::{

@@ -242,6 +242,13 @@ impl Stack {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         observe_down(&mut self.layers[..self.head], 0, &mut self.entering, moment);
         let mut entering = std::mem::take(&mut self.entering);
+        if entering.len() > 1 {
+            for level in self.head..self.tail {
+                if let Some((layer, mut crossing)) = self.layer(level) {
+                    layer.expect(&entering, &mut crossing);
+                }
+            }
+        }
         for request in entering.drain(..) {
             self.pass(self.head, request);
             self.take_steps();

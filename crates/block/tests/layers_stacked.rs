@@ -318,13 +318,26 @@ fn observers_above_all_layers_see_requests_together_that_came_together() {
     let mut bench = Plan { behaviours, alignment: 512, ..Plan::default() }.open();
     // The first crossing refuses the one in the middle: nobody sees it.
     read_together(&mut bench, &[0, 100, 512]);
-    let down = ["A down", "B down", "C submit"];
+    let down = ["A down", "B down", "C expect", "C submit"];
     assert_eq!(bench.record.take(), calls_together(&down, &["B up", "A up"]));
     let outcomes = [0; 3].map(|_| bench.outcome());
     assert_eq!(outcomes, [Some(Err(ErrorKind::Misaligned)), Some(Ok(())), Some(Ok(()))]);
-    // What comes alone is answered at once.
+    // What comes alone is answered at once, and not announced.
     bench.submit(Operation::Read, 1024, 512);
     assert_eq!(bench.outcome(), Some(Ok(())));
+    assert!(bench.record.take().iter().all(|call| !call.contains("expect")));
+}
+
+/// Every layer that takes requests knows of a batch before one of them gets its first request.
+#[test]
+fn layers_expect_requests_that_came_together() {
+    let behaviours = [Behaviour::Watch, Behaviour::Pass, Behaviour::AnswerReads];
+    let mut bench = Plan { behaviours, ..Plan::default() }.open();
+    read_together(&mut bench, &[0, 512]);
+    let calls = bench.record.take();
+    let expected = calls_together(&["A down", "B expect", "C expect"], &[]);
+    assert_eq!(calls[..6], expected);
+    assert_eq!(calls[6..8], ["B submit read 0+512", "C submit read 0+512"]);
 }
 
 #[test]

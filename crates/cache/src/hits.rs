@@ -12,6 +12,11 @@ use crate::slots::SlotStates;
 const BATCH: usize = 32;
 /// The most waiting observations.
 const WAITING_MAX: usize = 256;
+/// The observations of a millisecond of 2²⁰ ns that are passed on, on average, and the most that are passed on
+/// at once. Hits are more frequent only while nearly all requests of the queue hit in memory: then there is
+/// little to learn from each.
+const PER_MILLISECOND: u64 = 16;
+const BURST: u64 = 8192;
 
 /// What the replacements of a cache need to know of one queue's hits.
 ///
@@ -23,12 +28,15 @@ pub struct Hits {
     /// A copy of the learner's, which is beside what others change: the greatest hash of the sample.
     threshold: u64,
     waiting: Vec<Observation>,
+    /// The observations that may be passed on until the next millisecond, and the present one.
+    allowed: u64,
+    millisecond: u64,
 }
 
 impl Hits {
     pub(crate) fn new(learner: Option<Arc<Learner>>) -> Self {
         let threshold = learner.as_ref().map_or(0, |learner| learner.threshold());
-        Self { learner, threshold, waiting: Vec::new() }
+        Self { learner, threshold, waiting: Vec::new(), allowed: BURST, millisecond: 0 }
     }
 
     /// Whether a hit of the block in `slot` changes nothing. Otherwise the caller calls
@@ -38,12 +46,20 @@ impl Hits {
         !access.is_write && states.is_settled(slot, group(access))
     }
 
-    /// A hit of the block of `key`, which changed nothing in its replacement.
+    /// A hit of the block of `key` at a time in nanoseconds, which changed nothing in its replacement.
     #[inline]
-    pub fn observe(&mut self, key: u64, access: &Access) {
+    pub fn observe(&mut self, key: u64, access: &Access, now_ns: u64) {
         let Some(learner) = &self.learner else { return };
         let hash = hash(key);
         if hash <= self.threshold {
+            let millisecond = now_ns >> 20;
+            if millisecond > self.millisecond {
+                let more = (millisecond - self.millisecond).saturating_mul(PER_MILLISECOND);
+                self.allowed = self.allowed.saturating_add(more).min(BURST);
+                self.millisecond = millisecond;
+            }
+            let Some(allowed) = self.allowed.checked_sub(1) else { return };
+            self.allowed = allowed;
             self.waiting.push(Observation { hash, group: group(access) as u16, access: *access });
             if self.waiting.len() >= BATCH {
                 learner.observe_all(&mut self.waiting, WAITING_MAX);
@@ -87,7 +103,7 @@ mod tests {
                     both[0].hit(slot, key, &access);
                     if Hits::is_settled(&states, slot, &access) {
                         settled += 1;
-                        hits.observe(key, &access);
+                        hits.observe(key, &access, step * 100_000);
                     } else {
                         hits.settle();
                         both[1].hit(slot, key, &access);
@@ -126,14 +142,30 @@ mod tests {
         let access = Access::default();
         let busy = learner.lock();
         for key in 1..WAITING_MAX as u64 {
-            hits.observe(key, &access);
+            hits.observe(key, &access, 0);
         }
         assert_eq!(hits.waiting.len(), WAITING_MAX - 1);
         drop(busy);
-        hits.observe(0, &access);
-        other.observe(0, &access);
+        hits.observe(0, &access, 0);
+        other.observe(0, &access, 0);
         assert!(hits.waiting.is_empty() && other.waiting.len() == 1);
         other.settle();
         assert!(other.waiting.is_empty());
+    }
+
+    /// Of a flood of hits, a burst and then a bounded number in each millisecond are passed on.
+    #[test]
+    fn a_flood_of_hits_is_observed_in_part() {
+        let replacement = Replacement::new(&ReplacementOptions { policy: Policy::Auto }, 100);
+        let mut hits = replacement.hits();
+        let seconds = 2;
+        let mut observed = 0;
+        for number in 0..seconds * 1_000_000 {
+            let waiting = hits.waiting.len();
+            hits.observe(number, &Access::default(), number * 1000);
+            observed += u64::from(hits.waiting.len() != waiting);
+        }
+        let expected = BURST + (seconds * 1_000_000_000 >> 20) * PER_MILLISECOND;
+        assert!(observed.abs_diff(expected) <= PER_MILLISECOND, "{observed} of {expected}");
     }
 }

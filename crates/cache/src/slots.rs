@@ -109,6 +109,12 @@ impl SlotStates {
         state.hits() == HITS_MAX && state.group() == group
     }
 
+    /// The address of a slot's state, to fetch it into the processor's caches.
+    #[inline]
+    pub fn address(&self, slot: u32) -> *const u8 {
+        self.0.as_ptr().wrapping_add(slot as usize).cast()
+    }
+
     /// The memory, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of_val(&self.0[..])

@@ -102,6 +102,12 @@ pub fn describe(request: &Request) -> String {
 }
 
 impl LayerQueue for ProbeQueue {
+    fn expect(&mut self, requests: &[Box<Request>], _next: &mut Crossing<'_>) {
+        for request in requests {
+            self.note("expect", request, None);
+        }
+    }
+
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         self.note("submit", &request, None);
         assert_eq!(*next.word(&mut request), 0, "a layer's word is its own");

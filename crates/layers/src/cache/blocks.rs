@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fathom_block::prefetch;
 use fathom_cache::{Access, DISK_SHIFT, Hits, SlotStates};
 
 use super::format::BLOCK_BITS;
@@ -103,6 +104,22 @@ impl Blocks {
     pub(super) fn find(&self, key: u64) -> Option<u32> {
         let block = pack(key, self.granules)?;
         self.index.find(hash(key), |slot| self.entry(slot) >> self.granules == block)
+    }
+
+    /// Fetches the part of the index that has a block into the processor's caches.
+    #[inline]
+    pub(super) fn prefetch_index(&self, key: u64) {
+        self.index.prefetch(hash(key));
+    }
+
+    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the slot.
+    #[inline]
+    pub(super) fn prefetch_slot(&self, key: u64) -> Option<u32> {
+        let slot = self.index.find(hash(key), |_| true)?;
+        prefetch(self.entries.as_ptr().wrapping_add(slot as usize));
+        self.pins.prefetch(slot);
+        prefetch(self.states.address(slot));
+        Some(slot)
     }
 
     /// Reads the granules `wanted` of a block without the lock. Such a read changes nothing of what the

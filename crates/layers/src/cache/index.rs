@@ -12,6 +12,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fathom_block::prefetch;
+
 /// The entries of a bucket: one line of the processor's cache.
 const WAYS: usize = 16;
 /// The bits of a slot's number plus 1; 0 is a free entry.
@@ -104,6 +106,14 @@ impl Index {
             }
         }
         None
+    }
+
+    /// Fetches the buckets of a hash into the processor's caches.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        for bucket in self.buckets_of(hash) {
+            prefetch(&raw const self.buckets[bucket]);
+        }
     }
 
     /// The slot with a hash for which `is_slot` returns true.

@@ -36,6 +36,7 @@ mod attach;
 mod blocks;
 mod change;
 mod class;
+mod hit;
 mod index;
 mod insert;
 mod kept;

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use fathom_block::prefetch;
+
 /// The slot becomes free with its last pin.
 const LOOSE: u8 = 0x80;
 /// The most pins of a slot.
@@ -26,6 +28,12 @@ impl Pins {
         // Memory of zeroes is used only when it is written.
         let zeroes = vec![0_u8; slots as usize];
         Self { slots: zeroes.into_iter().map(AtomicU8::new).collect() }
+    }
+
+    /// Fetches the pins of a slot into the processor's caches.
+    #[inline]
+    pub(super) fn prefetch(&self, slot: u32) {
+        prefetch(self.slots.as_ptr().wrapping_add(slot as usize));
     }
 
     /// Whether nobody has pinned a slot, under the lock. Whoever pins it later sees what was done under the

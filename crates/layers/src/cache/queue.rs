@@ -94,7 +94,7 @@ pub(super) struct CacheQueue {
     last_end: u64,
     /// What reads cost at home.
     cost: MissCost,
-    hits: Hits,
+    pub(super) hits: Hits,
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Part>,
@@ -228,45 +228,6 @@ impl CacheQueue {
         self.serve(request, access, begin_ns, true, next);
     }
 
-    /// Answers a read of a part of one block that a cache in memory has: it is copied without a lock, because the
-    /// guest's memory may have to be fetched first. Otherwise returns the request.
-    #[inline]
-    fn serve_at_once(
-        &mut self,
-        mut request: Box<Request>,
-        access: &Access,
-        begin_ns: u64,
-        next: &mut Crossing<'_>,
-    ) -> Option<Box<Request>> {
-        let volume = &self.inner.volume;
-        let size = u64::from(volume.format.block_size);
-        let (offset, length) = (request.offset, request.length);
-        let block = offset >> size.trailing_zeros();
-        let within = offset & (size - 1);
-        // What a volume returns is compared with checksums.
-        if volume.is_kept || length == 0 || length > size - within {
-            return Some(request);
-        }
-        let key = self.key(block);
-        let shard = volume.shard_of(key);
-        let wanted = Self::touched(offset, length, size);
-        let Some(slot) = volume.hit(shard, key, wanted, access) else { return Some(request) };
-        let place = volume.place(shard, slot) + within;
-        let copied = next.read_now(self.store, place, &mut request, 0..length);
-        volume.unpin(shard, slot);
-        let Some(outcome) = copied else { return Some(request) };
-        self.hits.observe(key, access);
-        let (blocks, counted) = ((block, block + 1), (length, length, access.miss_ns.into()));
-        self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
-        let followed = self.follow(&request, access, false);
-        request.course.cache_hit = CacheHit::Hit;
-        next.complete(request, outcome);
-        if let Some(wanted) = followed.wanted {
-            self.read_ahead(&wanted, next);
-        }
-        None
-    }
-
     /// Answers a read from the cache, and otherwise from home.
     fn serve(
         &mut self,
@@ -289,7 +250,7 @@ impl CacheQueue {
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
             let found = if let Some(slot) = volume.hit(shard, key, wanted, &access) {
-                self.hits.observe(key, &access);
+                self.hits.observe(key, &access, begin_ns);
                 Lookup::Hit(slot)
             } else {
                 self.hits.settle();
@@ -593,6 +554,10 @@ fn mask(from: u64, end: u64) -> u16 {
 }
 
 impl LayerQueue for CacheQueue {
+    fn expect(&mut self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
+        self.prepare(requests, next);
+    }
+
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         match request.operation {
             Operation::Read => self.read(request, next),

@@ -248,6 +248,21 @@ impl CacheVolume {
         }
     }
 
+    /// Fetches the part of the index that has a block into the processor's caches.
+    #[inline]
+    pub(super) fn prefetch_index(&self, key: u64) {
+        self.blocks[self.shard_of(key)].prefetch_index(key);
+    }
+
+    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the slot's
+    /// place in the volume, in bytes.
+    #[inline]
+    pub(super) fn prefetch_slot(&self, key: u64) -> Option<u64> {
+        let shard = self.shard_of(key);
+        let slot = self.blocks[shard].prefetch_slot(key)?;
+        Some(self.place(shard, slot))
+    }
+
     /// What one queue needs for hits without locks.
     pub(super) fn hits(&self) -> Hits {
         self.shard(0).hits()

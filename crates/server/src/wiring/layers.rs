@@ -218,7 +218,7 @@ pub(crate) fn make_layers(
             log: watchers.log.as_ref(),
         },
         is_served: place.is_served,
-        memory: &|size| Ok(Arc::new(Memory::open(size)?) as Arc<dyn Backend>),
+        memory: &|size| Ok(Arc::new(Memory::open_large(size)?) as Arc<dyn Backend>),
         capacity: place.capacity,
         waiters: waiters.as_ref(),
         shared: &shared,

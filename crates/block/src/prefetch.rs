@@ -1,0 +1,15 @@
+//! Hints for the processor's caches.
+
+/// Starts to fetch the line at an address into the processor's caches. Any address is allowed.
+#[inline]
+pub fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is a hint. It accesses no memory that the program can see, and an address
+    // without memory has no effect.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
