@@ -131,7 +131,12 @@ impl Blocks {
         let Some(slot) = self.index.find(hash(key), is_block) else { return Found::Unknown };
         let is_settled = Hits::is_settled(&self.states, slot, access);
         let has_all = self.valid(slot) & wanted == wanted;
-        if !is_settled || !has_all || !self.pins.pin_unlocked(slot) {
+        if !is_settled || !has_all {
+            return Found::Unknown;
+        }
+        #[cfg(test)]
+        tests::pause();
+        if !self.pins.pin_unlocked(slot) {
             return Found::Unknown;
         }
         let entry = self.entry(slot);

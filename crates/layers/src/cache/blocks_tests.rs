@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use fathom_cache::{Access, Policy, Replacement, ReplacementOptions};
 
@@ -110,6 +111,13 @@ impl Model {
         if number != 0 {
             self.insert(block, mask, number, access);
         }
+    }
+}
+
+/// Called between the two looks of a read: now and then other threads get the time to change the slot.
+pub(super) fn pause() {
+    if fastrand::u8(..) == 0 {
+        std::thread::sleep(Duration::from_micros(50));
     }
 }
 
