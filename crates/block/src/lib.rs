@@ -54,7 +54,7 @@ pub use layer::{LAYERS_MAX, Layer, LayerPart, LayerQueue};
 pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
 pub use open::{Offer, OpenContext};
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_to_change};
 pub use problem::BackendProblem;
 pub use report::{Figure, FigureKind, LayerProblem, LayerReport};
 pub use request::{

@@ -13,3 +13,20 @@ pub fn prefetch<T>(address: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
+
+/// The same, for a line that is changed next: other processors lose it.
+#[inline]
+pub fn prefetch_to_change<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above; processors without this instruction ignore it. The compiler's own hint for a change
+    // becomes this instruction only if all processors of the target have it.
+    unsafe {
+        std::arch::asm!(
+            "prefetchw [{address}]",
+            address = in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

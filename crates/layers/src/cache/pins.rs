@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use fathom_block::prefetch;
+use fathom_block::prefetch_to_change;
 
 /// The slot becomes free with its last pin.
 const LOOSE: u8 = 0x80;
@@ -30,10 +30,10 @@ impl Pins {
         Self { slots: zeroes.into_iter().map(AtomicU8::new).collect() }
     }
 
-    /// Fetches the pins of a slot into the processor's caches.
+    /// Fetches the pins of a slot into the processor's caches, to change them.
     #[inline]
     pub(super) fn prefetch(&self, slot: u32) {
-        prefetch(self.slots.as_ptr().wrapping_add(slot as usize));
+        prefetch_to_change(self.slots.as_ptr().wrapping_add(slot as usize));
     }
 
     /// Whether nobody has pinned a slot, under the lock. Whoever pins it later sees what was done under the
