@@ -88,8 +88,8 @@ class Sqlite(Database):
         yield "the tables", self.client(tables + [".mode list", ".separator |"])
         for name in tpch.TABLES:
             yield f"loading {name}", self.client([".mode list", ".separator |", f".import /run/input/{name}.tbl {name}"]) + "sync"
-        for table, column in tpch.INDICES:
-            yield f"an index on {column}", self.client([f"CREATE INDEX by_{column} ON {table} ({column})"]) + "sync"
+        for table, columns in tpch.INDICES:
+            yield f"an index on {columns}", self.client([tpch.create_index(table, columns)]) + "sync"
         yield "settling", "rm -r /run/input; sync; sleep 6; sync; echo 3 > /proc/sys/vm/drop_caches"
 
 
@@ -124,8 +124,8 @@ chroot /db mariadb --socket=/tmp/socket -e 'CREATE DATABASE test'"""
         for name in tpch.TABLES:
             yield f"loading {name}", self.client(
                 [f"LOAD DATA INFILE '/input/{name}.tbl' INTO TABLE {name} FIELDS TERMINATED BY '|'"])
-        for table, column in tpch.INDICES:
-            yield f"an index on {column}", self.client([f"CREATE INDEX by_{column} ON {table} ({column})"])
+        for table, columns in tpch.INDICES:
+            yield f"an index on {columns}", self.client([tpch.create_index(table, columns)])
         yield "settling", "umount /db/input; rm -r /run/input; sync; sleep 6; sync; echo 3 > /proc/sys/vm/drop_caches"
 
 

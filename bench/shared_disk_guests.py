@@ -115,9 +115,9 @@ def measure(seconds, cases, load, rounds):
         try:
             # Each guest has a processor of its own if there is one: an emulated guest occupies one now and then.
             processors = sorted(os.sched_getaffinity(0))
-            for number, guest in enumerate(("reader", "writer")):
+            for place, guest in enumerate(("reader", "writer")):
                 disks = [name for name, disk in DISKS.items() if disk[0] == guest]
-                processor = processors[number % len(processors)]
+                processor = processors[place % len(processors)]
                 guests.append(Guest(daemon, guest, disks, memory="768M", processor=processor))
             reader, writer = guests
             writer.run(WRITER_SETUP.format(age=age))
