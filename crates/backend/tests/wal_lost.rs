@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk, ErrorKind};
 use fathom_layers::Wal;
-use fathom_layers::wal::{LogVolume, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_sim::FaultyDevice;
 use rustix::fs::{Advice, fadvise};
 
@@ -47,6 +47,7 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         block_size: 4096,
         identity: [number as u8 + 1; 16],
         age_ns: u64::MAX,
+        completion: Completion::Durable,
         expected: None,
     };
     let wal = Wal::open(volume, &options).unwrap();

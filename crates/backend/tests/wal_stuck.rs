@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk, ErrorKind};
 use fathom_layers::Wal;
-use fathom_layers::wal::{LogVolume, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 
 use queue::{BLOCK, Queue};
 
@@ -109,6 +109,7 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         block_size: 0,
         identity: *b"identity of test",
         age_ns: age.as_nanos() as u64,
+        completion: Completion::Durable,
         expected: None,
     };
     let wal = Wal::open(&volume, &options).unwrap();

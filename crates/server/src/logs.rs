@@ -16,7 +16,7 @@ use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
-use fathom_layers::wal::{LogVolume, WalError, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
 use fathom_layers::{Opened, Wal};
 
 pub(crate) use definition::WalDefinition;
@@ -143,6 +143,8 @@ impl LogVolumes {
             block_size: 0,
             identity: identity().map_err(|error| failed(error.to_string()))?,
             age_ns: wal.age.0,
+            // A cache has the write cache of a disk; the layer `wal` makes each change durable.
+            completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected: marked.as_ref().map(|marked| marked.identity),
         };
         let opened = if wal.is_in_cache {

@@ -1,18 +1,22 @@
 //! The state of the log: which records are reserved, written, durable, and at home.
 //!
 //! ```text
-//!        tail                    durable            head
-//!    ──────┬────────────────────────┬─────────────────┬──────
-//!     free │ durable, in the map    │ being written   │ free
-//!    ──────┴────────────────────────┴─────────────────┴──────
+//!        tail           durable          shown          head
+//!    ──────┬───────────────┬───────────────┬──────────────┬──────
+//!     free │ durable       │ written       │ being        │ free
+//!          │          in the map           │ written      │
+//!    ──────┴───────────────┴───────────────┴──────────────┴──────
 //! ```
 //! - Records are reserved at the head, in one order. Any thread may write them, in any order.
 //! - A record is durable once a flush that began after its write has completed, and all records
-//!   before it are durable: a scan ends at the first missing record. Only then does the record
-//!   enter the map, so a scan after a crash finds everything that the map names.
+//!   before it are durable: a scan ends at the first missing record. A scan after a crash finds all
+//!   records that were durable.
+//! - A record enters the map, and is *shown*, when it is durable. A caller that lets changes complete
+//!   before they are durable shows records that are only written
+//!   ([`show_written`](Log::show_written)).
 //! - Content is written back home in rounds. The tail advances once all content of the records
-//!   before it is durable at home. Space is free once the superblock with the new tail is durable
-//!   and no reader has the space pinned.
+//!   before it is durable at home, or is replaced by content of a later record that is durable. Space
+//!   is free once the superblock with the new tail is durable and no reader has the space pinned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -48,6 +52,9 @@ pub struct Pin(u64);
 pub struct Round {
     /// The sequence of the last record with content in this round.
     pub last: u64,
+    /// The records before this one have replaced content of the round. They have to be durable before the
+    /// round completes.
+    pub shown: u64,
     /// The segments to write home, in order of their offsets.
     pub segments: Vec<Segment>,
 }
@@ -88,6 +95,8 @@ pub struct Log {
     head_sequence: u64,
     /// The sequence of the first record that is not durable.
     durable: u64,
+    /// The sequence of the first record that is not in the map; not before `durable`.
+    shown: u64,
     map: Map,
     pins: BTreeMap<u64, usize>,
 }
@@ -102,6 +111,7 @@ impl Log {
             head_position: superblock.tail_position,
             head_sequence: superblock.tail_sequence,
             durable: superblock.tail_sequence,
+            shown: superblock.tail_sequence,
             map: Map::default(),
             pins: BTreeMap::new(),
             superblock,
@@ -203,12 +213,32 @@ impl Log {
         self.durable > before
     }
 
-    /// Makes the first record durable that is not, and adds its entries to the map.
+    /// Makes the first record durable that is not.
     fn make_durable(&mut self) {
+        if self.shown == self.durable {
+            self.show();
+        }
+        if let Some(live) = self.live_mut(self.durable) {
+            live.state = State::Durable;
+            self.durable += 1;
+        }
+    }
+
+    /// Shows the records that have been written, up to the first that has not. Returns whether there are
+    /// some.
+    pub fn show_written(&mut self) -> bool {
+        let before = self.shown;
+        while self.live_mut(self.shown).is_some_and(|live| live.state != State::Writing) {
+            self.show();
+        }
+        self.shown > before
+    }
+
+    /// Adds the entries of the first record that is not shown to the map.
+    fn show(&mut self) {
         let block_size = self.superblock.block_size;
-        let index = (self.durable - self.first()) as usize;
+        let index = (self.shown - self.first()) as usize;
         let Some(live) = self.live.get_mut(index) else { return };
-        live.state = State::Durable;
         for (entry, position) in live.record.places(block_size) {
             let source = match entry.kind {
                 EntryKind::Data { .. } => Source::Ring(position),
@@ -222,7 +252,12 @@ impl Log {
             );
         }
         live.record.entries = Vec::new();
-        self.durable += 1;
+        self.shown += 1;
+    }
+
+    /// The sequence of the first record that is not in the map.
+    pub fn shown(&self) -> u64 {
+        self.shown
     }
 
     /// The sequence of the first record that is not durable.
@@ -308,7 +343,7 @@ impl Log {
             }
         }
         let last = last.filter(|_| self.next.is_none())?;
-        Some(Round { last, segments: self.map.until(last).collect() })
+        Some(Round { last, shown: self.shown, segments: self.map.until(last).collect() })
     }
 
     /// Completes the round up to record `last`, whose content is durable at home. Returns the

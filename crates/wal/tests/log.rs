@@ -1,6 +1,6 @@
 //! Runs the log, by seed, over a region in memory that loses and tears unflushed writes. A scan
 //! finds the durable records and perhaps more, in order, and never takes a stale record for a new
-//! one.
+//! one. Half of the seeds show records that are only written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,11 +124,27 @@ fn encode(log: &Log, reservation: &Reservation, data: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
+/// The disk with the records before `until`, of which `applied` have been applied.
+fn advance(
+    disk: &mut [u8],
+    applied: &mut usize,
+    until: u64,
+    history: &[(Vec<Entry>, Vec<Vec<u8>>)],
+) {
+    for (entries, data) in &history[*applied..until as usize] {
+        for (entry, data) in entries.iter().zip(data) {
+            apply(disk, entry, data);
+        }
+    }
+    *applied = until as usize;
+}
+
 /// One life after another. Each begins with the data that the crash before it left.
 #[expect(clippy::too_many_lines, reason = "one life from its start to its crash")]
 fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let block_size = if random.bool() { 512 } else { 1024 };
+    let shows_written = seed % 2 == 1;
     let mut region = Region::new(RING_OFFSET + 24 * 1024);
     region.make(block_size);
     // Home is written through: written content is durable. The layer is responsible for the order
@@ -170,8 +186,8 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
         let mut flushes = 0;
         let mut waiting: Vec<(Reservation, Vec<Vec<u8>>)> = Vec::new();
         let mut pins = Vec::new();
-        let mut durable_disk = disk.clone();
-        let mut applied = 0;
+        let (mut durable_disk, mut applied) = (disk.clone(), 0);
+        let (mut shown_disk, mut shown) = (disk.clone(), 0);
         let first = log.durable();
         for _step in 0..random.usize(0..120) {
             match random.u8(0..12) {
@@ -215,17 +231,13 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                         log.written(reservation.record.sequence, flushes + 1);
                     }
                     log.flushed(flushes);
-                    let durable = (log.durable() - first) as usize;
-                    while applied < durable {
-                        let (entries, data) = &history[applied];
-                        for (entry, data) in entries.iter().zip(data) {
-                            apply(&mut durable_disk, entry, data);
-                        }
-                        applied += 1;
-                    }
                 }
                 10 => {
                     let Some(round) = log.round(random.u64(1..8192)) else { continue };
+                    assert!(
+                        round.shown >= log.durable()
+                            && (shows_written || log.shown() == log.durable())
+                    );
                     for segment in &round.segments {
                         let range =
                             segment.offset as usize..(segment.offset + segment.length) as usize;
@@ -238,6 +250,13 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                             Source::Zeroes { .. } | Source::Discard => home[range].fill(0),
                         }
                     }
+                    if log.durable() < round.shown {
+                        // Records that are not durable have replaced content of the round.
+                        region.flush();
+                        flushes += 1;
+                        log.flushed(flushes);
+                        advance(&mut durable_disk, &mut applied, log.durable() - first, &history);
+                    }
                     let checkpoint = log.checkpoint(round.last);
                     region.write(checkpoint.offset, &*checkpoint.bytes);
                     // Also crash before the checkpoint is durable.
@@ -249,7 +268,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                     laps = laps.max(log.superblock().tail_position / log.superblock().ring_length);
                 }
                 _ => {
-                    // A reader sees the durable content for as long as it holds its pin.
+                    // A reader sees the content that was shown for as long as it holds its pin.
                     let mut parts = Vec::new();
                     let pin = log.pin(0..CAPACITY, |segment| parts.push(segment));
                     pins.push((pin, parts));
@@ -261,7 +280,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                     let (_, parts) = &pins[pins.len() - 1];
                     for part in parts {
                         let range = part.offset as usize..(part.offset + part.length) as usize;
-                        let expected = &durable_disk[range.clone()];
+                        let expected = &shown_disk[range.clone()];
                         match part.source {
                             None => assert!(home[range] == *expected),
                             Some(Source::Ring(position)) => {
@@ -273,6 +292,11 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                     }
                 }
             }
+            if shows_written {
+                log.show_written();
+            }
+            advance(&mut durable_disk, &mut applied, log.durable() - first, &history);
+            advance(&mut shown_disk, &mut shown, log.shown() - first, &history);
         }
         region.crash(&mut random);
         // At least the durable content must be found.

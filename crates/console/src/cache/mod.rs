@@ -70,7 +70,7 @@ Examples:
   fathom cache attach db --store /nvme/cache
   fathom cache attach db --size 8G --name hosts       in memory, shared by disks with this name
   fathom cache attach db --store /nvme/cache --mode write-around
-  fathom cache attach db --store /nvme/cache --mode write-back    changes are durable in its log first")]
+  fathom cache attach db --store /nvme/cache --mode write-back    changes are in its log first")]
     Attach(AttachOptions),
     /// Take a disk's cache away while a guest uses it
     #[command(after_help = "\

@@ -53,12 +53,16 @@ impl CacheQueue {
         let granules = volume.format.granules() as usize;
         let length = data.length;
         let (mut rooms, mut sums) = self.spare_rooms.pop().unwrap_or_default();
+        let regions = &self.inner.disk.regions;
+        let replaces = !volume.is_kept
+            || regions.access(|regions| regions.may_replace(data.offset, data.length));
         for part in parts.drain(..) {
             if volume.has_failed() {
                 volume.shard(part.shard).cancel(part.key, part.number);
                 continue;
             }
-            let room = volume.shard(part.shard).begin_insertion(part.key, part.number, part.mask);
+            let Part { key, number, mask, .. } = part;
+            let room = volume.shard(part.shard).begin_insertion(key, number, mask, replaces);
             let Some(room) = room else { continue };
             for granule in 0..granules {
                 let place = part.block + granule as u64 * u64::from(GRANULE);

@@ -119,7 +119,7 @@ impl CacheOptions {
         self.share.of(u64::from(volume.slots()) * block_size) / block_size
     }
 
-    /// Whether changes become durable in a log of the store first.
+    /// Whether changes are written to a log of the store first.
     pub fn has_log(&self) -> bool {
         self.is_kept() && self.mode == CacheMode::WriteBack
     }
@@ -189,8 +189,8 @@ impl LayerOptions for CacheOptions {
             "mode",
             "\"write-through\"",
             "what goes into it: `write-through` (reads and writes), `write-around` (reads), \
-             `read-only` (nothing), or `write-back` (reads and writes; changes become durable in a log of \
-             the `store` first)",
+             `read-only` (nothing), or `write-back` (reads and writes; changes are written to a log of \
+             the `store` first, where a flush makes them durable)",
         ),
         Key::new("age", "\"5s\"", "with `write-back`: how long a change may be only in the log"),
         Key::new(

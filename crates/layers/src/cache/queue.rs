@@ -33,6 +33,9 @@ pub(super) mod purpose {
     pub(crate) const PROBE: u64 = 7;
 }
 
+/// The time between a flush of home that has failed and the next one, in nanoseconds.
+const RETRY_NS: u64 = 1_000_000_000;
+
 /// A part of a read that a slot has.
 #[derive(Clone, Copy)]
 struct Hit {
@@ -84,6 +87,8 @@ pub(super) struct CacheQueue {
     pub(super) loading: Option<Loading>,
     /// The number of the flush of home that this queue has begun by itself.
     pub(super) flushing_home: Option<u64>,
+    /// When this queue may begin the next one, in nanoseconds: later if the last one has failed.
+    pub(super) flush_home_ns: u64,
     /// Ends the use of the image's mark.
     pub(super) ending: Work<bool>,
     /// Reads the modification time of the disk's store.
@@ -135,6 +140,7 @@ impl CacheQueue {
             writing: None,
             loading: None,
             flushing_home: None,
+            flush_home_ns: 0,
             ending,
             noting,
             is_closed: false,
@@ -621,8 +627,12 @@ impl LayerQueue for CacheQueue {
             }
             purpose::LOAD => return self.loaded(request, outcome, next),
             purpose::HOME_FLUSH => {
-                if let (Some(number), Ok(())) = (self.flushing_home.take(), outcome) {
-                    self.inner.disk.regions.access(|regions| regions.end_flush(number));
+                match (self.flushing_home.take(), outcome) {
+                    (Some(number), Ok(())) => {
+                        self.inner.disk.regions.access(|regions| regions.end_flush(number));
+                    }
+                    // It may fail at once each time.
+                    _ => self.flush_home_ns = next.now_ns() + RETRY_NS,
                 }
                 next.recycle(request);
                 return self.tend(next);

@@ -161,6 +161,15 @@ impl Regions {
         self.order.push_back(number);
     }
 
+    /// Whether content of a range may replace older content in the slot that has it, which a table on the
+    /// volume may show. A crash can lose a change that a log beneath has, and leave a part of its content
+    /// in the slot: then the bit of the region has to be durable, so that the table's entry is dropped.
+    pub(super) fn may_replace(&self, offset: u64, length: u64) -> bool {
+        self.range(offset, length).all(|region| {
+            !Self::is_set(&self.wanted, region) || Self::is_set(&self.durable, region)
+        })
+    }
+
     /// A change has ended. The tables with the number `tables` show it.
     pub(super) fn end(
         &mut self,

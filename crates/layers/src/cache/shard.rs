@@ -387,9 +387,17 @@ impl Shard {
     }
 
     /// Begins to insert the granules `mask` of a block. `None` if the insertion is not valid any more,
-    /// or if there is no room; the insertion has ended then.
-    pub(super) fn begin_insertion(&mut self, key: u64, number: u64, mask: u16) -> Option<Room> {
-        let room = self.is_expected(key, number).then(|| self.room(key, mask)).flatten();
+    /// or if there is no room; the insertion has ended then. Without `replaces`, a slot whose mapping may be in a
+    /// table on the volume gets no other content.
+    pub(super) fn begin_insertion(
+        &mut self,
+        key: u64,
+        number: u64,
+        mask: u16,
+        replaces: bool,
+    ) -> Option<Room> {
+        let is_expected = self.is_expected(key, number);
+        let room = is_expected.then(|| self.room(key, mask, replaces)).flatten();
         match room {
             Some(Room { slot, .. }) => _ = self.blocks.pins.pin(slot),
             None => self.cancel(key, number),
@@ -397,11 +405,12 @@ impl Shard {
         room
     }
 
-    fn room(&mut self, key: u64, mask: u16) -> Option<Room> {
+    fn room(&mut self, key: u64, mask: u16, replaces: bool) -> Option<Room> {
         if let Some(slot) = self.find(key) {
             let mask = mask & !self.valid(slot);
+            let may_write = replaces || self.flags[slot as usize] & IMAGED == 0;
             // A read of a granule that has become invalid may still be in flight.
-            return (mask != 0 && self.blocks.pins.is_unpinned(slot))
+            return (mask != 0 && may_write && self.blocks.pins.is_unpinned(slot))
                 .then_some(Room { slot, mask });
         }
         if self.free_count() == 0 && !self.is_kept {

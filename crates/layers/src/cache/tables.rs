@@ -332,7 +332,8 @@ impl CacheQueue {
         let quiet_ns = if is_settling { 0 } else { volume.times.quiet_ns };
         let (needs_flush, quiet_ns, flush) = self.inner.disk.regions.access(|regions| {
             let needs_flush = self.below.flush && regions.needs_flush(now_ns, quiet_ns);
-            let begins = needs_flush && self.flushing_home.is_none();
+            let is_due = self.flushing_home.is_none() && now_ns >= self.flush_home_ns;
+            let begins = needs_flush && is_due;
             let flush = begins.then(|| regions.begin_flush());
             (needs_flush, regions.next_quiet_ns(quiet_ns), flush)
         });
@@ -342,6 +343,9 @@ impl CacheQueue {
             (own.operation, own.token) = (Operation::Flush, purpose::HOME_FLUSH);
             own.flags.background = true;
             next.submit(own);
+        }
+        if needs_flush && now_ns < self.flush_home_ns {
+            next.wake_at(self.flush_home_ns);
         }
         let Some(quiet_ns) = quiet_ns else { return };
         if quiet_ns > now_ns {

@@ -31,6 +31,8 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// A write-back round in progress.
 pub(super) struct WriteBack {
     last: u64,
+    /// The records before this one have to be durable before the round ends.
+    shown: u64,
     segments: VecDeque<Segment>,
     /// The notes of the round's changes, and the number of the last one, until they are durable.
     notes: Option<(Arc<dyn ChangeNotes>, u64)>,
@@ -79,7 +81,17 @@ impl WalQueue {
                 return;
             }
             if let (true, None) = (write_back.is_flushing, write_back.failed) {
-                return self.end_round(next);
+                let shown = write_back.shown;
+                let outcome = self.inner.shared.attempt(&self.waker, |state| {
+                    let is_durable = state.log.durable() >= shown;
+                    is_durable.then_some(Ok(())).or_else(|| state.failed.map(Err))
+                });
+                match outcome {
+                    Some(Ok(())) => return self.end_round(next),
+                    Some(Err(_)) => return self.abandon_round(next),
+                    // The flush of the log is in flight.
+                    None => return,
+                }
             }
             if !may_copy {
                 return self.abandon_round(next);
@@ -195,6 +207,8 @@ impl WalQueue {
             if state.is_writing_back || state.failed.is_some() {
                 return None;
             }
+            // With `Written`, the records may not be durable yet.
+            state.want_shown();
             let round = state.log.round(limit)?;
             (state.is_writing_back, state.is_space_awaited, state.since_ns) = (true, false, now_ns);
             Some(round)
@@ -202,10 +216,11 @@ impl WalQueue {
         if round.is_none() && is_allowed {
             self.background.end(now_ns);
         }
-        let Round { last, segments } = round?;
+        let Round { last, shown, segments } = round?;
         let left = segments.iter().map(|segment| segment.length).sum();
         Some(WriteBack {
             last,
+            shown,
             segments: segments.into(),
             // All changes of the round have been noted by now.
             notes: self.inner.notes(),

@@ -1,9 +1,10 @@
 //! A write-ahead log for a slow disk.
 //!
-//! Every change is durable in a log volume before it is acknowledged. Changes are written back home
-//! later, in batches and in order of their offsets. So a flush has nothing to wait for, and a
-//! synchronous write takes as long as the log volume needs for it. The log itself is `fathom_wal`;
-//! `docs/wal.md` describes its format.
+//! Every change is in a log volume before it is acknowledged. Changes are written back home later, in
+//! batches and in order of their offsets. With [`Completion::Durable`], a change is durable in the log before
+//! it is acknowledged. So a flush has nothing to wait for, and a synchronous write takes as long as the
+//! log volume needs for it. With [`Completion::Written`], a flush makes the changes durable that completed
+//! before it. The log itself is `fathom_wal`; `docs/wal.md` describes its format.
 //!
 //! - [`LogVolume`]: the store of logs; the disks with a log on it share its flushes.
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
@@ -15,8 +16,8 @@
 //! share the flushes of the volume. If a queue ends before it has written a record, another queue
 //! fills the record's place, so that no queue waits for a closed one.
 //!
-//! After the log volume has failed, the disk rejects changes: only durable changes are
-//! acknowledged. The log keeps its content. If the disk beneath fails, changes succeed until the
+//! After the log volume has failed, the disk rejects changes, and flushes if they would have to make
+//! changes durable. The log keeps its content. If the disk beneath fails, changes succeed until the
 //! log is full, and then fail with the disk's error. Write-back is tried again each second.
 
 mod home;
@@ -39,7 +40,7 @@ use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Superblock};
 
 pub use fathom_wal::MAGIC;
-pub use open::{WalError, WalOptions};
+pub use open::{Completion, WalError, WalOptions};
 pub use places::LogPlaces;
 use queue::WalQueue;
 use volume::Claim;
@@ -77,6 +78,9 @@ struct State {
     retry_ns: u64,
     /// The time since when the log has had changes that are not at home, in nanoseconds.
     since_ns: u64,
+    /// The records before this one have to become durable as soon as possible. Used only if changes complete
+    /// before they are durable.
+    wanted: u64,
     /// Whether a change waits for space.
     is_space_awaited: bool,
     /// Whether to write back all changes now.
@@ -84,6 +88,13 @@ struct State {
 }
 
 impl State {
+    /// What is shown has to become durable as soon as possible. Returns the sequence of the first record that
+    /// is not shown.
+    fn want_shown(&mut self) -> u64 {
+        self.wanted = self.wanted.max(self.log.shown());
+        self.log.shown()
+    }
+
     /// Wakes all queues: the one with a write-back round in progress may have to continue.
     fn wake_queues(&self) {
         for (_, waker) in &self.queues {
@@ -99,6 +110,7 @@ struct Inner {
     /// The superblock at the opening. Only its constant fields are used.
     superblock: Superblock,
     age_ns: AtomicU64,
+    completion: Completion,
     shared: Shared<State>,
     rounds: AtomicU64,
     /// Whether a flush of home has completed since the log was opened. Before that, home may have changes that
@@ -265,7 +277,7 @@ impl Layer for Wal {
     }
 
     fn capabilities(&self, below: Capabilities) -> Capabilities {
-        // A change is durable in the log before it completes.
+        // A change is durable in the log before it completes, or before a flush does.
         Capabilities { flush: true, force_unit_access: below.write, ..below }
     }
 
@@ -289,10 +301,14 @@ impl Layer for Wal {
         if status.log_failed.is_some() {
             problems.push(LayerProblem {
                 message: "its log volume failed: the disk rejects changes".into(),
-                remedy:
-                    "repair the log volume, then serve all disks with a log on it again: the log \
-                         keeps all changes"
-                        .into(),
+                remedy: format!(
+                    "repair the log volume, then serve all disks with a log on it again: the log keeps \
+                     all changes{}",
+                    match self.inner.completion {
+                        Completion::Durable => "",
+                        Completion::Written => " that were flushed",
+                    }
+                ),
             });
         } else if let Some(kind) = status.home_failed {
             let share = status.used * 100 / status.size.max(1);

@@ -19,6 +19,15 @@ const RING_BLOCKS_MIN: u64 = 16;
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 
+/// When changes complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// When they are durable. A flush has nothing to wait for.
+    Durable,
+    /// When they are written. A flush makes them durable, as with any disk with a write cache.
+    Written,
+}
+
 /// The place of a disk's log, and its settings.
 #[derive(Clone, Debug)]
 pub struct WalOptions {
@@ -39,6 +48,8 @@ pub struct WalOptions {
     pub identity: [u8; 16],
     /// How long a change may be only in the log, in nanoseconds.
     pub age_ns: u64,
+    /// When changes complete.
+    pub completion: Completion,
     /// The identity of the log that holds changes of the disk, if there is one. No other log is
     /// accepted.
     pub expected: Option<[u8; 16]>,
@@ -188,6 +199,7 @@ impl Wal {
             base: region.start,
             superblock: log.superblock().clone(),
             age_ns: AtomicU64::new(options.age_ns),
+            completion: options.completion,
             shared: Shared::new(State {
                 log,
                 failed: None,
@@ -200,6 +212,7 @@ impl Wal {
                 home_failed: None,
                 retry_ns: 0,
                 since_ns: 0,
+                wanted: 0,
                 is_space_awaited: false,
                 is_draining: false,
             }),

@@ -15,6 +15,7 @@ use fathom_wal::{
 
 use super::Inner;
 use super::home::WriteBack;
+use super::open::Completion;
 use super::volume::FlushAnswer;
 
 /// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
@@ -60,7 +61,8 @@ pub(super) struct WalQueue {
     pub(super) below: Capabilities,
     pending: VecDeque<Change>,
     prepared: Option<Prepared>,
-    /// Changes in records, each with the sequence of its last record.
+    /// Changes in records, each with the sequence of its last record, and flushes, with that of the last
+    /// record that has to be durable.
     waiting: VecDeque<(u64, Box<Request>)>,
     /// The sequences of the records that are being written.
     records: Vec<u64>,
@@ -132,14 +134,30 @@ impl WalQueue {
             self.settle(next);
         }
         self.bring_home(next);
+        // A round may need durable records.
+        while self.flush(next) {
+            self.settle(next);
+            self.bring_home(next);
+        }
         self.park(next);
     }
 
-    /// Applies the completed flushes, and completes the changes that they made durable.
+    /// Whether a request completes only when its records are durable, and not when they are written.
+    fn needs_durable(&self, request: &Request) -> bool {
+        self.inner.completion == Completion::Durable
+            || request.operation == Operation::Flush
+            || request.flags.force_unit_access
+    }
+
+    /// Applies the completed flushes, and completes what waited for them or for the writes of records.
     fn settle(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
-        let (durable, failed, changed) = self.inner.shared.access(|state| {
+        let completion = self.inner.completion;
+        let (durable, shown, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
+            if completion == Completion::Written {
+                changed |= state.log.show_written();
+            }
             if is_failed && state.failed.is_none() {
                 state.failed = Some(ErrorKind::Io);
                 changed = true;
@@ -149,24 +167,44 @@ impl WalQueue {
                 state.log.checkpointed();
                 changed = true;
             }
-            (state.log.durable(), state.failed, changed)
+            (state.log.durable(), state.log.shown(), state.failed, changed)
         });
         if changed {
             self.inner.shared.wake();
         }
-        while let Some((last, _)) = self.waiting.front() {
+        let mut index = 0;
+        while let Some((last, request)) = self.waiting.get(index) {
+            let reached = if self.needs_durable(request) { durable } else { shown };
             let outcome = match failed {
-                _ if *last < durable => Ok(()),
+                _ if *last < reached => Ok(()),
                 Some(kind) => Err(kind),
-                None => break,
+                // Those behind it need not wait for it.
+                None => {
+                    index += 1;
+                    continue;
+                }
             };
-            if let Some((_, request)) = self.waiting.pop_front() {
-                next.complete(request, outcome);
+            if let Some((_, request)) = self.waiting.remove(index) {
+                self.complete_waiting(request, outcome, next);
             }
         }
         if let Some(kind) = failed {
             self.fail_waiting(kind, next);
         }
+    }
+
+    /// Completes a request whose records are durable, or written.
+    fn complete_waiting(
+        &mut self,
+        request: Box<Request>,
+        outcome: Outcome,
+        next: &mut Crossing<'_>,
+    ) {
+        let is_flush = request.operation == Operation::Flush;
+        if is_flush && outcome.is_ok() && !self.inner.is_home_flushed.load(Ordering::Acquire) {
+            return next.submit(request);
+        }
+        next.complete(request, outcome);
     }
 
     /// Fails the changes without a place in the log.
@@ -304,7 +342,25 @@ impl WalQueue {
         }
         (own.offset, own.length) = (self.inner.base + reservation.offset, own.buffers.length());
         self.send_record(own, sequence, next);
+        if whole.iter().any(|request| request.flags.force_unit_access) {
+            self.inner.shared.access(|state| state.wanted = state.wanted.max(sequence + 1));
+        }
         self.waiting.extend(whole.into_iter().map(|request| (sequence, request)));
+    }
+
+    /// A flush: the changes that have completed become durable.
+    fn flush_changes(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        // With `Durable`, they are durable already.
+        let shown = self
+            .inner
+            .shared
+            .access(|state| (state.log.durable() < state.log.shown()).then(|| state.want_shown()));
+        let Some(shown) = shown else {
+            // Changes from before the log was opened may not be durable at home.
+            return self.complete_waiting(request, Ok(()), next);
+        };
+        self.waiting.push_back((shown - 1, request));
+        self.work(next);
     }
 
     fn send_record(&mut self, mut own: Box<Request>, sequence: u64, next: &mut Crossing<'_>) {
@@ -339,13 +395,18 @@ impl WalQueue {
     }
 
     /// Begins the flush that records wait for, unless another queue has one in flight. Returns
-    /// whether that flush has completed already.
+    /// whether that flush has completed already. Records of completed changes wait only if a flush, a round or a
+    /// change does.
     fn flush(&mut self, next: &mut Crossing<'_>) -> bool {
         if self.flushing.is_some() || self.is_closed {
             return false;
         }
+        let completion = self.inner.completion;
         let needed = self.inner.shared.access(|state| {
-            state.log.awaited_flush().max(state.checkpoint_flush).filter(|_| state.failed.is_none())
+            let are_wanted =
+                completion == Completion::Durable || state.log.durable() < state.wanted;
+            let records = state.log.awaited_flush().filter(|_| are_wanted);
+            records.max(state.checkpoint_flush).filter(|_| state.failed.is_none())
         });
         let Some(needed) = needed else { return false };
         match self.inner.volume.request_flush(&self.waker, needed, next.now_ns()) {
@@ -369,12 +430,16 @@ impl WalQueue {
 
     /// Registers the queue to be woken, if its changes wait for another queue's record or flush.
     fn park(&mut self, next: &mut Crossing<'_>) {
-        let Some(&(last, _)) = self.waiting.front() else { return };
-        if self.flushing.is_some() || !self.records.is_empty() {
+        let is_working = self.flushing.is_some() || !self.records.is_empty();
+        if is_working || self.waiting.is_empty() {
             return;
         }
         let has_advanced = self.inner.shared.attempt(&self.waker, |state| {
-            (state.log.durable() > last || state.failed.is_some()).then_some(())
+            let (durable, shown) = (state.log.durable(), state.log.shown());
+            let has_reached = self.waiting.iter().any(|(last, request)| {
+                *last < if self.needs_durable(request) { durable } else { shown }
+            });
+            (has_reached || state.failed.is_some()).then_some(())
         });
         if has_advanced.is_some() {
             self.settle(next);
@@ -492,12 +557,9 @@ impl LayerQueue for WalQueue {
                     self.work(next);
                 }
             }
-            // Completed changes are durable in the log, but for those from before the log was opened.
-            Operation::Flush if self.inner.is_home_flushed.load(Ordering::Acquire) => {
-                next.complete(request, Ok(()));
-            }
+            Operation::Flush => self.flush_changes(request, next),
             Operation::Extents => self.extents(request, next),
-            Operation::Flush | Operation::GetId => next.submit(request),
+            Operation::GetId => next.submit(request),
         }
     }
 

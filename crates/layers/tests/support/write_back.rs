@@ -10,7 +10,7 @@ use fathom_block::{Backend, Disk, DiskOptions};
 use fathom_cache::Policy;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, VolumeOptions};
-use fathom_layers::wal::{LogVolume, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{Cache, Wal};
 use fathom_sim::{
     Harness, Images, ModelDisk, SimBackend, SimOptions, SimRecord, Workload, WorkloadOptions,
@@ -100,6 +100,7 @@ pub fn log_options(seed: u64) -> WalOptions {
         block_size: 512,
         identity: LOG,
         age_ns: 20_000,
+        completion: Completion::Written,
         expected: None,
     }
 }

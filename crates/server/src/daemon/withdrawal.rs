@@ -136,8 +136,8 @@ impl Daemon {
             while !export.wait(FOREVER) {}
         }
         withdrawal.drained.store(true, Ordering::Release);
-        // Changes that are not written back are durable in the log, where the next daemon finds
-        // them.
+        // Changes that are not written back are in the log, where the next daemon finds them. The flush
+        // below makes them durable.
         let had_log = log.is_some();
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         if had_log && home.is_ok() {
