@@ -70,7 +70,7 @@ fn disks_of_a_device_wait_for_each_other_and_it_is_reported() {
         let layers = vec![LayerDefinition::new("schedule", schedule), delay.clone()];
         DiskChange { layers: Some(layers), ..DiskChange::default() }
     };
-    let options = json!({ "device": "d", "weight": 300, "depth": 2, "hold_max": "2s" });
+    let options = json!({ "device": "d", "weight": 300, "depth": 2, "hold_max": "3s" });
     client.change_disk("a", &layers(options)).unwrap();
     assert_eq!(figure("a", "waited_total"), waited);
     for (options, expected) in [

@@ -52,7 +52,7 @@ impl Default for ScheduleOptions {
             weight: WEIGHT,
             weights: BTreeMap::new(),
             depth: 32,
-            hold_max: Nanoseconds(1_000_000_000),
+            hold_max: Nanoseconds(2_000_000_000),
             held_requests: 64,
             held_bytes: Bytes(32 << 20),
         }
@@ -85,7 +85,7 @@ impl LayerOptions for ScheduleOptions {
         ),
         Key::new(
             "hold_max",
-            "\"1s\"",
+            "\"2s\"",
             "the longest time for which a background request is held back",
         ),
         Key::new(
