@@ -20,10 +20,15 @@ fn patient() -> ScheduleOptions {
     ScheduleOptions { hold_max: Nanoseconds(20 * SECOND), held_requests: 1 << 20, ..defaults }
 }
 
+/// Options with which requests are held for 1 s at most.
+fn one_second() -> ScheduleOptions {
+    ScheduleOptions { hold_max: Nanoseconds(SECOND), ..ScheduleOptions::default() }
+}
+
 #[test]
 fn background_requests_wait_while_a_process_waits_and_no_longer_than_the_bound() {
     let bench = Bench::new(1, 5 * MS);
-    let (mut reader, mut writer, layer) = bench.reader_and_writer(&ScheduleOptions::default(), 2);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&one_second(), 2);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     (0..20).for_each(|_| _ = writer.submit(WRITE_BACK));
     let begun_ns = bench.now();
@@ -43,7 +48,7 @@ fn background_requests_wait_while_a_process_waits_and_no_longer_than_the_bound()
 #[test]
 fn all_held_requests_are_passed_on_in_one_burst() {
     let bench = Bench::new(1, 5 * MS);
-    let (mut reader, mut writer, layer) = bench.reader_and_writer(&ScheduleOptions::default(), 2);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&one_second(), 2);
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
     // One a hundredth of a second, in the reverse of their order on the disk.
     for number in (0..10).rev() {
