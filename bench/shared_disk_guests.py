@@ -13,7 +13,7 @@ from guest import ROOT, Daemon, Guest
 
 # The cases: whether one guest reads, whether the other one writes and to which of its disks, whether guests are
 # flushed in idle time, and whether the disks have the layer `schedule`. The disk `spare` is on a device of its
-# own: in the case `apart` the guests share only the host's processors, on which both may be emulated.
+# own: in the case `apart` the guests share the host, but no device.
 CASES = {
     "alone": (True, None, False, False),
     "apart": (True, "spare", False, False),
