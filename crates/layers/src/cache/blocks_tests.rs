@@ -87,7 +87,7 @@ impl Model {
     fn insert(&self, block: u64, mask: u16, number: u64, access: &Access) {
         let home = &self.home[block as usize];
         let versions = home.each_ref().map(|version| version.load(Ordering::Acquire));
-        let room = self.shard.lock().unwrap().begin_insertion(key(block), number, mask, true);
+        let room = self.shard.lock().unwrap().begin_insertion(key(block), number, mask, || true);
         let Some(room) = room else { return };
         for granule in granules(room.mask) {
             let content = block << 32 | versions[granule];

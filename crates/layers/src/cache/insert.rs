@@ -51,18 +51,17 @@ impl CacheQueue {
     ) {
         let volume = std::sync::Arc::clone(&self.inner.volume);
         let granules = volume.format.granules() as usize;
-        let length = data.length;
+        let (offset, length) = (data.offset, data.length);
         let (mut rooms, mut sums) = self.spare_rooms.pop().unwrap_or_default();
         let regions = &self.inner.disk.regions;
-        let replaces = !volume.is_kept
-            || regions.access(|regions| regions.may_replace(data.offset, data.length));
+        let may_replace = || regions.access(|regions| regions.may_replace(offset, length));
         for part in parts.drain(..) {
             if volume.has_failed() {
                 volume.shard(part.shard).cancel(part.key, part.number);
                 continue;
             }
             let Part { key, number, mask, .. } = part;
-            let room = volume.shard(part.shard).begin_insertion(key, number, mask, replaces);
+            let room = volume.shard(part.shard).begin_insertion(key, number, mask, may_replace);
             let Some(room) = room else { continue };
             for granule in 0..granules {
                 let place = part.block + granule as u64 * u64::from(GRANULE);

@@ -387,17 +387,17 @@ impl Shard {
     }
 
     /// Begins to insert the granules `mask` of a block. `None` if the insertion is not valid any more,
-    /// or if there is no room; the insertion has ended then. Without `replaces`, a slot whose mapping may be in a
-    /// table on the volume gets no other content.
+    /// or if there is no room; the insertion has ended then. A slot whose mapping may be in a table on the volume gets
+    /// other content only if `may_replace` returns true.
     pub(super) fn begin_insertion(
         &mut self,
         key: u64,
         number: u64,
         mask: u16,
-        replaces: bool,
+        may_replace: impl FnOnce() -> bool,
     ) -> Option<Room> {
         let is_expected = self.is_expected(key, number);
-        let room = is_expected.then(|| self.room(key, mask, replaces)).flatten();
+        let room = is_expected.then(|| self.room(key, mask, may_replace)).flatten();
         match room {
             Some(Room { slot, .. }) => _ = self.blocks.pins.pin(slot),
             None => self.cancel(key, number),
@@ -405,13 +405,14 @@ impl Shard {
         room
     }
 
-    fn room(&mut self, key: u64, mask: u16, replaces: bool) -> Option<Room> {
+    fn room(&mut self, key: u64, mask: u16, may_replace: impl FnOnce() -> bool) -> Option<Room> {
         if let Some(slot) = self.find(key) {
             let mask = mask & !self.valid(slot);
-            let may_write = replaces || self.flags[slot as usize] & IMAGED == 0;
             // A read of a granule that has become invalid may still be in flight.
-            return (mask != 0 && may_write && self.blocks.pins.is_unpinned(slot))
-                .then_some(Room { slot, mask });
+            let may_write = mask != 0
+                && self.blocks.pins.is_unpinned(slot)
+                && (self.flags[slot as usize] & IMAGED == 0 || may_replace());
+            return may_write.then_some(Room { slot, mask });
         }
         if self.free_count() == 0 && !self.is_kept {
             self.evict(Some(key));

@@ -24,7 +24,7 @@ fn miss(shard: &mut Shard, key: u64) -> u64 {
 /// Inserts a block, and returns its slot.
 fn insert(shard: &mut Shard, key: u64) -> Option<u32> {
     let number = miss(shard, key);
-    let room = shard.begin_insertion(key, number, 0b1111, true)?;
+    let room = shard.begin_insertion(key, number, 0b1111, || true)?;
     shard.end_insertion(key, number, room, Some(&[1, 2, 3, 4]), &access());
     shard.check();
     Some(room.slot)
@@ -48,12 +48,12 @@ fn a_change_ends_an_insertion_of_old_content() {
     assert_eq!(miss(&mut shard, 1), 0, "one insertion at a time");
     shard.begin_change(1, 0b0001, Reason::Write);
     assert_eq!(miss(&mut shard, 1), 0, "the content is uncertain");
-    assert_eq!(shard.begin_insertion(1, number, 0b1111, true), None);
+    assert_eq!(shard.begin_insertion(1, number, 0b1111, || true), None);
     assert_ne!(shard.end_change(1, Some(&access())), 0);
     shard.check();
     // While it is written to its slot.
     let number = miss(&mut shard, 2);
-    let room = shard.begin_insertion(2, number, 0b1111, true).unwrap();
+    let room = shard.begin_insertion(2, number, 0b1111, || true).unwrap();
     shard.begin_change(2, 0b0001, Reason::Write);
     shard.end_change(2, None);
     shard.end_insertion(2, number, room, Some(&[0; 4]), &access());
@@ -87,7 +87,7 @@ fn the_last_of_several_changes_is_unknown() {
     let number = miss(&mut shard, 7);
     let long = shard.begin_range(5..50);
     assert_eq!(miss(&mut shard, 8), 0);
-    assert_eq!(shard.begin_insertion(7, number, 1, true), None);
+    assert_eq!(shard.begin_insertion(7, number, 1, || true), None);
     shard.end_range(long);
     shard.check();
 }
@@ -102,10 +102,10 @@ fn a_change_takes_its_granules_out() {
     let number = shard.end_change(1, Some(&access()));
     // A read of the old content may still be in flight.
     assert_eq!(shard.read(1, 0b0001, &access(), false), Lookup::Hit(slot));
-    assert_eq!(shard.begin_insertion(1, number, 0b0100, true), None);
+    assert_eq!(shard.begin_insertion(1, number, 0b0100, || true), None);
     shard.unpin(slot);
     let number = miss(&mut shard, 1);
-    let room = shard.begin_insertion(1, number, 0b1111, true).unwrap();
+    let room = shard.begin_insertion(1, number, 0b1111, || true).unwrap();
     assert_eq!(room, Room { slot, mask: 0b0100 });
     shard.end_insertion(1, number, room, Some(&[9; 4]), &access());
     assert!(is_hit(&mut shard, 1, 0b1111));
@@ -155,7 +155,7 @@ fn a_table_has_only_content_that_a_flush_has_covered() {
     // New content during a flush needs another flush.
     shard.begin_change(1, 0b0001, Reason::Write);
     let number = shard.end_change(1, Some(&access()));
-    let room = shard.begin_insertion(1, number, 0b0001, true).unwrap();
+    let room = shard.begin_insertion(1, number, 0b0001, || true).unwrap();
     shard.end_insertion(1, number, room, Some(&[0; 4]), &access());
     shard.begin_tables(3);
     assert_eq!(shard.take_dirty(0), Some(slot / 4));
@@ -230,7 +230,7 @@ fn a_block_that_was_read_ahead_is_used_once() {
     let read_ahead = |shard: &mut Shard, key: u64| {
         let number = shard.read_ahead(key, 0b1111, &access);
         assert!(number != 0);
-        let room = shard.begin_insertion(key, number, 0b1111, true).unwrap();
+        let room = shard.begin_insertion(key, number, 0b1111, || true).unwrap();
         assert!(shard.end_insertion(key, number, room, Some(&[0; 4]), &access));
         shard.mark_ahead(room.slot);
         room.slot
@@ -248,7 +248,7 @@ fn a_block_that_was_read_ahead_is_used_once() {
     // A scan pushes all of them out, as it does with blocks that were read once.
     for key in 1000..1200 {
         let Lookup::Miss(number) = shard.read(key, 0b1111, &access, true) else { panic!() };
-        let room = shard.begin_insertion(key, number, 0b1111, true).unwrap();
+        let room = shard.begin_insertion(key, number, 0b1111, || true).unwrap();
         shard.end_insertion(key, number, room, Some(&[0; 4]), &access);
         shard.check();
     }
@@ -259,7 +259,7 @@ fn a_block_that_was_read_ahead_is_used_once() {
     let number = shard.read_ahead(5, 0b1111, &access);
     assert_eq!(shard.read_ahead(5, 0b1111, &access), 0, "it is on its way");
     shard.begin_change(5, 1, Reason::Write);
-    assert!(shard.begin_insertion(5, number, 0b1111, true).is_none());
+    assert!(shard.begin_insertion(5, number, 0b1111, || true).is_none());
     assert_eq!(shard.read_ahead(5, 0b1111, &access), 0, "it is being changed");
     shard.end_change(5, None);
     shard.check();

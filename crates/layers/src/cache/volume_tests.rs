@@ -25,7 +25,7 @@ fn fill(shard: &mut Shard, disk: u64) {
     for block in 0..u64::from(shard.slots()) * 9 / 8 {
         let key = disk << BLOCK_BITS | block.wrapping_mul(0x9e37_79b9) & 0xffff_ffff;
         let Lookup::Miss(number) = shard.read(key, 1, &access, true) else { continue };
-        let Some(room) = shard.begin_insertion(key, number, 0b1111, true) else { continue };
+        let Some(room) = shard.begin_insertion(key, number, 0b1111, || true) else { continue };
         shard.end_insertion(key, number, room, Some(&[1, 2, 3, 4]), &access);
     }
 }

@@ -142,11 +142,14 @@ impl WalQueue {
         self.park(next);
     }
 
-    /// Whether a request completes only when its records are durable, and not when they are written.
-    fn needs_durable(&self, request: &Request) -> bool {
-        self.inner.completion == Completion::Durable
+    /// Whether what a waiting request needs has been reached: its records are durable, or only shown. `durable`
+    /// and `shown` are the sequences of the first records that are not.
+    fn is_reached(&self, waiting: &(u64, Box<Request>), durable: u64, shown: u64) -> bool {
+        let (last, request) = waiting;
+        let needs_durable = self.inner.completion == Completion::Durable
             || request.operation == Operation::Flush
-            || request.flags.force_unit_access
+            || request.flags.force_unit_access;
+        *last < if needs_durable { durable } else { shown }
     }
 
     /// Applies the completed flushes, and completes what waited for them or for the writes of records.
@@ -173,10 +176,9 @@ impl WalQueue {
             self.inner.shared.wake();
         }
         let mut index = 0;
-        while let Some((last, request)) = self.waiting.get(index) {
-            let reached = if self.needs_durable(request) { durable } else { shown };
+        while let Some(waiting) = self.waiting.get(index) {
             let outcome = match failed {
-                _ if *last < reached => Ok(()),
+                _ if self.is_reached(waiting, durable, shown) => Ok(()),
                 Some(kind) => Err(kind),
                 // Those behind it need not wait for it.
                 None => {
@@ -237,6 +239,7 @@ impl WalQueue {
                 return;
             };
             let now_ns = next.round_ns();
+            let has_fua = prepared.whole.iter().any(|request| request.flags.force_unit_access);
             let reserved = self.inner.shared.attempt(&self.waker, |state| {
                 if let Some(kind) = state.failed {
                     return Some(Err(kind));
@@ -252,7 +255,12 @@ impl WalQueue {
                     state.wake_queues();
                 }
                 match reserved {
-                    Ok(reservation) => Some(Ok(reservation)),
+                    Ok(reservation) => {
+                        if has_fua {
+                            state.wanted = state.wanted.max(reservation.record.sequence + 1);
+                        }
+                        Some(Ok(reservation))
+                    }
                     Err(_) => state.home_failed.map(Err),
                 }
             });
@@ -342,9 +350,6 @@ impl WalQueue {
         }
         (own.offset, own.length) = (self.inner.base + reservation.offset, own.buffers.length());
         self.send_record(own, sequence, next);
-        if whole.iter().any(|request| request.flags.force_unit_access) {
-            self.inner.shared.access(|state| state.wanted = state.wanted.max(sequence + 1));
-        }
         self.waiting.extend(whole.into_iter().map(|request| (sequence, request)));
     }
 
@@ -436,9 +441,8 @@ impl WalQueue {
         }
         let has_advanced = self.inner.shared.attempt(&self.waker, |state| {
             let (durable, shown) = (state.log.durable(), state.log.shown());
-            let has_reached = self.waiting.iter().any(|(last, request)| {
-                *last < if self.needs_durable(request) { durable } else { shown }
-            });
+            let has_reached =
+                self.waiting.iter().any(|waiting| self.is_reached(waiting, durable, shown));
             (has_reached || state.failed.is_some()).then_some(())
         });
         if has_advanced.is_some() {
