@@ -8,6 +8,10 @@ use crate::guest::Guest;
 use crate::process::Process;
 use crate::{Assets, Kernel, Qemu, Result, accelerator};
 
+/// How often a guest is started. On a busy machine, an emulating QEMU with several processors sometimes fails
+/// an assertion of its own while the guest sets its devices up (`iotlb_to_section`, `msix_table_mmio_write`).
+const STARTS_MAX: u32 = 3;
+
 /// A disk of a guest.
 #[derive(Debug, Clone)]
 pub struct Disk {
@@ -174,15 +178,25 @@ impl Builder {
             Some(qemu) => qemu.clone(),
             None => Qemu::current()?,
         };
-        let directory = tempfile::tempdir()?;
-        let arguments = self.command_line(&qemu, &directory)?;
-        let log = directory.path().join("qemu.log");
-        let process = Process::start(qemu.binary(), &arguments, &log)?;
-        let guest = Guest::new(process, directory)?;
-        if self.incoming.is_none() {
-            guest.wait_until_ready(1, crate::patience(self.ready_seconds))?;
+        let mut starts_left = STARTS_MAX;
+        loop {
+            starts_left -= 1;
+            let directory = tempfile::tempdir()?;
+            let arguments = self.command_line(&qemu, &directory)?;
+            let log = directory.path().join("qemu.log");
+            let process = Process::start(qemu.binary(), &arguments, &log)?;
+            let guest = Guest::new(process, directory)?;
+            if self.incoming.is_some() {
+                return Ok(guest);
+            }
+            match guest.wait_until_ready(1, crate::patience(self.ready_seconds)) {
+                Ok(()) => return Ok(guest),
+                Err(error) if starts_left > 0 && guest.process().has_aborted() => {
+                    println!("QEMU is started again: {error}");
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(guest)
     }
 
     fn command_line(&self, qemu: &Qemu, directory: &TempDir) -> Result<Vec<String>> {

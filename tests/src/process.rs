@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use crate::{Error, Result, until};
 
+/// The signal of a failed assertion.
+const SIGABRT: i32 = 6;
+
 /// A running program. It is killed when the value is dropped or the test process ends.
 #[derive(Debug)]
 pub struct Process {
@@ -50,6 +53,12 @@ impl Process {
     /// When the system call fails.
     pub fn status(&self) -> Result<Option<ExitStatus>> {
         Ok(self.child.lock().unwrap().try_wait()?)
+    }
+
+    /// Whether the program has ended by a failed assertion of its own (SIGABRT).
+    pub fn has_aborted(&self) -> bool {
+        let status = self.child.lock().unwrap().try_wait();
+        status.is_ok_and(|status| status.is_some_and(|it| it.signal() == Some(SIGABRT)))
     }
 
     /// Fails if the process has ended. For use while waiting for one of its effects.

@@ -1,13 +1,15 @@
 //! The queues of a cache: S3-FIFO with levels.
 //!
-//! A new block enters the small queue, a tenth of the slots. If it is hit there, it moves to the
-//! main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
+//! A new block enters the small queue, a part of the slots: a tenth, or as the ranks' [`Sieve`] says. If it is hit there,
+//! it moves to the main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
 //! block that the ghosts remember enters the main queue at once. A block of the main queue that has
 //! been hit gets another round for each hit, at most three.
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
-//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as
-//! their level has less than three quarters of the slots. If all blocks have one level, this is S3-FIFO.
+//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as their level
+//! leaves it its part of the slots. If all blocks have one level and the sieve is a tenth, this is S3-FIFO.
+//!
+//! [`Sieve`]: crate::ranks::Sieve
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -57,10 +59,6 @@ pub struct Engine {
     pools: Vec<Pool>,
     /// The blocks of all pools.
     blocks: u32,
-    /// The blocks that the small queues have at least before one of them leaves.
-    small_min: u32,
-    /// The blocks of a level from which on further blocks do not skip the small queue.
-    level_max: u32,
     /// The entries of slots beyond one for each slot, and their limit.
     extra: usize,
     extra_max: usize,
@@ -79,8 +77,6 @@ impl Engine {
             ghost: Ghost::new(slots * 11 / 10, slots * 9 / 10),
             pools: vec![Pool::default()],
             blocks: 0,
-            small_min: (slots / 10).max(1) as u32,
-            level_max: (slots / 4 * 3) as u32,
             extra: 0,
             extra_max,
             time: 0,
@@ -163,7 +159,7 @@ impl Engine {
         }
         // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
         // of them leave before they are requested again if they are more than the cache holds.
-        let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max;
+        let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max();
         let queue = if is_known || is_high { main_queue(level) } else { SMALL };
         let mut state = self.slots.get(slot);
         state.set_hits(0);
@@ -209,7 +205,11 @@ impl Engine {
             let hits = state.hits();
             let target = main_queue(self.ranks.level(state.group()));
             // A block whose group has become worth more since then is moved, too.
-            let is_kept = hits > 0 || queue != SMALL && target > queue;
+            let is_kept = if queue == SMALL {
+                hits >= self.ranks.sieve().hits_min
+            } else {
+                hits > 0 || target > queue
+            };
             if is_kept && steps < STEPS_MAX {
                 state.set_hits(if queue == SMALL { 0 } else { hits.saturating_sub(1) });
                 state.set_queue(Some(target));
@@ -237,7 +237,18 @@ impl Engine {
 
     /// Whether a block of a small queue leaves next.
     fn is_small_due(&self) -> bool {
-        self.held(SMALL) >= self.small_min
+        self.held(SMALL) >= self.percent(self.ranks.sieve().small_percent).max(1)
+    }
+
+    /// The blocks of a level from which on further blocks do not skip the small queue: so many that there
+    /// are still blocks in the small queue, which leave before them.
+    fn level_max(&self) -> u32 {
+        self.percent(98_u8.saturating_sub(self.ranks.sieve().small_percent))
+    }
+
+    /// A part of the slots.
+    fn percent(&self, percent: u8) -> u32 {
+        (self.slots.count() as u64 * u64::from(percent) / 100) as u32
     }
 
     /// The pool from which the next block leaves.

@@ -21,6 +21,22 @@ const COST_WRITE_SEQUENTIAL: usize = COSTS - 2;
 /// Costs below this one, in nanoseconds, are the lowest; each further one has four times the cost.
 const COST_BASE_SHIFT: u32 = 12;
 
+/// How the small queue sifts new blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sieve {
+    /// The blocks that the small queue has at least before one of them leaves, in percent of the slots.
+    pub small_percent: u8,
+    /// The hits in the small queue with which a block moves to the main queue.
+    pub hits_min: u8,
+}
+
+impl Sieve {
+    /// That of S3-FIFO.
+    pub const TENTH: Self = Self { small_percent: 10, hits_min: 1 };
+    /// Nearly all slots are for blocks that are worth more than others.
+    pub const NARROW: Self = Self { small_percent: 2, hits_min: 1 };
+}
+
 /// The levels of groups.
 #[derive(Clone, Debug)]
 pub struct Ranks {
@@ -32,6 +48,7 @@ pub struct Ranks {
     /// Whether a write is a use of its block, although its class is known.
     uses_writes: bool,
     shift: u32,
+    sieve: Sieve,
 }
 
 impl Ranks {
@@ -44,13 +61,14 @@ impl Ranks {
             skips: [false; GROUPS],
             uses_writes: true,
             shift: LEVEL_SHIFT,
+            sieve: Sieve::TENTH,
         }
     }
 
     /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one level above
     /// the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
-        let mut ranks = Self { high: 1, shift: SKY_SHIFT, ..Self::equal() };
+        let mut ranks = Self { high: 1, shift: SKY_SHIFT, sieve: Sieve::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             let level = match class {
@@ -69,7 +87,7 @@ impl Ranks {
     /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
     /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self { uses_writes: false, ..Self::equal() };
+        let mut ranks = Self { uses_writes: false, sieve: Sieve::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
@@ -104,6 +122,16 @@ impl Ranks {
     /// Whether blocks of a group skip the small queue.
     pub fn is_high(&self, group: usize) -> bool {
         self.levels[group] >= self.high || self.skips[group]
+    }
+
+    /// The same with another small queue.
+    pub fn sifted(self, sieve: Sieve) -> Self {
+        Self { sieve, ..self }
+    }
+
+    /// How the small queue sifts new blocks.
+    pub fn sieve(&self) -> Sieve {
+        self.sieve
     }
 
     /// The ratio of lives of neighbouring levels, as a power of two.

@@ -4,10 +4,10 @@
 //! A trial has a part of the cache's slots and sees the requests for the same part of all keys, chosen
 //! by their hashes, so that it hits as often as a whole cache with its rules would ("miniature
 //! simulation", Waldspurger and others, ATC 2017). The first trial trusts the classes of requests,
-//! because a file's size and kind are known before anything is learned; it does the same as the second
-//! for requests without a meaning. The second does not tell blocks apart, so that the policy costs at
-//! most what it takes to notice that its knowledge does not help. The others begin like the first, and
-//! learn.
+//! because a file's size and kind are known before anything is learned. The second does not tell blocks
+//! apart, so that the policy costs at most what it takes to notice that its knowledge does not help. The
+//! next ones begin like the first, and learn. The last ones do not tell blocks apart either, and sift new
+//! blocks in other ways: no way is best for all workloads.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::access::Access;
 use crate::engine::Engine;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, Sieve};
 use crate::worth::Worth;
 
 /// The most slots of a trial.
@@ -29,12 +29,21 @@ const PERIOD: u32 = 512;
 const HALF: u32 = 8;
 /// The trial that does not tell blocks apart.
 const EQUAL: usize = 1;
+/// The trials that do not tell blocks apart either, with other small queues. With a large one, blocks leave
+/// in the order of their last use, as far as this is known, which is best if what is used changes.
+const SIEVES: [Sieve; 3] = [
+    Sieve { small_percent: 50, hits_min: 1 },
+    Sieve { small_percent: 98, hits_min: 1 },
+    Sieve { small_percent: 10, hits_min: 2 },
+];
 /// The number of trials.
-const TRIALS: usize = HORIZONS.len() + 2;
+const TRIALS: usize = HORIZONS.len() + SIEVES.len() + 2;
 /// No slot.
 const NONE: u32 = u32::MAX;
-/// What another trial must have saved in addition before the cache follows it.
+/// What another trial must have saved in addition before the cache follows it, and the one that does not tell
+/// blocks apart: what was learned is lost with such a change.
 const LEAD: f64 = 1.02;
+const LEAD_EQUAL: f64 = 1.05;
 
 /// A hasher of keys that are hashes.
 #[derive(Default)]
@@ -141,9 +150,10 @@ impl Trials {
         let trial = |ranks, horizon| Trial::new(part, ranks, horizon, threshold);
         let fixed = [trial(Ranks::guess(), None), trial(Ranks::equal(), None)];
         let learning = HORIZONS.map(|horizon| trial(Ranks::guess(), Some(horizon)));
+        let sifting = SIEVES.map(|sieve| trial(Ranks::equal().sifted(sieve), None));
         Self {
             threshold,
-            caches: fixed.into_iter().chain(learning).collect(),
+            caches: fixed.into_iter().chain(learning).chain(sifting).collect(),
             index: HashMap::default(),
             best: 0,
             requests: 0,
@@ -167,11 +177,11 @@ impl Trials {
         if self.requests % PERIOD != 0 {
             return false;
         }
-        // The cache goes back to equal blocks as soon as nothing is gained by telling them apart.
         let saved_ns = |index: usize| self.caches[index].saved_ns;
-        let mut best = if saved_ns(EQUAL) > saved_ns(self.best) { EQUAL } else { self.best };
+        let mut best = self.best;
         for index in 0..self.caches.len() {
-            if saved_ns(index) > saved_ns(best) * LEAD {
+            let lead = if index == EQUAL { LEAD_EQUAL } else { LEAD };
+            if saved_ns(index) > saved_ns(best) * lead {
                 best = index;
             }
         }

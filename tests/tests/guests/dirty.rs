@@ -7,6 +7,10 @@ use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served};
 const PAGE: u64 = 4096;
 /// The disks of the guest, `/dev/vdb` and on.
 const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+/// Writes everything back, and waits until the kernel has nothing left to do for it: `sync` also
+/// starts the write-back of all that is dirty, does not wait for this, and so pages that are written
+/// right after it can be written back on a slow machine.
+const SYNC: &str = "sync; sleep 0.3; sync";
 
 struct Scene {
     daemon: Daemon,
@@ -91,7 +95,7 @@ impl Scene {
             let (before, _) = self.both()?;
             for pages in (0..=150).step_by(25) {
                 self.guest.check(&format!(
-                    "sync; dd if=/dev/urandom of=/mnt/{mount}/file bs=4096 count={pages} \
+                    "{SYNC}; dd if=/dev/urandom of=/mnt/{mount}/file bs=4096 count={pages} \
                      conv=notrunc iflag=fullblock status=none"
                 ))?;
                 let (count, (dirty, writeback)) = self.both()?;
@@ -212,7 +216,7 @@ impl Scene {
 
     /// The command and the metrics show the same.
     fn shown(&self) -> Result<()> {
-        self.guest.check("sync; head -c 1048576 /dev/urandom > /mnt/ext4/shown")?;
+        self.guest.check(&format!("{SYNC}; head -c 1048576 /dev/urandom > /mnt/ext4/shown"))?;
         self.both()?;
         let output = self.daemon.command(&["dirty", "a", "--files"])?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -233,7 +237,9 @@ impl Scene {
         // Another kernel has other objects: the disks are found again after a reboot.
         self.guest.reboot()?;
         self.stop_write_back()?;
-        self.guest.check("mount /dev/vdb /mnt; sync; head -c 1048576 /dev/urandom > /mnt/again")?;
+        self.guest.check(&format!(
+            "mount /dev/vdb /mnt; {SYNC}; head -c 1048576 /dev/urandom > /mnt/again"
+        ))?;
         let (count, (dirty, _)) = self.both()?;
         assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
         let devices = count.devices.unwrap();

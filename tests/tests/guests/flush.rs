@@ -265,6 +265,7 @@ fn a_killed_daemon_leaves_no_balloon() -> Result<()> {
     let client = daemon.client();
     let flush = std::thread::spawn(move || client.flush_guest("web", None));
     until("memory to be taken", patience(30), || {
+        assert!(!flush.is_finished(), "the flush ended early");
         Ok((memory_kib(&guest)? < memory - (DIRTY_MIB << 10) / 2).then_some(()))
     })?;
     assert_eq!(records(&daemon, "balloon-"), 1);
@@ -285,6 +286,7 @@ fn a_killed_daemon_leaves_no_balloon() -> Result<()> {
     let client = daemon.client();
     let flush = std::thread::spawn(move || client.flush_guest("web", None));
     until("memory to be taken again", patience(30), || {
+        assert!(!flush.is_finished(), "the flush ended early");
         Ok((memory_kib(&guest)? < memory).then_some(()))
     })?;
     let status = daemon.stop()?;

@@ -13,8 +13,8 @@ use serde_json::json;
 use super::line::PeerError;
 use super::qmp::Qmp;
 
-/// How long QEMU may take for a command.
-const COMMAND_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long QEMU may take for a command. An emulated guest on a busy host delays its answers.
+pub(super) const COMMAND_TIME_MAX: Duration = Duration::from_secs(3);
 /// The interval between two steps: a guest needs some time to give up memory.
 const STEP_INTERVAL: Duration = Duration::from_millis(250);
 /// The least step, in bytes.

@@ -48,8 +48,9 @@ const EXPIRE_NOW: u32 = 1;
 const EXHAUSTED_TIME: Duration = Duration::from_secs(2);
 /// The interval of periodic write-back of a guest whose tunables are not known: the default of Linux.
 const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a shutdown waits for the tunables to be put back.
-const RESTORE_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long a shutdown waits until the tunables are put back and the memory is given back.
+const RESTORE_TIME_MAX: Duration = Duration::from_secs(4);
+const _: () = assert!(RESTORE_TIME_MAX.as_secs() > balloon::COMMAND_TIME_MAX.as_secs());
 
 /// The state of all flushes.
 pub(crate) struct Flusher {
