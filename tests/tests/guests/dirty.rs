@@ -2,15 +2,15 @@
 //! counters: on ext4, on XFS on a logical volume, and on Btrfs over two disks.
 
 use fathom_control::{DirtyRequest, GuestDirty};
-use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served};
+use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served, patience, until};
 
 const PAGE: u64 = 4096;
 /// The disks of the guest, `/dev/vdb` and on.
 const DISKS: [&str; 4] = ["a", "b", "c", "d"];
-/// Writes everything back, and waits until the kernel has nothing left to do for it: `sync` also
-/// starts the write-back of all that is dirty, does not wait for this, and so pages that are written
-/// right after it can be written back on a slow machine.
-const SYNC: &str = "sync; sleep 0.3; sync";
+/// Writes everything back, and lets the kernel come to rest: `sync` also wakes the threads that write
+/// back all that is dirty, and does not wait for them. A page that is written before they run is
+/// written back by them.
+const SYNC: &str = "sync; sleep 0.5";
 
 struct Scene {
     daemon: Daemon,
@@ -237,14 +237,17 @@ impl Scene {
         // Another kernel has other objects: the disks are found again after a reboot.
         self.guest.reboot()?;
         self.stop_write_back()?;
-        self.guest.check(&format!(
-            "mount /dev/vdb /mnt; {SYNC}; head -c 1048576 /dev/urandom > /mnt/again"
-        ))?;
-        let (count, (dirty, _)) = self.both()?;
-        assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
-        let devices = count.devices.unwrap();
-        let device = devices.iter().find(|device| device.disks == DISKS[..1]);
-        assert!(device.is_some_and(|device| device.dirty_bytes >= 1 << 20), "{devices:?}");
+        self.guest.check("mount /dev/vdb /mnt")?;
+        // See `SYNC`: on a busy machine, a pause is not always enough.
+        until("a file that is dirty as a whole", patience(60), || {
+            self.guest.check(&format!("{SYNC}; head -c 1048576 /dev/urandom > /mnt/again"))?;
+            let (count, (dirty, _)) = self.both()?;
+            assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
+            let devices = count.devices.unwrap();
+            let device = devices.iter().find(|device| device.disks == DISKS[..1]);
+            println!("after the reboot: {device:?}");
+            Ok(device.filter(|device| device.dirty_bytes >= 1 << 20).map(drop))
+        })?;
         self.guest.check_console()?;
         for name in DISKS {
             self.daemon.check(name)?;
