@@ -111,6 +111,35 @@ fn auto_is_never_much_slower_than_the_policy_without_classes() {
     }
 }
 
+#[test]
+fn auto_follows_a_change_of_what_is_used() {
+    // The blocks that are read with a skew change six times: what was used last counts, not how often.
+    let mut random = fastrand::Rng::with_seed(13);
+    let mut requests = Vec::new();
+    for phase in 0..6 {
+        for _ in 0..30_000 {
+            let block = phase * 1_000_000 + (random.f64().powi(3) * 20_000.0) as u64;
+            let action = if random.u32(0..4) == 0 { Action::Write } else { Action::Read };
+            let blocks = if random.bool() { 4 } else { 1 };
+            requests.push(request(action, block * 3, blocks, CLASS_UNKNOWN));
+        }
+    }
+    let [none, auto] =
+        [Policy::None, Policy::Auto].map(|policy| run(policy, 33_333, &requests).disk_read_ns);
+    assert!(auto < none / 100 * 90, "{none} {auto}");
+}
+
+#[test]
+fn a_loop_over_nearly_all_slots_stays() {
+    // 2000 blocks of metadata are read twelve times. The first reads and little more go to the disk.
+    for policy in [Policy::Sky, Policy::Auto] {
+        let counts = run(policy, 2150, &search(5, 0));
+        let metadata = &counts.classes[5];
+        let hits = metadata.read_hits as f64 / metadata.reads as f64;
+        assert!(hits > 0.9, "{policy:?}: {hits}");
+    }
+}
+
 /// The disk time of the reads of `measured`, after `before`.
 fn after(
     policy: Policy,
