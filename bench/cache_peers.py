@@ -38,7 +38,7 @@ class Load:
     def __init__(self, name, requests):
         self.name = name
         rows = [(command, volume, offset // BLOCK, (offset + length - 1) // BLOCK)
-                for command, volume, offset, length in requests if length]
+                for command, volume, offset, length, *_ in requests if length]
         per_region = REGION // BLOCK
         regions = {(volume, block // per_region) for _, volume, first, last in rows
                    for block in (first, last)}

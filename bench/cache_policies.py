@@ -35,29 +35,27 @@ for size in sizes:
 MISSES_PROGRAM = """
 import csv, sys, libcachesim
 path, names, sizes = sys.argv[1], sys.argv[2].split(","), [int(size) for size in sys.argv[3].split(",")]
-BLOCK, rows, numbers = int(sys.argv[4]), [], {}
+BLOCK, folder, rows, numbers = int(sys.argv[4]), sys.argv[5], [], {}
 for row in csv.DictReader(open(path)):
     start, length = int(row["Sector"]) * 512, int(row["Size"]) * 512
     if length:
-        volume = numbers.setdefault((row["VMName"], row["VDisk"]), len(numbers)) << 44
+        volume = numbers.setdefault(row.get("VDisk"), len(numbers)) << 44
         first, last = start // BLOCK + volume, (start + length - 1) // BLOCK + volume
-        rows.append((row["IOOp"], first, last, [row["BlktapTS"], "Q", row["IOOp"], row["VMName"], row["VDisk"]],
+        rows.append((row["IOOp"], first, last, [row["BlktapTS"], "Q", row["IOOp"], row.get("VDisk", "")],
                      [row["Sector"], row["Size"]]))
 access = libcachesim.Request()
 access.obj_size = 1
 for size in sizes:
     for name in names:
         cache = getattr(libcachesim, name)(size)
-        with open(f"{path}.{size}.{name}", "w", newline="") as file:
+        with open(f"{folder}/{size}.{name}", "w", newline="") as file:
             out = csv.writer(file)
-            out.writerow("BlktapTS,Type,IOOp,VMName,VDisk,Sector,Size".split(","))
+            out.writerow("BlktapTS,Type,IOOp,VDisk,Sector,Size".split(","))
             for letter, first, last, begin, place in rows:
                 missing = []
                 for block in range(first, last + 1):
                     access.obj_id = block + 1
-                    if letter in "dz":
-                        cache.remove(block + 1)
-                    elif not cache.get(access):
+                    if not cache.get(access):
                         missing.append(block)
                 if letter == "w":
                     out.writerow(begin + place)
@@ -80,26 +78,27 @@ def environment():
 
 
 def cloudphysics(path):
-    """The requests of a vscsi trace: command, volume, offset, length."""
+    """The requests of a vscsi trace: command, volume, offset, length, and the time in nanoseconds."""
     with open(path, "rb") as file:
         data = file.read()
     for at in range(0, len(data) - 31, 32):
-        length, operation, sector = struct.unpack_from("<4xI4xH2xQ", data, at)
-        yield WRITE if operation in SCSI_WRITES else READ, 0, sector * 512, length
+        length, operation, sector, time_us = struct.unpack_from("<4xI4xH2xQQ", data, at)
+        yield WRITE if operation in SCSI_WRITES else READ, 0, sector * 512, length, time_us * 1000
 
 
 def tencent(path):
-    """The requests of a trace of Tencent: command, volume, offset, length."""
+    """The requests of a trace of Tencent: command, volume, offset, length, and the time in nanoseconds."""
     with bz2.open(path, "rt") as file:
         for line in file:
-            _, sector, sectors, operation, volume = line.split(",")
-            yield WRITE if operation == "1" else READ, int(volume), int(sector) * 512, int(sectors) * 512
+            time_s, sector, sectors, operation, volume = line.split(",")
+            yield (WRITE if operation == "1" else READ, int(volume), int(sector) * 512, int(sectors) * 512,
+                   int(time_s) * 1_000_000_000)
 
 
 def unroll(requests, file):
     """Writes the accesses to blocks in libcachesim's format. Returns the number of distinct blocks."""
     numbers = {}
-    for _, volume, offset, length in requests:
+    for _, volume, offset, length, _ in requests:
         if length:
             for block in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1):
                 number = numbers.setdefault((volume, block), len(numbers) + 1)
@@ -176,23 +175,25 @@ def workloads():
     yield "mix", 260_000, rows
 
 
+def write_trace(requests, path):
+    """Writes requests as a trace in CSV, in their order."""
+    with open(path, "w", encoding="ascii") as file:
+        file.write("BlktapTS,Type,IOOp,VDisk,Sector,Size\n")
+        for command, volume, offset, length, time_ns in requests:
+            file.write(f"{time_ns},Q,{'rw'[command]},{volume},{offset // 512},{length // 512}\n")
+
+
 def peers_times(binary, path, sizes):
-    """The time of a disk's reads beneath caches with the algorithms of the peers, in seconds, by the model, the size
-    and the algorithm."""
+    """The time of a disk's reads beneath caches with the algorithms of the peers above a trace in CSV, in seconds,
+    by the model, the size and the algorithm."""
     times = {}
     with tempfile.TemporaryDirectory() as folder:
-        requests = os.path.join(folder, "requests")
-        with open(requests, "wb") as file:
-            columns = "BlktapTS, IOOp, VMName, VDisk, Sector, Size"
-            # Without an order of late rows, requests with the same instant stay in the order of the file.
-            query = f"select {columns} from IOstream where Type = 'Q' and Size > 0"
-            subprocess.run([binary, "query", "--replay", path, "--csv", query], stdout=file, check=True)
-        subprocess.run([environment(), "-c", MISSES_PROGRAM, requests, ",".join(PEERS), ",".join(map(str, sizes)),
-                        str(BLOCK)], check=True)
+        subprocess.run([environment(), "-c", MISSES_PROGRAM, path, ",".join(PEERS), ",".join(map(str, sizes)),
+                        str(BLOCK), folder], check=True)
         for size in sizes:
             for peer in PEERS:
                 for disk in ("hdd", "ssd"):
-                    rows = replay(binary, f"{requests}.{size}.{peer}", [1], "--policy", "none", "--disk", disk)
+                    rows = replay(binary, f"{folder}/{size}.{peer}", [1], "--policy", "none", "--disk", disk)
                     times[disk, size, peer] = rows[0]["disk_read_ns"] / 1e9
     return times
 
@@ -228,11 +229,13 @@ def policies(options):
         if not os.path.exists(path):
             print(f"bench/cache: {path} is absent, and skipped")
             continue
-        traces.append((name, path, miss_ratios(options.binary, name, path, requests, verdicts)))
+        traces.append((name, path, requests, miss_ratios(options.binary, name, path, requests, verdicts)))
     print(f"\n{'reads, in s':14}{'disk':4}{'blocks':>8}" + "".join(f"{name:>9}" for name in (*PEERS, "none", "sky", "auto"))
           + f"{'to none':>8}{'to best':>8}")
-    for name, path, distinct in traces:
-        disk_times(options.binary, name.split(".")[0][:13], path, distinct, verdicts)
+    for name, path, requests, distinct in traces:
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            write_trace(requests(path), file.name)
+            disk_times(options.binary, name.split(".")[0][:13], file.name, distinct, verdicts)
     for name, distinct, rows in workloads():
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
             file.write("BlktapTS,Type,IOOp,Sector,Size,Class\n")
