@@ -131,10 +131,11 @@ impl Guest {
     /// # Errors
     /// When the script does not end in `seconds`, or QEMU ends.
     pub fn finish_within(&self, ticket: Ticket, seconds: u64) -> Result<Output> {
-        match self.channel.wait(ticket, patience(seconds)) {
+        let limit = patience(seconds);
+        match self.channel.wait(ticket, limit) {
             Ok(Some(output)) => Ok(output),
             Ok(None) => {
-                let text = format!("no answer from the guest in {seconds} s; {}", self.processes());
+                let text = format!("no answer from the guest in {limit:.0?}; {}", self.processes());
                 Err(self.explained(&Error::new(text)))
             }
             Err(error) => Err(self.explained(&error)),

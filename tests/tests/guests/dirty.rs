@@ -2,15 +2,11 @@
 //! counters: on ext4, on XFS on a logical volume, and on Btrfs over two disks.
 
 use fathom_control::{DirtyRequest, GuestDirty};
-use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served, patience, until};
+use fathom_tests::{Assets, Daemon, Disk, Error, Guest, Result, Served};
 
 const PAGE: u64 = 4096;
 /// The disks of the guest, `/dev/vdb` and on.
 const DISKS: [&str; 4] = ["a", "b", "c", "d"];
-/// Writes everything back, and lets the kernel come to rest: `sync` also wakes the threads that write
-/// back all that is dirty, and does not wait for them. A page that is written before they run is
-/// written back by them.
-const SYNC: &str = "sync; sleep 0.5";
 
 struct Scene {
     daemon: Daemon,
@@ -49,11 +45,14 @@ impl Scene {
     }
 
     /// From here until it boots again, the guest writes back only what a program asks for: on a busy
-    /// machine its own time limit of 30 s can pass between a write and its count.
+    /// machine its own time limit of 30 s can pass between a write and its count. A device to which
+    /// nothing was written lately has no part of the limits of dirty data, and so begins to write at once,
+    /// unless it has a part in any case.
     fn stop_write_back(&self) -> Result<()> {
         self.guest.check(
             "cd /proc/sys/vm; echo 0 > dirty_writeback_centisecs
-            echo 90 > dirty_ratio; echo 80 > dirty_background_ratio",
+            echo 90 > dirty_ratio; echo 80 > dirty_background_ratio
+            for part in /sys/class/bdi/*/min_ratio; do echo 10 > $part || exit 1; done",
         )?;
         Ok(())
     }
@@ -95,7 +94,7 @@ impl Scene {
             let (before, _) = self.both()?;
             for pages in (0..=150).step_by(25) {
                 self.guest.check(&format!(
-                    "{SYNC}; dd if=/dev/urandom of=/mnt/{mount}/file bs=4096 count={pages} \
+                    "sync; dd if=/dev/urandom of=/mnt/{mount}/file bs=4096 count={pages} \
                      conv=notrunc iflag=fullblock status=none"
                 ))?;
                 let (count, (dirty, writeback)) = self.both()?;
@@ -216,7 +215,7 @@ impl Scene {
 
     /// The command and the metrics show the same.
     fn shown(&self) -> Result<()> {
-        self.guest.check(&format!("{SYNC}; head -c 1048576 /dev/urandom > /mnt/ext4/shown"))?;
+        self.guest.check("sync; head -c 1048576 /dev/urandom > /mnt/ext4/shown")?;
         self.both()?;
         let output = self.daemon.command(&["dirty", "a", "--files"])?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -237,17 +236,12 @@ impl Scene {
         // Another kernel has other objects: the disks are found again after a reboot.
         self.guest.reboot()?;
         self.stop_write_back()?;
-        self.guest.check("mount /dev/vdb /mnt")?;
-        // See `SYNC`: on a busy machine, a pause is not always enough.
-        until("a file that is dirty as a whole", patience(60), || {
-            self.guest.check(&format!("{SYNC}; head -c 1048576 /dev/urandom > /mnt/again"))?;
-            let (count, (dirty, _)) = self.both()?;
-            assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
-            let devices = count.devices.unwrap();
-            let device = devices.iter().find(|device| device.disks == DISKS[..1]);
-            println!("after the reboot: {device:?}");
-            Ok(device.filter(|device| device.dirty_bytes >= 1 << 20).map(drop))
-        })?;
+        self.guest.check("mount /dev/vdb /mnt; sync; head -c 1048576 /dev/urandom > /mnt/again")?;
+        let (count, (dirty, _)) = self.both()?;
+        assert_eq!(count.shown_dirty_bytes, Some(dirty), "{count:?}");
+        let devices = count.devices.unwrap();
+        let device = devices.iter().find(|device| device.disks == DISKS[..1]);
+        assert!(device.is_some_and(|device| device.dirty_bytes >= 1 << 20), "{devices:?}");
         self.guest.check_console()?;
         for name in DISKS {
             self.daemon.check(name)?;
