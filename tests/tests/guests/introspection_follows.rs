@@ -2,25 +2,32 @@
 //! the data of the previous kernel: over a reboot, a reset, and a kexec to another release.
 
 use fathom_control::InsightState;
-use fathom_tests::{Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served};
+use fathom_tests::{
+    Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served, patience, until,
+};
 
-/// Writes a file, and finds its name in the reports about the disk's requests.
+/// Writes files until the name of one is found in the reports about the disk's requests: the daemon needs a
+/// moment to notice the guest's next kernel.
 fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> Result<()> {
     // The file system's module has not been loaded by this kernel before.
-    guest.check(&format!(
-        "mkdir -p /mnt; mount /dev/vdb /mnt; echo {name} > /mnt/warm; sync; sleep 1.5
-        head -c 300000 /dev/urandom > /mnt/{name}; sync; umount /mnt"
-    ))?;
-    let log = std::fs::read_to_string(daemon.path("requests"))?;
-    let path = format!("/{name}");
-    let bytes: u64 = Classified::parse_log(&log)?
-        .iter()
-        .filter(|request| request.operation == "write")
-        .flat_map(|request| &request.parts)
-        .filter(|part| part.kind == Kind::Data && part.path.as_deref() == Some(path.as_str()))
-        .map(|part| part.length)
-        .sum();
-    assert!((300_000..310_000).contains(&bytes), "{bytes} bytes of {path} under Linux {release}");
+    guest.check(&format!("mkdir -p /mnt; mount /dev/vdb /mnt; echo {name} > /mnt/warm; sync"))?;
+    let mut number = 0;
+    until("a kernel to be understood", patience(20), || {
+        number += 1;
+        let path = format!("/{name}-{number}");
+        guest.check(&format!("sleep 1.5; head -c 300000 /dev/urandom > /mnt{path}; sync"))?;
+        let log = std::fs::read_to_string(daemon.path("requests"))?;
+        let bytes: u64 = Classified::parse_log(&log)?
+            .iter()
+            .filter(|request| request.operation == "write")
+            .flat_map(|request| &request.parts)
+            .filter(|part| part.kind == Kind::Data && part.path.as_deref() == Some(path.as_str()))
+            .map(|part| part.length)
+            .sum();
+        println!("{bytes} bytes of {path} under Linux {release}");
+        Ok((300_000..310_000).contains(&bytes).then_some(()))
+    })?;
+    guest.check("umount /mnt")?;
     let insight = daemon.status("disk")?.insight;
     assert_eq!((insight.state, insight.release.as_str()), (InsightState::Attached, release));
     Ok(())
