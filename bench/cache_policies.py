@@ -1,6 +1,7 @@
 """The replacement without data, for the part `policies` of bench/cache."""
 
 import bz2
+import functools
 import json
 import os
 import random
@@ -9,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 
+from guest import ROOT
 from nbd_client import READ, WRITE
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PEERS = ["LRU", "ARC", "LIRS", "WTinyLFU", "S3FIFO", "Sieve"]
 BLOCK = 4096
 WORSE_MAX, SLOWER_MAX = 0.01, 0.03
@@ -39,9 +40,9 @@ BLOCK, folder, rows, numbers = int(sys.argv[4]), sys.argv[5], [], {}
 for row in csv.DictReader(open(path)):
     start, length = int(row["Sector"]) * 512, int(row["Size"]) * 512
     if length:
-        volume = numbers.setdefault(row.get("VDisk"), len(numbers)) << 44
+        volume = numbers.setdefault(row["VDisk"], len(numbers)) << 44
         first, last = start // BLOCK + volume, (start + length - 1) // BLOCK + volume
-        rows.append((row["IOOp"], first, last, [row["BlktapTS"], "Q", row["IOOp"], row.get("VDisk", "")],
+        rows.append((row["IOOp"], first, last, [row["BlktapTS"], "Q", row["IOOp"], row["VDisk"]],
                      [row["Sector"], row["Size"]]))
 access = libcachesim.Request()
 access.obj_size = 1
@@ -59,12 +60,13 @@ for size in sizes:
                         missing.append(block)
                 if letter == "w":
                     out.writerow(begin + place)
-                elif letter == "r" and missing:
+                elif missing:
                     sector = (missing[0] & (1 << 44) - 1) * BLOCK // 512
                     out.writerow(begin + [sector, (missing[-1] - missing[0] + 1) * BLOCK // 512])
 """
 
 
+@functools.cache
 def environment():
     """The Python of a virtual environment with libcachesim."""
     folder = os.path.join(ROOT, "target/libcachesim")
@@ -108,7 +110,7 @@ def unroll(requests, file):
 
 
 def replay(binary, path, blocks, *options):
-    """The rows of `fathom replay`, in the order of the sizes."""
+    """The rows of `fathom replay`."""
     sizes = ",".join(str(size * BLOCK) for size in blocks)
     command = [binary, "replay", path, "--cache", sizes, "--block", "4K", "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -175,12 +177,12 @@ def workloads():
     yield "mix", 260_000, rows
 
 
-def write_trace(requests, path):
-    """Writes requests as a trace in CSV, in their order."""
+def write_trace(rows, path):
+    """Writes rows (time, letter, volume, sector, sectors, class) as a trace in CSV, in their order."""
     with open(path, "w", encoding="ascii") as file:
-        file.write("BlktapTS,Type,IOOp,VDisk,Sector,Size\n")
-        for command, volume, offset, length, time_ns in requests:
-            file.write(f"{time_ns},Q,{'rw'[command]},{volume},{offset // 512},{length // 512}\n")
+        file.write("BlktapTS,Type,IOOp,VDisk,Sector,Size,Class\n")
+        for time_ns, letter, volume, sector, sectors, group in rows:
+            file.write(f"{time_ns},Q,{letter},{volume},{sector},{sectors},{group}\n")
 
 
 def peers_times(binary, path, sizes):
@@ -198,15 +200,16 @@ def peers_times(binary, path, sizes):
     return times
 
 
-def disk_times(binary, name, path, distinct, verdicts):
-    """The second table."""
+def disk_times(binary, name, rows, distinct, verdicts):
+    """The second table: a trace with these rows."""
     sizes = [distinct // part for part in (100, 10, 3)]
-    of_peers = peers_times(binary, path, sizes)
-    for disk in ("hdd", "ssd"):
-        times = {}
-        rows = replay(binary, path, sizes, "--policy", "none,sky,auto", "--disk", disk)
-        for row in rows:
-            times[row["cache"], row["policy"]] = row["disk_read_ns"] / 1e9
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        write_trace(rows, file.name)
+        of_peers = peers_times(binary, file.name, sizes)
+        own = {disk: replay(binary, file.name, sizes, "--policy", "none,sky,auto", "--disk", disk)
+               for disk in ("hdd", "ssd")}
+    for disk, found in own.items():
+        times = {(row["cache"], row["policy"]): row["disk_read_ns"] / 1e9 for row in found}
         for size in sizes:
             none, sky, auto = (times[size * BLOCK, policy] for policy in ("none", "sky", "auto"))
             peers = [of_peers[disk, size, peer] for peer in PEERS]
@@ -233,14 +236,11 @@ def policies(options):
     print(f"\n{'reads, in s':14}{'disk':4}{'blocks':>8}" + "".join(f"{name:>9}" for name in (*PEERS, "none", "sky", "auto"))
           + f"{'to none':>8}{'to best':>8}")
     for name, path, requests, distinct in traces:
-        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-            write_trace(requests(path), file.name)
-            disk_times(options.binary, name.split(".")[0][:13], file.name, distinct, verdicts)
-    for name, distinct, rows in workloads():
-        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-            file.write("BlktapTS,Type,IOOp,Sector,Size,Class\n")
-            for number, (letter, block, blocks, group) in enumerate(rows):
-                file.write(f"{number * 1000},Q,{letter},{block * 8},{blocks * 8},{group}\n")
-            file.flush()
-            disk_times(options.binary, name, file.name, distinct, verdicts)
+        rows = ((time_ns, "rw"[command], volume, offset // 512, length // 512, "")
+                for command, volume, offset, length, time_ns in requests(path))
+        disk_times(options.binary, name.split(".")[0][:13], rows, distinct, verdicts)
+    for name, distinct, requests in workloads():
+        rows = ((number * 1000, letter, 0, block * 8, blocks * 8, group)
+                for number, (letter, block, blocks, group) in enumerate(requests))
+        disk_times(options.binary, name, rows, distinct, verdicts)
     return verdicts

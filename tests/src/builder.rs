@@ -178,25 +178,28 @@ impl Builder {
             Some(qemu) => qemu.clone(),
             None => Qemu::current()?,
         };
-        let mut starts_left = STARTS_MAX;
+        let mut starts = 1;
         loop {
-            starts_left -= 1;
-            let directory = tempfile::tempdir()?;
-            let arguments = self.command_line(&qemu, &directory)?;
-            let log = directory.path().join("qemu.log");
-            let process = Process::start(qemu.binary(), &arguments, &log)?;
-            let guest = Guest::new(process, directory)?;
+            let guest = self.start_once(&qemu)?;
             if self.incoming.is_some() {
                 return Ok(guest);
             }
             match guest.wait_until_ready(1, crate::patience(self.ready_seconds)) {
-                Ok(()) => return Ok(guest),
-                Err(error) if starts_left > 0 && guest.process().has_aborted() => {
+                Err(error) if starts < STARTS_MAX && guest.process().has_aborted() => {
                     println!("QEMU is started again: {error}");
+                    starts += 1;
                 }
-                Err(error) => return Err(error),
+                ready => return ready.map(|()| guest),
             }
         }
+    }
+
+    fn start_once(&self, qemu: &Qemu) -> Result<Guest> {
+        let directory = tempfile::tempdir()?;
+        let arguments = self.command_line(qemu, &directory)?;
+        let log = directory.path().join("qemu.log");
+        let process = Process::start(qemu.binary(), &arguments, &log)?;
+        Guest::new(process, directory)
     }
 
     fn command_line(&self, qemu: &Qemu, directory: &TempDir) -> Result<Vec<String>> {

@@ -57,8 +57,7 @@ impl Process {
 
     /// Whether the program has ended by a failed assertion of its own (SIGABRT).
     pub fn has_aborted(&self) -> bool {
-        let status = self.child.lock().unwrap().try_wait();
-        status.is_ok_and(|status| status.is_some_and(|it| it.signal() == Some(SIGABRT)))
+        matches!(self.status(), Ok(Some(status)) if status.signal() == Some(SIGABRT))
     }
 
     /// Fails if the process has ended. For use while waiting for one of its effects.

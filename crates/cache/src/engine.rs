@@ -1,15 +1,15 @@
 //! The queues of a cache: S3-FIFO with levels.
 //!
-//! A new block enters the small queue, a part of the slots: a tenth, or as the ranks' [`Sieve`] says. If it is hit there,
-//! it moves to the main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
+//! A new block enters the small queue, a part of the slots. If it is hit there often enough, it moves to
+//! the main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
 //! block that the ghosts remember enters the main queue at once. A block of the main queue that has
-//! been hit gets another round for each hit, at most three.
+//! been hit gets another round for each hit, at most three. The part and the hits are those of the ranks'
+//! [`Probation`](crate::ranks::Probation).
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
-//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as their level
-//! leaves it its part of the slots. If all blocks have one level and the sieve is a tenth, this is S3-FIFO.
-//!
-//! [`Sieve`]: crate::ranks::Sieve
+//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as their
+//! level leaves room for it. If all blocks have one level, and a new one must be hit once in a tenth of
+//! the slots, this is S3-FIFO.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -35,6 +35,8 @@ const STEPS_MAX: u32 = 512;
 
 /// The small queue. The main queue consists of one queue for each level.
 const SMALL: usize = 0;
+/// The slots beside the small queue that no level fills with blocks that skip this queue, in percent.
+const SPARE_PERCENT: u8 = 2;
 const _: () = assert!(LEVELS < QUEUES);
 
 /// Blocks with a share of the slots.
@@ -206,7 +208,7 @@ impl Engine {
             let target = main_queue(self.ranks.level(state.group()));
             // A block whose group has become worth more since then is moved, too.
             let is_kept = if queue == SMALL {
-                hits >= self.ranks.sieve().hits_min
+                hits >= self.ranks.probation().hits_min
             } else {
                 hits > 0 || target > queue
             };
@@ -237,13 +239,13 @@ impl Engine {
 
     /// Whether a block of a small queue leaves next.
     fn is_small_due(&self) -> bool {
-        self.held(SMALL) >= self.percent(self.ranks.sieve().small_percent).max(1)
+        self.held(SMALL) >= self.percent(self.ranks.probation().small_percent).max(1)
     }
 
     /// The blocks of a level from which on further blocks do not skip the small queue: so many that there
     /// are still blocks in the small queue, which leave before them.
     fn level_max(&self) -> u32 {
-        self.percent(98_u8.saturating_sub(self.ranks.sieve().small_percent))
+        self.percent((100 - SPARE_PERCENT).saturating_sub(self.ranks.probation().small_percent))
     }
 
     /// A part of the slots.

@@ -21,16 +21,16 @@ const COST_WRITE_SEQUENTIAL: usize = COSTS - 2;
 /// Costs below this one, in nanoseconds, are the lowest; each further one has four times the cost.
 const COST_BASE_SHIFT: u32 = 12;
 
-/// How the small queue sifts new blocks.
+/// What new blocks have to pass: the small queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sieve {
+pub struct Probation {
     /// The blocks that the small queue has at least before one of them leaves, in percent of the slots.
     pub small_percent: u8,
     /// The hits in the small queue with which a block moves to the main queue.
     pub hits_min: u8,
 }
 
-impl Sieve {
+impl Probation {
     /// That of S3-FIFO.
     pub const TENTH: Self = Self { small_percent: 10, hits_min: 1 };
     /// Nearly all slots are for blocks that are worth more than others.
@@ -48,7 +48,7 @@ pub struct Ranks {
     /// Whether a write is a use of its block, although its class is known.
     uses_writes: bool,
     shift: u32,
-    sieve: Sieve,
+    probation: Probation,
 }
 
 impl Ranks {
@@ -61,14 +61,15 @@ impl Ranks {
             skips: [false; GROUPS],
             uses_writes: true,
             shift: LEVEL_SHIFT,
-            sieve: Sieve::TENTH,
+            probation: Probation::TENTH,
         }
     }
 
     /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one level above
     /// the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
-        let mut ranks = Self { high: 1, shift: SKY_SHIFT, sieve: Sieve::NARROW, ..Self::equal() };
+        let mut ranks =
+            Self { high: 1, shift: SKY_SHIFT, probation: Probation::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             let level = match class {
@@ -87,7 +88,7 @@ impl Ranks {
     /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
     /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self { uses_writes: false, sieve: Sieve::NARROW, ..Self::equal() };
+        let mut ranks = Self { uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
@@ -125,13 +126,13 @@ impl Ranks {
     }
 
     /// The same with another small queue.
-    pub fn sifted(self, sieve: Sieve) -> Self {
-        Self { sieve, ..self }
+    pub fn with_probation(self, probation: Probation) -> Self {
+        Self { probation, ..self }
     }
 
-    /// How the small queue sifts new blocks.
-    pub fn sieve(&self) -> Sieve {
-        self.sieve
+    /// What new blocks have to pass.
+    pub fn probation(&self) -> Probation {
+        self.probation
     }
 
     /// The ratio of lives of neighbouring levels, as a power of two.

@@ -6,8 +6,8 @@
 //! simulation", Waldspurger and others, ATC 2017). The first trial trusts the classes of requests,
 //! because a file's size and kind are known before anything is learned. The second does not tell blocks
 //! apart, so that the policy costs at most what it takes to notice that its knowledge does not help. The
-//! next ones begin like the first, and learn. The last ones do not tell blocks apart either, and sift new
-//! blocks in other ways: no way is best for all workloads.
+//! next ones begin like the first, and learn. The last ones do not tell blocks apart either, and have
+//! other small queues: none is best for all workloads.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::access::Access;
 use crate::engine::Engine;
-use crate::ranks::{Ranks, Sieve};
+use crate::ranks::{Probation, Ranks};
 use crate::worth::Worth;
 
 /// The most slots of a trial.
@@ -31,13 +31,13 @@ const HALF: u32 = 8;
 const EQUAL: usize = 1;
 /// The trials that do not tell blocks apart either, with other small queues. With a large one, blocks leave
 /// in the order of their last use, as far as this is known, which is best if what is used changes.
-const SIEVES: [Sieve; 3] = [
-    Sieve { small_percent: 50, hits_min: 1 },
-    Sieve { small_percent: 98, hits_min: 1 },
-    Sieve { small_percent: 10, hits_min: 2 },
+const PROBATIONS: [Probation; 3] = [
+    Probation { small_percent: 50, hits_min: 1 },
+    Probation { small_percent: 98, hits_min: 1 },
+    Probation { small_percent: 10, hits_min: 2 },
 ];
 /// The number of trials.
-const TRIALS: usize = HORIZONS.len() + SIEVES.len() + 2;
+const TRIALS: usize = HORIZONS.len() + PROBATIONS.len() + 2;
 /// No slot.
 const NONE: u32 = u32::MAX;
 /// What another trial must have saved in addition before the cache follows it, and the one that does not tell
@@ -150,10 +150,11 @@ impl Trials {
         let trial = |ranks, horizon| Trial::new(part, ranks, horizon, threshold);
         let fixed = [trial(Ranks::guess(), None), trial(Ranks::equal(), None)];
         let learning = HORIZONS.map(|horizon| trial(Ranks::guess(), Some(horizon)));
-        let sifting = SIEVES.map(|sieve| trial(Ranks::equal().sifted(sieve), None));
+        let others =
+            PROBATIONS.map(|probation| trial(Ranks::equal().with_probation(probation), None));
         Self {
             threshold,
-            caches: fixed.into_iter().chain(learning).chain(sifting).collect(),
+            caches: fixed.into_iter().chain(learning).chain(others).collect(),
             index: HashMap::default(),
             best: 0,
             requests: 0,

@@ -138,13 +138,13 @@ impl HostileHost {
                 match head[4] {
                     _ if !open => {}
                     66 => received.lock().unwrap().epoch = Some(body[..4].try_into().unwrap()),
-                    68 => {
-                        let number = u64::from_le_bytes(body[..8].try_into().unwrap());
-                        received.lock().unwrap().acknowledged = number;
-                    }
                     67 => {
                         let pong = frame(7, &[&body[..4], &unix_time_ns().to_le_bytes()]);
                         open = writer.lock().unwrap().write_all(&pong).is_ok();
+                    }
+                    68 => {
+                        let number = u64::from_le_bytes(body[..8].try_into().unwrap());
+                        received.lock().unwrap().acknowledged = number;
                     }
                     70 => {
                         let reason = String::from_utf8_lossy(&body[2..]).into_owned();
