@@ -19,13 +19,13 @@
 //! of them completes. A lane that was called and takes no turn is not waited for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::{Shared, Waker};
 
 use super::state::{
-    ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS, Rest,
-    State, Turn, WAITED, cost,
+    ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS,
+    Published, Rest, State, Turn, WAITED, cost,
 };
 
 /// The shortest time between two checks by a lane, in nanoseconds.
@@ -97,13 +97,13 @@ pub(super) struct Lane {
     place: Arc<Place>,
     index: usize,
     flight: [u32; 2],
-    published: Arc<AtomicU64>,
+    published: Arc<Published>,
     checked_ns: u64,
 }
 
 impl Lane {
     pub(super) fn new(place: Arc<Place>, waker: Waker) -> Self {
-        let published = Arc::new(AtomicU64::new(0));
+        let published = Arc::new(Published::default());
         let index = place.device.state.access(|state| {
             let entry = Entry {
                 is_used: true,
@@ -146,15 +146,18 @@ impl Lane {
 
     /// Counts a completed request.
     #[inline]
-    pub(super) fn end(&mut self, class: usize) {
+    pub(super) fn end(&mut self, class: usize, now_ns: u64) {
         self.flight[class] = self.flight[class].saturating_sub(1);
+        if self.flight[WAITED] == 0 && class == WAITED {
+            self.published.quiet_ns.store(now_ns, Ordering::Relaxed);
+        }
         self.publish();
     }
 
     #[inline]
     fn publish(&self) {
         let [waited, background] = self.flight.map(u64::from);
-        self.published.store(background << 32 | waited, Ordering::Relaxed);
+        self.published.flight.store(background << 32 | waited, Ordering::Relaxed);
     }
 
     /// Checks whether other disks use the device, if the last check was long ago.
@@ -164,7 +167,6 @@ impl Lane {
             self.checked_ns = now_ns;
             let (device, member) = (&self.place.device, self.place.index);
             device.state.access(|state| {
-                state.checked_ns = state.checked_ns.max(now_ns);
                 state.members[member].waited_ns = now_ns;
                 state.note_flow(member, 0, now_ns);
                 device.is_attentive.store(state.is_attentive, Ordering::Release);
@@ -211,6 +213,9 @@ impl Drop for Lane {
             state.members[self.place.index].lanes.retain(|lane| *lane != self.index);
             let entry = &mut state.lanes[self.index];
             entry.is_used = false;
+            // The device is not quiet for longer than since the lane's last request.
+            let quiet_ns = entry.published.quiet_ns.load(Ordering::Relaxed);
+            state.left_ns = state.left_ns.max(quiet_ns);
             entry.published = Arc::default();
         });
     }

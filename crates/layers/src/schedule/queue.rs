@@ -440,7 +440,7 @@ impl LayerQueue for ScheduleQueue {
         let Some(mark) = (word & MARK_BITS).checked_sub(1) else { return };
         let is_step = mark as usize == STEP;
         let class = if is_step { BACKGROUND } else { mark as usize };
-        self.lane.end(class);
+        self.lane.end(class, next.round_ns());
         if self.lane.is_attentive() {
             let completed = Completed { class, is_step, begun_ns: word & !MARK_BITS, bytes };
             self.turn(Some(completed), None, next);

@@ -100,11 +100,21 @@ impl Member {
     }
 }
 
+/// What a lane reports without a turn.
+#[derive(Debug, Default)]
+pub(super) struct Published {
+    /// The requests in flight: background requests in the upper 32 bits, waited-for ones in the others.
+    pub flight: AtomicU64,
+    /// The time since which the lane has no waited-for request in flight, in nanoseconds; 0 before the
+    /// first one.
+    pub quiet_ns: AtomicU64,
+}
+
 /// The device's view of a lane.
 pub(super) struct Entry {
     pub is_used: bool,
     pub member: usize,
-    pub published: Arc<AtomicU64>,
+    pub published: Arc<Published>,
     /// The requests in flight that count.
     pub counted: [u32; 2],
     pub is_stuck: bool,
@@ -154,8 +164,8 @@ pub(super) struct State {
     /// Whether the device is attentive, and until when at least, in nanoseconds.
     pub is_attentive: bool,
     pub until_ns: u64,
-    /// The time of the last check by any lane, in nanoseconds.
-    pub checked_ns: u64,
+    /// The last time since which a lane that has left had no waited-for request, in nanoseconds.
+    pub left_ns: u64,
     pub expired_ns: u64,
     /// The time of the last turn, in nanoseconds.
     pub time_ns: u64,
@@ -201,16 +211,19 @@ impl State {
         }
         self.is_attentive = true;
         self.until_ns = now_ns.saturating_add(ATTENTION_NS);
+        let mut quiet_ns = self.left_ns;
         for index in 0..self.lanes.len() {
             if self.lanes[index].is_used {
-                let published = self.lanes[index].published.load(Ordering::Relaxed);
+                let published = &self.lanes[index].published;
+                quiet_ns = quiet_ns.max(published.quiet_ns.load(Ordering::Relaxed));
+                let published = published.flight.load(Ordering::Relaxed);
                 self.lanes[index].progress_ns = now_ns;
                 let flight = [published as u32, (published >> 32) as u32];
                 self.sync(index, flight, false, now_ns);
             }
         }
         if self.flight[WAITED] == 0 {
-            self.quiet_ns = self.checked_ns;
+            self.quiet_ns = quiet_ns;
         }
     }
 

@@ -195,7 +195,7 @@ fn decisions_are_those_of_a_search_through_all_lanes() {
             let lane = &mut lanes[index];
             let class = random.usize(..2);
             let completed = (lane.flight[class] > 0 && random.bool()).then(|| {
-                lane.end(class);
+                lane.end(class, now_ns);
                 Completed { class, is_step: false, begun_ns: now_ns - 1, bytes: 4096 }
             });
             let turn = lane.turn(now_ns, completed, |gate| act(gate, &mut random));
@@ -204,4 +204,22 @@ fn decisions_are_those_of_a_search_through_all_lanes() {
         }
     }
     assert!(calls > 1000, "lanes call each other: {calls}");
+}
+
+#[test]
+fn a_device_is_quiet_since_the_last_completion_although_no_lane_took_a_turn() {
+    let (waker, _stack, _reactor) = waker();
+    let device = Arc::new(Device::new(8));
+    let place = Arc::new(device.join(100));
+    let mut lanes = [(); 3].map(|()| Lane::new(Arc::clone(&place), waker.clone()));
+    lanes[0].check(1000 * MS);
+    for (index, end_ns) in [(0, 1007 * MS), (1, 1004 * MS)] {
+        lanes[index].begin(WAITED);
+        lanes[index].end(WAITED, end_ns);
+    }
+    let [first, _second, mut third] = lanes;
+    drop(first);
+    let rest = Rest { waiting: None, held: 1, burst: None };
+    third.turn(1190 * MS, None, |_| rest);
+    assert_eq!(device.state.access(|state| state.quiet_ns), 1007 * MS);
 }
