@@ -148,15 +148,15 @@ pub(super) fn length(request: &Request) -> u64 {
 type File = (Name, u64);
 
 /// The files of a request.
-#[derive(Default)]
-struct Files {
+#[derive(Clone, Default)]
+pub(super) struct Files {
     list: Vec<File>,
     /// Whether there are more than are compared.
     is_cut: bool,
 }
 
 impl Files {
-    fn of(request: &Request) -> Self {
+    pub(super) fn of(request: &Request) -> Self {
         let mut files = Self::default();
         for part in request.insight.parts(request.length) {
             let file = (part.facts.device, part.facts.inode);
@@ -170,6 +170,10 @@ impl Files {
             files.list.push(file);
         }
         files
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
     fn meets(&self, other: &Self) -> bool {
@@ -272,18 +276,21 @@ impl Index {
         self.mark(queue, release);
     }
 
-    /// Marks the held requests of the files of the request `id`, for which a process waits. If its files
-    /// are not known, marks all held requests of the disk.
+    /// Marks the held requests of the files of the held request `id`, for which a process waits. If its
+    /// files are not known, marks all held requests of the disk.
     pub(super) fn meet_waiter(&self, queue: u64, id: u64) {
-        let mut files = Files::default();
-        if let Some(entry) = self.entries().iter_mut().find(|entry| entry.id == id) {
-            files.list.clone_from(&entry.files.list);
-            files.is_cut = entry.files.is_cut;
-        }
-        let is_unknown = files.list.is_empty();
+        let entries = self.entries();
+        let files = entries.iter().find(|entry| entry.id == id).map(|entry| entry.files.clone());
+        drop(entries);
+        self.meet_files(queue, &files.unwrap_or_default());
+    }
+
+    /// Marks the held requests of the files of a request for which a process waits. If its files are not
+    /// known, marks all held requests of the disk.
+    pub(super) fn meet_files(&self, queue: u64, files: &Files) {
+        let is_unknown = files.is_empty();
         self.mark(queue, |entry| {
-            let is_met = is_unknown || entry.id == id || entry.files.meets(&files);
-            is_met.then_some(Release::Waiter)
+            (is_unknown || entry.files.meets(files)).then_some(Release::Waiter)
         });
     }
 

@@ -23,6 +23,7 @@ mod order;
 mod pace;
 mod queue;
 mod rank;
+mod sent;
 mod state;
 mod think;
 
@@ -40,6 +41,7 @@ use device::{Device, Place};
 use held::{Index, Release};
 pub use options::ScheduleOptions;
 use queue::ScheduleQueue;
+use sent::Sent;
 use state::{Flow, WEIGHT};
 
 /// The most control groups whose weights a queue caches.
@@ -75,6 +77,7 @@ struct Inner {
     names: Arc<Names>,
     waiters: Option<Arc<dyn Waiters>>,
     index: Index,
+    sent: Sent,
     /// The bounds on held requests: a time in nanoseconds, a number, and a number of bytes.
     hold_max_ns: AtomicU64,
     requests_max: AtomicU64,
@@ -134,6 +137,7 @@ impl Schedule {
             names: Arc::clone(names),
             waiters,
             index: Index::default(),
+            sent: Sent::default(),
             hold_max_ns: AtomicU64::default(),
             requests_max: AtomicU64::default(),
             bytes_max: AtomicU64::default(),

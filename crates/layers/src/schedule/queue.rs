@@ -235,10 +235,14 @@ impl Requests {
         }
     }
 
-    /// Marks the held requests for which processes of the guest wait.
+    /// Marks the held requests for which processes of the guest wait, and those of a file if a process waits
+    /// for a background request of the file at the device.
     fn probe(&mut self) {
         self.probes = self.probes.wrapping_add(1);
         let Some(waiters) = &self.inner.waiters else { return };
+        if let Some(files) = self.inner.sent.awaited(waiters.as_ref()) {
+            return self.inner.index.meet_files(self.number, &files);
+        }
         for held in self.held.iter().take(PROBES_MAX) {
             let addresses = held.request.buffers.addresses();
             // `fsync` waits for the pages of a file in order: the first one of a request is the most
@@ -358,7 +362,7 @@ impl ScheduleQueue {
 
     /// Passes on the admitted requests.
     fn send(&mut self, now_ns: u64, next: &mut Crossing<'_>) {
-        let Requests { inner, admitted, .. } = &mut self.requests;
+        let Requests { inner, number, admitted, .. } = &mut self.requests;
         let counters = &inner.counters;
         for Admitted { mut request, since_ns, class, release } in admitted.drain(..) {
             let waited_ns = now_ns.saturating_sub(since_ns);
@@ -375,6 +379,9 @@ impl ScheduleQueue {
                 counters.waited_ns.fetch_add(waited_ns, Ordering::Relaxed);
                 request.course.hold(HeldBy::Schedule, waited_ns);
             }
+            if class == BACKGROUND && inner.waiters.is_some() {
+                inner.sent.add(*number, &request);
+            }
             let is_step = release == Some(Release::Quiet);
             Self::pass(request, if is_step { STEP } else { class }, now_ns, next);
         }
@@ -386,6 +393,7 @@ impl Drop for ScheduleQueue {
     /// The requests that are not at the device are dropped with the queue.
     fn drop(&mut self) {
         self.requests.take_all();
+        self.requests.inner.sent.remove_queue(self.requests.number);
     }
 }
 
@@ -435,11 +443,14 @@ impl LayerQueue for ScheduleQueue {
 
     fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let word = std::mem::take(next.word(&mut request));
-        let bytes = length(&request);
+        let (id, bytes) = (request.id, length(&request));
         next.complete(request, outcome);
         let Some(mark) = (word & MARK_BITS).checked_sub(1) else { return };
         let is_step = mark as usize == STEP;
         let class = if is_step { BACKGROUND } else { mark as usize };
+        if class == BACKGROUND {
+            self.requests.inner.sent.remove(id);
+        }
         self.lane.end(class, next.round_ns());
         if self.lane.is_attentive() {
             let completed = Completed { class, is_step, begun_ns: word & !MARK_BITS, bytes };

@@ -5,7 +5,7 @@ mod shares;
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::Operation;
 use fathom_insight::{RequestFlags, Waiters};
@@ -243,6 +243,46 @@ fn a_process_that_waits_releases_the_held_requests_of_the_file() {
     assert_eq!((figure(&layer, "held"), figure(&layer, "waiter_total")), (5, 5));
     run(&mut [&mut reader, &mut writer], &bench.time, begun_ns + SECOND);
     assert_eq!((figure(&layer, "held"), figure(&layer, "waiter_total")), (0, 10));
+}
+
+/// Reports that a process waits for the requests with a page.
+struct Page(AtomicU64);
+
+impl Waiters for Page {
+    fn is_awaited(&self, mut pages: &mut dyn Iterator<Item = u64>) -> bool {
+        let awaited = self.0.load(Ordering::Relaxed);
+        Iterator::any(&mut pages, |page| page == awaited)
+    }
+}
+
+#[test]
+fn a_process_that_waits_for_a_request_at_the_device_releases_the_held_ones_of_the_file() {
+    let bench = Bench::new(1, 5 * MS);
+    let (reads, _) = bench.disk(&patient());
+    let waiters = Arc::new(Page(AtomicU64::new(0)));
+    let layer = bench.layer(&patient(), Some(Arc::<Page>::clone(&waiters)));
+    let writes = disk_of(&layer, &bench.service);
+    let mut reader = bench.client(&reads, READ, 2);
+    let mut writer = bench.client(&writes, WRITE_BACK, 0);
+    // The first one is passed on, because no process waits for the device, and takes long.
+    let slow = bench.service.hanging();
+    let others = disk_of(&layer, &slow);
+    let mut other_queue = bench.client(&others, WRITE_BACK, 0);
+    other_queue.submit_page(WRITE_BACK, 0x5000);
+    run(&mut [&mut other_queue], &bench.time, 2 * SECOND);
+    run(&mut [&mut reader, &mut writer, &mut other_queue], &bench.time, 4 * SECOND);
+    for page in 1..4 {
+        writer.submit_page(WRITE_BACK, page << 20);
+        writer.submit_page(Mark { inode: 7, ..WRITE_BACK }, page << 21 | 0x3000);
+    }
+    let all = &mut [&mut reader, &mut writer, &mut other_queue];
+    run(all, &bench.time, 5 * SECOND);
+    assert_eq!(figure(&layer, "held"), 6);
+    waiters.0.store(0x5000, Ordering::Relaxed);
+    run(all, &bench.time, 5 * SECOND + 3 * MS);
+    assert_eq!((figure(&layer, "held"), figure(&layer, "waiter_total")), (3, 3));
+    run(all, &bench.time, 6 * SECOND);
+    assert_eq!((figure(&layer, "held"), figure(&layer, "waiter_total")), (3, 3));
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fathom_backend::Null;
 use fathom_block::{
-    Capabilities, Clock, Crossing, Disk, DiskOptions, HeldBy, Kind, Layer, LayerPart, LayerQueue,
-    OpenContext, Operation, Outcome, Request, Stack,
+    Buffers, Capabilities, Clock, Crossing, Disk, DiskOptions, GuestAddress, HeldBy, Kind, Layer,
+    LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request, Stack,
 };
 use fathom_insight::{Names, RequestFlags, Waiters};
 use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
@@ -183,10 +183,25 @@ impl Client {
     }
 
     pub fn submit_at(&mut self, mark: Mark, offset: u64) -> u64 {
+        self.send(mark, offset, |buffers| buffers.allocate(mark.length as usize))
+    }
+
+    /// Submits a write of one page of a guest's memory at a random place. Returns its token.
+    #[expect(unsafe_code, reason = "the memory of a guest")]
+    pub fn submit_page(&mut self, mark: Mark, address: u64) -> u64 {
+        let page = Box::leak(vec![0_u8; mark.length as usize].into_boxed_slice());
+        let offset = self.random.u64(0..CAPACITY / mark.length) * mark.length;
+        // SAFETY: the memory is never freed, and no reference to it is left.
+        self.send(mark, offset, |buffers| unsafe {
+            buffers.push(page.as_mut_ptr(), page.len(), Some(GuestAddress(address)));
+        })
+    }
+
+    fn send(&mut self, mark: Mark, offset: u64, fill: impl FnOnce(&mut Buffers)) -> u64 {
         let mut request = self.stack.request();
         (request.operation, request.offset, request.length) = (mark.operation, offset, mark.length);
         if mark.operation.carries_data() {
-            request.buffers.allocate(mark.length as usize);
+            fill(&mut request.buffers);
         }
         request.insight.flags = mark.flags;
         let facts = &mut request.insight.facts;
