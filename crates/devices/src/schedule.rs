@@ -15,6 +15,8 @@ use crate::predict::Predictor;
 const WAIT_MAX_NS: u64 = 100_000_000;
 /// The shortest wait.
 const WAIT_MIN_NS: u64 = 500_000;
+/// The wait of a part whose turn it is not, while the device is busy, in nanoseconds.
+const WAIT_BUSY_NS: u64 = 10_000_000;
 /// How long a part that has asked counts as waiting for its turn.
 const TURN_NS: u64 = 2 * WAIT_MAX_NS;
 /// The time after which a step that has not ended no longer delays other parts: its store hangs.
@@ -211,7 +213,9 @@ impl Schedule {
             return Some(now_ns + self.step_ns.clamp(WAIT_MIN_NS, WAIT_MAX_NS));
         }
         if !is_forced && (is_other_first || others.is_first) {
-            return Some(now_ns + WAIT_MIN_NS);
+            // The end of a step wakes all parts. While the device is busy, no turn passes soon.
+            let is_idle = self.tracker.is_idle() && foreign < self.options.threshold;
+            return Some(now_ns + if is_idle { WAIT_MIN_NS } else { WAIT_BUSY_NS });
         }
         let idle_ns = self.idle_for_ns(foreign, now_ns);
         let wait_ns = match idle_ns {

@@ -390,6 +390,32 @@ fn a_drain_releases_all_and_their_cost_stays() {
 }
 
 #[test]
+fn a_disk_that_is_reset_again_and_again_pays_for_itself() {
+    let groups = LimitGroups::default();
+    let options =
+        LimitOptions { total_iops_sec: 1000, group: "all".into(), ..LimitOptions::default() };
+    let time = Rc::new(Cell::new(SECOND));
+    let mut clients = [100, 4].map(|depth| {
+        let layer = limit(&options, &Arc::default(), &groups);
+        Client::new(&disk(layer), &time, depth)
+    });
+    let [resetting, other] = &mut clients;
+    for step in 1..=300 {
+        run(&mut [resetting, other], &time, SECOND + step * SECOND / 100);
+        resetting.stack.drain(&mut resetting.reactor);
+    }
+    assert!(resetting.order.len() > 10_000, "{}", resetting.order.len());
+    let count = other.order.len();
+    assert!(count >= 1300, "{count} of 3 s at half of 1,000 a second");
+    // The disk waits for what it has got too much.
+    resetting.round(time.get());
+    let count = resetting.order.len();
+    run(&mut [resetting, other], &time, 8 * SECOND);
+    assert!(resetting.order.len() <= count + 10, "{} of {count}", resetting.order.len());
+    assert!(other.order.len() > 4000);
+}
+
+#[test]
 fn rates_change_while_requests_wait() {
     let options = LimitOptions { total_iops_sec: 10, ..LimitOptions::default() };
     let (mut client, layer, time) = one(&options, 50);

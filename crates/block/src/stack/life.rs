@@ -143,6 +143,13 @@ impl Stack {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
         }
+        // Layers may hold back requests of the layers above them.
+        self.is_draining = true;
+        for level in 0..self.layers.len() {
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.drain(&mut crossing);
+            }
+        }
         for level in 0..self.layers.len() {
             if let Some((layer, mut crossing)) = self.layer(level) {
                 layer.close(&mut crossing);

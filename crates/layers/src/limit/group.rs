@@ -18,6 +18,8 @@ const OVERDRAFT_NS_MAX: u64 = 1_000_000;
 /// The longest time for which disks yield to a disk that does not take its share, in nanoseconds. Its
 /// thread may not be scheduled, or its queue may be closed.
 const PATIENCE_NS: u64 = 10_000_000;
+/// The longest time for which a disk pays for requests that passed without admission, in nanoseconds.
+const DEBT_NS_MAX: u64 = 60_000_000_000;
 /// The shortest wait, in nanoseconds. With a high limit, several requests are admitted in one step,
 /// because a thread that sleeps and wakes for each request would use most of its processor's time for
 /// that. The buckets are many times larger, so the rate is not reduced.
@@ -34,6 +36,8 @@ struct Member {
     /// For each direction in which the disk waits, the time at which its next request can be admitted,
     /// in nanoseconds.
     due_ns: [Option<u64>; 2],
+    /// The time until which the disk has to wait for what has passed without admission, in nanoseconds.
+    debt_ns: u64,
 }
 
 struct State {
@@ -144,11 +148,19 @@ impl Place {
         });
     }
 
-    /// Charges the cost of a request that is passed on without admission.
-    pub fn charge(&self, cost: Cost) {
+    /// Charges the cost of a request that is passed on without admission at `now_ns`. If the limit would not
+    /// have admitted it, the other disks do not pay for it: this disk waits for as long as the limit needs for
+    /// the request.
+    pub fn charge(&self, cost: Cost, now_ns: u64) {
         self.group.state.access(|state| {
-            let rates = state.rates;
-            state.buckets.charge(&rates, cost);
+            state.leak(now_ns);
+            if state.buckets.wait_ns(&state.rates, cost.direction) == 0 {
+                return state.charge(self.index, cost);
+            }
+            let needed_ns = (state.rates.seconds(cost) * 1e9) as u64;
+            let member = &mut state.members[self.index];
+            let debt_ns = member.debt_ns.max(now_ns).saturating_add(needed_ns);
+            member.debt_ns = debt_ns.min(now_ns.saturating_add(DEBT_NS_MAX));
         });
     }
 }
@@ -167,6 +179,11 @@ impl Gate<'_> {
     /// If the request has to wait: the time after which to try again, in nanoseconds.
     pub fn admit(&mut self, cost: Cost) -> Result<(), u64> {
         let Self { index, now_ns, .. } = *self;
+        let debt_ns = self.state.members[index].debt_ns;
+        if debt_ns > now_ns && self.state.rates.is_limited() {
+            self.state.set_due(index, cost.direction, Some(debt_ns));
+            return Err((debt_ns - now_ns).max(WAIT_NS_MIN));
+        }
         let wait_ns = self.state.buckets.wait_ns(&self.state.rates, cost.direction);
         if wait_ns > 0 && !self.state.may_overdraw(index, cost.direction, now_ns, wait_ns) {
             let due_ns = now_ns.saturating_add(wait_ns);

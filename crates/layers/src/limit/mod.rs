@@ -113,8 +113,9 @@ impl Inner {
         match &self.target {
             Target::One(place) => (Name::NONE, Arc::clone(place)),
             Target::Each(places) => {
-                let rates = *lock(&self.rates);
                 let mut places = lock(places);
+                // A change of the rates also reaches the places that exist by then.
+                let rates = *lock(&self.rates);
                 let is_new = !places.contains_key(&group);
                 if is_new && places.len() > EACH_MAX {
                     // Control groups end, and queues drop their lanes.
@@ -130,6 +131,10 @@ impl Inner {
 
     fn set_rates(&self, rates: Rates) {
         *lock(&self.rates) = rates;
+        if !self.group.is_empty() && !rates.is_limited() {
+            // A disk without rates only joins the group.
+            return;
+        }
         match &self.target {
             Target::One(place) => place.group().set_rates(rates),
             Target::Each(places) => {

@@ -169,7 +169,7 @@ impl LayerQueue for LimitQueue {
             Some(group) => self.lanes.of(group, &self.inner, next.round_ns()),
         };
         if next.is_draining() {
-            lane.place.charge(cost);
+            lane.place.charge(cost, next.round_ns());
             return next.submit(request);
         }
         let now_ns = next.round_ns();
@@ -209,7 +209,7 @@ impl LayerQueue for LimitQueue {
         let now_ns = next.round_ns();
         for lane in self.lanes.all() {
             for waiting in lane.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)) {
-                lane.place.charge(waiting.cost);
+                lane.place.charge(waiting.cost, now_ns);
                 self.released.push(waiting);
             }
             lane.place.settle();

@@ -15,8 +15,8 @@
 //! - **A burst of background requests**, if a disk holds more than it may and is behind its share, or if
 //!   its oldest request was held for long.
 //!
-//! The requests of a lane that makes no progress for [`STUCK_NS`](super::state::STUCK_NS) do not count as in flight until one
-//! of them completes. A lane that was called and takes no turn is not waited for.
+//! If a lane makes no progress for [`STUCK_NS`](super::state::STUCK_NS), its requests do not count as in flight any
+//! more. A lane that was called and takes no turn is not waited for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,10 +110,13 @@ impl Lane {
                 member: place.index,
                 published: Arc::clone(&published),
                 counted: [0; 2],
-                is_stuck: false,
+                is_hung: false,
+                stuck: [0; 2],
+                stuck_ns: 0,
                 progress_ns: 0,
                 waiting: None,
                 held: 0,
+                held_cost: 0.0,
                 burst: None,
                 called_ns: 0,
                 is_silent: false,
@@ -188,7 +191,7 @@ impl Lane {
             state.attend(now_ns);
             // Other lanes pass on requests without turns until they see this.
             device.is_attentive.store(true, Ordering::Release);
-            state.sync(index, *flight, completed.is_some(), now_ns);
+            state.sync(index, *flight, completed.as_ref(), now_ns);
             if let Some(completed) = completed {
                 state.learn(&completed, now_ns);
             }
@@ -207,7 +210,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.place.device.state.access(|state| {
-            state.rest(self.index, &Rest { waiting: None, held: 0, burst: None });
+            state.rest(self.index, &Rest::default());
             let time_ns = state.time_ns;
             state.count(self.index, [0; 2], time_ns);
             state.members[self.place.index].lanes.retain(|lane| *lane != self.index);
@@ -255,22 +258,26 @@ impl Gate<'_> {
     /// Counts and charges a request that is passed on in any case.
     pub(super) fn pass(&mut self, class: usize, cost: f64, flow: Flow) {
         let (member, state) = (self.member(), &mut *self.state);
+        let is_hung = state.lanes[self.lane].is_hung;
         if class == WAITED {
-            state.end_quiet(self.now_ns);
+            if !is_hung {
+                state.end_quiet(self.now_ns);
+            }
         } else {
             state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
         }
         state.raise(member);
         state.charge(member, cost, flow);
         self.flight[class] += 1;
-        let is_idle = state.lanes[self.lane].counted == [0, 0];
-        if !state.lanes[self.lane].is_stuck {
-            let mut counted = state.lanes[self.lane].counted;
-            counted[class] += 1;
-            state.count(self.lane, counted, self.now_ns);
-            if is_idle {
-                state.lanes[self.lane].progress_ns = self.now_ns;
-            }
+        if is_hung {
+            return;
+        }
+        let mut counted = state.lanes[self.lane].counted;
+        let is_idle = counted == [0, 0];
+        counted[class] += 1;
+        state.count(self.lane, counted, self.now_ns);
+        if is_idle {
+            state.lanes[self.lane].progress_ns = self.now_ns;
         }
     }
 

@@ -64,10 +64,13 @@ pub(super) struct HeldList {
     list: VecDeque<Held>,
     /// The end of the last released request, in bytes from the start of the disk.
     position: u64,
+    /// The cost of all requests.
+    cost: f64,
 }
 
 impl HeldList {
     pub(super) fn push(&mut self, request: Box<Request>, since_ns: u64) {
+        self.cost += cost(length(&request));
         self.list.push_back(Held { request, since_ns });
     }
 
@@ -95,6 +98,7 @@ impl HeldList {
 
     pub(super) fn pop_oldest(&mut self) -> Option<Held> {
         let held = self.list.pop_front()?;
+        self.cost -= cost(length(&held.request));
         self.position = held.request.end().unwrap_or(0);
         Some(held)
     }
@@ -118,7 +122,7 @@ impl HeldList {
 
     /// The cost of all requests.
     pub(super) fn cost(&self) -> f64 {
-        self.list.iter().map(|held| cost(length(&held.request))).sum()
+        self.cost
     }
 
     /// The length of the request at `index`, in bytes.
@@ -128,6 +132,7 @@ impl HeldList {
 
     pub(super) fn take(&mut self, index: usize) -> Option<Held> {
         let held = self.list.remove(index)?;
+        self.cost -= cost(length(&held.request));
         self.position = held.request.end().unwrap_or(0);
         Some(held)
     }
@@ -135,7 +140,9 @@ impl HeldList {
     /// Takes the request with a number. Does not change the place in the order of the disk.
     pub(super) fn take_numbered(&mut self, id: u64) -> Option<Held> {
         let index = self.list.iter().position(|held| held.request.id == id)?;
-        self.list.remove(index)
+        let held = self.list.remove(index)?;
+        self.cost -= cost(length(&held.request));
+        Some(held)
     }
 }
 
@@ -287,19 +294,22 @@ impl Index {
 
     /// Marks the held requests of the files of a request for which a process waits. If its files are not
     /// known, marks all held requests of the disk.
-    pub(super) fn meet_files(&self, queue: u64, files: &Files) {
+    /// Returns whether there are any that were not marked.
+    pub(super) fn meet_files(&self, queue: u64, files: &Files) -> bool {
         let is_unknown = files.is_empty();
         self.mark(queue, |entry| {
             (is_unknown || entry.files.meets(files)).then_some(Release::Waiter)
-        });
+        })
     }
 
-    fn mark(&self, queue: u64, release: impl Fn(&Entry) -> Option<Release>) {
+    fn mark(&self, queue: u64, release: impl Fn(&Entry) -> Option<Release>) -> bool {
+        let mut has_marked = false;
         let mut wakers: Vec<Waker> = Vec::new();
         let mut entries = self.entries();
         let mut last = queue;
         for entry in entries.iter_mut().filter(|entry| entry.mark.is_none()) {
             entry.mark = release(entry);
+            has_marked |= entry.mark.is_some();
             if entry.mark.is_some() && entry.queue != last {
                 last = entry.queue;
                 wakers.push(entry.waker.clone());
@@ -308,6 +318,7 @@ impl Index {
         self.update(&entries);
         drop(entries);
         wakers.iter().for_each(Waker::wake);
+        has_marked
     }
 
     /// Takes the marked requests of a queue, the oldest first.

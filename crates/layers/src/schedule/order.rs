@@ -85,15 +85,20 @@ impl State {
             .map_or(behind == f64::NEG_INFINITY, |least| self.members[member].tag + behind <= least)
     }
 
-    /// Raises the tag of a disk that was not active to the least tag of the active disks, or else to that
-    /// of the last disk: an idle disk saves nothing up.
+    /// Raises the tag of a disk that does not wait: a disk saves up no service that it has not asked for.
+    /// Its tag is at least the least tag of the active disks, or else that of the last disk. If the disk is
+    /// active, it may be behind the last disk by what it holds.
     pub(super) fn raise(&mut self, index: usize) {
         let member = &self.members[index];
-        if member.is_active() {
+        let least = if !member.is_active() {
+            let least = self.order.active.least();
+            if least.is_finite() { least } else { self.last_tag }
+        } else if member.waiting == 0 {
+            let last = self.last_tag.min(self.order.waiting.least());
+            last - LEAD - member.burst_lag(member.held_cost)
+        } else {
             return;
-        }
-        let least = self.order.active.least();
-        let least = if least.is_finite() { least } else { self.last_tag };
+        };
         if member.tag < least {
             self.set_tag(index, least);
         }
@@ -197,6 +202,9 @@ impl State {
                 let tag = self.members[entry.member].tag;
                 let others = least.without(entry.member);
                 let may_burst = |behind| self.may_burst(entry.member, behind, others);
+                // Others yield to a burst that is due, whatever its disk has had.
+                let is_due = entry.burst == Some(f64::NEG_INFINITY);
+                let tag = if is_due { f64::NEG_INFINITY } else { tag };
                 let claim = Claim { tag, head: 0.0, lane: *index };
                 if entry.waiting.is_none()
                     && !entry.is_silent

@@ -22,6 +22,8 @@ const SLOW: f64 = 3.0;
 pub(super) struct Pace {
     /// The usual time of a request besides its transfer, in nanoseconds.
     latency_ns: f64,
+    /// The same of a request that has waited for the one before it, in nanoseconds.
+    behind_ns: f64,
     /// The usual time for a byte, in nanoseconds.
     byte_ns: f64,
     caution: f64,
@@ -37,6 +39,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             latency_ns: 0.0,
+            behind_ns: 0.0,
             byte_ns: 0.0,
             caution: 1.0,
             usual_ns: 0.0,
@@ -46,21 +49,22 @@ impl Default for Pace {
     }
 }
 
+/// The length from which on requests show the time for a byte, in bytes. The time of a shorter one is mostly
+/// that of something else.
+const LONG: f64 = 65_536.0;
+
 /// Moves an average towards a new time.
 fn average(usual: &mut f64, time: f64) {
     *usual += if *usual == 0.0 { time } else { (time - *usual) / PART };
 }
 
 impl Pace {
-    fn time_ns(&self, bytes: u64) -> f64 {
-        self.latency_ns + self.byte_ns * self.caution * bytes as f64
-    }
-
     /// The time by which a step prolongs the time for which steps keep the device busy, in nanoseconds. The
     /// device sorts requests that wait behind others, so only the first one has the latency of one alone.
     fn added_ns(&self, bytes: u64, is_adjoining: bool, now_ns: u64) -> f64 {
         let is_behind = is_adjoining || self.until_ns > now_ns as f64;
-        self.time_ns(bytes) - if is_behind { self.latency_ns } else { 0.0 }
+        let other_ns = if is_behind { self.behind_ns } else { self.latency_ns };
+        other_ns + self.byte_ns * self.caution * bytes as f64
     }
 
     /// The time from `now_ns` until a step of `bytes` would no longer keep the device busy, in
@@ -76,7 +80,7 @@ impl Pace {
         if self.byte_ns == 0.0 {
             return 0;
         }
-        let left_ns = time_ns as f64 - (self.until_ns - now_ns as f64).max(0.0);
+        let left_ns = time_ns as f64 - (self.until_ns - now_ns as f64).max(0.0) - self.behind_ns;
         (left_ns / (self.byte_ns * self.caution)).max(0.0) as u64
     }
 
@@ -90,14 +94,19 @@ impl Pace {
     /// requests are still in flight.
     pub(super) fn complete(&mut self, begun_ns: u64, bytes: u64, is_last: bool, now_ns: u64) {
         if self.completed_ns > begun_ns {
-            // It has waited for the one before it.
-            let time_ns = now_ns.saturating_sub(self.completed_ns);
-            average(&mut self.byte_ns, time_ns as f64 / bytes.max(1) as f64);
+            // It has waited for the one before it. A discard transfers nothing.
+            let time_ns = now_ns.saturating_sub(self.completed_ns) as f64;
+            if bytes as f64 >= LONG {
+                average(&mut self.byte_ns, (time_ns - self.behind_ns).max(0.0) / bytes as f64);
+            } else {
+                let other_ns = (time_ns - self.byte_ns * bytes as f64).max(0.0);
+                average(&mut self.behind_ns, other_ns);
+            }
         } else {
             let time_ns = now_ns.saturating_sub(begun_ns) as f64;
-            if self.byte_ns == 0.0 {
+            if self.byte_ns == 0.0 && bytes > 0 {
                 // Half of it may be the transfer, until longer steps show more.
-                self.byte_ns = time_ns / 2.0 / bytes.max(1) as f64;
+                self.byte_ns = time_ns / 2.0 / (bytes as f64).max(LONG);
             }
             average(&mut self.latency_ns, (time_ns - self.byte_ns * bytes as f64).max(1.0));
         }
@@ -112,6 +121,8 @@ impl Pace {
     /// expected.
     pub(super) fn relax(&mut self) {
         self.latency_ns *= RELAXED;
+        self.behind_ns *= RELAXED;
+        self.byte_ns *= RELAXED;
         self.caution = (self.caution * RELAXED).max(1.0);
     }
 
@@ -170,6 +181,24 @@ mod tests {
         let bytes = pace.bytes(8 * MS, now_ns);
         assert!((3 * LENGTH..5 * LENGTH).contains(&bytes), "{bytes}");
         assert_eq!(pace.bytes(0, now_ns), 0);
+    }
+
+    #[test]
+    fn discards_and_small_writes_do_not_make_steps_long() {
+        for bytes in [0, 512, 4096] {
+            let mut pace = Pace::default();
+            // The first requests are short, and wait for each other.
+            for number in 0..40 {
+                let begun_ns = (1 + number / 2 * 30) * MS;
+                pace.begin(bytes, number % 2 == 1, begun_ns);
+                let end_ns = begun_ns + (10 + 10 * (number % 2)) * MS;
+                pace.complete(begun_ns, bytes, number % 2 == 1, end_ns);
+            }
+            let now_ns = 10_000 * MS;
+            assert!(pace.step_ns(LENGTH, now_ns) < 1000 * MS, "{}", pace.step_ns(LENGTH, now_ns));
+            (0..10).for_each(|_| pace.relax());
+            assert!(pace.step_ns(LENGTH, now_ns) < 60 * MS, "{}", pace.step_ns(LENGTH, now_ns));
+        }
     }
 
     #[test]

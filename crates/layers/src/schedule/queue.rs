@@ -240,8 +240,13 @@ impl Requests {
     fn probe(&mut self) {
         self.probes = self.probes.wrapping_add(1);
         let Some(waiters) = &self.inner.waiters else { return };
-        if let Some(files) = self.inner.sent.awaited(waiters.as_ref()) {
-            return self.inner.index.meet_files(self.number, &files);
+        let awaited = self.inner.sent.awaited(waiters.as_ref());
+        let mut has_marked = false;
+        for files in &awaited {
+            has_marked |= self.inner.index.meet_files(self.number, files);
+        }
+        if has_marked {
+            return;
         }
         for held in self.held.iter().take(PROBES_MAX) {
             let addresses = held.request.buffers.addresses();
@@ -343,7 +348,8 @@ impl ScheduleQueue {
             }
             let waiting = requests.admit_waiting(gate);
             retry_ns = requests.admit_held(gate, now_ns);
-            Rest { waiting, held: requests.held.len(), burst: requests.burst_behind() }
+            let (held, held_cost) = (requests.held.len(), requests.held.cost());
+            Rest { waiting, held, held_cost, burst: requests.burst_behind() }
         });
         if let Some(waker) = turn.call {
             waker.wake();

@@ -74,13 +74,13 @@ impl Sent {
         self.update(|entries| entries.retain(|entry| entry.queue != queue));
     }
 
-    /// The files of the first request for which a process waits.
-    pub(super) fn awaited(&self, waiters: &dyn Waiters) -> Option<Files> {
+    /// The files of each request for which a process waits.
+    pub(super) fn awaited(&self, waiters: &dyn Waiters) -> Vec<Files> {
         if self.count.load(Ordering::Acquire) == 0 {
-            return None;
+            return Vec::new();
         }
         let entries = self.entries();
         let is_awaited = |entry: &&Entry| waiters.is_awaited(&mut entry.pages.iter().copied());
-        entries.iter().find(is_awaited).map(|entry| entry.files.clone())
+        entries.iter().filter(is_awaited).map(|entry| entry.files.clone()).collect()
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct Member {
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
+    /// The cost of the held requests.
+    pub held_cost: f64,
     pub lanes: Vec<usize>,
 }
 
@@ -117,11 +119,16 @@ pub(super) struct Entry {
     pub published: Arc<Published>,
     /// The requests in flight that count.
     pub counted: [u32; 2],
-    pub is_stuck: bool,
+    /// Whether the lane has made no progress for long: none of its requests count.
+    pub is_hung: bool,
+    /// Those of its requests that began by a time, in nanoseconds, when it was hung. They do not count.
+    pub stuck: [u32; 2],
+    pub stuck_ns: u64,
     pub progress_ns: u64,
     /// The least tag of the groups with waiting requests; `None` if no request waits.
     pub waiting: Option<f64>,
     pub held: usize,
+    pub held_cost: f64,
     /// How far the disk's tag has to be behind those of the other disks for the lane's burst; `None` if
     /// the lane has no reason for one.
     pub burst: Option<f64>,
@@ -184,11 +191,13 @@ pub(super) struct Completed {
 }
 
 /// The state of a lane after a turn.
+#[derive(Default)]
 pub(super) struct Rest {
     /// The least tag of the groups with waiting requests; `None` if no request waits.
     pub waiting: Option<f64>,
-    /// The number of held requests.
+    /// The number of held requests, and their cost.
     pub held: usize,
+    pub held_cost: f64,
     /// How much service the disk has to be behind for the lane's burst, as a cost; `None` if the lane has
     /// no reason for one.
     pub burst: Option<f64>,
@@ -218,8 +227,9 @@ impl State {
                 quiet_ns = quiet_ns.max(published.quiet_ns.load(Ordering::Relaxed));
                 let published = published.flight.load(Ordering::Relaxed);
                 self.lanes[index].progress_ns = now_ns;
+                self.lanes[index].stuck = [0; 2];
                 let flight = [published as u32, (published >> 32) as u32];
-                self.sync(index, flight, false, now_ns);
+                self.sync(index, flight, None, now_ns);
             }
         }
         if self.flight[WAITED] == 0 {
@@ -227,28 +237,46 @@ impl State {
         }
     }
 
-    /// Takes over a lane's own counts.
-    pub(super) fn sync(&mut self, lane: usize, flight: [u32; 2], completed: bool, now_ns: u64) {
+    /// Takes over a lane's own counts, with a completed request.
+    pub(super) fn sync(
+        &mut self,
+        lane: usize,
+        flight: [u32; 2],
+        completed: Option<&Completed>,
+        now_ns: u64,
+    ) {
         self.answer(lane);
         let entry = &mut self.lanes[lane];
-        if completed {
-            entry.is_stuck = false;
+        if let Some(Completed { class, begun_ns, .. }) = completed {
+            if std::mem::take(&mut entry.is_hung) {
+                (entry.stuck, entry.stuck_ns) = (flight, now_ns);
+            } else if *begun_ns <= entry.stuck_ns {
+                entry.stuck[*class] = entry.stuck[*class].saturating_sub(1);
+            }
             entry.progress_ns = now_ns;
-        } else if !entry.is_stuck && entry.counted == [0, 0] {
+        } else if !entry.is_hung && entry.counted == [0, 0] {
             entry.progress_ns = now_ns;
         }
-        let counted = if entry.is_stuck { [0; 2] } else { flight };
+        let mut counted = flight;
+        for class in [WAITED, BACKGROUND] {
+            entry.stuck[class] = entry.stuck[class].min(flight[class]);
+            counted[class] -= entry.stuck[class];
+        }
+        let counted = if entry.is_hung { [0; 2] } else { counted };
         self.count(lane, counted, now_ns);
     }
 
     /// Sets the requests of a lane that count as in flight.
     pub(super) fn count(&mut self, lane: usize, counted: [u32; 2], now_ns: u64) {
-        let entry = &mut self.lanes[lane];
-        if entry.counted == counted {
+        if self.lanes[lane].counted == counted {
             return;
         }
-        let (index, member) = (entry.member, &mut self.members[entry.member]);
-        let was_active = member.is_active();
+        let index = self.lanes[lane].member;
+        let was_active = self.members[index].is_active();
+        if !was_active {
+            self.raise(index);
+        }
+        let (entry, member) = (&mut self.lanes[lane], &mut self.members[index]);
         for class in [WAITED, BACKGROUND] {
             let (old, new) = (entry.counted[class], counted[class]);
             member.flight[class] = (member.flight[class] + new).saturating_sub(old);
@@ -310,7 +338,7 @@ impl State {
             let entry = &mut self.lanes[index];
             let is_late = now_ns >= entry.progress_ns.saturating_add(STUCK_NS);
             if entry.is_used && entry.counted != [0, 0] && is_late {
-                entry.is_stuck = true;
+                entry.is_hung = true;
                 self.stuck_total += 1;
                 self.count(index, [0; 2], now_ns);
             }
@@ -393,6 +421,8 @@ impl State {
     pub(super) fn rest(&mut self, lane: usize, rest: &Rest) {
         let entry = &mut self.lanes[lane];
         let (index, member) = (entry.member, &mut self.members[entry.member]);
+        member.held_cost +=
+            rest.held_cost - std::mem::replace(&mut entry.held_cost, rest.held_cost);
         let has_changed = entry.waiting != rest.waiting || (entry.held > 0) != (rest.held > 0);
         if !has_changed && entry.burst.is_none() && rest.burst.is_none() {
             entry.held = rest.held;

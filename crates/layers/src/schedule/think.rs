@@ -58,6 +58,9 @@ impl Times {
     /// nanoseconds.
     fn safe_ns(&self, quiet_ns: u64) -> u64 {
         let now = class(quiet_ns);
+        if now == CLASSES - 1 {
+            return u64::MAX;
+        }
         let longer: u32 = self.counts[now..].iter().sum();
         let mut during = 0;
         for end in now..CLASSES {
@@ -120,6 +123,10 @@ impl Think {
     /// remembered lasted as long.
     fn risk(&self, quiet_ns: u64, step_ns: u64) -> Option<f32> {
         let (now, end) = (class(quiet_ns), class(quiet_ns.saturating_add(step_ns)));
+        if now == CLASSES - 1 {
+            // The last class has no end.
+            return None;
+        }
         let risks = [&self.recent, &self.older].into_iter().filter_map(|times| {
             let (during, longer) = times.ending(now, end);
             (longer > 0).then(|| during as f32 / longer as f32)
@@ -296,6 +303,20 @@ mod tests {
         assert_eq!(think.wait_ns(quiet_ns, 10 * MS), 0);
         assert_eq!(think.wait_ns(quiet_ns, 100 * MS), 90 * MS);
         assert_eq!(think.safe_ns(quiet_ns), 10 * MS);
+    }
+
+    #[test]
+    fn silences_longer_than_all_classes_are_used() {
+        let think = learned(&[40_000 * MS]);
+        let longest_ns = think.longest_ns();
+        assert_eq!(think.wait_ns(longest_ns + 20 * MS, 20 * MS), 0);
+        assert!(think.safe_ns(longest_ns + 3000 * MS) >= 3000 * MS);
+        for quiet_ns in (0..60_000 * MS).step_by(7_000_011) {
+            let wait_ns = think.wait_ns(quiet_ns, 20 * MS);
+            assert!(wait_ns == 0 || wait_ns >= 1000, "{quiet_ns}: {wait_ns}");
+            assert!(quiet_ns < longest_ns + 20 * MS || wait_ns == 0, "{quiet_ns}: {wait_ns}");
+        }
+        assert_eq!(begins_ns(&think, 20 * MS), 0);
     }
 
     #[test]

@@ -236,11 +236,13 @@ impl WalQueue {
 
     /// Copies adjacent segments home.
     fn copy(&mut self, next: &mut Crossing<'_>) {
+        let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
         let Some(write_back) = &mut self.write_back else { return };
         let Some(mut first) = write_back.segments.pop_front() else { return };
         let mut own = next.request();
         own.token = purpose::COPY;
-        own.flags.background = true;
+        // Changes of guests may wait for the place that it makes.
+        own.flags.background = !is_pressed;
         own.offset = first.offset;
         let zeroes = match first.source {
             Some(Source::Ring(_)) | None => None,

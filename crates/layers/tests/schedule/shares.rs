@@ -78,6 +78,25 @@ fn an_idle_disk_saves_nothing_up_and_the_rest_is_used() {
 }
 
 #[test]
+fn a_disk_that_uses_less_than_its_share_saves_nothing_up() {
+    for holds in [false, true] {
+        let bench = Bench::new(8, 500 * US);
+        let disks = [0, 1].map(|_| bench.disk(&weighted(100)).0);
+        let mut modest = bench.client(&disks[0], READ, 2);
+        let mut holder = bench.client(&disks[0], WRITE_BACK, usize::from(holds));
+        let mut busy = bench.client(&disks[1], READ, 64);
+        let all = &mut [&mut modest, &mut holder, &mut busy];
+        run(all, &bench.time, 11 * SECOND);
+        let modest_count = all[0].done_within(10 * SECOND, 11 * SECOND);
+        assert!((500..5000).contains(&modest_count), "{modest_count}");
+        all[0].deepen(256);
+        run(all, &bench.time, 12 * SECOND);
+        let counts = [0, 2].map(|index| all[index].done_within(11 * SECOND, 12 * SECOND));
+        assert!(counts[0].abs_diff(counts[1]) <= 800, "{holds}: {counts:?}");
+    }
+}
+
+#[test]
 fn a_disk_that_holds_too_much_uses_its_share_and_no_more() {
     let bench = Bench::new(1, 5000 * US);
     let options = ScheduleOptions { held_requests: 4, ..ScheduleOptions::default() };
@@ -194,6 +213,23 @@ fn a_disk_that_hangs_does_not_stop_its_neighbours() {
     writer.submit(WRITE_BACK);
     run(&mut [&mut reader, &mut stuck, &mut writer], &bench.time, 7 * SECOND);
     assert_eq!(writer.done.len(), 1);
+}
+
+#[test]
+fn a_disk_that_hangs_in_part_does_not_stop_its_neighbours() {
+    let bench = Bench::new(8, 500 * US);
+    let (healthy, _) = bench.disk(&ScheduleOptions::default());
+    let layer = bench.layer(&ScheduleOptions::default(), None);
+    let mut service = bench.service.hanging();
+    service.reads_complete = true;
+    let hung = disk_of(&layer, &service);
+    let mut stuck = bench.client(&hung, READ, 4);
+    let mut reader = bench.client(&healthy, READ, 64);
+    (0..40).for_each(|_| _ = stuck.submit(WRITE));
+    stuck.depth += 40;
+    run(&mut [&mut reader, &mut stuck], &bench.time, 7 * SECOND);
+    let counts = [&reader, &stuck].map(|it| it.done_within(3 * SECOND, 7 * SECOND) / 4);
+    assert!(counts[0] >= 12_000 && counts[1] >= 500, "{counts:?}");
 }
 
 #[test]

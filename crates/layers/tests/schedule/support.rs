@@ -38,8 +38,9 @@ pub struct Passed {
 pub struct Service {
     free_ns: Arc<Mutex<Vec<u64>>>,
     each_ns: u64,
-    /// Requests of this disk never complete.
+    /// Requests of this disk never complete, or only its reads do.
     pub is_hung: Arc<AtomicBool>,
+    pub reads_complete: bool,
     pub passed: Arc<Mutex<Vec<Passed>>>,
 }
 
@@ -49,6 +50,7 @@ impl Service {
             free_ns: Arc::new(Mutex::new(vec![0; servers])),
             each_ns: service_ns,
             is_hung: Arc::default(),
+            reads_complete: false,
             passed: Arc::default(),
         }
     }
@@ -82,7 +84,8 @@ impl LayerQueue for Service {
         let first = free_ns.iter_mut().min().unwrap();
         let length = if request.operation == Operation::Flush { 0 } else { self.each_ns };
         let done_ns = (*first).max(time_ns) + length;
-        if self.is_hung.load(Ordering::Relaxed) {
+        let is_read = request.operation == Operation::Read;
+        if self.is_hung.load(Ordering::Relaxed) && !(is_read && self.reads_complete) {
             *next.word(&mut request) = time_ns + 3600 * SECOND;
         } else {
             *first = done_ns;
@@ -243,6 +246,13 @@ impl Client {
             is_busy = true;
         }
         is_busy
+    }
+
+    /// Keeps more requests in flight from now on.
+    pub fn deepen(&mut self, depth: usize) {
+        let more = depth.saturating_sub(self.depth);
+        self.next_ns.extend(std::iter::repeat_n(Reverse(self.time.get()), more));
+        self.depth = depth;
     }
 
     /// Makes no further requests.

@@ -10,7 +10,9 @@ use fathom_devices::MediumKind;
 use fathom_insight::Waiters;
 use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
-use fathom_layers::{LayerContext, LayerOptions as _, LogSink, Prepared};
+use fathom_layers::{
+    DelayOptions, LayerContext, LayerOptions as _, LimitOptions, LogSink, Prepared, ScheduleOptions,
+};
 use serde_json::{Map, Value};
 
 use super::{Common, SEARCH_TIME_MAX, Watchers, names_layer, refusal, too_many_layers};
@@ -109,10 +111,14 @@ pub(crate) fn set_layer(
         definition.layers[index] = layer.clone();
         return;
     }
-    // What is in a log is read through the cache, too.
-    let is_log = |other: &LayerDefinition| other.kind == WalDefinition::KIND;
-    let log = definition.layers.iter().position(is_log);
-    let place = log.filter(|_| layer.kind == CacheOptions::KIND);
+    let above = match layer.kind.as_str() {
+        // What is in a log is read through the cache, too.
+        CacheOptions::KIND => WalDefinition::KIND,
+        // What waits for its own disk's limit must not count as in flight at a shared device.
+        LimitOptions::KIND | DelayOptions::KIND => ScheduleOptions::KIND,
+        _ => "",
+    };
+    let place = definition.layers.iter().position(|other| other.kind == above);
     definition.layers.insert(place.unwrap_or(definition.layers.len()), layer.clone());
 }
 

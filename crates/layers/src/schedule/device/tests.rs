@@ -110,7 +110,9 @@ fn next(state: &State, now_ns: u64, is_claim: bool) -> Option<usize> {
     let rank = |lane: &usize| {
         let entry = &state.lanes[*lane];
         let head = if is_claim { entry.waiting.unwrap_or(0.0) } else { 0.0 };
-        (state.members[entry.member].tag, head, *lane)
+        let is_due = entry.waiting.is_none() && entry.burst == Some(f64::NEG_INFINITY);
+        let tag = state.members[entry.member].tag;
+        (if is_claim && is_due { f64::NEG_INFINITY } else { tag }, head, *lane)
     };
     let lanes = (0..state.lanes.len()).filter(|lane| {
         let entry = &state.lanes[*lane];
@@ -165,7 +167,8 @@ fn act(gate: &mut Gate<'_>, random: &mut fastrand::Rng) -> Rest {
     let waiting = random.bool().then(|| gate.tag(flow));
     let held = if random.bool() { random.usize(1..5) } else { 0 };
     let burst = if random.u8(..4) == 0 { f64::NEG_INFINITY } else { cost(random.u64(..1 << 20)) };
-    Rest { waiting, held, burst: (held > 0 && random.bool()).then_some(burst) }
+    let held_cost = cost(held as u64 * 4096);
+    Rest { waiting, held, held_cost, burst: (held > 0 && random.bool()).then_some(burst) }
 }
 
 #[test]
@@ -219,7 +222,7 @@ fn a_device_is_quiet_since_the_last_completion_although_no_lane_took_a_turn() {
     }
     let [first, _second, mut third] = lanes;
     drop(first);
-    let rest = Rest { waiting: None, held: 1, burst: None };
+    let rest = Rest { held: 1, held_cost: cost(4096), ..Rest::default() };
     third.turn(1190 * MS, None, |_| rest);
     assert_eq!(device.state.access(|state| state.quiet_ns), 1007 * MS);
 }
