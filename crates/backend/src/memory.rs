@@ -215,6 +215,13 @@ impl Shared {
         if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
     }
 
+    /// Copies `bytes` to `offset`. The caller has checked the range.
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let place = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: as in `transfer`; no reference to this private mapping exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+    }
+
     fn mark_written(&self, offset: u64, length: u64) {
         for chunk in offset / CHUNK..=(offset + length - 1) / CHUNK {
             let (word, bit) = (&self.written[(chunk / 64) as usize], 1 << (chunk % 64));
@@ -395,6 +402,19 @@ impl BackendQueue for MemoryQueue {
         })
     }
 
+    fn write_now(&mut self, offset: u64, bytes: &[u8]) -> Option<Outcome> {
+        self.counted(|queue| {
+            let length = bytes.len() as u64;
+            let end = offset.checked_add(length)?;
+            if bytes.is_empty() || end > queue.shared.capacity.load(Ordering::Relaxed) {
+                return None;
+            }
+            queue.shared.write(offset, bytes);
+            queue.shared.mark_written(offset, length);
+            Some(Ok(()))
+        })
+    }
+
     fn expect(&mut self, offset: u64) {
         let first = self.shared.base.as_ptr().wrapping_add(offset as usize);
         for line in 0..EXPECTED_LINES {
@@ -405,4 +425,32 @@ impl BackendQueue for MemoryQueue {
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
 
     fn advance(&mut self, _context: &mut BackendContext<'_>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_at_once_is_there_and_nothing_is_written_beyond_the_capacity() {
+        let memory = Memory::new(1 << 20);
+        let mut reactor = Reactor::new(8).unwrap();
+        let mut queue = memory.open_queue(&mut reactor).unwrap();
+        assert_eq!(queue.write_now(4096, &[7; 8192]), Some(Ok(())));
+        let mut buffers = Buffers::default();
+        buffers.allocate(8192);
+        assert_eq!(queue.read_now(4096, 8192, &mut buffers, 0), Some(Ok(())));
+        assert!(buffers.owned().unwrap().iter().all(|byte| *byte == 7));
+        for offset in [(1 << 20) - 512, 1 << 20, u64::MAX - 100] {
+            assert_eq!(queue.write_now(offset, &[7; 1024]), None);
+        }
+        assert_eq!(queue.write_now(0, &[]), None);
+        memory.resize(8192).unwrap();
+        assert_eq!(queue.write_now(4096, &[8; 8192]), None);
+        memory.resize(1 << 20).unwrap();
+        assert_eq!(queue.read_now(4096, 8192, &mut buffers, 0), Some(Ok(())));
+        let bytes = buffers.owned().unwrap();
+        assert!(bytes[..4096].iter().all(|byte| *byte == 7));
+        assert!(bytes[4096..].iter().all(|byte| *byte == 0));
+    }
 }

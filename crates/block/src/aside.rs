@@ -26,6 +26,8 @@ struct Store {
     level: usize,
     backend: Arc<dyn Backend>,
     queue: Box<dyn BackendQueue>,
+    /// The bits of a place that its alignment leaves out.
+    unaligned: u64,
 }
 
 /// The times at which layers asked for a round.
@@ -92,7 +94,8 @@ impl Aside {
     ) -> io::Result<StoreId> {
         let id = u16::try_from(self.stores.len()).map_err(io::Error::other)?;
         let queue = backend.open_queue(reactor)?;
-        self.stores.push(Store { level, backend: Arc::clone(backend), queue });
+        let unaligned = u64::from(backend.geometry().alignment) - 1;
+        self.stores.push(Store { level, backend: Arc::clone(backend), queue, unaligned });
         Ok(StoreId(id))
     }
 
@@ -124,8 +127,7 @@ impl Aside {
                     }
                     _ => {}
                 }
-                let alignment = u64::from(backend.geometry().alignment);
-                request.check(&capabilities, backend.capacity(), alignment - 1)
+                request.check(&capabilities, backend.capacity(), store.unaligned)
             });
             if let Err(error) = checked {
                 refused += 1;
@@ -150,13 +152,21 @@ impl Aside {
     ) -> Option<Outcome> {
         let store = self.stores.get_mut(usize::from(id.0))?;
         let length = range.end.checked_sub(range.start)?;
-        let is_within = offset.checked_add(length)? <= store.backend.capacity()
-            && range.end <= request.buffers.length();
-        let mask = u64::from(store.backend.geometry().alignment) - 1;
-        if !is_within || length == 0 || (offset | length) & mask != 0 {
+        let is_within = range.end <= request.buffers.length();
+        if !is_within || length == 0 || (offset | length) & store.unaligned != 0 {
             return None;
         }
         store.queue.read_now(offset, length, &mut request.buffers, range.start)
+    }
+
+    /// Writes to a store at once, if it can; see [`Crossing::write_now`](crate::Crossing::write_now).
+    #[inline]
+    pub(crate) fn write_now(&mut self, id: StoreId, offset: u64, bytes: &[u8]) -> Option<Outcome> {
+        let store = self.stores.get_mut(usize::from(id.0))?;
+        if bytes.is_empty() || (offset | bytes.len() as u64) & store.unaligned != 0 {
+            return None;
+        }
+        store.queue.write_now(offset, bytes)
     }
 
     /// See [`Crossing::expect`](crate::Crossing::expect).

@@ -77,8 +77,9 @@ pub trait BackendQueue {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>);
 
     /// Reads `length` bytes from `offset` on into the memory of `buffers`, from its byte `from` on, if
-    /// this takes no longer than a copy of memory. Otherwise returns `None` and does nothing: the
-    /// caller then submits a request. Callers guarantee that both ranges exist.
+    /// this takes no longer than a copy of memory. Otherwise, and if the store does not have this range,
+    /// returns `None` and does nothing: the caller then submits a request. Callers guarantee that the
+    /// memory exists.
     fn read_now(
         &mut self,
         offset: u64,
@@ -87,6 +88,14 @@ pub trait BackendQueue {
         from: u64,
     ) -> Option<Outcome> {
         let _ = (offset, length, buffers, from);
+        None
+    }
+
+    /// Writes `bytes` from `offset` on, if this takes no longer than a copy of memory. Otherwise, and if
+    /// the store does not have this range, returns `None` and does nothing: the caller then submits a
+    /// request.
+    fn write_now(&mut self, offset: u64, bytes: &[u8]) -> Option<Outcome> {
+        let _ = (offset, bytes);
         None
     }
 

@@ -13,6 +13,8 @@ pub struct MissCost {
     means_ns: [[f64; LENGTHS]; 2],
     /// What requests of each length are expected to take, in nanoseconds.
     expected_ns: [[u64; LENGTHS]; 2],
+    /// The length whose mean that is.
+    nearest: [[u8; LENGTHS]; 2],
 }
 
 impl MissCost {
@@ -23,24 +25,30 @@ impl MissCost {
 
     /// A request for `blocks` blocks took `time_ns` of the slow disk's time.
     pub fn observe(&mut self, is_sequential: bool, blocks: u64, time_ns: u64) {
-        let mean_ns = &mut self.means_ns[usize::from(is_sequential)][length(blocks)];
+        let (row, length) = (usize::from(is_sequential), length(blocks));
+        let mean_ns = &mut self.means_ns[row][length];
         let time_ns = time_ns as f64;
-        if *mean_ns == 0.0 {
-            *mean_ns = time_ns;
-        } else {
-            *mean_ns += (time_ns - *mean_ns) * STEP;
+        let is_first = *mean_ns == 0.0;
+        *mean_ns += if is_first { time_ns } else { (time_ns - *mean_ns) * STEP };
+        let expected = *mean_ns as u64;
+        if is_first {
+            self.find_nearest(row);
         }
-        self.expect(is_sequential);
+        for (expected_ns, nearest) in self.expected_ns[row].iter_mut().zip(self.nearest[row]) {
+            if usize::from(nearest) == length {
+                *expected_ns = expected;
+            }
+        }
     }
 
     /// A length without observations is expected to take as long as the nearest one that has some.
-    fn expect(&mut self, is_sequential: bool) {
-        let means_ns = &self.means_ns[usize::from(is_sequential)];
-        let expected_ns = &mut self.expected_ns[usize::from(is_sequential)];
-        for (wanted, expected_ns) in expected_ns.iter_mut().enumerate() {
+    fn find_nearest(&mut self, row: usize) {
+        let means_ns = &self.means_ns[row];
+        for wanted in 0..LENGTHS {
             let known = (0..LENGTHS).filter(|length| means_ns[*length] > 0.0);
-            let nearest = known.min_by_key(|length| length.abs_diff(wanted));
-            *expected_ns = nearest.map_or(0, |length| means_ns[length] as u64);
+            let Some(nearest) = known.min_by_key(|length| length.abs_diff(wanted)) else { return };
+            self.nearest[row][wanted] = nearest as u8;
+            self.expected_ns[row][wanted] = means_ns[nearest] as u64;
         }
     }
 
@@ -78,6 +86,10 @@ mod tests {
         assert_eq!(cost.block_ns(true, 64), 20_000);
         // Lengths that were not observed cost as much as their neighbours.
         assert_eq!(cost.block_ns(false, 2), 5_000_000);
+        assert_eq!((cost.block_ns(false, 1024), cost.block_ns(true, 1)), (12_500, 1_280_000));
+        cost.observe(false, 2, 20_000_000);
+        assert_eq!((cost.block_ns(false, 1), cost.block_ns(false, 2)), (10_000_000, 10_000_000));
+        assert_eq!(cost.block_ns(false, 4), 5_000_000);
         (0..1000).for_each(|_| cost.observe(false, 1, 1_000_000));
         assert!(cost.block_ns(false, 1) < 1_010_000);
     }

@@ -68,7 +68,7 @@ impl Ghost {
 
     /// Removes expired entries from the next sets, so that a period visits all of them.
     fn sweep(&mut self) {
-        let due = u128::from(self.inserted) * self.sets.len() as u128 / u128::from(self.period);
+        let due = self.inserted.saturating_mul(self.sets.len() as u64) / self.period;
         let periods = self.periods;
         let due = (due as usize).min(self.sets.len());
         for set in &mut self.sets[self.swept.min(due)..due] {

@@ -127,8 +127,29 @@ impl Blocks {
     #[inline]
     pub(super) fn read(&self, key: u64, wanted: u16, access: &Access) -> Found {
         let Some(block) = pack(key, self.granules) else { return Found::Unknown };
-        let is_block = |slot| self.entry(slot) >> self.granules == block;
+        let is_block = |slot| {
+            // What a hit needs is fetched together.
+            self.pins.prefetch(slot);
+            prefetch(self.states.address(slot));
+            self.entry(slot) >> self.granules == block
+        };
         let Some(slot) = self.index.find(hash(key), is_block) else { return Found::Unknown };
+        self.read_slot(slot, block, wanted, access)
+    }
+
+    /// As [`read`](Self::read), if the block is in the slot that was found for it before.
+    #[inline]
+    pub(super) fn read_at(&self, slot: u32, key: u64, wanted: u16, access: &Access) -> Found {
+        match pack(key, self.granules) {
+            Some(block) if self.entry(slot) >> self.granules == block => {
+                self.read_slot(slot, block, wanted, access)
+            }
+            _ => Found::Unknown,
+        }
+    }
+
+    #[inline]
+    fn read_slot(&self, slot: u32, block: u64, wanted: u16, access: &Access) -> Found {
         let is_settled = Hits::is_settled(&self.states, slot, access);
         let has_all = self.valid(slot) & wanted == wanted;
         if !is_settled || !has_all {

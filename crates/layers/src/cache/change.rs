@@ -187,7 +187,7 @@ impl CacheQueue {
         let volume = &inner.volume;
         let Changing { offset, length, access, .. } = changing;
         let size = u64::from(volume.format.block_size);
-        let mut parts = Vec::new();
+        let mut parts = self.parts();
         if changing.ranges.is_empty() {
             for (block, start, length) in Self::blocks(offset, length, size) {
                 let key = self.key(block);
@@ -212,8 +212,9 @@ impl CacheQueue {
                 regions.end(offset, length, now_ns, tables, has_succeeded);
             });
         }
-        if let Some(data) = data {
-            self.insert(data, parts, access, 0, next);
+        match data {
+            Some(data) => self.insert(data, parts, access, 0, next),
+            None => self.keep_parts(parts),
         }
         self.note_change(next);
     }

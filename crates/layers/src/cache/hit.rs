@@ -10,10 +10,21 @@ use super::queue::CacheQueue;
 /// processor's smallest cache.
 const TOGETHER: usize = 32;
 
+/// Whether a read was answered at once.
+pub(super) enum AtOnce {
+    Served,
+    /// The cache has no hit of the read's block that can be found without a lock.
+    Missed(Box<Request>),
+    /// Nothing is known: it is a read of several blocks, or not of a cache in memory.
+    Unknown(Box<Request>),
+}
+
 impl CacheQueue {
     /// Fetches what reads of one block need of the index and of a cache in memory, so that not each read
     /// waits for memory several times, one after the other.
-    pub(super) fn prepare(&self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
+    pub(super) fn prepare(&mut self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
+        let mut prepared = std::mem::take(&mut self.prepared);
+        prepared.clear();
         let volume = &self.inner.volume;
         let size = u64::from(volume.format.block_size);
         let key = |request: &Request| self.key(request.offset >> size.trailing_zeros());
@@ -23,16 +34,30 @@ impl CacheQueue {
                 volume.prefetch_index(key(request));
             }
             for request in reads() {
-                let Some(place) = volume.prefetch_slot(key(request)) else { continue };
+                let key = key(request);
+                let Some((shard, slot)) = volume.prefetch_slot(key) else { continue };
                 if !volume.is_kept {
+                    let place = volume.place(shard, slot);
                     next.expect(self.store, place + (request.offset & (size - 1)));
+                    prepared.push_back((key, (shard, slot)));
                 }
             }
         }
+        self.prepared = prepared;
+    }
+
+    /// The slot that a batch's next read probably hits, if it is a read of the block `key`.
+    #[inline]
+    fn take_prepared(&mut self, key: u64) -> Option<(usize, u32)> {
+        let (expected, place) = *self.prepared.front()?;
+        (expected == key).then(|| {
+            self.prepared.pop_front();
+            place
+        })
     }
 
     /// Answers a read of a part of one block that a cache in memory has: it is copied without a lock, because the
-    /// guest's memory may have to be fetched first. Otherwise returns the request.
+    /// guest's memory may have to be fetched first.
     #[inline]
     pub(super) fn serve_at_once(
         &mut self,
@@ -40,7 +65,7 @@ impl CacheQueue {
         access: &Access,
         begin_ns: u64,
         next: &mut Crossing<'_>,
-    ) -> Option<Box<Request>> {
+    ) -> AtOnce {
         let volume = &self.inner.volume;
         let size = u64::from(volume.format.block_size);
         let (offset, length) = (request.offset, request.length);
@@ -48,16 +73,24 @@ impl CacheQueue {
         let within = offset & (size - 1);
         // What a volume returns is compared with checksums.
         if volume.is_kept || length == 0 || length > size - within {
-            return Some(request);
+            return AtOnce::Unknown(request);
         }
         let key = self.key(block);
-        let shard = volume.shard_of(key);
         let wanted = Self::touched(offset, length, size);
-        let Some(slot) = volume.hit(shard, key, wanted, access) else { return Some(request) };
+        let prepared = self.take_prepared(key);
+        let volume = &self.inner.volume;
+        let hit = prepared.and_then(|place| {
+            volume.hit_at(place, key, wanted, access).map(|slot| (place.0, slot))
+        });
+        let hit = hit.or_else(|| {
+            let shard = volume.shard_of(key);
+            volume.hit(shard, key, wanted, access).map(|slot| (shard, slot))
+        });
+        let Some((shard, slot)) = hit else { return AtOnce::Missed(request) };
         let place = volume.place(shard, slot) + within;
         let copied = next.read_now(self.store, place, &mut request, 0..length);
         volume.unpin(shard, slot);
-        let Some(outcome) = copied else { return Some(request) };
+        let Some(outcome) = copied else { return AtOnce::Unknown(request) };
         self.hits.observe(key, access, begin_ns);
         let (blocks, counted) = ((block, block + 1), (length, length, access.miss_ns.into()));
         self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
@@ -67,6 +100,6 @@ impl CacheQueue {
         if let Some(wanted) = followed.wanted {
             self.read_ahead(&wanted, next);
         }
-        None
+        AtOnce::Served
     }
 }

@@ -7,8 +7,8 @@ use super::format::{GRANULE, checksum};
 use super::queue::CacheQueue;
 use super::shard::Room;
 
-/// The insertions whose memory is kept for later ones.
-const SPARE_MAX: usize = 64;
+/// The insertions and reads whose memory is kept for later ones.
+pub(super) const SPARE_MAX: usize = 64;
 
 /// The memory of an insertion that has ended.
 pub(super) type SpareRooms = (Vec<(Part, Room)>, Vec<u16>);
@@ -38,23 +38,56 @@ pub(super) struct Inserting {
     fetch: u64,
 }
 
+/// The runs of granules in a mask: the first byte within the block and the number of bytes of each.
+fn runs(mut mask: u16) -> impl Iterator<Item = (u64, u64)> {
+    std::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let first = mask.trailing_zeros();
+        let count = (mask >> first).trailing_ones();
+        mask &= !((u16::MAX >> (16 - count)) << first);
+        Some((u64::from(first * GRANULE), u64::from(count * GRANULE)))
+    })
+}
+
 impl CacheQueue {
     /// Writes the content of `parts` to slots. `data` is a request of this layer with memory of its own,
     /// which has been reserved as a copy. `fetch` is the number of the read-ahead that has read it, or 0.
     pub(super) fn insert(
         &mut self,
-        mut data: Box<Request>,
+        data: Box<Request>,
         mut parts: Vec<Part>,
         access: Access,
         fetch: u64,
         next: &mut Crossing<'_>,
     ) {
-        let volume = std::sync::Arc::clone(&self.inner.volume);
-        let granules = volume.format.granules() as usize;
-        let (offset, length) = (data.offset, data.length);
+        let (rooms, sums) = self.rooms(&data, &mut parts);
+        self.keep_parts(parts);
+        let inserting = Inserting { length: data.length, rooms, sums, access, fetch };
+        if inserting.rooms.is_empty() {
+            // Slots may have been taken out of use.
+            next.recycle(data);
+            return self.inserted(inserting, Ok(()), next);
+        }
+        if let Some(outcome) = self.write_now(&data, &inserting.rooms, next) {
+            if let Err(kind) = outcome {
+                self.inner.volume.fail(kind);
+            }
+            next.recycle(data);
+            return self.inserted(inserting, outcome, next);
+        }
+        self.write(data, inserting, next);
+    }
+
+    /// Takes slots for `parts`, with the checksums of their granules.
+    fn rooms(&mut self, data: &Request, parts: &mut Vec<Part>) -> SpareRooms {
         let (mut rooms, mut sums) = self.spare_rooms.pop().unwrap_or_default();
+        let volume = &self.inner.volume;
+        let granules = volume.format.granules() as usize;
         let regions = &self.inner.disk.regions;
-        let may_replace = || regions.access(|regions| regions.may_replace(offset, length));
+        let may_replace =
+            || regions.access(|regions| regions.may_replace(data.offset, data.length));
         for part in parts.drain(..) {
             if volume.has_failed() {
                 volume.shard(part.shard).cancel(part.key, part.number);
@@ -73,63 +106,73 @@ impl CacheQueue {
             }
             rooms.push((part, room));
         }
-        self.keep_parts(parts);
-        if rooms.is_empty() {
-            self.keep_rooms(rooms, sums);
-            volume.end_copy(length);
-            next.recycle(data);
-            // Slots may have been taken out of use.
-            self.note_change(next);
-            return self.fetch_ended(fetch, next);
+        (rooms, sums)
+    }
+
+    /// Copies the content into the slots of a cache in memory. `None` if the cache is not in memory. No lock
+    /// is held meanwhile: the slots are pinned.
+    fn write_now(
+        &self,
+        data: &Request,
+        rooms: &[(Part, Room)],
+        next: &mut Crossing<'_>,
+    ) -> Option<Outcome> {
+        let volume = &self.inner.volume;
+        // What a volume is to hold is not yet durable.
+        let content = data.buffers.owned().filter(|_| !volume.is_kept)?;
+        let mut outcome = Ok(());
+        for (part, room) in rooms {
+            let place = volume.place(part.shard, room.slot);
+            for (from, count) in runs(room.mask) {
+                let start = (part.block + from - data.offset) as usize;
+                let bytes = content.get(start..start + count as usize)?;
+                outcome = outcome.and(next.write_now(self.store, place + from, bytes)?);
+            }
         }
+        Some(outcome)
+    }
+
+    /// Begins to write the content to its slots.
+    fn write(&mut self, mut data: Box<Request>, inserting: Inserting, next: &mut Crossing<'_>) {
         self.count += 1;
         let number = self.count;
         *next.word(&mut data) = number;
         let start = data.offset;
         let split = next.split(data);
-        for (part, room) in &rooms {
-            let place = volume.place(part.shard, room.slot);
-            let mut mask = room.mask;
-            while mask != 0 {
-                let first = mask.trailing_zeros();
-                let count = (mask >> first).trailing_ones();
-                mask &= !((u16::MAX >> (16 - count)) << first);
-                let from = u64::from(first * GRANULE);
-                let bytes = u64::from(count * GRANULE);
-                let mut piece = next.piece(split, part.block + from - start, bytes);
+        for (part, room) in &inserting.rooms {
+            let place = self.inner.volume.place(part.shard, room.slot);
+            for (from, count) in runs(room.mask) {
+                let mut piece = next.piece(split, part.block + from - start, count);
                 piece.operation = Operation::Write;
                 piece.flags = fathom_block::Flags { background: true, ..Default::default() };
                 piece.offset = place + from;
                 next.submit_to(self.store, piece);
             }
         }
-        self.insertions.insert(number, Inserting { length, rooms, sums, access, fetch });
+        self.insertions.insert(number, inserting);
         next.join(split);
     }
 
     /// The content has been written to its slots.
     pub(super) fn inserted(
         &mut self,
-        number: u64,
-        data: Box<Request>,
+        inserting: Inserting,
         outcome: Outcome,
         next: &mut Crossing<'_>,
     ) {
-        next.recycle(data);
-        let Some(inserting) = self.insertions.remove(&number) else { return };
-        let volume = std::sync::Arc::clone(&self.inner.volume);
-        volume.end_copy(inserting.length);
+        let Inserting { length, rooms, sums, access, fetch } = inserting;
+        let volume = &self.inner.volume;
+        volume.end_copy(length);
         let granules = volume.format.granules() as usize;
-        for (index, (part, room)) in inserting.rooms.iter().enumerate() {
-            let sums = &inserting.sums[index * granules..(index + 1) * granules];
+        for (index, (part, room)) in rooms.iter().enumerate() {
+            let sums = &sums[index * granules..(index + 1) * granules];
             let sums = (outcome.is_ok() && !volume.has_failed()).then_some(sums);
             let mut shard = volume.shard(part.shard);
-            let is_new = shard.end_insertion(part.key, part.number, *room, sums, &inserting.access);
-            if is_new && inserting.fetch != 0 {
+            let is_new = shard.end_insertion(part.key, part.number, *room, sums, &access);
+            if is_new && fetch != 0 {
                 shard.mark_ahead(room.slot);
             }
         }
-        let Inserting { rooms, sums, fetch, .. } = inserting;
         self.keep_rooms(rooms, sums);
         self.note_change(next);
         self.fetch_ended(fetch, next);

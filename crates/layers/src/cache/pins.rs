@@ -59,7 +59,8 @@ impl Pins {
     #[inline]
     fn pin_below(&self, slot: u32, max: u8) -> bool {
         let pins = &self.slots[slot as usize];
-        let mut count = pins.load(Ordering::Relaxed);
+        // Most slots have no pin: a guess fetches the memory once, to change it.
+        let mut count = 0;
         // A loose slot has a greater count: its last pin would be released twice.
         while count < max {
             let changed =
@@ -83,7 +84,12 @@ impl Pins {
     /// then.
     #[must_use]
     pub(super) fn loosen(&self, slot: u32) -> bool {
-        if self.slots[slot as usize].fetch_or(LOOSE, Ordering::AcqRel) & PINS_MAX != 0 {
+        let pins = &self.slots[slot as usize];
+        // A change by nothing has its place among the changes by those who pin, too.
+        if pins.compare_exchange(0, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return true;
+        }
+        if pins.fetch_or(LOOSE, Ordering::AcqRel) & PINS_MAX != 0 {
             return false;
         }
         self.tighten(slot);

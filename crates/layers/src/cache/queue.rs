@@ -1,6 +1,6 @@
 //! A queue's reads, and what its requests have in common.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +9,7 @@ use fathom_block::{
     Waker, Work, faults,
 };
 use fathom_cache::{Access, Hits, MissCost};
+use hashbrown::HashMap;
 
 use super::Inner;
 use super::account::{Account, Looked};
@@ -16,7 +17,8 @@ use super::ahead::{Ahead, Followed, Parked};
 use super::change::Changing;
 use super::class::class;
 use super::format::{BLOCK_BITS, GRANULE, checksum};
-use super::insert::{Inserting, Part, SpareRooms};
+use super::hit::AtOnce;
+use super::insert::{Inserting, Part, SPARE_MAX, SpareRooms};
 use super::load::Loading;
 use super::shard::Lookup;
 use super::tables::Writing;
@@ -45,6 +47,17 @@ struct Hit {
     /// The range, in bytes of the disk.
     start: u64,
     length: u64,
+}
+
+/// How the answer to a read begins.
+#[derive(Clone, Copy)]
+struct Begin {
+    /// When, in nanoseconds.
+    time_ns: u64,
+    /// Whether the read has waited for a read-ahead.
+    was_parked: bool,
+    /// Whether it was looked up without a lock, and not found.
+    is_missed: bool,
 }
 
 /// A read in flight that uses the cache.
@@ -100,9 +113,11 @@ pub(super) struct CacheQueue {
     /// What reads cost at home.
     cost: MissCost,
     pub(super) hits: Hits,
+    /// The blocks of a batch's reads, and the slots that they are probably in.
+    pub(super) prepared: VecDeque<(u64, (usize, u32))>,
     /// Kept to reuse their memory.
     spare_hits: Vec<Hit>,
-    spare_parts: Vec<Part>,
+    spare_parts: Vec<Vec<Part>>,
     pub(super) spare_rooms: Vec<SpareRooms>,
     pub(super) scratch: Vec<u8>,
 }
@@ -148,6 +163,7 @@ impl CacheQueue {
             last_end: 0,
             cost: MissCost::new(),
             hits,
+            prepared: VecDeque::new(),
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
             spare_rooms: Vec::new(),
@@ -214,10 +230,13 @@ impl CacheQueue {
         let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
         if !self.is_on_its_way(&request) {
-            if let Some(request) = self.serve_at_once(request, &access, begin_ns, next) {
-                self.serve(request, access, begin_ns, false, next);
-            }
-            return;
+            let (request, is_missed) = match self.serve_at_once(request, &access, begin_ns, next) {
+                AtOnce::Served => return,
+                AtOnce::Missed(request) => (request, true),
+                AtOnce::Unknown(request) => (request, false),
+            };
+            let begin = Begin { time_ns: begin_ns, was_parked: false, is_missed };
+            return self.serve(request, access, begin, next);
         }
         if let Some(wanted) = self.follow(&request, &access, false).wanted {
             self.read_ahead(&wanted, next);
@@ -231,7 +250,8 @@ impl CacheQueue {
         if !self.inner.volume.is_usable() {
             return next.submit(request);
         }
-        self.serve(request, access, begin_ns, true, next);
+        let begin = Begin { time_ns: begin_ns, was_parked: true, is_missed: false };
+        self.serve(request, access, begin, next);
     }
 
     /// Answers a read from the cache, and otherwise from home.
@@ -239,15 +259,15 @@ impl CacheQueue {
         &mut self,
         mut request: Box<Request>,
         access: Access,
-        begin_ns: u64,
-        was_parked: bool,
+        begin: Begin,
         next: &mut Crossing<'_>,
     ) {
+        let Begin { time_ns: begin_ns, was_parked, is_missed } = begin;
+        let mut parts = self.parts();
         let volume = &self.inner.volume;
         let inserts = self.inner.mode().inserts_reads();
         let size = u64::from(volume.format.block_size);
         let mut hits = std::mem::take(&mut self.spare_hits);
-        let mut parts = std::mem::take(&mut self.spare_parts);
         let mut hit_bytes = 0;
         let mut hit_blocks = 0;
         for (block, start, length) in Self::blocks(request.offset, request.length, size) {
@@ -255,7 +275,8 @@ impl CacheQueue {
             let shard = volume.shard_of(key);
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
-            let found = if let Some(slot) = volume.hit(shard, key, wanted, &access) {
+            let hit = if is_missed { None } else { volume.hit(shard, key, wanted, &access) };
+            let found = if let Some(slot) = hit {
                 self.hits.observe(key, &access, begin_ns);
                 Lookup::Hit(slot)
             } else {
@@ -292,7 +313,8 @@ impl CacheQueue {
         if let Some(outcome) = copied {
             self.unpin(&hits);
             hits.clear();
-            (self.spare_hits, self.spare_parts) = (hits, parts);
+            self.spare_hits = hits;
+            self.keep_parts(parts);
             next.complete(request, outcome);
         } else {
             let (is_hit, is_other) = (whole, followed.is_other);
@@ -328,7 +350,8 @@ impl CacheQueue {
             self.other_begins();
         }
         if reading.parts.is_empty() && reading.hits.is_empty() {
-            (self.spare_hits, self.spare_parts) = (reading.hits, reading.parts);
+            self.spare_hits = reading.hits;
+            self.keep_parts(reading.parts);
             // Its end is counted, too.
             *next.word(&mut request) = reading.begin_ns << 1 | u64::from(reading.is_other);
             return next.submit(request);
@@ -429,9 +452,17 @@ impl CacheQueue {
         }
     }
 
+    /// An empty list of parts, with memory that was kept.
+    pub(super) fn parts(&mut self) -> Vec<Part> {
+        self.spare_parts.pop().unwrap_or_default()
+    }
+
     /// Keeps the memory of a list of parts.
-    pub(super) fn keep_parts(&mut self, parts: Vec<Part>) {
-        self.spare_parts = parts;
+    pub(super) fn keep_parts(&mut self, mut parts: Vec<Part>) {
+        if self.spare_parts.len() < SPARE_MAX {
+            parts.clear();
+            self.spare_parts.push(parts);
+        }
     }
 
     fn unpin(&self, hits: &[Hit]) {
@@ -648,10 +679,13 @@ impl LayerQueue for CacheQueue {
 
     fn gathered(&mut self, mut parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let number = *next.word(&mut parent);
-        if self.insertions.contains_key(&number) {
-            return self.inserted(number, parent, outcome, next);
+        match self.insertions.remove(&number) {
+            Some(inserting) => {
+                next.recycle(parent);
+                self.inserted(inserting, outcome, next);
+            }
+            None => self.end_read(parent, outcome, next),
         }
-        self.end_read(parent, outcome, next);
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {

@@ -11,12 +11,12 @@
 //! cache. The number of an insertion is valid until a change of the block begins, so that an insertion
 //! never brings old content.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
-
 use std::sync::Arc;
 
 use fathom_cache::{Access, CLASSES, Hits, Replacement};
+use hashbrown::HashMap;
 
 use super::blocks::Blocks;
 use super::format::{BLOCK_BITS, Entry};

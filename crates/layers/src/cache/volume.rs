@@ -238,7 +238,24 @@ impl CacheVolume {
     /// the block's shard, and if the replacement has nothing to learn from the read but for [`Hits`].
     #[inline]
     pub(super) fn hit(&self, shard: usize, key: u64, wanted: u16, access: &Access) -> Option<u32> {
-        match self.blocks[shard].read(key, wanted, access) {
+        self.found(shard, self.blocks[shard].read(key, wanted, access))
+    }
+
+    /// As [`hit`](Self::hit), if the block is in the slot that was found for it before.
+    #[inline]
+    pub(super) fn hit_at(
+        &self,
+        (shard, slot): (usize, u32),
+        key: u64,
+        wanted: u16,
+        access: &Access,
+    ) -> Option<u32> {
+        self.found(shard, self.blocks[shard].read_at(slot, key, wanted, access))
+    }
+
+    #[inline]
+    fn found(&self, shard: usize, found: Found) -> Option<u32> {
+        match found {
             Found::Hit(slot) => Some(slot),
             Found::Lost(slot) => {
                 self.unpin(shard, slot);
@@ -254,13 +271,12 @@ impl CacheVolume {
         self.blocks[self.shard_of(key)].prefetch_index(key);
     }
 
-    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the slot's
-    /// place in the volume, in bytes.
+    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the
+    /// shard and the slot.
     #[inline]
-    pub(super) fn prefetch_slot(&self, key: u64) -> Option<u64> {
+    pub(super) fn prefetch_slot(&self, key: u64) -> Option<(usize, u32)> {
         let shard = self.shard_of(key);
-        let slot = self.blocks[shard].prefetch_slot(key)?;
-        Some(self.place(shard, slot))
+        Some((shard, self.blocks[shard].prefetch_slot(key)?))
     }
 
     /// What one queue needs for hits without locks.
