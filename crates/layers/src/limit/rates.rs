@@ -82,8 +82,8 @@ impl Rates {
 pub struct Cost {
     /// Its direction.
     pub direction: Direction,
-    /// The length of its data, in bytes. A discard has none, and a guest discards whole file systems
-    /// with one request.
+    /// Its length, in bytes, also that of a write of zeroes: storage may have to write them. A discard counts as
+    /// empty, because a guest discards whole file systems with one request.
     pub bytes: u64,
 }
 
@@ -91,7 +91,7 @@ impl Cost {
     /// The cost of `request`; `None` for operations without a limit.
     pub fn of(request: &Request) -> Option<Self> {
         let direction = Direction::of(request.operation)?;
-        let bytes = if request.operation.carries_data() { request.length } else { 0 };
+        let bytes = if request.operation == Operation::Discard { 0 } else { request.length };
         Some(Self { direction, bytes })
     }
 }

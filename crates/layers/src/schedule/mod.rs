@@ -70,8 +70,8 @@ impl ScheduleDevices {
 
 /// The state that the queues of a disk share.
 struct Inner {
-    /// The name of the device.
-    device: String,
+    /// The name of the device that the configuration has; empty for the device on which the disk lies.
+    named: String,
     place: Arc<Place>,
     weights: BTreeMap<String, u32>,
     names: Arc<Names>,
@@ -131,7 +131,7 @@ impl Schedule {
         waiters: Option<Arc<dyn Waiters>>,
     ) -> Self {
         let inner = Inner {
-            device: device.to_owned(),
+            named: options.device.clone(),
             place: Arc::new(devices.device(device, options.depth).join(options.weight)),
             weights: options.weights.clone(),
             names: Arc::clone(names),
@@ -159,8 +159,7 @@ impl Schedule {
 
     /// Whether `options` name the same device, and the same weights of control groups.
     fn is_for(&self, options: &ScheduleOptions) -> bool {
-        (options.device.is_empty() || options.device == self.inner.device)
-            && options.weights == self.inner.weights
+        options.device == self.inner.named && options.weights == self.inner.weights
     }
 }
 
