@@ -120,13 +120,9 @@ impl Daemon {
                 Action::Agent(sync) => has_synced(vm, sync)?,
                 _ => is_complete(&report, quiet),
             };
-            let mut is_over = report.is_complete || elapsed > FLUSH_TIME_MAX;
-            if let Action::Balloon(inflated) = &mut action
-                && !is_over
-            {
-                inflated.advance()?;
-                is_over = inflated.is_exhausted(quiet);
-            }
+            let is_exhausted =
+                matches!(&action, Action::Balloon(inflated) if inflated.is_exhausted(quiet));
+            let is_over = report.is_complete || is_exhausted || elapsed > FLUSH_TIME_MAX;
             if is_over || is_disturbed() {
                 flusher.count(&report);
                 return Ok(report);
@@ -141,6 +137,9 @@ impl Daemon {
             if self.is_stopping() {
                 let message = "the daemon is shutting down";
                 return Err(refusal(ErrorCode::ShuttingDown, message, ""));
+            }
+            if let Action::Balloon(inflated) = &mut action {
+                inflated.advance()?;
             }
         }
     }

@@ -17,6 +17,8 @@ mod line;
 mod peer;
 mod qmp;
 mod record;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -204,12 +206,13 @@ impl Flusher {
         self.deflate(&record, &mut balloon).is_ok()
     }
 
-    /// Gives a guest its own memory. A guest that has more has started again.
+    /// Gives a guest its own memory. The order is given even if the guest has it: what QEMU shows is what
+    /// the guest has reported, and it may follow an earlier order later. A guest that has more has started
+    /// again, and keeps it.
     fn deflate(&self, record: &Record, balloon: &mut Balloon) -> Result<(), PeerError> {
-        if let Own::MemoryBytes(own) = record.own
-            && balloon.memory()? < own
-        {
-            balloon.set(own)?;
+        if let Own::MemoryBytes(own) = record.own {
+            let memory = balloon.memory()?;
+            balloon.set(own.max(memory))?;
         }
         self.forget(record);
         Ok(())
@@ -237,11 +240,13 @@ impl Flusher {
         };
         let mut balloon = Balloon::open(qmp).map_err(failed)?;
         let mut own = balloon.memory().map_err(failed)?;
+        let mut is_changed = false;
         if let Some(Record { own: Own::MemoryBytes(earlier), .. }) =
             self.replaced(Kind::Balloon, vm)
         {
             // An earlier restoration has failed.
             own = own.max(earlier);
+            is_changed = true;
         }
         let floor = options.balloon_floor.map_or(own, |floor| floor.0);
         if own <= floor {
@@ -257,7 +262,7 @@ impl Flusher {
         self.remember(&record)?;
         let steps = Steps::new(own, dirty, floor);
         let exhausted_time = EXHAUSTED_TIME + writeback_interval(kernel);
-        Ok(Inflated { flusher: self, record, balloon, steps, exhausted_time })
+        Ok(Inflated { flusher: self, record, own, is_changed, balloon, steps, exhausted_time })
     }
 
     /// Lowers the guest's tunable until the result is dropped.
@@ -323,6 +328,10 @@ impl Drop for Lowered<'_> {
 pub(crate) struct Inflated<'a> {
     flusher: &'a Flusher,
     record: Record,
+    /// The guest's own memory, in bytes.
+    own: u64,
+    /// Whether the order that QEMU has may be another one.
+    is_changed: bool,
     balloon: Balloon,
     steps: Steps,
     exhausted_time: Duration,
@@ -339,6 +348,7 @@ impl Inflated<'_> {
     /// Takes more memory, if it is time to.
     pub(crate) fn advance(&mut self) -> Result<(), ErrorBody> {
         let Some(bytes) = self.steps.next(Instant::now()) else { return Ok(()) };
+        self.is_changed = true;
         self.balloon.set(bytes).map_err(|error| {
             let message = format!("the balloon of the guest {:?}: {error}", self.record.vm);
             refusal(ErrorCode::Failed, message, qmp::remedy(&error))
@@ -348,12 +358,15 @@ impl Inflated<'_> {
 
 impl Drop for Inflated<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.flusher.deflate(&self.record, &mut self.balloon) {
-            tracing::warn!(
+        // Without a question for the guest's memory: the guest may not have followed the last order yet.
+        let restored = if self.is_changed { self.balloon.set(self.own) } else { Ok(()) };
+        match restored {
+            Ok(()) => self.flusher.forget(&self.record),
+            Err(error) => tracing::warn!(
                 vm = self.record.vm,
                 "the guest's memory cannot be given back now: {error}; the next flush or the next start of \
                  the daemon tries again"
-            );
+            ),
         }
     }
 }

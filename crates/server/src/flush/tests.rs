@@ -1,0 +1,61 @@
+use super::peer::Qemu;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// A flusher with the guest `web` of this QEMU, whose least memory is 256 MiB.
+fn flusher(qemu: &Qemu, folder: &Path) -> Flusher {
+    let flusher = Flusher::new(&[], folder.to_owned());
+    *flusher.guests.write().unwrap() = vec![GuestOptions {
+        vm: "web".into(),
+        qmp: Some(qemu.path().to_owned()),
+        balloon_floor: Some(fathom_control::Bytes(256 * MIB)),
+        ..GuestOptions::default()
+    }];
+    flusher
+}
+
+fn inflate(flusher: &Flusher) -> Inflated<'_> {
+    flusher.inflate(&flusher.options("web").unwrap(), None, Some(64 * MIB)).unwrap()
+}
+
+#[test]
+fn a_guest_that_has_not_followed_yet_gets_its_memory_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = Qemu::start(1024 * MIB);
+    let flusher = flusher(&qemu, folder.path());
+    let mut inflated = inflate(&flusher);
+    assert_eq!(flusher.balloons(), ["web"]);
+    inflated.advance().unwrap();
+    // The guest still reports what it had.
+    drop(inflated);
+    assert_eq!(qemu.orders(), [960 * MIB, 1024 * MIB]);
+    assert!(flusher.balloons().is_empty() && record::read_all(folder.path()).is_empty());
+    // Without a step, nothing has to be given back.
+    drop(inflate(&flusher));
+    assert_eq!(qemu.orders().len(), 2);
+    assert!(flusher.balloons().is_empty());
+}
+
+#[test]
+fn a_later_restoration_does_not_trust_the_guest_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = Qemu::start(1024 * MIB);
+    let flusher = flusher(&qemu, folder.path());
+    let mut inflated = inflate(&flusher);
+    inflated.advance().unwrap();
+    qemu.set_refuses(true);
+    drop(inflated);
+    assert!(!flusher.restore_balloon("web"));
+    assert_eq!(flusher.balloons(), ["web"]);
+    qemu.set_refuses(false);
+    assert!(flusher.restore_balloon("web"));
+    assert_eq!(qemu.orders(), [960 * MIB, 1024 * MIB]);
+    assert!(flusher.balloons().is_empty());
+    // A guest that has started again with more memory keeps it.
+    Record::new("web", Own::MemoryBytes(1024 * MIB)).write(folder.path()).unwrap();
+    let flusher = self::flusher(&qemu, folder.path());
+    qemu.set_memory(2048 * MIB);
+    assert!(flusher.restore_balloon("web"));
+    assert_eq!(qemu.orders().last(), Some(&(2048 * MIB)));
+}
