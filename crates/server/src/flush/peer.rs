@@ -117,7 +117,7 @@ fn serve(mut stream: &UnixStream, state: &Mutex<State>) -> std::io::Result<()> {
     for line in BufReader::new(stream).lines() {
         let command: Value = serde_json::from_str(&line?)?;
         let mut state = lock(state);
-        let result = match command["execute"].as_str() {
+        let mut result = match command["execute"].as_str() {
             Some("query-balloon") => json!({ "return": { "actual": state.memory } }),
             Some("balloon") if state.refuses => json!({ "error": { "desc": "not now" } }),
             Some("balloon") => {
@@ -127,6 +127,7 @@ fn serve(mut stream: &UnixStream, state: &Mutex<State>) -> std::io::Result<()> {
             _ => json!({ "return": {} }),
         };
         drop(state);
+        result["id"] = command["id"].clone();
         stream.write_all(format!("{result}\n").as_bytes())?;
     }
     Ok(())
