@@ -245,7 +245,7 @@ impl Daemon {
     }
 
     fn sample(&self, vm: &str, kernel: Option<&Kernel>) -> Sample {
-        let counted = kernel.map(|kernel| kernel.dirty(&[])).unwrap_or_default();
+        let counted = kernel.map(Kernel::dirty_total).unwrap_or_default();
         let dirty = counted.dirty.zip(counted.writeback).map(|(dirty, writing)| dirty + writing);
         let writeback = counted.writeback.unwrap_or_default();
         let mut sample = Sample { dirty, writeback, writes: 0, written: 0 };
