@@ -7,11 +7,9 @@ use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
-use super::usage::vm_of;
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
 use crate::flush::{Inflated, Lowered, Sync, begin_sync, has_synced, press_sysrq};
-use crate::introspection::GuestView;
 use crate::wiring::refusal;
 
 /// How long a flush may take.
@@ -22,8 +20,6 @@ const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a guest that has flushed must not write, so that the last write is known.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// The interval between attempts to give a guest its memory again.
-const RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 /// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a little
 /// all the time.
 const REST_MAX: u64 = 256 << 10;
@@ -54,7 +50,7 @@ impl Daemon {
     /// # Errors
     /// If there is no such guest, if the configuration does not allow the way, or if the way fails.
     pub(crate) fn flush_guest(
-        &self,
+        self: &Arc<Self>,
         vm: &str,
         by: Option<FlushWay>,
     ) -> Result<FlushReport, ErrorBody> {
@@ -63,7 +59,7 @@ impl Daemon {
 
     /// As [`flush_guest`](Self::flush_guest), but ends as soon as `is_disturbed` returns true.
     pub(super) fn flush_guest_until(
-        &self,
+        self: &Arc<Self>,
         vm: &str,
         by: Option<FlushWay>,
         is_disturbed: &dyn Fn() -> bool,
@@ -78,13 +74,33 @@ impl Daemon {
                 "`fathom disk list` shows the disks with their virtual machines",
             ));
         }
-        let Some(_active) = flusher.begin(vm) else {
-            let message = format!("the guest {vm:?} is already being flushed");
-            return Err(refusal(ErrorCode::Conflict, message, "wait for the flush to end"));
-        };
+        let active = flusher.begin(vm, by)?;
+        let outcome = self.flush_marked(&options, vm, by, is_disturbed);
+        drop(active);
+        self.begin_balloon_restoration(vm);
+        outcome
+    }
+
+    /// Refuses to change anything in a guest once the daemon is shutting down: nothing waits for the
+    /// restoration.
+    fn refuse_if_stopping(&self) -> Result<(), ErrorBody> {
+        let refused = || refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "");
+        if self.is_stopping() { Err(refused()) } else { Ok(()) }
+    }
+
+    /// Flushes a guest that is marked.
+    fn flush_marked(
+        &self,
+        options: &GuestOptions,
+        vm: &str,
+        by: FlushWay,
+        is_disturbed: &dyn Fn() -> bool,
+    ) -> Result<FlushReport, ErrorBody> {
+        // A shutdown waits for guests that were marked before it began, so a guest is marked first.
+        self.refuse_if_stopping()?;
         let kernel = self.kernel_of(vm);
         let (begun, before) = (Instant::now(), self.sample(vm, kernel.as_deref()));
-        let mut action = self.begin_flush(&options, vm, by, kernel.as_deref(), before.dirty)?;
+        let mut action = self.begin_flush(options, vm, by, kernel.as_deref(), before.dirty)?;
         let mut report = FlushReport {
             vm: vm.to_owned(),
             by,
@@ -124,7 +140,7 @@ impl Daemon {
                 matches!(&action, Action::Balloon(inflated) if inflated.is_exhausted(quiet));
             let is_over = report.is_complete || is_exhausted || elapsed > FLUSH_TIME_MAX;
             if is_over || is_disturbed() {
-                flusher.count(&report);
+                self.flusher.count(&report);
                 return Ok(report);
             }
             if by == FlushWay::Sysrq && !has_reacted && elapsed > REACTION_TIME_MAX {
@@ -134,10 +150,7 @@ impl Daemon {
                     "it needs a keyboard, and a kernel whose sysctl kernel.sysrq allows sync (16)",
                 ));
             }
-            if self.is_stopping() {
-                let message = "the daemon is shutting down";
-                return Err(refusal(ErrorCode::ShuttingDown, message, ""));
-            }
+            self.refuse_if_stopping()?;
             if let Action::Balloon(inflated) = &mut action {
                 inflated.advance()?;
             }
@@ -153,13 +166,15 @@ impl Daemon {
         kernel: Option<&'a Kernel>,
         dirty: Option<u64>,
     ) -> Result<Action<'a>, ErrorBody> {
+        self.refuse_if_stopping()?;
+        let go_on = || self.refuse_if_stopping();
         Ok(match (by, kernel) {
             (FlushWay::Sysrq, _) => {
                 press_sysrq(vm, options.qmp.as_deref())?;
                 Action::Keys
             }
             (FlushWay::Tunables, Some(kernel)) => {
-                Action::Tunables { _lowered: self.flusher.lower(vm, kernel)? }
+                Action::Tunables { _lowered: self.flusher.lower(vm, kernel, &go_on)? }
             }
             (FlushWay::Tunables, None) => {
                 return Err(refusal(
@@ -175,73 +190,11 @@ impl Daemon {
         })
     }
 
-    /// Gives guests their memory again that an earlier daemon has taken by the balloon. A thread tries
-    /// until QEMU accepts it: the guest may have ended, or start again later.
-    pub(super) fn begin_balloon_restorations(self: &Arc<Self>) {
-        if self.flusher.balloons().is_empty() {
-            return;
-        }
-        let daemon = Arc::downgrade(self);
-        let body = move || {
-            loop {
-                let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
-                    return;
-                };
-                let mut rest = daemon.flusher.balloons();
-                rest.retain(|vm| {
-                    // Not during a flush, which restores the memory itself.
-                    let Some(_active) = daemon.flusher.begin(vm) else { return true };
-                    let is_restored = daemon.flusher.restore_balloon(vm);
-                    if is_restored {
-                        tracing::info!(vm, "the guest has its own memory again");
-                    }
-                    !is_restored
-                });
-                if rest.is_empty() {
-                    return;
-                }
-                drop(daemon);
-                std::thread::sleep(RESTORE_INTERVAL);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
-            tracing::error!(%error, "guests do not get their memory again: a thread cannot be started");
-        }
-    }
-
-    /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
-    /// been found.
-    pub(crate) fn restore_tunables(&self) {
-        if !self.flusher.has_tunables() {
-            return;
-        }
-        for (vm, kernel) in self.kernels() {
-            if !self.flusher.is_active(&vm) && self.flusher.restore(&vm, &kernel) {
-                tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
-            }
-        }
-    }
-
-    /// The kernels of all guests with their virtual machines, in order of appearance.
-    fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
-        let served = self.served();
-        let guests = self.introspection.guests().into_iter();
-        let kernel_of = |guest: GuestView| {
-            let vm = vm_of(&served, &guest.disks).to_owned();
-            Some((vm, guest.kernel?))
-        };
-        guests.filter_map(kernel_of).collect()
-    }
-
     /// The disks of a virtual machine.
     fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
         let mut served = self.served();
         served.retain(|served| served.disk.vm() == vm);
         served
-    }
-
-    fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
-        self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
     }
 
     fn sample(&self, vm: &str, kernel: Option<&Kernel>) -> Sample {

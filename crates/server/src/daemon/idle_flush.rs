@@ -252,7 +252,7 @@ fn begin(
 }
 
 /// Makes a guest write, until it has or until other requests come.
-fn flush(daemon: &Daemon, guest: &Candidate, medium: &Medium) {
+fn flush(daemon: &Arc<Daemon>, guest: &Candidate, medium: &Medium) {
     let before = daemon.disturbances(medium, &guest.vm);
     let is_disturbed = || daemon.disturbances(medium, &guest.vm) != before;
     let (vm, device) = (guest.vm.as_str(), medium.name.as_str());

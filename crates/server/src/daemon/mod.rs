@@ -16,6 +16,7 @@ mod listeners;
 mod monitor;
 mod problems;
 mod reload;
+mod restore;
 mod statistics;
 mod status;
 mod stop;

@@ -4,6 +4,7 @@
 //! - `qmp`: QEMU's machine protocol, which sends keys to a guest.
 //! - `balloon`: takes memory from a guest.
 //! - `agent`: runs `sync` by the guest agent.
+//! - `marks`: which guests are being flushed.
 //! - `record`: remembers a changed value of a guest, so that it is put back even by the next daemon.
 //!
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
@@ -13,6 +14,7 @@ mod agent;
 mod balloon;
 mod fuzz;
 mod line;
+mod marks;
 #[cfg(test)]
 mod peer;
 mod qmp;
@@ -25,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use fathom_control::{ErrorBody, ErrorCode, FlushReport};
+use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::{Kernel, TunableError};
 
 use crate::configuration::{GuestOptions, Placed};
@@ -33,6 +35,7 @@ use crate::lock;
 use crate::wiring::refusal;
 use balloon::{Balloon, Steps};
 use line::PeerError;
+use marks::{Active, Busy, Marks};
 use record::{Kind, Own, Record};
 
 pub(crate) use agent::Sync;
@@ -57,8 +60,9 @@ const _: () = assert!(RESTORE_TIME_MAX.as_secs() > balloon::COMMAND_TIME_MAX.as_
 /// The state of all flushes.
 pub(crate) struct Flusher {
     guests: RwLock<Vec<GuestOptions>>,
-    /// The virtual machines that are being flushed.
-    active: Mutex<BTreeSet<String>>,
+    marks: Marks,
+    /// The virtual machines for which a thread tries to give the memory back.
+    restorers: Mutex<BTreeSet<String>>,
     /// The folder of the records.
     folder: PathBuf,
     /// Values that are not yet put back.
@@ -83,7 +87,8 @@ impl Flusher {
         let records = record::read_all(&folder);
         Self {
             guests: RwLock::new(options_of(guests)),
-            active: Mutex::default(),
+            marks: Marks::default(),
+            restorers: Mutex::default(),
             counts: Mutex::default(),
             replaced: Mutex::new(records.into_iter().map(|it| (it.key(), it)).collect()),
             folder,
@@ -105,21 +110,31 @@ impl Flusher {
         guests.iter().find(|guest| guest.vm == vm).cloned()
     }
 
-    /// Marks the guest of `vm` as being flushed; `None` if it already is.
-    pub(crate) fn begin<'a>(&'a self, vm: &'a str) -> Option<Active<'a>> {
-        let is_new = lock(&self.active).insert(vm.to_owned());
-        is_new.then(|| Active { flusher: self, vm })
+    /// Marks the guest of `vm` as being flushed `by` this way, until the result is dropped.
+    ///
+    /// # Errors
+    /// If it already is, or if its memory is being given back and the way is to take it.
+    pub(crate) fn begin<'a>(&'a self, vm: &'a str, by: FlushWay) -> Result<Active<'a>, ErrorBody> {
+        self.marks.flush(vm, by).map_err(|busy| {
+            let (message, remedy) = match busy {
+                Busy::Flushing => (
+                    format!("the guest {vm:?} is already being flushed"),
+                    "wait for the flush to end",
+                ),
+                Busy::Restoring => (
+                    format!("the memory of the guest {vm:?} is being given back"),
+                    "try again in some seconds, or use another way",
+                ),
+            };
+            refusal(ErrorCode::Conflict, message, remedy)
+        })
     }
 
-    /// Whether the guest of `vm` is being flushed.
-    pub(crate) fn is_active(&self, vm: &str) -> bool {
-        lock(&self.active).contains(vm)
-    }
-
-    /// Waits until no guest is being flushed; the flushes end early during a shutdown.
+    /// Waits until no guest is being flushed; the flushes end early during a shutdown. Restorations of
+    /// an earlier flush may go on: their records stay.
     pub(crate) fn end(&self) {
         let end = Instant::now() + RESTORE_TIME_MAX;
-        while !lock(&self.active).is_empty() && Instant::now() < end {
+        while self.marks.is_flushing() && Instant::now() < end {
             std::thread::sleep(CHECK_INTERVAL);
         }
     }
@@ -189,18 +204,46 @@ impl Flusher {
         Ok(())
     }
 
-    /// Removes a record whose value needs no restoration.
+    /// Removes a record whose value needs no restoration, unless there is another one by now.
     fn forget(&self, record: &Record) {
+        let mut replaced = lock(&self.replaced);
+        if replaced.get(&record.key()) != Some(record) {
+            return;
+        }
         if let Err(error) = record.remove(&self.folder) {
             tracing::warn!(vm = record.vm, "the record of a flush cannot be removed: {error}");
         }
-        lock(&self.replaced).remove(&record.key());
+        replaced.remove(&record.key());
     }
 
-    /// Gives the guest of `vm` its memory again, which an earlier daemon has taken. Returns whether it
-    /// has it; otherwise QEMU cannot be reached now.
+    /// Whether a thread has to be started that tries to give the guest of `vm` its memory. It counts as
+    /// started.
+    pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
+        let mut restorers = lock(&self.restorers);
+        self.replaced(Kind::Balloon, vm).is_some() && restorers.insert(vm.to_owned())
+    }
+
+    /// Whether the thread for the guest of `vm` can end: the guest has its memory.
+    pub(crate) fn end_restorer(&self, vm: &str) -> bool {
+        // Locked during the question, so that a record of a flush that ends now has a thread.
+        let mut restorers = lock(&self.restorers);
+        let is_over = self.replaced(Kind::Balloon, vm).is_none();
+        if is_over {
+            restorers.remove(vm);
+        }
+        is_over
+    }
+
+    /// Notes that there is no thread for the guest of `vm`.
+    pub(crate) fn forget_restorer(&self, vm: &str) {
+        lock(&self.restorers).remove(vm);
+    }
+
+    /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether it
+    /// was given back; otherwise there is nothing to give, or it is not possible now.
     pub(crate) fn restore_balloon(&self, vm: &str) -> bool {
-        let Some(record) = self.replaced(Kind::Balloon, vm) else { return true };
+        let Some(_restoring) = self.marks.restore(vm) else { return false };
+        let Some(record) = self.replaced(Kind::Balloon, vm) else { return false };
         let Some(qmp) = self.options(vm).and_then(|options| options.qmp) else { return false };
         let Ok(mut balloon) = Balloon::open(&qmp) else { return false };
         self.deflate(&record, &mut balloon).is_ok()
@@ -265,11 +308,13 @@ impl Flusher {
         Ok(Inflated { flusher: self, record, own, is_changed, balloon, steps, exhausted_time })
     }
 
-    /// Lowers the guest's tunable until the result is dropped.
+    /// Lowers the guest's tunable until the result is dropped, unless `go_on` refuses it at the last
+    /// moment.
     pub(crate) fn lower<'a>(
         &'a self,
         vm: &str,
         kernel: &'a Kernel,
+        go_on: &dyn Fn() -> Result<(), ErrorBody>,
     ) -> Result<Lowered<'a>, ErrorBody> {
         let failed = |message: String, remedy: &str| refusal(ErrorCode::Failed, message, remedy);
         let uncertain = || {
@@ -291,9 +336,13 @@ impl Flusher {
         }
         let record = Record::new(vm, Own::DirtyExpire(tunables.dirty_expire));
         self.remember(&record)?;
-        if kernel.replace_dirty_expire(tunables.dirty_expire, EXPIRE_NOW).is_err() {
+        let lowered = go_on().and_then(|()| {
+            let replaced = kernel.replace_dirty_expire(tunables.dirty_expire, EXPIRE_NOW);
+            replaced.map_err(|_| uncertain())
+        });
+        if let Err(error) = lowered {
             self.forget(&record);
-            return Err(uncertain());
+            return Err(error);
         }
         Ok(Lowered { flusher: self, vm: vm.to_owned(), kernel })
     }
@@ -364,22 +413,9 @@ impl Drop for Inflated<'_> {
             Ok(()) => self.flusher.forget(&self.record),
             Err(error) => tracing::warn!(
                 vm = self.record.vm,
-                "the guest's memory cannot be given back now: {error}; the next flush or the next start of \
-                 the daemon tries again"
+                "the guest's memory cannot be given back now: {error}; the daemon tries again"
             ),
         }
-    }
-}
-
-/// A virtual machine that is being flushed, until this is dropped.
-pub(crate) struct Active<'a> {
-    flusher: &'a Flusher,
-    vm: &'a str,
-}
-
-impl Drop for Active<'_> {
-    fn drop(&mut self) {
-        lock(&self.flusher.active).remove(self.vm);
     }
 }
 

@@ -59,3 +59,62 @@ fn a_later_restoration_does_not_trust_the_guest_either() {
     assert!(flusher.restore_balloon("web"));
     assert_eq!(qemu.orders().last(), Some(&(2048 * MIB)));
 }
+
+#[test]
+fn a_restoration_that_hangs_delays_neither_a_shutdown_nor_another_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = Qemu::start(1024 * MIB);
+    Record::new("web", Own::MemoryBytes(1024 * MIB)).write(folder.path()).unwrap();
+    let flusher = flusher(&qemu, folder.path());
+    // The socket serves another client first.
+    let other = balloon::Balloon::open(qemu.path()).unwrap();
+    std::thread::scope(|scope| {
+        let restored = scope.spawn(|| while !flusher.restore_balloon("web") {});
+        let end = Instant::now() + Duration::from_secs(2);
+        while flusher.begin("web", FlushWay::Balloon).is_ok() && Instant::now() < end {
+            std::thread::sleep(CHECK_INTERVAL);
+        }
+        let refused = flusher.begin("web", FlushWay::Balloon).unwrap_err();
+        assert!(refused.message.contains("given back"), "{refused:?}");
+        assert!(flusher.begin("web", FlushWay::Sysrq).is_ok());
+        let begun = Instant::now();
+        flusher.end();
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(!restored.is_finished());
+        drop(other);
+        restored.join().unwrap();
+    });
+    assert_eq!(qemu.orders(), [1024 * MIB]);
+    assert!(flusher.balloons().is_empty());
+}
+
+#[test]
+fn each_guest_with_a_record_has_one_thread_that_restores_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let qemu = Qemu::start(1024 * MIB);
+    let flusher = flusher(&qemu, folder.path());
+    assert!(!flusher.begin_restorer("web"), "it has its memory");
+    let mut inflated = inflate(&flusher);
+    inflated.advance().unwrap();
+    qemu.set_refuses(true);
+    drop(inflated);
+    assert!(flusher.begin_restorer("web") && !flusher.begin_restorer("web"));
+    assert!(!flusher.end_restorer("web"));
+    qemu.set_refuses(false);
+    assert!(flusher.restore_balloon("web") && flusher.end_restorer("web"));
+    assert!(!flusher.restore_balloon("web") && !flusher.begin_restorer("web"));
+}
+
+#[test]
+fn a_record_is_removed_only_by_its_own_flush() {
+    let folder = tempfile::tempdir().unwrap();
+    let flusher = Flusher::new(&[], folder.path().to_owned());
+    let [old, new] = [3000, 500].map(|own| Record::new("web", Own::DirtyExpire(own)));
+    flusher.remember(&old).unwrap();
+    flusher.remember(&new).unwrap();
+    flusher.forget(&old);
+    assert_eq!(flusher.replaced(Kind::Tunables, "web").as_ref(), Some(&new));
+    assert_eq!(record::read_all(folder.path()), [new.clone()]);
+    flusher.forget(&new);
+    assert!(record::read_all(folder.path()).is_empty());
+}

@@ -1,0 +1,88 @@
+//! Gives guests back what flushes have changed: their memory and their tunables.
+//!
+//! A flush does this itself at its end. What it could not give back, or what an earlier daemon has left, is
+//! tried again: the memory by a thread for each such guest, until QEMU accepts it; the tunables when the guest's
+//! kernel has been found.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fathom_control::FlushWay;
+use fathom_introspect::Kernel;
+
+use super::Daemon;
+use super::usage::vm_of;
+use crate::introspection::GuestView;
+
+/// The interval between attempts to give a guest its memory again.
+const RESTORE_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    /// Gives guests their memory again that an earlier daemon has taken by the balloon.
+    pub(super) fn begin_balloon_restorations(self: &Arc<Self>) {
+        for vm in self.flusher.balloons() {
+            self.begin_balloon_restoration(&vm);
+        }
+    }
+
+    /// Starts a thread that gives the guest of `vm` its memory again, if it is not given back and if there
+    /// is no such thread yet. It tries until QEMU accepts it: the guest may have ended, or start again
+    /// later. Guests do not wait for each other.
+    pub(super) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
+        if !self.flusher.begin_restorer(vm) {
+            return;
+        }
+        let (daemon, for_thread) = (Arc::downgrade(self), vm.to_owned());
+        let body = move || {
+            let vm = for_thread.as_str();
+            loop {
+                let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
+                    return;
+                };
+                if daemon.flusher.restore_balloon(vm) {
+                    tracing::info!(vm, "the guest has its own memory again");
+                }
+                if daemon.flusher.end_restorer(vm) {
+                    return;
+                }
+                drop(daemon);
+                std::thread::sleep(RESTORE_INTERVAL);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
+            tracing::error!(vm, %error, "the guest does not get its memory: a thread cannot be started");
+            self.flusher.forget_restorer(vm);
+        }
+    }
+
+    /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
+    /// been found.
+    pub(crate) fn restore_tunables(&self) {
+        if !self.flusher.has_tunables() {
+            return;
+        }
+        for (vm, kernel) in self.kernels() {
+            if let Ok(_active) = self.flusher.begin(&vm, FlushWay::Tunables)
+                && self.flusher.restore(&vm, &kernel)
+            {
+                tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
+            }
+        }
+    }
+
+    /// The kernels of all guests with their virtual machines, in order of appearance.
+    fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
+        let served = self.served();
+        let guests = self.introspection.guests().into_iter();
+        let kernel_of = |guest: GuestView| {
+            let vm = vm_of(&served, &guest.disks).to_owned();
+            Some((vm, guest.kernel?))
+        };
+        guests.filter_map(kernel_of).collect()
+    }
+
+    /// The kernel that the guest of `vm` has now.
+    pub(super) fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
+        self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
+    }
+}
