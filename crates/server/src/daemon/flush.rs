@@ -7,9 +7,10 @@ use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
+use super::restore::Lowered;
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
-use crate::flush::{Inflated, Lowered, Sync, begin_sync, has_synced, press_sysrq};
+use crate::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
 use crate::wiring::refusal;
 
 /// How long a flush may take.
@@ -77,6 +78,8 @@ impl Daemon {
         let active = flusher.begin(vm, by)?;
         let outcome = self.flush_marked(&options, vm, by, is_disturbed);
         drop(active);
+        // What could not be given back. A kernel that was found during the flush comes before this.
+        self.restore_tunables_of(vm);
         self.begin_balloon_restoration(vm);
         outcome
     }
@@ -98,6 +101,8 @@ impl Daemon {
     ) -> Result<FlushReport, ErrorBody> {
         // A shutdown waits for guests that were marked before it began, so a guest is marked first.
         self.refuse_if_stopping()?;
+        // Left by an earlier flush.
+        self.put_tunables_back(vm);
         let kernel = self.kernel_of(vm);
         let (begun, before) = (Instant::now(), self.sample(vm, kernel.as_deref()));
         let mut action = self.begin_flush(options, vm, by, kernel.as_deref(), before.dirty)?;
@@ -161,9 +166,9 @@ impl Daemon {
     fn begin_flush<'a>(
         &'a self,
         options: &GuestOptions,
-        vm: &str,
+        vm: &'a str,
         by: FlushWay,
-        kernel: Option<&'a Kernel>,
+        kernel: Option<&Kernel>,
         dirty: Option<u64>,
     ) -> Result<Action<'a>, ErrorBody> {
         self.refuse_if_stopping()?;
@@ -174,7 +179,10 @@ impl Daemon {
                 Action::Keys
             }
             (FlushWay::Tunables, Some(kernel)) => {
-                Action::Tunables { _lowered: self.flusher.lower(vm, kernel, &go_on)? }
+                // First, so that the value is put back whatever happens.
+                let lowered = Lowered { daemon: self, vm };
+                self.flusher.lower(vm, kernel, &go_on)?;
+                Action::Tunables { _lowered: lowered }
             }
             (FlushWay::Tunables, None) => {
                 return Err(refusal(

@@ -203,7 +203,7 @@ impl Daemon {
         let restoring = Arc::downgrade(&daemon);
         daemon.introspection.on_attached(move || {
             if let Some(daemon) = restoring.upgrade() {
-                daemon.restore_tunables();
+                daemon.restore_all_tunables();
             }
         });
         daemon.common.background.set_options(daemon.options.idle());

@@ -1,8 +1,8 @@
 //! Gives guests back what flushes have changed: their memory and their tunables.
 //!
 //! A flush does this itself at its end. What it could not give back, or what an earlier daemon has left, is
-//! tried again: the memory by a thread for each such guest, until QEMU accepts it; the tunables when the guest's
-//! kernel has been found.
+//! tried again: the memory by a thread for each such guest, until QEMU accepts it; the tunables whenever the
+//! guest's kernel has been found, and at the beginning and the end of each flush.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,17 +57,29 @@ impl Daemon {
 
     /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
     /// been found.
-    pub(crate) fn restore_tunables(&self) {
-        if !self.flusher.has_tunables() {
-            return;
+    pub(crate) fn restore_all_tunables(&self) {
+        for vm in self.flusher.tunables() {
+            self.restore_tunables_of(&vm);
         }
-        for (vm, kernel) in self.kernels() {
-            if let Ok(_active) = self.flusher.begin(&vm, FlushWay::Tunables)
-                && self.flusher.restore(&vm, &kernel)
-            {
-                tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
-            }
+    }
+
+    /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this at its
+    /// beginning, and again at its end.
+    pub(super) fn restore_tunables_of(&self, vm: &str) {
+        if self.flusher.has_tunables(vm)
+            && let Ok(_active) = self.flusher.begin(vm, FlushWay::Tunables)
+            && self.put_tunables_back(vm)
+        {
+            tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
         }
+    }
+
+    /// Puts the tunables of the guest of `vm` back, if they are replaced, through the kernel that it has now:
+    /// it may have booted another one since. Without a kernel the record of them stays. The caller has
+    /// marked the guest. Returns whether the guest's value was written.
+    pub(super) fn put_tunables_back(&self, vm: &str) -> bool {
+        let kernel = self.flusher.has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
+        kernel.is_some_and(|kernel| self.flusher.restore(vm, &kernel))
     }
 
     /// The kernels of all guests with their virtual machines, in order of appearance.
@@ -84,5 +96,17 @@ impl Daemon {
     /// The kernel that the guest of `vm` has now.
     pub(super) fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
         self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
+    }
+}
+
+/// The lowered tunable of the guest of a virtual machine. Dropping it puts the guest's value back.
+pub(super) struct Lowered<'a> {
+    pub(super) daemon: &'a Daemon,
+    pub(super) vm: &'a str,
+}
+
+impl Drop for Lowered<'_> {
+    fn drop(&mut self) {
+        self.daemon.put_tunables_back(self.vm);
     }
 }

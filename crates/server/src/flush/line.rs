@@ -216,7 +216,7 @@ impl Line {
 /// The result in a line; `None` for an event, and for the answer to a command with another number.
 fn result(line: &[u8], number: Option<u64>) -> Result<Option<Value>, PeerError> {
     let (message, of) = Message::read_numbered(line).ok_or(PeerError::Foreign)?;
-    let is_other = of.zip(number).is_some_and(|(of, number)| of != Value::from(number));
+    let is_other = of.zip(number).is_some_and(|(of, number)| of.as_u64() != Some(number));
     match message {
         Message::Return(_) | Message::Error(_) if is_other => Ok(None),
         Message::Return(result) => Ok(Some(result)),

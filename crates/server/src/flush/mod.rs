@@ -159,16 +159,25 @@ impl Flusher {
         lock(&self.counts).clone()
     }
 
-    /// Whether tunables of a guest have to be put back.
-    pub(crate) fn has_tunables(&self) -> bool {
-        lock(&self.replaced).keys().any(|(kind, _)| *kind == Kind::Tunables)
+    /// Whether the tunables of the guest of `vm` have to be put back.
+    pub(crate) fn has_tunables(&self, vm: &str) -> bool {
+        self.replaced(Kind::Tunables, vm).is_some()
+    }
+
+    /// The virtual machines whose tunables have to be put back.
+    pub(crate) fn tunables(&self) -> Vec<String> {
+        self.all_replaced(Kind::Tunables)
     }
 
     /// The virtual machines whose balloon has to be put back.
     pub(crate) fn balloons(&self) -> Vec<String> {
+        self.all_replaced(Kind::Balloon)
+    }
+
+    fn all_replaced(&self, wanted: Kind) -> Vec<String> {
         let replaced = lock(&self.replaced);
-        let balloons = replaced.keys().filter(|(kind, _)| *kind == Kind::Balloon);
-        balloons.map(|(_, vm)| vm.clone()).collect()
+        let found = replaced.keys().filter(|(kind, _)| *kind == wanted);
+        found.map(|(_, vm)| vm.clone()).collect()
     }
 
     fn replaced(&self, kind: Kind, vm: &str) -> Option<Record> {
@@ -308,14 +317,14 @@ impl Flusher {
         Ok(Inflated { flusher: self, record, own, is_changed, balloon, steps, exhausted_time })
     }
 
-    /// Lowers the guest's tunable until the result is dropped, unless `go_on` refuses it at the last
-    /// moment.
-    pub(crate) fn lower<'a>(
-        &'a self,
+    /// Lowers the guest's tunable until it is [restored](Self::restore), unless `go_on` refuses it at the
+    /// last moment.
+    pub(crate) fn lower(
+        &self,
         vm: &str,
-        kernel: &'a Kernel,
+        kernel: &Kernel,
         go_on: &dyn Fn() -> Result<(), ErrorBody>,
-    ) -> Result<Lowered<'a>, ErrorBody> {
+    ) -> Result<(), ErrorBody> {
         let failed = |message: String, remedy: &str| refusal(ErrorCode::Failed, message, remedy);
         let uncertain = || {
             failed(
@@ -344,7 +353,7 @@ impl Flusher {
             self.forget(&record);
             return Err(error);
         }
-        Ok(Lowered { flusher: self, vm: vm.to_owned(), kernel })
+        Ok(())
     }
 }
 
@@ -358,19 +367,6 @@ fn writeback_interval(kernel: Option<&Kernel>) -> Duration {
     tunables.map_or(WRITEBACK_INTERVAL, |tunables| {
         Duration::from_millis(u64::from(tunables.dirty_writeback) * 10)
     })
-}
-
-/// A lowered tunable. Dropping it puts the guest's value back.
-pub(crate) struct Lowered<'a> {
-    flusher: &'a Flusher,
-    vm: String,
-    kernel: &'a Kernel,
-}
-
-impl Drop for Lowered<'_> {
-    fn drop(&mut self) {
-        let _ = self.flusher.restore(&self.vm, self.kernel);
-    }
 }
 
 /// A guest from which memory is taken. Dropping it gives the memory back.

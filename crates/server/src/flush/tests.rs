@@ -114,7 +114,7 @@ fn a_record_is_removed_only_by_its_own_flush() {
     flusher.remember(&new).unwrap();
     flusher.forget(&old);
     assert_eq!(flusher.replaced(Kind::Tunables, "web").as_ref(), Some(&new));
-    assert_eq!(record::read_all(folder.path()), [new.clone()]);
+    assert_eq!(record::read_all(folder.path()), std::slice::from_ref(&new));
     flusher.forget(&new);
     assert!(record::read_all(folder.path()).is_empty());
 }
