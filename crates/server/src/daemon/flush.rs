@@ -84,6 +84,20 @@ impl Daemon {
         outcome
     }
 
+    /// Refuses to begin a change of a guest that is being migrated.
+    fn refuse_if_migrating(&self, vm: &str, by: FlushWay) -> Result<(), ErrorBody> {
+        if !changes_guest(by) || !self.is_migrating(vm) {
+            return Ok(());
+        }
+        let message =
+            format!("the guest {vm:?} is being migrated, and is not flushed by {by} meanwhile");
+        Err(refusal(
+            ErrorCode::Conflict,
+            message,
+            "use another way, or wait for the migration to end",
+        ))
+    }
+
     /// Refuses to change anything in a guest once the daemon is shutting down: nothing waits for the
     /// restoration.
     fn refuse_if_stopping(&self) -> Result<(), ErrorBody> {
@@ -144,7 +158,8 @@ impl Daemon {
             let is_exhausted =
                 matches!(&action, Action::Balloon(inflated) if inflated.is_exhausted(quiet));
             let is_over = report.is_complete || is_exhausted || elapsed > FLUSH_TIME_MAX;
-            if is_over || is_disturbed() {
+            let has_to_end = changes_guest(by) && self.is_migrating(vm);
+            if is_over || has_to_end || is_disturbed() {
                 self.flusher.count(&report);
                 return Ok(report);
             }
@@ -171,8 +186,8 @@ impl Daemon {
         kernel: Option<&Kernel>,
         dirty: Option<u64>,
     ) -> Result<Action<'a>, ErrorBody> {
-        self.refuse_if_stopping()?;
-        let go_on = || self.refuse_if_stopping();
+        let go_on = || self.refuse_if_stopping().and_then(|()| self.refuse_if_migrating(vm, by));
+        go_on()?;
         Ok(match (by, kernel) {
             (FlushWay::Sysrq, _) => {
                 press_sysrq(vm, options.qmp.as_deref())?;
@@ -199,7 +214,7 @@ impl Daemon {
     }
 
     /// The disks of a virtual machine.
-    fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
+    pub(super) fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
         let mut served = self.served();
         served.retain(|served| served.disk.vm() == vm);
         served
@@ -218,6 +233,11 @@ impl Daemon {
         }
         sample
     }
+}
+
+/// Whether a way changes something in a guest until the flush ends.
+fn changes_guest(by: FlushWay) -> bool {
+    matches!(by, FlushWay::Tunables | FlushWay::Balloon)
 }
 
 /// The way to flush a guest with these options.

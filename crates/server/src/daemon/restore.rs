@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_control::FlushWay;
+use fathom_frontend::vhost_user;
 use fathom_introspect::Kernel;
 
-use super::Daemon;
 use super::usage::vm_of;
+use super::{Daemon, Served};
 use crate::introspection::GuestView;
 
 /// The interval between attempts to give a guest its memory again.
@@ -79,7 +80,25 @@ impl Daemon {
     /// marked the guest. Returns whether the guest's value was written.
     pub(super) fn put_tunables_back(&self, vm: &str) -> bool {
         let kernel = self.flusher.has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
-        kernel.is_some_and(|kernel| self.flusher.restore(vm, &kernel))
+        let Some(kernel) = kernel.filter(|kernel| self.flusher.restore(vm, kernel)) else {
+            return false;
+        };
+        // If a migration has begun, the value has to reach the destination.
+        if let Some(place) = kernel.dirty_expire_place() {
+            for served in self.served_of(vm) {
+                served.live().server.iter().for_each(|it| it.mark_written(place, 4));
+            }
+        }
+        true
+    }
+
+    /// Whether the guest of `vm` is being migrated. What is changed in it then may be changed at the
+    /// destination for ever.
+    pub(super) fn is_migrating(&self, vm: &str) -> bool {
+        let is_logging = |served: &Arc<Served>| {
+            served.live().server.as_ref().is_some_and(vhost_user::Server::is_logging)
+        };
+        self.served_of(vm).iter().any(is_logging)
     }
 
     /// The kernels of all guests with their virtual machines, in order of appearance.
