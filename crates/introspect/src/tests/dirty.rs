@@ -485,9 +485,17 @@ fn pages_that_were_written_are_found_by_their_content() {
     }
     let found = memory.changed_pages(&before, || true);
     assert_eq!((found.changed, found.error, found.is_whole), (4 * PAGE, 0, true), "{found:?}");
-    // A time that is over.
+    // A time that is over: the rest of the memory does not count as written.
     let part = memory.changed_pages(&memory.sample_pages(0, || false), || true);
-    assert!(!part.is_whole);
+    assert_eq!((part.changed, part.examined, part.is_whole), (0, 0, false));
+    let mut left = 3;
+    let early = memory.sample_pages(0, || {
+        left -= 1;
+        left > 0
+    });
+    let part = memory.changed_pages(&early, || true);
+    assert_eq!((part.changed, part.is_whole), (0, false), "{part:?}");
+    assert!((1..=128).contains(&part.examined), "{part:?}");
     assert!(!memory.changed_pages(&before, || false).is_whole);
 }
 
