@@ -188,6 +188,7 @@ impl Daemon {
             flusher: Flusher::new(
                 &configuration.guests,
                 records_folder(&configuration.daemon.definition.control),
+                &configuration.daemon.definition.control,
             ),
             idle_flusher: OnceLock::new(),
             events: Events::default(),

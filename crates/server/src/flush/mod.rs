@@ -36,7 +36,7 @@ use crate::wiring::refusal;
 use balloon::{Balloon, Steps};
 use line::PeerError;
 use marks::{Active, Busy, Marks};
-use record::{Kind, Own, Record};
+use record::{Kind, Own, Record, Records};
 
 pub(crate) use agent::Sync;
 pub use fuzz::fuzz_flush;
@@ -63,8 +63,7 @@ pub(crate) struct Flusher {
     marks: Marks,
     /// The virtual machines for which a thread tries to give the memory back.
     restorers: Mutex<BTreeSet<String>>,
-    /// The folder of the records.
-    folder: PathBuf,
+    records: Records,
     /// Values that are not yet put back.
     replaced: Mutex<BTreeMap<(Kind, String), Record>>,
     counts: Mutex<BTreeMap<String, FlushCounts>>,
@@ -82,16 +81,17 @@ pub(crate) struct FlushCounts {
 }
 
 impl Flusher {
-    /// Reads the records in `folder`.
-    pub(crate) fn new(guests: &[Placed<GuestOptions>], folder: PathBuf) -> Self {
-        let records = record::read_all(&folder);
+    /// Reads the records in `folder` of the daemon with the control socket `control`.
+    pub(crate) fn new(guests: &[Placed<GuestOptions>], folder: PathBuf, control: &Path) -> Self {
+        let records = Records::new(folder, control);
+        let replaced = records.read_all().into_iter().map(|it| (it.key(), it)).collect();
         Self {
             guests: RwLock::new(options_of(guests)),
             marks: Marks::default(),
             restorers: Mutex::default(),
             counts: Mutex::default(),
-            replaced: Mutex::new(records.into_iter().map(|it| (it.key(), it)).collect()),
-            folder,
+            replaced: Mutex::new(replaced),
+            records,
         }
     }
 
@@ -199,12 +199,12 @@ impl Flusher {
 
     /// Remembers a guest's own value durably, before it is changed: so any later daemon can put it back.
     fn remember(&self, record: &Record) -> Result<(), ErrorBody> {
-        record.write(&self.folder).map_err(|error| {
+        self.records.write(record).map_err(|error| {
             refusal(
                 ErrorCode::Failed,
                 format!(
                     "the guest's own value cannot be recorded in {}: {error}",
-                    self.folder.display()
+                    self.records.folder().display()
                 ),
                 "nothing was changed; let the daemon write to that folder",
             )
@@ -219,7 +219,7 @@ impl Flusher {
         if replaced.get(&record.key()) != Some(record) {
             return;
         }
-        if let Err(error) = record.remove(&self.folder) {
+        if let Err(error) = self.records.remove(record) {
             tracing::warn!(vm = record.vm, "the record of a flush cannot be removed: {error}");
         }
         replaced.remove(&record.key());

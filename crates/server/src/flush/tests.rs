@@ -2,10 +2,15 @@ use super::peer::Qemu;
 use super::*;
 
 const MIB: u64 = 1 << 20;
+const CONTROL: &str = "/run/fathom.sock";
+
+fn records(folder: &Path) -> Records {
+    Records::new(folder.to_owned(), Path::new(CONTROL))
+}
 
 /// A flusher with the guest `web` of this QEMU, whose least memory is 256 MiB.
 fn flusher(qemu: &Qemu, folder: &Path) -> Flusher {
-    let flusher = Flusher::new(&[], folder.to_owned());
+    let flusher = Flusher::new(&[], folder.to_owned(), Path::new(CONTROL));
     *flusher.guests.write().unwrap() = vec![GuestOptions {
         vm: "web".into(),
         qmp: Some(qemu.path().to_owned()),
@@ -30,7 +35,7 @@ fn a_guest_that_has_not_followed_yet_gets_its_memory_too() {
     // The guest still reports what it had.
     drop(inflated);
     assert_eq!(qemu.orders(), [960 * MIB, 1024 * MIB]);
-    assert!(flusher.balloons().is_empty() && record::read_all(folder.path()).is_empty());
+    assert!(flusher.balloons().is_empty() && records(folder.path()).read_all().is_empty());
     // Without a step, nothing has to be given back.
     drop(inflate(&flusher));
     assert_eq!(qemu.orders().len(), 2);
@@ -53,7 +58,7 @@ fn a_later_restoration_does_not_trust_the_guest_either() {
     assert_eq!(qemu.orders(), [960 * MIB, 1024 * MIB]);
     assert!(flusher.balloons().is_empty());
     // A guest that has started again with more memory keeps it.
-    Record::new("web", Own::MemoryBytes(1024 * MIB)).write(folder.path()).unwrap();
+    records(folder.path()).write(&Record::new("web", Own::MemoryBytes(1024 * MIB))).unwrap();
     let flusher = self::flusher(&qemu, folder.path());
     qemu.set_memory(2048 * MIB);
     assert!(flusher.restore_balloon("web"));
@@ -64,7 +69,7 @@ fn a_later_restoration_does_not_trust_the_guest_either() {
 fn a_restoration_that_hangs_delays_neither_a_shutdown_nor_another_way() {
     let folder = tempfile::tempdir().unwrap();
     let qemu = Qemu::start(1024 * MIB);
-    Record::new("web", Own::MemoryBytes(1024 * MIB)).write(folder.path()).unwrap();
+    records(folder.path()).write(&Record::new("web", Own::MemoryBytes(1024 * MIB))).unwrap();
     let flusher = flusher(&qemu, folder.path());
     // The socket serves another client first.
     let other = balloon::Balloon::open(qemu.path()).unwrap();
@@ -108,13 +113,13 @@ fn each_guest_with_a_record_has_one_thread_that_restores_it() {
 #[test]
 fn a_record_is_removed_only_by_its_own_flush() {
     let folder = tempfile::tempdir().unwrap();
-    let flusher = Flusher::new(&[], folder.path().to_owned());
+    let flusher = Flusher::new(&[], folder.path().to_owned(), Path::new(CONTROL));
     let [old, new] = [3000, 500].map(|own| Record::new("web", Own::DirtyExpire(own)));
     flusher.remember(&old).unwrap();
     flusher.remember(&new).unwrap();
     flusher.forget(&old);
     assert_eq!(flusher.replaced(Kind::Tunables, "web").as_ref(), Some(&new));
-    assert_eq!(record::read_all(folder.path()), std::slice::from_ref(&new));
+    assert_eq!(records(folder.path()).read_all(), std::slice::from_ref(&new));
     flusher.forget(&new);
-    assert!(record::read_all(folder.path()).is_empty());
+    assert!(records(folder.path()).read_all().is_empty());
 }
