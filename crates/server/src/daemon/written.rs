@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn each_guest_has_a_share_of_the_time() {
         const SECOND: Duration = Duration::from_secs(1);
-        let mut shares = Shares::new(4 * SECOND, 4);
-        let begun = shares.end - 4 * SECOND;
+        let begun = Instant::now();
+        let mut shares = Shares { end: begun + 4 * SECOND, guests: 4 };
         assert_eq!(shares.next_at(begun), begun + SECOND);
         // The first guest needed little of its share, the second all of it.
         assert_eq!(shares.next_at(begun + SECOND / 4), begun + SECOND / 4 + SECOND * 5 / 4);

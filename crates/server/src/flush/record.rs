@@ -246,8 +246,8 @@ mod tests {
         let [of_a, of_b] = [3000, 500].map(|own| Record::new("web", Own::DirtyExpire(own)));
         a.write(&of_a).unwrap();
         b.write(&of_b).unwrap();
-        assert_eq!(a.read_all(), [of_a.clone()]);
-        assert_eq!(b.read_all(), [of_b.clone()]);
+        assert_eq!(a.read_all(), std::slice::from_ref(&of_a));
+        assert_eq!(b.read_all(), std::slice::from_ref(&of_b));
         b.remove(&of_b).unwrap();
         assert_eq!((a.read_all(), b.read_all()), (vec![of_a.clone()], vec![]));
         // The name of the first version. The current one takes precedence.

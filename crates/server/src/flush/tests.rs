@@ -1,3 +1,7 @@
+#![expect(unsafe_code, reason = "a test writes to the memory of a synthetic guest")]
+
+use fathom_introspect::synthetic::{Linux, Shape, Store};
+
 use super::peer::Qemu;
 use super::*;
 
@@ -122,4 +126,43 @@ fn a_record_is_removed_only_by_its_own_flush() {
     assert_eq!(records(folder.path()).read_all(), std::slice::from_ref(&new));
     flusher.forget(&new);
     assert!(records(folder.path()).read_all().is_empty());
+}
+
+/// The kernel of a synthetic guest.
+fn kernel() -> Kernel {
+    let shape = Shape::default();
+    let store = Store::new(&shape.memory()).unwrap();
+    let linux = Linux::build(&store, &shape);
+    // SAFETY: a store is mapped readable and writable as long as its memory is.
+    let memory = unsafe { store.memory().writable() };
+    Kernel::attach(&memory, Some(linux.requests[0].view.header)).unwrap()
+}
+
+#[test]
+fn tunables_that_an_earlier_daemon_has_lowered_are_put_back_and_lowered_again() {
+    let (folder, kernel) = (tempfile::tempdir().unwrap(), kernel());
+    let start = || Flusher::new(&[], folder.path().to_owned(), Path::new(CONTROL));
+    let expire = || kernel.tunables().unwrap().dirty_expire;
+    let own = expire();
+    start().lower("web", &kernel, &|| Ok(())).unwrap();
+    assert_eq!(expire(), EXPIRE_NOW);
+    // The daemon was killed. Without the restoration, the next one takes the value for the guest's own.
+    let flusher = start();
+    assert_eq!(flusher.tunables(), ["web"]);
+    let refused = flusher.lower("web", &kernel, &|| Ok(())).unwrap_err();
+    assert!(refused.message.contains("has no effect"), "{refused:?}");
+    assert!(flusher.has_tunables("web") && flusher.restore("web", &kernel));
+    assert_eq!((expire(), flusher.has_tunables("web")), (own, false));
+    flusher.lower("web", &kernel, &|| Ok(())).unwrap();
+    assert!(flusher.restore("web", &kernel) && records(folder.path()).read_all().is_empty());
+    // A shutdown that begins at the last moment.
+    let stopping = || Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
+    let refused = flusher.lower("web", &kernel, &stopping).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::ShuttingDown);
+    assert_eq!((expire(), flusher.has_tunables("web")), (own, false));
+    // The guest has booted again: its kernel has another value, which stays.
+    flusher.lower("web", &kernel, &|| Ok(())).unwrap();
+    kernel.replace_dirty_expire(EXPIRE_NOW, 77).unwrap();
+    assert!(!flusher.restore("web", &kernel) && !flusher.has_tunables("web"));
+    assert_eq!(expire(), 77);
 }
