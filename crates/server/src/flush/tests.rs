@@ -1,5 +1,3 @@
-#![expect(unsafe_code, reason = "a test writes to the memory of a synthetic guest")]
-
 use fathom_introspect::synthetic::{Linux, Shape, Store};
 
 use super::peer::Qemu;
@@ -133,9 +131,7 @@ fn kernel() -> Kernel {
     let shape = Shape::default();
     let store = Store::new(&shape.memory()).unwrap();
     let linux = Linux::build(&store, &shape);
-    // SAFETY: a store is mapped readable and writable as long as its memory is.
-    let memory = unsafe { store.memory().writable() };
-    Kernel::attach(&memory, Some(linux.requests[0].view.header)).unwrap()
+    Kernel::attach(&store.writable_memory(), Some(linux.requests[0].view.header)).unwrap()
 }
 
 #[test]
