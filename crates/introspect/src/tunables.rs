@@ -85,14 +85,18 @@ impl Kernel {
         self.is_there().then_some(tunables)
     }
 
+    /// The guest-physical address of `vm.dirty_expire_centisecs`, which has four bytes.
+    pub fn dirty_expire_place(&self) -> Option<u64> {
+        self.physical(self.tunable_places().dirty_expire?)
+    }
+
     /// Replaces `vm.dirty_expire_centisecs`, if it is `current`.
     ///
     /// # Errors
     /// If it has another value, or if the memory cannot be written.
     pub fn replace_dirty_expire(&self, current: u32, new: u32) -> Result<(), TunableError> {
         self.tunables().ok_or(TunableError::Unknown)?;
-        let address = self.tunable_places().dirty_expire.ok_or(TunableError::Unknown)?;
-        let physical = self.physical(address).ok_or(TunableError::Unknown)?;
+        let physical = self.dirty_expire_place().ok_or(TunableError::Unknown)?;
         match self.memory().replace_u32(physical, current, new) {
             Some(Ok(())) => Ok(()),
             Some(Err(other)) => Err(TunableError::Other(other)),

@@ -16,7 +16,7 @@ use fathom_control::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::daemon::Daemon;
 use crate::events::{self, ListenRequest};
@@ -29,6 +29,9 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 /// The most changes in progress; further ones are rejected. A change may hang as long as its
 /// storage does.
 pub(crate) const CHANGES_MAX: usize = 32;
+/// The most flushes of guests in progress; further ones are rejected. A flush lasts up to half a minute, and
+/// must not keep an operator from changing disks.
+pub(crate) const FLUSHES_MAX: usize = 16;
 /// How long a request waits for its change, which continues beyond that.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(45);
 /// The most connections over TCP that are served at a time.
@@ -46,6 +49,8 @@ pub(crate) struct App {
     pub(crate) end: Arc<Notify>,
     /// Permits for further changes.
     pub(crate) changes: Arc<Semaphore>,
+    /// Permits for further flushes of guests.
+    pub(crate) flushes: Arc<Semaphore>,
 }
 
 /// An error as a response.
@@ -275,8 +280,14 @@ async fn flush_guest(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<fathom_control::FlushReport> {
     let FlushRequest { by } = read(body)?;
-    let changes = Arc::clone(&app.changes);
-    change(&changes, move || app.daemon.flush_guest(&vm, by)).await
+    let permit = Arc::clone(&app.flushes).try_acquire_owned().map_err(|_| {
+        refusal(
+            ErrorCode::Conflict,
+            format!("{FLUSHES_MAX} guests are being flushed already"),
+            "try again when one of the flushes has ended",
+        )
+    })?;
+    carry_out(permit, move || app.daemon.flush_guest(&vm, by)).await
 }
 
 async fn queries(State(app): State<App>) -> Answer<fathom_control::QueryList> {
@@ -445,6 +456,14 @@ async fn change<T: Serialize + Send + 'static>(
             "try again when one has ended; `fathom disk list` shows disks whose storage hangs",
         )));
     };
+    carry_out(permit, work).await
+}
+
+/// Carries out a change that has a permit.
+async fn carry_out<T: Serialize + Send + 'static>(
+    permit: OwnedSemaphorePermit,
+    work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
+) -> Answer<T> {
     let work = blocking(move || {
         let _permit = permit;
         work()

@@ -23,8 +23,8 @@ use crate::routes::{self, App};
 use crate::wiring::{refusal, socket_refusal};
 
 const SIGHUP: &str = "SIGHUP";
-/// The most threads for changes and for long requests. They end when idle. Changes use only some of
-/// them (`routes::CHANGES_MAX`), so that other requests always find one.
+/// The most threads for changes and for long requests. They end when idle. Changes and flushes use only some
+/// of them (`routes::CHANGES_MAX`, `routes::FLUSHES_MAX`), so that other requests always find one.
 const BLOCKING_THREADS_MAX: usize = 64;
 
 /// How long the shutdown waits for slow listeners to receive their remaining events.
@@ -135,6 +135,7 @@ async fn serve(
         daemon: Arc::clone(&daemon),
         end: Arc::clone(&end),
         changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
+        flushes: Arc::new(Semaphore::new(routes::FLUSHES_MAX)),
     };
     let server = tokio::spawn(async move {
         // Accepts connections until the process ends, and pauses after errors.

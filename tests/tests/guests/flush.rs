@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fathom_control::{ClientError, ErrorCode, FlushWay, InsightState};
 use fathom_tests::{Assets, Daemon, Disk, Guest, Kernel, Process, Result, patience, until};
+use serde_json::json;
 
 /// The size of the file that is dirty before a flush, in MiB.
 const DIRTY_MIB: u64 = 24;
@@ -388,4 +389,43 @@ fn a_guest_is_flushed_while_its_device_is_idle_and_not_before() -> Result<()> {
     until("the flush to be counted", patience(30), || Ok((flushes() > 0.0).then_some(())))?;
     guest.check_console()?;
     guest.shutdown()
+}
+
+/// The setting would be changed at the destination for ever.
+#[test]
+fn a_guest_that_is_being_migrated_is_not_changed() -> Result<()> {
+    let (daemon, guest) = start("", "flush = ['tunables', 'sysrq']")?;
+    // The periodic write-back does not come during the test.
+    guest.check("echo 30000 > /proc/sys/vm/dirty_writeback_centisecs")?;
+    make_dirty(&guest, "file")?;
+    let client = daemon.client();
+    let flush = std::thread::spawn(move || client.flush_guest("web", None));
+    until("the tunable to be lowered", patience(30), || Ok((expire(&guest)? == 1).then_some(())))?;
+    // So slow that it does not end.
+    guest.qmp(&json!({
+        "execute": "migrate-set-parameters",
+        "arguments": { "max-bandwidth": 1 << 16, "downtime-limit": 1 }
+    }))?;
+    guest.migrate_begin("exec:cat > /dev/null")?;
+    let report = flush.join().unwrap().unwrap();
+    assert!(!report.is_complete, "{report:?}");
+    assert_eq!(expire(&guest)?, EXPIRE);
+    assert_eq!(records(&daemon, "tunables-"), 0);
+    let refused = daemon.client().flush_guest("web", None).unwrap_err();
+    assert!(
+        matches!(&refused, ClientError::Refused(body) if body.code == ErrorCode::Conflict),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("is being migrated"), "{refused}");
+    let report = daemon.client().flush_guest("web", Some(FlushWay::Sysrq)).unwrap();
+    assert!(report.is_complete, "{report:?}");
+    guest.qmp(&json!({ "execute": "migrate_cancel" }))?;
+    until("the migration to end", patience(30), || {
+        Ok((!daemon.guest("disk")?.migrating).then_some(()))
+    })?;
+    guest.check("echo 500 > /proc/sys/vm/dirty_writeback_centisecs")?;
+    make_dirty(&guest, "second")?;
+    let report = daemon.client().flush_guest("web", None).unwrap();
+    assert!(report.is_complete, "{report:?}");
+    guest.check_console()
 }

@@ -7,6 +7,7 @@ mod caches;
 mod changes;
 mod devices;
 mod events;
+mod flushes;
 mod giants;
 mod kept_caches;
 mod limit;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use fathom_block::{DiskChange, Wake};
 use rustix::net::{SendFlags, send};
 
+use super::dirty_log::DirtyLog;
 use super::memory::Memory;
 use super::private_memory::PrivateMemory;
 
@@ -24,6 +25,8 @@ pub(super) struct Live {
     pub protocol_features: u64,
     pub inflight: bool,
     pub logging: bool,
+    /// The log to write, while the guest is being migrated.
+    pub log: Option<Arc<DirtyLog>>,
     /// Whether the guest's writes to its memory reach the daemon.
     pub private_memory: Arc<PrivateMemory>,
 }

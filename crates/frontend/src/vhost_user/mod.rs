@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fathom_block::{Budget, Disk, LossCause, MemoryOwner};
+use fathom_block::{Budget, Disk, GuestAddress, LossCause, MemoryOwner};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -238,6 +238,22 @@ impl Server {
         }
         status.refusal.clone_from(&refusal);
         status
+    }
+
+    /// Whether a guest is being migrated: its VMM has a log of the pages that are written.
+    pub fn is_logging(&self) -> bool {
+        self.shared.connections().list.iter().any(|connection| connection.live().logging)
+    }
+
+    /// Marks guest-physical memory in the logs of guests that are being migrated, because another part of
+    /// the daemon has written to it.
+    pub fn mark_written(&self, address: u64, length: u64) {
+        for connection in &self.shared.connections().list {
+            let log = connection.live().log.clone();
+            if let Some(log) = log {
+                log.mark(GuestAddress(address), length);
+            }
+        }
     }
 
     /// The memory of the running guest; empty if none runs.

@@ -362,9 +362,11 @@ impl VhostUserBackendReqHandlerMut for Session {
                 setup.enabled = true;
             }
         }
+        let log = self.active_log();
         let mut live = self.live();
         live.features = features;
         live.logging = features & LOG_ALL != 0;
+        live.log = log;
         drop(live);
         if changed & LOG_ALL != 0 { self.refresh() } else { Ok(()) }
     }
@@ -594,6 +596,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size, &self.memory_owner)
             .map_err(failed)?;
         self.log = Some(Arc::new(log));
+        let log = self.active_log();
+        self.live().log = log;
         self.refresh()
     }
 }

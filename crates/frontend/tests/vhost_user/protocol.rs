@@ -109,7 +109,9 @@ fn every_page_that_the_device_writes_is_logged_for_a_migration() {
     };
     client.frontend.set_log_base(0, Some(region)).unwrap();
     client.assert_works(0);
+    served.server.mark_written(7 * 4096 + 100, 4);
     assert!(dirty().is_empty(), "nothing is logged before the VMM requests it");
+    assert!(!served.server.is_logging());
     let features = client.features | F_LOG_ALL;
     client.frontend.set_features(features).unwrap();
     // A read of 8 KiB into three pages, with its status in another page.
@@ -126,9 +128,14 @@ fn every_page_that_the_device_writes_is_logged_for_a_migration() {
     let pieces = [(header, 16, false), (place, 512, false), (status, 1, true)];
     assert_eq!(client.request_chain(0, &pieces, status).0, 0);
     assert_eq!(dirty(), [used, page(status)]);
+    // What other parts of the daemon write.
+    assert!(served.server.is_logging());
+    served.server.mark_written(7 * 4096 + 100, 4);
+    assert_eq!(dirty(), [7]);
     client.frontend.set_features(client.features).unwrap();
     client.assert_works(0);
-    assert!(dirty().is_empty());
+    served.server.mark_written(7 * 4096 + 100, 4);
+    assert!(dirty().is_empty() && !served.server.is_logging());
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{DirtyDevice, DiskObject, READS_MAX};
+use super::budget::Budget;
+use super::{DirtyDevice, DiskObject};
 use crate::kernel::Kernel;
 
 /// The most devices of a guest.
@@ -30,6 +31,13 @@ impl KnownSuperBlocks {
     }
 }
 
+/// What a search for the disks beneath a device needs: the known disks, and its budget.
+#[derive(Clone, Copy)]
+struct Descent<'a> {
+    disks: &'a [u64],
+    budget: &'a Budget,
+}
+
 /// The disks beneath a device.
 #[derive(Default)]
 struct Lower {
@@ -39,34 +47,34 @@ struct Lower {
 }
 
 impl Kernel {
-    /// The dirty pages of each device; `None` if a list is torn.
+    /// The dirty pages of each device; `None` if a list is torn, or if the effort is too great.
     pub(super) fn devices(
         &self,
         offsets: &[u64],
         disks: &[Arc<DiskObject>],
+        budget: &Budget,
     ) -> Option<Vec<DirtyDevice>> {
         let counts = self.layout.writer_counts?;
         let size = self.layout.counter_size?;
         let (dirty_index, writeback_index) =
             (self.dirty.writer_dirty?, self.dirty.writer_writeback?);
         let disks: Vec<u64> = disks.iter().map(|disk| self.checked_disk(disk.get())).collect();
-        let (mut found, mut reads) = (Vec::new(), READS_MAX);
-        let mut writers_left = WRITERS_MAX;
+        let mut found = Vec::new();
         for bdi in self.bdis()? {
             let bdi = bdi?;
+            budget.take(1)?;
             let (mut dirty, mut writeback) = (0_i64, 0_i64);
-            for writer in self.writers(bdi, writers_left)? {
-                writers_left -= 1;
+            for writer in self.writers(bdi, WRITERS_MAX)? {
                 let place = writer?.wrapping_add(counts);
-                let mut sum = |index: u64| {
-                    self.split_counter(place.wrapping_add(index * size), offsets, &mut reads)
+                let sum = |index: u64| {
+                    self.split_counter(place.wrapping_add(index * size), offsets, budget)
                 };
                 // A page can be counted by one group and written by another.
                 dirty = dirty.checked_add(sum(dirty_index)?)?;
                 writeback = writeback.checked_add(sum(writeback_index)?)?;
             }
             let (dirty, writeback) = (self.pages_in_bytes(dirty)?, self.pages_in_bytes(writeback)?);
-            let lower = self.disks_beneath(bdi, &disks);
+            let lower = self.disks_beneath(bdi, &disks, budget);
             if dirty == 0 && writeback == 0 && lower.disks.is_empty() {
                 continue;
             }
@@ -78,7 +86,8 @@ impl Kernel {
                 lies_elsewhere: lower.is_elsewhere,
             });
         }
-        Some(found)
+        // Otherwise the disks beneath the last device are not known.
+        (!budget.is_over()).then_some(found)
     }
 
     /// The `backing_dev_info` of each device, by their addresses.
@@ -132,11 +141,12 @@ impl Kernel {
     }
 
     /// The disks beneath the device with this `backing_dev_info`.
-    fn disks_beneath(&self, bdi: u64, disks: &[u64]) -> Lower {
+    fn disks_beneath(&self, bdi: u64, disks: &[u64], budget: &Budget) -> Lower {
         let mut lower = Lower::default();
+        let descent = Descent { disks, budget };
         let whole = match self.disk_of_bdi(bdi) {
-            Some(disk) => self.follow_disk(disk, disks, 0, &mut lower),
-            None => self.follow_file_system(bdi, disks, &mut lower),
+            Some(disk) => self.follow_disk(disk, descent, 0, &mut lower),
+            None => self.follow_file_system(bdi, descent, &mut lower),
         };
         // What cannot be followed lies somewhere else.
         lower.is_elsewhere |= whole.is_none();
@@ -145,7 +155,14 @@ impl Kernel {
     }
 
     /// Follows a disk to the disks of which it consists.
-    fn follow_disk(&self, disk: u64, disks: &[u64], level: usize, lower: &mut Lower) -> Option<()> {
+    fn follow_disk(
+        &self,
+        disk: u64,
+        descent: Descent<'_>,
+        level: usize,
+        lower: &mut Lower,
+    ) -> Option<()> {
+        descent.budget.take(1)?;
         if lower.seen.contains(&disk) {
             return Some(());
         }
@@ -153,7 +170,7 @@ impl Kernel {
             return None;
         }
         lower.seen.push(disk);
-        if let Some(place) = disks.iter().position(|known| *known == disk) {
+        if let Some(place) = descent.disks.iter().position(|known| *known == disk) {
             lower.disks.push(place);
             return Some(());
         }
@@ -163,7 +180,7 @@ impl Kernel {
             for link in self.links(disk.wrapping_add(place), LOWER_MAX) {
                 let holder = link?.wrapping_sub(list);
                 is_stacked = true;
-                self.follow_device(self.held_device(holder)?, disks, level, lower)?;
+                self.follow_device(self.held_device(holder)?, descent, level, lower)?;
             }
         }
         lower.is_elsewhere |= !is_stacked;
@@ -174,12 +191,12 @@ impl Kernel {
     fn follow_device(
         &self,
         device: u64,
-        disks: &[u64],
+        descent: Descent<'_>,
         level: usize,
         lower: &mut Lower,
     ) -> Option<()> {
         let disk = self.pointer(device.wrapping_add(self.layout.block_device_disk?))?;
-        self.follow_disk(disk, disks, level + 1, lower)
+        self.follow_disk(disk, descent, level + 1, lower)
     }
 
     /// The `block_device` of a `bd_holder_disk`. From 6.2 on, it refers to the folder of the
@@ -197,31 +214,32 @@ impl Kernel {
     }
 
     /// Follows a file system that has a `backing_dev_info` of its own to its devices.
-    fn follow_file_system(&self, bdi: u64, disks: &[u64], lower: &mut Lower) -> Option<()> {
+    fn follow_file_system(&self, bdi: u64, descent: Descent<'_>, lower: &mut Lower) -> Option<()> {
         let layout = &self.layout;
-        let super_block = self.super_block_with(bdi)?;
+        let super_block = self.super_block_with(bdi, descent.budget)?;
         let kind = self.pointer(super_block.wrapping_add(layout.sb_type))?;
         let name = self.text(self.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
         if name != "btrfs" {
             let device = self.pointer(super_block.wrapping_add(layout.sb_device))?;
-            return self.follow_device(device, disks, 0, lower);
+            return self.follow_device(device, descent, 0, lower);
         }
         let info = self.pointer(super_block.wrapping_add(layout.sb_private?))?;
         let devices = self.pointer(info.wrapping_add(layout.btrfs_info_devices?))?;
         let head = devices.wrapping_add(layout.btrfs_devices?);
         for link in self.links(head, LOWER_MAX) {
+            descent.budget.take(1)?;
             let entry = link?.wrapping_sub(layout.btrfs_device_list?);
             // A missing device has no block device.
             match self.u64(entry.wrapping_add(layout.btrfs_device?))? {
                 0 => lower.is_elsewhere = true,
-                device => self.follow_device(device, disks, 0, lower)?,
+                device => self.follow_device(device, descent, 0, lower)?,
             }
         }
         Some(())
     }
 
     /// The super block of the file system with this `backing_dev_info`.
-    fn super_block_with(&self, bdi: u64) -> Option<u64> {
+    fn super_block_with(&self, bdi: u64, budget: &Budget) -> Option<u64> {
         let (place, list) = (self.layout.sb_bdi?, self.layout.sb_list);
         let slot = self.super_blocks.slot(bdi);
         let known = slot.load(Ordering::Relaxed);
@@ -229,6 +247,7 @@ impl Kernel {
             return Some(known);
         }
         for link in self.links(self.places.super_blocks?, SUPER_BLOCKS_MAX) {
+            budget.take(1)?;
             let super_block = link?.wrapping_sub(list);
             if self.u64(super_block.wrapping_add(place))? == bdi {
                 slot.store(super_block, Ordering::Relaxed);

@@ -1,7 +1,10 @@
 //! The files that dirty pages belong to.
 
+use std::time::Duration;
+
 use fathom_insight::{Facts, Kind, Names};
 
+use super::budget::Budget;
 use super::devices::WRITERS_MAX;
 use crate::files::{FileCache, Nature};
 use crate::kernel::Kernel;
@@ -10,8 +13,10 @@ use crate::vmcoreinfo::PAGE;
 
 /// The most inodes that are examined.
 const INODES_MAX: usize = 1 << 18;
-/// The most nodes of page trees that are read. One covers up to 64 pages.
-const NODES_MAX: u32 = 1 << 21;
+/// The most steps of one search, each of which is a device, a writer, an inode, or a node of a page tree,
+/// which covers up to 64 pages; and its longest time.
+const STEPS_MAX: u64 = 1 << 21;
+const TIME_MAX: Duration = Duration::from_secs(5);
 /// The entries of a node, and the bits of an index that it covers.
 const SLOTS: u64 = 64;
 const SLOT_BITS: u8 = 6;
@@ -52,7 +57,7 @@ struct Walk<'k> {
     cache: FileCache,
     pages: PageCache,
     inodes_left: usize,
-    nodes_left: u32,
+    budget: Budget,
     found: DirtyFiles,
 }
 
@@ -66,7 +71,7 @@ impl Kernel {
             cache: FileCache::default(),
             pages: PageCache::default(),
             inodes_left: INODES_MAX,
-            nodes_left: NODES_MAX,
+            budget: Budget::new(STEPS_MAX, TIME_MAX),
             found: DirtyFiles { is_whole: true, ..DirtyFiles::default() },
         };
         let layout = &self.layout;
@@ -77,13 +82,13 @@ impl Kernel {
             layout.writer_times?,
         ];
         for bdi in self.bdis()? {
-            let Some(bdi) = bdi else {
+            let Some(bdi) = bdi.filter(|_| walk.budget.take(1).is_some()) else {
                 walk.found.is_whole = false;
                 break;
             };
             let device = self.device_name(bdi).unwrap_or_default();
             for writer in self.writers(bdi, WRITERS_MAX)? {
-                let Some(writer) = writer else {
+                let Some(writer) = writer.filter(|_| walk.budget.take(1).is_some()) else {
                     walk.found.is_whole = false;
                     break;
                 };
@@ -107,6 +112,7 @@ impl Walk<'_> {
         let place = kernel.layout.inode_writers?;
         for link in kernel.links(head, self.inodes_left) {
             let inode = link?.wrapping_sub(place);
+            self.budget.take(1)?;
             self.inodes_left -= 1;
             self.file(inode, device)?;
         }
@@ -169,7 +175,7 @@ impl Walk<'_> {
         if entry & 3 != INTERNAL || entry <= NODE_MIN {
             return None;
         }
-        self.nodes_left = self.nodes_left.checked_sub(1)?;
+        self.budget.take(1)?;
         let layout = &self.kernel.layout;
         let node = entry & !3;
         let object = self.kernel.object(node);

@@ -18,6 +18,7 @@
 //! point back, every writer must name its device, and a walk that finds a contradiction is repeated
 //! and then reports that the answer is unknown.
 
+mod budget;
 mod devices;
 mod files;
 mod list;
@@ -27,10 +28,12 @@ mod written;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::kernel::Kernel;
 use crate::layout::Types;
 use crate::vmcoreinfo::PAGE;
+use budget::Budget;
 
 pub(crate) use devices::KnownSuperBlocks;
 pub use files::{DirtyFile, DirtyFiles};
@@ -42,8 +45,10 @@ pub use written::{ChangedPages, PageSample};
 const PROCESSORS_MAX: u32 = 8192;
 /// The most memory nodes of a guest.
 const NODES_MAX: u32 = 1024;
-/// The most parts of counters that are read for one count.
-const READS_MAX: u32 = 1 << 17;
+/// The most steps of one count, each of which is an entry of a list or a part of a counter, and its longest
+/// time.
+const STEPS_MAX: u64 = 1 << 18;
+const TIME_MAX: Duration = Duration::from_secs(2);
 /// How often a walk is repeated that met a change.
 const TRIES: usize = 4;
 
@@ -151,26 +156,41 @@ pub struct DirtyDevice {
 }
 
 impl Kernel {
-    /// Counts the dirty pages now. `disks` are the disks to which devices are assigned.
+    /// Counts the dirty pages now. `disks` are the disks to which devices are assigned. The effort is
+    /// bounded, whatever the guest's memory says: what is too much is not known.
     pub fn dirty(&self, disks: &[Arc<DiskObject>]) -> Dirty {
+        let budget = Budget::new(STEPS_MAX, TIME_MAX);
+        let parts = self.processor_offsets(&budget);
+        let parts = parts.as_deref();
+        let mut found = self.total(parts, &budget);
+        found.devices =
+            parts.and_then(|parts| (0..TRIES).find_map(|_| self.devices(parts, disks, &budget)));
+        found
+    }
+
+    /// Counts the dirty pages now, without the devices that will get them.
+    pub fn dirty_total(&self) -> Dirty {
+        let budget = Budget::new(STEPS_MAX, TIME_MAX);
+        self.total(self.processor_offsets(&budget).as_deref(), &budget)
+    }
+
+    /// The numbers of the whole system. `parts` are the offsets of the processors.
+    fn total(&self, parts: Option<&[u64]>, budget: &Budget) -> Dirty {
         let shown = |index: Option<u64>| {
             let place = self.counters.node_counts()?.wrapping_add(index?.checked_mul(8)?);
             Some(self.u64(place)? as i64)
         };
         let (dirty, writeback) = (shown(self.dirty.node_dirty), shown(self.dirty.node_writeback));
-        let parts = self.processor_offsets();
         let exact = |sum: Option<i64>, index: Option<u64>| {
-            let own = self.node_parts(parts.as_deref()?, index?)?;
+            let own = self.node_parts(parts?, index?, budget)?;
             self.pages_in_bytes(sum?.checked_add(own)?)
         };
-        let devices =
-            parts.as_deref().and_then(|parts| (0..TRIES).find_map(|_| self.devices(parts, disks)));
         Dirty {
             shown: dirty.and_then(|pages| self.pages_in_bytes(pages)),
             writeback_shown: writeback.and_then(|pages| self.pages_in_bytes(pages)),
             dirty: exact(dirty, self.dirty.node_dirty),
             writeback: exact(writeback, self.dirty.node_writeback),
-            devices,
+            devices: None,
         }
     }
 
@@ -183,20 +203,22 @@ impl Kernel {
 
     /// The numbers that are added to an address of a variable of each processor to get the
     /// processor's own.
-    fn processor_offsets(&self) -> Option<Vec<u64>> {
+    fn processor_offsets(&self, budget: &Budget) -> Option<Vec<u64>> {
         let count = self.u32(self.dirty.processor_count?)?;
         let place = self.dirty.processor_offsets?;
         if !(1..=PROCESSORS_MAX).contains(&count) {
             return None;
         }
+        budget.take(u64::from(count))?;
         (0..u64::from(count)).map(|index| self.u64(place.wrapping_add(index * 8))).collect()
     }
 
     /// The sum of all processors' parts of a counter of all nodes.
-    fn node_parts(&self, offsets: &[u64], index: u64) -> Option<i64> {
+    fn node_parts(&self, offsets: &[u64], index: u64, budget: &Budget) -> Option<i64> {
         let place = self.layout.node_parts?;
         let counts = self.layout.node_part_counts?;
         let of_node = |node: u64| {
+            budget.take(offsets.len() as u64)?;
             let parts = self.pointer(node.wrapping_add(place))?;
             let part = parts.wrapping_add(counts).wrapping_add(index);
             offsets.iter().try_fold(0, |sum, offset| {
@@ -222,8 +244,8 @@ impl Kernel {
     }
 
     /// The value of the `percpu_counter` at an address, with the parts of all processors.
-    fn split_counter(&self, address: u64, offsets: &[u64], reads: &mut u32) -> Option<i64> {
-        *reads = reads.checked_sub(offsets.len() as u32)?;
+    fn split_counter(&self, address: u64, offsets: &[u64], budget: &Budget) -> Option<i64> {
+        budget.take(offsets.len() as u64)?;
         let sum = self.u64(address.wrapping_add(self.layout.counter_sum?))? as i64;
         let parts = self.pointer(address.wrapping_add(self.layout.counter_parts?))?;
         offsets.iter().try_fold(sum, |sum, offset| {

@@ -54,10 +54,15 @@ impl GuestMemory {
     }
 
     /// The pages that have changed since a sample of this memory. A page that the guest touched first
-    /// meanwhile counts, unless all its bytes are 0.
+    /// meanwhile counts, unless all its bytes are 0. Of a sample that ended early, only the part of the memory
+    /// that it covers is examined.
     pub fn changed_pages(&self, before: &PageSample, go_on: impl FnMut() -> bool) -> ChangedPages {
         let PageSample { stride, first, .. } = *before;
-        let now = self.hash_pages(stride, first, go_on);
+        let mut now = self.hash_pages(stride, first, go_on);
+        if !before.is_whole {
+            let last = before.pages.last().map(|(page, _)| *page);
+            now.pages.retain(|(page, _)| last.is_some_and(|last| *page <= last));
+        }
         let empty = hash(std::iter::repeat_n(0, PAGE as usize / 8));
         let mut old = before.pages.iter().copied().peekable();
         let mut changed = 0_u64;

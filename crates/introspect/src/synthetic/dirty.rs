@@ -15,9 +15,11 @@ const PARTS: [(i8, i8); 2] = [(25, 1), (-3, -1)];
 /// The true number of dirty pages, and of pages in write-back.
 pub const DIRTY: (u64, u64) = (27, 2);
 /// The devices with dirty pages: the name, the pages, the pages in write-back, and the disk.
+#[cfg(test)]
 pub const DEVICES: [(&str, u64, u64, &str); 3] =
     [("vda", 20, 2, "vda"), ("dm-0", 4, 0, "vdb"), ("btrfs-1", 3, 0, "vdc")];
 /// The files with dirty pages, those with the most first.
+#[cfg(test)]
 pub const FILES: [(&str, u64); 5] = [
     ("/var/lib/db/main.db", 17),
     ("/image", 4),
@@ -28,10 +30,12 @@ pub const FILES: [(&str, u64); 5] = [
 
 /// The pages that a process has changed through mappings, and those of them that the kernel does not
 /// count.
+#[cfg(test)]
 pub const MAPPED: (u64, u64) = (2, 1);
 
 /// The pages of marked entries of page tables of programs: of two tables of pages, and of a large page
 /// in the table above them.
+#[cfg(test)]
 pub const ENTRIES: u64 = 5 + 512;
 
 /// The variables of the image.

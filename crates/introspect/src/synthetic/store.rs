@@ -56,6 +56,15 @@ impl Store {
         unsafe { GuestMemory::new(regions, owner) }
     }
 
+    /// The same memory, in which the tunables of a kernel can be replaced.
+    ///
+    /// # Panics
+    /// When the process has no free descriptor.
+    pub fn writable_memory(&self) -> GuestMemory {
+        // SAFETY: a store is mapped readable and writable as long as its memory is.
+        unsafe { self.memory().writable() }
+    }
+
     /// The regions: their guest-physical addresses and lengths.
     pub fn regions(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.regions.iter().map(|(start, length, _)| (*start, *length))

@@ -14,7 +14,7 @@ use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
 
 use super::status::unix_time_ns;
 use super::usage::{insight_of, vm_of};
-use super::written::{INTERVAL_MAX, written_in};
+use super::written::{INTERVAL_MAX, Shares, written_in};
 use super::{Daemon, Served};
 use crate::introspection::GuestView;
 use crate::wiring::refusal;
@@ -60,11 +60,11 @@ impl Daemon {
             written_in(interval, &guests.collect::<Vec<_>>())
         });
         let mut written = written.unwrap_or_default().into_iter();
-        let deadline = Instant::now() + TABLES_TIME_MAX;
+        let mut shares = Shares::new(TABLES_TIME_MAX, views.len());
         let mut guests = Vec::new();
         for (view, vm, disks) in views {
             let names = self.introspection.names();
-            let mut counted = count(view, vm, &disks, names, request, deadline);
+            let mut counted = count(view, vm, &disks, names, request, shares.next());
             counted.written = written.next().flatten();
             guests.push(counted);
         }

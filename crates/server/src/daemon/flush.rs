@@ -7,11 +7,10 @@ use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
-use super::usage::vm_of;
+use super::restore::Lowered;
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
-use crate::flush::{Inflated, Lowered, Sync, begin_sync, has_synced, press_sysrq};
-use crate::introspection::GuestView;
+use crate::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
 use crate::wiring::refusal;
 
 /// How long a flush may take.
@@ -22,8 +21,6 @@ const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a guest that has flushed must not write, so that the last write is known.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// The interval between attempts to give a guest its memory again.
-const RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 /// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a little
 /// all the time.
 const REST_MAX: u64 = 256 << 10;
@@ -54,7 +51,7 @@ impl Daemon {
     /// # Errors
     /// If there is no such guest, if the configuration does not allow the way, or if the way fails.
     pub(crate) fn flush_guest(
-        &self,
+        self: &Arc<Self>,
         vm: &str,
         by: Option<FlushWay>,
     ) -> Result<FlushReport, ErrorBody> {
@@ -63,7 +60,7 @@ impl Daemon {
 
     /// As [`flush_guest`](Self::flush_guest), but ends as soon as `is_disturbed` returns true.
     pub(super) fn flush_guest_until(
-        &self,
+        self: &Arc<Self>,
         vm: &str,
         by: Option<FlushWay>,
         is_disturbed: &dyn Fn() -> bool,
@@ -78,13 +75,51 @@ impl Daemon {
                 "`fathom disk list` shows the disks with their virtual machines",
             ));
         }
-        let Some(_active) = flusher.begin(vm) else {
-            let message = format!("the guest {vm:?} is already being flushed");
-            return Err(refusal(ErrorCode::Conflict, message, "wait for the flush to end"));
-        };
+        let active = flusher.begin(vm, by)?;
+        let outcome = self.flush_marked(&options, vm, by, is_disturbed);
+        drop(active);
+        // What could not be given back. A kernel that was found during the flush comes before this.
+        self.restore_tunables_of(vm);
+        self.begin_balloon_restoration(vm);
+        outcome
+    }
+
+    /// Refuses to begin a change of a guest that is being migrated.
+    fn refuse_if_migrating(&self, vm: &str, by: FlushWay) -> Result<(), ErrorBody> {
+        if !changes_guest(by) || !self.is_migrating(vm) {
+            return Ok(());
+        }
+        let message =
+            format!("the guest {vm:?} is being migrated, and is not flushed by {by} meanwhile");
+        Err(refusal(
+            ErrorCode::Conflict,
+            message,
+            "use another way, or wait for the migration to end",
+        ))
+    }
+
+    /// Refuses to change anything in a guest once the daemon is shutting down: nothing waits for the
+    /// restoration.
+    fn refuse_if_stopping(&self) -> Result<(), ErrorBody> {
+        let refused = || refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "");
+        if self.is_stopping() { Err(refused()) } else { Ok(()) }
+    }
+
+    /// Flushes a guest that is marked.
+    fn flush_marked(
+        &self,
+        options: &GuestOptions,
+        vm: &str,
+        by: FlushWay,
+        is_disturbed: &dyn Fn() -> bool,
+    ) -> Result<FlushReport, ErrorBody> {
+        // A shutdown waits for guests that were marked before it began, so a guest is marked first.
+        self.refuse_if_stopping()?;
+        // Left by an earlier flush.
+        self.put_tunables_back(vm);
         let kernel = self.kernel_of(vm);
         let (begun, before) = (Instant::now(), self.sample(vm, kernel.as_deref()));
-        let mut action = self.begin_flush(&options, vm, by, kernel.as_deref(), before.dirty)?;
+        let mut action = self.begin_flush(options, vm, by, kernel.as_deref(), before.dirty)?;
         let mut report = FlushReport {
             vm: vm.to_owned(),
             by,
@@ -120,15 +155,12 @@ impl Daemon {
                 Action::Agent(sync) => has_synced(vm, sync)?,
                 _ => is_complete(&report, quiet),
             };
-            let mut is_over = report.is_complete || elapsed > FLUSH_TIME_MAX;
-            if let Action::Balloon(inflated) = &mut action
-                && !is_over
-            {
-                inflated.advance()?;
-                is_over = inflated.is_exhausted(quiet);
-            }
-            if is_over || is_disturbed() {
-                flusher.count(&report);
+            let is_exhausted =
+                matches!(&action, Action::Balloon(inflated) if inflated.is_exhausted(quiet));
+            let is_over = report.is_complete || is_exhausted || elapsed > FLUSH_TIME_MAX;
+            let has_to_end = changes_guest(by) && self.is_migrating(vm);
+            if is_over || has_to_end || is_disturbed() {
+                self.flusher.count(&report);
                 return Ok(report);
             }
             if by == FlushWay::Sysrq && !has_reacted && elapsed > REACTION_TIME_MAX {
@@ -138,9 +170,9 @@ impl Daemon {
                     "it needs a keyboard, and a kernel whose sysctl kernel.sysrq allows sync (16)",
                 ));
             }
-            if self.is_stopping() {
-                let message = "the daemon is shutting down";
-                return Err(refusal(ErrorCode::ShuttingDown, message, ""));
+            self.refuse_if_stopping()?;
+            if let Action::Balloon(inflated) = &mut action {
+                inflated.advance()?;
             }
         }
     }
@@ -149,18 +181,23 @@ impl Daemon {
     fn begin_flush<'a>(
         &'a self,
         options: &GuestOptions,
-        vm: &str,
+        vm: &'a str,
         by: FlushWay,
-        kernel: Option<&'a Kernel>,
+        kernel: Option<&Kernel>,
         dirty: Option<u64>,
     ) -> Result<Action<'a>, ErrorBody> {
+        let go_on = || self.refuse_if_stopping().and_then(|()| self.refuse_if_migrating(vm, by));
+        go_on()?;
         Ok(match (by, kernel) {
             (FlushWay::Sysrq, _) => {
                 press_sysrq(vm, options.qmp.as_deref())?;
                 Action::Keys
             }
             (FlushWay::Tunables, Some(kernel)) => {
-                Action::Tunables { _lowered: self.flusher.lower(vm, kernel)? }
+                // First, so that the value is put back whatever happens.
+                let lowered = Lowered { daemon: self, vm };
+                self.flusher.lower(vm, kernel, &go_on)?;
+                Action::Tunables { _lowered: lowered }
             }
             (FlushWay::Tunables, None) => {
                 return Err(refusal(
@@ -176,77 +213,15 @@ impl Daemon {
         })
     }
 
-    /// Gives guests their memory again that an earlier daemon has taken by the balloon. A thread tries
-    /// until QEMU accepts it: the guest may have ended, or start again later.
-    pub(super) fn begin_balloon_restorations(self: &Arc<Self>) {
-        if self.flusher.balloons().is_empty() {
-            return;
-        }
-        let daemon = Arc::downgrade(self);
-        let body = move || {
-            loop {
-                let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
-                    return;
-                };
-                let mut rest = daemon.flusher.balloons();
-                rest.retain(|vm| {
-                    // Not during a flush, which restores the memory itself.
-                    let Some(_active) = daemon.flusher.begin(vm) else { return true };
-                    let is_restored = daemon.flusher.restore_balloon(vm);
-                    if is_restored {
-                        tracing::info!(vm, "the guest has its own memory again");
-                    }
-                    !is_restored
-                });
-                if rest.is_empty() {
-                    return;
-                }
-                drop(daemon);
-                std::thread::sleep(RESTORE_INTERVAL);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
-            tracing::error!(%error, "guests do not get their memory again: a thread cannot be started");
-        }
-    }
-
-    /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
-    /// been found.
-    pub(crate) fn restore_tunables(&self) {
-        if !self.flusher.has_tunables() {
-            return;
-        }
-        for (vm, kernel) in self.kernels() {
-            if !self.flusher.is_active(&vm) && self.flusher.restore(&vm, &kernel) {
-                tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
-            }
-        }
-    }
-
-    /// The kernels of all guests with their virtual machines, in order of appearance.
-    fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
-        let served = self.served();
-        let guests = self.introspection.guests().into_iter();
-        let kernel_of = |guest: GuestView| {
-            let vm = vm_of(&served, &guest.disks).to_owned();
-            Some((vm, guest.kernel?))
-        };
-        guests.filter_map(kernel_of).collect()
-    }
-
     /// The disks of a virtual machine.
-    fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
+    pub(super) fn served_of(&self, vm: &str) -> Vec<Arc<Served>> {
         let mut served = self.served();
         served.retain(|served| served.disk.vm() == vm);
         served
     }
 
-    fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
-        self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
-    }
-
     fn sample(&self, vm: &str, kernel: Option<&Kernel>) -> Sample {
-        let counted = kernel.map(|kernel| kernel.dirty(&[])).unwrap_or_default();
+        let counted = kernel.map(Kernel::dirty_total).unwrap_or_default();
         let dirty = counted.dirty.zip(counted.writeback).map(|(dirty, writing)| dirty + writing);
         let writeback = counted.writeback.unwrap_or_default();
         let mut sample = Sample { dirty, writeback, writes: 0, written: 0 };
@@ -258,6 +233,11 @@ impl Daemon {
         }
         sample
     }
+}
+
+/// Whether a way changes something in a guest until the flush ends.
+fn changes_guest(by: FlushWay) -> bool {
+    matches!(by, FlushWay::Tunables | FlushWay::Balloon)
 }
 
 /// The way to flush a guest with these options.

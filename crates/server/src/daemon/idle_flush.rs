@@ -48,18 +48,19 @@ struct Candidate {
     dirty: u64,
     /// The least dirty data for which it is made to write, in bytes.
     dirty_min: u64,
-    /// The time since its last flush, and the least such time.
-    rested: Option<Duration>,
-    rest_min: Duration,
+}
+
+/// Whether the dirty data of a guest has to be counted: it has a disk among those of `vms`, and was not
+/// flushed lately; `rested` is the time since its last flush. A count takes time.
+fn may_be_chosen(guest: &GuestOptions, vms: &BTreeSet<&str>, rested: Option<Duration>) -> bool {
+    let rest_min = Duration::from_nanos(guest.flush_interval.0);
+    vms.contains(guest.vm.as_str()) && rested.is_none_or(|rested| rested >= rest_min)
 }
 
 /// The guest that is to write to a device which has been idle for `idle`: that with the most dirty
-/// data, of those that have enough and were not flushed lately.
+/// data, of those that have enough.
 fn choose(candidates: &[Candidate], idle: Duration) -> Option<&Candidate> {
-    let is_due = |guest: &&Candidate| {
-        guest.dirty >= guest.dirty_min.max(1)
-            && guest.rested.is_none_or(|rested| rested >= guest.rest_min)
-    };
+    let is_due = |guest: &&Candidate| guest.dirty >= guest.dirty_min.max(1);
     candidates.iter().filter(is_due).max_by_key(|guest| guest.dirty).filter(|_| idle >= IDLE_TIME)
 }
 
@@ -196,9 +197,15 @@ fn run(daemon: &Weak<Daemon>) {
                 continue;
             }
             known.counted = Some(now);
+            let served = daemon.served_on(&medium);
+            let vms: BTreeSet<&str> = served.iter().map(|served| served.disk.vm()).collect();
             let candidates: Vec<Candidate> = guests
                 .iter()
-                .filter_map(|guest| daemon.candidate(guest, &medium, &flushed))
+                .filter(|guest| {
+                    let rested = flushed.get(&guest.vm).map(Instant::elapsed);
+                    may_be_chosen(guest, &vms, rested) && !daemon.is_migrating(&guest.vm)
+                })
+                .filter_map(|guest| daemon.candidate(guest, &medium))
                 .collect();
             if let Some(guest) = choose(&candidates, idle) {
                 flushed.insert(guest.vm.clone(), now);
@@ -212,22 +219,11 @@ fn run(daemon: &Weak<Daemon>) {
 }
 
 impl Daemon {
-    fn candidate(
-        &self,
-        guest: &GuestOptions,
-        medium: &Medium,
-        flushed: &BTreeMap<String, Instant>,
-    ) -> Option<Candidate> {
+    fn candidate(&self, guest: &GuestOptions, medium: &Medium) -> Option<Candidate> {
         let report = self.dirty(Some(&guest.vm), fathom_control::DirtyRequest::default()).ok()?;
         let guests = report.guests.iter().filter(|found| found.vm == guest.vm);
         let dirty = guests.filter_map(|found| self.dirty_on(found, medium)).max()?;
-        Some(Candidate {
-            vm: guest.vm.clone(),
-            dirty,
-            dirty_min: guest.flush_min.0,
-            rested: flushed.get(&guest.vm).map(Instant::elapsed),
-            rest_min: Duration::from_nanos(guest.flush_interval.0),
-        })
+        Some(Candidate { vm: guest.vm.clone(), dirty, dirty_min: guest.flush_min.0 })
     }
 }
 
@@ -252,7 +248,7 @@ fn begin(
 }
 
 /// Makes a guest write, until it has or until other requests come.
-fn flush(daemon: &Daemon, guest: &Candidate, medium: &Medium) {
+fn flush(daemon: &Arc<Daemon>, guest: &Candidate, medium: &Medium) {
     let before = daemon.disturbances(medium, &guest.vm);
     let is_disturbed = || daemon.disturbances(medium, &guest.vm) != before;
     let (vm, device) = (guest.vm.as_str(), medium.name.as_str());
@@ -273,32 +269,31 @@ fn flush(daemon: &Daemon, guest: &Candidate, medium: &Medium) {
 mod tests {
     use super::*;
 
-    fn candidate(vm: &str, dirty: u64, rested_s: Option<u64>) -> Candidate {
-        Candidate {
-            vm: vm.into(),
-            dirty,
-            dirty_min: 100,
-            rested: rested_s.map(Duration::from_secs),
-            rest_min: Duration::from_secs(30),
-        }
+    fn candidate(vm: &str, dirty: u64) -> Candidate {
+        Candidate { vm: vm.into(), dirty, dirty_min: 100 }
+    }
+
+    #[test]
+    fn only_rested_guests_on_the_device_are_counted() {
+        let guest = GuestOptions { vm: "web".into(), ..GuestOptions::default() };
+        assert_eq!(guest.flush_interval.0, 30_000_000_000);
+        let rested = |seconds| Some(Duration::from_secs(seconds));
+        let vms = BTreeSet::from(["db", "web"]);
+        assert!(may_be_chosen(&guest, &vms, None) && may_be_chosen(&guest, &vms, rested(30)));
+        assert!(!may_be_chosen(&guest, &vms, rested(29)), "too soon");
+        assert!(!may_be_chosen(&guest, &BTreeSet::from(["db"]), None), "on another device");
     }
 
     #[test]
     fn the_guest_with_the_most_dirty_data_is_chosen() {
-        let guests = [
-            candidate("little", 99, None),
-            candidate("some", 500, None),
-            candidate("most", 900, Some(30)),
-            candidate("lately", 5000, Some(29)),
-        ];
+        let guests = [candidate("little", 99), candidate("some", 500), candidate("most", 900)];
         let chosen = |guests: &[Candidate], idle: Duration| {
             choose(guests, idle).map(|guest| guest.vm.clone())
         };
         assert_eq!(chosen(&guests, IDLE_TIME).as_deref(), Some("most"));
         assert_eq!(chosen(&guests, Duration::from_millis(999)), None);
         assert_eq!(chosen(&guests[..1], IDLE_TIME), None, "too little");
-        assert_eq!(chosen(&guests[3..], IDLE_TIME), None, "too soon");
-        let nothing = Candidate { dirty_min: 0, ..candidate("clean", 0, None) };
+        let nothing = Candidate { dirty_min: 0, ..candidate("clean", 0) };
         assert_eq!(chosen(&[nothing], IDLE_TIME), None);
     }
 }

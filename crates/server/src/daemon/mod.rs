@@ -16,6 +16,7 @@ mod listeners;
 mod monitor;
 mod problems;
 mod reload;
+mod restore;
 mod statistics;
 mod status;
 mod stop;
@@ -187,6 +188,7 @@ impl Daemon {
             flusher: Flusher::new(
                 &configuration.guests,
                 records_folder(&configuration.daemon.definition.control),
+                &configuration.daemon.definition.control,
             ),
             idle_flusher: OnceLock::new(),
             events: Events::default(),
@@ -202,7 +204,7 @@ impl Daemon {
         let restoring = Arc::downgrade(&daemon);
         daemon.introspection.on_attached(move || {
             if let Some(daemon) = restoring.upgrade() {
-                daemon.restore_tunables();
+                daemon.restore_all_tunables();
             }
         });
         daemon.common.background.set_options(daemon.options.idle());

@@ -85,12 +85,57 @@ pub(super) fn written_in(
     guests: &[(&GuestMemory, &[&Arc<Served>])],
 ) -> Vec<Option<WrittenDirty>> {
     let first = Clock::System.now_ns();
-    let deadline = Instant::now() + SAMPLE_TIME_MAX;
+    let mut shares = Shares::new(SAMPLE_TIME_MAX, guests.len());
     let beginnings: Vec<Beginning<'_>> = guests
         .iter()
-        .map(|(memory, disks)| Beginning::new(memory, disks, first, deadline))
+        .map(|(memory, disks)| Beginning::new(memory, disks, first, shares.next()))
         .collect();
     thread::sleep(interval);
-    let deadline = Instant::now() + SAMPLE_TIME_MAX;
-    beginnings.into_iter().map(|beginning| beginning.end(deadline)).collect()
+    let mut shares = Shares::new(SAMPLE_TIME_MAX, guests.len());
+    beginnings.into_iter().map(|beginning| beginning.end(shares.next())).collect()
+}
+
+/// The time for several guests, one after the other. Each gets an equal share of what the ones before have
+/// left.
+pub(super) struct Shares {
+    end: Instant,
+    guests: usize,
+}
+
+impl Shares {
+    /// The shares of so many guests, from now on.
+    pub(super) fn new(time: Duration, guests: usize) -> Self {
+        Self { end: Instant::now() + time, guests }
+    }
+
+    /// The end of the next guest's share, which begins now.
+    pub(super) fn next(&mut self) -> Instant {
+        self.next_at(Instant::now())
+    }
+
+    fn next_at(&mut self, now: Instant) -> Instant {
+        let left = self.end.saturating_duration_since(now);
+        let guests = u32::try_from(self.guests).unwrap_or(u32::MAX).max(1);
+        self.guests = self.guests.saturating_sub(1);
+        now + left / guests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_guest_has_a_share_of_the_time() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let begun = Instant::now();
+        let mut shares = Shares { end: begun + 4 * SECOND, guests: 4 };
+        assert_eq!(shares.next_at(begun), begun + SECOND);
+        // The first guest needed little of its share, the second all of it.
+        assert_eq!(shares.next_at(begun + SECOND / 4), begun + SECOND / 4 + SECOND * 5 / 4);
+        assert_eq!(shares.next_at(begun + 2 * SECOND), begun + 3 * SECOND);
+        assert_eq!(shares.next_at(begun + 3 * SECOND), begun + 4 * SECOND);
+        // Nothing is left.
+        assert_eq!(shares.next_at(begun + 5 * SECOND), begun + 5 * SECOND);
+    }
 }

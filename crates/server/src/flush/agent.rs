@@ -55,7 +55,7 @@ pub(super) fn begin_sync(path: &Path, limit: Duration) -> Result<Sync, PeerError
     synchronize(&mut line, end)?;
     let arguments = json!({ "path": "sync", "arg": [], "capture-output": false });
     line.send(b"", &json!({ "execute": "guest-exec", "arguments": arguments }), end)?;
-    let result = line.result(end)?;
+    let result = line.result(None, end)?;
     let process = result["pid"].as_u64().ok_or(PeerError::Foreign)?;
     Ok(Sync { line, process, requested: Instant::now(), is_waiting: false })
 }

@@ -63,8 +63,18 @@ pub(super) enum Message {
 impl Message {
     /// Reads a line; `None` if it is not a message.
     pub(super) fn read(line: &[u8]) -> Option<Self> {
+        Self::read_numbered(line).map(|(message, _)| message)
+    }
+
+    /// The same, with the number of the command that the message answers, if it names one.
+    fn read_numbered(line: &[u8]) -> Option<(Self, Option<Value>)> {
         let mut value: Value = serde_json::from_slice(line).ok()?;
         let object = value.as_object_mut()?;
+        let number = object.remove("id");
+        Some((Self::of(object)?, number))
+    }
+
+    fn of(object: &mut serde_json::Map<String, Value>) -> Option<Self> {
         if let Some(result) = object.remove("return") {
             return Some(Self::Return(result));
         }
@@ -150,11 +160,12 @@ impl Line {
         }
     }
 
-    /// The result of a command, which has to come by `end`. Events are ignored.
-    pub(super) fn result(&mut self, end: Instant) -> Result<Value, PeerError> {
+    /// The result of the command with this number, if it has one, which has to come by `end`. Events
+    /// and late answers to other commands are ignored.
+    pub(super) fn result(&mut self, number: Option<u64>, end: Instant) -> Result<Value, PeerError> {
         loop {
             let line = self.next(end)?;
-            if let Some(result) = result(&line)? {
+            if let Some(result) = result(&line, number)? {
                 return Ok(result);
             }
         }
@@ -170,7 +181,7 @@ impl Line {
             Err(error) => return Err(error),
         }
         while let Some(line) = self.lines.next()? {
-            if let Some(result) = result(&line)? {
+            if let Some(result) = result(&line, None)? {
                 return Ok(Some(result));
             }
         }
@@ -202,12 +213,15 @@ impl Line {
     }
 }
 
-/// The result in a line; `None` for an event.
-fn result(line: &[u8]) -> Result<Option<Value>, PeerError> {
-    match Message::read(line) {
-        Some(Message::Return(result)) => Ok(Some(result)),
-        Some(Message::Error(text)) => Err(PeerError::Refused(text)),
-        Some(Message::Event) => Ok(None),
-        Some(Message::Greeting) | None => Err(PeerError::Foreign),
+/// The result in a line; `None` for an event, and for the answer to a command with another number.
+fn result(line: &[u8], number: Option<u64>) -> Result<Option<Value>, PeerError> {
+    let (message, of) = Message::read_numbered(line).ok_or(PeerError::Foreign)?;
+    let is_other = of.zip(number).is_some_and(|(of, number)| of.as_u64() != Some(number));
+    match message {
+        Message::Return(_) | Message::Error(_) if is_other => Ok(None),
+        Message::Return(result) => Ok(Some(result)),
+        Message::Error(text) => Err(PeerError::Refused(text)),
+        Message::Event => Ok(None),
+        Message::Greeting => Err(PeerError::Foreign),
     }
 }

@@ -4,6 +4,7 @@
 //! - `qmp`: QEMU's machine protocol, which sends keys to a guest.
 //! - `balloon`: takes memory from a guest.
 //! - `agent`: runs `sync` by the guest agent.
+//! - `marks`: which guests are being flushed.
 //! - `record`: remembers a changed value of a guest, so that it is put back even by the next daemon.
 //!
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
@@ -13,17 +14,20 @@ mod agent;
 mod balloon;
 mod fuzz;
 mod line;
+mod marks;
 #[cfg(test)]
 mod peer;
 mod qmp;
 mod record;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use fathom_control::{ErrorBody, ErrorCode, FlushReport};
+use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::{Kernel, TunableError};
 
 use crate::configuration::{GuestOptions, Placed};
@@ -31,7 +35,8 @@ use crate::lock;
 use crate::wiring::refusal;
 use balloon::{Balloon, Steps};
 use line::PeerError;
-use record::{Kind, Own, Record};
+use marks::{Active, Busy, Marks};
+use record::{Kind, Own, Record, Records};
 
 pub(crate) use agent::Sync;
 pub use fuzz::fuzz_flush;
@@ -55,10 +60,10 @@ const _: () = assert!(RESTORE_TIME_MAX.as_secs() > balloon::COMMAND_TIME_MAX.as_
 /// The state of all flushes.
 pub(crate) struct Flusher {
     guests: RwLock<Vec<GuestOptions>>,
-    /// The virtual machines that are being flushed.
-    active: Mutex<BTreeSet<String>>,
-    /// The folder of the records.
-    folder: PathBuf,
+    marks: Marks,
+    /// The virtual machines for which a thread tries to give the memory back.
+    restorers: Mutex<BTreeSet<String>>,
+    records: Records,
     /// Values that are not yet put back.
     replaced: Mutex<BTreeMap<(Kind, String), Record>>,
     counts: Mutex<BTreeMap<String, FlushCounts>>,
@@ -76,15 +81,17 @@ pub(crate) struct FlushCounts {
 }
 
 impl Flusher {
-    /// Reads the records in `folder`.
-    pub(crate) fn new(guests: &[Placed<GuestOptions>], folder: PathBuf) -> Self {
-        let records = record::read_all(&folder);
+    /// Reads the records in `folder` of the daemon with the control socket `control`.
+    pub(crate) fn new(guests: &[Placed<GuestOptions>], folder: PathBuf, control: &Path) -> Self {
+        let records = Records::new(folder, control);
+        let replaced = records.read_all().into_iter().map(|it| (it.key(), it)).collect();
         Self {
             guests: RwLock::new(options_of(guests)),
-            active: Mutex::default(),
+            marks: Marks::default(),
+            restorers: Mutex::default(),
             counts: Mutex::default(),
-            replaced: Mutex::new(records.into_iter().map(|it| (it.key(), it)).collect()),
-            folder,
+            replaced: Mutex::new(replaced),
+            records,
         }
     }
 
@@ -103,21 +110,31 @@ impl Flusher {
         guests.iter().find(|guest| guest.vm == vm).cloned()
     }
 
-    /// Marks the guest of `vm` as being flushed; `None` if it already is.
-    pub(crate) fn begin<'a>(&'a self, vm: &'a str) -> Option<Active<'a>> {
-        let is_new = lock(&self.active).insert(vm.to_owned());
-        is_new.then(|| Active { flusher: self, vm })
+    /// Marks the guest of `vm` as being flushed `by` this way, until the result is dropped.
+    ///
+    /// # Errors
+    /// If it already is, or if its memory is being given back and the way is to take it.
+    pub(crate) fn begin<'a>(&'a self, vm: &'a str, by: FlushWay) -> Result<Active<'a>, ErrorBody> {
+        self.marks.flush(vm, by).map_err(|busy| {
+            let (message, remedy) = match busy {
+                Busy::Flushing => (
+                    format!("the guest {vm:?} is already being flushed"),
+                    "wait for the flush to end",
+                ),
+                Busy::Restoring => (
+                    format!("the memory of the guest {vm:?} is being given back"),
+                    "try again in some seconds, or use another way",
+                ),
+            };
+            refusal(ErrorCode::Conflict, message, remedy)
+        })
     }
 
-    /// Whether the guest of `vm` is being flushed.
-    pub(crate) fn is_active(&self, vm: &str) -> bool {
-        lock(&self.active).contains(vm)
-    }
-
-    /// Waits until no guest is being flushed; the flushes end early during a shutdown.
+    /// Waits until no guest is being flushed; the flushes end early during a shutdown. Restorations of
+    /// an earlier flush may go on: their records stay.
     pub(crate) fn end(&self) {
         let end = Instant::now() + RESTORE_TIME_MAX;
-        while !lock(&self.active).is_empty() && Instant::now() < end {
+        while self.marks.is_flushing() && Instant::now() < end {
             std::thread::sleep(CHECK_INTERVAL);
         }
     }
@@ -142,16 +159,25 @@ impl Flusher {
         lock(&self.counts).clone()
     }
 
-    /// Whether tunables of a guest have to be put back.
-    pub(crate) fn has_tunables(&self) -> bool {
-        lock(&self.replaced).keys().any(|(kind, _)| *kind == Kind::Tunables)
+    /// Whether the tunables of the guest of `vm` have to be put back.
+    pub(crate) fn has_tunables(&self, vm: &str) -> bool {
+        self.replaced(Kind::Tunables, vm).is_some()
+    }
+
+    /// The virtual machines whose tunables have to be put back.
+    pub(crate) fn tunables(&self) -> Vec<String> {
+        self.all_replaced(Kind::Tunables)
     }
 
     /// The virtual machines whose balloon has to be put back.
     pub(crate) fn balloons(&self) -> Vec<String> {
+        self.all_replaced(Kind::Balloon)
+    }
+
+    fn all_replaced(&self, wanted: Kind) -> Vec<String> {
         let replaced = lock(&self.replaced);
-        let balloons = replaced.keys().filter(|(kind, _)| *kind == Kind::Balloon);
-        balloons.map(|(_, vm)| vm.clone()).collect()
+        let found = replaced.keys().filter(|(kind, _)| *kind == wanted);
+        found.map(|(_, vm)| vm.clone()).collect()
     }
 
     fn replaced(&self, kind: Kind, vm: &str) -> Option<Record> {
@@ -173,12 +199,12 @@ impl Flusher {
 
     /// Remembers a guest's own value durably, before it is changed: so any later daemon can put it back.
     fn remember(&self, record: &Record) -> Result<(), ErrorBody> {
-        record.write(&self.folder).map_err(|error| {
+        self.records.write(record).map_err(|error| {
             refusal(
                 ErrorCode::Failed,
                 format!(
                     "the guest's own value cannot be recorded in {}: {error}",
-                    self.folder.display()
+                    self.records.folder().display()
                 ),
                 "nothing was changed; let the daemon write to that folder",
             )
@@ -187,29 +213,58 @@ impl Flusher {
         Ok(())
     }
 
-    /// Removes a record whose value needs no restoration.
+    /// Removes a record whose value needs no restoration, unless there is another one by now.
     fn forget(&self, record: &Record) {
-        if let Err(error) = record.remove(&self.folder) {
+        let mut replaced = lock(&self.replaced);
+        if replaced.get(&record.key()) != Some(record) {
+            return;
+        }
+        if let Err(error) = self.records.remove(record) {
             tracing::warn!(vm = record.vm, "the record of a flush cannot be removed: {error}");
         }
-        lock(&self.replaced).remove(&record.key());
+        replaced.remove(&record.key());
     }
 
-    /// Gives the guest of `vm` its memory again, which an earlier daemon has taken. Returns whether it
-    /// has it; otherwise QEMU cannot be reached now.
+    /// Whether a thread has to be started that tries to give the guest of `vm` its memory. It counts as
+    /// started.
+    pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
+        let mut restorers = lock(&self.restorers);
+        self.replaced(Kind::Balloon, vm).is_some() && restorers.insert(vm.to_owned())
+    }
+
+    /// Whether the thread for the guest of `vm` can end: the guest has its memory.
+    pub(crate) fn end_restorer(&self, vm: &str) -> bool {
+        // Locked during the question, so that a record of a flush that ends now has a thread.
+        let mut restorers = lock(&self.restorers);
+        let is_over = self.replaced(Kind::Balloon, vm).is_none();
+        if is_over {
+            restorers.remove(vm);
+        }
+        is_over
+    }
+
+    /// Notes that there is no thread for the guest of `vm`.
+    pub(crate) fn forget_restorer(&self, vm: &str) {
+        lock(&self.restorers).remove(vm);
+    }
+
+    /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether it
+    /// was given back; otherwise there is nothing to give, or it is not possible now.
     pub(crate) fn restore_balloon(&self, vm: &str) -> bool {
-        let Some(record) = self.replaced(Kind::Balloon, vm) else { return true };
+        let Some(_restoring) = self.marks.restore(vm) else { return false };
+        let Some(record) = self.replaced(Kind::Balloon, vm) else { return false };
         let Some(qmp) = self.options(vm).and_then(|options| options.qmp) else { return false };
         let Ok(mut balloon) = Balloon::open(&qmp) else { return false };
         self.deflate(&record, &mut balloon).is_ok()
     }
 
-    /// Gives a guest its own memory. A guest that has more has started again.
+    /// Gives a guest its own memory. The order is given even if the guest has it: what QEMU shows is what
+    /// the guest has reported, and it may follow an earlier order later. A guest that has more has started
+    /// again, and keeps it.
     fn deflate(&self, record: &Record, balloon: &mut Balloon) -> Result<(), PeerError> {
-        if let Own::MemoryBytes(own) = record.own
-            && balloon.memory()? < own
-        {
-            balloon.set(own)?;
+        if let Own::MemoryBytes(own) = record.own {
+            let memory = balloon.memory()?;
+            balloon.set(own.max(memory))?;
         }
         self.forget(record);
         Ok(())
@@ -237,11 +292,13 @@ impl Flusher {
         };
         let mut balloon = Balloon::open(qmp).map_err(failed)?;
         let mut own = balloon.memory().map_err(failed)?;
+        let mut is_changed = false;
         if let Some(Record { own: Own::MemoryBytes(earlier), .. }) =
             self.replaced(Kind::Balloon, vm)
         {
             // An earlier restoration has failed.
             own = own.max(earlier);
+            is_changed = true;
         }
         let floor = options.balloon_floor.map_or(own, |floor| floor.0);
         if own <= floor {
@@ -257,15 +314,17 @@ impl Flusher {
         self.remember(&record)?;
         let steps = Steps::new(own, dirty, floor);
         let exhausted_time = EXHAUSTED_TIME + writeback_interval(kernel);
-        Ok(Inflated { flusher: self, record, balloon, steps, exhausted_time })
+        Ok(Inflated { flusher: self, record, own, is_changed, balloon, steps, exhausted_time })
     }
 
-    /// Lowers the guest's tunable until the result is dropped.
-    pub(crate) fn lower<'a>(
-        &'a self,
+    /// Lowers the guest's tunable until it is [restored](Self::restore), unless `go_on` refuses it at the
+    /// last moment.
+    pub(crate) fn lower(
+        &self,
         vm: &str,
-        kernel: &'a Kernel,
-    ) -> Result<Lowered<'a>, ErrorBody> {
+        kernel: &Kernel,
+        go_on: &dyn Fn() -> Result<(), ErrorBody>,
+    ) -> Result<(), ErrorBody> {
         let failed = |message: String, remedy: &str| refusal(ErrorCode::Failed, message, remedy);
         let uncertain = || {
             failed(
@@ -286,11 +345,15 @@ impl Flusher {
         }
         let record = Record::new(vm, Own::DirtyExpire(tunables.dirty_expire));
         self.remember(&record)?;
-        if kernel.replace_dirty_expire(tunables.dirty_expire, EXPIRE_NOW).is_err() {
+        let lowered = go_on().and_then(|()| {
+            let replaced = kernel.replace_dirty_expire(tunables.dirty_expire, EXPIRE_NOW);
+            replaced.map_err(|_| uncertain())
+        });
+        if let Err(error) = lowered {
             self.forget(&record);
-            return Err(uncertain());
+            return Err(error);
         }
-        Ok(Lowered { flusher: self, vm: vm.to_owned(), kernel })
+        Ok(())
     }
 }
 
@@ -306,23 +369,14 @@ fn writeback_interval(kernel: Option<&Kernel>) -> Duration {
     })
 }
 
-/// A lowered tunable. Dropping it puts the guest's value back.
-pub(crate) struct Lowered<'a> {
-    flusher: &'a Flusher,
-    vm: String,
-    kernel: &'a Kernel,
-}
-
-impl Drop for Lowered<'_> {
-    fn drop(&mut self) {
-        let _ = self.flusher.restore(&self.vm, self.kernel);
-    }
-}
-
 /// A guest from which memory is taken. Dropping it gives the memory back.
 pub(crate) struct Inflated<'a> {
     flusher: &'a Flusher,
     record: Record,
+    /// The guest's own memory, in bytes.
+    own: u64,
+    /// Whether the order that QEMU has may be another one.
+    is_changed: bool,
     balloon: Balloon,
     steps: Steps,
     exhausted_time: Duration,
@@ -339,6 +393,7 @@ impl Inflated<'_> {
     /// Takes more memory, if it is time to.
     pub(crate) fn advance(&mut self) -> Result<(), ErrorBody> {
         let Some(bytes) = self.steps.next(Instant::now()) else { return Ok(()) };
+        self.is_changed = true;
         self.balloon.set(bytes).map_err(|error| {
             let message = format!("the balloon of the guest {:?}: {error}", self.record.vm);
             refusal(ErrorCode::Failed, message, qmp::remedy(&error))
@@ -348,25 +403,15 @@ impl Inflated<'_> {
 
 impl Drop for Inflated<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.flusher.deflate(&self.record, &mut self.balloon) {
-            tracing::warn!(
+        // Without a question for the guest's memory: the guest may not have followed the last order yet.
+        let restored = if self.is_changed { self.balloon.set(self.own) } else { Ok(()) };
+        match restored {
+            Ok(()) => self.flusher.forget(&self.record),
+            Err(error) => tracing::warn!(
                 vm = self.record.vm,
-                "the guest's memory cannot be given back now: {error}; the next flush or the next start of \
-                 the daemon tries again"
-            );
+                "the guest's memory cannot be given back now: {error}; the daemon tries again"
+            ),
         }
-    }
-}
-
-/// A virtual machine that is being flushed, until this is dropped.
-pub(crate) struct Active<'a> {
-    flusher: &'a Flusher,
-    vm: &'a str,
-}
-
-impl Drop for Active<'_> {
-    fn drop(&mut self) {
-        lock(&self.flusher.active).remove(self.vm);
     }
 }
 

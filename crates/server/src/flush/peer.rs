@@ -1,9 +1,14 @@
-//! A peer with prepared answers on a Unix socket, for tests of clients.
+//! Peers on a Unix socket, for tests of clients: one with prepared answers, and a small QEMU.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+
+use crate::lock;
 
 /// See the module.
 pub(super) struct Peer {
@@ -51,4 +56,79 @@ impl Peer {
         let received = self.thread.take().unwrap().join().unwrap();
         String::from_utf8_lossy(&received).into_owned()
     }
+}
+
+/// A QEMU with a memory balloon. Its guest never follows the orders.
+pub(super) struct Qemu {
+    path: PathBuf,
+    state: Arc<Mutex<State>>,
+    _folder: tempfile::TempDir,
+}
+
+struct State {
+    /// The memory that the guest reports, in bytes.
+    memory: u64,
+    /// The orders so far.
+    orders: Vec<u64>,
+    /// Whether orders are refused.
+    refuses: bool,
+}
+
+impl Qemu {
+    /// A QEMU whose guest has `memory` bytes. It serves one client after the other.
+    pub(super) fn start(memory: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let state = Arc::new(Mutex::new(State { memory, orders: Vec::new(), refuses: false }));
+        let for_thread = Arc::clone(&state);
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                let _ = serve(&stream, &for_thread);
+            }
+        });
+        Self { path, state, _folder: folder }
+    }
+
+    /// The socket.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The orders so far.
+    pub(super) fn orders(&self) -> Vec<u64> {
+        lock(&self.state).orders.clone()
+    }
+
+    /// Sets the memory that the guest reports.
+    pub(super) fn set_memory(&self, memory: u64) {
+        lock(&self.state).memory = memory;
+    }
+
+    /// Sets whether orders are refused.
+    pub(super) fn set_refuses(&self, refuses: bool) {
+        lock(&self.state).refuses = refuses;
+    }
+}
+
+/// Answers the commands of a client.
+fn serve(mut stream: &UnixStream, state: &Mutex<State>) -> std::io::Result<()> {
+    stream.write_all(b"{\"QMP\": {}}\n")?;
+    for line in BufReader::new(stream).lines() {
+        let command: Value = serde_json::from_str(&line?)?;
+        let mut state = lock(state);
+        let mut result = match command["execute"].as_str() {
+            Some("query-balloon") => json!({ "return": { "actual": state.memory } }),
+            Some("balloon") if state.refuses => json!({ "error": { "desc": "not now" } }),
+            Some("balloon") => {
+                state.orders.extend(command["arguments"]["value"].as_u64());
+                json!({ "return": {} })
+            }
+            _ => json!({ "return": {} }),
+        };
+        drop(state);
+        result["id"] = command["id"].clone();
+        stream.write_all(format!("{result}\n").as_bytes())?;
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! A client of QEMU's machine protocol (QMP). It disconnects after use, because QEMU serves one client
-//! of a socket at a time.
+//! of a socket at a time. Each command has a number, which QEMU repeats in its answer: an answer that comes
+//! after the time limit of its command is not taken for the answer to a later one.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ pub(crate) fn remedy(error: &PeerError) -> &'static str {
 #[derive(Debug)]
 pub(super) struct Qmp {
     line: Line,
+    /// The number of the last command.
+    number: u64,
 }
 
 impl Qmp {
@@ -39,7 +42,7 @@ impl Qmp {
                 _ => return Err(PeerError::Foreign),
             }
         }
-        let mut qmp = Self { line };
+        let mut qmp = Self { line, number: 0 };
         qmp.command("qmp_capabilities", &json!({}), limit)?;
         Ok(qmp)
     }
@@ -52,8 +55,10 @@ impl Qmp {
         limit: Duration,
     ) -> Result<Value, PeerError> {
         let end = Instant::now() + limit;
-        self.line.send(b"", &json!({ "execute": name, "arguments": arguments }), end)?;
-        self.line.result(end)
+        self.number += 1;
+        let command = json!({ "execute": name, "arguments": arguments, "id": self.number });
+        self.line.send(b"", &command, end)?;
+        self.line.result(Some(self.number), end)
     }
 }
 
@@ -86,6 +91,25 @@ mod tests {
     #[test]
     fn a_command_succeeds_among_events() {
         assert!(outcome(&[GREETING, DONE, DONE]).is_ok());
+    }
+
+    #[test]
+    fn a_late_answer_is_not_that_of_the_next_command() {
+        const LIMIT: Duration = Duration::from_millis(100);
+        // The answer to the second command comes with that to the third.
+        let answers: &[&[u8]] = &[
+            GREETING,
+            b"{\"return\": {}, \"id\": 1}\n",
+            b"",
+            b"{\"return\": {}, \"id\": 2}\n{\"error\": {\"desc\": \"late\"}, \"id\": 2}\n\
+              {\"return\": {\"actual\": 7}, \"id\": 3}\n",
+        ];
+        let peer = Peer::start(true, answers);
+        let mut qmp = Qmp::open(peer.path(), Duration::from_secs(5)).unwrap();
+        let late = qmp.command("balloon", &json!({ "value": 1 }), LIMIT);
+        assert!(matches!(late, Err(PeerError::Busy)), "{late:?}");
+        let found = qmp.command("query-balloon", &json!({}), Duration::from_secs(5)).unwrap();
+        assert_eq!(found["actual"], 7);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Records of what is changed in a guest during a flush. They outlive the daemon: a daemon that was
 //! killed in between leaves the record to the next one, which puts the guest's own value back.
 //!
-//! A record is a file of JSON in the folder for records: `tunables-` or `balloon-`, and the name of the
-//! virtual machine in hexadecimal digits.
+//! A record is a file of JSON in the folder for records: `tunables-` or `balloon-`, the name of the virtual
+//! machine in hexadecimal digits, and eight digits for the daemon, which follow from the path of its control
+//! socket. So daemons that share a folder do not touch each other's records. Files of earlier versions, without
+//! these digits, are read too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -78,34 +80,83 @@ impl Record {
     pub(super) fn key(&self) -> (Kind, String) {
         (self.kind(), self.vm.clone())
     }
+}
 
-    /// Writes the record durably.
-    pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
-        let path = path(folder, self.kind(), &self.vm);
-        let new = path.with_extension("new");
-        let mut file = File::create(&new)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
-        fs::rename(&new, &path)?;
-        File::open(folder)?.sync_all()
+/// The records of one daemon.
+#[derive(Clone, Debug)]
+pub(super) struct Records {
+    folder: PathBuf,
+    /// The end of their names: the digits of the daemon, and the suffix.
+    end: String,
+}
+
+impl Records {
+    /// The records in `folder` of the daemon with this control socket.
+    pub(super) fn new(folder: PathBuf, control: &Path) -> Self {
+        let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
+        // FNV-1a: the same in every release.
+        let digits =
+            control.as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5_u32, |sum, byte| {
+                (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+            });
+        Self { folder, end: format!("-{digits:08x}{SUFFIX}") }
     }
 
-    /// Removes the record.
-    pub(super) fn remove(&self, folder: &Path) -> io::Result<()> {
-        fs::remove_file(path(folder, self.kind(), &self.vm))
+    /// The folder.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Writes a record durably.
+    pub(super) fn write(&self, record: &Record) -> io::Result<()> {
+        let path = self.path(record, &self.end);
+        let new = path.with_extension("new");
+        let mut file = File::create(&new)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        File::open(&self.folder)?.sync_all()
+    }
+
+    /// Removes a record, also one of an earlier version.
+    pub(super) fn remove(&self, record: &Record) -> io::Result<()> {
+        [&self.end, SUFFIX].iter().try_for_each(|end| {
+            match fs::remove_file(self.path(record, end)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// All records, those of earlier versions first; unreadable ones are logged.
+    pub(super) fn read_all(&self) -> Vec<Record> {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
+        let is_own = |path: &Path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let rest = Kind::ALL.iter().find_map(|kind| name.strip_prefix(kind.prefix()))?;
+            let is_early = rest.ends_with(SUFFIX) && !rest.contains('-');
+            (is_early || rest.ends_with(&self.end)).then_some(is_early)
+        };
+        let mut own: Vec<(bool, PathBuf)> = entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter_map(|path| Some((!is_own(&path)?, path)))
+            .take(RECORDS_MAX)
+            .collect();
+        own.sort();
+        readable(own.into_iter().map(|(_, path)| path))
+    }
+
+    fn path(&self, record: &Record, end: &str) -> PathBuf {
+        let vm = record.vm.bytes().flat_map(|byte| [byte >> 4, byte & 15]);
+        let name: String = vm.map(digit).collect();
+        self.folder.join(format!("{}{name}{end}", record.kind().prefix()))
     }
 }
 
-/// All records in `folder`; unreadable ones are logged.
-pub(super) fn read_all(folder: &Path) -> Vec<Record> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let paths = entries.flatten().map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_known = Kind::ALL.iter().any(|kind| name.starts_with(kind.prefix()));
-        is_known && name.ends_with(SUFFIX)
-    });
+fn readable(paths: impl Iterator<Item = PathBuf>) -> Vec<Record> {
     let mut records = Vec::new();
-    for path in paths.take(RECORDS_MAX) {
+    for path in paths {
         match read(&path) {
             Ok(record) => records.push(record),
             Err(error) => tracing::warn!(
@@ -130,11 +181,6 @@ pub(super) fn parse(text: &[u8]) -> io::Result<Record> {
     (record.version == VERSION).then_some(record).ok_or_else(other)
 }
 
-fn path(folder: &Path, kind: Kind, vm: &str) -> PathBuf {
-    let name: String = vm.bytes().flat_map(|byte| [byte >> 4, byte & 15]).map(digit).collect();
-    folder.join(format!("{}{name}{SUFFIX}", kind.prefix()))
-}
-
 fn digit(value: u8) -> char {
     char::from_digit(u32::from(value), 16).unwrap_or('0')
 }
@@ -147,15 +193,17 @@ mod tests {
     fn records_are_read_again_and_malformed_files_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        assert_eq!(read_all(&folder.join("missing")), []);
+        let of = |folder: &Path| Records::new(folder.to_owned(), Path::new("/run/a.sock"));
+        assert_eq!(of(&folder.join("missing")).read_all(), []);
+        let store = of(folder);
         let records = [
             Record::new("../web", Own::DirtyExpire(3000)),
             Record::new("../web2", Own::MemoryBytes(u64::MAX)),
             Record::new(&"v".repeat(100), Own::DirtyExpire(0)),
         ];
         for record in &records {
-            record.write(folder).unwrap();
-            record.write(folder).unwrap();
+            store.write(record).unwrap();
+            store.write(record).unwrap();
         }
         fs::write(folder.join("tunables-00.json"), "{").unwrap();
         fs::write(folder.join("tunables-01.json"), "[".repeat(100_000)).unwrap();
@@ -176,11 +224,11 @@ mod tests {
         {
             fs::write(folder.join(format!("balloon-{number}.json")), text).unwrap();
         }
-        let mut found = read_all(folder);
+        let mut found = store.read_all();
         found.sort_by_key(|record| record.vm.len());
         assert_eq!(found, records);
-        records[0].remove(folder).unwrap();
-        let mut rest = read_all(folder);
+        store.remove(&records[0]).unwrap();
+        let mut rest = store.read_all();
         rest.sort_by_key(|record| record.vm.len());
         assert_eq!(rest, records[1..]);
         // The text of the first version.
@@ -188,5 +236,26 @@ mod tests {
         let record = Record::new("web", Own::DirtyExpire(3000));
         assert_eq!(parse(text).unwrap(), record);
         assert_eq!(serde_json::to_vec(&record).unwrap(), text);
+    }
+
+    #[test]
+    fn daemons_with_one_folder_have_their_own_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["/run/a.sock", "/run/b.sock"]
+            .map(|control| Records::new(folder.path().to_owned(), Path::new(control)));
+        let [of_a, of_b] = [3000, 500].map(|own| Record::new("web", Own::DirtyExpire(own)));
+        a.write(&of_a).unwrap();
+        b.write(&of_b).unwrap();
+        assert_eq!(a.read_all(), std::slice::from_ref(&of_a));
+        assert_eq!(b.read_all(), std::slice::from_ref(&of_b));
+        b.remove(&of_b).unwrap();
+        assert_eq!((a.read_all(), b.read_all()), (vec![of_a.clone()], vec![]));
+        // The name of the first version. The current one takes precedence.
+        let early = folder.path().join("tunables-776562.json");
+        fs::write(&early, serde_json::to_vec(&of_b).unwrap()).unwrap();
+        assert_eq!(a.read_all(), [of_b.clone(), of_a.clone()]);
+        a.remove(&of_a).unwrap();
+        assert_eq!(a.read_all(), []);
+        assert!(!early.exists());
     }
 }
