@@ -219,3 +219,69 @@ fn a_request_that_does_not_complete_keeps_the_layers() {
     drop(queue);
     disk.restack(vec![witness], Duration::from_millis(50)).unwrap();
 }
+
+/// Completes all requests by itself, and has a request of its own beneath.
+#[derive(Default)]
+struct Worker {
+    opened: AtomicU64,
+}
+
+struct WorkerQueue {
+    has_begun: bool,
+}
+
+impl Layer for Worker {
+    fn name(&self) -> &'static str {
+        "worker"
+    }
+
+    fn capabilities(&self, below: Capabilities) -> Capabilities {
+        below
+    }
+
+    fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(LayerPart::queue(WorkerQueue { has_begun: false }))
+    }
+}
+
+impl LayerQueue for WorkerQueue {
+    fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let mut own = next.request();
+            own.operation = Operation::Flush;
+            next.submit(own);
+        }
+        next.complete(request, Ok(()));
+    }
+
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        next.complete(request, outcome);
+    }
+
+    fn returned(&mut self, request: Box<Request>, _: Outcome, next: &mut Crossing<'_>) {
+        next.recycle(request);
+    }
+}
+
+#[test]
+fn a_failed_change_does_not_wait_for_work_that_hangs_beneath_the_layers() {
+    let home = store(SimOptions { rounds_max: 2, ..SimOptions::new(CAPACITY) }, 1);
+    let worker = Arc::new(Worker::default());
+    let disk = disk(vec![Arc::clone(&worker) as _], Arc::clone(&home) as _);
+    let mut queue = Queue::open(&disk);
+    home.hang(true);
+    assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+    for _ in 0..2 {
+        let limit = Duration::from_millis(50);
+        let changed = restack(&disk, Vec::new(), limit, || queue.stack.advance(&mut queue.reactor));
+        assert!(matches!(changed, Err(RestackError::Hangs)), "{changed:?}");
+        queue.stack.advance(&mut queue.reactor);
+        assert!(!queue.stack.is_closing());
+        assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+    }
+    assert_eq!(worker.opened.load(Ordering::Relaxed), 1);
+    home.hang(false);
+    restack(&disk, Vec::new(), LIMIT, || queue.stack.advance(&mut queue.reactor)).unwrap();
+    assert_eq!(queue.outcome_of(Operation::Write, 0, 512), Ok(()));
+}

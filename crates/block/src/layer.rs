@@ -192,6 +192,12 @@ pub trait LayerQueue {
         let _ = next;
     }
 
+    /// The queue serves requests again, although it was [closed](Self::close): the change of layers for
+    /// which it was has failed. Work that the layer has begun may still be in flight.
+    fn reopen(&mut self, next: &mut Crossing<'_>) {
+        let _ = next;
+    }
+
     /// Takes back a held request at its deadline. `outcome` is the outcome with which it was held.
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
         match outcome {

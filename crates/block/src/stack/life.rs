@@ -93,6 +93,10 @@ impl Stack {
         if self.successor.as_ref().is_some_and(|successor| !has_them(successor)) {
             self.drop_successor(reactor);
         }
+        if self.is_closed && has_them(self) {
+            // The change has failed. What the layers have in flight may hang, and must not delay requests.
+            self.reopen_layers(reactor);
+        }
         if self.is_closed || !has_them(self) {
             if self.successor.is_none() {
                 if self.retry_ns != u64::MAX && self.retry_ns > self.clock.now_ns() {
@@ -153,6 +157,16 @@ impl Stack {
         for level in 0..self.layers.len() {
             if let Some((layer, mut crossing)) = self.layer(level) {
                 layer.close(&mut crossing);
+            }
+        }
+        self.run(reactor);
+    }
+
+    fn reopen_layers(&mut self, reactor: &mut Reactor) {
+        (self.is_closed, self.is_draining) = (false, false);
+        for level in 0..self.layers.len() {
+            if let Some((layer, mut crossing)) = self.layer(level) {
+                layer.reopen(&mut crossing);
             }
         }
         self.run(reactor);

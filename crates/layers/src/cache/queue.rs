@@ -696,6 +696,11 @@ impl LayerQueue for CacheQueue {
         self.is_closed = true;
         self.tend(next);
     }
+
+    fn reopen(&mut self, next: &mut Crossing<'_>) {
+        self.is_closed = false;
+        self.tend(next);
+    }
 }
 
 impl Drop for CacheQueue {

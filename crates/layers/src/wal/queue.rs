@@ -624,6 +624,11 @@ impl LayerQueue for WalQueue {
         self.is_closed = true;
         self.work(next);
     }
+
+    fn reopen(&mut self, next: &mut Crossing<'_>) {
+        self.is_closed = false;
+        self.work(next);
+    }
 }
 
 impl Drop for WalQueue {
