@@ -49,6 +49,13 @@ pub(super) struct WriteBack {
     is_step: bool,
 }
 
+impl WriteBack {
+    /// Whether copies are in flight.
+    pub(super) fn has_copies(&self) -> bool {
+        self.in_flight > 0 && !self.is_flushing
+    }
+}
+
 impl WalQueue {
     /// Begins a round if one is due, and continues this queue's round.
     pub(super) fn bring_home(&mut self, next: &mut Crossing<'_>) {

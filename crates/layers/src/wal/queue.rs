@@ -644,9 +644,10 @@ impl Drop for WalQueue {
             if let Some(checkpoint) = self.checkpoint_in_flight.take() {
                 state.checkpoint = Some(checkpoint);
             }
-            if self.write_back.take().is_some() {
-                state.is_writing_back = is_stuck;
-                if is_stuck {
+            if let Some(write_back) = self.write_back.take() {
+                // A flush that ends late writes nothing: another queue may begin a round meanwhile.
+                state.is_writing_back = is_stuck && write_back.has_copies();
+                if state.is_writing_back {
                     state.home_failed = Some(ErrorKind::Io);
                 }
             }

@@ -1,0 +1,201 @@
+//! The way home of changes, with disks beneath that hang, reject operations, or ignore them.
+
+#![allow(unsafe_code, reason = "a request that the kernel does not complete")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fathom_block::{
+    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions,
+    ErrorKind, Flags, Geometry, Operation, Request,
+};
+use fathom_layers::Wal;
+use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_reactor::{Event, Owner, Reactor};
+use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
+use fathom_wal::RING_OFFSET;
+use io_uring::{opcode, types};
+
+const CAPACITY: u64 = 4 << 20;
+const LOG_CAPACITY: u64 = RING_OFFSET + (256 << 10);
+/// The alignment of ranges of zeroes that a home may require.
+const ZEROES_ALIGNMENT: u64 = 4096;
+
+/// The faults of a home.
+#[derive(Default)]
+struct Faults {
+    /// Flushes do not complete.
+    flushes_hang: AtomicBool,
+    /// Zeroes and discards fail if they are not aligned.
+    rejects_misaligned: AtomicBool,
+    /// Discards do nothing.
+    ignores_discards: AtomicBool,
+    /// The writes, zeroes and discards so far.
+    changes: Mutex<Vec<(Operation, Flags, u64)>>,
+}
+
+/// A store with faults.
+struct Home {
+    store: SimBackend,
+    faults: Arc<Faults>,
+    capabilities: Capabilities,
+    /// Nothing is written to it, so that a read does not end.
+    silence: Arc<(UnixStream, UnixStream)>,
+}
+
+struct HomeQueue {
+    inner: Box<dyn BackendQueue>,
+    owner: Owner,
+    faults: Arc<Faults>,
+    silence: Arc<(UnixStream, UnixStream)>,
+    hanging: Vec<Box<Request>>,
+}
+
+impl Home {
+    fn new(capabilities: Capabilities) -> Self {
+        let store = SimBackend::new(SimOptions::new(CAPACITY), 2);
+        let silence = Arc::new(UnixStream::pair().unwrap());
+        Self { store, faults: Arc::default(), capabilities, silence }
+    }
+}
+
+impl Backend for Home {
+    fn name(&self) -> &'static str {
+        "home"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.store.capacity()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(HomeQueue {
+            inner: self.store.open_queue(reactor)?,
+            owner: reactor.register(),
+            faults: Arc::clone(&self.faults),
+            silence: Arc::clone(&self.silence),
+            hanging: Vec::new(),
+        }))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl BackendQueue for HomeQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        let Request { operation, flags, offset, length, .. } = *request;
+        let is_set = |fault: &AtomicBool| fault.load(Ordering::Relaxed);
+        if operation.modifies() {
+            self.faults.changes.lock().unwrap().push((operation, flags, length));
+        }
+        if operation == Operation::Flush && is_set(&self.faults.flushes_hang) {
+            let memory = Box::leak(Box::new([0; 8]));
+            let file = types::Fd(self.silence.0.as_raw_fd());
+            let read = opcode::Read::new(file, memory.as_mut_ptr(), memory.len() as u32).build();
+            // SAFETY: the memory stays valid, and the descriptor open until the reactor has ended.
+            unsafe { context.reactor().push(self.owner, 0, read) };
+            return self.hanging.push(request);
+        }
+        let zeroes = matches!(operation, Operation::WriteZeroes | Operation::Discard);
+        let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
+        if zeroes && !is_aligned && is_set(&self.faults.rejects_misaligned) {
+            return context.complete(request, Err(ErrorKind::Io));
+        }
+        if operation == Operation::Discard && is_set(&self.faults.ignores_discards) {
+            return context.complete(request, Ok(()));
+        }
+        self.inner.submit(request, context);
+    }
+
+    fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
+        self.inner.event(event, context);
+    }
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        self.inner.advance(context);
+    }
+}
+
+/// A disk with a log that is written back only when it is drained.
+struct Rig {
+    home: Arc<Home>,
+    wal: Wal,
+    disk: Arc<Disk>,
+}
+
+impl Rig {
+    fn new(capabilities: Capabilities) -> Self {
+        let log = SimBackend::new(SimOptions::new(LOG_CAPACITY), 1);
+        let volume = Arc::new(LogVolume::new(Arc::new(log)));
+        let options = WalOptions {
+            name: "disk".into(),
+            home: "image".into(),
+            home_capacity: CAPACITY,
+            offset: 0,
+            size: 0,
+            block_size: 512,
+            identity: *b"identity of test",
+            age_ns: u64::MAX,
+            completion: Completion::Durable,
+            expected: None,
+        };
+        let wal = Wal::open(&volume, &options).unwrap();
+        let home = Arc::new(Home::new(capabilities));
+        let layers = vec![Arc::new(wal.clone()) as _];
+        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        Self { home, wal, disk }
+    }
+
+    fn harness(&self) -> Harness {
+        Harness::new(&self.disk, &HarnessOptions { queues: 1, depth: 8, simulated: true }, 1)
+    }
+
+    fn drain(&self) {
+        self.wal.drain(&self.disk, Duration::from_secs(10)).unwrap();
+        assert_eq!(self.wal.status().used, 0);
+    }
+}
+
+fn change(operation: Operation, offset: u64, length: u64) -> Action {
+    Action { operation, offset, length, flags: Flags::default(), content: offset + 1 }
+}
+
+/// A queue that ends while the kernel has its flush of home leaves its round to another one.
+#[test]
+fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
+    let rig = Rig::new(Capabilities::ALL);
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 4096));
+    harness.drain(|_| {});
+    rig.home.faults.flushes_hang.store(true, Ordering::Relaxed);
+    let drained = rig.wal.drain(&rig.disk, Duration::from_millis(200));
+    assert_eq!(drained.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+    assert!(!rig.home.faults.changes.lock().unwrap().is_empty(), "the round had begun");
+    rig.home.faults.flushes_hang.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+}
