@@ -199,3 +199,34 @@ fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
     rig.drain();
     assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
 }
+
+/// Zeroes that home cannot fill a range with are written as data.
+#[test]
+fn zeroes_that_home_refuses_are_written() {
+    let rig = Rig::new(Capabilities::ALL);
+    let mut harness = rig.harness();
+    for offset in [0, 1 << 20, 2 << 20, (3 << 20) - 4096] {
+        harness.submit(0, &change(Operation::Write, offset, 16 << 10));
+    }
+    harness.drain(|_| {});
+    rig.drain();
+    rig.home.faults.rejects_misaligned.store(true, Ordering::Relaxed);
+    for (operation, offset, length) in [
+        (Operation::WriteZeroes, 512, 4096),
+        (Operation::WriteZeroes, 8192, 4096),
+        // More than a copy.
+        (Operation::Discard, (1 << 20) + 1024, 2 << 20),
+    ] {
+        harness.submit(0, &change(operation, offset, length));
+    }
+    harness.drain(|_| {});
+    rig.home.faults.changes.lock().unwrap().clear();
+    rig.drain();
+    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+    harness.verify(CAPACITY);
+    let changes = rig.home.faults.changes.lock().unwrap();
+    let written = changes.iter().filter(|(operation, ..)| *operation == Operation::Write);
+    let written: Vec<_> = written.map(|(_, _, length)| *length).collect();
+    assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");
+    assert!(written.iter().all(|length| *length <= 1 << 20), "{changes:?}");
+}

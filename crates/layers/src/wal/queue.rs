@@ -594,7 +594,9 @@ impl LayerQueue for WalQueue {
                 self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
-            purpose::COPY | purpose::HOME_FLUSH => self.part_completed(outcome, next.now_ns()),
+            purpose::COPY | purpose::HOME_FLUSH => {
+                self.returned_home(&request, outcome, next.now_ns());
+            }
             purpose::EXTENTS => {
                 if let Some(mut parent) = self.extent_requests.remove(&number) {
                     parent.extents.extend_from_slice(&request.extents);
