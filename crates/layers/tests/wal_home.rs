@@ -230,3 +230,29 @@ fn zeroes_that_home_refuses_are_written() {
     assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");
     assert!(written.iter().all(|length| *length <= 1 << 20), "{changes:?}");
 }
+
+/// A range that was discarded reads as zeroes at home too, even if home ignores discards.
+#[test]
+fn a_discarded_range_stays_zeroes() {
+    for write_zeroes in [true, false] {
+        let rig = Rig::new(Capabilities { write_zeroes, ..Capabilities::ALL });
+        rig.home.faults.ignores_discards.store(true, Ordering::Relaxed);
+        let mut harness = rig.harness();
+        harness.submit(0, &change(Operation::Write, 0, 64 << 10));
+        harness.drain(|_| {});
+        rig.drain();
+        harness.submit(0, &change(Operation::Discard, 4096, 8192));
+        harness.verify(CAPACITY);
+        rig.home.faults.changes.lock().unwrap().clear();
+        rig.drain();
+        harness.verify(CAPACITY);
+        assert!(rig.home.store.image()[4096..12288].iter().all(|byte| *byte == 0));
+        let changes = rig.home.faults.changes.lock().unwrap();
+        let expected = if write_zeroes { Operation::WriteZeroes } else { Operation::Write };
+        let is_freed = |flags: &Flags| !flags.keep_allocated;
+        assert!(
+            matches!(&changes[..], [(made, flags, 8192)] if *made == expected && is_freed(flags)),
+            "{changes:?}"
+        );
+    }
+}

@@ -21,6 +21,8 @@ use crate::ChangeNotes;
 
 /// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
+/// The most bytes that home fills with zeroes in one operation: a device may have to write them.
+const ZEROES_LENGTH_MAX: u64 = 64 << 20;
 /// The most copies in flight.
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
@@ -260,31 +262,25 @@ impl WalQueue {
         // Changes of guests may wait for the place that it makes.
         own.flags.background = !is_pressed;
         own.offset = first.offset;
-        let zeroes = match first.source {
-            Some(Source::Ring(_)) | None => None,
-            Some(_) if is_refused => Some(Operation::Write),
-            Some(Source::Discard) if self.below.discard => Some(Operation::Discard),
-            Some(Source::Discard | Source::Zeroes { .. }) if self.below.write_zeroes => {
+        if !matches!(first.source, Some(Source::Ring(_)) | None) {
+            // A device may ignore a discard, but the disk has returned zeroes since.
+            let is_filled = self.below.write_zeroes && !is_refused;
+            let most = if is_filled { ZEROES_LENGTH_MAX } else { COPY_LENGTH_MAX };
+            own.length = first.length.min(most - first.offset % most);
+            if is_filled {
+                own.operation = Operation::WriteZeroes;
                 own.flags.keep_allocated =
                     first.source == Some(Source::Zeroes { keep_allocated: true });
-                Some(Operation::WriteZeroes)
-            }
-            Some(Source::Discard | Source::Zeroes { .. }) => Some(Operation::Write),
-        };
-        if let Some(operation) = zeroes {
-            own.operation = operation;
-            own.length = first.length;
-            if operation == Operation::Write {
-                own.length = first.length.min(COPY_LENGTH_MAX);
+            } else {
+                own.operation = Operation::Write;
                 own.buffers.allocate(own.length as usize);
                 own.buffers.fill_zero(0, own.length as usize);
-                (first.offset, first.length) =
-                    (first.offset + own.length, first.length - own.length);
-                match first.length {
-                    0 => {}
-                    _ if is_refused => write_back.refused.push(first),
-                    _ => write_back.segments.push_front(first),
-                }
+            }
+            (first.offset, first.length) = (first.offset + own.length, first.length - own.length);
+            match first.length {
+                0 => {}
+                _ if is_refused => write_back.refused.push(first),
+                _ => write_back.segments.push_front(first),
             }
             write_back.left = write_back.left.saturating_sub(own.length);
             return next.submit(own);
@@ -334,10 +330,9 @@ impl WalQueue {
 
     /// A copy or the flush of home has returned.
     pub(super) fn returned_home(&mut self, request: &Request, outcome: Outcome, now_ns: u64) {
-        let is_zeroes = matches!(request.operation, Operation::WriteZeroes | Operation::Discard);
         let outcome = match (&mut self.write_back, outcome) {
             // For example, a block device refuses ranges that are not aligned to its blocks.
-            (Some(write_back), Err(_)) if is_zeroes => {
+            (Some(write_back), Err(_)) if request.operation == Operation::WriteZeroes => {
                 let (offset, length) = (request.offset, request.length);
                 let source = Some(Source::Zeroes { keep_allocated: false });
                 write_back.refused.push(Segment { offset, length, source, sequence: 0 });
