@@ -5,16 +5,17 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions,
-    ErrorKind, Flags, Geometry, Operation, Request,
+    Backend, BackendContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
+    Capabilities, Disk, DiskOptions, ErrorKind, Flags, Geometry, Operation, Permission, Request,
+    Waker,
 };
-use fathom_layers::Wal;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_layers::{ChangeNotes, Wal};
 use fathom_reactor::{Event, Owner, Reactor};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
@@ -255,4 +256,74 @@ fn a_discarded_range_stays_zeroes() {
             "{changes:?}"
         );
     }
+}
+
+/// A scheduler that lets each step begin, and notes of changes that are not durable at first.
+#[derive(Default)]
+struct Steps {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    are_durable: AtomicBool,
+}
+
+impl BackgroundScheduler for Steps {
+    fn open(&self, _: &str, _: &'static str, _: Waker) -> u64 {
+        1
+    }
+
+    fn ask(&self, _: u64, _: BackgroundStep, _: u64) -> Permission {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Permission::Begin
+    }
+
+    fn end(&self, _: u64, _: u64) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn rest(&self, _: u64) {}
+
+    fn close(&self, _: u64) {}
+}
+
+impl ChangeNotes for Steps {
+    fn number(&self) -> u64 {
+        1
+    }
+
+    fn are_durable(&self, _: u64, _: &Waker) -> bool {
+        self.are_durable.load(Ordering::Relaxed)
+    }
+}
+
+/// The step that was allowed ends, even if the log has filled since and the round no longer needs
+/// permission.
+#[test]
+fn an_allowed_step_ends_if_the_log_fills_before_it_begins() {
+    let rig = Rig::new(Capabilities::ALL);
+    let steps = Arc::new(Steps::default());
+    rig.disk.schedule_background(Arc::clone(&steps) as _);
+    rig.wal.set_notes(Arc::clone(&steps) as _);
+    rig.wal.set_age(1_000_000);
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 4096));
+    harness.drain(|_| {});
+    let mut rounds = 0;
+    while steps.begun.load(Ordering::Relaxed) == 0 {
+        harness.step();
+        rounds += 1;
+        assert!(rounds < 1000, "a round begins in idle time");
+    }
+    // More than half of the log.
+    for number in 1..4 {
+        harness.submit(0, &change(Operation::Write, number << 16, 48 << 10));
+    }
+    harness.drain(|_| {});
+    steps.are_durable.store(true, Ordering::Relaxed);
+    for _ in 0..1000 {
+        harness.step();
+    }
+    harness.rest(|_| {});
+    rig.drain();
+    let [begun, ended] = [&steps.begun, &steps.ended].map(|count| count.load(Ordering::Relaxed));
+    assert!(begun > 0 && begun == ended, "{begun} steps have begun, and {ended} have ended");
 }

@@ -131,6 +131,8 @@ impl WalQueue {
         let Some(write_back) = &mut self.write_back else { return false };
         let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
         if is_pressed || !self.background.is_scheduled() {
+            // A step that was allowed before ends with this request.
+            write_back.is_step |= std::mem::take(&mut write_back.is_allowed);
             return true;
         }
         if write_back.in_flight > 0 {
