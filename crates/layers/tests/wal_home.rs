@@ -319,6 +319,9 @@ fn an_allowed_step_ends_if_the_log_fills_before_it_begins() {
     }
     harness.drain(|_| {});
     steps.are_durable.store(true, Ordering::Relaxed);
+    // The queue asks again whether the notes are durable.
+    harness.submit(0, &change(Operation::Write, 1 << 20, 4096));
+    harness.drain(|_| {});
     for _ in 0..1000 {
         harness.step();
     }
