@@ -13,6 +13,7 @@ use std::sync::{Arc, Barrier};
 
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{BackendProblem, Disk, ErrorKind};
+use fathom_image::{LogMark, MarkedLog};
 use fathom_sim::FaultyDevice;
 
 use queue::{BLOCK, Queue};
@@ -237,4 +238,27 @@ fn the_loss_of_a_block_device_is_recorded_in_the_daemons_folder() {
     assert!(is_lost(&disk));
     disk.backend().recover().unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no record is left");
+}
+
+/// An image's mark is written and removed although writes were lost before: the kernel's report is not about
+/// the mark.
+#[test]
+fn a_mark_is_changed_after_writes_were_lost() {
+    let Some((device, disk)) = faulty() else { return };
+    let image = device.mount().join("a.img");
+    let mark = LogMark::open(&image, device.mount().as_path()).unwrap();
+    let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(BAD, 1, false), Ok(()));
+    device.write_back();
+    mark.write(&log).unwrap();
+    assert_eq!(mark.read().unwrap(), Some(log));
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
+    disk.backend().recover().unwrap();
+    let mut queue = Queue::open(&disk);
+    assert_eq!(queue.write(BAD, 2, false), Ok(()));
+    device.write_back();
+    mark.clear().unwrap();
+    assert_eq!(mark.read().unwrap(), None);
+    assert_eq!(queue.flush(), Err(ErrorKind::Io));
 }

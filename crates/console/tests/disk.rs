@@ -16,6 +16,7 @@ use std::{
 };
 
 use common::{console, has, run};
+use fathom_image::{LogMark, MarkedLog};
 use serde_json::Value;
 
 /// The time limit of each step of a test.
@@ -52,6 +53,46 @@ fn images_are_created_and_replaced_only_by_force() {
         assert_eq!(status, 2, "{size}: {stderr}");
         assert!(!directory.join("b.img").exists());
     }
+}
+
+#[test]
+fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let path = directory.join("a.img");
+    fs::write(&path, vec![7; 1 << 20]).expect("it is written");
+    fs::write(directory.join("raw.img"), [1; 512]).expect("it is written");
+    let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+    let mark = LogMark::open(&path, directory).expect("it opens");
+    let commands = [
+        &["disk", "create", "a.img", "2M", "--force"][..],
+        &["disk", "import", "raw.img", "a.img", "--force"],
+        &["disk", "resize", "a.img", "512K", "--shrink"],
+    ];
+    // In an attribute if there are any, and in a file.
+    for beside in [false, true] {
+        let file = directory.join("a.img.fathom-log");
+        if beside {
+            fs::write(&file, "damaged").expect("it is written");
+        } else {
+            mark.write(&log).expect("it is marked");
+        }
+        for command in commands {
+            let (status, _, stderr) = run(directory, command);
+            let reason = if beside { "unknown whether a.img" } else { "in the log /fast/logs" };
+            assert!(status == 1 && stderr.contains(reason), "{command:?}: {stderr}");
+            assert!(stderr.contains("serve it once more"), "{stderr}");
+            assert!(fs::read(&path).expect("it reads") == vec![7; 1 << 20], "{command:?}");
+        }
+        mark.clear().expect("it is cleared");
+        assert!(!file.exists());
+    }
+    mark.write(&log).expect("it is marked");
+    // Nothing is lost or reappears.
+    assert_eq!(run(directory, &["disk", "resize", "a.img", "2M"]).0, 0);
+    mark.clear().expect("it is cleared");
+    assert_eq!(run(directory, &["disk", "resize", "a.img", "512K", "--shrink"]).0, 0);
+    assert_eq!(run(directory, commands[0]).0, 0);
 }
 
 #[test]

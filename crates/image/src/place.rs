@@ -71,7 +71,7 @@ impl Place {
     pub(crate) fn write(&self, text: &[u8]) -> io::Result<()> {
         if let Some(attribute) = self.attribute {
             if fsetxattr(&self.image, attribute, text, XattrFlags::empty()).is_ok() {
-                return self.image.sync_all();
+                return self.sync_image();
             }
         }
         let mut draft = self.file.clone().into_os_string();
@@ -96,7 +96,7 @@ impl Place {
     pub(crate) fn clear(&self) -> io::Result<()> {
         if let (Some(attribute), Some(_)) = (self.attribute, self.read_attribute()?) {
             fremovexattr(&self.image, attribute)?;
-            self.image.sync_all()?;
+            self.sync_image()?;
         }
         match std::fs::remove_file(&self.file) {
             Ok(()) => self.sync_folder(),
@@ -131,6 +131,12 @@ impl Place {
         }
         let seconds = metadata.mtime().wrapping_mul(1_000_000_000);
         Ok(seconds.wrapping_add(metadata.mtime_nsec()) as u64)
+    }
+
+    /// Makes the attributes durable. The first sync may report that writes of others to the image were lost
+    /// earlier. If the second one succeeds, the attributes are durable.
+    fn sync_image(&self) -> io::Result<()> {
+        self.image.sync_all().or_else(|_| self.image.sync_all())
     }
 
     fn sync_folder(&self) -> io::Result<()> {

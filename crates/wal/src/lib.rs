@@ -30,8 +30,8 @@ pub use record::{
 };
 pub use scan::{Found, ScanEnd, Scanner};
 pub use superblock::{
-    HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, SUPERBLOCK_LENGTH, Superblock, SuperblockError,
-    select,
+    HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
+    SuperblockError, select,
 };
 
 /// The checksum of an entry's data.

@@ -22,8 +22,14 @@ pub const HOME_LENGTH_MAX: usize = 256;
 const NAME_AT: usize = 104;
 const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
 const CHECKSUM_AT: usize = USED - 4;
+/// The shortest ring, in blocks. A record has to fit, and later ones while it is brought home.
+pub const RING_BLOCKS_MIN: u64 = 16;
 /// The longest ring, in bytes.
 const RING_LENGTH_MAX: u64 = 1 << 48;
+/// The highest position of a tail, in bytes: 36 years of 1 GiB each second.
+const TAIL_POSITION_MAX: u64 = 1 << 60;
+/// The highest count of superblocks, openings or records in a superblock.
+const COUNT_MAX: u64 = 1 << 56;
 /// The highest position in a ring, in bytes.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
@@ -187,20 +193,20 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Whether all fields are within their limits, so that no position computed from them overflows
-    /// or lies outside the ring.
+    /// Whether all fields are within their limits, so that no position or count computed from them
+    /// overflows or lies outside the ring, and the ring has room for records.
     pub(crate) fn is_sane(&self) -> bool {
         let block = u64::from(self.block_size);
         self.block_size.is_power_of_two()
             && (BLOCK_SIZE_MIN..=BLOCK_SIZE_MAX).contains(&self.block_size)
-            && (block..=RING_LENGTH_MAX).contains(&self.ring_length)
+            && (RING_BLOCKS_MIN * block..=RING_LENGTH_MAX).contains(&self.ring_length)
             && self.ring_length % block == 0
             && self.tail_position % block == 0
-            && self.tail_position <= POSITION_MAX
-            && self.tail_sequence <= POSITION_MAX
+            && self.tail_position <= TAIL_POSITION_MAX
+            && self.tail_sequence <= COUNT_MAX
             && self.tail_epoch <= self.epoch
-            && self.epoch < POSITION_MAX
-            && self.number < POSITION_MAX
+            && self.epoch <= COUNT_MAX
+            && self.number <= COUNT_MAX
     }
 
     /// Where to write the superblock, in bytes from the start of the region.
@@ -286,6 +292,34 @@ pub(crate) mod tests {
         assert_eq!(select(&old, &later), Err(SuperblockError::Newer(2)));
         let another = Superblock { log: [1; 16], ..older };
         assert_eq!(select(&another.encode(), &new), Err(SuperblockError::Damaged));
+    }
+
+    #[test]
+    fn values_with_which_no_record_could_be_written_are_damage() {
+        let changed = |change: fn(&mut Superblock)| {
+            let mut superblock = superblock();
+            change(&mut superblock);
+            Superblock::decode(&superblock.encode())
+        };
+        for insane in [
+            changed(|superblock| superblock.ring_length = 15 * 512),
+            changed(|superblock| superblock.ring_length = RING_LENGTH_MAX + 512),
+            changed(|superblock| superblock.tail_position = TAIL_POSITION_MAX + 512),
+            changed(|superblock| superblock.tail_sequence = 1 << 61),
+            changed(|superblock| superblock.tail_sequence = COUNT_MAX + 1),
+            changed(|superblock| superblock.epoch = COUNT_MAX + 1),
+            changed(|superblock| superblock.number = COUNT_MAX + 1),
+            changed(|superblock| superblock.tail_epoch = 4),
+        ] {
+            assert_eq!(insane, Err(SuperblockError::Damaged));
+        }
+        let sound = changed(|superblock| {
+            superblock.ring_length = 16 * 512;
+            superblock.tail_position = TAIL_POSITION_MAX;
+            superblock.tail_sequence = COUNT_MAX;
+            (superblock.epoch, superblock.number) = (COUNT_MAX, COUNT_MAX);
+        });
+        assert!(sound.is_ok());
     }
 
     #[test]

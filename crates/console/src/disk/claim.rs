@@ -11,10 +11,13 @@ use std::{
     path::Path,
 };
 
-use fathom_image::{Access, LockError, Writers};
+use fathom_image::{Access, LockError, LogMark, Writers};
 
 use super::holders;
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    output::text::clean,
+};
 
 /// An image that is open for writing and locked.
 pub(super) struct Claim {
@@ -65,6 +68,25 @@ impl Claim {
     pub(super) fn file(&self) -> &File {
         &self.file
     }
+}
+
+/// Refuses an image with changes in a log, which are written to whatever is at its path when it is served
+/// again. The image is claimed, so that no daemon marks it meanwhile.
+pub(super) fn refuse_marked(path: &Path) -> Outcome {
+    let shown = path.display();
+    // The folder has the marks of devices, which are never claimed.
+    let mark = LogMark::open(path, Path::new("/")).map_err(|e| Failure::io("open", path, &e))?;
+    let problem = match mark.read() {
+        Ok(None) => return Ok(()),
+        Ok(Some(log)) => format!("{shown} has changes in the log {}", clean(&log.path)),
+        Err(error) => format!("it is unknown whether {shown} has changes in a log: {error}"),
+    };
+    Err(Failure::new(problem).advise(format!(
+        "serve it once more with its log, then remove that layer or shut down the daemon; or, if the changes \
+         may be lost, give up the log (`fathom cache clear --log` for that of a cache; else fill its first \
+         8 KiB with zeroes), then {}",
+        mark.removal()
+    )))
 }
 
 fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {

@@ -11,7 +11,11 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::{CreateOptions, claim::Claim, exact};
+use super::{
+    CreateOptions,
+    claim::{self, Claim},
+    exact,
+};
 use crate::{
     failure::{Failure, Outcome},
     output::{self, progress::Progress},
@@ -74,6 +78,7 @@ fn create(path: &Path, force: bool) -> Outcome<Claim> {
         return Err(Failure::new(format!("{} is not a regular file", path.display())));
     }
     let image = Claim::take(path)?;
+    claim::refuse_marked(path)?;
     image.file().set_len(0).map_err(|error| Failure::io("replace", path, &error))?;
     Ok(image)
 }

@@ -13,8 +13,13 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::{
-    ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system,
-    interrupted::Interrupted, references,
+    ImportOptions,
+    claim::{self, Claim},
+    create::sync_directory,
+    exact,
+    image::file_system,
+    interrupted::Interrupted,
+    references,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -138,7 +143,11 @@ fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
         }
         Ok(_) if !options.force => Err(Failure::new(format!("{} exists", target.display()))
             .advise("choose another path, or replace it with --force: its data is lost")),
-        Ok(_) => Claim::take(target).map(Some),
+        Ok(_) => {
+            let claim = Claim::take(target)?;
+            claim::refuse_marked(target)?;
+            Ok(Some(claim))
+        }
     }
 }
 

@@ -6,7 +6,12 @@ use fathom_image::ForeignFormat;
 use serde::Serialize;
 
 use super::{
-    ResizeOptions, claim::Claim, create::check_size, exact, image::Image, is_path, partitions,
+    ResizeOptions,
+    claim::{self, Claim},
+    create::check_size,
+    exact,
+    image::Image,
+    is_path, partitions,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -129,6 +134,10 @@ fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outco
     let size = new_size(options, target, before)?;
     if options.image_format.is_none() {
         refuse_foreign(path, ForeignFormat::of(file, before).map_err(failed)?)?;
+    }
+    if size < before {
+        // Changes beyond the new end would reappear after a growth.
+        claim::refuse_marked(path)?;
     }
     file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)?;
     Ok((before, size))

@@ -21,6 +21,8 @@ use crate::ChangeNotes;
 
 /// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
+/// The most bytes that home fills with zeroes in one operation: a device may have to write them.
+const ZEROES_LENGTH_MAX: u64 = 64 << 20;
 /// The most copies in flight.
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
@@ -34,6 +36,8 @@ pub(super) struct WriteBack {
     /// The records before this one have to be durable before the round ends.
     shown: u64,
     segments: VecDeque<Segment>,
+    /// Zeroes that home refused as an operation. They are written as data.
+    refused: Vec<Segment>,
     /// The notes of the round's changes, and the number of the last one, until they are durable.
     notes: Option<(Arc<dyn ChangeNotes>, u64)>,
     in_flight: usize,
@@ -47,6 +51,17 @@ pub(super) struct WriteBack {
     is_allowed: bool,
     /// Whether a copy or the flush in flight is a step that the scheduler has allowed.
     is_step: bool,
+}
+
+impl WriteBack {
+    fn has_segments(&self) -> bool {
+        !self.segments.is_empty() || !self.refused.is_empty()
+    }
+
+    /// Whether copies are in flight.
+    pub(super) fn has_copies(&self) -> bool {
+        self.in_flight > 0 && !self.is_flushing
+    }
 }
 
 impl WalQueue {
@@ -67,7 +82,7 @@ impl WalQueue {
                     write_back.notes = None;
                 }
             }
-            if may_copy && write_back.in_flight < COPIES_MAX && !write_back.segments.is_empty() {
+            if may_copy && write_back.in_flight < COPIES_MAX && write_back.has_segments() {
                 if !self.may_step(COPY_LENGTH_MAX, next) {
                     return;
                 }
@@ -116,6 +131,8 @@ impl WalQueue {
         let Some(write_back) = &mut self.write_back else { return false };
         let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
         if is_pressed || !self.background.is_scheduled() {
+            // A step that was allowed before ends with this request.
+            write_back.is_step |= std::mem::take(&mut write_back.is_allowed);
             return true;
         }
         if write_back.in_flight > 0 {
@@ -222,6 +239,7 @@ impl WalQueue {
             last,
             shown,
             segments: segments.into(),
+            refused: Vec::new(),
             // All changes of the round have been noted by now.
             notes: self.inner.notes(),
             in_flight: 0,
@@ -234,38 +252,37 @@ impl WalQueue {
         })
     }
 
-    /// Copies adjacent segments home.
+    /// Copies adjacent segments home, or a piece of zeroes.
     fn copy(&mut self, next: &mut Crossing<'_>) {
         let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
         let Some(write_back) = &mut self.write_back else { return };
-        let Some(mut first) = write_back.segments.pop_front() else { return };
+        let refused = write_back.refused.pop();
+        let is_refused = refused.is_some();
+        let Some(mut first) = refused.or_else(|| write_back.segments.pop_front()) else { return };
         let mut own = next.request();
         own.token = purpose::COPY;
         // Changes of guests may wait for the place that it makes.
         own.flags.background = !is_pressed;
         own.offset = first.offset;
-        let zeroes = match first.source {
-            Some(Source::Ring(_)) | None => None,
-            Some(Source::Discard) if self.below.discard => Some(Operation::Discard),
-            Some(Source::Discard | Source::Zeroes { .. }) if self.below.write_zeroes => {
+        if !matches!(first.source, Some(Source::Ring(_)) | None) {
+            // A device may ignore a discard, but the disk has returned zeroes since.
+            let is_filled = self.below.write_zeroes && !is_refused;
+            let most = if is_filled { ZEROES_LENGTH_MAX } else { COPY_LENGTH_MAX };
+            own.length = first.length.min(most - first.offset % most);
+            if is_filled {
+                own.operation = Operation::WriteZeroes;
                 own.flags.keep_allocated =
                     first.source == Some(Source::Zeroes { keep_allocated: true });
-                Some(Operation::WriteZeroes)
-            }
-            Some(Source::Discard | Source::Zeroes { .. }) => Some(Operation::Write),
-        };
-        if let Some(operation) = zeroes {
-            own.operation = operation;
-            own.length = first.length;
-            if operation == Operation::Write {
-                own.length = first.length.min(COPY_LENGTH_MAX);
+            } else {
+                own.operation = Operation::Write;
                 own.buffers.allocate(own.length as usize);
                 own.buffers.fill_zero(0, own.length as usize);
-                (first.offset, first.length) =
-                    (first.offset + own.length, first.length - own.length);
-                if first.length > 0 {
-                    write_back.segments.push_front(first);
-                }
+            }
+            (first.offset, first.length) = (first.offset + own.length, first.length - own.length);
+            match first.length {
+                0 => {}
+                _ if is_refused => write_back.refused.push(first),
+                _ => write_back.segments.push_front(first),
             }
             write_back.left = write_back.left.saturating_sub(own.length);
             return next.submit(own);
@@ -313,8 +330,24 @@ impl WalQueue {
         self.bring_home(next);
     }
 
+    /// A copy or the flush of home has returned.
+    pub(super) fn returned_home(&mut self, request: &Request, outcome: Outcome, now_ns: u64) {
+        let outcome = match (&mut self.write_back, outcome) {
+            // For example, a block device refuses ranges that are not aligned to its blocks.
+            (Some(write_back), Err(_)) if request.operation == Operation::WriteZeroes => {
+                let (offset, length) = (request.offset, request.length);
+                let source = Some(Source::Zeroes { keep_allocated: false });
+                write_back.refused.push(Segment { offset, length, source, sequence: 0 });
+                write_back.left += length;
+                Ok(())
+            }
+            (_, outcome) => outcome,
+        };
+        self.part_completed(outcome, now_ns);
+    }
+
     /// A request of the round has completed.
-    pub(super) fn part_completed(&mut self, outcome: Outcome, now_ns: u64) {
+    fn part_completed(&mut self, outcome: Outcome, now_ns: u64) {
         let Some(write_back) = &mut self.write_back else { return };
         write_back.in_flight -= 1;
         if std::mem::take(&mut write_back.is_step) {

@@ -7,15 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_OFFSET,
-    SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_BLOCKS_MIN,
+    RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
 };
 
 use super::{Inner, LogVolume, Region, State, Wal};
 use crate::access::Access;
 
-/// The smallest ring, in blocks.
-const RING_BLOCKS_MIN: u64 = 16;
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 

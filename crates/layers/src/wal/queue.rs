@@ -594,7 +594,9 @@ impl LayerQueue for WalQueue {
                 self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
-            purpose::COPY | purpose::HOME_FLUSH => self.part_completed(outcome, next.now_ns()),
+            purpose::COPY | purpose::HOME_FLUSH => {
+                self.returned_home(&request, outcome, next.now_ns());
+            }
             purpose::EXTENTS => {
                 if let Some(mut parent) = self.extent_requests.remove(&number) {
                     parent.extents.extend_from_slice(&request.extents);
@@ -649,9 +651,10 @@ impl Drop for WalQueue {
             if let Some(checkpoint) = self.checkpoint_in_flight.take() {
                 state.checkpoint = Some(checkpoint);
             }
-            if self.write_back.take().is_some() {
-                state.is_writing_back = is_stuck;
-                if is_stuck {
+            if let Some(write_back) = self.write_back.take() {
+                // A flush that ends late writes nothing: another queue may begin a round meanwhile.
+                state.is_writing_back = is_stuck && write_back.has_copies();
+                if state.is_writing_back {
                     state.home_failed = Some(ErrorKind::Io);
                 }
             }

@@ -1,0 +1,332 @@
+//! The way home of changes, with disks beneath that hang, reject operations, or ignore them.
+
+#![allow(unsafe_code, reason = "a request that the kernel does not complete")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fathom_block::{
+    Backend, BackendContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
+    Capabilities, Disk, DiskOptions, ErrorKind, Flags, Geometry, Operation, Permission, Request,
+    Waker,
+};
+use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_layers::{ChangeNotes, Wal};
+use fathom_reactor::{Event, Owner, Reactor};
+use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
+use fathom_wal::RING_OFFSET;
+use io_uring::{opcode, types};
+
+const CAPACITY: u64 = 4 << 20;
+const LOG_CAPACITY: u64 = RING_OFFSET + (256 << 10);
+/// The alignment of ranges of zeroes that a home may require.
+const ZEROES_ALIGNMENT: u64 = 4096;
+
+/// The faults of a home.
+#[derive(Default)]
+struct Faults {
+    /// Flushes do not complete.
+    flushes_hang: AtomicBool,
+    /// Zeroes and discards fail if they are not aligned.
+    rejects_misaligned: AtomicBool,
+    /// Discards do nothing.
+    ignores_discards: AtomicBool,
+    /// The writes, zeroes and discards so far.
+    changes: Mutex<Vec<(Operation, Flags, u64)>>,
+}
+
+/// A store with faults.
+struct Home {
+    store: SimBackend,
+    faults: Arc<Faults>,
+    capabilities: Capabilities,
+    /// Nothing is written to it, so that a read does not end.
+    silence: Arc<(UnixStream, UnixStream)>,
+}
+
+struct HomeQueue {
+    inner: Box<dyn BackendQueue>,
+    owner: Owner,
+    faults: Arc<Faults>,
+    silence: Arc<(UnixStream, UnixStream)>,
+    hanging: Vec<Box<Request>>,
+}
+
+impl Home {
+    fn new(capabilities: Capabilities) -> Self {
+        let store = SimBackend::new(SimOptions::new(CAPACITY), 2);
+        let silence = Arc::new(UnixStream::pair().unwrap());
+        Self { store, faults: Arc::default(), capabilities, silence }
+    }
+}
+
+impl Backend for Home {
+    fn name(&self) -> &'static str {
+        "home"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.store.capacity()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(HomeQueue {
+            inner: self.store.open_queue(reactor)?,
+            owner: reactor.register(),
+            faults: Arc::clone(&self.faults),
+            silence: Arc::clone(&self.silence),
+            hanging: Vec::new(),
+        }))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl BackendQueue for HomeQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        let Request { operation, flags, offset, length, .. } = *request;
+        let is_set = |fault: &AtomicBool| fault.load(Ordering::Relaxed);
+        if operation.modifies() {
+            self.faults.changes.lock().unwrap().push((operation, flags, length));
+        }
+        if operation == Operation::Flush && is_set(&self.faults.flushes_hang) {
+            let memory = Box::leak(Box::new([0; 8]));
+            let file = types::Fd(self.silence.0.as_raw_fd());
+            let read = opcode::Read::new(file, memory.as_mut_ptr(), memory.len() as u32).build();
+            // SAFETY: the memory stays valid, and the descriptor open until the reactor has ended.
+            unsafe { context.reactor().push(self.owner, 0, read) };
+            return self.hanging.push(request);
+        }
+        let zeroes = matches!(operation, Operation::WriteZeroes | Operation::Discard);
+        let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
+        if zeroes && !is_aligned && is_set(&self.faults.rejects_misaligned) {
+            return context.complete(request, Err(ErrorKind::Io));
+        }
+        if operation == Operation::Discard && is_set(&self.faults.ignores_discards) {
+            return context.complete(request, Ok(()));
+        }
+        self.inner.submit(request, context);
+    }
+
+    fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
+        self.inner.event(event, context);
+    }
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        self.inner.advance(context);
+    }
+}
+
+/// A disk with a log that is written back only when it is drained.
+struct Rig {
+    home: Arc<Home>,
+    wal: Wal,
+    disk: Arc<Disk>,
+}
+
+impl Rig {
+    fn new(capabilities: Capabilities) -> Self {
+        let log = SimBackend::new(SimOptions::new(LOG_CAPACITY), 1);
+        let volume = Arc::new(LogVolume::new(Arc::new(log)));
+        let options = WalOptions {
+            name: "disk".into(),
+            home: "image".into(),
+            home_capacity: CAPACITY,
+            offset: 0,
+            size: 0,
+            block_size: 512,
+            identity: *b"identity of test",
+            age_ns: u64::MAX,
+            completion: Completion::Durable,
+            expected: None,
+        };
+        let wal = Wal::open(&volume, &options).unwrap();
+        let home = Arc::new(Home::new(capabilities));
+        let layers = vec![Arc::new(wal.clone()) as _];
+        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
+        Self { home, wal, disk }
+    }
+
+    fn harness(&self) -> Harness {
+        Harness::new(&self.disk, &HarnessOptions { queues: 1, depth: 8, simulated: true }, 1)
+    }
+
+    fn drain(&self) {
+        self.wal.drain(&self.disk, Duration::from_secs(10)).unwrap();
+        assert_eq!(self.wal.status().used, 0);
+    }
+}
+
+fn change(operation: Operation, offset: u64, length: u64) -> Action {
+    Action { operation, offset, length, flags: Flags::default(), content: offset + 1 }
+}
+
+/// A queue that ends while the kernel has its flush of home leaves its round to another one.
+#[test]
+fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
+    let rig = Rig::new(Capabilities::ALL);
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 4096));
+    harness.drain(|_| {});
+    rig.home.faults.flushes_hang.store(true, Ordering::Relaxed);
+    let drained = rig.wal.drain(&rig.disk, Duration::from_millis(200));
+    assert_eq!(drained.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+    assert!(!rig.home.faults.changes.lock().unwrap().is_empty(), "the round had begun");
+    rig.home.faults.flushes_hang.store(false, Ordering::Relaxed);
+    rig.drain();
+    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+}
+
+/// Zeroes that home cannot fill a range with are written as data.
+#[test]
+fn zeroes_that_home_refuses_are_written() {
+    let rig = Rig::new(Capabilities::ALL);
+    let mut harness = rig.harness();
+    for offset in [0, 1 << 20, 2 << 20, (3 << 20) - 4096] {
+        harness.submit(0, &change(Operation::Write, offset, 16 << 10));
+    }
+    harness.drain(|_| {});
+    rig.drain();
+    rig.home.faults.rejects_misaligned.store(true, Ordering::Relaxed);
+    for (operation, offset, length) in [
+        (Operation::WriteZeroes, 512, 4096),
+        (Operation::WriteZeroes, 8192, 4096),
+        // More than a copy.
+        (Operation::Discard, (1 << 20) + 1024, 2 << 20),
+    ] {
+        harness.submit(0, &change(operation, offset, length));
+    }
+    harness.drain(|_| {});
+    rig.home.faults.changes.lock().unwrap().clear();
+    rig.drain();
+    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+    harness.verify(CAPACITY);
+    let changes = rig.home.faults.changes.lock().unwrap();
+    let written = changes.iter().filter(|(operation, ..)| *operation == Operation::Write);
+    let written: Vec<_> = written.map(|(_, _, length)| *length).collect();
+    assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");
+    assert!(written.iter().all(|length| *length <= 1 << 20), "{changes:?}");
+}
+
+/// A range that was discarded reads as zeroes at home too, even if home ignores discards.
+#[test]
+fn a_discarded_range_stays_zeroes() {
+    for write_zeroes in [true, false] {
+        let rig = Rig::new(Capabilities { write_zeroes, ..Capabilities::ALL });
+        rig.home.faults.ignores_discards.store(true, Ordering::Relaxed);
+        let mut harness = rig.harness();
+        harness.submit(0, &change(Operation::Write, 0, 64 << 10));
+        harness.drain(|_| {});
+        rig.drain();
+        harness.submit(0, &change(Operation::Discard, 4096, 8192));
+        harness.verify(CAPACITY);
+        rig.home.faults.changes.lock().unwrap().clear();
+        rig.drain();
+        harness.verify(CAPACITY);
+        assert!(rig.home.store.image()[4096..12288].iter().all(|byte| *byte == 0));
+        let changes = rig.home.faults.changes.lock().unwrap();
+        let expected = if write_zeroes { Operation::WriteZeroes } else { Operation::Write };
+        let is_freed = |flags: &Flags| !flags.keep_allocated;
+        assert!(
+            matches!(&changes[..], [(made, flags, 8192)] if *made == expected && is_freed(flags)),
+            "{changes:?}"
+        );
+    }
+}
+
+/// A scheduler that lets each step begin, and notes of changes that are not durable at first.
+#[derive(Default)]
+struct Steps {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    are_durable: AtomicBool,
+}
+
+impl BackgroundScheduler for Steps {
+    fn open(&self, _: &str, _: &'static str, _: Waker) -> u64 {
+        1
+    }
+
+    fn ask(&self, _: u64, _: BackgroundStep, _: u64) -> Permission {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Permission::Begin
+    }
+
+    fn end(&self, _: u64, _: u64) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn rest(&self, _: u64) {}
+
+    fn close(&self, _: u64) {}
+}
+
+impl ChangeNotes for Steps {
+    fn number(&self) -> u64 {
+        1
+    }
+
+    fn are_durable(&self, _: u64, _: &Waker) -> bool {
+        self.are_durable.load(Ordering::Relaxed)
+    }
+}
+
+/// The step that was allowed ends, even if the log has filled since and the round no longer needs
+/// permission.
+#[test]
+fn an_allowed_step_ends_if_the_log_fills_before_it_begins() {
+    let rig = Rig::new(Capabilities::ALL);
+    let steps = Arc::new(Steps::default());
+    rig.disk.schedule_background(Arc::clone(&steps) as _);
+    rig.wal.set_notes(Arc::clone(&steps) as _);
+    rig.wal.set_age(1_000_000);
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 4096));
+    harness.drain(|_| {});
+    let mut rounds = 0;
+    while steps.begun.load(Ordering::Relaxed) == 0 {
+        harness.step();
+        rounds += 1;
+        assert!(rounds < 1000, "a round begins in idle time");
+    }
+    // More than half of the log.
+    for number in 1..4 {
+        harness.submit(0, &change(Operation::Write, number << 16, 48 << 10));
+    }
+    harness.drain(|_| {});
+    steps.are_durable.store(true, Ordering::Relaxed);
+    // The queue asks again whether the notes are durable.
+    harness.submit(0, &change(Operation::Write, 1 << 20, 4096));
+    harness.drain(|_| {});
+    for _ in 0..1000 {
+        harness.step();
+    }
+    harness.rest(|_| {});
+    rig.drain();
+    let [begun, ended] = [&steps.begun, &steps.ended].map(|count| count.load(Ordering::Relaxed));
+    assert!(begun > 0 && begun == ended, "{begun} steps have begun, and {ended} have ended");
+}
