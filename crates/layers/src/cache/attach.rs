@@ -231,11 +231,18 @@ impl CacheVolume {
         let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
         // Nothing is inserted: no queue uses the disk.
         let turn = if self.is_kept { Some(self.turn()?) } else { None };
+        let rejects = turn.is_some() && !is_unused;
+        if rejects {
+            // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
+            // disk after the sweep. Nobody writes tables now: the next ones show that the blocks are gone.
+            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            state.regions.access(|regions| regions.load_all(disk.capacity, 0, tables));
+        }
         self.sweep(state.number, 0);
         if turn.is_some() {
             let mut access = Access::open(&self.backend)?;
-            if !is_unused {
-                self.reject_all(&mut access, state, disk.capacity)?;
+            if rejects {
+                self.write_all_bits(&mut access, state)?;
             }
             self.write_record(&mut access, state, record)?;
         } else {
@@ -272,18 +279,10 @@ impl CacheVolume {
         Ok(())
     }
 
-    /// Sets the bits of all regions of a disk. Mappings of the disk may be in the tables. They are
+    /// Makes the bits of all regions of a disk durable. Mappings of the disk may be in the tables. They are
     /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
     /// state is noted.
-    fn reject_all(
-        &self,
-        access: &mut Access,
-        state: &DiskState,
-        capacity: u64,
-    ) -> Result<(), CacheError> {
-        // Nobody writes tables now: the next ones show that the blocks are gone.
-        let tables = self.keeper.access(|keeper| keeper.tables) + 1;
-        state.regions.access(|regions| regions.load_all(capacity, 0, tables));
+    fn write_all_bits(&self, access: &mut Access, state: &DiskState) -> Result<(), CacheError> {
         for page in 0..self.format.bitmap_pages {
             // Also those beyond the end, where an earlier disk may have been longer.
             let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];
