@@ -113,11 +113,15 @@ impl CacheVolume {
         if disk.changes.is_empty() || !self.is_kept {
             return;
         }
-        state.regions.access(|regions| {
-            for range in &disk.changes {
-                regions.mark(range.start, range.end - range.start, 0);
-            }
-        });
+        let mark = || {
+            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            state.regions.access(|regions| {
+                for range in &disk.changes {
+                    regions.mark(range.start, range.end - range.start, 0, tables);
+                }
+            });
+        };
+        mark();
         let block_size = u64::from(self.format.block_size);
         let is_changed = |key: u64| {
             let offset = (key & ((1 << BLOCK_BITS) - 1)) * block_size;
@@ -129,6 +133,8 @@ impl CacheVolume {
             let slots = 0..shard.slots();
             shard.sweep_where(slots, Reason::Discard, is_changed);
         }
+        // Tables whose writing began meanwhile may have the blocks.
+        mark();
     }
 
     /// Adds a disk that the volume does not have.

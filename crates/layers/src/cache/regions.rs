@@ -137,10 +137,19 @@ impl Regions {
         begins
     }
 
-    /// Sets the bits of the regions of a range, in which the log has changes.
-    pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64) {
+    /// Sets the bits of the regions of a range, in which the log has changes. The tables with the number
+    /// `tables` have none of its blocks any more.
+    pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
         for region in self.range(offset, length) {
-            self.set(region, now_ns);
+            self.set_until(region, now_ns, tables);
+        }
+    }
+
+    /// Sets the bit of a region, which stays at least until the tables with the number `tables` are durable.
+    fn set_until(&mut self, region: u32, now_ns: u64, tables: u64) {
+        self.set(region, now_ns);
+        if let Some(found) = self.active.get_mut(&region) {
+            found.tables = found.tables.max(tables);
         }
     }
 
@@ -360,10 +369,7 @@ impl Regions {
     /// have none of its blocks any more.
     pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64, tables: u64) {
         for region in self.range(0, capacity) {
-            self.set(region, now_ns);
-            if let Some(found) = self.active.get_mut(&region) {
-                found.tables = found.tables.max(tables);
-            }
+            self.set_until(region, now_ns, tables);
         }
     }
 }
@@ -545,6 +551,22 @@ mod tests {
         regions.clear_quiet(1000, 0, 500);
         assert!(regions.is_active(0) && regions.active() == 4, "older tables may have its blocks");
         regions.clear_quiet(1000, 0, 501);
+        assert_eq!(regions.active(), 0);
+    }
+
+    #[test]
+    fn the_bits_of_changes_in_a_log_are_kept_until_the_tables_show_that_the_blocks_are_gone() {
+        let mut regions = Regions::new(20, 1);
+        regions.load(0, &[0b1], 0);
+        regions.mark(0, 2 << 20, 0, 5);
+        write(&mut regions);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        for tables in [0, 1, 4] {
+            regions.clear_quiet(1000, 0, tables);
+            assert_eq!(regions.active(), 2, "the tables {tables} may have their blocks");
+        }
+        regions.clear_quiet(1000, 0, 5);
         assert_eq!(regions.active(), 0);
     }
 
