@@ -242,7 +242,7 @@ impl CacheVolume {
             // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
             // disk after the sweep. Nobody writes tables now: the next ones show that the blocks are gone.
             let tables = self.keeper.access(|keeper| keeper.tables) + 1;
-            state.regions.access(|regions| regions.load_all(disk.capacity, 0, tables));
+            state.regions.access(|regions| regions.load_all(0, tables));
         }
         self.sweep(state.number, 0);
         if turn.is_some() {

@@ -269,6 +269,10 @@ impl Regions {
             self.dirty.insert((word / WORDS_PER_PAGE) as u32);
             self.active.remove(&number);
             self.order.pop_front();
+            if self.active.is_empty() {
+                // There may have been many.
+                (self.active, self.order) = (HashMap::new(), VecDeque::new());
+            }
         }
     }
 
@@ -365,10 +369,10 @@ impl Regions {
         }
     }
 
-    /// Sets the bits of all regions of a disk of `capacity` bytes. The tables with the number `tables`
-    /// have none of its blocks any more.
-    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64, tables: u64) {
-        for region in self.range(0, capacity) {
+    /// Sets the bits of all regions, also of those beyond the end of the disk, which may have been longer.
+    /// The tables with the number `tables` have none of its blocks any more.
+    pub(super) fn load_all(&mut self, now_ns: u64, tables: u64) {
+        for region in 0..self.count as u32 {
             self.set_until(region, now_ns, tables);
         }
     }
@@ -544,12 +548,15 @@ mod tests {
     #[test]
     fn the_bits_of_a_disk_without_blocks_are_kept_until_the_tables_show_it() {
         let mut regions = Regions::new(20, 1);
-        regions.load_all(4 << 20, 0, 501);
-        write(&mut regions);
+        regions.load_all(0, 501);
+        let (page, bits) = regions.take_dirty().unwrap();
+        assert!(bits.iter().all(|word| *word == u64::MAX), "the disk may have been longer");
+        regions.page_durable(page, &bits, 0);
         let number = regions.begin_flush();
         regions.end_flush(number);
         regions.clear_quiet(1000, 0, 500);
-        assert!(regions.is_active(0) && regions.active() == 4, "older tables may have its blocks");
+        let count = REGIONS_PER_PAGE as usize;
+        assert!(regions.is_active(0) && regions.active() == count, "older tables may have its blocks");
         regions.clear_quiet(1000, 0, 501);
         assert_eq!(regions.active(), 0);
     }
