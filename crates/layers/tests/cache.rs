@@ -14,6 +14,7 @@ use fathom_block::{
 };
 use fathom_cache::Policy;
 use fathom_layers::Cache;
+use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{
     CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, NO_LOG, VolumeOptions,
 };
@@ -433,6 +434,41 @@ fn a_disk_that_shrinks_and_grows_has_zeroes() {
     harness.drain(|_| {});
     harness.verify(CAPACITY);
     assert!(cache.status().hit_bytes > 0);
+}
+
+/// What a volume returns is compared with checksums, also if a read wants a part of a granule.
+#[test]
+fn a_volume_with_other_content_gives_none_of_it() {
+    each_seed(6, |seed| {
+        let rig = Rig::new(seed, 0.0, blank(seed));
+        let mut harness = harness(&rig.disk, seed);
+        harness.run(&mut workload(seed), 150, |_| {});
+        harness.rest(|_| {});
+        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        let mut images = rig.record.crash();
+        drop((harness, rig));
+        let format = Superblock::decode(&images[0][..2 * PAGE_LENGTH]).unwrap();
+        for byte in &mut images[0][format.slot_offset(0) as usize..] {
+            *byte ^= 0x55;
+        }
+        let rig = Rig::new(seed, 0.0, images.clone());
+        let mut harness = Harness::new(&rig.disk, &HarnessOptions::default(), seed);
+        harness.model_mut().restart(&images[1]);
+        let rounds = (0..100_000).take_while(|_| !rig.cache.volume().is_loaded());
+        rounds.for_each(|_| _ = harness.step());
+        assert!(rig.cache.status().mapped > 0);
+        let flags = fathom_block::Flags::default();
+        for offset in (512..CAPACITY).step_by(4096) {
+            let action =
+                Action { operation: Operation::Read, offset, length: 512, flags, content: 0 };
+            harness.submit(0, &action);
+            harness.drain(|_| {});
+        }
+        assert_eq!((rig.cache.status().hit_bytes, rig.cache.status().failed), (0, None));
+        harness.verify(CAPACITY);
+        harness.rest(|_| {});
+        assert!(rig.cache.status().mismatches > 0 && rig.cache.status().failed.is_some());
+    });
 }
 
 /// Errors of the volume cost no data and no request; errors of the disk are its own.
