@@ -19,10 +19,8 @@ use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
 use super::{NO_LOG, lock};
-use crate::access::Access;
+use crate::access::{Access, REQUEST_TIME_MAX};
 
-/// How long an attachment waits for the writing of tables in progress.
-const WRITER_TIME_MAX: Duration = Duration::from_secs(10);
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of the writer while no queue writes.
 const NO_QUEUE: u64 = u64::MAX;
@@ -187,9 +185,9 @@ impl CacheVolume {
         Ok(state)
     }
 
-    /// Waits for the right to write pages outside of any queue.
+    /// Waits for the right to write pages outside of any queue, as long as for one request of the volume.
     fn turn(&self) -> Result<Turn<'_>, CacheError> {
-        let end = Instant::now() + WRITER_TIME_MAX;
+        let end = Instant::now() + REQUEST_TIME_MAX;
         loop {
             let (is_mine, failed) = self.keeper.access(|keeper| {
                 let is_mine = keeper.writer.is_none() && keeper.failed.is_none();
