@@ -32,6 +32,8 @@ const VERSION: u32 = 1;
 /// volume again: the logs have changes that are nowhere else.
 const VERSION_WITH_LOGS: u32 = 2;
 const CHECKSUM_AT: usize = 508;
+/// The highest sequence of a page: no volume gets there, and the next one has a number.
+const SEQUENCE_MAX: u64 = u64::MAX >> 1;
 const PAGE_MAGIC: [u8; 4] = *b"CPAG";
 const HEADER_LENGTH: usize = 64;
 const PAYLOAD_LENGTH: usize = PAGE_LENGTH - HEADER_LENGTH;
@@ -308,6 +310,7 @@ impl Superblock {
             && crc32c::crc32c(&copy[8..]) == u32_at(copy, 4)
             && copy[8..16] == self.cache[..8]
             && u32_at(copy, 16) == page
+            && u64_at(copy, 24) <= SEQUENCE_MAX
             && u64_at(copy, 24) % 2 == index as u64
     }
 
@@ -440,7 +443,7 @@ pub(crate) fn correct_page(format: &Superblock, page: u32, copy: u64, bytes: &mu
     put(bytes, 0, &PAGE_MAGIC);
     put(bytes, 8, &format.cache[..8]);
     put(bytes, 16, &page.to_le_bytes());
-    let sequence = u64_at(bytes, 24) & !1 | copy;
+    let sequence = u64_at(bytes, 24) & SEQUENCE_MAX & !1 | copy;
     put(bytes, 24, &sequence.to_le_bytes());
     let checksum = crc32c::crc32c(&bytes[8..]);
     put(bytes, 4, &checksum.to_le_bytes());
@@ -596,6 +599,11 @@ mod tests {
         assert_eq!(format.valid(2, &copies), None, "it is another page's");
         let other = Superblock { cache: [8; 16], ..format };
         assert_eq!(other.valid(1, &copies), None, "it is another cache's");
+        for (sequence, generation) in [(SEQUENCE_MAX, 3), (u64::MAX, 1)] {
+            let odd = format.disk_bytes(1, sequence, &record(3));
+            let copies = [&copies[..PAGE_LENGTH], &odd].concat();
+            assert_eq!(found(&copies), Some(record(generation)), "the next one has a number");
+        }
         copies[PAGE_LENGTH + 100] ^= 1;
         assert_eq!(found(&copies), Some(record(1)), "the newer copy is torn");
         copies[100] ^= 1;

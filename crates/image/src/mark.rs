@@ -91,6 +91,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_mark_in_a_file_replaces_an_attribute() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().join("a.img");
+        File::create(&path).unwrap();
+        let mark = LogMark::open(&path, folder.path()).unwrap();
+        mark.place.write(b"the first").unwrap();
+        // No attribute has so many bytes.
+        mark.place.write(&vec![b'x'; 70_000]).unwrap();
+        assert!(mark.place.file().exists());
+        assert_eq!(mark.place.read().unwrap().unwrap().first(), Some(&b'x'));
+    }
+
+    #[test]
     fn a_mark_is_found_at_every_open_until_it_is_removed() {
         // A file system with extended attributes, and the tests' own, which may have none.
         for folder in [tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir().unwrap()] {

@@ -86,7 +86,9 @@ impl Place {
         file.write_all(text)?;
         file.sync_all()?;
         std::fs::rename(&draft, &self.file)?;
-        self.sync_folder()
+        self.sync_folder()?;
+        // An older mark would hide this one.
+        self.clear_attribute()
     }
 
     /// Removes the mark.
@@ -94,10 +96,7 @@ impl Place {
     /// # Errors
     /// When the mark cannot be removed.
     pub(crate) fn clear(&self) -> io::Result<()> {
-        if let (Some(attribute), Some(_)) = (self.attribute, self.read_attribute()?) {
-            fremovexattr(&self.image, attribute)?;
-            self.sync_image()?;
-        }
+        self.clear_attribute()?;
         match std::fs::remove_file(&self.file) {
             Ok(()) => self.sync_folder(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -141,6 +140,14 @@ impl Place {
 
     fn sync_folder(&self) -> io::Result<()> {
         File::open(self.file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+
+    fn clear_attribute(&self) -> io::Result<()> {
+        if let (Some(attribute), Some(_)) = (self.attribute, self.read_attribute()?) {
+            fremovexattr(&self.image, attribute)?;
+            self.sync_image()?;
+        }
+        Ok(())
     }
 
     fn read_attribute(&self) -> io::Result<Option<Vec<u8>>> {

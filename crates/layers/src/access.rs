@@ -9,7 +9,7 @@ use fathom_block::{Backend, Clock, Disk, DiskOptions, Operation, Stack};
 use fathom_reactor::{Event, Reactor};
 
 /// The time limit of one request.
-const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+pub(crate) const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Sends requests to a store, one at a time.
 pub(crate) struct Access {

@@ -1,18 +1,24 @@
 //! Runs the cache, by seed, over a faulty volume and a faulty disk. Whatever happens, no read gets other
 //! data than the disk beneath has, also after crashes of both.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fathom_backend::Memory;
-use fathom_block::{Backend, Disk, DiskOptions, Operation};
+use fathom_block::{
+    Backend, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions, ErrorKind, Geometry,
+    Operation,
+};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
+use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{
     CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, NO_LOG, VolumeOptions,
 };
+use fathom_reactor::Reactor;
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
@@ -242,6 +248,92 @@ fn a_disk_that_changed_without_the_cache_begins_empty() {
     assert!(crashes > 100 && blocks > 100, "{crashes} crashes, {blocks} blocks");
 }
 
+thread_local! {
+    /// What happens when a queue of a [`Watched`] store is opened next.
+    static AT_OPENING: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// A store for which something happens when a queue is opened.
+struct Watched(Arc<SimBackend>);
+
+impl Backend for Watched {
+    fn name(&self) -> &'static str {
+        "watched"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        if let Some(action) = AT_OPENING.take() {
+            action();
+        }
+        self.0.open_queue(reactor)
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A disk whose blocks are out of date comes back while a queue of another disk loads the tables.
+#[test]
+fn a_disk_begins_empty_while_another_one_loads_the_tables() {
+    each_seed(4, |seed| {
+        let rig = Rig::new(seed, 0.0, blank(seed));
+        let mut harness = harness(&rig.disk, seed);
+        harness.run(&mut workload(seed), 150, |_| {});
+        harness.rest(|_| {});
+        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        assert!(rig.cache.status().mapped > 0);
+        let image = rig.record.crash().swap_remove(0);
+        drop((harness, rig));
+
+        let length = image.len() as u64;
+        let volume = Arc::new(SimBackend::with_image(SimOptions::new(length), seed, image));
+        let opened = CacheVolume::open(Arc::new(Watched(volume)), &volume_options(seed));
+        let opened = Arc::new(opened.unwrap());
+        let disk = |found: &CacheDisk| {
+            let mark = Arc::new(Mark(AtomicU64::new(7)));
+            let cache = Cache::new(&opened, found, CacheMode::WriteThrough, mark).unwrap();
+            let layers = vec![Arc::new(cache.clone()) as _];
+            let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
+            (cache, Disk::new(DiskOptions::default(), layers, home).unwrap())
+        };
+        let (_other, other) = disk(&CacheDisk { name: "other".into(), ..self::disk() });
+        let mut loader = Harness::new(&other, &HarnessOptions::default(), seed);
+        let volume = Arc::clone(&opened);
+        AT_OPENING.set(Some(Box::new(move || {
+            let rounds = (0..100_000).take_while(|_| !volume.is_loaded());
+            rounds.for_each(|_| _ = loader.step());
+        })));
+        let (cache, disk) = disk(&CacheDisk { expected: None, generation: 8, ..self::disk() });
+        assert!(opened.is_loaded());
+        assert_eq!((cache.dropped(), cache.status().mapped), (Some(Dropped::Mark), 0));
+        // Its store has only zeroes now.
+        Harness::new(&disk, &HarnessOptions::default(), seed).verify(CAPACITY);
+    });
+}
+
 /// After an orderly end, the next start finds all that was cached.
 #[test]
 fn an_orderly_end_keeps_the_cache() {
@@ -342,6 +434,41 @@ fn a_disk_that_shrinks_and_grows_has_zeroes() {
     harness.drain(|_| {});
     harness.verify(CAPACITY);
     assert!(cache.status().hit_bytes > 0);
+}
+
+/// What a volume returns is compared with checksums, also if a read wants a part of a granule.
+#[test]
+fn a_volume_with_other_content_gives_none_of_it() {
+    each_seed(6, |seed| {
+        let rig = Rig::new(seed, 0.0, blank(seed));
+        let mut harness = harness(&rig.disk, seed);
+        harness.run(&mut workload(seed), 150, |_| {});
+        harness.rest(|_| {});
+        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        let mut images = rig.record.crash();
+        drop((harness, rig));
+        let format = Superblock::decode(&images[0][..2 * PAGE_LENGTH]).unwrap();
+        for byte in &mut images[0][format.slot_offset(0) as usize..] {
+            *byte ^= 0x55;
+        }
+        let rig = Rig::new(seed, 0.0, images.clone());
+        let mut harness = Harness::new(&rig.disk, &HarnessOptions::default(), seed);
+        harness.model_mut().restart(&images[1]);
+        let rounds = (0..100_000).take_while(|_| !rig.cache.volume().is_loaded());
+        rounds.for_each(|_| _ = harness.step());
+        assert!(rig.cache.status().mapped > 0);
+        let flags = fathom_block::Flags::default();
+        for offset in (512..CAPACITY).step_by(4096) {
+            let action =
+                Action { operation: Operation::Read, offset, length: 512, flags, content: 0 };
+            harness.submit(0, &action);
+            harness.drain(|_| {});
+        }
+        assert_eq!((rig.cache.status().hit_bytes, rig.cache.status().failed), (0, None));
+        harness.verify(CAPACITY);
+        harness.rest(|_| {});
+        assert!(rig.cache.status().mismatches > 0 && rig.cache.status().failed.is_some());
+    });
 }
 
 /// Errors of the volume cost no data and no request; errors of the disk are its own.

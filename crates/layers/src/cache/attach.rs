@@ -19,10 +19,8 @@ use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
 use super::{NO_LOG, lock};
-use crate::access::Access;
+use crate::access::{Access, REQUEST_TIME_MAX};
 
-/// How long an attachment waits for the writing of tables in progress.
-const WRITER_TIME_MAX: Duration = Duration::from_secs(10);
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of the writer while no queue writes.
 const NO_QUEUE: u64 = u64::MAX;
@@ -113,11 +111,15 @@ impl CacheVolume {
         if disk.changes.is_empty() || !self.is_kept {
             return;
         }
-        state.regions.access(|regions| {
-            for range in &disk.changes {
-                regions.mark(range.start, range.end - range.start, 0);
-            }
-        });
+        let mark = || {
+            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            state.regions.access(|regions| {
+                for range in &disk.changes {
+                    regions.mark(range.start, range.end - range.start, 0, tables);
+                }
+            });
+        };
+        mark();
         let block_size = u64::from(self.format.block_size);
         let is_changed = |key: u64| {
             let offset = (key & ((1 << BLOCK_BITS) - 1)) * block_size;
@@ -129,6 +131,8 @@ impl CacheVolume {
             let slots = 0..shard.slots();
             shard.sweep_where(slots, Reason::Discard, is_changed);
         }
+        // Tables whose writing began meanwhile may have the blocks.
+        mark();
     }
 
     /// Adds a disk that the volume does not have.
@@ -181,9 +185,9 @@ impl CacheVolume {
         Ok(state)
     }
 
-    /// Waits for the right to write pages outside of any queue.
+    /// Waits for the right to write pages outside of any queue, as long as for one request of the volume.
     fn turn(&self) -> Result<Turn<'_>, CacheError> {
-        let end = Instant::now() + WRITER_TIME_MAX;
+        let end = Instant::now() + REQUEST_TIME_MAX;
         loop {
             let (is_mine, failed) = self.keeper.access(|keeper| {
                 let is_mine = keeper.writer.is_none() && keeper.failed.is_none();
@@ -231,11 +235,18 @@ impl CacheVolume {
         let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
         // Nothing is inserted: no queue uses the disk.
         let turn = if self.is_kept { Some(self.turn()?) } else { None };
+        let rejects = turn.is_some() && !is_unused;
+        if rejects {
+            // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
+            // disk after the sweep. Nobody writes tables now: the next ones show that the blocks are gone.
+            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            state.regions.access(|regions| regions.load_all(0, tables));
+        }
         self.sweep(state.number, 0);
         if turn.is_some() {
             let mut access = Access::open(&self.backend)?;
-            if !is_unused {
-                self.reject_all(&mut access, state, disk.capacity)?;
+            if rejects {
+                self.write_all_bits(&mut access, state)?;
             }
             self.write_record(&mut access, state, record)?;
         } else {
@@ -272,18 +283,10 @@ impl CacheVolume {
         Ok(())
     }
 
-    /// Sets the bits of all regions of a disk. Mappings of the disk may be in the tables. They are
+    /// Makes the bits of all regions of a disk durable. Mappings of the disk may be in the tables. They are
     /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
     /// state is noted.
-    fn reject_all(
-        &self,
-        access: &mut Access,
-        state: &DiskState,
-        capacity: u64,
-    ) -> Result<(), CacheError> {
-        // Nobody writes tables now: the next ones show that the blocks are gone.
-        let tables = self.keeper.access(|keeper| keeper.tables) + 1;
-        state.regions.access(|regions| regions.load_all(capacity, 0, tables));
+    fn write_all_bits(&self, access: &mut Access, state: &DiskState) -> Result<(), CacheError> {
         for page in 0..self.format.bitmap_pages {
             // Also those beyond the end, where an earlier disk may have been longer.
             let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];

@@ -275,8 +275,13 @@ impl CacheQueue {
             let shard = volume.shard_of(key);
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
-            let hit = if is_missed { None } else { volume.hit(shard, key, wanted, &access) };
-            let found = if let Some(slot) = hit {
+            // What a volume returns is compared with checksums, which are those of whole granules.
+            let is_servable = !volume.is_kept || covered == wanted;
+            let is_looked_up = is_servable && !is_missed;
+            let hit = if is_looked_up { volume.hit(shard, key, wanted, &access) } else { None };
+            let found = if !is_servable {
+                Lookup::Miss(0)
+            } else if let Some(slot) = hit {
                 self.hits.observe(key, &access, begin_ns);
                 Lookup::Hit(slot)
             } else {

@@ -137,10 +137,19 @@ impl Regions {
         begins
     }
 
-    /// Sets the bits of the regions of a range, in which the log has changes.
-    pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64) {
+    /// Sets the bits of the regions of a range, in which the log has changes. The tables with the number
+    /// `tables` have none of its blocks any more.
+    pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
         for region in self.range(offset, length) {
-            self.set(region, now_ns);
+            self.set_until(region, now_ns, tables);
+        }
+    }
+
+    /// Sets the bit of a region, which stays at least until the tables with the number `tables` are durable.
+    fn set_until(&mut self, region: u32, now_ns: u64, tables: u64) {
+        self.set(region, now_ns);
+        if let Some(found) = self.active.get_mut(&region) {
+            found.tables = found.tables.max(tables);
         }
     }
 
@@ -260,6 +269,10 @@ impl Regions {
             self.dirty.insert((word / WORDS_PER_PAGE) as u32);
             self.active.remove(&number);
             self.order.pop_front();
+            if self.active.is_empty() {
+                // There may have been many.
+                (self.active, self.order) = (HashMap::new(), VecDeque::new());
+            }
         }
     }
 
@@ -356,14 +369,11 @@ impl Regions {
         }
     }
 
-    /// Sets the bits of all regions of a disk of `capacity` bytes. The tables with the number `tables`
-    /// have none of its blocks any more.
-    pub(super) fn load_all(&mut self, capacity: u64, now_ns: u64, tables: u64) {
-        for region in self.range(0, capacity) {
-            self.set(region, now_ns);
-            if let Some(found) = self.active.get_mut(&region) {
-                found.tables = found.tables.max(tables);
-            }
+    /// Sets the bits of all regions, also of those beyond the end of the disk, which may have been longer.
+    /// The tables with the number `tables` have none of its blocks any more.
+    pub(super) fn load_all(&mut self, now_ns: u64, tables: u64) {
+        for region in 0..self.count as u32 {
+            self.set_until(region, now_ns, tables);
         }
     }
 }
@@ -538,13 +548,32 @@ mod tests {
     #[test]
     fn the_bits_of_a_disk_without_blocks_are_kept_until_the_tables_show_it() {
         let mut regions = Regions::new(20, 1);
-        regions.load_all(4 << 20, 0, 501);
-        write(&mut regions);
+        regions.load_all(0, 501);
+        let (page, bits) = regions.take_dirty().unwrap();
+        assert!(bits.iter().all(|word| *word == u64::MAX), "the disk may have been longer");
+        regions.page_durable(page, &bits, 0);
         let number = regions.begin_flush();
         regions.end_flush(number);
         regions.clear_quiet(1000, 0, 500);
-        assert!(regions.is_active(0) && regions.active() == 4, "older tables may have its blocks");
+        let count = REGIONS_PER_PAGE as usize;
+        assert!(regions.is_active(0) && regions.active() == count, "older tables may have its blocks");
         regions.clear_quiet(1000, 0, 501);
+        assert_eq!(regions.active(), 0);
+    }
+
+    #[test]
+    fn the_bits_of_changes_in_a_log_are_kept_until_the_tables_show_that_the_blocks_are_gone() {
+        let mut regions = Regions::new(20, 1);
+        regions.load(0, &[0b1], 0);
+        regions.mark(0, 2 << 20, 0, 5);
+        write(&mut regions);
+        let number = regions.begin_flush();
+        regions.end_flush(number);
+        for tables in [0, 1, 4] {
+            regions.clear_quiet(1000, 0, tables);
+            assert_eq!(regions.active(), 2, "the tables {tables} may have their blocks");
+        }
+        regions.clear_quiet(1000, 0, 5);
         assert_eq!(regions.active(), 0);
     }
 
