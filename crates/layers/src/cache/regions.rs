@@ -556,7 +556,10 @@ mod tests {
         regions.end_flush(number);
         regions.clear_quiet(1000, 0, 500);
         let count = REGIONS_PER_PAGE as usize;
-        assert!(regions.is_active(0) && regions.active() == count, "older tables may have its blocks");
+        assert!(
+            regions.is_active(0) && regions.active() == count,
+            "older tables may have its blocks"
+        );
         regions.clear_quiet(1000, 0, 501);
         assert_eq!(regions.active(), 0);
     }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner, RING_BLOCKS_MIN,
-    RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner,
+    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
 };
 
 use super::{Inner, LogVolume, Region, State, Wal};
