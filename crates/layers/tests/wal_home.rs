@@ -1,4 +1,4 @@
-//! The way home of changes, with disks beneath that hang, reject operations, or ignore them.
+//! The way home of changes, with disks beneath that hang or reject operations.
 
 #![allow(unsafe_code, reason = "a request that the kernel does not complete")]
 
@@ -33,8 +33,6 @@ struct Faults {
     flushes_hang: AtomicBool,
     /// Zeroes and discards fail if they are not aligned.
     rejects_misaligned: AtomicBool,
-    /// Discards do nothing.
-    ignores_discards: AtomicBool,
     /// The writes, zeroes and discards so far.
     changes: Mutex<Vec<(Operation, Flags, u64)>>,
 }
@@ -126,9 +124,6 @@ impl BackendQueue for HomeQueue {
         let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
         if zeroes && !is_aligned && is_set(&self.faults.rejects_misaligned) {
             return context.complete(request, Err(ErrorKind::Io));
-        }
-        if operation == Operation::Discard && is_set(&self.faults.ignores_discards) {
-            return context.complete(request, Ok(()));
         }
         self.inner.submit(request, context);
     }
@@ -231,32 +226,6 @@ fn zeroes_that_home_refuses_are_written() {
     let written: Vec<_> = written.map(|(_, _, length)| *length).collect();
     assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");
     assert!(written.iter().all(|length| *length <= 1 << 20), "{changes:?}");
-}
-
-/// A range that was discarded reads as zeroes at home too, even if home ignores discards.
-#[test]
-fn a_discarded_range_stays_zeroes() {
-    for write_zeroes in [true, false] {
-        let rig = Rig::new(Capabilities { write_zeroes, ..Capabilities::ALL });
-        rig.home.faults.ignores_discards.store(true, Ordering::Relaxed);
-        let mut harness = rig.harness();
-        harness.submit(0, &change(Operation::Write, 0, 64 << 10));
-        harness.drain(|_| {});
-        rig.drain();
-        harness.submit(0, &change(Operation::Discard, 4096, 8192));
-        harness.verify(CAPACITY);
-        rig.home.faults.changes.lock().unwrap().clear();
-        rig.drain();
-        harness.verify(CAPACITY);
-        assert!(rig.home.store.image()[4096..12288].iter().all(|byte| *byte == 0));
-        let changes = rig.home.faults.changes.lock().unwrap();
-        let expected = if write_zeroes { Operation::WriteZeroes } else { Operation::Write };
-        let is_freed = |flags: &Flags| !flags.keep_allocated;
-        assert!(
-            matches!(&changes[..], [(made, flags, 8192)] if *made == expected && is_freed(flags)),
-            "{changes:?}"
-        );
-    }
 }
 
 /// A scheduler that lets each step begin, and notes of changes that are not durable at first.

@@ -21,8 +21,6 @@ use crate::ChangeNotes;
 
 /// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
-/// The most bytes that home fills with zeroes in one operation: a device may have to write them.
-const ZEROES_LENGTH_MAX: u64 = 64 << 20;
 /// The most copies in flight.
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
@@ -264,25 +262,31 @@ impl WalQueue {
         // Changes of guests may wait for the place that it makes.
         own.flags.background = !is_pressed;
         own.offset = first.offset;
-        if !matches!(first.source, Some(Source::Ring(_)) | None) {
-            // A device may ignore a discard, but the disk has returned zeroes since.
-            let is_filled = self.below.write_zeroes && !is_refused;
-            let most = if is_filled { ZEROES_LENGTH_MAX } else { COPY_LENGTH_MAX };
-            own.length = first.length.min(most - first.offset % most);
-            if is_filled {
-                own.operation = Operation::WriteZeroes;
+        let zeroes = match first.source {
+            Some(Source::Ring(_)) | None => None,
+            Some(_) if is_refused => Some(Operation::Write),
+            Some(Source::Discard) if self.below.discard => Some(Operation::Discard),
+            Some(Source::Discard | Source::Zeroes { .. }) if self.below.write_zeroes => {
                 own.flags.keep_allocated =
                     first.source == Some(Source::Zeroes { keep_allocated: true });
-            } else {
-                own.operation = Operation::Write;
+                Some(Operation::WriteZeroes)
+            }
+            Some(Source::Discard | Source::Zeroes { .. }) => Some(Operation::Write),
+        };
+        if let Some(operation) = zeroes {
+            own.operation = operation;
+            own.length = first.length;
+            if operation == Operation::Write {
+                own.length = first.length.min(COPY_LENGTH_MAX);
                 own.buffers.allocate(own.length as usize);
                 own.buffers.fill_zero(0, own.length as usize);
-            }
-            (first.offset, first.length) = (first.offset + own.length, first.length - own.length);
-            match first.length {
-                0 => {}
-                _ if is_refused => write_back.refused.push(first),
-                _ => write_back.segments.push_front(first),
+                (first.offset, first.length) =
+                    (first.offset + own.length, first.length - own.length);
+                match first.length {
+                    0 => {}
+                    _ if is_refused => write_back.refused.push(first),
+                    _ => write_back.segments.push_front(first),
+                }
             }
             write_back.left = write_back.left.saturating_sub(own.length);
             return next.submit(own);
@@ -332,12 +336,19 @@ impl WalQueue {
 
     /// A copy or the flush of home has returned.
     pub(super) fn returned_home(&mut self, request: &Request, outcome: Outcome, now_ns: u64) {
+        let is_discard = request.operation == Operation::Discard;
+        let is_zeroes = request.operation == Operation::WriteZeroes;
         let outcome = match (&mut self.write_back, outcome) {
             // For example, a block device refuses ranges that are not aligned to its blocks.
-            (Some(write_back), Err(_)) if request.operation == Operation::WriteZeroes => {
+            (Some(write_back), Err(_)) if is_discard || is_zeroes => {
                 let (offset, length) = (request.offset, request.length);
                 let source = Some(Source::Zeroes { keep_allocated: false });
-                write_back.refused.push(Segment { offset, length, source, sequence: 0 });
+                let zeroes = Segment { offset, length, source, sequence: 0 };
+                if is_discard {
+                    write_back.segments.push_front(zeroes);
+                } else {
+                    write_back.refused.push(zeroes);
+                }
                 write_back.left += length;
                 Ok(())
             }
