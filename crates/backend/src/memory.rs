@@ -354,6 +354,20 @@ impl MemoryQueue {
         result
     }
 
+    /// Calls `carry_out` if the range is within the capacity.
+    fn at_once(
+        &self,
+        offset: u64,
+        length: u64,
+        carry_out: impl FnOnce(&Shared) -> Outcome,
+    ) -> Option<Outcome> {
+        self.counted(|queue| {
+            let end = offset.checked_add(length)?;
+            let is_within = end <= queue.shared.capacity.load(Ordering::Relaxed);
+            is_within.then(|| carry_out(&queue.shared))
+        })
+    }
+
     fn carry_out(&self, request: &mut Request) -> Outcome {
         let (offset, length) = (request.offset, request.length);
         // The crossing has checked the capacity; a shrink may have begun since.
@@ -393,25 +407,18 @@ impl BackendQueue for MemoryQueue {
         buffers: &mut Buffers,
         from: u64,
     ) -> Option<Outcome> {
-        self.counted(|queue| {
-            let end = offset.checked_add(length)?;
-            if end > queue.shared.capacity.load(Ordering::Relaxed) {
-                return None;
-            }
-            Some(queue.shared.read(offset, length, buffers, from))
-        })
+        self.at_once(offset, length, |shared| shared.read(offset, length, buffers, from))
     }
 
     fn write_now(&mut self, offset: u64, bytes: &[u8]) -> Option<Outcome> {
-        self.counted(|queue| {
-            let length = bytes.len() as u64;
-            let end = offset.checked_add(length)?;
-            if bytes.is_empty() || end > queue.shared.capacity.load(Ordering::Relaxed) {
-                return None;
-            }
-            queue.shared.write(offset, bytes);
-            queue.shared.mark_written(offset, length);
-            Some(Ok(()))
+        if bytes.is_empty() {
+            return None;
+        }
+        let length = bytes.len() as u64;
+        self.at_once(offset, length, |shared| {
+            shared.write(offset, bytes);
+            shared.mark_written(offset, length);
+            Ok(())
         })
     }
 

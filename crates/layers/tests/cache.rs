@@ -2,33 +2,31 @@
 //! data than the disk beneath has, also after crashes of both.
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fathom_backend::Memory;
-use fathom_block::{
-    Backend, BackendProblem, BackendQueue, Capabilities, Disk, DiskOptions, ErrorKind, Geometry,
-    Operation,
-};
+use fathom_block::{Backend, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{
     CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, NO_LOG, VolumeOptions,
 };
-use fathom_reactor::Reactor;
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
 };
 
+#[path = "support/around.rs"]
+mod around;
 #[path = "support/images.rs"]
 mod images;
 #[path = "support/kept.rs"]
 mod kept;
 
+use around::Around;
 use images::check_mappings;
 use kept::{IDENTITY, Mark, harness};
 
@@ -249,50 +247,18 @@ fn a_disk_that_changed_without_the_cache_begins_empty() {
 }
 
 thread_local! {
-    /// What happens when a queue of a [`Watched`] store is opened next.
+    /// What happens when a queue of a [`watched`] store is opened next.
     static AT_OPENING: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
 /// A store for which something happens when a queue is opened.
-struct Watched(Arc<SimBackend>);
-
-impl Backend for Watched {
-    fn name(&self) -> &'static str {
-        "watched"
-    }
-
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+fn watched(store: &Arc<SimBackend>) -> Around {
+    Around::new(store, store.capabilities(), |_, inner| {
         if let Some(action) = AT_OPENING.take() {
             action();
         }
-        self.0.open_queue(reactor)
-    }
-
-    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
-        Err(ErrorKind::Unsupported)
-    }
-
-    fn problems(&self) -> Vec<BackendProblem> {
-        Vec::new()
-    }
-
-    fn inspect(&self) {}
-
-    fn recover(&self) -> io::Result<()> {
-        Ok(())
-    }
+        inner
+    })
 }
 
 /// A disk whose blocks are out of date comes back while a queue of another disk loads the tables.
@@ -311,7 +277,7 @@ fn a_disk_begins_empty_while_another_one_loads_the_tables() {
 
         let length = image.len() as u64;
         let volume = Arc::new(SimBackend::with_image(SimOptions::new(length), seed, image));
-        let opened = CacheVolume::open(Arc::new(Watched(volume)), &volume_options(seed));
+        let opened = CacheVolume::open(Arc::new(watched(&volume)), &volume_options(seed));
         let opened = Arc::new(opened.unwrap());
         let disk = |found: &CacheDisk| {
             let mark = Arc::new(Mark(AtomicU64::new(7)));

@@ -2,29 +2,30 @@
 //! crash, all acknowledged changes survive.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
-    Capabilities, Disk, DiskOptions, ErrorKind, Flags, Geometry, Layer, Operation, Permission,
-    Request, Waker,
+    Backend, BackendContext, BackendQueue, BackgroundScheduler, BackgroundStep, Disk, DiskOptions,
+    ErrorKind, Flags, Layer, Operation, Permission, Request, Waker,
 };
 use fathom_layers::tap::{EventType, Labels};
 use fathom_layers::wal::{Completion, LogPlaces, LogVolume, WalError, WalOptions};
 use fathom_layers::{Tap, Wal};
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::Event;
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, ModelDisk, SimBackend, SimOptions, SimRecord,
     Workload, WorkloadOptions, each_seed,
 };
 use fathom_wal::RING_OFFSET;
 
+#[path = "support/around.rs"]
+mod around;
 #[path = "support/images.rs"]
 mod images;
 
+use around::Around;
 use images::with_log;
 
 const CAPACITY: u64 = 64 << 10;
@@ -292,52 +293,13 @@ fn volume(options: &SimOptions, seed: u64) -> Arc<LogVolume> {
     Arc::new(LogVolume::new(Arc::new(SimBackend::new(options.clone(), seed))))
 }
 
-/// A store in which some reads take very long.
-struct SlowReads(Arc<SimBackend>);
-
-struct SlowReadsQueue {
+/// A queue of a store in which some reads take very long.
+struct SlowReads {
     inner: Box<dyn BackendQueue>,
     slow: Vec<(u32, Box<Request>)>,
 }
 
-impl Backend for SlowReads {
-    fn name(&self) -> &'static str {
-        "slow-reads"
-    }
-
-    fn capacity(&self) -> u64 {
-        self.0.capacity()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let inner = self.0.open_queue(reactor)?;
-        Ok(Box::new(SlowReadsQueue { inner, slow: Vec::new() }))
-    }
-
-    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
-        Err(ErrorKind::Unsupported)
-    }
-
-    fn problems(&self) -> Vec<BackendProblem> {
-        Vec::new()
-    }
-
-    fn inspect(&self) {}
-
-    fn recover(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl BackendQueue for SlowReadsQueue {
+impl BackendQueue for SlowReads {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
         if request.operation == Operation::Read && request.id % 5 == 0 {
             self.slow.push((150, request));
@@ -370,7 +332,11 @@ fn space_is_not_overwritten_while_it_is_read() {
     each_seed(60, |seed| {
         let log =
             SimBackend::new(SimOptions { rounds_max: 2, ..SimOptions::new(LOG_CAPACITY) }, seed);
-        let volume = Arc::new(LogVolume::new(Arc::new(SlowReads(Arc::new(log)))));
+        let log = Arc::new(log);
+        let slow = Around::new(&log, log.capabilities(), |_, inner| {
+            Box::new(SlowReads { inner, slow: Vec::new() })
+        });
+        let volume = Arc::new(LogVolume::new(Arc::new(slow)));
         let wal = Wal::open(&volume, &options()).unwrap();
         let home = SimOptions { rounds_max: 2, ..SimOptions::new(CAPACITY) };
         let home = Arc::new(SimBackend::new(home, seed + 1));

@@ -10,16 +10,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
-    Capabilities, Disk, DiskOptions, ErrorKind, Flags, Geometry, Operation, Permission, Request,
-    Waker,
+    BackendContext, BackendQueue, BackgroundScheduler, BackgroundStep, Capabilities, Disk,
+    DiskOptions, ErrorKind, Flags, Operation, Permission, Request, Waker,
 };
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{ChangeNotes, Wal};
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_reactor::{Event, Owner};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
 use io_uring::{opcode, types};
+
+#[path = "support/around.rs"]
+mod around;
+
+use around::Around;
 
 const CAPACITY: u64 = 4 << 20;
 const LOG_CAPACITY: u64 = RING_OFFSET + (256 << 10);
@@ -37,72 +41,29 @@ struct Faults {
     changes: Mutex<Vec<(Operation, Flags, u64)>>,
 }
 
-/// A store with faults.
-struct Home {
-    store: SimBackend,
-    faults: Arc<Faults>,
-    capabilities: Capabilities,
-    /// Nothing is written to it, so that a read does not end.
-    silence: Arc<(UnixStream, UnixStream)>,
-}
-
+/// A queue of a home with faults.
 struct HomeQueue {
     inner: Box<dyn BackendQueue>,
     owner: Owner,
     faults: Arc<Faults>,
+    /// Nothing is written to it, so that a read does not end.
     silence: Arc<(UnixStream, UnixStream)>,
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     hanging: Vec<Box<Request>>,
 }
 
-impl Home {
-    fn new(capabilities: Capabilities) -> Self {
-        let store = SimBackend::new(SimOptions::new(CAPACITY), 2);
-        let silence = Arc::new(UnixStream::pair().unwrap());
-        Self { store, faults: Arc::default(), capabilities, silence }
-    }
-}
-
-impl Backend for Home {
-    fn name(&self) -> &'static str {
-        "home"
-    }
-
-    fn capacity(&self) -> u64 {
-        self.store.capacity()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.store.geometry()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities
-    }
-
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        Ok(Box::new(HomeQueue {
-            inner: self.store.open_queue(reactor)?,
+/// A store with faults.
+fn home(store: &Arc<SimBackend>, faults: &Arc<Faults>, capabilities: Capabilities) -> Around {
+    let (faults, silence) = (Arc::clone(faults), Arc::new(UnixStream::pair().unwrap()));
+    Around::new(store, capabilities, move |reactor, inner| {
+        Box::new(HomeQueue {
+            inner,
             owner: reactor.register(),
-            faults: Arc::clone(&self.faults),
-            silence: Arc::clone(&self.silence),
+            faults: Arc::clone(&faults),
+            silence: Arc::clone(&silence),
             hanging: Vec::new(),
-        }))
-    }
-
-    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
-        Err(ErrorKind::Unsupported)
-    }
-
-    fn problems(&self) -> Vec<BackendProblem> {
-        Vec::new()
-    }
-
-    fn inspect(&self) {}
-
-    fn recover(&self) -> io::Result<()> {
-        Ok(())
-    }
+        })
+    })
 }
 
 impl BackendQueue for HomeQueue {
@@ -139,7 +100,8 @@ impl BackendQueue for HomeQueue {
 
 /// A disk with a log that is written back only when it is drained.
 struct Rig {
-    home: Arc<Home>,
+    store: Arc<SimBackend>,
+    faults: Arc<Faults>,
     wal: Wal,
     disk: Arc<Disk>,
 }
@@ -161,10 +123,12 @@ impl Rig {
             expected: None,
         };
         let wal = Wal::open(&volume, &options).unwrap();
-        let home = Arc::new(Home::new(capabilities));
+        let store = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
+        let faults = Arc::default();
+        let home = Arc::new(home(&store, &faults, capabilities));
         let layers = vec![Arc::new(wal.clone()) as _];
-        let disk = Disk::new(DiskOptions::default(), layers, Arc::clone(&home) as _).unwrap();
-        Self { home, wal, disk }
+        let disk = Disk::new(DiskOptions::default(), layers, home).unwrap();
+        Self { store, faults, wal, disk }
     }
 
     fn harness(&self) -> Harness {
@@ -188,13 +152,13 @@ fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
     let mut harness = rig.harness();
     harness.submit(0, &change(Operation::Write, 0, 4096));
     harness.drain(|_| {});
-    rig.home.faults.flushes_hang.store(true, Ordering::Relaxed);
+    rig.faults.flushes_hang.store(true, Ordering::Relaxed);
     let drained = rig.wal.drain(&rig.disk, Duration::from_millis(200));
     assert_eq!(drained.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
-    assert!(!rig.home.faults.changes.lock().unwrap().is_empty(), "the round had begun");
-    rig.home.faults.flushes_hang.store(false, Ordering::Relaxed);
+    assert!(!rig.faults.changes.lock().unwrap().is_empty(), "the round had begun");
+    rig.faults.flushes_hang.store(false, Ordering::Relaxed);
     rig.drain();
-    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+    assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
 }
 
 /// Zeroes that home cannot fill a range with are written as data.
@@ -207,7 +171,7 @@ fn zeroes_that_home_refuses_are_written() {
     }
     harness.drain(|_| {});
     rig.drain();
-    rig.home.faults.rejects_misaligned.store(true, Ordering::Relaxed);
+    rig.faults.rejects_misaligned.store(true, Ordering::Relaxed);
     for (operation, offset, length) in [
         (Operation::WriteZeroes, 512, 4096),
         (Operation::WriteZeroes, 8192, 4096),
@@ -217,11 +181,11 @@ fn zeroes_that_home_refuses_are_written() {
         harness.submit(0, &change(operation, offset, length));
     }
     harness.drain(|_| {});
-    rig.home.faults.changes.lock().unwrap().clear();
+    rig.faults.changes.lock().unwrap().clear();
     rig.drain();
-    assert_eq!(harness.model().check_now(&rig.home.store.image()), Ok(()));
+    assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
     harness.verify(CAPACITY);
-    let changes = rig.home.faults.changes.lock().unwrap();
+    let changes = rig.faults.changes.lock().unwrap();
     let written = changes.iter().filter(|(operation, ..)| *operation == Operation::Write);
     let written: Vec<_> = written.map(|(_, _, length)| *length).collect();
     assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");

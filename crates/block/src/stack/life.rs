@@ -8,7 +8,8 @@ use fathom_reactor::Reactor;
 
 use super::Stack;
 use crate::change::{CLOSE, PREPARE, are_same, phase};
-use crate::layer::Layer;
+use crate::crossing::Crossing;
+use crate::layer::{Layer, LayerQueue};
 use crate::request::ErrorKind;
 
 /// The interval between attempts to open the layers of a queue, in nanoseconds.
@@ -56,12 +57,17 @@ impl Stack {
         if self.in_flight == 0 || std::mem::replace(&mut self.is_draining, true) {
             return;
         }
+        self.each_layer(|layer, next| layer.drain(next));
+        self.run(reactor);
+    }
+
+    /// Calls `visit` with each layer, the uppermost first.
+    fn each_layer(&mut self, visit: impl Fn(&mut dyn LayerQueue, &mut Crossing<'_>)) {
         for level in 0..self.layers.len() {
             if let Some((layer, mut crossing)) = self.layer(level) {
-                layer.drain(&mut crossing);
+                visit(layer, &mut crossing);
             }
         }
-        self.run(reactor);
     }
 
     /// Opens the new layers, if they are not open yet.
@@ -149,26 +155,14 @@ impl Stack {
         }
         // Layers may hold back requests of the layers above them.
         self.is_draining = true;
-        for level in 0..self.layers.len() {
-            if let Some((layer, mut crossing)) = self.layer(level) {
-                layer.drain(&mut crossing);
-            }
-        }
-        for level in 0..self.layers.len() {
-            if let Some((layer, mut crossing)) = self.layer(level) {
-                layer.close(&mut crossing);
-            }
-        }
+        self.each_layer(|layer, next| layer.drain(next));
+        self.each_layer(|layer, next| layer.close(next));
         self.run(reactor);
     }
 
     fn reopen_layers(&mut self, reactor: &mut Reactor) {
         (self.is_closed, self.is_draining) = (false, false);
-        for level in 0..self.layers.len() {
-            if let Some((layer, mut crossing)) = self.layer(level) {
-                layer.reopen(&mut crossing);
-            }
-        }
+        self.each_layer(|layer, next| layer.reopen(next));
         self.run(reactor);
     }
 

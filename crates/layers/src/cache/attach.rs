@@ -112,7 +112,7 @@ impl CacheVolume {
             return;
         }
         let mark = || {
-            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            let tables = self.next_tables();
             state.regions.access(|regions| {
                 for range in &disk.changes {
                     regions.mark(range.start, range.end - range.start, 0, tables);
@@ -185,6 +185,11 @@ impl CacheVolume {
         Ok(state)
     }
 
+    /// The number of the next tables that are written.
+    pub(super) fn next_tables(&self) -> u64 {
+        self.keeper.access(|keeper| keeper.tables) + 1
+    }
+
     /// Waits for the right to write pages outside of any queue, as long as for one request of the volume.
     fn turn(&self) -> Result<Turn<'_>, CacheError> {
         let end = Instant::now() + REQUEST_TIME_MAX;
@@ -239,7 +244,7 @@ impl CacheVolume {
         if rejects {
             // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
             // disk after the sweep. Nobody writes tables now: the next ones show that the blocks are gone.
-            let tables = self.keeper.access(|keeper| keeper.tables) + 1;
+            let tables = self.next_tables();
             state.regions.access(|regions| regions.load_all(0, tables));
         }
         self.sweep(state.number, 0);

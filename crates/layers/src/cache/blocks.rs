@@ -117,9 +117,15 @@ impl Blocks {
     pub(super) fn prefetch_slot(&self, key: u64) -> Option<u32> {
         let slot = self.index.find(hash(key), |_| true)?;
         prefetch(self.entries.as_ptr().wrapping_add(slot as usize));
+        self.prefetch_hit(slot);
+        Some(slot)
+    }
+
+    /// Fetches what a hit needs besides the entry.
+    #[inline]
+    fn prefetch_hit(&self, slot: u32) {
         self.pins.prefetch(slot);
         prefetch(self.states.address(slot));
-        Some(slot)
     }
 
     /// Reads the granules `wanted` of a block without the lock. Such a read changes nothing of what the
@@ -128,9 +134,7 @@ impl Blocks {
     pub(super) fn read(&self, key: u64, wanted: u16, access: &Access) -> Found {
         let Some(block) = pack(key, self.granules) else { return Found::Unknown };
         let is_block = |slot| {
-            // What a hit needs is fetched together.
-            self.pins.prefetch(slot);
-            prefetch(self.states.address(slot));
+            self.prefetch_hit(slot);
             self.entry(slot) >> self.granules == block
         };
         let Some(slot) = self.index.find(hash(key), is_block) else { return Found::Unknown };

@@ -206,7 +206,7 @@ impl CacheQueue {
         }
         if volume.is_kept {
             let now_ns = next.round_ns();
-            let tables = volume.keeper.access(|keeper| keeper.tables) + 1;
+            let tables = volume.next_tables();
             let has_succeeded = outcome.is_ok();
             inner.disk.regions.access(|regions| {
                 regions.end(offset, length, now_ns, tables, has_succeeded);

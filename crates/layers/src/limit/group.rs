@@ -157,7 +157,8 @@ impl Place {
             if state.buckets.wait_ns(&state.rates, cost.direction) == 0 {
                 return state.charge(self.index, cost);
             }
-            let needed_ns = (state.rates.seconds(cost) * 1e9) as u64;
+            // No bucket of the limit is charged.
+            let needed_ns = (Buckets::default().charge(&state.rates, cost) * 1e9) as u64;
             let member = &mut state.members[self.index];
             let debt_ns = member.debt_ns.max(now_ns).saturating_add(needed_ns);
             member.debt_ns = debt_ns.min(now_ns.saturating_add(DEBT_NS_MAX));

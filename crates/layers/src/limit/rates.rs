@@ -50,27 +50,6 @@ impl Rates {
         self.requests.iter().chain(&self.bytes).any(Rate::is_limited)
     }
 
-    /// The requests and the bytes that a cost counts as.
-    fn amounts(&self, cost: Cost) -> (f64, f64) {
-        let bytes = cost.bytes as f64;
-        let is_long = self.request_size > 0.0 && bytes > self.request_size;
-        (if is_long { bytes / self.request_size } else { 1.0 }, bytes)
-    }
-
-    /// The time in which the slowest of the rates admits a cost, in seconds.
-    pub fn seconds(&self, cost: Cost) -> f64 {
-        let (requests, bytes) = self.amounts(cost);
-        let mut longest: f64 = 0.0;
-        for scope in [TOTAL, scope(cost.direction)] {
-            for (rate, amount) in [(&self.requests[scope], requests), (&self.bytes[scope], bytes)] {
-                if rate.is_limited() {
-                    longest = longest.max(amount / rate.average);
-                }
-            }
-        }
-        longest
-    }
-
     /// Whether reads and writes share a rate.
     pub fn has_total(&self) -> bool {
         self.requests[TOTAL].is_limited() || self.bytes[TOTAL].is_limited()
@@ -125,7 +104,13 @@ impl Buckets {
     /// Adds the cost of an admitted request. Returns the time in which the slowest of the rates admits
     /// that cost, in seconds.
     pub fn charge(&mut self, rates: &Rates, cost: Cost) -> f64 {
-        let (requests, bytes) = rates.amounts(cost);
+        let bytes = cost.bytes as f64;
+        let requests = if rates.request_size > 0.0 && bytes > rates.request_size {
+            bytes / rates.request_size
+        } else {
+            1.0
+        };
+        let mut longest: f64 = 0.0;
         for scope in [TOTAL, scope(cost.direction)] {
             for (bucket, rate, amount) in [
                 (&mut self.requests[scope], &rates.requests[scope], requests),
@@ -133,10 +118,11 @@ impl Buckets {
             ] {
                 if rate.is_limited() {
                     bucket.charge(rate, amount);
+                    longest = longest.max(amount / rate.average);
                 }
             }
         }
-        rates.seconds(cost)
+        longest
     }
 
     /// Prepares the buckets for other rates.

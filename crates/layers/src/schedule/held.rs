@@ -97,10 +97,7 @@ impl HeldList {
     }
 
     pub(super) fn pop_oldest(&mut self) -> Option<Held> {
-        let held = self.list.pop_front()?;
-        self.cost -= cost(length(&held.request));
-        self.position = held.request.end().unwrap_or(0);
-        Some(held)
+        self.take(0)
     }
 
     /// The next of the requests that came by `until_ns`, in the order of the disk, which is the order in
@@ -131,8 +128,7 @@ impl HeldList {
     }
 
     pub(super) fn take(&mut self, index: usize) -> Option<Held> {
-        let held = self.list.remove(index)?;
-        self.cost -= cost(length(&held.request));
+        let held = self.remove(index)?;
         self.position = held.request.end().unwrap_or(0);
         Some(held)
     }
@@ -140,6 +136,10 @@ impl HeldList {
     /// Takes the request with a number. Does not change the place in the order of the disk.
     pub(super) fn take_numbered(&mut self, id: u64) -> Option<Held> {
         let index = self.list.iter().position(|held| held.request.id == id)?;
+        self.remove(index)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<Held> {
         let held = self.list.remove(index)?;
         self.cost -= cost(length(&held.request));
         Some(held)
@@ -293,8 +293,7 @@ impl Index {
     }
 
     /// Marks the held requests of the files of a request for which a process waits. If its files are not
-    /// known, marks all held requests of the disk.
-    /// Returns whether there are any that were not marked.
+    /// known, marks all held requests of the disk. Returns whether there are any that were not marked.
     pub(super) fn meet_files(&self, queue: u64, files: &Files) -> bool {
         let is_unknown = files.is_empty();
         self.mark(queue, |entry| {

@@ -112,10 +112,14 @@ impl Think {
         self.recent.total >= COUNT_MIN * WEIGHT
     }
 
+    /// Whether times of a class are remembered.
+    fn has(&self, class: usize) -> bool {
+        self.recent.counts[class] + self.older.counts[class] > 0
+    }
+
     /// The end of the longest times that are remembered, in nanoseconds.
     fn longest_ns(&self) -> u64 {
-        let is_used = |class: &usize| self.recent.counts[*class] + self.older.counts[*class] > 0;
-        (0..CLASSES).rev().find(is_used).map_or(0, |class| start_ns(class + 1))
+        (0..CLASSES).rev().find(|class| self.has(*class)).map_or(0, |class| start_ns(class + 1))
     }
 
     /// The probability of a next request during a step of `step_ns` nanoseconds that begins after
@@ -176,9 +180,8 @@ impl Think {
             Some(_) => {}
         }
         // The risk falls when a class with quiet times has passed.
-        let is_used = |class: &usize| self.recent.counts[*class] + self.older.counts[*class] > 0;
         let now = class(quiet_ns);
-        let next = (now..CLASSES).find(is_used).unwrap_or(now) + 1;
+        let next = (now..CLASSES).find(|class| self.has(*class)).unwrap_or(now) + 1;
         start_ns(next).saturating_sub(quiet_ns).max(1000)
     }
 

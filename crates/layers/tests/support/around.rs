@@ -1,0 +1,69 @@
+//! A simulated store whose queues a test makes, around those of the store.
+
+use std::io;
+use std::sync::Arc;
+
+use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
+use fathom_reactor::Reactor;
+use fathom_sim::SimBackend;
+
+/// Makes a queue around one of the store.
+type Open = dyn Fn(&mut Reactor, Box<dyn BackendQueue>) -> Box<dyn BackendQueue> + Send + Sync;
+
+/// See the module.
+pub struct Around {
+    store: Arc<SimBackend>,
+    capabilities: Capabilities,
+    open: Box<Open>,
+}
+
+impl Around {
+    /// A store with these capabilities. `open` makes a queue around one of `store`.
+    pub fn new(
+        store: &Arc<SimBackend>,
+        capabilities: Capabilities,
+        open: impl Fn(&mut Reactor, Box<dyn BackendQueue>) -> Box<dyn BackendQueue>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self { store: Arc::clone(store), capabilities, open: Box::new(open) }
+    }
+}
+
+impl Backend for Around {
+    fn name(&self) -> &'static str {
+        self.store.name()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.store.capacity()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let inner = self.store.open_queue(reactor)?;
+        Ok((self.open)(reactor, inner))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        Vec::new()
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
