@@ -92,11 +92,9 @@ impl BackendQueue for HomeQueue {
         if operation == Operation::Write && is_set(&self.faults.loses_writes) {
             return context.complete(request, Ok(()));
         }
-        if operation == Operation::Flush
-            && self.faults.loses_writes.swap(false, Ordering::Relaxed)
-            && let Some(losses) = self.faults.losses.get()
+        if operation == Operation::Flush && self.faults.loses_writes.swap(false, Ordering::Relaxed)
         {
-            losses.fetch_add(2, Ordering::Relaxed);
+            self.faults.losses.get().unwrap().fetch_add(2, Ordering::Relaxed);
         }
         let zeroes = matches!(operation, Operation::WriteZeroes | Operation::Discard);
         let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
@@ -131,6 +129,7 @@ impl Rig {
             name: "disk".into(),
             home: "image".into(),
             home_capacity: CAPACITY,
+            home_alignment: 1,
             offset: 0,
             size: 0,
             block_size: 512,
@@ -212,7 +211,10 @@ fn a_failed_round_begins_again_after_a_second() {
     rig.faults.loses_writes.store(true, Ordering::Relaxed);
     while rig.wal.status().rounds == 0 {
         harness.step();
-        assert!(harness.now_ns() < begun_ns + AGE_NS + 60_000_000_000, "the round does not begin again");
+        assert!(
+            harness.now_ns() < begun_ns + AGE_NS + 60_000_000_000,
+            "the round does not begin again"
+        );
     }
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
 }

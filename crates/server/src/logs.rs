@@ -92,12 +92,12 @@ impl DiskLog {
 }
 
 impl LogVolumes {
-    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_capacity` is
-    /// the size of the disk's store. This function blocks.
+    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_store` is the disk's store.
+    /// This function blocks.
     pub(crate) fn open(
         &self,
         definition: &DiskDefinition,
-        home_capacity: u64,
+        home_store: &dyn Backend,
         records: &Path,
         models: &ModelDevices,
         stores: &CacheStores,
@@ -137,7 +137,8 @@ impl LogVolumes {
         let options = WalOptions {
             name: disk.clone(),
             home: home.display().to_string(),
-            home_capacity,
+            home_capacity: home_store.capacity(),
+            home_alignment: home_store.geometry().alignment,
             offset: wal.offset.0,
             size: wal.size.map_or(0, |size| size.0),
             block_size: 0,

@@ -241,9 +241,9 @@ impl Daemon {
         watchers.log = match (&had, &wanted) {
             (_, None) => None,
             (None, Some(_)) => {
-                let capacity = served.disk.backend().capacity();
+                let home = &**served.disk.backend();
                 new_log =
-                    wiring::open_log(&definition, capacity, &self.records_folder(), &self.common)?;
+                    wiring::open_log(&definition, home, &self.records_folder(), &self.common)?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
