@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{
-    Allocation, Backend, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue,
-    Operation, Outcome, Request, StoreId, Waker, faults,
+    Allocation, Backend, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent,
+    LayerQueue, Operation, Outcome, Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
 use fathom_wal::{
@@ -610,6 +610,10 @@ impl LayerQueue for WalQueue {
         next.recycle(request);
         if which != purpose::PIECE && which != purpose::EXTENTS {
             self.work(next);
+            if self.is_closed {
+                // It does not continue what this has made possible, for example a flush: another queue does.
+                self.inner.shared.access(|state| state.wake_queues());
+            }
         }
     }
 
