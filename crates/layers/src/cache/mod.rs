@@ -441,11 +441,7 @@ impl Cache {
 
     /// Takes all blocks of the disk out of the cache.
     pub fn drop_blocks(&self) {
-        let volume = &self.inner.volume;
-        let ranges = volume.remove_from(self.inner.disk.number, 0);
-        for (shard, number) in ranges.into_iter().enumerate() {
-            volume.shard(shard).end_range(number);
-        }
+        self.inner.volume.drop_blocks(self.inner.disk.number);
     }
 
     /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends it.

@@ -202,6 +202,13 @@ impl CacheVolume {
         self.take_out(key(first)..key(u64::MAX), Reason::Discard);
     }
 
+    /// Takes all blocks of a disk out of the cache. Insertions in flight end without a block.
+    pub(super) fn drop_blocks(&self, disk: u16) {
+        for (shard, number) in self.remove_from(disk, 0).into_iter().enumerate() {
+            self.shard(shard).end_range(number);
+        }
+    }
+
     /// Takes the blocks of a disk from the byte `from` on out of the cache, and lets none in. Returns
     /// the numbers of these ranges in the shards.
     pub(super) fn remove_from(&self, disk: u16, from: u64) -> Vec<u64> {
