@@ -33,7 +33,9 @@ use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::logs::{CacheStores, DiskLog, LogVolumes};
 use crate::models::ModelDevices;
-pub(crate) use layers::{KeyedLayer, LayerKey, Place, make_layers, set_layer};
+pub(crate) use layers::{
+    KeyedLayer, LayerKey, Place, finds_device, lacks_device, make_layers, set_layer,
+};
 
 /// An error of the control interface.
 pub(crate) fn refusal(

@@ -96,6 +96,7 @@ impl Daemon {
             withdrawal: Mutex::default(),
         });
         self.watch_disk(&served);
+        let lacks_device = served.lacks_device();
         let refused = self.with_state(|state| {
             // Checked under the lock under which the shutdown takes the list.
             if self.is_stopping() {
@@ -111,6 +112,9 @@ impl Daemon {
             return Err(stopping());
         }
         self.export_disk(&served);
+        if lacks_device {
+            self.wake_watch();
+        }
         if self.common.background.beginnings() != beginnings {
             // The disk may have been opened before work began on its devices, and listed after.
             self.common.background.announce();
