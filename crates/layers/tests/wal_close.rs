@@ -122,7 +122,9 @@ fn a_closed_queue_leaves_the_flush_of_its_last_record_to_another() {
     let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
     let disk = Disk::new(DiskOptions::default(), vec![Arc::new(wal)], home).unwrap();
     let mut queues = [Queue::new(&disk), Queue::new(&disk)];
-    queues.iter_mut().for_each(|queue| _ = queue.step());
+    for queue in &mut queues {
+        queue.step();
+    }
 
     keeps.store(true, Ordering::Relaxed);
     let mut ending = Queue::new(&disk);

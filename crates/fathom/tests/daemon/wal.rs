@@ -270,7 +270,10 @@ fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(log.contains("written for another image or device at this path"), "{log}");
     let remedy = format!("remove the last line of the file {}", beside.display());
-    assert!(log.contains(&remedy) && log.contains("fill the log's first 8 KiB with zeroes"), "{log}");
+    assert!(
+        log.contains(&remedy) && log.contains("fill the log's first 8 KiB with zeroes"),
+        "{log}"
+    );
     // It is the same image after all.
     std::fs::write(&beside, &mark).unwrap();
     let daemon = Daemon::start_in(folder, &configuration("60s"));

@@ -76,9 +76,9 @@ fn the_blocks_of_a_range_leave_in_bounded_steps() {
         let is_by_block = length * BLOCK_WORK < slots;
         assert_eq!(sweep.is_by_block, is_by_block);
         if is_by_block {
-            by_block += 1
+            by_block += 1;
         } else {
-            by_slot += 1
+            by_slot += 1;
         }
         longest = longest.max(steps);
         let (gone, kept): (BTreeSet<u64>, _) = expected.iter().partition(|key| keys.contains(key));
