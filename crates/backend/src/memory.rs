@@ -322,6 +322,10 @@ impl Backend for Memory {
         Vec::new()
     }
 
+    fn losses(&self) -> u64 {
+        0
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

@@ -50,6 +50,10 @@ impl Backend for Null {
         Vec::new()
     }
 
+    fn losses(&self) -> u64 {
+        0
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

@@ -148,6 +148,7 @@ fn reads_of_a_truncated_image_fail_and_writes_do_not_hide_the_truncation() {
         let Some(disk) = open(image.path(), direct) else { continue };
         let mut queue = Queue::open(&disk);
         assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Ok(()));
+        let before = disk.backend().losses();
         // To a length that is aligned to no block.
         let length = CAPACITY / 2 + 1000;
         image.as_file().set_len(length).unwrap();
@@ -164,9 +165,12 @@ fn reads_of_a_truncated_image_fail_and_writes_do_not_hide_the_truncation() {
         assert_eq!(queue.write(CAPACITY - BLOCK, 6, false), Err(ErrorKind::Io));
         assert_eq!(queue.flush(), Err(ErrorKind::Io));
         assert_eq!(image.path().metadata().unwrap().len(), length);
+        let lost = disk.backend().losses();
+        assert!(lost > before);
         assert!(disk.backend().recover().is_err(), "the image is still too short");
         image.as_file().set_len(CAPACITY).unwrap();
         disk.backend().recover().unwrap();
+        assert!(disk.backend().losses() > lost);
         assert!(disk.backend().problems().is_empty());
         assert_eq!(queue.write(CAPACITY - BLOCK, 6, true), Ok(()));
     }

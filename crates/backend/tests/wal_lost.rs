@@ -42,6 +42,7 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         name: name.into(),
         home: name.into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset,
         size: LOG_LENGTH,
         block_size: 4096,

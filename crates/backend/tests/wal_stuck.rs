@@ -104,6 +104,7 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         name: "disk".into(),
         home: "image".into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset: 0,
         size: 0,
         block_size: 0,

@@ -52,6 +52,11 @@ pub trait Backend: Send + Sync {
         self.problems().iter().any(is_loss)
     }
 
+    /// A number that increases whenever the store loses writes, and whenever it accepts writes again
+    /// ([`recover`](Self::recover)). A write that had completed before it increased, and was not durable, may be lost
+    /// even if a later flush succeeds. Never blocks.
+    fn losses(&self) -> u64;
+
     /// Checks the store for changes from outside: a deleted or truncated file. May block for as
     /// long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);

@@ -48,6 +48,11 @@ impl OpenContext<'_> {
         self.below
     }
 
+    /// The disk's own store. A part asks it for its state only: requests go the way down.
+    pub fn home(&self) -> &Arc<dyn Backend> {
+        self.disk.backend()
+    }
+
     /// The time, in nanoseconds of the queue's clock.
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()

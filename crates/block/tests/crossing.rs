@@ -79,6 +79,9 @@ fn the_crossing_refuses_requests_that_are_too_long() {
         fn problems(&self) -> Vec<BackendProblem> {
             self.0.problems()
         }
+        fn losses(&self) -> u64 {
+            self.0.losses()
+        }
         fn inspect(&self) {
             self.0.inspect();
         }

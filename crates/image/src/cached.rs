@@ -43,16 +43,17 @@ impl CacheMark {
         Ok(Self { place: Place::open(path, folder, ATTRIBUTE, SUFFIX)? })
     }
 
-    /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged:
-    /// a damaged mark fits no cache.
+    /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged or was written
+    /// for another image or device: such a mark fits no cache.
     ///
     /// # Errors
     /// When the mark cannot be read.
     pub fn read(&self) -> io::Result<Option<MarkedCache>> {
-        Ok(self.place.read()?.and_then(|text| parse(&text)))
+        let own = self.place.read()?.filter(|found| !found.is_foreign);
+        Ok(own.and_then(|found| parse(&found.text)))
     }
 
-    /// Whether there is a mark, damaged or not.
+    /// Whether there is a mark, even a damaged one.
     ///
     /// # Errors
     /// When the mark cannot be read.
@@ -141,6 +142,23 @@ mod tests {
             assert!(!open().exists().unwrap());
             open().clear().unwrap();
         }
+    }
+
+    #[test]
+    fn a_mark_in_a_file_fits_no_other_image() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().join("a.img");
+        let open = || {
+            let mark = CacheMark::open(&path, folder.path()).unwrap();
+            CacheMark { place: mark.place.without_attributes() }
+        };
+        File::create(&path).unwrap();
+        open().write(&MarkedCache { identity: [1; 16], generation: 7, path: "/a".into() }).unwrap();
+        assert_eq!(open().read().unwrap().unwrap().generation, 7);
+        std::thread::sleep(Duration::from_millis(30));
+        std::fs::rename(&path, folder.path().join("old.img")).unwrap();
+        File::create(&path).unwrap();
+        assert!(open().read().unwrap().is_none() && open().exists().unwrap());
     }
 
     #[test]

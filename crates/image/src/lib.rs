@@ -4,11 +4,13 @@
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
 //! - `cached`: the mark of an image that names the state which a cache has blocks of.
+//! - `place`: where these marks are; `identity`: whether a mark in a file belongs to the image.
 //! - `record`: the record of lost writes, for later daemons.
 //! - `lock`: the lock that excludes a second user, and the kernel's report on other writers.
 
 mod cached;
 mod format;
+mod identity;
 mod lock;
 mod mark;
 mod place;

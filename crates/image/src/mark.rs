@@ -43,11 +43,29 @@ impl LogMark {
     /// The log that holds changes of the image; `None` if the image is not marked.
     ///
     /// # Errors
-    /// When the mark cannot be read or is damaged.
+    /// When the mark cannot be read or is damaged, or [belongs to another image](Self::is_foreign).
     pub fn read(&self) -> io::Result<Option<MarkedLog>> {
-        let Some(text) = self.place.read()? else { return Ok(None) };
-        let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the mark is damaged");
-        parse(&text).map(Some).ok_or_else(damaged)
+        let Some(found) = self.place.read()? else { return Ok(None) };
+        let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        if found.is_foreign {
+            return Err(invalid("its mark was written for another image or device"));
+        }
+        parse(&found.text).map(Some).ok_or_else(|| invalid("the mark is damaged"))
+    }
+
+    /// Whether the mark was written for another image or device, which this one may have replaced at its path.
+    /// Its log must not be used for this one.
+    ///
+    /// # Errors
+    /// When the mark cannot be read.
+    pub fn is_foreign(&self) -> io::Result<bool> {
+        Ok(self.place.read()?.is_some_and(|found| found.is_foreign))
+    }
+
+    /// The instruction that messages give to accept a mark that was written for another image, for example
+    /// because this one is a copy.
+    pub fn acceptance(&self) -> String {
+        self.place.acceptance()
     }
 
     /// Marks the image: `log` holds changes of it. On return, the mark is durable.
@@ -100,7 +118,39 @@ mod tests {
         // No attribute has so many bytes.
         mark.place.write(&vec![b'x'; 70_000]).unwrap();
         assert!(mark.place.file().exists());
-        assert_eq!(mark.place.read().unwrap().unwrap().first(), Some(&b'x'));
+        assert_eq!(mark.place.read().unwrap().unwrap().text.first(), Some(&b'x'));
+    }
+
+    #[test]
+    fn a_mark_beside_an_image_does_not_belong_to_its_successor() {
+        for folder in [tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir().unwrap()] {
+            let path = folder.path().join("a.img");
+            let open = || {
+                let mark = LogMark::open(&path, folder.path()).unwrap();
+                LogMark { place: mark.place.without_attributes() }
+            };
+            File::create(&path).unwrap();
+            let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+            open().write(&log).unwrap();
+            assert_eq!(open().read().unwrap(), Some(log.clone()));
+            // A file system notes times in steps, and may give the number of the old file to the new one.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            std::fs::rename(&path, folder.path().join("old.img")).unwrap();
+            File::create(&path).unwrap();
+            let mark = open();
+            assert!(mark.is_foreign().unwrap());
+            let error = mark.read().unwrap_err().to_string();
+            assert!(error.contains("another image"), "{error}");
+            // The operator knows better.
+            assert!(mark.acceptance().contains("a.img.fathom-log"), "{}", mark.acceptance());
+            let text = std::fs::read_to_string(mark.place.file()).unwrap();
+            let (text, _) = text.rsplit_once('\n').unwrap();
+            std::fs::write(mark.place.file(), text).unwrap();
+            assert!(!mark.is_foreign().unwrap());
+            assert_eq!(mark.read().unwrap(), Some(log.clone()));
+            mark.write(&log).unwrap();
+            assert_eq!(open().read().unwrap(), Some(log));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The place of a mark of an image: a text that has to survive a crash of the host. It is an extended
 //! attribute of the image if its file system supports them, else a file beside the image. The mark of a
-//! block device is a file in the daemon's folder, named after the device's path.
+//! block device is a file in the daemon's folder, named after the device's path. A file names the image that it
+//! belongs to ([`Identity`]), because it stays when another image or device gets the path.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -11,8 +12,12 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 
+use crate::identity::Identity;
+
 /// The longest mark, in bytes.
 pub(crate) const LENGTH_MAX: usize = 1024;
+/// The longest line in a file that names its image, in bytes.
+const LINE_LENGTH_MAX: usize = 1024;
 /// The longest time of a step of the clock with which file systems note changes. Two changes within
 /// a step have the same modification time.
 const CLOCK_STEP: Duration = Duration::from_millis(20);
@@ -24,6 +29,15 @@ pub(crate) struct Place {
     /// The extended attribute; `None` if the image cannot have any.
     attribute: Option<&'static CStr>,
     file: PathBuf,
+    identity: Identity,
+}
+
+/// A mark as it was found.
+pub(crate) struct Found {
+    /// Its text.
+    pub(crate) text: Vec<u8>,
+    /// Whether it was written for another image.
+    pub(crate) is_foreign: bool,
 }
 
 impl Place {
@@ -50,18 +64,23 @@ impl Place {
             beside.into()
         };
         let attribute = (!is_device).then_some(attribute);
-        Ok(Self { path, image, attribute, file })
+        let identity = Identity::of(&image)?;
+        Ok(Self { path, image, attribute, file, identity })
     }
 
     /// The mark; `None` if there is none. A mark that is too long is empty.
     ///
     /// # Errors
     /// When the mark cannot be read.
-    pub(crate) fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        match self.read_attribute()? {
-            None => self.read_file(),
-            found => Ok(found),
+    pub(crate) fn read(&self) -> io::Result<Option<Found>> {
+        if let Some(text) = self.read_attribute()? {
+            // It is a part of the image.
+            return Ok(Some(Found { text, is_foreign: false }));
         }
+        let Some(mark) = self.read_file()? else { return Ok(None) };
+        let (text, identity) = Identity::split(&mark);
+        let is_foreign = identity.contradicts(&self.identity);
+        Ok(Some(Found { text: text.to_vec(), is_foreign }))
     }
 
     /// Writes the mark. On return, it is durable.
@@ -83,7 +102,7 @@ impl Place {
         }
         // `create_new` does not follow a link that another user may have put there.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(text)?;
+        file.write_all(&self.identity.append_to(text))?;
         file.sync_all()?;
         std::fs::rename(&draft, &self.file)?;
         self.sync_folder()?;
@@ -112,6 +131,11 @@ impl Place {
                 format!("run `setfattr -x {} {}`", attribute.to_string_lossy(), self.path.display())
             }
         }
+    }
+
+    /// The instruction that messages give to accept a mark that was written for another image.
+    pub(crate) fn acceptance(&self) -> String {
+        format!("remove the last line of the file {}", self.file.display())
     }
 
     /// The modification time of the image, in nanoseconds since 1970, if any later change gets another
@@ -177,7 +201,7 @@ impl Place {
             opened => opened?,
         };
         let mut text = Vec::new();
-        file.take(LENGTH_MAX as u64).read_to_end(&mut text)?;
+        file.take((LENGTH_MAX + LINE_LENGTH_MAX) as u64).read_to_end(&mut text)?;
         Ok(Some(text))
     }
 

@@ -79,6 +79,8 @@ pub struct LayerContext<'a> {
     pub limits: &'a LimitGroups,
     /// The name of the device on which the disk lies; empty if it lies on none.
     pub device: &'a str,
+    /// Why the devices on which the disk lies have not been found, if they have not.
+    pub device_problem: Option<&'a str>,
     /// The devices that disks share.
     pub devices: &'a ScheduleDevices,
     /// The caches.

@@ -36,6 +36,7 @@ fn options() -> WalOptions {
         name: "disk".into(),
         home: "image".into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset: 0,
         size: 0,
         block_size: 512,

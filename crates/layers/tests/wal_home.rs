@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use fathom_block::{
@@ -37,6 +37,11 @@ struct Faults {
     flushes_hang: AtomicBool,
     /// Zeroes and discards fail if they are not aligned.
     rejects_misaligned: AtomicBool,
+    /// Writes complete and are lost. The next flush finds that the operator has made the store accept writes
+    /// again, and succeeds.
+    loses_writes: AtomicBool,
+    /// What the store counts as losses and recoveries.
+    losses: OnceLock<Arc<AtomicU64>>,
     /// The writes, zeroes and discards so far.
     changes: Mutex<Vec<(Operation, Flags, u64)>>,
 }
@@ -55,15 +60,18 @@ struct HomeQueue {
 /// A store with faults.
 fn home(store: &Arc<SimBackend>, faults: &Arc<Faults>, capabilities: Capabilities) -> Around {
     let (faults, silence) = (Arc::clone(faults), Arc::new(UnixStream::pair().unwrap()));
-    Around::new(store, capabilities, move |reactor, inner| {
+    let for_queues = Arc::clone(&faults);
+    let home = Around::new(store, capabilities, move |reactor, inner| {
         Box::new(HomeQueue {
             inner,
             owner: reactor.register(),
-            faults: Arc::clone(&faults),
+            faults: Arc::clone(&for_queues),
             silence: Arc::clone(&silence),
             hanging: Vec::new(),
         })
-    })
+    });
+    faults.losses.set(home.losses_counted()).expect("one home for each set of faults");
+    home
 }
 
 impl BackendQueue for HomeQueue {
@@ -80,6 +88,13 @@ impl BackendQueue for HomeQueue {
             // SAFETY: the memory stays valid, and the descriptor open until the reactor has ended.
             unsafe { context.reactor().push(self.owner, 0, read) };
             return self.hanging.push(request);
+        }
+        if operation == Operation::Write && is_set(&self.faults.loses_writes) {
+            return context.complete(request, Ok(()));
+        }
+        if operation == Operation::Flush && self.faults.loses_writes.swap(false, Ordering::Relaxed)
+        {
+            self.faults.losses.get().unwrap().fetch_add(2, Ordering::Relaxed);
         }
         let zeroes = matches!(operation, Operation::WriteZeroes | Operation::Discard);
         let is_aligned = (offset | length) % ZEROES_ALIGNMENT == 0;
@@ -114,6 +129,7 @@ impl Rig {
             name: "disk".into(),
             home: "image".into(),
             home_capacity: CAPACITY,
+            home_alignment: 1,
             offset: 0,
             size: 0,
             block_size: 512,
@@ -158,6 +174,48 @@ fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
     assert!(!rig.faults.changes.lock().unwrap().is_empty(), "the round had begun");
     rig.faults.flushes_hang.store(false, Ordering::Relaxed);
     rig.drain();
+    assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
+}
+
+/// Home loses the copies of a round, and the operator recovers the disk before the round's flush, which then
+/// succeeds.
+#[test]
+fn a_round_that_outlives_a_recovery_is_written_again() {
+    let rig = Rig::new(Capabilities::ALL);
+    let mut harness = rig.harness();
+    for offset in [0, 1 << 20] {
+        harness.submit(0, &change(Operation::Write, offset, 16 << 10));
+    }
+    harness.drain(|_| {});
+    rig.faults.loses_writes.store(true, Ordering::Relaxed);
+    let drained = rig.wal.drain(&rig.disk, Duration::from_secs(10));
+    assert!(drained.is_err(), "the copies are lost");
+    assert!(rig.wal.status().used > 0);
+    assert_eq!(rig.wal.status().home_failed, Some(ErrorKind::Io));
+    // The next round needs no request: it begins after a while.
+    rig.drain();
+    assert_eq!(rig.wal.status().home_failed, None);
+    assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
+}
+
+/// A round that fails begins again soon, however old changes may become.
+#[test]
+fn a_failed_round_begins_again_after_a_second() {
+    const AGE_NS: u64 = 3_600_000_000_000;
+    let rig = Rig::new(Capabilities::ALL);
+    rig.wal.set_age(AGE_NS);
+    let mut harness = rig.harness();
+    harness.submit(0, &change(Operation::Write, 0, 16 << 10));
+    harness.drain(|_| {});
+    let begun_ns = harness.now_ns();
+    rig.faults.loses_writes.store(true, Ordering::Relaxed);
+    while rig.wal.status().rounds == 0 {
+        harness.step();
+        assert!(
+            harness.now_ns() < begun_ns + AGE_NS + 60_000_000_000,
+            "the round does not begin again"
+        );
+    }
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
 }
 

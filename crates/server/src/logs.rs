@@ -92,12 +92,12 @@ impl DiskLog {
 }
 
 impl LogVolumes {
-    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_capacity` is
-    /// the size of the disk's store. This function blocks.
+    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_store` is the disk's store.
+    /// This function blocks.
     pub(crate) fn open(
         &self,
         definition: &DiskDefinition,
-        home_capacity: u64,
+        home_store: &dyn Backend,
         records: &Path,
         models: &ModelDevices,
         stores: &CacheStores,
@@ -110,8 +110,11 @@ impl LogVolumes {
             refusal(ErrorCode::Failed, message, "check its file system")
         };
         let mark = LogMark::open(&image, records).map_err(unreadable)?;
-        let marked = mark.read().map_err(unreadable)?;
         let wal = layers::wal(definition);
+        if mark.is_foreign().map_err(unreadable)? {
+            return Err(foreign(&image, wal.as_ref(), &mark));
+        }
+        let marked = mark.read().map_err(unreadable)?;
         let elsewhere =
             |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, &mark.removal());
         let Some(wal) = &wal else {
@@ -137,7 +140,8 @@ impl LogVolumes {
         let options = WalOptions {
             name: disk.clone(),
             home: home.display().to_string(),
-            home_capacity,
+            home_capacity: home_store.capacity(),
+            home_alignment: home_store.geometry().alignment,
             offset: wal.offset.0,
             size: wal.size.map_or(0, |size| size.0),
             block_size: 0,
@@ -243,6 +247,23 @@ impl LogVolumes {
         *place = Place { volume: Arc::downgrade(&volume), model, is_cache: false };
         Ok(volume)
     }
+}
+
+/// The error for an image with the mark of another one, which it may have replaced.
+fn foreign(image: &Path, wal: Option<&WalDefinition>, mark: &LogMark) -> ErrorBody {
+    let message = format!(
+        "{} has the mark of a log that was written for another image or device at this path",
+        image.display()
+    );
+    let remedy = format!(
+        "if this is another one, {}, and fill the log's first 8 KiB with zeroes; if it is the same, for example \
+         a copy, {}",
+        mark.removal(),
+        mark.acceptance()
+    );
+    let is_in_cache = wal.is_some_and(|wal| wal.is_in_cache);
+    let remedy = if is_in_cache { in_cache::remedy(&remedy) } else { remedy };
+    refusal(ErrorCode::Failed, message, remedy)
 }
 
 /// The error for an image whose log is not the one of the definition, or which is to be served without a log.

@@ -33,7 +33,9 @@ use crate::group::admit;
 use crate::introspection::DiskGuest;
 use crate::logs::{CacheStores, DiskLog, LogVolumes};
 use crate::models::ModelDevices;
-pub(crate) use layers::{KeyedLayer, LayerKey, Place, make_layers, set_layer};
+pub(crate) use layers::{
+    KeyedLayer, LayerKey, Place, finds_device, lacks_device, make_layers, set_layer,
+};
 
 /// An error of the control interface.
 pub(crate) fn refusal(
@@ -113,7 +115,7 @@ pub(crate) fn open_disk(
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
-        log: open_log(definition, backend.capacity(), records, common)?,
+        log: open_log(definition, &*backend, records, common)?,
         background: background_of(definition, common),
         layers: Vec::new(),
     };
@@ -136,14 +138,14 @@ pub(crate) fn open_disk(
     Ok((disk, watchers))
 }
 
-/// Opens the log of a disk, if it has one. `capacity` is the size of the disk's store, in bytes.
+/// Opens the log of a disk, if it has one. `home` is the disk's store.
 pub(crate) fn open_log(
     definition: &DiskDefinition,
-    capacity: u64,
+    home: &dyn Backend,
     records: &Path,
     common: &Common,
 ) -> Result<Option<DiskLog>, ErrorBody> {
-    common.logs.open(definition, capacity, records, &common.models, &common.stores)
+    common.logs.open(definition, home, records, &common.models, &common.stores)
 }
 
 /// Makes a disk of `backend` and the layers of `definition`.

@@ -289,6 +289,10 @@ impl Backend for SimBackend {
         Vec::new()
     }
 
+    fn losses(&self) -> u64 {
+        0
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

@@ -134,6 +134,17 @@ impl Map {
         self.places.retain(|_, place| place.sequence > sequence);
     }
 
+    /// Whether each range is aligned to `alignment` bytes, and its place in the ring to `ring_alignment` bytes.
+    pub fn is_aligned(&self, alignment: u64, ring_alignment: u64) -> bool {
+        self.places.iter().all(|(start, place)| {
+            let position = match place.source {
+                Source::Ring(position) => position,
+                Source::Zeroes { .. } | Source::Discard => 0,
+            };
+            start % alignment == 0 && place.end % alignment == 0 && position % ring_alignment == 0
+        })
+    }
+
     /// The number of ranges.
     pub fn len(&self) -> usize {
         self.places.len()

@@ -196,6 +196,10 @@ impl Backend for FileBackend {
         problems
     }
 
+    fn losses(&self) -> u64 {
+        self.shared.durability.generation()
+    }
+
     fn inspect(&self) {
         let shared = &self.shared;
         // A change of the length checks it itself.

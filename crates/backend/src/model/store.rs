@@ -79,6 +79,10 @@ impl Backend for Modelled {
         self.inner.problems()
     }
 
+    fn losses(&self) -> u64 {
+        self.inner.losses()
+    }
+
     fn inspect(&self) {
         self.inner.inspect();
     }

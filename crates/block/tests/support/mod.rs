@@ -225,6 +225,10 @@ impl Backend for Recorder {
         Vec::new()
     }
 
+    fn losses(&self) -> u64 {
+        0
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

@@ -243,6 +243,43 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     assert_eq!(read(&mut Nbd::connect(&daemon.path("nbd.sock"), "a"), 3), 7);
 }
 
+/// A mark in a file belongs to one image. Another one with the same name does not get the changes in the log.
+#[test]
+fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    // As on a file system without extended attributes.
+    let [image, beside] = ["a.img", "a.img.fathom-log"].map(|name| folder.path().join(name));
+    let mut mark = vec![0; 1024];
+    let length = rustix::fs::getxattr(&image, c"user.fathom.log", &mut mark[..]).unwrap();
+    mark.truncate(length);
+    rustix::fs::removexattr(&image, c"user.fathom.log").unwrap();
+    std::fs::write(&beside, [&mark[..], b"\nimage: born=1 number=1"].concat()).unwrap();
+    std::fs::write(folder.path().join("f.toml"), configuration("60s")).unwrap();
+    let mut serve = command(folder.path());
+    serve.args(["serve", "--config", "f.toml", "--control", "control.sock"]);
+    let output = serve.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(log.contains("written for another image or device at this path"), "{log}");
+    let remedy = format!("remove the last line of the file {}", beside.display());
+    assert!(
+        log.contains(&remedy) && log.contains("fill the log's first 8 KiB with zeroes"),
+        "{log}"
+    );
+    // It is the same image after all.
+    std::fs::write(&beside, &mark).unwrap();
+    let daemon = Daemon::start_in(folder, &configuration("60s"));
+    assert_eq!(read(&mut Nbd::connect(&daemon.path("nbd.sock"), "a"), 3), 7);
+}
+
 /// A disk that is removed can be added again immediately: its log is free.
 #[test]
 fn a_disk_that_was_removed_is_added_again_with_its_log() {

@@ -52,6 +52,10 @@ impl Backend for Later {
         Vec::new()
     }
 
+    fn losses(&self) -> u64 {
+        0
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

@@ -263,7 +263,14 @@ impl CacheVolume {
     /// Drops all blocks of a disk that does not use the cache any more, and makes room for another
     /// one. The mark of its store has been removed.
     pub(super) fn detach(&self, state: &DiskState) -> Result<(), CacheError> {
-        self.sweep(state.number, 0);
+        if self.is_kept {
+            // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
+            // disk after the others have left.
+            let tables = self.next_tables();
+            state.regions.access(|regions| regions.load_all(0, tables));
+        }
+        // Also insertions that are in flight end without a block.
+        self.drop_blocks(state.number);
         if !self.is_kept {
             return Ok(());
         }

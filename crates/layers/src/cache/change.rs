@@ -15,8 +15,6 @@ use super::{Ending, Inner};
 const BLOCKS_MAX: u64 = 1024;
 /// The longest write whose content is inserted, in bytes.
 const INSERTED_MAX: u64 = 1 << 20;
-/// The number of slots that are examined under one lock.
-const SWEEP: u32 = 4096;
 
 /// A change in flight.
 pub(super) struct Changing {
@@ -27,7 +25,7 @@ pub(super) struct Changing {
     /// The bytes of the copy.
     pub(super) copied: u64,
     /// For a change of many blocks: its number in each shard.
-    ranges: Vec<u64>,
+    pub(super) ranges: Vec<u64>,
     access: Access,
 }
 
@@ -95,10 +93,11 @@ impl CacheQueue {
             Operation::Write => Reason::Write,
             _ => Reason::Discard,
         };
-        let mut ranges = Vec::new();
+        let (mut ranges, mut swept) = (Vec::new(), None);
         if count > BLOCKS_MAX {
             let keys = self.key(offset / size)..self.key((offset + length).div_ceil(size));
-            ranges = begin_ranges(&inner, &keys, reason);
+            ranges = begin_ranges(&inner, &keys);
+            swept = Some((keys, reason));
         } else {
             for (block, start, length) in Self::blocks(offset, length, size) {
                 let key = self.key(block);
@@ -118,7 +117,10 @@ impl CacheQueue {
         if !inserts {
             self.changes.insert(number, changing);
             *next.word(&mut request) = number;
-            next.submit(request);
+            match swept {
+                Some(swept) => self.hold_for_sweep(number, request, swept, next),
+                None => next.submit(request),
+            }
             return None;
         }
         let mut own = next.request();
@@ -220,17 +222,9 @@ impl CacheQueue {
     }
 }
 
-/// A change of many blocks begins: takes them out of all shards.
-fn begin_ranges(inner: &Inner, keys: &Range<u64>, reason: Reason) -> Vec<u64> {
+/// A change of many blocks begins: none of them gets into a shard any more. Returns its numbers.
+fn begin_ranges(inner: &Inner, keys: &Range<u64>) -> Vec<u64> {
     let volume = &inner.volume;
     let shards = 0..volume.shards.len();
-    let numbers = shards.clone().map(|shard| volume.shard(shard).begin_range(keys.clone()));
-    let numbers = numbers.collect();
-    for shard in shards {
-        let slots = volume.shard(shard).slots();
-        for from in (0..slots).step_by(SWEEP as usize) {
-            volume.shard(shard).sweep(keys, from, SWEEP, reason);
-        }
-    }
-    numbers
+    shards.map(|shard| volume.shard(shard).begin_range(keys.clone())).collect()
 }

@@ -10,7 +10,7 @@
 //! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `blocks` is what most
 //!   hits read of it without the lock: `index` finds the slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
-//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes.
+//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes; `sweep`: changes of many blocks.
 //! - `ahead`: reads files ahead of the guest.
 //! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
@@ -51,6 +51,7 @@ mod settle;
 mod shard;
 mod share;
 mod state;
+mod sweep;
 mod tables;
 mod volume;
 
@@ -440,11 +441,7 @@ impl Cache {
 
     /// Takes all blocks of the disk out of the cache.
     pub fn drop_blocks(&self) {
-        let volume = &self.inner.volume;
-        let ranges = volume.remove_from(self.inner.disk.number, 0);
-        for (shard, number) in ranges.into_iter().enumerate() {
-            volume.shard(shard).end_range(number);
-        }
+        self.inner.volume.drop_blocks(self.inner.disk.number);
     }
 
     /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends it.

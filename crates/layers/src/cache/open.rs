@@ -199,10 +199,13 @@ impl CacheVolume {
     /// Takes the blocks of a disk from number `first` on out of the index.
     pub(super) fn sweep(&self, disk: u16, first: u64) {
         let key = |block: u64| u64::from(disk) << BLOCK_BITS | block.min((1 << BLOCK_BITS) - 1);
-        let keys = key(first)..key(u64::MAX);
-        for shard in 0..self.shards.len() {
-            let slots = self.shard(shard).slots();
-            self.shard(shard).sweep(&keys, 0, slots, Reason::Discard);
+        self.take_out(key(first)..key(u64::MAX), Reason::Discard);
+    }
+
+    /// Takes all blocks of a disk out of the cache. Insertions in flight end without a block.
+    pub(super) fn drop_blocks(&self, disk: u16) {
+        for (shard, number) in self.remove_from(disk, 0).into_iter().enumerate() {
+            self.shard(shard).end_range(number);
         }
     }
 
@@ -212,13 +215,10 @@ impl CacheVolume {
         let first = from / u64::from(self.format.block_size);
         let key = |block: u64| u64::from(disk) << BLOCK_BITS | block;
         let keys = key(first)..key((1 << BLOCK_BITS) - 1);
-        let numbers = (0..self.shards.len()).map(|shard| {
-            let mut shard = self.shard(shard);
-            let (number, slots) = (shard.begin_range(keys.clone()), shard.slots());
-            shard.sweep(&keys, 0, slots, Reason::Discard);
-            number
-        });
-        numbers.collect()
+        let shards = 0..self.shards.len();
+        let numbers = shards.map(|shard| self.shard(shard).begin_range(keys.clone())).collect();
+        self.take_out(keys, Reason::Discard);
+        numbers
     }
 }
 

@@ -21,6 +21,7 @@ use super::hit::AtOnce;
 use super::insert::{Inserting, Part, SPARE_MAX, SpareRooms};
 use super::load::Loading;
 use super::shard::Lookup;
+use super::sweep::Sweeps;
 use super::tables::Writing;
 
 /// The purposes of the layer's own requests, in the low bits of their tokens.
@@ -90,6 +91,7 @@ pub(super) struct CacheQueue {
     pub(super) below: Capabilities,
     reads: HashMap<u64, Reading>,
     pub(super) changes: HashMap<u64, Changing>,
+    pub(super) sweeps: Sweeps,
     pub(super) insertions: HashMap<u64, Inserting>,
     pub(super) ahead: Ahead,
     /// Slots whose content is being read again to find out whether the volume is sound.
@@ -148,6 +150,7 @@ impl CacheQueue {
             below,
             reads: HashMap::new(),
             changes: HashMap::new(),
+            sweeps: Sweeps::default(),
             insertions: HashMap::new(),
             ahead: Ahead::default(),
             probes: HashMap::new(),
@@ -694,6 +697,7 @@ impl LayerQueue for CacheQueue {
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
+        self.continue_sweeps(next);
         self.tend(next);
     }
 
@@ -730,6 +734,7 @@ impl Drop for CacheQueue {
                 self.inner.volume.shard(part.shard).cancel(part.key, part.number);
             }
         }
+        self.abandon_sweeps();
         for (_, changing) in std::mem::take(&mut self.changes) {
             self.inner.volume.end_copy(changing.copied);
         }

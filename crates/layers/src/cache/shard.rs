@@ -587,6 +587,11 @@ impl Shard {
         self.invalidate(key, u16::MAX, Reason::Discard);
     }
 
+    /// Takes a block out of the cache, for this reason.
+    pub(super) fn take_out(&mut self, key: u64, reason: Reason) {
+        self.invalidate(key, u16::MAX, reason);
+    }
+
     fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) {
         let Some(slot) = self.find(key) else { return };
         self.blocks.take_valid(slot, mask);
@@ -625,7 +630,7 @@ impl Shard {
     }
 
     /// A long change of the blocks with `keys` begins: as [`begin_change`](Self::begin_change) for each.
-    /// The caller then calls [`sweep`](Self::sweep).
+    /// The caller then takes these blocks out.
     pub(super) fn begin_range(&mut self, keys: Range<u64>) -> u64 {
         self.numbers += 1;
         self.busy.retain(|key, busy| {

@@ -220,6 +220,12 @@ impl CacheVolume {
         ((mixed >> 32) * self.shards.len() as u64 >> 32) as usize
     }
 
+    /// The end of the blocks after `key` that are in the same shard because they are in the same extent.
+    pub(super) fn shard_end(&self, key: u64) -> u64 {
+        let blocks = EXTENT / u64::from(self.format.block_size);
+        (key | (blocks - 1)) + 1
+    }
+
     /// Locks a shard.
     #[inline]
     pub(super) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {

@@ -31,9 +31,11 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use fathom_block::{Capabilities, Figure, Layer, LayerPart, LayerReport, OpenContext, Request};
+use fathom_block::{
+    Capabilities, Figure, Layer, LayerPart, LayerProblem, LayerReport, OpenContext, Request,
+};
 use fathom_insight::{Name, Names, Waiters};
 use wildmatch::WildMatch;
 
@@ -72,6 +74,8 @@ impl ScheduleDevices {
 struct Inner {
     /// The name of the device that the configuration has; empty for the device on which the disk lies.
     named: String,
+    /// Why the device of the disk was not found, if it was not: the disk then has one of its own.
+    missing: OnceLock<String>,
     place: Arc<Place>,
     weights: BTreeMap<String, u32>,
     names: Arc<Names>,
@@ -132,6 +136,7 @@ impl Schedule {
     ) -> Self {
         let inner = Inner {
             named: options.device.clone(),
+            missing: OnceLock::new(),
             place: Arc::new(devices.device(device, options.depth).join(options.weight)),
             weights: options.weights.clone(),
             names: Arc::clone(names),
@@ -148,6 +153,22 @@ impl Schedule {
         };
         inner.set_bounds(options);
         Self { inner: Arc::new(inner) }
+    }
+
+    /// `layer`, if it is of this kind.
+    pub fn of(layer: &dyn Layer) -> Option<&Self> {
+        layer.as_any()?.downcast_ref()
+    }
+
+    /// Notes that the device of the disk was not found, so that the layer was made for a device that no other
+    /// disk has. That is a problem until another layer replaces this one.
+    pub fn note_missing_device(&self, reason: &str) {
+        self.inner.missing.get_or_init(|| reason.to_owned());
+    }
+
+    /// Whether the device of the disk was not found.
+    pub fn lacks_device(&self) -> bool {
+        self.inner.missing.get().is_some()
     }
 
     /// Takes over other options; the device and the weights of control groups stay.
@@ -223,7 +244,16 @@ impl Layer for Schedule {
                 inner.place.device().stuck_total(),
             ),
         ]);
-        LayerReport { figures, ..LayerReport::default() }
+        let problem = |reason: &String| {
+            LayerProblem {
+            message: format!(
+                "the devices beneath it were not found ({reason}): its layer `schedule` shares none with other \
+                 disks"
+            ),
+            remedy: "they are looked for again until they are found; otherwise set `device` of the layer".into(),
+        }
+        };
+        LayerReport { figures, problems: inner.missing.get().map(problem).into_iter().collect() }
     }
 
     fn as_any(&self) -> Option<&dyn Any> {

@@ -135,21 +135,19 @@ impl LayerOptions for ScheduleOptions {
         let device = candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(&own);
         let waiters = context.waiters.cloned();
         let layer = Schedule::new(self, device, context.devices, context.names, waiters);
+        if let (true, Some(problem)) = (self.device.is_empty(), context.device_problem) {
+            layer.note_missing_device(problem);
+        }
         Ok(Some(Arc::new(layer)))
     }
 
     fn fits(&self, layer: &dyn Layer) -> bool {
-        schedule(layer).is_some_and(|schedule| schedule.is_for(self))
+        Schedule::of(layer).is_some_and(|schedule| schedule.is_for(self))
     }
 
     fn apply(&self, layer: &dyn Layer) {
-        if let Some(schedule) = schedule(layer) {
+        if let Some(schedule) = Schedule::of(layer) {
             schedule.set_options(self);
         }
     }
-}
-
-/// `layer`, if it is of this kind.
-fn schedule(layer: &dyn Layer) -> Option<&Schedule> {
-    layer.as_any()?.downcast_ref()
 }

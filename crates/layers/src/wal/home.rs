@@ -8,6 +8,10 @@
 //! A disk with a scheduler of background work writes back in idle time: a round may begin when half of
 //! the age has passed, and each copy is a step that the scheduler allows. All copies begin in time for
 //! the age. If changes wait for space, or the log is half full or has to be emptied, copies do not wait.
+//!
+//! Home may lose copies and accept writes again before the round ends, because the operator recovers the disk.
+//! The flush of home then succeeds. So a round during which home has counted a loss is not complete: the
+//! records stay in the log, and the next round writes them again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,6 +37,10 @@ pub(super) struct WriteBack {
     last: u64,
     /// The records before this one have to be durable before the round ends.
     shown: u64,
+    /// What home had counted before the first copy; see [`Backend::losses`](fathom_block::Backend::losses).
+    losses: u64,
+    /// The time since when the log has had the changes, in nanoseconds.
+    pub(super) since_ns: u64,
     segments: VecDeque<Segment>,
     /// Zeroes that home refused as an operation. They are written as data.
     refused: Vec<Segment>,
@@ -92,6 +100,10 @@ impl WalQueue {
             }
             if write_back.in_flight > 0 {
                 return;
+            }
+            if write_back.is_flushing && self.home.losses() != write_back.losses {
+                write_back.failed.get_or_insert(ErrorKind::Io);
+                return self.abandon_round(next);
             }
             if let (true, None) = (write_back.is_flushing, write_back.failed) {
                 let shown = write_back.shown;
@@ -225,17 +237,20 @@ impl WalQueue {
             // With `Written`, the records may not be durable yet.
             state.want_shown();
             let round = state.log.round(limit)?;
-            (state.is_writing_back, state.is_space_awaited, state.since_ns) = (true, false, now_ns);
-            Some(round)
+            let since_ns = std::mem::replace(&mut state.since_ns, now_ns);
+            (state.is_writing_back, state.is_space_awaited) = (true, false);
+            Some((round, since_ns))
         });
         if round.is_none() && is_allowed {
             self.background.end(now_ns);
         }
-        let Round { last, shown, segments } = round?;
+        let (Round { last, shown, segments }, since_ns) = round?;
         let left = segments.iter().map(|segment| segment.length).sum();
         Some(WriteBack {
             last,
             shown,
+            losses: self.home.losses(),
+            since_ns,
             segments: segments.into(),
             refused: Vec::new(),
             // All changes of the round have been noted by now.
@@ -385,13 +400,16 @@ impl WalQueue {
 
     /// The round failed, or its queue closes. The log keeps its content.
     fn abandon_round(&mut self, next: &mut Crossing<'_>) {
-        let Some(WriteBack { failed, is_allowed, .. }) = self.write_back.take() else { return };
+        let Some(WriteBack { failed, is_allowed, since_ns, .. }) = self.write_back.take() else {
+            return;
+        };
         let retry_ns = next.now_ns() + RETRY_NS;
         if is_allowed {
             self.background.end(next.now_ns());
         }
         self.inner.shared.access(|state| {
             state.is_writing_back = false;
+            state.since_ns = state.since_ns.min(since_ns);
             if failed.is_some() {
                 (state.home_failed, state.retry_ns) = (failed, retry_ns);
             }

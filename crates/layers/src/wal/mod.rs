@@ -357,8 +357,9 @@ impl Layer for Wal {
         let waker = context.waker()?;
         let pending = context.pending();
         let background = context.background("wal")?;
+        let home = (Arc::clone(context.home()), below.capabilities);
         let inner = Arc::clone(&self.inner);
-        let queue = WalQueue::new(inner, store, waker, pending, below.capabilities, background);
+        let queue = WalQueue::new(inner, store, waker, pending, home, background);
         Ok(LayerPart::queue(queue))
     }
 }

@@ -35,6 +35,8 @@ pub struct WalOptions {
     pub home: String,
     /// The size of the disk, in bytes.
     pub home_capacity: u64,
+    /// The alignment of the disk's store, in bytes.
+    pub home_alignment: u32,
     /// Where the log's region begins in the volume, in bytes.
     pub offset: u64,
     /// The length of the region, in bytes; 0 for the rest of the volume.
@@ -66,6 +68,9 @@ pub enum WalError {
     OtherHome(String),
     /// Its region does not fit the volume, is too small, or is misaligned.
     Region(String),
+    /// It holds changes of ranges that requests cannot have any more, because the disk's store or the volume has
+    /// this alignment now, in bytes.
+    Alignment(u32),
     /// The volume failed.
     Volume(io::Error),
 }
@@ -102,6 +107,13 @@ impl fmt::Display for WalError {
                  8 KiB with zeroes"
             ),
             Self::Region(text) => formatter.write_str(text),
+            Self::Alignment(alignment) => write!(
+                formatter,
+                "the log holds changes that are finer than the {alignment} bytes to which requests have to be \
+                 aligned now; serve the disk once as before, for example without `direct`, and shut the daemon \
+                 down, so that they are written back, or, if they may be lost, fill the log's first 8 KiB with \
+                 zeroes"
+            ),
             Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
         }
     }
@@ -188,6 +200,11 @@ impl Wal {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
         log.clip(options.home_capacity);
+        let request_alignment = alignment.max(options.home_alignment);
+        if !log.map().is_aligned(request_alignment.into(), alignment.into()) {
+            // They could be neither read nor written home.
+            return Err(WalError::Alignment(request_alignment));
+        }
         let ring_length = ring_length(&region, superblock.block_size);
         let checkpoint = log.resume(&owner, ring_length);
         write_checkpoint(&mut access, region.start, &checkpoint)?;

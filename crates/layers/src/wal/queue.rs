@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{
-    Allocation, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent, LayerQueue,
-    Operation, Outcome, Request, StoreId, Waker, faults,
+    Allocation, Backend, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent,
+    LayerQueue, Operation, Outcome, Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
 use fathom_wal::{
@@ -57,7 +57,8 @@ pub(super) struct WalQueue {
     pub(super) store: StoreId,
     pub(super) waker: Waker,
     pending_in_kernel: Pending,
-    /// The capabilities of the disk beneath.
+    /// The disk's store, which is asked for its losses, and the capabilities of the disk beneath.
+    pub(super) home: Arc<dyn Backend>,
     pub(super) below: Capabilities,
     pending: VecDeque<Change>,
     prepared: Option<Prepared>,
@@ -90,7 +91,7 @@ impl WalQueue {
         store: StoreId,
         waker: Waker,
         pending_in_kernel: Pending,
-        below: Capabilities,
+        (home, below): (Arc<dyn Backend>, Capabilities),
         background: Background,
     ) -> Self {
         // Write-back of recovered records begins without a request.
@@ -106,6 +107,7 @@ impl WalQueue {
             store,
             waker,
             pending_in_kernel,
+            home,
             below,
             pending: VecDeque::new(),
             prepared: None,
@@ -608,6 +610,10 @@ impl LayerQueue for WalQueue {
         next.recycle(request);
         if which != purpose::PIECE && which != purpose::EXTENTS {
             self.work(next);
+            if self.is_closed {
+                // It does not continue what this has made possible, for example a flush: another queue does.
+                self.inner.shared.access(|state| state.wake_queues());
+            }
         }
     }
 
@@ -652,6 +658,7 @@ impl Drop for WalQueue {
                 state.checkpoint = Some(checkpoint);
             }
             if let Some(write_back) = self.write_back.take() {
+                state.since_ns = state.since_ns.min(write_back.since_ns);
                 // A flush that ends late writes nothing: another queue may begin a round meanwhile.
                 state.is_writing_back = is_stuck && write_back.has_copies();
                 if state.is_writing_back {

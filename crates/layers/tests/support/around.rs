@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
 use fathom_reactor::Reactor;
@@ -15,6 +16,7 @@ pub struct Around {
     store: Arc<SimBackend>,
     capabilities: Capabilities,
     open: Box<Open>,
+    losses: Arc<AtomicU64>,
 }
 
 impl Around {
@@ -27,7 +29,14 @@ impl Around {
         + Sync
         + 'static,
     ) -> Self {
-        Self { store: Arc::clone(store), capabilities, open: Box::new(open) }
+        let losses = Arc::default();
+        Self { store: Arc::clone(store), capabilities, open: Box::new(open), losses }
+    }
+
+    /// What the store [counts](Backend::losses); the test changes it.
+    #[allow(dead_code, reason = "some tests use it")]
+    pub fn losses_counted(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.losses)
     }
 }
 
@@ -59,6 +68,10 @@ impl Backend for Around {
 
     fn problems(&self) -> Vec<BackendProblem> {
         Vec::new()
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
     }
 
     fn inspect(&self) {}

@@ -95,6 +95,7 @@ pub fn log_options(seed: u64) -> WalOptions {
         name: "disk".into(),
         home: "image".into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset: format(seed).log_offset(0),
         size: LOG_LENGTH,
         block_size: 512,

@@ -107,6 +107,11 @@ impl Served {
         *known = Known { image: Some(image), log, is_searching: false };
     }
 
+    /// Whether a layer of the disk lacks the devices beneath it.
+    pub(super) fn lacks_device(&self) -> bool {
+        self.live().watchers.layers.iter().any(|(_, layer)| wiring::lacks_device(&**layer))
+    }
+
     /// Marks a search as begun. Returns false if there is one already.
     fn begin_search(&self) -> bool {
         !std::mem::replace(&mut self.beneath.known().is_searching, true)
@@ -187,6 +192,35 @@ impl Daemon {
             if let Err(refused) = self.restack(&served, definition) {
                 let reason = refused.message;
                 tracing::warn!(disk = name, "is not observed for background work: {reason}");
+            }
+        }
+    }
+
+    /// Gives a disk that lacks the devices beneath it a layer with these devices, if they are found. Returns false if
+    /// they are found but the layer could not be replaced.
+    pub(super) fn place(&self, served: &Arc<Served>) -> bool {
+        let name = served.disk.name();
+        let definition = served.live().definition.clone();
+        if !wiring::finds_device(&definition) {
+            return true;
+        }
+        // Another change may replace the layer or the disk meanwhile.
+        let Ok(_change) = self.change(name) else { return true };
+        let Ok(found) = self.find(name) else { return true };
+        let is_left = !Arc::ptr_eq(&found, served) || served.withdrawal().is_some();
+        if is_left || !served.lacks_device() {
+            return true;
+        }
+        let definition = served.live().definition.clone();
+        match self.restack(served, definition) {
+            Ok(()) => {
+                tracing::info!(disk = name, "the devices beneath it have been found");
+                true
+            }
+            Err(refused) => {
+                let reason = refused.message;
+                tracing::warn!(disk = name, "does not get the devices beneath it: {reason}");
+                false
             }
         }
     }

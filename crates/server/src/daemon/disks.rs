@@ -96,6 +96,7 @@ impl Daemon {
             withdrawal: Mutex::default(),
         });
         self.watch_disk(&served);
+        let lacks_device = served.lacks_device();
         let refused = self.with_state(|state| {
             // Checked under the lock under which the shutdown takes the list.
             if self.is_stopping() {
@@ -111,6 +112,9 @@ impl Daemon {
             return Err(stopping());
         }
         self.export_disk(&served);
+        if lacks_device {
+            self.wake_watch();
+        }
         if self.common.background.beginnings() != beginnings {
             // The disk may have been opened before work began on its devices, and listed after.
             self.common.background.announce();
@@ -241,9 +245,9 @@ impl Daemon {
         watchers.log = match (&had, &wanted) {
             (_, None) => None,
             (None, Some(_)) => {
-                let capacity = served.disk.backend().capacity();
+                let home = &**served.disk.backend();
                 new_log =
-                    wiring::open_log(&definition, capacity, &self.records_folder(), &self.common)?;
+                    wiring::open_log(&definition, home, &self.records_folder(), &self.common)?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),

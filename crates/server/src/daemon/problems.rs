@@ -31,6 +31,10 @@ const INSPECTION_TIME_MAX: Duration = Duration::from_secs(5);
 const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// The time after which an unfinished removal is a problem.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(5);
+/// The time after which the search for the devices that disks lack begins again although the last one has not ended.
+const DEVICE_SEARCH_TIME_MAX: Duration = Duration::from_secs(300);
+/// The time after which it begins again if a disk could not get the devices that were found.
+const DEVICE_RETRY_TIME: Duration = Duration::from_secs(60);
 /// How long failures remain a problem after the last of them.
 const FAILURES_TIME: Duration = Duration::from_secs(30);
 /// How long the link may be away before that is a problem: longer than a restart of the centre.
@@ -42,6 +46,8 @@ pub(crate) struct Problems {
     known: Mutex<Vec<Known>>,
     /// When the watch first saw that the link to the centre does not run.
     link_away: Mutex<Option<Instant>>,
+    /// When the search for the devices that disks lack may begin again.
+    device_search: Mutex<Option<Instant>>,
     wake: Arc<Notify>,
 }
 
@@ -82,6 +88,22 @@ impl Problems {
             None => known.disk.as_deref() == name,
         });
         mine.map(|known| known.problem.clone()).collect()
+    }
+
+    /// Whether the search for the devices that disks lack begins now.
+    fn begin_device_search(&self) -> bool {
+        let (mut again, now) = (crate::lock(&self.device_search), Instant::now());
+        let begins = again.is_none_or(|again| now >= again);
+        if begins {
+            *again = Some(now + DEVICE_SEARCH_TIME_MAX);
+        }
+        begins
+    }
+
+    /// The search has ended. `has_failed` is whether a disk could not get its devices.
+    fn end_device_search(&self, has_failed: bool) {
+        let again = has_failed.then(|| Instant::now() + DEVICE_RETRY_TIME);
+        *crate::lock(&self.device_search) = again;
     }
 
     /// Compares the current problems with the known ones, and logs the differences.
@@ -139,7 +161,25 @@ impl Daemon {
             let interval = if sound { CHECK_INTERVAL_SOUND } else { CHECK_INTERVAL };
             let _ = tokio::time::timeout(interval, self.problems.wake.notified()).await;
             self.check_problems().await;
+            self.begin_device_search();
             tokio::time::sleep(CHECK_INTERVAL_MIN).await;
+        }
+    }
+
+    /// Looks for the devices of disks that lack them, in a thread of its own. Each wait for a disk is bounded.
+    fn begin_device_search(self: &Arc<Self>) {
+        let lacking: Vec<_> = self.served().into_iter().filter(|it| it.lacks_device()).collect();
+        if lacking.is_empty() || !self.problems.begin_device_search() {
+            return;
+        }
+        let daemon = Arc::clone(self);
+        let search = move || {
+            let failed = lacking.iter().filter(|served| !daemon.place(served)).count();
+            daemon.problems.end_device_search(failed > 0);
+            daemon.wake_watch();
+        };
+        if let Err(error) = std::thread::Builder::new().name("devices".into()).spawn(search) {
+            tracing::warn!(%error, "the devices of some disks are not looked for");
         }
     }
 

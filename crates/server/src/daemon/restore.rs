@@ -1,11 +1,10 @@
 //! Gives guests back what flushes have changed: their memory and their tunables.
 //!
 //! A flush does this itself at its end. What it could not give back, or what an earlier daemon has left, is
-//! tried again: the memory by a thread for each such guest, until QEMU accepts it; the tunables whenever the
+//! tried again: the memory by a few threads for all guests, until QEMU accepts it; the tunables whenever the
 //! guest's kernel has been found, and at the beginning and the end of each flush.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fathom_control::FlushWay;
 use fathom_frontend::vhost_user;
@@ -13,10 +12,8 @@ use fathom_introspect::Kernel;
 
 use super::usage::vm_of;
 use super::{Daemon, Served};
+use crate::flush::Restoration;
 use crate::introspection::GuestView;
-
-/// The interval between attempts to give a guest its memory again.
-const RESTORE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Gives guests their memory again that an earlier daemon has taken by the balloon.
@@ -26,33 +23,36 @@ impl Daemon {
         }
     }
 
-    /// Starts a thread that gives the guest of `vm` its memory again, if it is not given back and if there
-    /// is no such thread yet. It tries until QEMU accepts it: the guest may have ended, or start again
-    /// later. Guests do not wait for each other.
+    /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until QEMU accepts it:
+    /// the guest may have ended, or start again later. A few threads try all such guests in turn.
     pub(super) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
         if !self.flusher.begin_restorer(vm) {
             return;
         }
-        let (daemon, for_thread) = (Arc::downgrade(self), vm.to_owned());
+        let daemon = Arc::downgrade(self);
         let body = move || {
-            let vm = for_thread.as_str();
             loop {
                 let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
                     return;
                 };
-                if daemon.flusher.restore_balloon(vm) {
-                    tracing::info!(vm, "the guest has its own memory again");
+                match daemon.flusher.next_restoration() {
+                    Restoration::Try(vm) => {
+                        if daemon.flusher.restore_balloon(&vm) {
+                            tracing::info!(vm, "the guest has its own memory again");
+                        }
+                        daemon.flusher.end_restoration(&vm);
+                    }
+                    Restoration::Wait(time) => {
+                        drop(daemon);
+                        std::thread::sleep(time);
+                    }
+                    Restoration::End => return,
                 }
-                if daemon.flusher.end_restorer(vm) {
-                    return;
-                }
-                drop(daemon);
-                std::thread::sleep(RESTORE_INTERVAL);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
             tracing::error!(vm, %error, "the guest does not get its memory: a thread cannot be started");
-            self.flusher.forget_restorer(vm);
+            self.flusher.forget_restorer();
         }
     }
 

@@ -5,6 +5,7 @@
 //! - `balloon`: takes memory from a guest.
 //! - `agent`: runs `sync` by the guest agent.
 //! - `marks`: which guests are being flushed.
+//! - `restorers`: which guests have to be given their memory again, by a few threads.
 //! - `record`: remembers a changed value of a guest, so that it is put back even by the next daemon.
 //!
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
@@ -19,10 +20,11 @@ mod marks;
 mod peer;
 mod qmp;
 mod record;
+mod restorers;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -37,6 +39,8 @@ use balloon::{Balloon, Steps};
 use line::PeerError;
 use marks::{Active, Busy, Marks};
 use record::{Kind, Own, Record, Records};
+pub(crate) use restorers::Restoration;
+use restorers::Restorers;
 
 pub(crate) use agent::Sync;
 pub use fuzz::fuzz_flush;
@@ -61,8 +65,7 @@ const _: () = assert!(RESTORE_TIME_MAX.as_secs() > balloon::COMMAND_TIME_MAX.as_
 pub(crate) struct Flusher {
     guests: RwLock<Vec<GuestOptions>>,
     marks: Marks,
-    /// The virtual machines for which a thread tries to give the memory back.
-    restorers: Mutex<BTreeSet<String>>,
+    restorers: Mutex<Restorers>,
     records: Records,
     /// Values that are not yet put back.
     replaced: Mutex<BTreeMap<(Kind, String), Record>>,
@@ -225,27 +228,29 @@ impl Flusher {
         replaced.remove(&record.key());
     }
 
-    /// Whether a thread has to be started that tries to give the guest of `vm` its memory. It counts as
-    /// started.
+    /// Has the guest of `vm` be given its memory, if it is not given back. Returns whether a thread has to be
+    /// started for that. It counts as started.
     pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
         let mut restorers = lock(&self.restorers);
-        self.replaced(Kind::Balloon, vm).is_some() && restorers.insert(vm.to_owned())
+        self.replaced(Kind::Balloon, vm).is_some() && restorers.begin(vm, Instant::now())
     }
 
-    /// Whether the thread for the guest of `vm` can end: the guest has its memory.
-    pub(crate) fn end_restorer(&self, vm: &str) -> bool {
-        // Locked during the question, so that a record of a flush that ends now has a thread.
+    /// What a thread that gives guests their memory does next.
+    pub(crate) fn next_restoration(&self) -> Restoration {
+        lock(&self.restorers).next(Instant::now())
+    }
+
+    /// An attempt to give the guest of `vm` its memory has ended. If it does not have it, it is tried again later.
+    pub(crate) fn end_restoration(&self, vm: &str) {
+        // Locked during the question, so that a record of a flush that ends now is not forgotten.
         let mut restorers = lock(&self.restorers);
-        let is_over = self.replaced(Kind::Balloon, vm).is_none();
-        if is_over {
-            restorers.remove(vm);
-        }
-        is_over
+        let has_memory = self.replaced(Kind::Balloon, vm).is_none();
+        restorers.end(vm, has_memory, Instant::now());
     }
 
-    /// Notes that there is no thread for the guest of `vm`.
-    pub(crate) fn forget_restorer(&self, vm: &str) {
-        lock(&self.restorers).remove(vm);
+    /// Notes that a thread could not be started.
+    pub(crate) fn forget_restorer(&self) {
+        lock(&self.restorers).not_started();
     }
 
     /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether it

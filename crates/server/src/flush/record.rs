@@ -94,7 +94,8 @@ impl Records {
     /// The records in `folder` of the daemon with this control socket.
     pub(super) fn new(folder: PathBuf, control: &Path) -> Self {
         let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
-        // FNV-1a: the same in every release.
+        // FNV-1a, and not the checksum of other formats: records of daemons in use have these names, and another
+        // sum would need both of them.
         let digits =
             control.as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5_u32, |sum, byte| {
                 (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193)

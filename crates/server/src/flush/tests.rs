@@ -96,7 +96,7 @@ fn a_restoration_that_hangs_delays_neither_a_shutdown_nor_another_way() {
 }
 
 #[test]
-fn each_guest_with_a_record_has_one_thread_that_restores_it() {
+fn a_guest_with_a_record_is_tried_until_it_has_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     let qemu = Qemu::start(1024 * MIB);
     let flusher = flusher(&qemu, folder.path());
@@ -106,10 +106,33 @@ fn each_guest_with_a_record_has_one_thread_that_restores_it() {
     qemu.set_refuses(true);
     drop(inflated);
     assert!(flusher.begin_restorer("web") && !flusher.begin_restorer("web"));
-    assert!(!flusher.end_restorer("web"));
+    let attempt = || Restoration::Try("web".into());
+    assert_eq!(flusher.next_restoration(), attempt());
+    assert!(!flusher.restore_balloon("web"));
+    flusher.end_restoration("web");
+    assert!(matches!(flusher.next_restoration(), Restoration::Wait(_)));
+    assert!(!flusher.begin_restorer("web"), "it waits for the next attempt");
     qemu.set_refuses(false);
-    assert!(flusher.restore_balloon("web") && flusher.end_restorer("web"));
+    std::thread::sleep(restorers::INTERVAL);
+    assert_eq!(flusher.next_restoration(), attempt());
+    assert!(flusher.restore_balloon("web"));
+    flusher.end_restoration("web");
+    assert_eq!(flusher.next_restoration(), Restoration::End);
     assert!(!flusher.restore_balloon("web") && !flusher.begin_restorer("web"));
+}
+
+#[test]
+fn the_records_of_many_guests_need_a_few_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..100 {
+        let record = Record::new(&format!("vm{number}"), Own::MemoryBytes(1024 * MIB));
+        records(folder.path()).write(&record).unwrap();
+    }
+    let flusher = Flusher::new(&[], folder.path().to_owned(), Path::new(CONTROL));
+    let guests = flusher.balloons();
+    assert_eq!(guests.len(), 100);
+    let threads = guests.iter().filter(|vm| flusher.begin_restorer(vm)).count();
+    assert_eq!(threads, restorers::THREADS_MAX);
 }
 
 #[test]

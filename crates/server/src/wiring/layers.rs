@@ -6,12 +6,13 @@ use std::sync::Arc;
 use fathom_backend::Memory;
 use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
-use fathom_devices::MediumKind;
+use fathom_devices::{MediumKind, Placement};
 use fathom_insight::Waiters;
 use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{
-    DelayOptions, LayerContext, LayerOptions as _, LimitOptions, LogSink, Prepared, ScheduleOptions,
+    DelayOptions, LayerContext, LayerOptions as _, LimitOptions, LogSink, Prepared, Schedule,
+    ScheduleOptions,
 };
 use serde_json::{Map, Value};
 
@@ -145,20 +146,51 @@ impl NewLayers {
     }
 }
 
-/// The names of the devices on which a disk lies, for its layer `schedule`; empty if it shares its
-/// devices with no other disk, or if they cannot be found.
-fn device_name(definition: &DiskDefinition) -> String {
-    if !names_layer(definition, "schedule") {
-        return String::new();
+/// The devices on which a disk lies, for its layer `schedule`.
+#[derive(Default)]
+struct DeviceFound {
+    /// Their names; empty if the disk shares its devices with no other disk, or if they cannot be found.
+    name: String,
+    /// Why they cannot be found.
+    problem: Option<String>,
+}
+
+/// The devices of a disk with the layer `schedule`.
+fn device(definition: &DiskDefinition) -> DeviceFound {
+    if names_layer(definition, ScheduleOptions::KIND) {
+        device_of(placement_within(definition, SEARCH_TIME_MAX))
+    } else {
+        DeviceFound::default()
     }
-    let placement = placement_within(definition, SEARCH_TIME_MAX);
+}
+
+/// Whether the devices of a disk that lacked them for its layer `schedule` can be found by now. Waits for a
+/// limited time.
+pub(crate) fn finds_device(definition: &DiskDefinition) -> bool {
+    device(definition).problem.is_none()
+}
+
+/// Whether the layer `schedule` of a disk lacks its devices.
+pub(crate) fn lacks_device(layer: &dyn Layer) -> bool {
+    Schedule::of(layer).is_some_and(Schedule::lacks_device)
+}
+
+impl DeviceFound {
+    /// Whether a layer of the disk stays: it does not lack devices that have been found.
+    fn keeps(&self, layer: &dyn Layer) -> bool {
+        self.problem.is_some() || !lacks_device(layer)
+    }
+}
+
+fn device_of(placement: Placement) -> DeviceFound {
     let media: Vec<String> = placement
         .media
         .iter()
         .filter(|medium| !matches!(medium.kind, MediumKind::Memory | MediumKind::Unknown))
         .map(|medium| format!("{} {}", medium.kind.name(), medium.name))
         .collect();
-    media.join(", ")
+    let problem = placement.problem.filter(|_| media.is_empty());
+    DeviceFound { name: media.join(", "), problem }
 }
 
 /// Whether the layer `classify` of a disk looks for databases: an option of the layer, if it is listed.
@@ -207,14 +239,15 @@ pub(crate) fn make_layers(
             tracing::info!(target: REQUESTS, disk = disk.as_str(), "{}", line.trim_start());
         })
     };
-    let device = device_name(definition);
+    let device = device(definition);
     let waiters = watchers.classify.as_ref().map(|_| Arc::clone(guest.slot()) as Arc<dyn Waiters>);
     let context = LayerContext {
         disk: &definition.name,
         names: guest.names(),
         log: &log,
         limits: &common.limits,
-        device: &device,
+        device: &device.name,
+        device_problem: device.problem.as_deref(),
         devices: &common.devices,
         caches: &common.caches,
         cache_host: &Host {
@@ -232,7 +265,8 @@ pub(crate) fn make_layers(
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
     let keys: Vec<LayerKey> = listed.iter().map(LayerKey::listed).collect();
     for (layer, key) in listed.iter().zip(&keys) {
-        if let Some(index) = kept.iter().position(|(other, _)| other == key) {
+        let stays = |(other, old): &KeyedLayer| other == key && device.keeps(&**old);
+        if let Some(index) = kept.iter().position(stays) {
             made.layers.push((key.clone(), kept.remove(index).1));
             continue;
         }
@@ -298,4 +332,37 @@ pub(crate) fn make_layers(
         return Err(too_many_layers(ErrorKind::TooLong));
     }
     Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use fathom_devices::Medium;
+    use fathom_insight::Names;
+    use fathom_layers::ScheduleDevices;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_that_lacks_its_devices_is_replaced_when_they_are_found() {
+        let hangs = device_of(Placement::unknown("its file system does not answer"));
+        assert_eq!((hangs.name.as_str(), hangs.problem.is_some()), ("", true));
+        let memory = device_of(Placement::on(Medium::memory()));
+        assert_eq!((memory.name.as_str(), memory.problem.is_some()), ("", false));
+        let found = device_of(Placement::on(Medium::new(MediumKind::Device, "sda")));
+        assert_eq!((found.name.as_str(), found.problem.is_some()), ("device sda", false));
+
+        let make = || {
+            let (devices, names) = (ScheduleDevices::default(), Arc::new(Names::default()));
+            Schedule::new(&ScheduleOptions::default(), "disk a", &devices, &names, None)
+        };
+        let whole = make();
+        assert!([&hangs, &memory, &found].iter().all(|device| device.keeps(&whole)));
+        assert!(whole.status().problems.is_empty());
+        let lacking = make();
+        lacking.note_missing_device("its file system does not answer");
+        assert!(hangs.keeps(&lacking) && !memory.keeps(&lacking) && !found.keeps(&lacking));
+        let problems = lacking.status().problems;
+        assert!(problems[0].message.contains("does not answer"), "{:?}", problems[0].message);
+        assert!(problems[0].remedy.contains("`device`"), "{:?}", problems[0].remedy);
+    }
 }
