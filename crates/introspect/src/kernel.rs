@@ -9,7 +9,7 @@ use fathom_insight::RequestFlags;
 use crate::btf::{self, Btf};
 use crate::completion::{ENTRIES_MAX, Meaning, Meanings, meanings};
 use crate::counters::CounterPlaces;
-use crate::dirty::{DirtyPlaces, KnownSuperBlocks};
+use crate::dirty::{DirtyPlaces, KnownSuperBlocks, Trail};
 use crate::kallsyms::{self, KallsymsError};
 use crate::layout::{Layout, Types};
 use crate::memory::{GuestMemory, Window};
@@ -106,6 +106,7 @@ pub struct Kernel {
     pub(crate) counters: CounterPlaces,
     pub(crate) dirty: DirtyPlaces,
     pub(crate) super_blocks: KnownSuperBlocks,
+    pub(crate) trail: Trail,
     tunables: TunablePlaces,
     note: VmcoreInfo,
     modules: Vec<Module>,
@@ -317,6 +318,7 @@ impl Kernel {
             counters: self.counters.clone(),
             dirty: self.dirty.clone(),
             super_blocks: KnownSuperBlocks::default(),
+            trail: Trail::default(),
             tunables: self.tunables.clone(),
             note: self.note.clone(),
             modules: self.modules.clone(),
@@ -418,6 +420,7 @@ impl Kernel {
             counters,
             dirty,
             super_blocks: KnownSuperBlocks::default(),
+            trail: Trail::default(),
             tunables,
             note,
             modules: loaded,

@@ -167,6 +167,21 @@ impl GuestMemory {
         }
     }
 
+    /// Starts to fetch the line at `address` into the processor's caches.
+    pub(crate) fn prefetch(&self, address: u64) {
+        let (place, left) = self.find(address);
+        #[cfg(target_arch = "x86_64")]
+        if left > 0 {
+            // SAFETY: the instruction is a hint, for which any address is allowed.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(place.cast());
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (place, left);
+    }
+
     /// The number of the page at `address`, counted over all regions.
     pub(crate) fn number_of(&self, address: u64) -> Option<u64> {
         let mut before = 0;

@@ -100,8 +100,28 @@ impl AddressSpace {
         self.walk(memory, address)
     }
 
+    /// Adds the physical addresses that a read of a virtual address reads, entries of page tables included.
+    pub fn lines(&self, memory: &GuestMemory, address: u64, lines: &mut Vec<u64>) {
+        let physical = match self.direct(address) {
+            Some(physical) => Some(physical),
+            None => self.walk_through(memory, address, |entry| lines.push(entry)),
+        };
+        lines.extend(physical);
+    }
+
     /// Walks the page tables.
     pub fn walk(&self, memory: &GuestMemory, address: u64) -> Option<u64> {
+        self.walk_through(memory, address, |_| {})
+    }
+
+    /// Walks the page tables. Calls `visit` with the physical address of each entry.
+    #[inline]
+    fn walk_through(
+        &self,
+        memory: &GuestMemory,
+        address: u64,
+        mut visit: impl FnMut(u64),
+    ) -> Option<u64> {
         // Addresses have 48 or 57 bits; the bits above repeat the highest of them.
         let bits = 12 + 9 * self.levels;
         let high = (address as i64) >> (bits - 1);
@@ -112,6 +132,7 @@ impl AddressSpace {
         let mut shift = bits - 9;
         loop {
             let index = (address >> shift) & 511;
+            visit(table + index * 8);
             let entry = memory.u64(table + index * 8)?;
             if entry & PRESENT == 0 {
                 return None;

@@ -1,6 +1,6 @@
 //! The effort of one count.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 /// The steps after which the time is looked at.
@@ -12,12 +12,36 @@ const TIME_INTERVAL: u64 = 1024;
 pub(super) struct Budget {
     left: Cell<u64>,
     end: Instant,
+    /// The lines that are read, if they are to be remembered.
+    lines: Option<RefCell<Vec<u64>>>,
 }
 
 impl Budget {
     /// A budget of so many steps, for a count that takes at most `time`.
     pub(super) fn new(steps: u64, time: Duration) -> Self {
-        Self { left: Cell::new(steps), end: Instant::now() + time }
+        Self { left: Cell::new(steps), end: Instant::now() + time, lines: None }
+    }
+
+    /// Lets the count remember the lines that it reads.
+    pub(super) fn remember(&mut self) {
+        self.lines = Some(RefCell::default());
+    }
+
+    /// Whether the lines are to be remembered.
+    pub(super) fn remembers(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// Calls `record` with the lines, if they are to be remembered.
+    pub(super) fn record(&self, record: impl FnOnce(&mut Vec<u64>)) {
+        if let Some(lines) = &self.lines {
+            record(&mut lines.borrow_mut());
+        }
+    }
+
+    /// The remembered lines.
+    pub(super) fn into_lines(self) -> Option<Vec<u64>> {
+        self.lines.map(RefCell::into_inner)
     }
 
     /// Uses up steps. `None` from then on if there are not enough, or if the time is over.

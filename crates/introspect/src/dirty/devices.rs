@@ -59,13 +59,20 @@ impl Kernel {
         let (dirty_index, writeback_index) =
             (self.dirty.writer_dirty?, self.dirty.writer_writeback?);
         let disks: Vec<u64> = disks.iter().map(|disk| self.checked_disk(disk.get())).collect();
+        disks.iter().for_each(|disk| self.note_disk(*disk, budget));
+        self.note(self.dirty.bdi_list?, budget);
         let mut found = Vec::new();
         for bdi in self.bdis()? {
             let bdi = bdi?;
             budget.take(1)?;
+            self.note_bdi(bdi, budget);
             let (mut dirty, mut writeback) = (0_i64, 0_i64);
             for writer in self.writers(bdi, WRITERS_MAX)? {
-                let place = writer?.wrapping_add(counts);
+                let writer = writer?;
+                let (list, owner) = (self.layout.writer_list?, self.layout.writer_bdi?);
+                self.note(writer.wrapping_add(list), budget);
+                self.note(writer.wrapping_add(owner), budget);
+                let place = writer.wrapping_add(counts);
                 let sum = |index: u64| {
                     self.split_counter(place.wrapping_add(index * size), offsets, budget)
                 };
@@ -88,6 +95,33 @@ impl Kernel {
         }
         // Otherwise the disks beneath the last device are not known.
         (!budget.is_over()).then_some(found)
+    }
+
+    /// Remembers what is read of a device.
+    fn note_bdi(&self, bdi: u64, budget: &Budget) {
+        if !budget.remembers() {
+            return;
+        }
+        let layout = &self.layout;
+        let places = [layout.bdi_list, layout.bdi_writers, layout.bdi_owner, layout.bdi_name];
+        places.iter().flatten().for_each(|place| self.note(bdi.wrapping_add(*place), budget));
+        if let Some(disk) = self.disk_of_bdi(bdi) {
+            self.note_disk(disk, budget);
+        }
+    }
+
+    /// Remembers what is read of a disk.
+    fn note_disk(&self, disk: u64, budget: &Budget) {
+        if !budget.remembers() {
+            return;
+        }
+        let layout = &self.layout;
+        let places = [layout.disk_device, layout.disk_bdi, Some(layout.disk_name)];
+        places.iter().flatten().for_each(|place| self.note(disk.wrapping_add(*place), budget));
+        let part = layout.disk_device.and_then(|place| self.pointer(disk.wrapping_add(place)));
+        if let (Some(part), Some(place)) = (part, layout.block_device_disk) {
+            self.note(part.wrapping_add(place), budget);
+        }
     }
 
     /// The `backing_dev_info` of each device, by their addresses.

@@ -24,6 +24,7 @@ mod files;
 mod list;
 mod mapped;
 mod tables;
+mod trail;
 mod written;
 
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use crate::vmcoreinfo::PAGE;
 use budget::Budget;
 
 pub(crate) use devices::KnownSuperBlocks;
+pub(crate) use trail::Trail;
 pub use files::{DirtyFile, DirtyFiles};
 pub use mapped::MappedDirty;
 pub use tables::WrittenPages;
@@ -159,12 +161,18 @@ impl Kernel {
     /// Counts the dirty pages now. `disks` are the disks to which devices are assigned. The effort is
     /// bounded, whatever the guest's memory says: what is too much is not known.
     pub fn dirty(&self, disks: &[Arc<DiskObject>]) -> Dirty {
-        let budget = Budget::new(STEPS_MAX, TIME_MAX);
+        let mut budget = Budget::new(STEPS_MAX, TIME_MAX);
+        if self.trail.is_due() {
+            budget.remember();
+        }
         let parts = self.processor_offsets(&budget);
         let parts = parts.as_deref();
         let mut found = self.total(parts, &budget);
         found.devices =
             parts.and_then(|parts| (0..TRIES).find_map(|_| self.devices(parts, disks, &budget)));
+        if let Some(lines) = budget.into_lines() {
+            self.trail.set(lines);
+        }
         found
     }
 
@@ -178,6 +186,7 @@ impl Kernel {
     fn total(&self, parts: Option<&[u64]>, budget: &Budget) -> Dirty {
         let shown = |index: Option<u64>| {
             let place = self.counters.node_counts()?.wrapping_add(index?.checked_mul(8)?);
+            self.note(place, budget);
             Some(self.u64(place)? as i64)
         };
         let (dirty, writeback) = (shown(self.dirty.node_dirty), shown(self.dirty.node_writeback));
@@ -210,6 +219,8 @@ impl Kernel {
             return None;
         }
         budget.take(u64::from(count))?;
+        self.note(self.dirty.processor_count?, budget);
+        (0..u64::from(count)).for_each(|index| self.note(place.wrapping_add(index * 8), budget));
         (0..u64::from(count)).map(|index| self.u64(place.wrapping_add(index * 8))).collect()
     }
 
@@ -221,6 +232,8 @@ impl Kernel {
             budget.take(offsets.len() as u64)?;
             let parts = self.pointer(node.wrapping_add(place))?;
             let part = parts.wrapping_add(counts).wrapping_add(index);
+            self.note(node.wrapping_add(place), budget);
+            offsets.iter().for_each(|offset| self.note(part.wrapping_add(*offset), budget));
             offsets.iter().try_fold(0, |sum, offset| {
                 Some(sum + i64::from(self.u8(part.wrapping_add(*offset))? as i8))
             })
@@ -232,6 +245,7 @@ impl Kernel {
                 if count > NODES_MAX {
                     return None;
                 }
+                self.note(array, budget);
                 (0..u64::from(count)).try_fold(0, |sum, index| {
                     match self.u64(array.wrapping_add(index * 8))? {
                         // A number of a node without memory or processors.
@@ -248,6 +262,9 @@ impl Kernel {
         budget.take(offsets.len() as u64)?;
         let sum = self.u64(address.wrapping_add(self.layout.counter_sum?))? as i64;
         let parts = self.pointer(address.wrapping_add(self.layout.counter_parts?))?;
+        self.note(address.wrapping_add(self.layout.counter_sum?), budget);
+        self.note(address.wrapping_add(self.layout.counter_parts?), budget);
+        offsets.iter().for_each(|offset| self.note(parts.wrapping_add(*offset), budget));
         offsets.iter().try_fold(sum, |sum, offset| {
             let part = self.u32(parts.wrapping_add(*offset))? as i32;
             sum.checked_add(i64::from(part))

@@ -62,7 +62,11 @@ impl Daemon {
         let mut written = written.unwrap_or_default().into_iter();
         let mut shares = Shares::new(TABLES_TIME_MAX, views.len());
         let mut guests = Vec::new();
+        let kernels: Vec<_> = views.iter().map(|(view, ..)| view.kernel.clone()).collect();
+        let mut following = kernels.iter().skip(1);
         for (view, vm, disks) in views {
+            // What the next count reads comes while this one is made.
+            following.next().into_iter().flatten().for_each(|kernel| kernel.expect_dirty());
             let names = self.introspection.names();
             let mut counted = count(view, vm, &disks, names, request, shares.next());
             counted.written = written.next().flatten();
