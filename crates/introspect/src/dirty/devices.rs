@@ -59,7 +59,9 @@ impl Kernel {
         let (dirty_index, writeback_index) =
             (self.dirty.writer_dirty?, self.dirty.writer_writeback?);
         let disks: Vec<u64> = disks.iter().map(|disk| self.checked_disk(disk.get())).collect();
-        disks.iter().for_each(|disk| self.note_disk(*disk, budget));
+        for disk in &disks {
+            self.note_disk(*disk, budget);
+        }
         self.note(self.dirty.bdi_list?, budget);
         let mut found = Vec::new();
         for bdi in self.bdis()? {
@@ -104,7 +106,9 @@ impl Kernel {
         }
         let layout = &self.layout;
         let places = [layout.bdi_list, layout.bdi_writers, layout.bdi_owner, layout.bdi_name];
-        places.iter().flatten().for_each(|place| self.note(bdi.wrapping_add(*place), budget));
+        for place in places.iter().flatten() {
+            self.note(bdi.wrapping_add(*place), budget);
+        }
         if let Some(disk) = self.disk_of_bdi(bdi) {
             self.note_disk(disk, budget);
         }
@@ -117,7 +121,9 @@ impl Kernel {
         }
         let layout = &self.layout;
         let places = [layout.disk_device, layout.disk_bdi, Some(layout.disk_name)];
-        places.iter().flatten().for_each(|place| self.note(disk.wrapping_add(*place), budget));
+        for place in places.iter().flatten() {
+            self.note(disk.wrapping_add(*place), budget);
+        }
         let part = layout.disk_device.and_then(|place| self.pointer(disk.wrapping_add(place)));
         if let (Some(part), Some(place)) = (part, layout.block_device_disk) {
             self.note(part.wrapping_add(place), budget);

@@ -37,10 +37,10 @@ use crate::vmcoreinfo::PAGE;
 use budget::Budget;
 
 pub(crate) use devices::KnownSuperBlocks;
-pub(crate) use trail::Trail;
 pub use files::{DirtyFile, DirtyFiles};
 pub use mapped::MappedDirty;
 pub use tables::WrittenPages;
+pub(crate) use trail::Trail;
 pub use written::{ChangedPages, PageSample};
 
 /// The most processors of a guest.
@@ -220,7 +220,9 @@ impl Kernel {
         }
         budget.take(u64::from(count))?;
         self.note(self.dirty.processor_count?, budget);
-        (0..u64::from(count)).for_each(|index| self.note(place.wrapping_add(index * 8), budget));
+        for index in 0..u64::from(count) {
+            self.note(place.wrapping_add(index * 8), budget);
+        }
         (0..u64::from(count)).map(|index| self.u64(place.wrapping_add(index * 8))).collect()
     }
 
@@ -233,7 +235,9 @@ impl Kernel {
             let parts = self.pointer(node.wrapping_add(place))?;
             let part = parts.wrapping_add(counts).wrapping_add(index);
             self.note(node.wrapping_add(place), budget);
-            offsets.iter().for_each(|offset| self.note(part.wrapping_add(*offset), budget));
+            for offset in offsets {
+                self.note(part.wrapping_add(*offset), budget);
+            }
             offsets.iter().try_fold(0, |sum, offset| {
                 Some(sum + i64::from(self.u8(part.wrapping_add(*offset))? as i8))
             })
@@ -264,7 +268,9 @@ impl Kernel {
         let parts = self.pointer(address.wrapping_add(self.layout.counter_parts?))?;
         self.note(address.wrapping_add(self.layout.counter_sum?), budget);
         self.note(address.wrapping_add(self.layout.counter_parts?), budget);
-        offsets.iter().for_each(|offset| self.note(parts.wrapping_add(*offset), budget));
+        for offset in offsets {
+            self.note(parts.wrapping_add(*offset), budget);
+        }
         offsets.iter().try_fold(sum, |sum, offset| {
             let part = self.u32(parts.wrapping_add(*offset))? as i32;
             sum.checked_add(i64::from(part))

@@ -32,7 +32,9 @@ impl Trail {
 
     /// Replaces the lines.
     pub(super) fn set(&self, mut lines: Vec<u64>) {
-        lines.iter_mut().for_each(|address| *address -= *address % LINE);
+        for address in &mut lines {
+            *address -= *address % LINE;
+        }
         lines.sort_unstable();
         lines.dedup();
         *self.lines.lock().unwrap_or_else(PoisonError::into_inner) = lines;
@@ -43,7 +45,9 @@ impl Kernel {
     /// Starts to fetch what the next count of dirty pages will read into the processor's caches.
     pub fn expect_dirty(&self) {
         let lines = self.trail.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().for_each(|address| self.memory.prefetch(*address));
+        for address in lines.iter() {
+            self.memory.prefetch(*address);
+        }
     }
 
     /// Remembers that a count reads the virtual address `address`, if it remembers its lines.
