@@ -107,7 +107,10 @@ class Channel:
         text = base64.b64encode(script.encode()).decode()
         self.socket.sendall(f"{self.number} {text}\n".encode())
         while True:
-            words = self.stream.readline().split()
+            line = self.stream.readline()
+            if not line:
+                raise SystemExit("the guest has ended")
+            words = line.split()
             if words[:1] == [b"fathom"] and int(words[1]) == self.number:
                 output = self.stream.read(int(words[3])).decode()
                 if int(words[2]) != 0:
