@@ -10,8 +10,8 @@ import threading
 import time
 
 import targets
-from cache_workloads import (BLOCK, MODELS, POLICIES, SLOWER_MAX_PERCENT, WORKLOADS, Run, above_percent, prepare, ratio_text,
-                             speedup)
+from cache_workloads import (BLOCK, MODELS, POLICIES, SLOWER_MAX_PERCENT, WORKLOADS, Run, above_percent, prepare,
+                             ratio_text, speedup)
 from guest import processor_ns
 
 # A folder in memory, so that the host's disk takes no part in a disk's time, and the least room that it needs.
@@ -52,12 +52,12 @@ class Live(Run):
         layers = self.control.call("GET", "/v1/disks/disk")["layers"]
         layer = next(layer for layer in layers if layer["name"] == "cache")
         cache = {figure["name"]: figure["value"] for figure in layer["figures"]}
-        disks = self.control.call("GET", "/v1/statistics")["disks"]
+        (disk,) = self.control.call("GET", "/v1/statistics")["disks"]
         reads, _, reads_ns = self.control.operation("disk", "read")
         own_ns = processor_ns(self.guest.qemu()) + processor_ns(self.daemon.process.pid)
         return {"read": cache["read_bytes_total"], "hit": cache["hit_bytes_total"], "reads": reads,
-                "reads_s": reads_ns / 1e9, "busy_s": disks[0]["busy_ns"] / 1e9, "others_s": (host_ns() - own_ns) / 1e9,
-                "processor_s": own_ns / 1e9}
+                "reads_s": reads_ns / 1e9, "busy_s": disk["busy_ns"] / 1e9, "processor_s": own_ns / 1e9,
+                "others_s": (host_ns() - own_ns) / 1e9}
 
     def measured(self):
         """Runs the measured step. Returns its figures and its output."""
@@ -67,7 +67,6 @@ class Live(Run):
         found = {name: value - before[name] for name, value in self.sample().items()}
         found["time_s"] = passed
         found["hits"] = found["hit"] / max(found["read"], 1)
-        found["image"] = os.stat(self.image).st_blocks * 512
         return found, output
 
 
@@ -107,17 +106,17 @@ def medians(rounds):
             for policy in POLICIES}
 
 
-def table(workload, disk, size, rounds):
+def table(workload, disk, part, size, rounds):
     """Prints the medians of the rounds. Returns the disk time of `none` and of `auto`."""
     found = medians(rounds)
     base = found["none"]
     others = max(one[policy]["others_s"] / one[policy]["time_s"] for one in rounds for policy in POLICIES)
-    print(f"\n{workload.name}, in guests on a modelled {disk}, with a cache of {size / (1 << 20):.0f} MiB "
-          f"({size / base['image']:.0%} of the {base['image'] / (1 << 20):,.0f} MiB of the image that it uses); the measured "
-          f"step, {len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}; "
-          f"other programs used {others:.2f} processors at most\n"
-          f"{'policy':8}{'time':>11}{'to none':>9}{'processor':>12}{'hits':>8}{'disk reads':>12}{'disk time':>12}{'to none':>14}"
-          f"{'disk busy':>12}{'paper':>14}")
+    print(f"\n{workload.name}, in guests on a modelled {disk}, with a cache of {size / (1 << 20):.0f} MiB ({part} % of about "
+          f"{workload.working_set / (1 << 20):,.0f} MiB that it reads and writes)\n"
+          f"the measured step; {'one round' if len(rounds) == 1 else f'medians of {len(rounds)} rounds'}; "
+          f"other programs used {others:.2f} of {os.cpu_count()} processors at most\n"
+          f"{'policy':8}{'time':>11}{'to none':>9}{'processor':>12}{'hits':>8}{'disk reads':>12}{'disk time':>12}"
+          f"{'to none':>14}{'disk busy':>12}{'paper':>14}")
     for policy, own in found.items():
         to_none = ["", ""]
         if policy != "none":
@@ -153,7 +152,7 @@ def live(options):
                         print(f"… {name}, {disk}, a cache of {part} %, round {number + 1} of {options.rounds}, after "
                               f"{(time.monotonic() - begun) / 60:.0f} minutes", file=sys.stderr, flush=True)
                         rounds.append(policies(workload, disk, size, options, folder))
-                    none, auto = table(workload, disk, size, rounds)
+                    none, auto = table(workload, disk, part, size, rounds)
                     best = max(best, speedup(none, auto))
                     verdicts.append((targets.at_most, f"{name}, live, {disk}, {part} %: disk time of auto above none's",
                                      above_percent(none, auto), SLOWER_MAX_PERCENT, " %"))
