@@ -35,6 +35,12 @@ def read(path):
         return ""
 
 
+def processor_ns(pid):
+    """The CPU time of a process, including that of threads that have ended."""
+    # The number of a process's own clock (MAKE_PROCESS_CPUCLOCK of Linux).
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
 class Control(http.client.HTTPConnection):
     """The daemon's control interface."""
 
@@ -101,7 +107,10 @@ class Channel:
         text = base64.b64encode(script.encode()).decode()
         self.socket.sendall(f"{self.number} {text}\n".encode())
         while True:
-            words = self.stream.readline().split()
+            line = self.stream.readline()
+            if not line:
+                raise SystemExit("the guest has ended")
+            words = line.split()
             if words[:1] == [b"fathom"] and int(words[1]) == self.number:
                 output = self.stream.read(int(words[3])).decode()
                 if int(words[2]) != 0:
@@ -161,8 +170,7 @@ class Daemon:
 
     def all_cpu_ns(self):
         """The CPU time of the daemon, including that of threads that have ended."""
-        # The number of a process's own clock (MAKE_PROCESS_CPUCLOCK of Linux).
-        return time.clock_gettime_ns((~self.process.pid << 3) | 2)
+        return processor_ns(self.process.pid)
 
     def end(self):
         """Ends the daemon."""
@@ -214,17 +222,21 @@ class Guest:
         """Runs a script in the guest and returns its output."""
         return self.channel.run(script)
 
+    def qemu(self):
+        """The process of QEMU."""
+        own = self.process.pid
+        return int(read(f"/proc/{own}/task/{own}/children").split()[0])
+
     def copy_memory(self, path):
         """Copies the guest's memory into a file, while the guest stands still."""
-        own = self.process.pid
-        (qemu,) = read(f"/proc/{own}/task/{own}/children").split()[:1]
+        qemu = self.qemu()
         files = [f"/proc/{qemu}/fd/{number}" for number in os.listdir(f"/proc/{qemu}/fd")]
         memory = next(file for file in files if "memory-backend-memfd" in os.readlink(file))
-        os.kill(int(qemu), signal.SIGSTOP)
+        os.kill(qemu, signal.SIGSTOP)
         try:
             subprocess.run(["cp", "--sparse=always", memory, path], check=True)
         finally:
-            os.kill(int(qemu), signal.SIGCONT)
+            os.kill(qemu, signal.SIGCONT)
 
     def end(self):
         """Ends the guest."""

@@ -44,7 +44,8 @@ pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use recent::RecentCurve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
 pub use simulation::{
-    Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,
+    Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk,
+    WRITE_INSERTED_MAX, WriteMode, key,
 };
 pub use slots::SlotStates;
 

@@ -11,6 +11,8 @@ use crate::replacement::{Replacement, ReplacementOptions, SLOTS_MAX};
 const BLOCK_BITS: u32 = 44;
 /// The disks whose last requests are remembered.
 const DISKS_MAX: usize = 1 << 16;
+/// The longest write whose blocks are inserted, in bytes. What a longer one writes leaves the cache.
+pub const WRITE_INSERTED_MAX: u64 = 1 << 20;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,12 +255,13 @@ impl<D: SlowDisk> Simulation<D> {
         self.counts.disk_writes += 1;
         self.counts.disk_write_ns += time_ns;
         let access = Access { class: request.class, is_write: true, is_sequential, miss_ns: 0 };
+        let mode = if length > WRITE_INSERTED_MAX { WriteMode::Around } else { self.mode };
         for block in blocks {
             let key = key(disk, block);
             self.counts.classes[class].writes += 1;
             let slot = self.index.get(&key).copied();
             self.counts.classes[class].write_hits += u64::from(slot.is_some());
-            match (slot, self.mode) {
+            match (slot, mode) {
                 (Some(slot), WriteMode::Through) => self.replacement.hit(slot, key, &access),
                 (None, WriteMode::Through) => self.put_in(key, &access),
                 (Some(_), WriteMode::Around) => self.take_out(key),

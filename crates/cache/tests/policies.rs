@@ -3,7 +3,7 @@
 
 use fathom_cache::{
     Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_TABLE, CLASS_UNKNOWN, Policy, ReplacementOptions,
-    SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode,
+    SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WRITE_INSERTED_MAX, WriteMode,
 };
 
 const BLOCK: u64 = 4096;
@@ -225,6 +225,19 @@ fn sky_does_not_admit_journals() {
         (0..100).map(|block| request(Action::Read, block % 10, 1, CLASS_JOURNAL)).collect();
     assert_eq!(run(Policy::Sky, 100, &journal).insertions, 0);
     assert_eq!(run(Policy::None, 100, &journal).insertions, 10);
+}
+
+#[test]
+fn a_long_write_leaves_nothing_in_the_cache() {
+    let blocks = WRITE_INSERTED_MAX / BLOCK;
+    let read = request(Action::Read, 0, blocks + 1, 0);
+    // The first read has the hits of the write before it, the second those of the first read too.
+    for (count, read_hits) in [(blocks, 2 * blocks + 1), (blocks + 1, 0)] {
+        let write = request(Action::Write, 0, count, 0);
+        let counts = run(Policy::None, 4000, &[write, read, write, read]);
+        let found = counts.classes[0];
+        assert_eq!((found.read_hits, found.write_hits), (read_hits, count), "{count} blocks");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
-use fathom_cache::{Access, Touch};
+use fathom_cache::{Access, Touch, WRITE_INSERTED_MAX};
 
 use super::insert::Part;
 use super::queue::{CacheQueue, purpose};
@@ -13,8 +13,6 @@ use super::{Ending, Inner};
 
 /// Changes of more blocks than this are noted as ranges.
 const BLOCKS_MAX: u64 = 1024;
-/// The longest write whose content is inserted, in bytes.
-const INSERTED_MAX: u64 = 1 << 20;
 
 /// A change in flight.
 pub(super) struct Changing {
@@ -110,7 +108,7 @@ impl CacheQueue {
         let inserts = request.operation == Operation::Write
             && inner.mode().inserts_writes()
             && ranges.is_empty()
-            && length <= INSERTED_MAX
+            && length <= WRITE_INSERTED_MAX
             && volume.is_loaded()
             && volume.reserve_copy(length);
         let mut changing = Changing { offset, length, request: None, copied: 0, ranges, access };
@@ -153,7 +151,8 @@ impl CacheQueue {
         let size = u64::from(self.inner.volume.format.block_size);
         let blocks = (request.offset / size, (request.offset + request.length).div_ceil(size));
         let is_write = request.operation == Operation::Write;
-        let inserts = is_write && self.inner.mode().inserts_writes();
+        let inserts =
+            is_write && request.length <= WRITE_INSERTED_MAX && self.inner.mode().inserts_writes();
         let touch = if inserts { Touch::Insertion } else { Touch::Removal };
         self.account.change(&request.insight, blocks, touch, now_ns);
     }
