@@ -109,7 +109,8 @@ fn each_read_finds_the_last_change_of_any_queue() {
                         }
                     };
                     for _ in 0..random.u32(1..12) {
-                        let block = random.u64(..if random.bool() { 8 } else { BLOCKS });
+                        let reach = if random.bool() { 8 } else { BLOCKS };
+                        let block = random.u64(..reach);
                         let content = &mut contents[block as usize];
                         match random.u8(..10) {
                             0..6 => {
