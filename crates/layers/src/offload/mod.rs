@@ -174,11 +174,13 @@ impl Offload {
         settings: OffloadOptions,
     ) -> Result<Self, WalError> {
         let options = WalOptions { completion: Completion::Durable, ..options.clone() };
+        let has_copies = settings.copies > 0;
+        let area =
+            has_copies.then(|| copies_area(volume, &options, settings.copies)).transpose()?;
         let carry = Carry::new(settings.region_shift);
         let wal = Wal::open_at(volume, &options, true, Some(carry))?;
         let (mut hot, mut claim) = (None, None);
-        if settings.copies > 0 {
-            let area = copies_area(volume, &options, settings.copies)?;
+        if let Some(area) = area {
             claim = volume.claim(&area).map(Arc::new);
             if claim.is_none() {
                 let text =

@@ -214,7 +214,11 @@ impl HotQueue {
             if self.is_filling {
                 let copies = &self.hot.copies;
                 let plan = self.hot.heat.plan(now_ns, |wanted| copies.compare(wanted));
-                self.plan.extend(plan.into_iter().flatten());
+                if let Some(plan) = plan {
+                    let making = self.fill.map(|fill| fill.block);
+                    self.plan =
+                        plan.into_iter().filter(|(block, _)| Some(*block) != making).collect();
+                }
             }
         }
         next.wake_at(self.plan_ns);
