@@ -30,7 +30,7 @@ fn settings() -> OffloadOptions {
     OffloadOptions {
         copies: SLOTS * BLOCK,
         block_shift: 12,
-        window_ns: 400_000,
+        window_ns: 4_000_000,
         ..offload::settings()
     }
 }
