@@ -9,6 +9,7 @@
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
 //! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
+//! | [`Offload`] | carries changes and reads of a contended disk on another device, while it is switched on |
 //! | [`Cache`] | keeps blocks of slow disks on a fast device or in memory |
 //! | [`Limit`] | limits requests and bytes per second, of disks, groups, containers and kinds |
 //! | [`Schedule`] | decides which requests of several disks use a shared device first |
@@ -28,6 +29,7 @@ mod fault;
 mod kind;
 mod limit;
 mod log;
+pub mod offload;
 mod opened;
 mod passthrough;
 mod room;
@@ -43,6 +45,7 @@ pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
 pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
 pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
+pub use offload::Offload;
 pub use opened::Opened;
 pub use passthrough::Passthrough;
 pub use room::WaitForRoom;

@@ -1,8 +1,9 @@
-//! The log volumes of the layers `wal`. They are made if missing, and disks whose logs are on the
+//! The log volumes of the layers `wal` and `offload`. They are made if missing, and disks whose logs are on the
 //! same volume share it.
 
 mod definition;
 mod in_cache;
+mod offload;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -13,14 +14,16 @@ use std::time::Duration;
 
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Backend, Disk};
+use fathom_block::{Backend, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
+use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
-use fathom_layers::{Opened, Wal};
+use fathom_layers::{Offload, Opened, Wal};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
+pub(crate) use offload::OffloadDefinition;
 
 use crate::configuration::layers;
 use crate::models::ModelDevices;
@@ -48,7 +51,10 @@ struct Place {
 /// Whether two definitions have the same log; the settings that can change may differ.
 pub(crate) fn is_same_log(one: &WalDefinition, other: &WalDefinition) -> bool {
     let place = |wal: &WalDefinition| wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
-    let same = WalDefinition { log: other.log.clone(), age: other.age, ..one.clone() };
+    // What is carried can change, too.
+    let carry = other.offload.map(|offload| offload.carry).unwrap_or_default();
+    let offload = one.offload.map(|offload| OffloadOptions { carry, ..offload });
+    let same = WalDefinition { log: other.log.clone(), age: other.age, offload, ..one.clone() };
     same == *other && place(one) == place(other)
 }
 
@@ -57,12 +63,30 @@ pub(crate) fn is_same_log(one: &WalDefinition, other: &WalDefinition) -> bool {
 pub(crate) struct DiskLog {
     /// The layer.
     pub wal: Wal,
+    /// The layer `offload`, if the log is that of one.
+    pub offload: Option<Offload>,
     /// Whether the log is that of a cache in the mode `write-back`.
     pub is_in_cache: bool,
     mark: Arc<LogMark>,
 }
 
 impl DiskLog {
+    /// The layer with the log.
+    pub(crate) fn layer(&self) -> Arc<dyn Layer> {
+        match &self.offload {
+            Some(offload) => Arc::new(offload.clone()),
+            None => Arc::new(self.wal.clone()),
+        }
+    }
+
+    /// Gives the log the options that can change.
+    pub(crate) fn apply(&self, wal: &WalDefinition) {
+        self.wal.set_age(wal.age.0);
+        if let (Some(offload), Some(options)) = (&self.offload, wal.offload) {
+            offload.set_carry(options.carry);
+        }
+    }
+
     /// Writes all changes of the log back within `limit`, and removes the mark, because the image
     /// no longer needs the log. There must be no other user of `disk`.
     pub(crate) fn bring_home(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
@@ -151,7 +175,14 @@ impl LogVolumes {
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected: marked.as_ref().map(|marked| marked.identity),
         };
-        let opened = if wal.is_in_cache {
+        let mut offload = None;
+        let opened = if let Some(settings) = wal.offload {
+            Offload::open(&volume, &options, settings).map(|opened| {
+                let wal = opened.wal().clone();
+                offload = Some(opened);
+                wal
+            })
+        } else if wal.is_in_cache {
             let places = in_cache::places(&wal.log, volume.backend().capacity());
             let places = places.map_err(|error| failed(error.to_string()))?;
             Wal::open_among(&volume, &places, &options)
@@ -184,11 +215,12 @@ impl LogVolumes {
                 let shown = image.display();
                 let message =
                     format!("{shown} cannot be marked as having changes in a log: {error}");
-                let remedy = "make its folder writable, or remove the layer `wal`";
+                let remedy = "make its folder writable, or remove the layer with the log";
                 refusal(ErrorCode::Failed, message, remedy)
             })?;
         }
-        Ok(Some(DiskLog { wal: opened, is_in_cache: wal.is_in_cache, mark: Arc::new(mark) }))
+        let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
+        Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark }))
     }
 
     fn volume(
@@ -279,7 +311,13 @@ fn elsewhere(
     let (place, layer) = if is_in_cache {
         ("the log of the cache at", "the layer `cache` in the mode `write-back` and that `store`")
     } else {
-        ("the log at", "the layer `wal` and that log")
+        let is_offload = wal.is_some_and(|wal| wal.offload.is_some());
+        let layer = if is_offload {
+            "the layer `offload` and that log"
+        } else {
+            "the layer `wal` and that log"
+        };
+        ("the log at", layer)
     };
     let message =
         format!("{shown} alone may be out of date: its last changes may be in {place} {path}");
@@ -345,7 +383,10 @@ fn make(wal: &WalDefinition) -> io::Result<()> {
 /// because the file system is full.
 fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     let Some(size) = wal.size else { return Ok(()) };
-    let end = wal.offset.0.saturating_add(size.0);
+    let copies = wal.offload.map_or(0, |offload| offload.copies);
+    let length = size.0.next_multiple_of(4096).saturating_add(copies);
+    let length = if copies > 0 { length } else { size.0 };
+    let end = wal.offset.0.saturating_add(length);
     if end <= volume.capacity() || !std::fs::metadata(&wal.log)?.is_file() {
         return Ok(());
     }
@@ -354,7 +395,7 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
         return Err(io::Error::other("it holds other data; choose another file"));
     }
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, size.0)
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, length)
         .map_err(|error| {
             io::Error::other(format!("{error}; free some space, or choose a smaller `size`"))
         })?;

@@ -76,7 +76,7 @@ impl Watchers {
         let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
         layers.extend(self.classify.clone().map(|layer| Arc::new(layer) as Arc<dyn Layer>));
         layers.extend(self.tap.clone().map(|layer| Arc::new(layer) as Arc<dyn Layer>));
-        layers.extend(self.log.clone().map(|log| Arc::new(log.wal) as Arc<dyn Layer>));
+        layers.extend(self.log.as_ref().map(DiskLog::layer));
         layers
     }
 }

@@ -22,6 +22,7 @@ use fathom_wal::{Round, Segment, Source};
 
 use super::queue::{WalQueue, purpose};
 use crate::ChangeNotes;
+use crate::offload::gate::Carry;
 
 /// The most bytes of one copy.
 const COPY_LENGTH_MAX: u64 = 1 << 20;
@@ -51,6 +52,8 @@ pub(super) struct WriteBack {
     failed: Option<ErrorKind>,
     /// The bytes that are not home.
     left: u64,
+    /// The number of the round at the switch, until all changes have completed that had gone past the log.
+    past: Option<u64>,
     /// When the round has to be done, in nanoseconds.
     deadline_ns: u64,
     /// Whether the scheduler has allowed a step that has not begun.
@@ -86,6 +89,17 @@ impl WalQueue {
                         return;
                     }
                     write_back.notes = None;
+                }
+                if let Some(round) = write_back.past {
+                    let may_copy = self.inner.shared.attempt(&self.waker, |state| {
+                        let may_copy =
+                            state.carry.as_ref().is_none_or(|carry| carry.may_copy(round));
+                        may_copy.then_some(())
+                    });
+                    if may_copy.is_none() {
+                        return;
+                    }
+                    write_back.past = None;
                 }
             }
             if may_copy && write_back.in_flight < COPIES_MAX && write_back.has_segments() {
@@ -139,7 +153,14 @@ impl WalQueue {
     /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
     fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
         let Some(write_back) = &mut self.write_back else { return false };
-        let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
+        let (is_pressed, stands_still) = self.inner.shared.access(|state| {
+            let stands_still = state.carry.as_ref().is_some_and(Carry::stands_still);
+            (self.inner.is_pressed(state), stands_still)
+        });
+        if stands_still && !is_pressed && !write_back.is_allowed {
+            // The end of carrying and a full log wake the queue.
+            return false;
+        }
         if is_pressed || !self.background.is_scheduled() {
             // A step that was allowed before ends with this request.
             write_back.is_step |= std::mem::take(&mut write_back.is_allowed);
@@ -176,10 +197,10 @@ impl WalQueue {
         let due_ns = since_ns.saturating_add(age_ns);
         next.wake_at(due_ns);
         if !self.background.is_scheduled() {
-            return false;
+            return self.is_switched;
         }
         // Changes that are overwritten soon need not be written back.
-        let early_ns = since_ns.saturating_add(age_ns / 2);
+        let early_ns = since_ns.saturating_add(if self.is_switched { 0 } else { age_ns / 2 });
         if next.now_ns() < early_ns {
             self.background.rest();
             next.wake_at(early_ns);
@@ -213,8 +234,11 @@ impl WalQueue {
                 wake_ns = Some(state.retry_ns);
                 return None;
             }
-            let is_due =
-                self.inner.is_pressed(state) || now_ns >= state.since_ns.saturating_add(age_ns);
+            let is_pressed = self.inner.is_pressed(state);
+            if !is_pressed && state.carry.as_ref().is_some_and(Carry::stands_still) {
+                return None;
+            }
+            let is_due = is_pressed || now_ns >= state.since_ns.saturating_add(age_ns);
             Some((is_due, state.since_ns, state.log.used().min(limit)))
         });
         if let Some(wake_ns) = wake_ns {
@@ -229,6 +253,7 @@ impl WalQueue {
             return None;
         }
         let deadline_ns = if is_due { now_ns } else { since_ns.saturating_add(age_ns) };
+        let mut past = None;
         let round = self.inner.shared.access(|state| {
             // Another queue may have begun a round meanwhile.
             if state.is_writing_back || state.failed.is_some() {
@@ -239,6 +264,7 @@ impl WalQueue {
             let round = state.log.round(limit)?;
             let since_ns = std::mem::replace(&mut state.since_ns, now_ns);
             (state.is_writing_back, state.is_space_awaited) = (true, false);
+            past = state.carry.as_mut().map(Carry::begin_round);
             Some((round, since_ns))
         });
         if round.is_none() && is_allowed {
@@ -259,6 +285,7 @@ impl WalQueue {
             is_flushing: false,
             failed: None,
             left,
+            past,
             deadline_ns,
             is_allowed,
             is_step: false,

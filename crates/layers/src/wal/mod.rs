@@ -23,7 +23,7 @@
 mod home;
 mod open;
 mod places;
-mod queue;
+pub(crate) mod queue;
 mod volume;
 
 use std::io;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{
     Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
-    LayerProblem, LayerReport, OpenContext, Shared, Stack, Waker,
+    LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Superblock};
@@ -43,10 +43,11 @@ pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
 pub use places::LogPlaces;
 use queue::WalQueue;
-use volume::Claim;
+pub(crate) use volume::Claim;
 pub use volume::LogVolume;
 
 use crate::ChangeNotes;
+use crate::offload::gate::Carry;
 
 /// How often a drain checks its progress.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -57,10 +58,10 @@ const RETIRE_ROUNDS: u64 = 3;
 const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 
 /// The state that the queues of one disk share.
-struct State {
-    log: Log,
+pub(crate) struct State {
+    pub(crate) log: Log,
     /// The error of the log volume. After it, changes are rejected.
-    failed: Option<ErrorKind>,
+    pub(crate) failed: Option<ErrorKind>,
     /// Records that their queues did not write before they closed.
     orphans: Vec<u64>,
     /// The open queues by number, and the number of queues opened so far.
@@ -74,17 +75,19 @@ struct State {
     checkpoint_flush: Option<u64>,
     /// The error of the last write-back round, and the earliest time of the next one, in
     /// nanoseconds.
-    home_failed: Option<ErrorKind>,
+    pub(crate) home_failed: Option<ErrorKind>,
     retry_ns: u64,
     /// The time since when the log has had changes that are not at home, in nanoseconds.
-    since_ns: u64,
+    pub(crate) since_ns: u64,
     /// The records before this one have to become durable as soon as possible. Used only if changes complete
     /// before they are durable.
     wanted: u64,
     /// Whether a change waits for space.
-    is_space_awaited: bool,
+    pub(crate) is_space_awaited: bool,
     /// Whether to write back all changes now.
     is_draining: bool,
+    /// The switch of a log that carries changes only at times: the layer `offload`.
+    pub(crate) carry: Option<Carry>,
 }
 
 impl State {
@@ -96,22 +99,52 @@ impl State {
     }
 
     /// Wakes all queues: the one with a write-back round in progress may have to continue.
-    fn wake_queues(&self) {
+    pub(crate) fn wake_queues(&self) {
         for (_, waker) in &self.queues {
             waker.wake();
         }
     }
+
+    /// The written checkpoint is durable.
+    fn checkpointed(&mut self, now_ns: u64) {
+        self.log.checkpointed();
+        let superblock = self.log.superblock();
+        let (tail, size) = (superblock.tail_sequence, superblock.ring_length);
+        let used = if self.log.is_empty() { 0 } else { self.log.used() };
+        if let Some(carry) = &mut self.carry {
+            carry.checkpointed(tail, used, size, now_ns);
+        }
+        self.rest_if_empty();
+    }
+
+    /// A log that carries no more changes rests once it is empty. Returns whether it has begun to.
+    pub(crate) fn rest_if_empty(&mut self) -> bool {
+        let Some(carry) = &mut self.carry else { return false };
+        let rests = carry.may_rest() && self.log.is_empty() && self.failed.is_none();
+        if rests {
+            carry.rest();
+        }
+        rests
+    }
+
+    /// A change has completed that was sent to the log. Returns whether the log rests now.
+    fn end_change(&mut self, request: &Request) -> bool {
+        if let Some(carry) = &mut self.carry {
+            carry.end_in_log(&(request.offset..request.offset + request.length));
+        }
+        self.rest_if_empty()
+    }
 }
 
-struct Inner {
-    volume: Arc<LogVolume>,
+pub(crate) struct Inner {
+    pub(crate) volume: Arc<LogVolume>,
     /// Where the region begins in the volume, in bytes.
     base: u64,
     /// The superblock at the opening. Only its constant fields are used.
-    superblock: Superblock,
+    pub(crate) superblock: Superblock,
     age_ns: AtomicU64,
     completion: Completion,
-    shared: Shared<State>,
+    pub(crate) shared: Shared<State>,
     rounds: AtomicU64,
     /// Whether a flush of home has completed since the log was opened. Before that, home may have changes that
     /// completed without the log and are not durable.
@@ -125,7 +158,8 @@ impl Inner {
     /// Whether changes have to be written back without a wait for an idle time.
     fn is_pressed(&self, state: &State) -> bool {
         let is_full = state.log.used() >= self.superblock.ring_length / 2;
-        state.is_draining || state.is_space_awaited || is_full
+        let is_finishing = state.carry.as_ref().is_some_and(Carry::is_finishing);
+        state.is_draining || state.is_space_awaited || is_full || is_finishing
     }
 
     /// The notes that a layer above makes of changes, and the number of the last one.
@@ -160,7 +194,7 @@ pub struct WalStatus {
 /// The layer. See the module.
 #[derive(Clone)]
 pub struct Wal {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl Wal {
@@ -238,6 +272,25 @@ impl Wal {
             }
         });
         ranges
+    }
+
+    /// Opens a part for a queue of the layer `name`.
+    pub(crate) fn open_part(
+        &self,
+        name: &'static str,
+        context: &mut OpenContext<'_>,
+    ) -> io::Result<WalQueue> {
+        let below = context.below();
+        if below.capabilities.write && !below.capabilities.flush {
+            return Err(io::Error::other("a log needs a disk that can be flushed"));
+        }
+        let store = context.open_store(self.inner.volume.backend())?;
+        let waker = context.waker()?;
+        let pending = context.pending();
+        let background = context.background(name)?;
+        let home = (Arc::clone(context.home()), below.capabilities);
+        let inner = Arc::clone(&self.inner);
+        Ok(WalQueue::new(inner, store, waker, pending, home, background))
     }
 
     /// The identity of the log.
@@ -349,18 +402,7 @@ impl Layer for Wal {
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        let below = context.below();
-        if below.capabilities.write && !below.capabilities.flush {
-            return Err(io::Error::other("a log needs a disk that can be flushed"));
-        }
-        let store = context.open_store(self.inner.volume.backend())?;
-        let waker = context.waker()?;
-        let pending = context.pending();
-        let background = context.background("wal")?;
-        let home = (Arc::clone(context.home()), below.capabilities);
-        let inner = Arc::clone(&self.inner);
-        let queue = WalQueue::new(inner, store, waker, pending, home, background);
-        Ok(LayerPart::queue(queue))
+        Ok(LayerPart::queue(self.open_part("wal", context)?))
     }
 }
 

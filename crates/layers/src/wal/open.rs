@@ -13,6 +13,7 @@ use fathom_wal::{
 
 use super::{Inner, LogVolume, Region, State, Wal};
 use crate::access::Access;
+use crate::offload::gate::Carry;
 
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
@@ -140,15 +141,16 @@ impl Wal {
     /// # Errors
     /// If the log cannot be used. Nothing has changed then.
     pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
-        Self::open_at(volume, options, true)
+        Self::open_at(volume, options, true, None)
     }
 
     /// As [`open`](Self::open). `is_alone` is whether nothing but logs uses the volume, so that it may accept
-    /// writes again after it has lost some.
-    pub(super) fn open_at(
+    /// writes again after it has lost some. `carry` is the switch of a log that carries changes only at times.
+    pub(crate) fn open_at(
         volume: &Arc<LogVolume>,
         options: &WalOptions,
         is_alone: bool,
+        mut carry: Option<Carry>,
     ) -> Result<Self, WalError> {
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
@@ -195,7 +197,7 @@ impl Wal {
         if is_restored {
             rewrite(&mut access, &region, &superblock)?;
         }
-        let mut log = recover(&mut access, &region, &superblock)?;
+        let mut log = recover(&mut access, &region, &superblock, carry.as_mut())?;
         if !log.is_empty() && superblock.owner.home != owner.home {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
@@ -230,6 +232,7 @@ impl Wal {
                 wanted: 0,
                 is_space_awaited: false,
                 is_draining: false,
+                carry,
             }),
             rounds: AtomicU64::new(0),
             is_home_flushed: AtomicBool::new(false),
@@ -321,9 +324,19 @@ fn make(
     Ok(superblock)
 }
 
-fn recover(access: &mut Access, region: &Region, superblock: &Superblock) -> Result<Log, WalError> {
+fn recover(
+    access: &mut Access,
+    region: &Region,
+    superblock: &Superblock,
+    mut carry: Option<&mut Carry>,
+) -> Result<Log, WalError> {
     let mut log = Log::new(superblock.clone());
-    scan(access, region, superblock, |_, found| log.recover(found))?;
+    scan(access, region, superblock, |_, found| {
+        log.recover(found);
+        if let Some(carry) = &mut carry {
+            carry.recover(&found.record);
+        }
+    })?;
     Ok(log)
 }
 

@@ -51,7 +51,7 @@ impl Wal {
         let place = choose(volume, places, options)?;
         let options =
             WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };
-        Self::open_at(volume, &options, false)
+        Self::open_at(volume, &options, false, None)
     }
 
     /// Removes the log, so that another one can be made in its place. The disk must not have the layer any

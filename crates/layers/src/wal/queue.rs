@@ -17,14 +17,17 @@ use super::Inner;
 use super::home::WriteBack;
 use super::open::Completion;
 use super::volume::FlushAnswer;
+use crate::offload::gate::Carry;
 
 /// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
 /// the next record.
 const RECORDS_MAX: usize = 1;
 
 /// The purposes of the layer's own requests, in the low bits of their tokens.
-pub(super) mod purpose {
+pub(crate) mod purpose {
     pub(crate) const BITS: u32 = 3;
+    /// For the layer around this one.
+    pub(crate) const OUTER: u64 = 7;
     pub(crate) const PIECE: u64 = 0;
     pub(crate) const RECORD: u64 = 1;
     pub(crate) const LOG_FLUSH: u64 = 2;
@@ -50,12 +53,14 @@ struct Prepared {
     whole: Vec<Box<Request>>,
 }
 
-pub(super) struct WalQueue {
-    pub(super) inner: Arc<Inner>,
+pub(crate) struct WalQueue {
+    pub(crate) inner: Arc<Inner>,
     /// The number of the queue, in order of opening.
-    number: u64,
-    pub(super) store: StoreId,
-    pub(super) waker: Waker,
+    pub(crate) number: u64,
+    pub(crate) store: StoreId,
+    pub(crate) waker: Waker,
+    /// Whether the log carries changes only at times.
+    pub(super) is_switched: bool,
     pending_in_kernel: Pending,
     /// The disk's store, which is asked for its losses, and the capabilities of the disk beneath.
     pub(super) home: Arc<dyn Backend>,
@@ -72,10 +77,10 @@ pub(super) struct WalQueue {
     pub(super) checkpoint_in_flight: Option<Checkpoint>,
     pub(super) write_back: Option<WriteBack>,
     /// Decides when copies begin that nothing waits for.
-    pub(super) background: Background,
+    pub(crate) background: Background,
     /// The scheduler is not asked again before this time, in nanoseconds.
     pub(super) ask_ns: u64,
-    pub(super) is_closed: bool,
+    pub(crate) is_closed: bool,
     /// The pins of reads, and the requests for extents that wait for an answer of the disk beneath,
     /// by number.
     pins: HashMap<u64, Pin>,
@@ -96,16 +101,20 @@ impl WalQueue {
     ) -> Self {
         // Write-back of recovered records begins without a request.
         waker.wake();
-        let number = inner.shared.access(|state| {
+        let (number, is_switched) = inner.shared.access(|state| {
             state.opened += 1;
             state.queues.push((state.opened, waker.clone()));
-            state.opened
+            if let Some(carry) = &mut state.carry {
+                carry.open(state.opened);
+            }
+            (state.opened, state.carry.is_some())
         });
         Self {
             inner,
             number,
             store,
             waker,
+            is_switched,
             pending_in_kernel,
             home,
             below,
@@ -158,6 +167,7 @@ impl WalQueue {
     fn settle(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
+        let now_ns = next.round_ns();
         let (durable, shown, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
             if completion == Completion::Written {
@@ -169,8 +179,12 @@ impl WalQueue {
             }
             if state.checkpoint_flush.is_some_and(|needed| needed <= finished) {
                 state.checkpoint_flush = None;
-                state.log.checkpointed();
+                state.checkpointed(now_ns);
                 changed = true;
+            }
+            if let Some(carry) = &mut state.carry {
+                let has_failed = state.failed.is_some() || state.home_failed.is_some();
+                changed |= carry.end_finish(has_failed, now_ns);
             }
             (state.log.durable(), state.log.shown(), state.failed, changed)
         });
@@ -200,13 +214,50 @@ impl WalQueue {
     /// Completes a request whose records are durable, or written.
     fn complete_waiting(
         &mut self,
-        request: Box<Request>,
+        mut request: Box<Request>,
         outcome: Outcome,
         next: &mut Crossing<'_>,
     ) {
-        let is_flush = request.operation == Operation::Flush;
-        if is_flush && outcome.is_ok() && !self.inner.is_home_flushed.load(Ordering::Acquire) {
+        if request.operation != Operation::Flush {
+            return self.end_change(request, outcome, next);
+        }
+        if outcome.is_ok() && self.goes_home(&mut request, next) {
             return next.submit(request);
+        }
+        next.complete(request, outcome);
+    }
+
+    /// Whether a flush has to flush home, too.
+    fn goes_home(&self, request: &mut Request, next: &Crossing<'_>) -> bool {
+        if !self.is_switched {
+            return !self.inner.is_home_flushed.load(Ordering::Acquire);
+        }
+        let word = self.inner.shared.access(|state| state.carry.as_ref().and_then(Carry::flush));
+        *next.word(request) = word.unwrap_or(0);
+        word.is_some()
+    }
+
+    /// A flush of home has completed.
+    fn home_flushed(&self, request: &mut Request, next: &Crossing<'_>) {
+        self.inner.is_home_flushed.store(true, Ordering::Release);
+        let word = std::mem::take(next.word(request));
+        if word > 0 {
+            self.inner.shared.access(|state| {
+                if let Some(carry) = &mut state.carry {
+                    carry.flushed(word);
+                }
+            });
+        }
+    }
+
+    /// Completes a change.
+    fn end_change(&self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        if self.is_switched {
+            let rests = self.inner.shared.access(|state| state.end_change(&request));
+            if rests {
+                // Changes may wait for that.
+                self.inner.shared.wake();
+            }
         }
         next.complete(request, outcome);
     }
@@ -217,7 +268,7 @@ impl WalQueue {
             self.fail_prepared(prepared, kind, next);
         }
         for pending in std::mem::take(&mut self.pending) {
-            next.complete(pending.request, Err(kind));
+            self.end_change(pending.request, Err(kind), next);
         }
     }
 
@@ -225,11 +276,11 @@ impl WalQueue {
     fn fail_prepared(&mut self, prepared: Prepared, kind: ErrorKind, next: &mut Crossing<'_>) {
         next.recycle(prepared.own);
         for request in prepared.whole {
-            next.complete(request, Err(kind));
+            self.end_change(request, Err(kind), next);
         }
         if self.pending.front().is_some_and(|pending| pending.done > 0) {
             if let Some(pending) = self.pending.pop_front() {
-                next.complete(pending.request, Err(kind));
+                self.end_change(pending.request, Err(kind), next);
             }
         }
     }
@@ -258,6 +309,9 @@ impl WalQueue {
                 }
                 match reserved {
                     Ok(reservation) => {
+                        if let Some(carry) = &mut state.carry {
+                            carry.reserved(&reservation.record);
+                        }
                         if has_fua {
                             state.wanted = state.wanted.max(reservation.record.sequence + 1);
                         }
@@ -320,7 +374,7 @@ impl WalQueue {
                     if faults() != before {
                         // The guest's memory was lost, and the copied bytes are invalid.
                         if let Some(pending) = self.pending.pop_front() {
-                            next.complete(pending.request, Err(ErrorKind::Memory));
+                            self.end_change(pending.request, Err(ErrorKind::Memory), next);
                         }
                         break;
                     }
@@ -569,9 +623,9 @@ impl LayerQueue for WalQueue {
         }
     }
 
-    fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+    fn complete(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         if request.operation == Operation::Flush && outcome.is_ok() {
-            self.inner.is_home_flushed.store(true, Ordering::Release);
+            self.home_flushed(&mut request, next);
         }
         next.complete(request, outcome);
     }
@@ -647,6 +701,17 @@ impl Drop for WalQueue {
         let is_stuck = self.pending_in_kernel.count() > 0;
         let others = self.inner.shared.access(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
+            if let Some(carry) = &mut state.carry {
+                carry.close(self.number, true);
+            }
+            let pending = self.pending.iter().map(|pending| &pending.request);
+            let whole = self.prepared.iter().flat_map(|prepared| &prepared.whole);
+            let waiting = self.waiting.iter().map(|(_, request)| request);
+            for request in pending.chain(whole).chain(waiting) {
+                if request.operation.modifies() {
+                    state.end_change(request);
+                }
+            }
             if is_stuck && (!self.records.is_empty() || self.checkpoint_in_flight.is_some()) {
                 state.failed.get_or_insert(ErrorKind::Io);
             }

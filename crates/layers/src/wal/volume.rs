@@ -64,7 +64,7 @@ pub struct LogVolume {
 }
 
 /// A region claimed by one log until the claim is dropped.
-pub(super) struct Claim {
+pub(crate) struct Claim {
     volume: Arc<LogVolume>,
     region: Region,
 }
@@ -136,7 +136,7 @@ impl LogVolume {
 
     /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,
     /// because a removed disk may still be in use for a moment.
-    pub(super) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
+    pub(crate) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
         wait_until_closed(|| {
             let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
             (!meets_any(&claims, region)).then(|| {
@@ -162,7 +162,7 @@ impl LogVolume {
     }
 
     /// The number of the last completed flush, and whether a flush has failed.
-    pub(super) fn finished(&self) -> (u64, bool) {
+    pub(crate) fn finished(&self) -> (u64, bool) {
         self.flushes.access(|flushes| (flushes.finished, flushes.is_failed))
     }
 

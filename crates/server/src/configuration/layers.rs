@@ -10,11 +10,12 @@ use fathom_layers::{LayerKind, LayerOptions, Prepared};
 use fathom_options::{Place, Places, Problems, Title, Written, suggestion};
 use serde_json::Value;
 
-use crate::logs::WalDefinition;
+use crate::logs::{OffloadDefinition, WalDefinition};
 
 /// All kinds: those of the crate `layers`, and those that need resources of the daemon.
 pub(crate) fn kinds() -> impl Iterator<Item = LayerKind> {
-    fathom_layers::KINDS.into_iter().chain([LayerKind::of::<WalDefinition>()])
+    let own = [LayerKind::of::<WalDefinition>(), LayerKind::of::<OffloadDefinition>()];
+    fathom_layers::KINDS.into_iter().chain(own)
 }
 
 /// The options of a layer as in the configuration.
@@ -98,12 +99,21 @@ pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Prob
     prepared.ok_or_else(Problems::default)
 }
 
-/// The definition of a disk's write-ahead log, if it has one: that of its layer `wal`, or the log of its cache.
+/// The definition of a disk's write-ahead log, if it has one: that of its layer `wal` or `offload`, or the log of
+/// its cache.
 pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
-    let Some(layer) = disk.layers.iter().find(|layer| layer.kind == WalDefinition::KIND) else {
-        return log_of_cache(disk);
+    let listed = |kind: &str| {
+        let layer = disk.layers.iter().find(|layer| layer.kind == kind)?;
+        Some(Value::Object(layer.options.clone()))
     };
-    serde_json::from_value(Value::Object(layer.options.clone())).ok()
+    if let Some(options) = listed(WalDefinition::KIND) {
+        return serde_json::from_value(options).ok();
+    }
+    if let Some(options) = listed(OffloadDefinition::KIND) {
+        let offload: OffloadDefinition = serde_json::from_value(options).ok()?;
+        return Some(offload.log());
+    }
+    log_of_cache(disk)
 }
 
 /// The definition of the log that a cache in the mode `write-back` has.
@@ -133,10 +143,11 @@ pub(crate) fn has_log(layer: &LayerDefinition) -> bool {
 
 /// Checks a disk with a cache in the mode `write-back`.
 fn check_log_of_cache(disk: &DiskDefinition, place: &Place, problems: &mut Problems) {
-    if disk.layers.iter().any(|layer| layer.kind == WalDefinition::KIND) {
+    let with_log = [WalDefinition::KIND, OffloadDefinition::KIND];
+    if let Some(layer) = disk.layers.iter().find(|layer| with_log.contains(&layer.kind.as_str())) {
         let message = format!(
-            "the disk {:?} has a cache in the mode `write-back`, which has a log, and a layer `wal`",
-            disk.name
+            "the disk {:?} has a cache in the mode `write-back`, which has a log, and a layer `{}`",
+            disk.name, layer.kind
         );
         problems.add(place.clone(), message, "keep one: a change is durable in one log");
     }
@@ -185,6 +196,10 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
                 format!("the disk {:?} has a layer `{name}`, but no writable image", disk.name);
             problems.add(places.of("layers"), message, "leave the layer out, or add an `image`");
         }
+    }
+    if named(WalDefinition::KIND) > 0 && named(OffloadDefinition::KIND) > 0 {
+        let message = format!("the disk {:?} has layers `wal` and `offload`", disk.name);
+        problems.add(places.of("layers"), message, "keep one: a change is durable in one log");
     }
     if let Some(index) = with_log {
         check_log_of_cache(disk, &places.of(&format!("layers.{index}.mode")), problems);

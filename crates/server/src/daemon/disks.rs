@@ -255,7 +255,7 @@ impl Daemon {
                 return Err(refusal(
                     ErrorCode::Conflict,
                     "a disk cannot change from one log to another while it is served",
-                    "remove its layer `wal`, or choose another `mode` of its cache: that writes its changes back. \
+                    "remove its layer `wal` or `offload`, or choose another `mode` of its cache: that writes its changes back. \
                      Then add the other log",
                 ));
             }
@@ -294,7 +294,7 @@ impl Daemon {
             classify.set_table(classes);
         }
         if let (Some(log), Some(wal)) = (&watchers.log, &wanted) {
-            log.wal.set_age(wal.age.0);
+            log.apply(wal);
         }
         served.guest.set_wanted(watchers.classify.is_some());
         let mut live = served.live();

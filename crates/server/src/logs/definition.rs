@@ -1,11 +1,12 @@
 //! The configuration of the layer `wal`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
+use fathom_layers::offload::OffloadOptions;
 use fathom_layers::{LayerContext, LayerOptions};
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
@@ -32,11 +33,37 @@ pub(crate) struct WalDefinition {
     /// Whether the log is that of a cache in the mode `write-back`, and the volume the store of the cache.
     #[serde(skip)]
     pub is_in_cache: bool,
+    /// What the layer `offload` carries, if the log is that of one.
+    #[serde(skip)]
+    pub offload: Option<OffloadOptions>,
 }
 
 #[expect(clippy::ptr_arg, reason = "serde calls it so")]
-fn is_nowhere(path: &PathBuf) -> bool {
+pub(super) fn is_nowhere(path: &PathBuf) -> bool {
     path.as_os_str().is_empty()
+}
+
+/// Reports an invalid place of the log of a layer `kind`.
+pub(super) fn check_place(
+    kind: &str,
+    log: &Path,
+    offset: Bytes,
+    model: Option<&ModelDefinition>,
+    check: &mut Check<'_>,
+) {
+    if log.as_os_str().is_empty() {
+        let message = format!("the layer `{kind}` has no log volume");
+        check.problem("log", message, "add `log`, a file or a block device");
+    } else {
+        check.new_file("log", log, "a log cannot be at");
+    }
+    if offset.0 % 4096 != 0 {
+        let message = "the log does not begin at a multiple of 4 KiB";
+        check.problem("offset", message, "correct `offset`");
+    }
+    if let Some(model) = model {
+        check_model(model, check);
+    }
 }
 
 impl Default for WalDefinition {
@@ -50,6 +77,7 @@ impl Default for WalDefinition {
             age,
             model: None,
             is_in_cache: false,
+            offload: None,
         }
     }
 }
@@ -69,19 +97,7 @@ impl LayerOptions for WalDefinition {
     const NEEDS_IMAGE: bool = true;
 
     fn check(&self, check: &mut Check<'_>) {
-        if self.log.as_os_str().is_empty() {
-            let message = "the layer `wal` has no log volume";
-            check.problem("log", message, "add `log`, a file or a block device");
-        } else {
-            check.new_file("log", &self.log, "a log cannot be at");
-        }
-        if self.offset.0 % 4096 != 0 {
-            let message = "the log does not begin at a multiple of 4 KiB";
-            check.problem("offset", message, "correct `offset`");
-        }
-        if let Some(model) = &self.model {
-            check_model(model, check);
-        }
+        check_place(Self::KIND, &self.log, self.offset, self.model.as_ref(), check);
     }
 
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {

@@ -23,7 +23,10 @@ use crate::configuration;
 use crate::daemon::placement_within;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
-use crate::logs::WalDefinition;
+use crate::logs::{OffloadDefinition, WalDefinition};
+
+/// The kinds of listed layers with a log.
+const LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
 
 /// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]
@@ -45,7 +48,7 @@ impl LayerKey {
     pub(crate) fn listed(definition: &LayerDefinition) -> Self {
         // A disk has only one log, which stays while the log is the same, whatever its other
         // options.
-        let is_log = definition.kind == WalDefinition::KIND;
+        let is_log = LOG_KINDS.contains(&definition.kind.as_str());
         let options = if is_log { Map::new() } else { definition.options.clone() };
         Self::Listed(LayerDefinition { kind: definition.kind.clone(), options })
     }
@@ -114,12 +117,13 @@ pub(crate) fn set_layer(
     }
     let above = match layer.kind.as_str() {
         // What is in a log is read through the cache, too.
-        CacheOptions::KIND => WalDefinition::KIND,
+        CacheOptions::KIND => &LOG_KINDS[..],
         // What waits for its own disk's limit must not count as in flight at a shared device.
-        LimitOptions::KIND | DelayOptions::KIND => ScheduleOptions::KIND,
-        _ => "",
+        LimitOptions::KIND | DelayOptions::KIND => &[ScheduleOptions::KIND],
+        _ => &[],
     };
-    let place = definition.layers.iter().position(|other| other.kind == above);
+    let is_above = |other: &LayerDefinition| above.contains(&other.kind.as_str());
+    let place = definition.layers.iter().position(is_above);
     definition.layers.insert(place.unwrap_or(definition.layers.len()), layer.clone());
 }
 

@@ -1,0 +1,115 @@
+//! The configuration of the layer `offload`.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fathom_block::Layer;
+use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
+use fathom_layers::offload::{CarryKind, OffloadOptions};
+use fathom_layers::{LayerContext, LayerOptions};
+use fathom_options::{Check, Key};
+use serde::{Deserialize, Serialize};
+
+use super::WalDefinition;
+
+/// The place of the log and of the copies of a layer `offload`, and what it carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct OffloadDefinition {
+    /// The log volume: a block device, or a file, which is made if missing.
+    #[serde(skip_serializing_if = "super::definition::is_nowhere")]
+    pub log: PathBuf,
+    /// The offset of the log in the volume.
+    pub offset: Bytes,
+    /// The length of the log; the rest of the volume by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+    /// The bytes behind the log for copies of blocks that are read often.
+    pub copies: Bytes,
+    /// The time after which counts of reads are halved.
+    pub window: Nanoseconds,
+    /// What is carried.
+    pub carry: CarryKind,
+    /// How long changes may stay in the log after the end of carrying.
+    pub age: Nanoseconds,
+    /// The disk whose timing the log volume imitates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelDefinition>,
+}
+
+impl Default for OffloadDefinition {
+    /// No volume, and no copies.
+    fn default() -> Self {
+        Self {
+            log: PathBuf::new(),
+            offset: Bytes(0),
+            size: None,
+            copies: Bytes(0),
+            window: Nanoseconds(OffloadOptions::default().window_ns),
+            carry: CarryKind::default(),
+            age: Nanoseconds(60_000_000_000),
+            model: None,
+        }
+    }
+}
+
+impl OffloadDefinition {
+    /// The definition of the log.
+    pub(crate) fn log(self) -> WalDefinition {
+        WalDefinition {
+            log: self.log,
+            offset: self.offset,
+            size: self.size,
+            age: self.age,
+            model: self.model,
+            is_in_cache: false,
+            offload: Some(OffloadOptions {
+                carry: self.carry,
+                copies: self.copies.0,
+                window_ns: self.window.0,
+                ..OffloadOptions::default()
+            }),
+        }
+    }
+}
+
+impl LayerOptions for OffloadDefinition {
+    const KIND: &'static str = "offload";
+    const MEANING: &'static str =
+        "carries changes and reads of a contended disk on another device, while it is switched on";
+    const KEYS: &'static [Key] = &[
+        Key::new("log", "", "required: a file or block device on another device"),
+        Key::new("offset", "0", "the offset of the log in it, a multiple of 4 KiB"),
+        Key::new("size", "", "the length of the log; the rest by default"),
+        Key::new(
+            "copies",
+            "0",
+            "the bytes behind the log for copies of blocks that are read often",
+        ),
+        Key::new("window", "\"10m\"", "the time after which counts of reads are halved"),
+        Key::new("carry", "\"both\"", "what is carried: `off`, `reads`, `writes` or `both`"),
+        Key::new("age", "\"1m\"", "how long changes may stay in the log afterwards"),
+        Key::new("model", "", "the disk whose timing the log imitates"),
+    ];
+    const ONCE: Option<&'static str> = Some("a change is durable in one log");
+    const NEEDS_IMAGE: bool = true;
+
+    fn check(&self, check: &mut Check<'_>) {
+        super::definition::check_place(
+            Self::KIND,
+            &self.log,
+            self.offset,
+            self.model.as_ref(),
+            check,
+        );
+        if self.copies.0 > 0 && self.size.is_none() {
+            let message = "the layer `offload` has copies behind a log without an end";
+            check.problem("copies", message, "add a `size` for the log");
+        }
+    }
+
+    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+        Ok(context.shared(Self::KIND))
+    }
+}
