@@ -1,0 +1,112 @@
+//! The waiting that was observed at each load, at the load to which the trend leads.
+
+use super::curve::{Curve, Fit, Sample, waiting};
+use super::forecast::{Base, Forecast, Prediction};
+
+/// The time over which the load is smoothed, in seconds.
+const SMOOTHED: f64 = 1.0;
+/// The time over which the error of the level is smoothed, in seconds.
+const ERROR_SMOOTHED: f64 = 10.0;
+/// A trend counts as far as it exceeds this many standard deviations of the trend of a steady load.
+const DEVIATIONS: f64 = 1.0;
+/// The steps before there is a trend.
+const FIRST_STEPS: u64 = 10;
+/// The greatest growth within the horizon, as a share of the level.
+const GROWTH_MAX: f64 = 1.0;
+
+/// Holt's linear trend of the load, and the times at the load that it leads to.
+///
+/// The mean and the 90th percentile are lines over u / (1 − u), with the utilisation u = load / n; both lines
+/// and n are fitted to what was observed. So a device whose queue has another variance than the paper's formula
+/// assumes, or that serves requests faster while it has many, is described by its own curve. What a request
+/// waits is the same for all disks, and is added to the times of each under a low load.
+#[derive(Clone, Debug)]
+pub struct Trend {
+    horizon: f64,
+    level: f64,
+    /// The growth of the load for each second.
+    growth: f64,
+    /// The variance of a second's load around the level.
+    variance: f64,
+    steps: u64,
+    /// The mean time of a request on the idle device, in nanoseconds.
+    service_ns: f64,
+    curve: Curve,
+    fit: Option<Fit>,
+}
+
+impl Trend {
+    /// Looks `horizon` seconds ahead.
+    pub fn new(horizon: f64) -> Self {
+        Self {
+            horizon: if horizon.is_finite() { horizon.clamp(0.0, 60.0) } else { 0.0 },
+            level: 0.0,
+            growth: 0.0,
+            variance: 0.0,
+            steps: 0,
+            service_ns: 0.0,
+            curve: Curve::new(),
+            fit: None,
+        }
+    }
+
+    /// The load to which the trend leads.
+    fn expected(&self) -> f64 {
+        // The noise of a second passes through the filter: the growth of a steady load varies by about this.
+        let noise = self.variance.sqrt() / (2.0 * SMOOTHED.powf(1.5));
+        let growth = (self.growth - DEVIATIONS * noise).max(0.0) * self.horizon;
+        self.level.max(0.0) + growth.min(self.level.max(0.0) * GROWTH_MAX)
+    }
+}
+
+impl Forecast for Trend {
+    fn name(&self) -> String {
+        if self.horizon > 0.0 {
+            format!("trend of {} s", self.horizon)
+        } else {
+            "curve".into()
+        }
+    }
+
+    fn step(&mut self, load: f64, seconds: f64) {
+        if !load.is_finite() || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        self.steps = self.steps.saturating_add(1);
+        let expected = self.level + self.growth * seconds;
+        let error = load - expected;
+        if self.steps < FIRST_STEPS {
+            self.level += error / self.steps as f64;
+        } else {
+            // A filter with critical damping: both orders have the same time.
+            let kept = (-seconds / SMOOTHED).exp();
+            self.level = expected + (1.0 - kept * kept) * error;
+            self.growth += (1.0 - kept).powi(2) * error / seconds;
+        }
+        let weight = 1.0 - (-seconds / ERROR_SMOOTHED).exp();
+        // The variance of a step's load falls with its length.
+        self.variance += (error * error * seconds - self.variance) * weight;
+    }
+
+    fn learn(&mut self, sample: Sample, service_ns: f64) {
+        self.curve.add(sample);
+        self.fit = self.curve.fit();
+        self.service_ns = service_ns;
+    }
+
+    fn predict(&self, base: &Base, headroom: f64) -> Option<Prediction> {
+        let fit = self.fit?;
+        let load = self.expected() * (1.0 + headroom);
+        let more = waiting(load, fit.parallelism) - waiting(base.low_load, fit.parallelism);
+        let added_ns = |slope: f64| slope * more * self.service_ns;
+        // At less than the low load, the curve may lead below what the device needs.
+        let low = base.low;
+        let mean_ns = (low.mean_ns as f64 + added_ns(fit.mean.slope)).max(base.service_ns / 2.0);
+        let p90_ns = (low.p90_ns as f64 + added_ns(fit.p90.slope)).max(mean_ns);
+        Some(Prediction { mean_ns, p90_ns })
+    }
+
+    fn parallelism(&self) -> Option<f64> {
+        self.fit.map(|fit| fit.parallelism)
+    }
+}
