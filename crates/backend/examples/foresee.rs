@@ -21,11 +21,13 @@ mod cases;
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
 
-use fathom_backend::model::{HddParameters, Model, SsdParameters};
-use fathom_devices::contention::forecast::{Base, Forecast, Prediction, all_forecasts, default_forecast};
-use fathom_devices::contention::{Contention, ContentionOptions, Sample};
 use cases::{CASES, Case, run};
 use consolidate::{Consolidation, Peak};
+use fathom_backend::model::{HddParameters, Model, SsdParameters};
+use fathom_devices::contention::forecast::{
+    Base, Forecast, Prediction, all_forecasts, default_forecast,
+};
+use fathom_devices::contention::{Contention, ContentionOptions, Sample};
 use judge::{Judge, Record, score};
 use replay::{CAPACITY, cloudphysics, tencent};
 
@@ -68,6 +70,8 @@ fn options(values: &[String]) -> ContentionOptions {
             "step" => options.step_ns = time_ns,
             "window" => options.window_ns = time_ns,
             "dwell" => options.dwell_ns = time_ns,
+            "dwell_observed" => options.dwell_observed_ns = time_ns,
+            "share_queue" => options.share_queue = number,
             "hold" => options.hold_ns = time_ns,
             "queue_low" => options.queue_low = number,
             "headroom" => options.headroom = number,
@@ -99,7 +103,14 @@ fn forecasts(case: &str, only: &str) -> Vec<(Box<dyn Forecast>, bool)> {
 }
 
 /// Prints the scores of a run.
-fn print(case: &str, seed: u64, record: &Record, peaks: &[Peak], marks: &[bool], options: &ContentionOptions) {
+fn print(
+    case: &str,
+    seed: u64,
+    record: &Record,
+    peaks: &[Peak],
+    marks: &[bool],
+    options: &ContentionOptions,
+) {
     for (index, errors) in record.forecasts.iter().enumerate() {
         let found = score(record, index, peaks, options);
         println!(
@@ -163,15 +174,20 @@ fn main() {
             let name = format!("{trace}, {device}");
             // A hard disk does not keep up with as many volumes.
             let is_too_much = device == "hdd" && trace.contains("20");
-            let Some((mut judge, marks)) = judge(&name, 1).filter(|_| !is_too_much) else { continue };
+            let Some((mut judge, marks)) = judge(&name, 1).filter(|_| !is_too_much) else {
+                continue;
+            };
             show(&name);
             let model = match device {
                 "hdd" => Model::hdd(HddParameters::spanning(CAPACITY), 1),
                 _ => Model::ssd(SsdParameters::sata(), 1),
             };
             let requests = arrivals.iter().map(|arrival| (0, *arrival));
-            Consolidation::new(&[model], 1, CAPACITY)
-                .run(requests, options.step_ns, |now_ns, batches| judge.step(now_ns, batches));
+            Consolidation::new(&[model], 1, CAPACITY).run(
+                requests,
+                options.step_ns,
+                |now_ns, batches| judge.step(now_ns, batches),
+            );
             print(&name, 1, &judge.end(), &[], &marks, &options);
         }
     }

@@ -69,8 +69,13 @@ pub struct ContentionOptions {
     pub share: f64,
     /// The same for what is observed.
     pub share_observed: f64,
-    /// How long the spread is greater before a peak begins, in nanoseconds.
+    /// The share of the windows under a low load whose queue is at most the one without which no peak is
+    /// foreseen.
+    pub share_queue: f64,
+    /// How long the prediction exceeds its bound before a peak is foreseen, in nanoseconds.
     pub dwell_ns: u64,
+    /// How long what is observed exceeds its bound before there is a peak, in nanoseconds.
+    pub dwell_observed_ns: u64,
     /// How long it is not before a peak ends, in nanoseconds.
     pub hold_ns: u64,
     /// The mean relative error of the 90th percentile from which on the model is not used.
@@ -89,9 +94,11 @@ impl Default for ContentionOptions {
             margin: 0.05,
             share: 0.9,
             share_observed: 0.99,
+            share_queue: 0.5,
             dwell_ns: 300_000_000,
+            dwell_observed_ns: 1_000_000_000,
             hold_ns: 5_000_000_000,
-            error_max: 0.6,
+            error_max: 0.3,
             requests_min: 20,
         }
     }
@@ -113,6 +120,7 @@ impl ContentionOptions {
             margin: number(self.margin, usual.margin, 0.0, 100.0),
             share: number(self.share, usual.share, 0.0, 1.0),
             share_observed: number(self.share_observed, usual.share_observed, 0.0, 1.0),
+            share_queue: number(self.share_queue, usual.share_queue, 0.0, 1.0),
             error_max: number(self.error_max, usual.error_max, 0.0, 100.0),
             ..self
         }
@@ -128,6 +136,8 @@ struct Moment {
     is_window_end: bool,
     /// Whether requests wait more than is usual under a low load.
     is_waiting: bool,
+    /// Whether the queue is longer than nearly always under a low load.
+    is_queue_long: bool,
     /// The load of the device within the window.
     load: f64,
     /// Whether requests have been carried elsewhere within the window.
@@ -254,7 +264,8 @@ impl Contention {
             length_ns,
             is_low: self.queue < self.options.queue_low,
             is_window_end,
-            is_waiting: recent_queue * QUEUE_UNIT >= self.queues.at(0.5),
+            is_queue_long: self.queue * QUEUE_UNIT > self.queues.at(self.options.share_observed),
+            is_waiting: recent_queue * QUEUE_UNIT >= self.queues.at(self.options.share_queue),
             load: self.load,
             is_carried: all.carried > 0.0,
         }

@@ -2,7 +2,7 @@
 
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 
-use crate::consolidate::{Consolidation, Arrivals, Load, Peak, SECOND, merge, peaks};
+use crate::consolidate::{Arrivals, Consolidation, Load, Peak, SECOND, merge, peaks};
 use crate::judge::{Judge, Record};
 
 /// The peaks of a run.
@@ -74,18 +74,26 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Runs a case with some peaks.
-pub fn run(case: &Case, seed: u64, count: usize, mut judge: Judge, step_ns: u64) -> (Record, Vec<Peak>) {
+pub fn run(
+    case: &Case,
+    seed: u64,
+    count: usize,
+    mut judge: Judge,
+    step_ns: u64,
+) -> (Record, Vec<Peak>) {
     let peaks = peaks(seed, count, FIRST_NS);
     let end_ns = peaks.last().map_or(FIRST_NS, Peak::end_ns) + 60 * SECOND;
     let devices: Vec<Model> = if case.is_hdd {
-        let model = |index| Model::hdd(HddParameters::spanning(SPINDLE_BYTES), seed * SPINDLES + index);
+        let model =
+            |index| Model::hdd(HddParameters::spanning(SPINDLE_BYTES), seed * SPINDLES + index);
         (0..SPINDLES).map(model).collect()
     } else {
         vec![Model::ssd(SsdParameters::sata(), seed)]
     };
-    let disks = [case.load, case.beside].into_iter().enumerate().map(|(disk, load)| {
-        Arrivals::new(load, peaks.clone(), 1000 * seed + disk as u64, end_ns)
-    });
+    let disks = [case.load, case.beside]
+        .into_iter()
+        .enumerate()
+        .map(|(disk, load)| Arrivals::new(load, peaks.clone(), 1000 * seed + disk as u64, end_ns));
     Consolidation::new(&devices, 2, DISK_BYTES).run(
         merge(disks.collect()),
         step_ns,

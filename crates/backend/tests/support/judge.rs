@@ -93,10 +93,17 @@ fn runs(steps: impl Iterator<Item = bool>) -> Vec<std::ops::Range<usize>> {
 }
 
 /// The score of a forecast in a run with these peaks, or in a trace without known ones.
-pub fn score(record: &Record, forecast: usize, peaks: &[Peak], options: &ContentionOptions) -> Score {
+pub fn score(
+    record: &Record,
+    forecast: usize,
+    peaks: &[Peak],
+    options: &ContentionOptions,
+) -> Score {
     let steps = &record.steps;
     let in_peak = |now_ns: u64| {
-        peaks.iter().any(|peak| (peak.start_ns..peak.end_ns() + options.window_ns).contains(&now_ns))
+        peaks
+            .iter()
+            .any(|peak| (peak.start_ns..peak.end_ns() + options.window_ns).contains(&now_ns))
     };
     let is_trace = peaks.is_empty();
     let above = above(steps, |step| if is_trace { step.is_low } else { !in_peak(step.now_ns) });
@@ -109,7 +116,8 @@ pub fn score(record: &Record, forecast: usize, peaks: &[Peak], options: &Content
         let start = steps.partition_point(|step| step.now_ns < peak.start_ns);
         let end = steps.partition_point(|step| step.now_ns < peak.end_ns());
         // What was above before counts from the beginning of the peak.
-        let within = excursions.iter().filter(|run| run.end.min(end) >= run.start.max(start) + left_steps);
+        let within =
+            excursions.iter().filter(|run| run.end.min(end) >= run.start.max(start) + left_steps);
         let Some(left) = within.map(|run| run.start.max(start)).next() else { continue };
         score.left += 1;
         let Some(alarm) = alarms.iter().find(|run| run.end > left && run.start < end) else {

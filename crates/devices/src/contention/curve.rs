@@ -121,9 +121,9 @@ impl Curve {
         let bins = self.used();
         let lines = |parallelism: f64| {
             let line = |value: fn(&Bin) -> f64| {
-                line(bins.iter().map(|bin| {
-                    (waiting(bin.load, parallelism), value(bin), bin.weight)
-                }))
+                line(
+                    bins.iter().map(|bin| (waiting(bin.load, parallelism), value(bin), bin.weight)),
+                )
             };
             (line(|bin| bin.mean), line(|bin| bin.p90))
         };

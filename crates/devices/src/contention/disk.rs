@@ -1,7 +1,7 @@
 //! The model of one disk: what it learns, and the rule for its state.
 
 use super::forecast::{Base, Forecast, Prediction};
-use super::low::Low;
+use super::low::{Bound, Low};
 use super::verdict::{Source, State, Verdict};
 use super::window::{STEPS_MAX, Sums, Times, Window};
 use super::{Batch, ContentionOptions, Moment, WINDOWS_MIN};
@@ -156,35 +156,33 @@ impl DiskModel {
         }
         let predicted = predict(options.headroom).map(|prediction| prediction.times());
         let source = if predicted.is_some() { self.source(options) } else { Source::Observed };
-        let (low_ns, low_observed_ns) =
-            (self.low.deviation_ns(options.share), self.low.deviation_ns(options.share_observed));
+        let bound = self.low.bound(options.share, options.margin);
+        let bound_observed = self.low.bound(options.share_observed, options.margin);
+        let ending = self.low.bound(options.share, 0.0);
         let verdict = &mut self.verdict;
         verdict.source = source;
         verdict.predicted = predicted;
         verdict.low = (self.low.windows > 0).then(|| self.low.times());
-        verdict.low_deviation_ns = low_ns.min(TIME_MAX_NS) as u64;
-        verdict.low_deviation_observed_ns = low_observed_ns.min(TIME_MAX_NS) as u64;
+        verdict.bound_ns = bound.deviation_ns.min(TIME_MAX_NS) as u64;
+        verdict.bound_observed_ns = bound_observed.deviation_ns.min(TIME_MAX_NS) as u64;
         verdict.service_ns = base.service_ns as u64;
         if !is_learned {
             verdict.state = State::Learning;
             return;
         }
-        let spread_ns = |times: Option<Times>| times.map_or(0.0, |it| it.deviation_ns() as f64);
-        let over = 1.0 + options.margin;
-        let predicted_ns = match source {
-            Source::Model => spread_ns(predicted),
-            Source::Observed => 0.0,
-        };
-        let observed_ns = spread_ns(verdict.observed);
+        let predicted = predicted.filter(|_| source == Source::Model);
+        let exceeds =
+            |bound: &Bound, times: Option<Times>| times.is_some_and(|it| bound.is_exceeded(it));
         // A low queue contradicts the model: for example, requests that follow each other take less time.
-        let is_predicted = predicted_ns > low_ns * over && moment.is_waiting;
-        let is_observed = observed_ns > low_observed_ns * over;
-        let is_calm = predicted_ns <= low_ns && observed_ns <= low_observed_ns;
+        // Requests that take long without a queue do not wait for each other.
+        let is_predicted = exceeds(&bound, predicted) && moment.is_waiting;
+        let is_observed = exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
+        let is_calm = !exceeds(&ending, predicted) && !is_observed;
         let length_ns = moment.length_ns;
         let predicted_for_ns = self.predicted.update(is_predicted, length_ns);
         let observed_for_ns = self.observed.update(is_observed, length_ns);
         let calm_for_ns = self.calm.update(is_calm, length_ns);
-        if is_observed && observed_for_ns >= options.dwell_ns {
+        if is_observed && observed_for_ns >= options.dwell_observed_ns {
             verdict.state = State::Contended;
         } else if is_predicted && predicted_for_ns >= options.dwell_ns {
             verdict.state = State::Foreseen;

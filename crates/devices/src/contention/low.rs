@@ -11,6 +11,8 @@ const HALF_LIFE: f64 = 256.0;
 const HALF_LIFE_REQUESTS: f64 = 2000.0;
 /// The requests on an idle device from which on their time is used.
 const ALONE_MIN: f64 = 8.0;
+/// The additional margin of one window; of many, it is divided by their number.
+const FEW: f64 = 5.0;
 /// The number of windows over which the averages are taken.
 const AVERAGED: f64 = 64.0;
 
@@ -56,6 +58,20 @@ impl Quantiles {
     }
 }
 
+/// What the 90th percentile and the deviation exceed in a peak, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Bound {
+    pub p90_ns: f64,
+    pub deviation_ns: f64,
+}
+
+impl Bound {
+    /// Whether both are exceeded.
+    pub fn is_exceeded(&self, times: Times) -> bool {
+        times.p90_ns as f64 > self.p90_ns && times.deviation_ns() as f64 > self.deviation_ns
+    }
+}
+
 /// What is known of a disk under a low load.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Low {
@@ -68,7 +84,8 @@ pub(super) struct Low {
     mean_ns: f64,
     p90_ns: f64,
     pub load: f64,
-    /// The deviation of each window.
+    /// The 90th percentile and the deviation of each window.
+    p90s: Quantiles,
     deviations: Quantiles,
 }
 
@@ -87,6 +104,7 @@ impl Low {
         self.mean_ns += (times.mean_ns as f64 - self.mean_ns) * weight;
         self.p90_ns += (times.p90_ns as f64 - self.p90_ns) * weight;
         self.load += (load - self.load) * weight;
+        self.p90s.add(times.p90_ns as f64);
         self.deviations.add(times.deviation_ns() as f64);
     }
 
@@ -103,9 +121,11 @@ impl Low {
         Times { mean_ns: self.mean_ns as u64, p90_ns: self.p90_ns as u64 }
     }
 
-    /// The deviation that a share of the windows does not exceed, in nanoseconds.
-    pub fn deviation_ns(&self, share: f64) -> f64 {
-        self.deviations.at(share)
+    /// The 90th percentile and the deviation that a share of the windows does not exceed, with a margin. Few
+    /// windows say little of a great share of all: the margin is wider then.
+    pub fn bound(&self, share: f64, margin: f64) -> Bound {
+        let over = 1.0 + margin + FEW / f64::from(self.windows.max(1));
+        Bound { p90_ns: self.p90s.at(share) * over, deviation_ns: self.deviations.at(share) * over }
     }
 }
 
@@ -128,7 +148,8 @@ mod tests {
             for share in [0.25, 0.5, 0.9, 1.0] {
                 // Newer numbers have a little more weight: the neighbours are right, too.
                 let index = (share * 199.0) as usize;
-                let (less, more) = (values[index.saturating_sub(30)], values[(index + 30).min(199)]);
+                let (less, more) =
+                    (values[index.saturating_sub(30)], values[(index + 30).min(199)]);
                 let found = quantiles.at(share);
                 assert!(found >= less * 0.95 && found <= more * 1.05, "seed {seed}: {found}");
             }

@@ -28,7 +28,8 @@ pub struct Queue {
 impl Queue {
     /// With a given parallelism of the device, or one that is fitted to what is observed.
     pub fn new(parallelism: Option<f64>) -> Self {
-        let fixed = parallelism.filter(|it| it.is_finite()).map(|it| it.clamp(0.5, PARALLELISM_MAX));
+        let fixed =
+            parallelism.filter(|it| it.is_finite()).map(|it| it.clamp(0.5, PARALLELISM_MAX));
         Self { fixed, fitted: None, curve: Curve::new(), loads: VecDeque::new() }
     }
 }

@@ -61,11 +61,7 @@ impl Trend {
 
 impl Forecast for Trend {
     fn name(&self) -> String {
-        if self.horizon > 0.0 {
-            format!("trend of {} s", self.horizon)
-        } else {
-            "curve".into()
-        }
+        if self.horizon > 0.0 { format!("trend of {} s", self.horizon) } else { "curve".into() }
     }
 
     fn step(&mut self, load: f64, seconds: f64) {

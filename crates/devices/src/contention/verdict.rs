@@ -67,10 +67,10 @@ pub struct Verdict {
     pub observed: Option<Times>,
     /// The average times under a low load; `None` if they are not known.
     pub low: Option<Times>,
-    /// The spread under a low load with which predictions are compared, in nanoseconds.
-    pub low_deviation_ns: u64,
+    /// The deviation that predictions exceed in a peak, in nanoseconds: that under a low load, and a margin.
+    pub bound_ns: u64,
     /// The same for what is observed.
-    pub low_deviation_observed_ns: u64,
+    pub bound_observed_ns: u64,
     /// The errors of predictions without the headroom, each compared with the next window.
     pub errors: Errors,
     /// The sums of the errors of all windows, and their number.
@@ -80,15 +80,15 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// By how much the spread exceeds that under a low load, in nanoseconds: predicted, or observed if it
-    /// is greater or there is no model.
+    /// By how much the deviation exceeds its bound, in nanoseconds: predicted, or observed if this is more or
+    /// there is no model.
     pub fn excess_ns(&self) -> u64 {
         let over = |times: Option<Times>, low_ns: u64| {
             times.map_or(0, |times| times.deviation_ns().saturating_sub(low_ns))
         };
-        let observed = over(self.observed, self.low_deviation_observed_ns);
+        let observed = over(self.observed, self.bound_observed_ns);
         match self.source {
-            Source::Model => over(self.predicted, self.low_deviation_ns).max(observed),
+            Source::Model => over(self.predicted, self.bound_ns).max(observed),
             Source::Observed => observed,
         }
     }
