@@ -25,7 +25,7 @@ use cases::{CASES, Case, run};
 use consolidate::{Consolidation, Peak};
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_devices::contention::forecast::{
-    Base, Forecast, Prediction, all_forecasts, default_forecast,
+    Base, Forecast, Prediction, Trend, TrendOptions, all_forecasts, default_forecast,
 };
 use fathom_devices::contention::{Contention, ContentionOptions, Sample};
 use judge::{Judge, Record, score};
@@ -59,14 +59,18 @@ fn show(text: &str) {
     }
 }
 
-/// The options with other values.
-fn options(values: &[String]) -> ContentionOptions {
+/// The options with other values, and those of trends.
+fn options(values: &[String]) -> (ContentionOptions, TrendOptions) {
     let mut options = ContentionOptions::default();
+    let mut trend = TrendOptions::default();
     for value in values {
         let (name, number) = value.split_once('=').expect("an option as name=value");
         let number: f64 = number.parse().expect("a number");
         let time_ns = (number * 1e9) as u64;
         match name {
+            "horizon" => trend.horizon = number,
+            "smoothed" => trend.smoothed = number,
+            "deviations" => trend.deviations = number,
             "step" => options.step_ns = time_ns,
             "window" => options.window_ns = time_ns,
             "dwell" => options.dwell_ns = time_ns,
@@ -83,13 +87,16 @@ fn options(values: &[String]) -> ContentionOptions {
             _ => panic!("no option {name}"),
         }
     }
-    options
+    (options, trend)
 }
 
 /// The forecasts that are wanted, and whether each is the daemon's.
-fn forecasts(case: &str, only: &str) -> Vec<(Box<dyn Forecast>, bool)> {
+fn forecasts(case: &str, only: &str, trend: TrendOptions) -> Vec<(Box<dyn Forecast>, bool)> {
     let usual = default_forecast().name();
     let mut all = all_forecasts();
+    if trend != TrendOptions::default() {
+        all.push(Box::new(Trend::new(trend)));
+    }
     all.push(Box::new(Observed));
     let marked = all.into_iter().map(|forecast| {
         let is_default = forecast.name() == usual;
@@ -116,7 +123,7 @@ fn print(
         println!(
             "{{\"case\": {case:?}, \"seed\": {seed}, \"forecast\": {:?}, \"default\": {}, \"peaks\": {}, \
              \"left\": {}, \"foreseen\": {}, \"lead_mean_ns\": {:.0}, \"lead_median_ns\": {:.0}, \
-             \"alarms\": {}, \"false_alarms\": {}, \"hours\": {:.4}, \"error_mean\": {:.4}, \
+             \"alarms\": {}, \"false_alarms\": {}, \"hours\": {:.4}, \"on\": {:.4}, \"error_mean\": {:.4}, \
              \"error_p90\": {:.4}, \"used\": {:.4}, \"parallelism\": {:.3}}}",
             errors.name,
             marks[index],
@@ -128,6 +135,7 @@ fn print(
             found.alarms,
             found.false_alarms,
             found.hours,
+            found.on,
             errors.mean,
             errors.p90,
             errors.used,
@@ -141,9 +149,9 @@ fn main() {
     let folder = arguments.first().map_or("../shared/traces", String::as_str);
     let only = arguments.get(1).map_or("", String::as_str);
     let seeds: u64 = arguments.get(2).and_then(|seeds| seeds.parse().ok()).unwrap_or(3);
-    let options = options(arguments.get(3..).unwrap_or_default());
+    let (options, trend) = options(arguments.get(3..).unwrap_or_default());
     let judge = |case: &str, disks: usize| {
-        let (contentions, marks): (Vec<Contention>, Vec<bool>) = forecasts(case, only)
+        let (contentions, marks): (Vec<Contention>, Vec<bool>) = forecasts(case, only, trend)
             .into_iter()
             .map(|(forecast, mark)| (Contention::new(options, forecast), mark))
             .unzip();

@@ -57,8 +57,9 @@ pub struct Score {
     /// band.
     pub alarms: usize,
     pub false_alarms: usize,
-    /// The time outside of peaks, in hours.
+    /// The time outside of peaks, in hours, and the share of it with a verdict of a peak.
     pub hours: f64,
+    pub on: f64,
 }
 
 /// The observed 90th percentiles above their bands, by step.
@@ -133,15 +134,20 @@ pub fn score(
     score.lead_median_ns = leads.get(leads.len() / 2).copied().unwrap_or_default();
     let later = (options.window_ns / options.step_ns) as usize;
     for alarm in alarms {
-        let is_within = |index: usize| in_peak(steps[index].now_ns);
-        if is_within(alarm.start) || is_within(alarm.end - 1) {
+        // What begins in a peak and lasts is no further alarm. What begins before one is judged up to it.
+        if in_peak(steps[alarm.start].now_ns) {
             continue;
         }
         score.alarms += 1;
-        let end = (alarm.end + later).min(above.len());
-        score.false_alarms += usize::from(!above[alarm.start..end].iter().any(|it| *it));
+        let after = &steps[alarm.start..(alarm.end + later).min(steps.len())];
+        let length = after.iter().take_while(|step| !in_peak(step.now_ns)).count();
+        let excursions = &above[alarm.start..alarm.start + length];
+        score.false_alarms += usize::from(!excursions.iter().any(|it| *it));
     }
-    let outside = steps.iter().filter(|step| !in_peak(step.now_ns)).count();
+    let outside = || steps.iter().filter(|step| !in_peak(step.now_ns));
+    let on = outside().filter(|step| step.is_peak[forecast]).count();
+    let outside = outside().count();
+    score.on = on as f64 / outside.max(1) as f64;
     score.hours = outside as f64 * options.step_ns as f64 / 3.6e12;
     score
 }

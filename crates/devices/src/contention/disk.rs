@@ -157,7 +157,7 @@ impl DiskModel {
         let predicted = predict(options.headroom).map(|prediction| prediction.times());
         let source = if predicted.is_some() { self.source(options) } else { Source::Observed };
         let bound = self.low.bound(options.share, options.margin);
-        let bound_observed = self.low.bound(options.share_observed, options.margin);
+        let bound_observed = self.low.bound_observed(options.share_observed, options.margin);
         let ending = self.low.bound(options.share, 0.0);
         let verdict = &mut self.verdict;
         verdict.source = source;

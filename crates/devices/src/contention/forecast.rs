@@ -6,7 +6,7 @@ use super::curve::Sample;
 use super::window::Times;
 
 pub use super::queue::Queue;
-pub use super::trend::Trend;
+pub use super::trend::{Trend, TrendOptions};
 
 /// What is known of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,19 +57,17 @@ impl Prediction {
 
 /// The forecast that the daemon uses.
 pub fn default_forecast() -> Box<dyn Forecast> {
-    Box::new(Trend::new(HORIZON))
+    Box::new(Trend::new(TrendOptions::default()))
 }
-
-/// How far ahead the daemon's forecast looks, in seconds.
-pub const HORIZON: f64 = 1.5;
 
 /// All forecasts with their usual settings, for comparisons.
 pub fn all_forecasts() -> Vec<Box<dyn Forecast>> {
+    let trend = |horizon| Trend::new(TrendOptions { horizon, ..TrendOptions::default() });
     vec![
         Box::new(Queue::new(Some(16.0))),
         Box::new(Queue::new(None)),
-        Box::new(Trend::new(0.0)),
-        Box::new(Trend::new(HORIZON)),
-        Box::new(Trend::new(3.0)),
+        Box::new(trend(0.0)),
+        Box::new(trend(1.5)),
+        Box::new(trend(3.0)),
     ]
 }

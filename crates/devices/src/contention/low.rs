@@ -11,7 +11,7 @@ const HALF_LIFE: f64 = 256.0;
 const HALF_LIFE_REQUESTS: f64 = 2000.0;
 /// The requests on an idle device from which on their time is used.
 const ALONE_MIN: f64 = 8.0;
-/// The additional margin of one window; of many, it is divided by their number.
+/// The additional margin of what is observed after one window; after many, it is divided by their number.
 const FEW: f64 = 5.0;
 /// The number of windows over which the averages are taken.
 const AVERAGED: f64 = 64.0;
@@ -121,11 +121,15 @@ impl Low {
         Times { mean_ns: self.mean_ns as u64, p90_ns: self.p90_ns as u64 }
     }
 
-    /// The 90th percentile and the deviation that a share of the windows does not exceed, with a margin. Few
-    /// windows say little of a great share of all: the margin is wider then.
+    /// The 90th percentile and the deviation that a share of the windows does not exceed, with a margin.
     pub fn bound(&self, share: f64, margin: f64) -> Bound {
-        let over = 1.0 + margin + FEW / f64::from(self.windows.max(1));
+        let over = 1.0 + margin;
         Bound { p90_ns: self.p90s.at(share) * over, deviation_ns: self.deviations.at(share) * over }
+    }
+
+    /// The same for what is observed. Few windows say little of a great share of all: the margin is wider then.
+    pub fn bound_observed(&self, share: f64, margin: f64) -> Bound {
+        self.bound(share, margin + FEW / f64::from(self.windows.max(1)))
     }
 }
 

@@ -3,16 +3,44 @@
 use super::curve::{Curve, Fit, Sample, waiting};
 use super::forecast::{Base, Forecast, Prediction};
 
-/// The time over which the load is smoothed, in seconds.
-const SMOOTHED: f64 = 1.0;
 /// The time over which the error of the level is smoothed, in seconds.
 const ERROR_SMOOTHED: f64 = 10.0;
-/// A trend counts as far as it exceeds this many standard deviations of the trend of a steady load.
-const DEVIATIONS: f64 = 1.0;
 /// The steps before there is a trend.
 const FIRST_STEPS: u64 = 10;
 /// The greatest growth within the horizon, as a share of the level.
 const GROWTH_MAX: f64 = 1.0;
+
+/// How a trend is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrendOptions {
+    /// How far ahead it leads, in seconds.
+    pub horizon: f64,
+    /// The time over which the load is smoothed, in seconds.
+    pub smoothed: f64,
+    /// The growth counts as far as it exceeds this many standard deviations of that of a steady load.
+    pub deviations: f64,
+}
+
+impl Default for TrendOptions {
+    fn default() -> Self {
+        Self { horizon: 3.0, smoothed: 2.0, deviations: 1.0 }
+    }
+}
+
+impl TrendOptions {
+    /// The same within bounds.
+    fn bounded(self) -> Self {
+        let number = |value: f64, usual: f64, least: f64, most: f64| {
+            if value.is_finite() { value.clamp(least, most) } else { usual }
+        };
+        let usual = Self::default();
+        Self {
+            horizon: number(self.horizon, usual.horizon, 0.0, 60.0),
+            smoothed: number(self.smoothed, usual.smoothed, 0.1, 600.0),
+            deviations: number(self.deviations, usual.deviations, 0.0, 100.0),
+        }
+    }
+}
 
 /// Holt's linear trend of the load, and the times at the load that it leads to.
 ///
@@ -22,7 +50,7 @@ const GROWTH_MAX: f64 = 1.0;
 /// waits is the same for all disks, and is added to the times of each under a low load.
 #[derive(Clone, Debug)]
 pub struct Trend {
-    horizon: f64,
+    options: TrendOptions,
     level: f64,
     /// The growth of the load for each second.
     growth: f64,
@@ -36,10 +64,10 @@ pub struct Trend {
 }
 
 impl Trend {
-    /// Looks `horizon` seconds ahead.
-    pub fn new(horizon: f64) -> Self {
+    /// A trend with these options.
+    pub fn new(options: TrendOptions) -> Self {
         Self {
-            horizon: if horizon.is_finite() { horizon.clamp(0.0, 60.0) } else { 0.0 },
+            options: options.bounded(),
             level: 0.0,
             growth: 0.0,
             variance: 0.0,
@@ -53,8 +81,9 @@ impl Trend {
     /// The load to which the trend leads.
     fn expected(&self) -> f64 {
         // The noise of a second passes through the filter: the growth of a steady load varies by about this.
-        let noise = self.variance.sqrt() / (2.0 * SMOOTHED.powf(1.5));
-        let growth = (self.growth - DEVIATIONS * noise).max(0.0) * self.horizon;
+        let noise = self.variance.sqrt() / (2.0 * self.options.smoothed.powf(1.5));
+        let growth =
+            (self.growth - self.options.deviations * noise).max(0.0) * self.options.horizon;
         self.level.max(0.0) + growth.min(self.level.max(0.0) * GROWTH_MAX)
     }
 }
@@ -75,7 +104,7 @@ impl Forecast for Trend {
             self.level += error / self.steps as f64;
         } else {
             // A filter with critical damping: both orders have the same time.
-            let kept = (-seconds / SMOOTHED).exp();
+            let kept = (-seconds / self.options.smoothed).exp();
             self.level = expected + (1.0 - kept * kept) * error;
             self.growth += (1.0 - kept).powi(2) * error / seconds;
         }
