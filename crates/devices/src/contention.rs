@@ -1,8 +1,8 @@
 //! Contention of a device that several disks share, foreseen by a model.
 //!
-//! While the load of the device is low, the spread of each disk's times is learned: by how much the 90th
+//! While the load of the device is low, the deviation of each disk's times is learned: by how much the 90th
 //! percentile exceeds the mean. A [`Forecast`] predicts the mean and the 90th percentile at a load that is
-//! higher than the present one by a headroom. If the predicted spread exceeds that under the low load, a peak is
+//! higher than the present one by a headroom. If the predicted deviation exceeds that under the low load, a peak is
 //! foreseen, and a disk can be chosen whose load is carried elsewhere ([`Contention::choose`]). The model is
 //! compared with what follows all the time. While it is bad, only what is observed counts.
 //!
@@ -62,10 +62,9 @@ pub struct ContentionOptions {
     pub queue_low: f64,
     /// By what share the load of the prediction is higher than the expected one.
     pub headroom: f64,
-    /// By what share the spread exceeds that under a low load in a peak.
+    /// By what share the 90th percentile and the deviation exceed those under a low load in a peak.
     pub margin: f64,
-    /// The share of the windows under a low load whose spread is at most the one that a prediction is
-    /// compared with.
+    /// The share of the windows under a low load that do not exceed what a prediction is compared with.
     pub share: f64,
     /// The same for what is observed.
     pub share_observed: f64,

@@ -11,7 +11,7 @@ const RELIEF_MIN: f64 = 0.05;
 pub struct Choice {
     /// The disk.
     pub disk: u64,
-    /// By how much its spread exceeds that under a low load, in nanoseconds.
+    /// By how much its deviation exceeds the bound, in nanoseconds.
     pub excess_ns: u64,
     /// The share of its requests that can be carried.
     pub share: f64,
@@ -20,7 +20,7 @@ pub struct Choice {
 }
 
 impl Contention {
-    /// The disk in a peak with the greatest excess of its spread, times the share of its requests that can
+    /// The disk in a peak with the greatest excess of its deviation, times the share of its requests that can
     /// be carried within `space` bytes. `hits` is the share of a disk's reads that are hit within this space;
     /// all writes can be carried. With the same product, the disk that relieves the device more is chosen. `None`
     /// without a peak, and if nothing can be carried.

@@ -142,7 +142,7 @@ mod tests {
         for seed in 0..50 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut quantiles = Quantiles::default();
-            assert_eq!(quantiles.at(0.5), 0.0);
+            assert!(quantiles.at(0.5).abs() < 1e-9);
             let most = 2_f64.powf(2.0 + 40.0 * random.f64());
             let mut values: Vec<f64> = (0..200).map(|_| 1.0 + random.f64() * most).collect();
             for value in &values {

@@ -90,7 +90,14 @@ impl Trend {
 
 impl Forecast for Trend {
     fn name(&self) -> String {
-        if self.horizon > 0.0 { format!("trend of {} s", self.horizon) } else { "curve".into() }
+        let TrendOptions { horizon, smoothed, deviations } = self.options;
+        if horizon <= 0.0 {
+            return "curve".into();
+        }
+        if self.options == (TrendOptions { horizon, ..TrendOptions::default() }) {
+            return format!("trend of {horizon} s");
+        }
+        format!("trend {horizon} {smoothed} {deviations}")
     }
 
     fn step(&mut self, load: f64, seconds: f64) {
