@@ -6,12 +6,14 @@
 //! | [`IdleTracker`], [`Predictor`] | When is it idle, and for how long will it stay idle? |
 //! | [`HostActivity`] | What does a device do now, for all programs of the host? |
 //! | [`Schedule`] | When does background work begin? |
+//! | [`contention`] | When will the disks of a device wait for each other? |
 //!
 //! All files of `/sys` and `/proc` are read up to a limit, and parsed as if they were hostile.
 
 #![forbid(unsafe_code)]
 
 mod activity;
+pub mod contention;
 mod fuzz;
 mod idle;
 mod mounts;
@@ -21,6 +23,7 @@ mod schedule;
 mod text;
 
 pub use activity::{DeviceFacts, HostActivity, SysDevices};
+pub use contention::{Contention, ContentionOptions};
 pub use fuzz::fuzz_devices;
 pub use idle::{IdleOptions, IdleTracker};
 pub use predict::Predictor;

@@ -1,0 +1,185 @@
+//! The waiting that was observed at each load, at the load to which the trend leads.
+
+use super::curve::{Curve, Fit, Sample, waiting};
+use super::forecast::{Base, Forecast, Prediction};
+
+/// The bounds of the time over which the load is smoothed, in seconds.
+const SMOOTHED: (f64, f64) = (0.3, 2.5);
+/// The time over which the error of the level is smoothed, in seconds.
+const ERROR_SMOOTHED: f64 = 10.0;
+/// The steps before there is a trend.
+const FIRST_STEPS: u64 = 10;
+/// The greatest growth within the horizon, as a share of the level.
+const GROWTH_MAX: f64 = 1.0;
+
+/// How a trend is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrendOptions {
+    /// How far ahead it leads, in seconds.
+    pub horizon: f64,
+    /// The relative noise of the smoothed load. The load is smoothed for as long as this takes, between 0.3 and
+    /// 2.5 s: a steady load of few requests is noisy, and one of many shows a trend within a second.
+    pub noise: f64,
+    /// The growth counts as far as it exceeds this many standard deviations of that of a steady load.
+    pub deviations: f64,
+}
+
+impl Default for TrendOptions {
+    fn default() -> Self {
+        Self { horizon: 2.0, noise: 0.04, deviations: 1.0 }
+    }
+}
+
+impl TrendOptions {
+    /// The same within bounds.
+    fn bounded(self) -> Self {
+        let number = |value: f64, usual: f64, least: f64, most: f64| {
+            if value.is_finite() { value.clamp(least, most) } else { usual }
+        };
+        let usual = Self::default();
+        Self {
+            horizon: number(self.horizon, usual.horizon, 0.0, 60.0),
+            noise: number(self.noise, usual.noise, 1e-3, 10.0),
+            deviations: number(self.deviations, usual.deviations, 0.0, 100.0),
+        }
+    }
+}
+
+/// Holt's linear trend of the load, and the times at the load that it leads to.
+///
+/// The mean and the 90th percentile are lines over u / (1 − u), with the utilisation u = load / n; both lines
+/// and n are fitted to what was observed. So a device whose queue has another variance than the paper's formula
+/// assumes, or that serves requests faster while it has many, is described by its own curve. What a request
+/// waits is the same for all disks, and is added to the times of each under a low load.
+#[derive(Clone, Debug)]
+pub struct Trend {
+    options: TrendOptions,
+    level: f64,
+    /// The growth of the load for each second.
+    growth: f64,
+    /// The variance of a second's load around the level.
+    variance: f64,
+    steps: u64,
+    /// The mean time of a request on the idle device, in nanoseconds.
+    service_ns: f64,
+    curve: Curve,
+    fit: Option<Fit>,
+}
+
+impl Trend {
+    /// A trend with these options.
+    pub fn new(options: TrendOptions) -> Self {
+        Self {
+            options: options.bounded(),
+            level: 0.0,
+            growth: 0.0,
+            variance: 0.0,
+            steps: 0,
+            service_ns: 0.0,
+            curve: Curve::new(),
+            fit: None,
+        }
+    }
+
+    /// The time over which the load is smoothed, in seconds.
+    fn smoothed(&self) -> f64 {
+        let noise = self.variance.sqrt() / self.level.max(1e-9);
+        (noise / self.options.noise).powi(2).clamp(SMOOTHED.0, SMOOTHED.1)
+    }
+
+    /// The load to which the trend leads.
+    fn expected(&self) -> f64 {
+        // The noise of a second passes through the filter: the growth of a steady load varies by about this.
+        let noise = self.variance.sqrt() / (2.0 * self.smoothed().powf(1.5));
+        let growth =
+            (self.growth - self.options.deviations * noise).max(0.0) * self.options.horizon;
+        self.level.max(0.0) + growth.min(self.level.max(0.0) * GROWTH_MAX)
+    }
+}
+
+impl Forecast for Trend {
+    fn name(&self) -> String {
+        let TrendOptions { horizon, noise, deviations } = self.options;
+        if horizon <= 0.0 {
+            return "curve".into();
+        }
+        if self.options == (TrendOptions { horizon, ..TrendOptions::default() }) {
+            return format!("trend of {horizon} s");
+        }
+        format!("trend {horizon} {noise} {deviations}")
+    }
+
+    fn step(&mut self, load: f64, seconds: f64) {
+        if !load.is_finite() || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        self.steps = self.steps.saturating_add(1);
+        let expected = self.level + self.growth * seconds;
+        let error = load - expected;
+        if self.steps < FIRST_STEPS {
+            self.level += error / self.steps as f64;
+        } else {
+            // A filter with critical damping: both orders have the same time.
+            let kept = (-seconds / self.smoothed()).exp();
+            self.level = expected + (1.0 - kept * kept) * error;
+            self.growth += (1.0 - kept).powi(2) * error / seconds;
+        }
+        let weight = 1.0 - (-seconds / ERROR_SMOOTHED).exp();
+        // The variance of a step's load falls with its length.
+        self.variance += (error * error * seconds - self.variance) * weight;
+    }
+
+    fn learn(&mut self, sample: Sample, service_ns: f64) {
+        self.curve.add(sample);
+        self.fit = self.curve.fit();
+        self.service_ns = service_ns;
+    }
+
+    fn predict(&self, base: &Base, headroom: f64) -> Option<Prediction> {
+        let fit = self.fit?;
+        let load = self.expected() * (1.0 + headroom);
+        let more = waiting(load, fit.parallelism) - waiting(base.low_load, fit.parallelism);
+        let added_ns = |slope: f64| slope * more * self.service_ns;
+        // At less than the low load, the curve may lead below what the device needs.
+        let low = base.low;
+        let mean_ns = (low.mean_ns as f64 + added_ns(fit.mean.slope)).max(base.service_ns / 2.0);
+        let p90_ns = (low.p90_ns as f64 + added_ns(fit.p90.slope)).max(mean_ns);
+        Some(Prediction { mean_ns, p90_ns })
+    }
+
+    fn parallelism(&self) -> Option<f64> {
+        self.fit.map(|fit| fit.parallelism)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loads to which trends of 0 s and of 2 s lead after a steady load, and a ramp up to it by a tenth each
+    /// second.
+    fn expected(noise: f64, is_ramp: bool, seed: u64) -> [f64; 2] {
+        let mut random = fastrand::Rng::with_seed(seed);
+        [0.0, 2.0].map(|horizon| {
+            let mut trend = Trend::new(TrendOptions { horizon, ..TrendOptions::default() });
+            for step in 0..600 {
+                let growth = if is_ramp { 0.01 * f64::from((step - 500).max(0)) } else { 0.0 };
+                let load = 1.0 + growth + noise * (random.f64() - 0.5);
+                trend.step(load, 0.1);
+            }
+            trend.expected()
+        })
+    }
+
+    #[test]
+    fn a_trend_leads_ahead_of_a_ramp_and_hardly_ahead_of_noise() {
+        for seed in 0..40 {
+            let [now, ahead] = expected(0.2, true, seed);
+            assert!((1.85..2.15).contains(&now), "seed {seed}: {now}");
+            assert!((2.0..2.4).contains(&ahead) && ahead > now, "seed {seed}: {ahead}");
+            let [now, ahead] = expected(0.4, false, seed);
+            assert!((0.8..1.2).contains(&now), "seed {seed}: {now}");
+            assert!((0.8..1.35).contains(&ahead), "seed {seed}: {ahead}");
+        }
+    }
+}
