@@ -22,6 +22,7 @@ mod generate;
 mod inspect;
 pub mod load;
 mod monitor;
+mod offload;
 mod output;
 mod process;
 mod query;
@@ -51,6 +52,9 @@ pub enum Command {
     /// The caches of the daemon's disks
     #[command(subcommand)]
     Cache(cache::CacheCommand),
+    /// Carry the load of a disk elsewhere while its device is contended
+    #[command(subcommand)]
+    Offload(offload::OffloadCommand),
     /// Show the files that a disk is busy with
     Files(usage::FilesOptions),
     /// Show data in guests' memory that they have not written yet
@@ -103,6 +107,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Devices(options) => devices::run(options).map(done),
         Command::Background(options) => background::run(options).map(done),
         Command::Cache(command) => cache::run(command).map(done),
+        Command::Offload(command) => offload::run(command).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),

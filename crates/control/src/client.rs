@@ -22,6 +22,7 @@ use crate::flush::{FlushReport, FlushRequest, FlushWay};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
 use crate::monitor::MonitorStatus;
+use crate::offload::{OffloadAnswer, OffloadReport, OffloadRequest};
 use crate::query::QueryList;
 use crate::statistics::Statistics;
 use crate::stream::AnswerStream;
@@ -282,6 +283,26 @@ impl Client {
         let (points, files) = (points.to_string(), files.to_string());
         let query = [("disk", disk), ("points", Some(&*points)), ("files", Some(&*files))];
         self.get(&with_query("/v1/caches", &query))
+    }
+
+    /// The disks whose load can be carried elsewhere, or only the disk `disk`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn offload(&self, disk: Option<&str>) -> Result<OffloadReport, ClientError> {
+        self.get(&with_query("/v1/offload", &[("disk", disk)]))
+    }
+
+    /// Starts or stops the offload of a disk.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the disk has no layer `offload`.
+    pub fn change_offload(
+        &self,
+        disk: &str,
+        request: OffloadRequest,
+    ) -> Result<OffloadAnswer, ClientError> {
+        self.send("POST", &format!("{}/offload", disk_path(disk)), Some(&request))
     }
 
     /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the

@@ -16,6 +16,8 @@
 //! | `GET /v1/devices` | | [`DeviceList`] |
 //! | `GET /v1/background` | | [`BackgroundList`] |
 //! | `GET /v1/caches?disk=NAME&points=N&files=N` | | [`CacheReport`] |
+//! | `GET /v1/offload?disk=NAME` | | [`OffloadReport`] |
+//! | `POST /v1/disks/{name}/offload` | [`OffloadRequest`] | [`OffloadAnswer`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |
@@ -45,6 +47,7 @@ mod flush;
 mod http;
 mod insight;
 mod monitor;
+mod offload;
 mod problem;
 mod query;
 mod statistics;
@@ -85,6 +88,10 @@ pub use insight::{
     PartStatus, SlowReport, SlowRequest,
 };
 pub use monitor::MonitorStatus;
+pub use offload::{
+    OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadReport, OffloadRequest,
+    OffloadState,
+};
 pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};

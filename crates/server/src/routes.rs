@@ -79,6 +79,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks", get(disk_list).post(add_disk))
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/disks/{name}/recover", post(recover_disk))
+        .route("/v1/disks/{name}/offload", post(change_offload))
+        .route("/v1/offload", get(offload))
         .route("/v1/statistics", get(statistics))
         .route("/v1/devices", get(devices))
         .route("/v1/background", get(background))
@@ -198,6 +200,32 @@ async fn caches(
         )
     })?;
     blocking(move || app.daemon.caches(query.disk.as_deref(), query.points, query.files)).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OffloadQuery {
+    disk: Option<String>,
+}
+
+async fn offload(
+    State(app): State<App>,
+    query: Result<Query<OffloadQuery>, QueryRejection>,
+) -> Answer<fathom_control::OffloadReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/offload?disk=NAME")
+    })?;
+    Ok(axum::Json(app.daemon.offload_report(query.disk.as_deref())?))
+}
+
+async fn change_offload(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<fathom_control::OffloadAnswer> {
+    let request = read(body)?;
+    // It only sets a state, so it needs no permit for a change.
+    Ok(axum::Json(app.daemon.change_offload(&name, request)?))
 }
 
 #[derive(Default, Deserialize)]

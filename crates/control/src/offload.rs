@@ -1,0 +1,144 @@
+//! Carrying the load of disks elsewhere while their device is contended.
+
+use serde::{Deserialize, Serialize};
+
+/// What is done with a disk's load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OffloadAction {
+    /// The disk's load is carried elsewhere from now on.
+    Start,
+    /// The disk's load goes to the disk again, and what was carried is brought home.
+    Stop,
+}
+
+/// A request to start or stop an offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadRequest {
+    /// What is to be done.
+    pub action: OffloadAction,
+    /// Whether only the answer is wanted: what would be done, and whether it is possible.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// The state of a disk's offload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OffloadState {
+    /// All requests go to the disk, and the log is empty.
+    #[default]
+    Resting,
+    /// Requests are served elsewhere, as far as possible.
+    Carrying,
+    /// Requests go to the disk again, and what was carried is brought home.
+    Returning,
+}
+
+impl OffloadState {
+    /// The name in JSON and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resting => "resting",
+            Self::Carrying => "carrying",
+            Self::Returning => "returning",
+        }
+    }
+}
+
+/// All disks with a layer `offload`, sampled at one time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadReport {
+    /// The time of the sample, by the host's monotonic clock, in nanoseconds: for intervals.
+    pub time_ns: u64,
+    /// The time of the sample, in nanoseconds since 1970: for display.
+    pub unix_time_ns: u64,
+    /// The disks.
+    pub disks: Vec<OffloadDisk>,
+}
+
+/// A disk with a layer `offload`. Counts begin when the disk is served.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadDisk {
+    /// The disk's name.
+    pub disk: String,
+    /// Its virtual machine; empty if it is unknown.
+    pub vm: String,
+    /// What happens now.
+    pub state: OffloadState,
+    /// What is carried: `reads`, `writes` or `both`.
+    pub carries: String,
+    /// Why the load is carried: `hand`, `forecast`, or empty.
+    pub by: String,
+    /// Since when the disk has its state, in nanoseconds since 1970; 0 if it is unknown.
+    pub since_unix_time_ns: u64,
+    /// How often the load has been carried.
+    pub starts: u64,
+    /// Bytes of the log in use: changes that are not at home.
+    pub log_used_bytes: u64,
+    /// Bytes of the log.
+    pub log_size_bytes: u64,
+    /// Bytes of the copies of blocks that are read often.
+    pub copies_used_bytes: u64,
+    /// The most bytes of such copies.
+    pub copies_size_bytes: u64,
+    /// Changes that went to the log.
+    pub carried: u64,
+    /// Reads that were served from the log or from copies.
+    pub hits: u64,
+    /// Reads that went to the disk.
+    pub misses: u64,
+    /// Changes that went straight home while the log was not empty.
+    pub bypassed: u64,
+    /// Copies that had to be dropped because their content was wrong or unreadable.
+    pub damaged: u64,
+    /// The error after which the log takes no changes; empty if there is none.
+    pub failure: String,
+    /// What the model of the disk's device says; `None` if the device is not observed.
+    pub forecast: Option<OffloadForecast>,
+}
+
+/// The response times of a disk at its device, as they are and as a model foresees them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadForecast {
+    /// The devices beneath the disk.
+    pub devices: Vec<String>,
+    /// Requests of the disk that arrive in a second.
+    pub arrivals_per_second: f64,
+    /// The device's parallelism, as fitted; 0 if it is unknown.
+    pub parallelism: f64,
+    /// The mean response time in the last window, in nanoseconds.
+    pub observed_mean_ns: u64,
+    /// The 90th percentile in the last window, in nanoseconds.
+    pub observed_p90_ns: u64,
+    /// The mean response time with a tenth more requests, by the model, in nanoseconds.
+    pub predicted_mean_ns: u64,
+    /// The 90th percentile with a tenth more requests, by the model, in nanoseconds.
+    pub predicted_p90_ns: u64,
+    /// The mean response time at low load, in nanoseconds; 0 if it is unknown.
+    pub low_mean_ns: u64,
+    /// The 90th percentile at low load, in nanoseconds; 0 if it is unknown.
+    pub low_p90_ns: u64,
+    /// The model's relative error, as a part of one.
+    pub error: f64,
+    /// Whether a peak is foreseen or observed.
+    pub is_peak: bool,
+    /// What says so: `model` or `observed`.
+    pub source: String,
+}
+
+/// The answer to a request to start or stop an offload.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadAnswer {
+    /// The disk as it is afterwards.
+    pub disk: OffloadDisk,
+    /// Whether anything has changed, or would change.
+    pub is_changed: bool,
+    /// Whether nothing was done, because only the answer was wanted.
+    pub dry_run: bool,
+}
