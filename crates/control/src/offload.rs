@@ -107,6 +107,8 @@ pub struct OffloadDisk {
 pub struct OffloadForecast {
     /// The devices beneath the disk.
     pub devices: Vec<String>,
+    /// `learning`, `calm`, `foreseen` or `contended`.
+    pub state: String,
     /// Requests of the disk that arrive in a second.
     pub arrivals_per_second: f64,
     /// The device's parallelism, as fitted; 0 if it is unknown.

@@ -6,6 +6,9 @@
 //! Disks on other devices cost nothing. Schedulers of sets that overlap know each other: each sees the
 //! requests of all disks on its devices, and their steps exclude each other. Requests of other programs
 //! are read from `/sys` when a layer asks for a step.
+//!
+//! Only while a disk of a device is to be relieved in its peaks, the layer also measures each request for the
+//! model of the device's contention (`probe`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,7 +25,12 @@ use fathom_devices::{
     IdleOptions, Medium, MediumKind, Offer, Others, Placement, Schedule, SysDevices,
 };
 
+mod activity;
+mod probe;
+
 use crate::lock;
+pub(crate) use activity::Activity;
+pub(crate) use probe::{Probe, Probes};
 
 /// How long a scheduler that waited for the step of another one may be ahead of it, in nanoseconds.
 const TURN_NS: u64 = 200_000_000;
@@ -161,6 +169,8 @@ pub(crate) struct Scheduled {
     turn: AtomicU64,
     /// When a part waited for a neighbour's step, in nanoseconds; 0 if the latest answer was another.
     excluded_ns: AtomicU64,
+    /// What the disks ask of the devices.
+    probes: Probes,
 }
 
 impl Scheduled {
@@ -182,7 +192,18 @@ impl Scheduled {
             generation: AtomicU64::new(0),
             turn: AtomicU64::new(0),
             excluded_ns: AtomicU64::new(0),
+            probes: Probes::default(),
         }
+    }
+
+    /// What the disks ask of the devices.
+    pub(crate) fn probes(&self) -> &Probes {
+        &self.probes
+    }
+
+    /// The guests' requests in flight.
+    fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     fn has_work(&self) -> bool {
@@ -268,7 +289,8 @@ impl Scheduled {
         }
     }
 
-    fn names(&self) -> Vec<String> {
+    /// The names of the devices.
+    pub(crate) fn names(&self) -> Vec<String> {
         self.media.iter().map(|medium| medium.name.clone()).collect()
     }
 
@@ -366,110 +388,6 @@ impl BackgroundScheduler for Scheduled {
         drop(schedule);
         lock(&self.parts).remove(&part);
         self.wake_all(&woken);
-    }
-}
-
-/// The layer that reports guests' requests at a device with background work.
-#[derive(Clone)]
-pub(crate) struct Activity {
-    device: Arc<Scheduled>,
-}
-
-impl Activity {
-    pub(crate) fn new(device: Arc<Scheduled>) -> Self {
-        Self { device }
-    }
-}
-
-impl Layer for Activity {
-    fn name(&self) -> &'static str {
-        "activity"
-    }
-
-    fn capabilities(&self, below: Capabilities) -> Capabilities {
-        below
-    }
-
-    fn open_queue(&self, _: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        Ok(LayerPart::observer(ActivityQueue::new(Arc::clone(&self.device))))
-    }
-}
-
-struct ActivityQueue {
-    device: Arc<Scheduled>,
-    /// The neighbours of `device`, of the same generation.
-    neighbours: Vec<Weak<Scheduled>>,
-    generation: u64,
-    /// The requests of this queue in flight.
-    in_flight: u64,
-}
-
-impl ActivityQueue {
-    fn new(device: Arc<Scheduled>) -> Self {
-        let mut queue = Self { device, neighbours: Vec::new(), generation: 0, in_flight: 0 };
-        queue.refresh(0);
-        queue
-    }
-
-    /// Reports the requests in flight to neighbours that are new.
-    fn refresh(&mut self, now_ns: u64) {
-        let generation = self.device.generation.load(Ordering::Acquire);
-        if generation == self.generation {
-            return;
-        }
-        self.generation = generation;
-        let neighbours = lock(&self.device.neighbours).clone();
-        for neighbour in &neighbours {
-            let is_known = self.neighbours.iter().any(|known| known.ptr_eq(neighbour));
-            if let (false, Some(neighbour)) = (is_known, neighbour.upgrade()) {
-                neighbour.begin(self.in_flight, now_ns);
-            }
-        }
-        self.neighbours = neighbours;
-    }
-
-    /// Reports to the scheduler of the disk's devices and to its neighbours.
-    fn report(&self, report: impl Fn(&Scheduled)) {
-        report(&self.device);
-        for neighbour in self.neighbours.iter().filter_map(Weak::upgrade) {
-            report(&neighbour);
-        }
-    }
-}
-
-/// Whether a request occupies the device, and a process may wait for it.
-fn counts(request: &Request) -> bool {
-    let is_io = !matches!(request.operation, Operation::GetId | Operation::Extents);
-    is_io && !request.flags.background
-}
-
-impl Observer for ActivityQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
-        let count = requests.iter().filter(|request| counts(request)).count() as u64;
-        if count > 0 {
-            self.refresh(place.round_ns());
-            self.in_flight += count;
-            self.report(|device| device.begin(count, place.round_ns()));
-        }
-    }
-
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
-        let count = requests.iter().filter(|(request, _)| counts(request)).count() as u64;
-        let count = count.min(self.in_flight);
-        if count > 0 {
-            self.in_flight -= count;
-            self.report(|device| device.end_requests(count, place.round_ns()));
-        }
-    }
-}
-
-impl Drop for ActivityQueue {
-    /// The requests of a queue that ends early are in flight no more.
-    fn drop(&mut self) {
-        if self.in_flight > 0 {
-            let now_ns = Clock::System.now_ns();
-            self.report(|device| device.end_requests(self.in_flight, now_ns));
-        }
     }
 }
 

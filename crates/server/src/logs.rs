@@ -23,7 +23,7 @@ use fathom_layers::{Offload, Opened, Wal};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
-pub(crate) use offload::OffloadDefinition;
+pub(crate) use offload::{AutoKind, OffloadDefinition};
 
 use crate::configuration::layers;
 use crate::models::ModelDevices;
@@ -90,7 +90,10 @@ impl DiskLog {
     /// Writes all changes of the log back within `limit`, and removes the mark, because the image
     /// no longer needs the log. There must be no other user of `disk`.
     pub(crate) fn bring_home(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
-        self.wal.drain(disk, limit)?;
+        match &self.offload {
+            Some(offload) => offload.drain(disk, limit)?,
+            None => self.wal.drain(disk, limit)?,
+        }
         self.end()
     }
 

@@ -4,6 +4,8 @@ use fathom_backend::Null;
 use fathom_block::{Disk, DiskOptions};
 use fathom_reactor::Reactor;
 
+use super::activity::ActivityQueue;
+use super::probe::ProbeQueue;
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -33,9 +35,8 @@ impl Layer for Probe {
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         *lock(&self.0) = Some(context.waker()?);
-        Ok(LayerPart::observer(ActivityQueue::new(
-            BackgroundWork::default().of(&placement(&["probe"]), true).unwrap(),
-        )))
+        let device = BackgroundWork::default().of(&placement(&["probe"]), true).unwrap();
+        Activity::new(device, "probe").open_queue(context)
     }
 }
 
@@ -83,7 +84,8 @@ fn disks_are_observed_if_they_share_a_device_with_work() {
 fn overlapping_schedulers_see_each_others_requests() {
     let work = BackgroundWork::default();
     let first = work.of(&placement(&["a"]), true).unwrap();
-    let mut queue = ActivityQueue::new(Arc::clone(&first));
+    let probe = ProbeQueue::new(first.probes().open("a"));
+    let mut queue = ActivityQueue::new(Arc::clone(&first), probe);
     queue.in_flight = 2;
     queue.report(|device| device.begin(2, 5 * MS));
     // A scheduler that is made while requests are in flight.

@@ -119,6 +119,7 @@ impl Daemon {
             // The disk may have been opened before work began on its devices, and listed after.
             self.common.background.announce();
         }
+        self.begin_offloads();
         Ok(())
     }
 
@@ -303,6 +304,7 @@ impl Daemon {
         live.instance = instance;
         live.usage_instance = usage_instance;
         drop(live);
+        self.begin_offloads();
         tracing::info!(disk = served.disk.name(), "has other layers");
         Ok(())
     }

@@ -14,6 +14,7 @@ mod flush;
 mod idle_flush;
 mod listeners;
 mod monitor;
+mod offload;
 mod problems;
 mod reload;
 mod restore;
@@ -77,6 +78,8 @@ pub(crate) struct Daemon {
     flusher: Flusher,
     /// The thread that flushes guests whose devices are idle, once there has been such a guest.
     idle_flusher: OnceLock<Option<Thread>>,
+    /// The disks whose load is carried elsewhere.
+    offloads: offload::Offloads,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -191,6 +194,7 @@ impl Daemon {
                 &configuration.daemon.definition.control,
             ),
             idle_flusher: OnceLock::new(),
+            offloads: offload::Offloads::default(),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
@@ -236,6 +240,7 @@ impl Daemon {
         }
         if refusals.is_empty() {
             daemon.begin_idle_flushes();
+            daemon.allow_offloads();
             daemon.begin_balloon_restorations();
             daemon.warn_of_unreachable_disks();
             return Ok(daemon);

@@ -5,13 +5,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fathom_block::Layer;
-use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
+use fathom_control::{Bytes, DiskDefinition, ModelDefinition, Nanoseconds};
 use fathom_layers::offload::{CarryKind, OffloadOptions};
 use fathom_layers::{LayerContext, LayerOptions};
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::WalDefinition;
+
+/// What the daemon does when a peak of the disk's device is foreseen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AutoKind {
+    /// Nothing. The device is not observed.
+    #[default]
+    Off,
+    /// It reports which disk's load it would carry.
+    Report,
+    /// It carries the load of the disk for which that is best.
+    Act,
+}
 
 /// The place of the log and of the copies of a layer `offload`, and what it carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +45,8 @@ pub(crate) struct OffloadDefinition {
     pub window: Nanoseconds,
     /// What is carried.
     pub carry: CarryKind,
+    /// What is done when a peak of the disk's device is foreseen.
+    pub auto: AutoKind,
     /// How long changes may stay in the log after the end of carrying.
     pub age: Nanoseconds,
     /// The disk whose timing the log volume imitates.
@@ -48,6 +64,7 @@ impl Default for OffloadDefinition {
             copies: Bytes(0),
             window: Nanoseconds(OffloadOptions::default().window_ns),
             carry: CarryKind::default(),
+            auto: AutoKind::default(),
             age: Nanoseconds(60_000_000_000),
             model: None,
         }
@@ -55,6 +72,12 @@ impl Default for OffloadDefinition {
 }
 
 impl OffloadDefinition {
+    /// The options of the layer `offload` of a disk, if it has one.
+    pub(crate) fn of(disk: &DiskDefinition) -> Option<Self> {
+        let layer = disk.layers.iter().find(|layer| layer.kind == Self::KIND)?;
+        serde_json::from_value(Value::Object(layer.options.clone())).ok()
+    }
+
     /// The definition of the log.
     pub(crate) fn log(self) -> WalDefinition {
         WalDefinition {
@@ -89,6 +112,11 @@ impl LayerOptions for OffloadDefinition {
         ),
         Key::new("window", "\"10m\"", "the time after which counts of reads are halved"),
         Key::new("carry", "\"both\"", "what is carried: `off`, `reads`, `writes` or `both`"),
+        Key::new(
+            "auto",
+            "\"off\"",
+            "when a peak is foreseen: `act` carries the load, `report` only logs that it would",
+        ),
         Key::new("age", "\"1m\"", "how long changes may stay in the log afterwards"),
         Key::new("model", "", "the disk whose timing the log imitates"),
     ];

@@ -310,7 +310,10 @@ pub(crate) fn make_layers(
         let key = LayerKey::Activity;
         match kept.iter().position(|(other, _)| *other == key) {
             Some(index) => kept.remove(index),
-            None => (key, Arc::new(Activity::new(Arc::clone(background))) as Arc<dyn Layer>),
+            None => {
+                let activity = Activity::new(Arc::clone(background), &definition.name);
+                (key, Arc::new(activity) as Arc<dyn Layer>)
+            }
         }
     });
     let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
