@@ -6,6 +6,7 @@ mod devices;
 mod dirty;
 mod layers;
 mod monitor;
+mod offload;
 mod query;
 mod usage;
 
@@ -14,8 +15,8 @@ use std::fmt::{Display, Write as _};
 
 use fathom_control::{
     BackgroundList, CacheReport, DaemonInfo, DeviceList, DirtyReport, DiskList, DiskStatistics,
-    DiskStatus, FrontendStatus, ListenerStatus, MonitorStatus, OperationStatistics, Problem,
-    Statistics, VhostUserStatus,
+    DiskStatus, FrontendStatus, ListenerStatus, MonitorStatus, OffloadReport, OperationStatistics,
+    Problem, Statistics, VhostUserStatus,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -64,6 +65,7 @@ pub(crate) struct Facts<'f> {
     pub devices: &'f DeviceList,
     pub caches: &'f CacheReport,
     pub background: &'f BackgroundList,
+    pub offload: &'f OffloadReport,
     pub groups: &'f [DiskGroups],
     pub dirty: &'f DirtyReport,
     pub flushes: &'f BTreeMap<String, FlushCounts>,
@@ -80,6 +82,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
         devices,
         caches,
         background,
+        offload,
         groups,
         dirty,
         flushes,
@@ -95,6 +98,7 @@ pub(crate) fn text(facts: &Facts<'_>) -> String {
     caches::of_caches(&mut page, caches);
     devices::of_devices(&mut page, devices);
     background::of_background(&mut page, background);
+    offload::of_offload(&mut page, offload);
     of_guests(&mut page, disks);
     usage::of_insight(&mut page, disks);
     usage::of_groups(&mut page, groups);
@@ -440,6 +444,13 @@ mod tests {
                 ..CacheReport::default()
             },
             background: &BackgroundList::default(),
+            offload: &OffloadReport {
+                disks: vec![OffloadDisk {
+                    forecast: Some(OffloadForecast::default()),
+                    ..OffloadDisk::default()
+                }],
+                ..OffloadReport::default()
+            },
             groups: &[],
             dirty: &DirtyReport::default(),
             flushes: &BTreeMap::default(),

@@ -424,6 +424,7 @@ async fn metrics_text(daemon: &Arc<Daemon>) -> String {
         devices: &devices,
         caches: &caches,
         background: &daemon.common.background.list(),
+        offload: &daemon.offload_report(None).unwrap_or_default(),
         groups: &daemon.groups(),
         dirty: &dirty,
         flushes: &daemon.flush_counts(),

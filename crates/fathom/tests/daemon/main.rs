@@ -15,6 +15,7 @@ mod lost_writes;
 mod monitor;
 mod nbd;
 mod neighbours;
+mod offload;
 mod overwrite;
 mod parquet;
 mod problems;

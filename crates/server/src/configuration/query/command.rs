@@ -3,7 +3,7 @@
 //! `{column}` replaces a whole part of the path or a whole value of the body. So a value that a
 //! guest has chosen cannot add parts to the path or keys to the body.
 
-use fathom_control::{DiskChange, DiskDefinition, LayerDefinition, escape};
+use fathom_control::{DiskChange, DiskDefinition, LayerDefinition, OffloadRequest, escape};
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
 use fathom_options::{Places, Problem, Problems, Title, Written, suggestion};
@@ -69,7 +69,7 @@ enum Shape {
 type CheckBody = fn(&Json) -> Problems;
 
 /// The permitted commands. The shutdown of the daemon is not one of them.
-const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
+const KNOWN: [(&str, &[&str], Option<CheckBody>); 5] = [
     (
         "POST",
         &["v1", "disks"],
@@ -83,21 +83,33 @@ const KNOWN: [(&str, &[&str], Option<CheckBody>); 4] = [
         }),
     ),
     ("DELETE", &["v1", "disks", "{}"], None),
+    (
+        "POST",
+        &["v1", "disks", "{}", "offload"],
+        Some(|body| {
+            let mut problems = Problems::default();
+            let _: Option<OffloadRequest> = read(body, &Places::default(), &mut problems);
+            problems
+        }),
+    ),
     ("POST", &["v1", "reload"], None),
 ];
 /// The parameter that removes a disk even if it is in use.
 const FORCE: &str = "?force=true";
 const KNOWN_SHOWN: &str = "commands are `POST /v1/disks`, `PATCH /v1/disks/{name}`, \
-                           `DELETE /v1/disks/{name}` and `POST /v1/reload`";
+                           `DELETE /v1/disks/{name}`, `POST /v1/disks/{name}/offload` and `POST /v1/reload`";
+
+fn read<T: DeserializeOwned>(value: &Json, places: &Places, problems: &mut Problems) -> Option<T> {
+    let title = Title::Words("the command's body");
+    fathom_options::read(&Written { value, title, path: "", places, folder: None }, problems)
+}
 
 fn reads_as<T: DeserializeOwned>(
     value: &Json,
     layers_of: fn(&mut T) -> &mut Vec<LayerDefinition>,
 ) -> Problems {
     let (places, mut problems) = (Places::default(), Problems::default());
-    let title = Title::Words("the command's body");
-    let written = Written { value, title, path: "", places: &places, folder: None };
-    if let Some(mut read) = fathom_options::read(&written, &mut problems) {
+    if let Some(mut read) = read(value, &places, &mut problems) {
         layers::complete(layers_of(&mut read), &places, None, &mut problems);
     }
     problems

@@ -352,8 +352,12 @@ fn only_permitted_commands_are_accepted() {
         ("PATCH /v1/disks/a", json!({ "capacity": "{Size} bytes" })),
         ("PATCH /v1/disks/a", json!({ "layers": [{ "kind": "{VDisc}" }] })),
         ("POST /v1/disks", json!([])),
+        ("POST /v1/disks/a/offload", json!({ "action": "begin" })),
+        ("POST /v1/disks/a/offload", json!({ "actions": "{Size}" })),
     ] {
         assert!(command(request, Some(body.clone())).is_err(), "{request} {body}");
     }
     assert!(command("PATCH /v1/disks/a", Some(json!({ "capacity": "1G" }))).is_ok());
+    let start = Some(json!({ "action": "start" }));
+    assert!(command("POST /v1/disks/{VDisk}/offload", start).is_ok());
 }

@@ -1,0 +1,156 @@
+//! The layer `offload` on real files: changes go to a log and come back, whatever kills the daemon.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use fathom_control::{OffloadAction, OffloadDisk, OffloadRequest, OffloadState};
+
+use crate::nbd::Nbd;
+use crate::overwrite::overwrite;
+use crate::process::Daemon;
+
+const SIZE: u64 = 8 << 20;
+const BLOCK: u64 = 4096;
+const WRITE: u16 = 1;
+/// How long a change of state may take on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn configuration(options: &str) -> String {
+    format!(
+        "[[disk]]\nname = \"a\"\nimage = \"a.img\"\n\
+         layers = [{{ kind = \"offload\", log = \"log\", size = \"1M\", age = \"1ms\"{options} }}]\n\
+         [[disk]]\nname = \"b\"\nimage = \"b.img\"\n\
+         [[nbd]]\naddress = \"unix:nbd.sock\"\n"
+    )
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for image in ["a.img", "b.img"] {
+        File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
+    }
+    folder
+}
+
+fn write(nbd: &mut Nbd, block: u64, content: u8) -> Option<u32> {
+    let data = [content; BLOCK as usize];
+    if !nbd.send(WRITE, block, block * BLOCK, BLOCK as u32, &data) {
+        return None;
+    }
+    nbd.reply().map(|reply| reply.1)
+}
+
+fn read(nbd: &mut Nbd, block: u64) -> u8 {
+    let data = nbd.read(block * BLOCK, BLOCK as u32);
+    assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
+    data[0]
+}
+
+/// The content of a block of the image, whatever the daemon has elsewhere.
+fn home(daemon: &Daemon, block: u64) -> u8 {
+    let mut bytes = [0; BLOCK as usize];
+    let file = File::open(daemon.path("a.img")).unwrap();
+    file.read_exact_at(&mut bytes, block * BLOCK).unwrap();
+    bytes[0]
+}
+
+fn change(daemon: &Daemon, action: OffloadAction) -> bool {
+    let request = OffloadRequest { action, dry_run: false };
+    daemon.client().change_offload("a", request).unwrap().is_changed
+}
+
+fn disk(daemon: &Daemon) -> OffloadDisk {
+    daemon.client().offload(Some("a")).unwrap().disks.remove(0)
+}
+
+fn wait_for(daemon: &Daemon, state: OffloadState) {
+    let begun = Instant::now();
+    while disk(daemon).state != state {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", disk(daemon));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_disk_is_carried_by_hand_and_comes_home() {
+    let daemon = Daemon::start_in(folder(), &configuration(""));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(write(&mut nbd, 1, 1), Some(0));
+    assert_eq!((home(&daemon, 1), disk(&daemon).state), (1, OffloadState::Resting));
+    let dry = OffloadRequest { action: OffloadAction::Start, dry_run: true };
+    let answer = daemon.client().change_offload("a", dry).unwrap();
+    assert!(answer.is_changed && answer.dry_run && answer.disk.state == OffloadState::Resting);
+    assert!(change(&daemon, OffloadAction::Start) && !change(&daemon, OffloadAction::Start));
+    for block in 1..4 {
+        assert_eq!(write(&mut nbd, block, 7), Some(0));
+    }
+    let carried = disk(&daemon);
+    assert_eq!((carried.state, carried.by.as_str()), (OffloadState::Carrying, "hand"));
+    assert!(carried.log_used_bytes >= 3 * BLOCK && carried.carried == 3, "{carried:?}");
+    // The image has the old content; the disk has the new one.
+    assert_eq!([1, 2, 3].map(|block| home(&daemon, block)), [1, 0, 0]);
+    assert_eq!([1, 2, 3].map(|block| read(&mut nbd, block)), [7; 3]);
+    assert!(change(&daemon, OffloadAction::Stop));
+    wait_for(&daemon, OffloadState::Resting);
+    assert_eq!([1, 2, 3].map(|block| home(&daemon, block)), [7; 3]);
+    assert_eq!(disk(&daemon).log_used_bytes, 0);
+    // At rest again, changes go straight home.
+    assert_eq!(write(&mut nbd, 2, 9), Some(0));
+    assert_eq!((home(&daemon, 2), disk(&daemon).carried), (9, 3));
+    let error = daemon.client().change_offload("b", dry).unwrap_err().to_string();
+    assert!(error.contains("no layer `offload`") && error.contains("fathom disk layer"), "{error}");
+    assert!(daemon.client().offload(Some("b")).is_err());
+    assert!(daemon.client().offload(None).unwrap().disks.len() == 1);
+}
+
+#[test]
+fn acknowledged_writes_survive_a_kill_in_every_state() {
+    let mut folder = folder();
+    let mut expected = [[0; 64], [0; 64]];
+    for life in 0..6_u8 {
+        let daemon = Daemon::start_in(folder, &configuration(""));
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        for (block, content) in expected[0].iter().enumerate() {
+            assert_eq!(read(&mut nbd, block as u64), *content, "life {life}, block {block}");
+        }
+        let write = |nbd: &mut Nbd, block, content| {
+            // In the course of a life, the disk is carried, returns and rests, often.
+            if block % 9 == 0 {
+                let action = if content % 2 == 0 { OffloadAction::Start } else { OffloadAction::Stop };
+                let request = OffloadRequest { action, dry_run: false };
+                // The daemon may have been killed.
+                let _ = daemon.client().change_offload("a", request);
+            }
+            assert_eq!(write(nbd, block, content), Some(0));
+        };
+        overwrite(&daemon, life, Duration::from_millis(300), BLOCK, write, &mut expected);
+        daemon.signal(libc::SIGKILL);
+        folder = daemon.wait().1;
+    }
+    // An orderly stop brings everything home, and the image is used without the layer.
+    let daemon = Daemon::start_in(folder, &configuration(""));
+    folder = daemon.end();
+    let alone = configuration("").replacen("layers", "# layers", 1);
+    let daemon = Daemon::start_in(folder, &alone);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for (block, content) in expected[0].iter().enumerate() {
+        assert_eq!(read(&mut nbd, block as u64), *content, "block {block}");
+    }
+}
+
+#[test]
+fn a_kill_while_changes_are_only_in_the_log_loses_nothing() {
+    let daemon = Daemon::start_in(folder(), &configuration(", carry = \"writes\""));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    change(&daemon, OffloadAction::Start);
+    assert_eq!((write(&mut nbd, 5, 3), home(&daemon, 5)), (Some(0), 0));
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    let daemon = Daemon::start_in(folder, &configuration(""));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(read(&mut nbd, 5), 3);
+    // Nobody carries it any more, so it returns.
+    wait_for(&daemon, OffloadState::Resting);
+    assert_eq!(home(&daemon, 5), 3);
+}
