@@ -49,7 +49,7 @@ pub struct ChangeOptions {
 /// Options of `fathom offload status`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-LOG are changes that are not at home yet. HITS is the share of the reads that the log or copies served.
+LOG are changes that are not at home yet. HITS are reads that copies of often-read blocks served.
 The response times are those of the disk's requests at its device: at low load, now, and as the model
 foresees them with a tenth more requests. PEAK names what says that there is one: the model, or what is
 observed if the model is bad. ERROR is the model's.
@@ -133,13 +133,6 @@ fn status(options: &StatusOptions) -> Outcome {
     Ok(())
 }
 
-fn share(part: u64, whole: u64) -> String {
-    match whole {
-        0 => "–".to_owned(),
-        _ => format!("{:.0} %", part as f64 / whole as f64 * 100.0),
-    }
-}
-
 fn disks(disks: &[OffloadDisk]) -> Table {
     let mut table = Table::new([
         Column::text("DISK").flexible().kept(),
@@ -162,7 +155,7 @@ fn disks(disks: &[OffloadDisk]) -> Table {
             short_bytes(disk.log_used_bytes as f64),
             short_bytes(disk.log_size_bytes as f64),
             short_bytes(disk.copies_used_bytes as f64),
-            share(disk.hits, disk.hits.saturating_add(disk.misses)),
+            short_number(disk.hits as f64),
             short_number(disk.carried as f64),
             disk.starts.to_string(),
         ]);
@@ -220,7 +213,6 @@ mod tests {
             log_size_bytes: 1 << 30,
             carried: 700,
             hits: 30,
-            misses: 70,
             starts: 2,
             forecast: Some(OffloadForecast {
                 observed_mean_ns: 6_000_000,
@@ -249,7 +241,7 @@ mod tests {
     #[test]
     fn what_is_unknown_is_not_shown_as_zero() {
         let text = disks(&[disk()]).render(None, Style::PLAIN);
-        assert!(text.contains("carrying") && text.contains("30 %"), "{text}");
+        assert!(text.contains("carrying") && text.contains(" 30 "), "{text}");
         let text = forecasts(&[disk(), OffloadDisk::default()]).render(None, Style::PLAIN);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");

@@ -87,10 +87,8 @@ pub struct OffloadDisk {
     pub copies_size_bytes: u64,
     /// Changes that went to the log.
     pub carried: u64,
-    /// Reads that were served from the log or from copies.
+    /// Reads that were served from copies.
     pub hits: u64,
-    /// Reads that went to the disk.
-    pub misses: u64,
     /// Changes that went straight home while the log was not empty.
     pub bypassed: u64,
     /// Copies that had to be dropped because their content was wrong or unreadable.

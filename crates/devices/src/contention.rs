@@ -6,7 +6,7 @@
 //! foreseen, and a disk can be chosen whose load is carried elsewhere ([`Contention::choose`]). The model is
 //! compared with what follows all the time. While it is bad, only what is observed counts.
 //!
-//! The model is that of VirtCache (Vellore Arumugam et al.), with differences that `docs/offload.md` explains.
+//! The model is that of the paper `VirtCache` (Vellore Arumugam et al.), with differences that `docs/offload.md` explains.
 //!
 //! ```text
 //!  queues ── Batch ─▶ record ─▶ window of each disk ─▶ loads ─▶ Forecast ─▶ predicted times ─┐
@@ -30,7 +30,7 @@ mod window;
 use std::collections::BTreeMap;
 
 pub use batch::Batch;
-pub use choice::Choice;
+pub use choice::{Carriable, Choice};
 pub use curve::Sample;
 pub use verdict::{Errors, Source, State, Verdict};
 pub use window::Times;
@@ -295,6 +295,11 @@ impl Contention {
     /// The verdict on a disk after the last step.
     pub fn verdict(&self, disk: u64) -> Option<&Verdict> {
         self.disks.get(&disk).map(DiskModel::verdict)
+    }
+
+    /// The requests of a disk that arrived at the device in a second of the last window; 0 for an unknown disk.
+    pub fn arrivals(&self, disk: u64) -> f64 {
+        self.disks.get(&disk).map_or(0.0, |model| model.sums(STEPS_MAX).rate())
     }
 
     /// The verdicts on all disks after the last step.

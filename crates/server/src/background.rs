@@ -11,14 +11,10 @@
 //! model of the device's contention (`probe`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use fathom_block::{
-    BackgroundScheduler, BackgroundStep, Capabilities, Clock, Layer, LayerPart, Observer,
-    OpenContext, Operation, Outcome, Permission, Place, Request, Waker,
-};
+use fathom_block::{BackgroundScheduler, BackgroundStep, Clock, Permission, Waker};
 use fathom_control::{BackgroundDevice, BackgroundList, DeviceIdle, WaitingWork};
 use fathom_devices::predict::default_predictor;
 use fathom_devices::{
@@ -30,7 +26,7 @@ mod probe;
 
 use crate::lock;
 pub(crate) use activity::Activity;
-pub(crate) use probe::{Probe, Probes};
+pub(crate) use probe::Probes;
 
 /// How long a scheduler that waited for the step of another one may be ahead of it, in nanoseconds.
 const TURN_NS: u64 = 200_000_000;

@@ -374,7 +374,10 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
-    use fathom_control::{CacheCurve, CacheDisk, CacheInfo, DeviceActivity, DeviceStatus};
+    use fathom_control::{
+        CacheCurve, CacheDisk, CacheInfo, DeviceActivity, DeviceStatus, OffloadDisk,
+        OffloadForecast,
+    };
 
     use super::*;
 

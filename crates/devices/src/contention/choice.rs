@@ -19,18 +19,26 @@ pub struct Choice {
     pub relief: f64,
 }
 
+/// The shares of a disk's requests that can be carried elsewhere; 0 for a disk that cannot be carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Carriable {
+    /// Of its reads: those that hit there.
+    pub reads: f64,
+    /// Of its other requests.
+    pub writes: f64,
+}
+
 impl Contention {
     /// The disk in a peak with the greatest excess of its deviation, times the share of its requests that can
-    /// be carried within `space` bytes. `hits` is the share of a disk's reads that are hit within this space;
-    /// all writes can be carried. With the same product, the disk that relieves the device more is chosen. `None`
+    /// be carried, by `carriable`. With the same product, the disk that relieves the device more is chosen. `None`
     /// without a peak, and if nothing can be carried.
-    pub fn choose(&self, space: u64, hits: impl Fn(u64, u64) -> f64) -> Option<Choice> {
+    pub fn choose(&self, carriable: impl Fn(u64) -> Carriable) -> Option<Choice> {
         let found: Vec<(Choice, f64)> = self
             .disks
             .iter()
             .filter(|(_, model)| model.verdict().state.is_peak())
             .map(|(disk, model)| {
-                let (share, load) = model.carried(hits(*disk, space));
+                let (share, load) = model.carried(carriable(*disk));
                 let excess_ns = model.verdict().excess_ns();
                 (Choice { disk: *disk, excess_ns, share, relief: 0.0 }, load)
             })

@@ -4,7 +4,7 @@ use super::forecast::{Base, Forecast, Prediction};
 use super::low::{Bound, Low};
 use super::verdict::{Source, State, Verdict};
 use super::window::{STEPS_MAX, Sums, Times, Window};
-use super::{Batch, ContentionOptions, Moment, WINDOWS_MIN};
+use super::{Batch, Carriable, ContentionOptions, Moment, WINDOWS_MIN};
 
 /// The weight of a window in the mean errors, and the greatest error of a window.
 const ERROR_WEIGHT: f64 = 0.05;
@@ -191,13 +191,14 @@ impl DiskModel {
         }
     }
 
-    /// The share of the disk's requests that can be carried elsewhere, if this share of its reads is hit,
-    /// and the share of the device's time that its requests need.
-    pub fn carried(&self, hits: f64) -> (f64, f64) {
+    /// The share of the disk's requests that can be carried elsewhere, and the share of the device's time that
+    /// its requests need.
+    pub fn carried(&self, carriable: Carriable) -> (f64, f64) {
         let sums = self.window.sums(STEPS_MAX);
-        let hits = if hits.is_finite() { hits.clamp(0.0, 1.0) } else { 0.0 };
+        let part = |share: f64| if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
         let writes = (sums.arrivals - sums.reads).max(0.0);
-        let share = (writes + sums.reads * hits) / sums.arrivals.max(1.0);
+        let carried = writes * part(carriable.writes) + sums.reads * part(carriable.reads);
+        let share = carried / sums.arrivals.max(1.0);
         (share, sums.rate() * self.service_ns() / 1e9)
     }
 }

@@ -1,4 +1,4 @@
-//! The product-form queue of VirtCache: R = d / (1 − Σ (λ/n)·d).
+//! The product-form queue of `VirtCache`: R = d / (1 − Σ (λ/n)·d).
 
 use std::collections::VecDeque;
 

@@ -195,21 +195,21 @@ fn what_is_carried_keeps_the_peak() {
 #[test]
 fn the_disk_with_the_greatest_deviation_and_the_most_hits_is_chosen() {
     let mut device = Device::new(default_forecast(), 9, 3);
-    let space = 4 << 30;
-    assert_eq!(device.contention.choose(space, |_, _| 1.0), None);
+    let with_hits = |reads: f64| Carriable { reads, writes: 1.0 };
+    assert_eq!(device.contention.choose(|_| with_hits(1.0)), None);
     device.steps(120, &[100.0, 100.0, 100.0]);
     device.steps(20, &[240.0, 240.0, 240.0]);
     let contention = &device.contention;
     // Half of the requests are writes, which can be carried.
-    let hits = |disk: u64, bytes: u64| {
-        assert_eq!(bytes, space);
-        [0.0, 1.0, 0.3][disk as usize]
-    };
-    let choice = contention.choose(space, hits).unwrap();
+    let choice = contention.choose(|disk| with_hits([0.0, 1.0, 0.3][disk as usize])).unwrap();
     assert!(choice.disk == 1 && choice.share > 0.9 && choice.excess_ns > 0, "{choice:?}");
     assert!((0.2..0.5).contains(&choice.relief), "{choice:?}");
-    let choice = contention.choose(space, |disk, _| [0.0, f64::NAN, 0.9][disk as usize]).unwrap();
+    let choice = contention.choose(|disk| with_hits([0.0, f64::NAN, 0.9][disk as usize])).unwrap();
     assert!(choice.disk == 2 && choice.share < 1.0, "{choice:?}");
+    // Only the disks that can be carried are chosen.
+    let only = |disk| if disk == 0 { with_hits(0.0) } else { Carriable::default() };
+    assert_eq!(contention.choose(only).unwrap().disk, 0);
+    assert_eq!(contention.choose(|_| Carriable::default()), None);
 }
 
 #[test]
@@ -262,7 +262,8 @@ fn hostile_numbers_and_clocks_leave_finite_verdicts() {
                     );
                 }
                 let hits = [0.5, f64::NAN, -1.0][(number() % 3) as usize];
-                if let Some(choice) = contention.choose(0, |_, _| hits) {
+                if let Some(choice) = contention.choose(|_| Carriable { reads: hits, writes: hits })
+                {
                     assert!((0.0..=1.0).contains(&choice.share), "{choice:?}");
                     assert!((0.0..=1.0).contains(&choice.relief), "{choice:?}");
                 }

@@ -117,7 +117,8 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
         let write = |nbd: &mut Nbd, block, content| {
             // In the course of a life, the disk is carried, returns and rests, often.
             if block % 9 == 0 {
-                let action = if content % 2 == 0 { OffloadAction::Start } else { OffloadAction::Stop };
+                let action =
+                    if content % 2 == 0 { OffloadAction::Start } else { OffloadAction::Stop };
                 let request = OffloadRequest { action, dry_run: false };
                 // The daemon may have been killed.
                 let _ = daemon.client().change_offload("a", request);

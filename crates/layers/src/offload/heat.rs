@@ -4,6 +4,7 @@
 //! memory of its own, and adds them together if nobody else uses the counts; otherwise they are not counted.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 /// The reads that a queue gathers.
@@ -33,12 +34,15 @@ pub(super) struct Heat {
     slots: usize,
     /// The length of a window, in nanoseconds.
     window_ns: u64,
+    /// The share of the reads whose blocks have copies, in thousandths, at the last plan.
+    warmth: AtomicU32,
 }
 
 impl Heat {
     pub(super) fn new(slots: usize, window_ns: u64) -> Self {
         let counts = Counts { reads: HashMap::new(), window_ns: 0, plan_ns: 0 };
-        Self { counts: Mutex::new(counts), slots, window_ns: window_ns.max(1) }
+        let warmth = AtomicU32::new(0);
+        Self { counts: Mutex::new(counts), slots, window_ns: window_ns.max(1), warmth }
     }
 
     /// Counts reads, unless another queue does so.
@@ -56,6 +60,11 @@ impl Heat {
         while counts.reads.len() > counted_max {
             halve(&mut counts.reads);
         }
+    }
+
+    /// The share of the reads of late whose blocks had copies at the last plan.
+    pub(super) fn warmth(&self) -> f64 {
+        f64::from(self.warmth.load(Ordering::Relaxed)) / 1000.0
     }
 
     /// How often queues look for a new plan, in nanoseconds.
@@ -94,6 +103,10 @@ impl Heat {
         let blocks: Vec<u64> = wanted.iter().map(|(_, block)| *block).collect();
         let (missing, others) = compare(&blocks);
         let reads = |block: &u64| counts.reads.get(block).copied().unwrap_or(0);
+        let sum = |blocks: &[u64]| blocks.iter().map(|block| u64::from(reads(block))).sum::<u64>();
+        let all: u64 = counts.reads.values().map(|count| u64::from(*count)).sum();
+        let warm = sum(&blocks).saturating_sub(sum(&missing)) + sum(&others);
+        self.warmth.store((warm * 1000 / all.max(1)).min(1000) as u32, Ordering::Relaxed);
         let mut others: Vec<(u32, u64)> =
             others.into_iter().map(|block| (reads(&block), block)).collect();
         others.sort_unstable();

@@ -56,11 +56,13 @@ pub enum CarryKind {
 impl CarryKind {
     const ALL: [Self; 4] = [Self::Off, Self::Reads, Self::Writes, Self::Both];
 
-    fn has_reads(self) -> bool {
+    /// Whether reads are carried.
+    pub fn has_reads(self) -> bool {
         matches!(self, Self::Reads | Self::Both)
     }
 
-    fn has_writes(self) -> bool {
+    /// Whether changes are carried.
+    pub fn has_writes(self) -> bool {
         matches!(self, Self::Writes | Self::Both)
     }
 }
@@ -253,6 +255,11 @@ impl Offload {
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         self.stop();
         self.wal.drain(disk, limit)
+    }
+
+    /// The share of the reads of late for which there are copies, between 0 and 1.
+    pub fn warmth(&self) -> f64 {
+        self.hot.as_ref().map_or(0.0, |hot| hot.heat.warmth())
     }
 
     /// The state of the layer now.

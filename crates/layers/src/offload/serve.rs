@@ -36,7 +36,7 @@ fn token(step: u64, number: u64) -> u64 {
 /// The copies of a disk, and what chooses them.
 pub(super) struct Hot {
     pub copies: Copies,
-    heat: Heat,
+    pub heat: Heat,
     /// Whether a queue makes copies.
     is_filling: AtomicBool,
     /// Whether a copy is made durable as it is written.

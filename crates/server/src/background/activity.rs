@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fathom_block::{
-    Capabilities, Clock, Layer, LayerPart, Observer, OpenContext, Operation, Outcome, Place, Request,
+    Capabilities, Clock, Layer, LayerPart, Observer, OpenContext, Operation, Outcome, Place,
+    Request,
 };
 
-use super::probe::{Probe, ProbeQueue};
 use super::Scheduled;
+use super::probe::{Probe, ProbeQueue};
 use crate::lock;
 
 /// The layer that reports guests' requests at a device with background work.
@@ -42,25 +43,25 @@ impl Layer for Activity {
     }
 }
 
-struct ActivityQueue {
+pub(super) struct ActivityQueue {
     device: Arc<Scheduled>,
     /// The neighbours of `device`, of the same generation.
     neighbours: Vec<Weak<Scheduled>>,
     generation: u64,
     /// The requests of this queue in flight.
-    in_flight: u64,
+    pub(super) in_flight: u64,
     probe: ProbeQueue,
 }
 
 impl ActivityQueue {
-    fn new(device: Arc<Scheduled>, probe: ProbeQueue) -> Self {
+    pub(super) fn new(device: Arc<Scheduled>, probe: ProbeQueue) -> Self {
         let mut queue = Self { device, neighbours: Vec::new(), generation: 0, in_flight: 0, probe };
         queue.refresh(0);
         queue
     }
 
     /// Reports the requests in flight to neighbours that are new.
-    fn refresh(&mut self, now_ns: u64) {
+    pub(super) fn refresh(&mut self, now_ns: u64) {
         let generation = self.device.generation.load(Ordering::Acquire);
         if generation == self.generation {
             return;
@@ -77,7 +78,7 @@ impl ActivityQueue {
     }
 
     /// Reports to the scheduler of the disk's devices and to its neighbours.
-    fn report(&self, report: impl Fn(&Scheduled)) {
+    pub(super) fn report(&self, report: impl Fn(&Scheduled)) {
         report(&self.device);
         for neighbour in self.neighbours.iter().filter_map(Weak::upgrade) {
             report(&neighbour);

@@ -1,7 +1,9 @@
 //! Schedulers whose devices overlap, with the clock of the test.
 
+use std::io;
+
 use fathom_backend::Null;
-use fathom_block::{Disk, DiskOptions};
+use fathom_block::{Capabilities, Disk, DiskOptions, Layer, LayerPart, OpenContext};
 use fathom_reactor::Reactor;
 
 use super::activity::ActivityQueue;

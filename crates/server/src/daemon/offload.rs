@@ -14,9 +14,11 @@ use fathom_control::{
     OffloadReport, OffloadRequest, OffloadState,
 };
 use fathom_devices::contention::forecast::default_forecast;
-use fathom_devices::contention::{Batch, Contention, ContentionOptions, Source, Verdict};
+use fathom_devices::contention::{
+    Batch, Carriable, Contention, ContentionOptions, Source, Times, Verdict,
+};
 use fathom_layers::Offload;
-use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
+use fathom_layers::offload::{CarryKind, OffloadOptions, OffloadState as LayerState};
 
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
@@ -127,8 +129,17 @@ impl Carried {
         self.served.disk.name()
     }
 
+    /// The shares of its requests that can be carried. Which reads would hit is not known; those of late do.
+    fn carriable(&self) -> Carriable {
+        let carry = self.options.carry;
+        let (reads, writes) = (carry.has_reads(), carry.has_writes());
+        let share = |is: bool, share: f64| if is { share } else { 0.0 };
+        Carriable { reads: share(reads, self.offload.warmth()), writes: share(writes, 1.0) }
+    }
+
     fn report(&self, known: &Known) -> OffloadDisk {
         let status = self.offload.status();
+        let copy_length = 1 << OffloadOptions::default().block_shift;
         OffloadDisk {
             disk: self.name().to_owned(),
             vm: self.served.disk.vm().to_owned(),
@@ -143,13 +154,12 @@ impl Carried {
             starts: known.starts,
             log_used_bytes: status.used,
             log_size_bytes: status.size,
-            copies_used_bytes: 0,
-            copies_size_bytes: 0,
+            copies_used_bytes: status.copies * copy_length,
+            copies_size_bytes: status.copies_max * copy_length,
             carried: status.carried,
-            hits: 0,
-            misses: 0,
+            hits: status.hits,
             bypassed: status.bypassed,
-            damaged: 0,
+            damaged: status.copies_failed,
             failure: status.log_failed.map(|kind| kind.to_string()).unwrap_or_default(),
             forecast: known.forecast.clone(),
         }
@@ -282,7 +292,11 @@ fn stop(disk: &Carried, known: &mut Known, starter: Starter) {
     disk.offload.stop();
     known.stop(starter);
     let (name, used) = (disk.name(), disk.offload.status().used);
-    tracing::info!(disk = name, by = starter.name(), "its load is not carried any more; {used} bytes return");
+    tracing::info!(
+        disk = name,
+        by = starter.name(),
+        "its load is not carried any more; {used} bytes return"
+    );
 }
 
 /// A device whose contention is foreseen.
@@ -342,12 +356,18 @@ impl Device {
     }
 
     fn forecast(&self, disk: &str) -> Option<OffloadForecast> {
-        let verdict = self.contention.verdict(*self.numbers.get(disk)?)?;
-        Some(forecast(verdict, &self.beneath, self.contention.parallelism()))
+        let number = *self.numbers.get(disk)?;
+        let verdict = self.contention.verdict(number)?;
+        let arrivals = self.contention.arrivals(number);
+        Some(forecast(verdict, arrivals, &self.beneath, self.contention.parallelism()))
     }
 
     /// The disk whose load is to be carried, of those that can be.
-    fn choose<'d>(&self, disks: &[&'d Carried], known: &BTreeMap<String, Known>) -> Option<&'d Carried> {
+    fn choose<'d>(
+        &self,
+        disks: &[&'d Carried],
+        known: &BTreeMap<String, Known>,
+    ) -> Option<&'d Carried> {
         let may = |disk: &&&Carried| {
             let known = known.get(disk.name());
             disk.options.carry != CarryKind::Off && known.is_none_or(Known::may_start)
@@ -359,11 +379,7 @@ impl Device {
             .collect();
         let of = |number: u64| candidates.iter().find(|(other, _)| *other == number);
         let choice = self.contention.choose(|number| {
-            let (_, disk) = of(number)?;
-            Some(fathom_devices::contention::Carriable {
-                reads: 0.0,
-                writes: if disk.options.carry == CarryKind::Reads { 0.0 } else { 1.0 },
-            })
+            of(number).map_or_else(Carriable::default, |(_, disk)| disk.carriable())
         })?;
         of(choice.disk).map(|(_, disk)| **disk)
     }
@@ -375,14 +391,19 @@ impl Drop for Device {
     }
 }
 
-fn forecast(verdict: &Verdict, device: &Scheduled, parallelism: Option<f64>) -> OffloadForecast {
-    let times = |times: Option<fathom_devices::contention::Times>| times.unwrap_or_default();
+fn forecast(
+    verdict: &Verdict,
+    arrivals: f64,
+    device: &Scheduled,
+    parallelism: Option<f64>,
+) -> OffloadForecast {
+    let times = |times: Option<Times>| times.unwrap_or_default();
     let (observed, predicted, low) =
         (times(verdict.observed), times(verdict.predicted), times(verdict.low));
     OffloadForecast {
         devices: device.names(),
         state: verdict.state.name().to_owned(),
-        arrivals_per_second: verdict.arrivals_per_second,
+        arrivals_per_second: arrivals,
         parallelism: parallelism.unwrap_or(0.0),
         observed_mean_ns: observed.mean_ns,
         observed_p90_ns: observed.p90_ns,

@@ -308,13 +308,11 @@ pub(crate) fn make_layers(
     let above = made.layers.len();
     let activity = watchers.background.as_ref().map(|background| {
         let key = LayerKey::Activity;
-        match kept.iter().position(|(other, _)| *other == key) {
-            Some(index) => kept.remove(index),
-            None => {
-                let activity = Activity::new(Arc::clone(background), &definition.name);
-                (key, Arc::new(activity) as Arc<dyn Layer>)
-            }
+        if let Some(index) = kept.iter().position(|(other, _)| *other == key) {
+            return kept.remove(index);
         }
+        let activity = Activity::new(Arc::clone(background), &definition.name);
+        (key, Arc::new(activity) as Arc<dyn Layer>)
     });
     let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
         let layer = match kept.iter().position(|(other, _)| *other == key) {
