@@ -74,6 +74,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
         name: "disk".into(),
         home: "image".into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset: 0,
         size: LOG_LENGTH,
         block_size: 512,

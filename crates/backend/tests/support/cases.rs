@@ -1,4 +1,4 @@
-//! The cases in which contention is foreseen: a load of VirtCache's paper beside one that has peaks.
+//! The cases in which contention is foreseen: a load of the paper beside one that has peaks.
 
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 

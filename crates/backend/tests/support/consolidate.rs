@@ -39,6 +39,7 @@ pub struct Load {
 
 /// A peak: the load grows, stays and falls.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_field_names, reason = "the names say the unit")]
 pub struct Peak {
     pub start_ns: u64,
     pub ramp_ns: u64,

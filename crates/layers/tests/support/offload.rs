@@ -24,6 +24,7 @@ pub fn options() -> WalOptions {
         name: "disk".into(),
         home: "image".into(),
         home_capacity: CAPACITY,
+        home_alignment: 1,
         offset: 0,
         size: LOG_LENGTH,
         block_size: 512,
