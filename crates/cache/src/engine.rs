@@ -162,7 +162,13 @@ impl Engine {
         // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
         // of them leave before they are requested again if they are more than the cache holds.
         let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max();
-        let queue = if is_known || is_high { main_queue(level) } else { SMALL };
+        // While slots are free, blocks of all levels stay, and then those of the lowest leave first: in the small
+        // queue, those that came first would leave, whatever their level.
+        let is_filling = self.ranks.fills(group)
+            && (self.blocks as usize) < self.slots.count()
+            && self.is_small_due();
+        let skips = is_known || is_high || is_filling;
+        let queue = if skips { main_queue(level) } else { SMALL };
         let mut state = self.slots.get(slot);
         state.set_hits(0);
         state.set_group(group);

@@ -45,6 +45,8 @@ pub struct Ranks {
     /// Blocks of this level and above skip the small queue, and those of groups with a mark.
     high: u8,
     skips: [bool; GROUPS],
+    /// Whether blocks with a meaning skip it while the cache has free slots.
+    fills: bool,
     /// Whether a write is a use of its block, although its class is known.
     uses_writes: bool,
     shift: u32,
@@ -59,6 +61,7 @@ impl Ranks {
             is_refused: [false; GROUPS],
             high: LEVEL_MEAN + 1,
             skips: [false; GROUPS],
+            fills: false,
             uses_writes: true,
             shift: LEVEL_SHIFT,
             probation: Probation::TENTH,
@@ -88,7 +91,12 @@ impl Ranks {
     /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
     /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self { uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
+        let mut ranks = Self {
+            fills: true,
+            uses_writes: false,
+            probation: Probation::NARROW,
+            ..Self::equal()
+        };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
@@ -123,6 +131,11 @@ impl Ranks {
     /// Whether blocks of a group skip the small queue.
     pub fn is_high(&self, group: usize) -> bool {
         self.levels[group] >= self.high || self.skips[group]
+    }
+
+    /// Whether blocks of a group skip the small queue while the cache has free slots.
+    pub fn fills(&self, group: usize) -> bool {
+        self.fills && group / COSTS != usize::from(CLASS_UNKNOWN)
     }
 
     /// The same with another small queue.
