@@ -205,6 +205,17 @@ fn written_metadata_stays_while_small_files_are_written() {
 }
 
 #[test]
+fn files_that_were_read_stay_while_others_are_written_into_an_empty_cache() {
+    let reads: Vec<SimulatedRequest> =
+        (0..2000).map(|number| request(Action::Read, number * 64, 1, 0)).collect();
+    let mut before = reads.clone();
+    before.extend((0..4000).map(|number| request(Action::Write, 1_000_000 + number, 1, 0)));
+    let [none, auto] =
+        [Policy::None, Policy::Auto].map(|policy| after(policy, 3000, &before, &reads));
+    assert!(none > 1900 * 8_000_000 && auto < 1200 * 8_000_000, "{none} {auto}");
+}
+
+#[test]
 fn tables_stay_while_indices_are_written() {
     let mut before: Vec<SimulatedRequest> =
         (0..3000).map(|number| request(Action::Write, number, 1, CLASS_TABLE)).collect();
