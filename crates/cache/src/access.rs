@@ -31,10 +31,18 @@ pub struct Access {
     /// What a miss of this block costs, or has cost, in nanoseconds of the slow disk's time. It is 0
     /// if a hit saves nothing, as a hit of a write does while the cache writes through.
     pub miss_ns: u32,
+    /// Whether this and a request shortly before it are one use of the block; see [`Seams`](crate::Seams).
+    pub is_continued: bool,
 }
 
 impl Default for Access {
     fn default() -> Self {
-        Self { class: CLASS_UNKNOWN, is_write: false, is_sequential: false, miss_ns: 0 }
+        Self {
+            class: CLASS_UNKNOWN,
+            is_write: false,
+            is_sequential: false,
+            miss_ns: 0,
+            is_continued: false,
+        }
     }
 }

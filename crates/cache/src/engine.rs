@@ -1,15 +1,16 @@
 //! The queues of a cache: S3-FIFO with levels.
 //!
-//! A new block enters the small queue, a part of the slots. If it is hit there often enough, it moves to
+//! A new block enters the small queue, a part of the slots. If it is hit there, it moves to
 //! the main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
 //! block that the ghosts remember enters the main queue at once. A block of the main queue that has
-//! been hit gets another round for each hit, at most three. The part and the hits are those of the ranks'
+//! been hit gets another round for each hit, at most three. The part is that of the ranks'
 //! [`Probation`](crate::ranks::Probation).
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer than
 //! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as their
-//! level leaves room for it. If all blocks have one level, and a new one must be hit once in a tenth of
-//! the slots, this is S3-FIFO.
+//! level leaves room for it. If all blocks have one level, and the small queue has a tenth of the slots,
+//! this is S3-FIFO. Where levels depend on the meaning of blocks, those with one also skip the small queue
+//! while slots are free.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
 //! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
@@ -162,7 +163,13 @@ impl Engine {
         // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
         // of them leave before they are requested again if they are more than the cache holds.
         let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max();
-        let queue = if is_known || is_high { main_queue(level) } else { SMALL };
+        // While slots are free, blocks of all levels stay, and then those of the lowest leave first: in the small
+        // queue, those that came first would leave, whatever their level.
+        let is_filling = self.ranks.fills(group)
+            && (self.blocks as usize) < self.slots.count()
+            && self.is_small_due();
+        let skips = is_known || is_high || is_filling;
+        let queue = if skips { main_queue(level) } else { SMALL };
         let mut state = self.slots.get(slot);
         state.set_hits(0);
         state.set_group(group);
@@ -207,11 +214,7 @@ impl Engine {
             let hits = state.hits();
             let target = main_queue(self.ranks.level(state.group()));
             // A block whose group has become worth more since then is moved, too.
-            let is_kept = if queue == SMALL {
-                hits >= self.ranks.probation().hits_min
-            } else {
-                hits > 0 || target > queue
-            };
+            let is_kept = hits > 0 || queue != SMALL && target > queue;
             if is_kept && steps < STEPS_MAX {
                 state.set_hits(if queue == SMALL { 0 } else { hits.saturating_sub(1) });
                 state.set_queue(Some(target));

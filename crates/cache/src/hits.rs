@@ -43,13 +43,16 @@ impl Hits {
     /// [`Replacement::hit`](crate::Replacement::hit) of the slot's shard under its lock. `access` is a read.
     #[inline]
     pub fn is_settled(states: &SlotStates, slot: u32, access: &Access) -> bool {
-        !access.is_write && states.is_settled(slot, group(access))
+        access.is_continued || !access.is_write && states.is_settled(slot, group(access))
     }
 
     /// A hit of the block of `key` at a time in nanoseconds, which changed nothing in its replacement.
     #[inline]
     pub fn observe(&mut self, key: u64, access: &Access, now_ns: u64) {
         let Some(learner) = &self.learner else { return };
+        if access.is_continued {
+            return;
+        }
         let hash = hash(key);
         if hash <= self.threshold {
             let millisecond = now_ns >> 20;

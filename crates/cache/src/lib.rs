@@ -27,6 +27,7 @@ mod queues;
 mod ranks;
 mod recent;
 mod replacement;
+mod seams;
 mod simulation;
 mod slots;
 mod trials;
@@ -43,6 +44,7 @@ pub use hits::Hits;
 pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use recent::RecentCurve;
 pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
+pub use seams::{Continued, Seams};
 pub use simulation::{
     Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk,
     WRITE_INSERTED_MAX, WriteMode, key,

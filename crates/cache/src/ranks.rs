@@ -26,15 +26,13 @@ const COST_BASE_SHIFT: u32 = 12;
 pub struct Probation {
     /// The blocks that the small queue has at least before one of them leaves, in percent of the slots.
     pub small_percent: u8,
-    /// The hits in the small queue with which a block moves to the main queue.
-    pub hits_min: u8,
 }
 
 impl Probation {
     /// That of S3-FIFO.
-    pub const TENTH: Self = Self { small_percent: 10, hits_min: 1 };
+    pub const TENTH: Self = Self { small_percent: 10 };
     /// Nearly all slots are for blocks that are worth more than others.
-    pub const NARROW: Self = Self { small_percent: 2, hits_min: 1 };
+    pub const NARROW: Self = Self { small_percent: 2 };
 }
 
 /// The levels of groups.
@@ -45,6 +43,8 @@ pub struct Ranks {
     /// Blocks of this level and above skip the small queue, and those of groups with a mark.
     high: u8,
     skips: [bool; GROUPS],
+    /// Whether blocks with a meaning skip it while the cache has free slots.
+    fills: bool,
     /// Whether a write is a use of its block, although its class is known.
     uses_writes: bool,
     shift: u32,
@@ -59,6 +59,7 @@ impl Ranks {
             is_refused: [false; GROUPS],
             high: LEVEL_MEAN + 1,
             skips: [false; GROUPS],
+            fills: false,
             uses_writes: true,
             shift: LEVEL_SHIFT,
             probation: Probation::TENTH,
@@ -88,7 +89,8 @@ impl Ranks {
     /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
     /// Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
-        let mut ranks = Self { uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
+        let mut ranks =
+            Self { fills: true, uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
@@ -123,6 +125,11 @@ impl Ranks {
     /// Whether blocks of a group skip the small queue.
     pub fn is_high(&self, group: usize) -> bool {
         self.levels[group] >= self.high || self.skips[group]
+    }
+
+    /// Whether blocks of a group skip the small queue while the cache has free slots.
+    pub fn fills(&self, group: usize) -> bool {
+        self.fills && group / COSTS != usize::from(CLASS_UNKNOWN)
     }
 
     /// The same with another small queue.

@@ -105,8 +105,11 @@ impl Replacement {
         self.engine.states()
     }
 
-    /// A request for the block of `key` in `slot`.
+    /// A request for the block of `key` in `slot`. One that continues the last use of its block changes nothing.
     pub fn hit(&mut self, slot: u32, key: u64, access: &Access) {
+        if access.is_continued {
+            return;
+        }
         let group = group(access);
         self.engine.hit(slot, group);
         self.learn(key, group, access);

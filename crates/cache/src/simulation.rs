@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use crate::access::{Access, CLASSES};
 use crate::cost::{MissCost, share};
 use crate::replacement::{Replacement, ReplacementOptions, SLOTS_MAX};
+use crate::seams::{Continued, Seams};
 
 /// The blocks of a disk that a key can tell apart, as a power of two.
 const BLOCK_BITS: u32 = 44;
@@ -145,6 +146,7 @@ pub struct Simulation<D> {
     cost: MissCost,
     /// The end of the last request to each disk.
     ends: HashMap<u32, u64>,
+    seams: Seams,
     counts: SimulationCounts,
     /// The blocks of a request that are not in the cache; empty between requests.
     missing: Vec<u64>,
@@ -171,6 +173,7 @@ impl<D: SlowDisk> Simulation<D> {
             disk,
             cost: MissCost::new(),
             ends: HashMap::new(),
+            seams: Seams::default(),
             counts: SimulationCounts::default(),
             missing: Vec::new(),
         }
@@ -199,9 +202,11 @@ impl<D: SlowDisk> Simulation<D> {
             self.ends.insert(request.disk, end);
         }
         let blocks = request.offset / self.block..=(end - 1) / self.block;
+        let Self { seams, block, .. } = self;
+        let continued = seams.request(request.disk, request.offset, request.length, *block);
         match request.action {
-            Action::Read => self.read(request, blocks, is_sequential),
-            Action::Write => self.write(request, blocks, is_sequential),
+            Action::Read => self.read(request, blocks, is_sequential, continued),
+            Action::Write => self.write(request, blocks, is_sequential, continued),
             Action::Discard => blocks.for_each(|block| self.take_out(key(request.disk, block))),
         }
     }
@@ -211,17 +216,21 @@ impl<D: SlowDisk> Simulation<D> {
         request: &SimulatedRequest,
         blocks: std::ops::RangeInclusive<u64>,
         is_sequential: bool,
+        continued: Continued,
     ) {
         let class = usize::from(request.class).min(CLASSES - 1);
         let count = blocks.end() - blocks.start() + 1;
         let miss_ns = self.cost.block_ns(is_sequential, count);
-        let mut access = Access { class: request.class, is_write: false, is_sequential, miss_ns };
+        let mut access =
+            Access { class: request.class, is_sequential, miss_ns, ..Access::default() };
+        let ends = (*blocks.start(), *blocks.end());
         let mut missing = std::mem::take(&mut self.missing);
         for block in blocks {
             let key = key(request.disk, block);
             self.counts.classes[class].reads += 1;
             if let Some(slot) = self.index.get(&key) {
                 self.counts.classes[class].read_hits += 1;
+                access.is_continued = continued.is_of(block, ends);
                 self.replacement.hit(*slot, key, &access);
             } else {
                 missing.push(block);
@@ -234,6 +243,7 @@ impl<D: SlowDisk> Simulation<D> {
             self.cost.observe(is_sequential, count, time_ns);
             self.counts.disk_reads += 1;
             self.counts.disk_read_ns += time_ns;
+            access.is_continued = false;
             access.miss_ns = share(time_ns, missing.len() as u64);
             for block in &missing {
                 self.put_in(key(request.disk, *block), &access);
@@ -248,19 +258,23 @@ impl<D: SlowDisk> Simulation<D> {
         request: &SimulatedRequest,
         blocks: std::ops::RangeInclusive<u64>,
         is_sequential: bool,
+        continued: Continued,
     ) {
         let class = usize::from(request.class).min(CLASSES - 1);
         let (disk, offset, length) = (request.disk, request.offset, request.length);
         let time_ns = self.disk.transfer(request.time_ns, disk, true, offset, length);
         self.counts.disk_writes += 1;
         self.counts.disk_write_ns += time_ns;
-        let access = Access { class: request.class, is_write: true, is_sequential, miss_ns: 0 };
+        let mut access =
+            Access { class: request.class, is_write: true, is_sequential, ..Access::default() };
+        let ends = (*blocks.start(), *blocks.end());
         let mode = if length > WRITE_INSERTED_MAX { WriteMode::Around } else { self.mode };
         for block in blocks {
             let key = key(disk, block);
             self.counts.classes[class].writes += 1;
             let slot = self.index.get(&key).copied();
             self.counts.classes[class].write_hits += u64::from(slot.is_some());
+            access.is_continued = slot.is_some() && continued.is_of(block, ends);
             match (slot, mode) {
                 (Some(slot), WriteMode::Through) => self.replacement.hit(slot, key, &access),
                 (None, WriteMode::Through) => self.put_in(key, &access),

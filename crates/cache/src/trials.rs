@@ -31,11 +31,8 @@ const HALF: u32 = 8;
 const EQUAL: usize = 1;
 /// The trials that do not tell blocks apart either, with other small queues. With a large one, blocks leave
 /// in the order of their last use, as far as this is known, which is best if what is used changes.
-const PROBATIONS: [Probation; 3] = [
-    Probation { small_percent: 50, hits_min: 1 },
-    Probation { small_percent: 98, hits_min: 1 },
-    Probation { small_percent: 10, hits_min: 2 },
-];
+const PROBATIONS: [Probation; 2] =
+    [Probation { small_percent: 50 }, Probation { small_percent: 98 }];
 /// The number of trials.
 const TRIALS: usize = HORIZONS.len() + PROBATIONS.len() + 2;
 /// No slot.

@@ -129,6 +129,34 @@ fn auto_follows_a_change_of_what_is_used() {
     assert!(auto < none / 100 * 90, "{none} {auto}");
 }
 
+/// The part of reads of blocks in use that hit, while a stream of reads of 64 KiB from a place on passes by.
+fn hits_beside_a_stream(policy: Policy, from: u64) -> f64 {
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut hot = || request(Action::Read, random.u64(0..800) * 3, 1, CLASS_UNKNOWN);
+    let mut requests: Vec<SimulatedRequest> = (0..20_000).map(|_| hot()).collect();
+    for number in 0..40_000 {
+        let (offset, length) = ((1 << 40) + from + (number << 16), 1 << 16);
+        let action = Action::Read;
+        requests.push(SimulatedRequest { time_ns: 0, disk: 1, action, offset, length, class: 0 });
+        if number % 10 == 0 {
+            requests.push(hot());
+        }
+    }
+    let counts = run(policy, 1000, &requests);
+    let used = counts.classes[usize::from(CLASS_UNKNOWN)];
+    used.read_hits as f64 / used.reads as f64
+}
+
+#[test]
+fn the_borders_of_a_stream_are_used_once() {
+    // If requests do not end at the borders of blocks, two of them need the same block. As two uses, these would
+    // replace what is used.
+    for policy in [Policy::None, Policy::Auto] {
+        let [whole, parts] = [0, 512].map(|from| hits_beside_a_stream(policy, from));
+        assert!(parts > whole - 0.01, "{policy:?}: {whole} {parts}");
+    }
+}
+
 #[test]
 fn a_loop_over_nearly_all_slots_stays() {
     // 2000 blocks of metadata are read twelve times. The first reads and little more go to the disk.
@@ -174,6 +202,17 @@ fn written_metadata_stays_while_small_files_are_written() {
     assert!(none > 3000 * 8_000_000, "most reads miss: {none}");
     assert!(2 * sky < none, "{none} {sky}");
     assert_eq!(auto, 0);
+}
+
+#[test]
+fn files_that_were_read_stay_while_others_are_written_into_an_empty_cache() {
+    let reads: Vec<SimulatedRequest> =
+        (0..2000).map(|number| request(Action::Read, number * 64, 1, 0)).collect();
+    let mut before = reads.clone();
+    before.extend((0..4000).map(|number| request(Action::Write, 1_000_000 + number, 1, 0)));
+    let [none, auto] =
+        [Policy::None, Policy::Auto].map(|policy| after(policy, 3000, &before, &reads));
+    assert!(none > 1900 * 8_000_000 && auto < 1200 * 8_000_000, "{none} {auto}");
 }
 
 #[test]

@@ -74,6 +74,7 @@ fn no_slot_is_lost_or_given_out_twice() {
                 is_write: random.bool(),
                 is_sequential: random.bool(),
                 miss_ns: random.u32(..) >> random.u32(0..32),
+                is_continued: random.u32(0..4) == 0,
             };
             // Small keys are more frequent.
             let key = random.u64(0..keys).min(random.u64(0..keys));

@@ -85,6 +85,8 @@ impl CacheQueue {
             self.follow_write(&request);
         }
         let access = self.access(&request);
+        // A read may continue where it ends.
+        self.continued(&request);
         let size = u64::from(volume.format.block_size);
         let count = (offset + length).div_ceil(size) - offset / size;
         let reason = match request.operation {

@@ -8,7 +8,7 @@ use fathom_block::{
     CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
     Waker, Work, faults,
 };
-use fathom_cache::{Access, Hits, MissCost};
+use fathom_cache::{Access, Continued, Hits, MissCost, Seams};
 use hashbrown::HashMap;
 
 use super::Inner;
@@ -59,6 +59,8 @@ struct Begin {
     was_parked: bool,
     /// Whether it was looked up without a lock, and not found.
     is_missed: bool,
+    /// The blocks that a request shortly before it has used.
+    continued: Continued,
 }
 
 /// A read in flight that uses the cache.
@@ -112,6 +114,8 @@ pub(super) struct CacheQueue {
     pub(super) count: u64,
     /// The end of the last read, in bytes.
     last_end: u64,
+    /// Where the requests of this queue follow each other within a block.
+    pub(super) seams: Seams,
     /// What reads cost at home.
     cost: MissCost,
     pub(super) hits: Hits,
@@ -164,6 +168,7 @@ impl CacheQueue {
             is_closed: false,
             count: 0,
             last_end: 0,
+            seams: Seams::default(),
             cost: MissCost::new(),
             hits,
             prepared: VecDeque::new(),
@@ -181,7 +186,13 @@ impl CacheQueue {
         let is_sequential = request.offset == self.last_end;
         // A write is at home before it completes, so that a hit of it saves nothing.
         let miss_ns = if is_write { 0 } else { self.cost_of(is_sequential, request.length) };
-        Access { class, is_write, is_sequential, miss_ns }
+        Access { class, is_write, is_sequential, miss_ns, is_continued: false }
+    }
+
+    /// The blocks of a request that another request shortly before it has used.
+    pub(super) fn continued(&mut self, request: &Request) -> Continued {
+        let size = u64::from(self.inner.volume.format.block_size);
+        self.seams.request(0, request.offset, request.length, size)
     }
 
     /// The expected time of a block of a read of `length` bytes at home, in nanoseconds.
@@ -229,16 +240,19 @@ impl CacheQueue {
         if !self.inner.volume.is_usable() {
             return next.submit(request);
         }
-        let access = self.access(&request);
+        let mut access = self.access(&request);
+        let continued = self.continued(&request);
         let begin_ns = next.round_ns();
         self.last_end = request.offset + request.length;
         if !self.is_on_its_way(&request) {
+            // That is for reads of one block.
+            access.is_continued = continued.first || continued.last;
             let (request, is_missed) = match self.serve_at_once(request, &access, begin_ns, next) {
                 AtOnce::Served => return,
                 AtOnce::Missed(request) => (request, true),
                 AtOnce::Unknown(request) => (request, false),
             };
-            let begin = Begin { time_ns: begin_ns, was_parked: false, is_missed };
+            let begin = Begin { time_ns: begin_ns, was_parked: false, is_missed, continued };
             return self.serve(request, access, begin, next);
         }
         if let Some(wanted) = self.follow(&request, &access, false).wanted {
@@ -253,7 +267,9 @@ impl CacheQueue {
         if !self.inner.volume.is_usable() {
             return next.submit(request);
         }
-        let begin = Begin { time_ns: begin_ns, was_parked: true, is_missed: false };
+        // Its blocks have been read ahead, so that this is their first use.
+        let continued = Continued::default();
+        let begin = Begin { time_ns: begin_ns, was_parked: true, is_missed: false, continued };
         self.serve(request, access, begin, next);
     }
 
@@ -261,11 +277,11 @@ impl CacheQueue {
     fn serve(
         &mut self,
         mut request: Box<Request>,
-        access: Access,
+        mut access: Access,
         begin: Begin,
         next: &mut Crossing<'_>,
     ) {
-        let Begin { time_ns: begin_ns, was_parked, is_missed } = begin;
+        let Begin { time_ns: begin_ns, was_parked, is_missed, continued } = begin;
         let mut parts = self.parts();
         let volume = &self.inner.volume;
         let inserts = self.inner.mode().inserts_reads();
@@ -273,8 +289,12 @@ impl CacheQueue {
         let mut hits = std::mem::take(&mut self.spare_hits);
         let mut hit_bytes = 0;
         let mut hit_blocks = 0;
+        let last = request.offset.saturating_add(request.length.saturating_sub(1));
+        let shift = size.trailing_zeros();
+        let ends = (request.offset >> shift, last >> shift);
         for (block, start, length) in Self::blocks(request.offset, request.length, size) {
             let key = self.key(block);
+            access.is_continued = continued.is_of(block, ends);
             let shard = volume.shard_of(key);
             let covered = Self::covered(start, length, size);
             let wanted = Self::touched(start, length, size);
@@ -303,7 +323,6 @@ impl CacheQueue {
                 }
             }
         }
-        let shift = size.trailing_zeros();
         let blocks =
             (request.offset >> shift, (request.offset + request.length + size - 1) >> shift);
         let counted = (request.length, hit_bytes, u64::from(access.miss_ns) * hit_blocks);
