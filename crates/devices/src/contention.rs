@@ -97,7 +97,7 @@ impl Default for ContentionOptions {
             dwell_ns: 300_000_000,
             dwell_observed_ns: 1_000_000_000,
             hold_ns: 5_000_000_000,
-            error_max: 0.4,
+            error_max: 0.3,
             requests_min: 20,
         }
     }
