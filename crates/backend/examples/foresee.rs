@@ -69,7 +69,7 @@ fn options(values: &[String]) -> (ContentionOptions, TrendOptions) {
         let time_ns = (number * 1e9) as u64;
         match name {
             "horizon" => trend.horizon = number,
-            "noise" => trend.noise = number,
+            "smoothed" => trend.smoothed = number,
             "deviations" => trend.deviations = number,
             "step" => options.step_ns = time_ns,
             "window" => options.window_ns = time_ns,

@@ -91,13 +91,13 @@ impl Default for ContentionOptions {
             queue_low: 4.0,
             headroom: 0.1,
             margin: 0.05,
-            share: 0.95,
+            share: 0.9,
             share_observed: 0.99,
             share_queue: 0.5,
-            dwell_ns: 500_000_000,
+            dwell_ns: 300_000_000,
             dwell_observed_ns: 1_000_000_000,
             hold_ns: 5_000_000_000,
-            error_max: 0.4,
+            error_max: 0.3,
             requests_min: 20,
         }
     }

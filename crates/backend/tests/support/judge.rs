@@ -7,8 +7,6 @@ use crate::consolidate::Peak;
 
 /// The share of the windows without a peak whose 90th percentile lies in the band.
 const BAND: f64 = 0.99;
-/// What belongs to the band beyond this share: the threshold of the paper.
-const MARGIN: f64 = 0.05;
 /// How long the 90th percentile lies above the band before it has left it, in nanoseconds.
 const LEFT_NS: u64 = 1_000_000_000;
 
@@ -76,7 +74,7 @@ fn above(steps: &[Step], is_usual: impl Fn(&Step) -> bool) -> Vec<bool> {
                     usual.record(p90_ns, 1);
                 }
             }
-            (usual.percentile(100.0 * BAND) as f64 * (1.0 + MARGIN)) as u64
+            usual.percentile(100.0 * BAND)
         })
         .collect();
     let is_above = |step: &Step, disk: usize| p90(step, disk).is_some_and(|it| it > bands[disk]);

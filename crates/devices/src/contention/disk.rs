@@ -158,7 +158,6 @@ impl DiskModel {
         let source = if predicted.is_some() { self.source(options) } else { Source::Observed };
         let bound = self.low.bound(options.share, options.margin);
         let bound_observed = self.low.bound_observed(options.share_observed, options.margin);
-        let ending = self.low.bound(options.share, 0.0);
         let verdict = &mut self.verdict;
         verdict.source = source;
         verdict.predicted = predicted;
@@ -177,7 +176,7 @@ impl DiskModel {
         // Requests that take long without a queue do not wait for each other.
         let is_predicted = exceeds(&bound, predicted) && moment.is_waiting;
         let is_observed = exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
-        let is_calm = !exceeds(&ending, predicted) && !is_observed;
+        let is_calm = !exceeds(&bound, predicted) && !is_observed;
         let length_ns = moment.length_ns;
         let predicted_for_ns = self.predicted.update(is_predicted, length_ns);
         let observed_for_ns = self.observed.update(is_observed, length_ns);

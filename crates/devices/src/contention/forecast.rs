@@ -67,8 +67,7 @@ pub fn all_forecasts() -> Vec<Box<dyn Forecast>> {
         Box::new(Queue::new(Some(16.0))),
         Box::new(Queue::new(None)),
         Box::new(trend(0.0)),
-        Box::new(trend(1.0)),
-        Box::new(trend(2.0)),
-        Box::new(trend(4.0)),
+        Box::new(trend(1.5)),
+        Box::new(trend(3.0)),
     ]
 }

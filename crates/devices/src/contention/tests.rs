@@ -114,6 +114,8 @@ fn the_parallelism_is_fitted_and_that_of_the_paper_stays() {
     for parallelism in [2.0, 4.0, 24.0] {
         let mut device = Device::new(Box::new(forecast::Queue::new(None)), 1, 1);
         device.parallelism = parallelism;
+        // The load has to be low at first.
+        device.steps(60, &[0.08 * parallelism / SERVICE_NS * 1e9]);
         for round in 0..150 {
             let utilisation = 0.3 + 0.6 * f64::from(round % 10) / 10.0;
             device.steps(2, &[utilisation * parallelism / SERVICE_NS * 1e9]);
