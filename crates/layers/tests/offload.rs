@@ -19,7 +19,7 @@ use offload::{
 
 /// If changes went home whenever they do not overlap the map of the log, instead of all that a scan could find,
 /// this test fails: between the end of a round and its durable superblock, old content would reappear after a
-/// crash. It also fails if a round copies before the changes have completed that had gone past the log.
+/// crash. So do the tests of several crashes, of errors and of a full log.
 #[test]
 fn flushed_changes_survive_crashes_while_the_layer_is_switched() {
     let (mut cases, mut crashes, mut bypassed, mut rests, mut held) = (0, 0, 0, 0, 0);
