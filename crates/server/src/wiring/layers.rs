@@ -26,7 +26,7 @@ use crate::log::REQUESTS;
 use crate::logs::{OffloadDefinition, WalDefinition};
 
 /// The kinds of listed layers with a log.
-const LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
+static LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
 
 /// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]
