@@ -98,7 +98,8 @@ impl DiskModel {
             return;
         }
         let Some(observed) = self.verdict.observed else { return };
-        if moment.is_low {
+        // While requests are carried elsewhere, the load is lower than it is without.
+        if moment.is_low && !moment.is_carried {
             self.low.window(observed, moment.load);
         }
         if let Some(pending) = self.pending.take().filter(|_| !moment.is_carried) {
