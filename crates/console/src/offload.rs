@@ -231,10 +231,10 @@ mod tests {
         let (start, stop) = (OffloadAction::Start, OffloadAction::Stop);
         assert_eq!(describe(&answer(true, false), start), "web: its reads and writes are carried");
         assert_eq!(describe(&answer(false, false), start), "web: is carried already");
-        assert_eq!(describe(&answer(true, true), stop), "web: 3.0M would be brought home");
+        assert_eq!(describe(&answer(true, true), stop), "web: 3.00M would be brought home");
         assert_eq!(
             describe(&answer(true, false), stop),
-            "web: 3.0M are brought home while its device is idle"
+            "web: 3.00M are brought home while its device is idle"
         );
     }
 
