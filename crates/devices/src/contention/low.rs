@@ -58,6 +58,10 @@ impl Quantiles {
     }
 }
 
+/// How many times its bound the 90th percentile is in a peak, whatever the deviation: if the queue is always
+/// full, all requests take about equally long.
+const SATURATED: f64 = 2.0;
+
 /// What the 90th percentile and the deviation exceed in a peak, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Bound {
@@ -66,9 +70,11 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Whether both are exceeded.
+    /// Whether both are exceeded, or the 90th percentile by far.
     pub fn is_exceeded(&self, times: Times) -> bool {
-        times.p90_ns as f64 > self.p90_ns && times.deviation_ns() as f64 > self.deviation_ns
+        let p90_ns = times.p90_ns as f64;
+        let is_wide = times.deviation_ns() as f64 > self.deviation_ns;
+        p90_ns > self.p90_ns && (is_wide || p90_ns > SATURATED * self.p90_ns)
     }
 }
 

@@ -179,6 +179,23 @@ fn a_quiet_queue_contradicts_a_high_rate() {
 }
 
 #[test]
+fn a_full_queue_is_a_peak_although_all_requests_take_equally_long() {
+    let mut device = Device::new(default_forecast(), 11, 1);
+    device.steps(120, &[300.0]);
+    for _ in 0..40 {
+        let mut batch = Batch::default();
+        for request in 0..40 {
+            batch.arrive(request % 2 == 0, 32);
+            batch.complete(80 * MS, 32);
+        }
+        device.contention.record(0, &batch);
+        device.now_ns += STEP;
+        device.contention.step(device.now_ns);
+    }
+    assert_eq!(device.state(), State::Contended);
+}
+
+#[test]
 fn what_is_carried_keeps_the_peak() {
     let mut device = Device::new(default_forecast(), 7, 2);
     device.steps(120, &[100.0, 200.0]);
