@@ -80,7 +80,7 @@ mod tests {
     /// The outcome of a command to a peer that sends `answers`.
     fn outcome(answers: &'static [&'static [u8]]) -> Result<(), PeerError> {
         let peer = Peer::start(true, answers);
-        send_keys(peer.path(), &["alt", "sysrq", "s"], Duration::from_millis(500))
+        send_keys(peer.path(), &["alt", "sysrq", "s"], Duration::from_secs(10))
     }
 
     static LONG: [u8; LINE_MAX + 1] = [b'x'; LINE_MAX + 1];
