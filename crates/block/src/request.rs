@@ -1,6 +1,7 @@
 //! A request to a disk, and its outcome.
 
 use std::fmt;
+use std::ops::Range;
 
 use fathom_insight::{Insight, Part};
 
@@ -351,6 +352,11 @@ impl Default for Operation {
 }
 
 impl Request {
+    /// The range, in bytes. The crossing has checked that its end fits in 64 bits.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.length
+    }
+
     /// The end of the range (exclusive), in bytes; `None` if it does not fit in 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length)

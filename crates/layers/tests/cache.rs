@@ -273,31 +273,37 @@ fn watched(store: &Arc<SimBackend>) -> Around {
     })
 }
 
+/// A cache on a volume with the blocks of a disk that was settled. `blocks` counts them.
+fn settled_and_opened_again(seed: u64, blocks: &mut u64) -> Arc<CacheVolume> {
+    let rig = Rig::new(seed, 0.0, blank(seed));
+    let mut harness = harness(&rig.disk, seed);
+    harness.run(&mut workload(seed), 150, |_| {});
+    harness.rest(|_| {});
+    rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+    *blocks += rig.cache.status().mapped;
+    let image = rig.record.crash().swap_remove(0);
+    drop((harness, rig));
+    let length = image.len() as u64;
+    let volume = Arc::new(SimBackend::with_image(SimOptions::new(length), seed, image));
+    Arc::new(CacheVolume::open(Arc::new(watched(&volume)), &volume_options(seed)).unwrap())
+}
+
+/// A blank disk with the cache `volume`.
+fn disk_on(volume: &Arc<CacheVolume>, found: &CacheDisk, seed: u64) -> (Cache, Arc<Disk>) {
+    let mark = Arc::new(Mark(AtomicU64::new(7)));
+    let cache = Cache::new(volume, found, CacheMode::WriteThrough, mark).unwrap();
+    let layers = vec![Arc::new(cache.clone()) as _];
+    let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
+    (cache, Disk::new(DiskOptions::default(), layers, home).unwrap())
+}
+
 /// A disk whose blocks are out of date comes back while a queue of another disk loads the tables.
 #[test]
 fn a_disk_begins_empty_while_another_one_loads_the_tables() {
     let mut blocks = 0;
     each_seed(4, |seed| {
-        let rig = Rig::new(seed, 0.0, blank(seed));
-        let mut harness = harness(&rig.disk, seed);
-        harness.run(&mut workload(seed), 150, |_| {});
-        harness.rest(|_| {});
-        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
-        blocks += rig.cache.status().mapped;
-        let image = rig.record.crash().swap_remove(0);
-        drop((harness, rig));
-
-        let length = image.len() as u64;
-        let volume = Arc::new(SimBackend::with_image(SimOptions::new(length), seed, image));
-        let opened = CacheVolume::open(Arc::new(watched(&volume)), &volume_options(seed));
-        let opened = Arc::new(opened.unwrap());
-        let disk = |found: &CacheDisk| {
-            let mark = Arc::new(Mark(AtomicU64::new(7)));
-            let cache = Cache::new(&opened, found, CacheMode::WriteThrough, mark).unwrap();
-            let layers = vec![Arc::new(cache.clone()) as _];
-            let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
-            (cache, Disk::new(DiskOptions::default(), layers, home).unwrap())
-        };
+        let opened = settled_and_opened_again(seed, &mut blocks);
+        let disk = |found: &CacheDisk| disk_on(&opened, found, seed);
         let (_other, other) = disk(&CacheDisk { name: "other".into(), ..self::disk() });
         let mut loader = Harness::new(&other, &HarnessOptions::default(), seed);
         let volume = Arc::clone(&opened);
@@ -319,26 +325,8 @@ fn a_disk_begins_empty_while_another_one_loads_the_tables() {
 fn a_disk_that_leaves_while_the_tables_are_loaded_keeps_no_slots() {
     let mut blocks = 0;
     each_seed(4, |seed| {
-        let rig = Rig::new(seed, 0.0, blank(seed));
-        let mut harness = harness(&rig.disk, seed);
-        harness.run(&mut workload(seed), 150, |_| {});
-        harness.rest(|_| {});
-        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
-        blocks += rig.cache.status().mapped;
-        let image = rig.record.crash().swap_remove(0);
-        drop((harness, rig));
-
-        let length = image.len() as u64;
-        let volume = Arc::new(SimBackend::with_image(SimOptions::new(length), seed, image));
-        let opened = CacheVolume::open(Arc::new(watched(&volume)), &volume_options(seed));
-        let opened = Arc::new(opened.unwrap());
-        let disk = |found: &CacheDisk| {
-            let mark = Arc::new(Mark(AtomicU64::new(7)));
-            let cache = Cache::new(&opened, found, CacheMode::WriteThrough, mark).unwrap();
-            let layers = vec![Arc::new(cache.clone()) as _];
-            let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
-            (cache, Disk::new(DiskOptions::default(), layers, home).unwrap())
-        };
+        let opened = settled_and_opened_again(seed, &mut blocks);
+        let disk = |found: &CacheDisk| disk_on(&opened, found, seed);
         let (leaving, leaving_disk) = disk(&self::disk());
         assert_eq!(leaving.dropped(), None);
         let (_other, other) = disk(&CacheDisk { name: "other".into(), ..self::disk() });

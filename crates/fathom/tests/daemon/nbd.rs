@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+/// The size of the blocks of `fill_block` and `read_block`.
+const BLOCK: u64 = 4096;
 const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
@@ -101,6 +103,22 @@ impl Nbd {
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         assert!(self.send(1, 1, offset, data.len() as u32, data));
         assert_eq!(self.reply(), Some((1, 0)));
+    }
+
+    /// Fills a block of 4 KiB. Returns the error of the reply; `None` if the connection ends.
+    pub fn fill_block(&mut self, block: u64, content: u8) -> Option<u32> {
+        let data = [content; BLOCK as usize];
+        if !self.send(1, block, block * BLOCK, BLOCK as u32, &data) {
+            return None;
+        }
+        self.reply().map(|reply| reply.1)
+    }
+
+    /// The byte with which a block of 4 KiB is filled.
+    pub fn read_block(&mut self, block: u64) -> u8 {
+        let data = self.read(block * BLOCK, BLOCK as u32);
+        assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
+        data[0]
     }
 
     pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {

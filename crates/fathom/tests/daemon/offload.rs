@@ -12,7 +12,6 @@ use crate::process::Daemon;
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
-const WRITE: u16 = 1;
 /// How long a change of state may take on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,20 +30,6 @@ fn folder() -> tempfile::TempDir {
         File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
     }
     folder
-}
-
-fn write(nbd: &mut Nbd, block: u64, content: u8) -> Option<u32> {
-    let data = [content; BLOCK as usize];
-    if !nbd.send(WRITE, block, block * BLOCK, BLOCK as u32, &data) {
-        return None;
-    }
-    nbd.reply().map(|reply| reply.1)
-}
-
-fn read(nbd: &mut Nbd, block: u64) -> u8 {
-    let data = nbd.read(block * BLOCK, BLOCK as u32);
-    assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
-    data[0]
 }
 
 /// The content of a block of the image, whatever the daemon has elsewhere.
@@ -76,27 +61,27 @@ fn wait_for(daemon: &Daemon, state: OffloadState) {
 fn a_disk_is_carried_by_hand_and_comes_home() {
     let daemon = Daemon::start_in(folder(), &configuration(""));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(write(&mut nbd, 1, 1), Some(0));
+    assert_eq!(nbd.fill_block(1, 1), Some(0));
     assert_eq!((home(&daemon, 1), disk(&daemon).state), (1, OffloadState::Resting));
     let dry = OffloadRequest { action: OffloadAction::Start, dry_run: true };
     let answer = daemon.client().change_offload("a", dry).unwrap();
     assert!(answer.is_changed && answer.dry_run && answer.disk.state == OffloadState::Resting);
     assert!(change(&daemon, OffloadAction::Start) && !change(&daemon, OffloadAction::Start));
     for block in 1..4 {
-        assert_eq!(write(&mut nbd, block, 7), Some(0));
+        assert_eq!(nbd.fill_block(block, 7), Some(0));
     }
     let carried = disk(&daemon);
     assert_eq!((carried.state, carried.by.as_str()), (OffloadState::Carrying, "hand"));
     assert!(carried.log_used_bytes >= 3 * BLOCK && carried.carried == 3, "{carried:?}");
     // The image has the old content; the disk has the new one.
     assert_eq!([1, 2, 3].map(|block| home(&daemon, block)), [1, 0, 0]);
-    assert_eq!([1, 2, 3].map(|block| read(&mut nbd, block)), [7; 3]);
+    assert_eq!([1, 2, 3].map(|block| nbd.read_block(block)), [7; 3]);
     assert!(change(&daemon, OffloadAction::Stop));
     wait_for(&daemon, OffloadState::Resting);
     assert_eq!([1, 2, 3].map(|block| home(&daemon, block)), [7; 3]);
     assert_eq!(disk(&daemon).log_used_bytes, 0);
     // At rest again, changes go straight home.
-    assert_eq!(write(&mut nbd, 2, 9), Some(0));
+    assert_eq!(nbd.fill_block(2, 9), Some(0));
     assert_eq!((home(&daemon, 2), disk(&daemon).carried), (9, 3));
     let error = daemon.client().change_offload("b", dry).unwrap_err().to_string();
     assert!(error.contains("has no layer `offload`"), "{error}");
@@ -112,7 +97,7 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
         let daemon = Daemon::start_in(folder, &configuration(""));
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
         for (block, content) in expected[0].iter().enumerate() {
-            assert_eq!(read(&mut nbd, block as u64), *content, "life {life}, block {block}");
+            assert_eq!(nbd.read_block(block as u64), *content, "life {life}, block {block}");
         }
         let write = |nbd: &mut Nbd, block, content| {
             // In the course of a life, the disk is carried, returns and rests, often.
@@ -123,7 +108,7 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
                 // The daemon may have been killed.
                 let _ = daemon.client().change_offload("a", request);
             }
-            assert_eq!(write(nbd, block, content), Some(0));
+            assert_eq!(nbd.fill_block(block, content), Some(0));
         };
         overwrite(&daemon, life, Duration::from_millis(300), BLOCK, write, &mut expected);
         daemon.signal(libc::SIGKILL);
@@ -136,7 +121,7 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
     let daemon = Daemon::start_in(folder, &alone);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     for (block, content) in expected[0].iter().enumerate() {
-        assert_eq!(read(&mut nbd, block as u64), *content, "block {block}");
+        assert_eq!(nbd.read_block(block as u64), *content, "block {block}");
     }
 }
 
@@ -145,12 +130,12 @@ fn a_kill_while_changes_are_only_in_the_log_loses_nothing() {
     let daemon = Daemon::start_in(folder(), &configuration(", carry = \"writes\""));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     change(&daemon, OffloadAction::Start);
-    assert_eq!((write(&mut nbd, 5, 3), home(&daemon, 5)), (Some(0), 0));
+    assert_eq!((nbd.fill_block(5, 3), home(&daemon, 5)), (Some(0), 0));
     daemon.signal(libc::SIGKILL);
     let folder = daemon.wait().1;
     let daemon = Daemon::start_in(folder, &configuration(""));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(read(&mut nbd, 5), 3);
+    assert_eq!(nbd.read_block(5), 3);
     // Nobody carries it any more, so it returns.
     wait_for(&daemon, OffloadState::Resting);
     assert_eq!(home(&daemon, 5), 3);

@@ -15,7 +15,6 @@ use crate::process::{Daemon, command};
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
-const WRITE: u16 = 1;
 
 fn configuration(age: &str) -> String {
     format!(
@@ -41,20 +40,6 @@ fn layers(layers: Vec<LayerDefinition>) -> DiskChange {
     DiskChange { layers: Some(layers), ..DiskChange::default() }
 }
 
-fn write(nbd: &mut Nbd, block: u64, content: u8) -> Option<u32> {
-    let data = [content; BLOCK as usize];
-    if !nbd.send(WRITE, block, block * BLOCK, BLOCK as u32, &data) {
-        return None;
-    }
-    nbd.reply().map(|reply| reply.1)
-}
-
-fn read(nbd: &mut Nbd, block: u64) -> u8 {
-    let data = nbd.read(block * BLOCK, BLOCK as u32);
-    assert!(data.iter().all(|byte| *byte == data[0]), "a block is torn");
-    data[0]
-}
-
 #[test]
 fn acknowledged_writes_survive_a_kill() {
     let mut folder = tempfile::tempdir().unwrap();
@@ -69,11 +54,11 @@ fn acknowledged_writes_survive_a_kill() {
         for (disk, name) in ["a", "b"].into_iter().enumerate() {
             let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
             for (block, content) in expected[disk].iter().enumerate() {
-                assert_eq!(read(&mut nbd, block as u64), *content, "life {life}, {name} {block}");
+                assert_eq!(nbd.read_block(block as u64), *content, "life {life}, {name} {block}");
             }
         }
         let write = |nbd: &mut Nbd, block, content| {
-            assert_eq!(write(nbd, block, content), Some(0));
+            assert_eq!(nbd.fill_block(block, content), Some(0));
         };
         overwrite(&daemon, life, Duration::from_millis(300), BLOCK, write, &mut expected);
         daemon.signal(libc::SIGKILL);
@@ -101,7 +86,7 @@ fn a_log_of_another_disk_is_refused_with_a_remedy() {
     }
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    assert_eq!(nbd.fill_block(3, 7), Some(0));
     // A served disk cannot change from one log to another, and cannot shrink.
     let client = daemon.client();
     let refused = client.change_disk("a", &layers(vec![wal(&daemon, "other")])).unwrap_err();
@@ -180,7 +165,7 @@ fn a_log_volume_that_failed_once_is_used_again() {
     }
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    assert_eq!(nbd.fill_block(3, 7), Some(0));
     daemon.signal(libc::SIGKILL);
     let folder = daemon.wait().1;
     let log = folder.path().join("logs");
@@ -188,15 +173,15 @@ fn a_log_volume_that_failed_once_is_used_again() {
     rustix::fs::setxattr(&log, c"user.fathom.writes-lost", b"5 lost", flags).unwrap();
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(read(&mut nbd, 3), 7);
-    assert_eq!(write(&mut nbd, 4, 8), Some(0));
+    assert_eq!(nbd.read_block(3), 7);
+    assert_eq!(nbd.fill_block(4, 8), Some(0));
     drop(nbd);
     let folder = daemon.end();
     // All changes have been written home: the image is served without the layer.
     let alone = configuration("60s").replace("layers", "# layers");
     let daemon = Daemon::start_in(folder, &alone);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!((read(&mut nbd, 3), read(&mut nbd, 4)), (7, 8));
+    assert_eq!((nbd.read_block(3), nbd.read_block(4)), (7, 8));
 }
 
 /// After a kill the image is marked although all changes were written back: the daemon does not know
@@ -215,7 +200,7 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     };
     let daemon = Daemon::start_in(folder, &with_log);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    assert_eq!(nbd.fill_block(3, 7), Some(0));
     let used = || daemon.client().disk("a").unwrap().figure("wal", "used_bytes");
     daemon.until("the write-back", || used() == Some(0));
     daemon.signal(libc::SIGKILL);
@@ -240,7 +225,7 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     let folder = daemon.wait().1;
     assert!(!info(folder.path()).contains(&marked), "{}", info(folder.path()));
     let daemon = Daemon::start_in(folder, &without);
-    assert_eq!(read(&mut Nbd::connect(&daemon.path("nbd.sock"), "a"), 3), 7);
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").read_block(3), 7);
 }
 
 /// A mark in a file belongs to one image. Another one with the same name does not get the changes in the log.
@@ -252,7 +237,7 @@ fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
     }
     let daemon = Daemon::start_in(folder, &configuration("60s"));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    assert_eq!(write(&mut nbd, 3, 7), Some(0));
+    assert_eq!(nbd.fill_block(3, 7), Some(0));
     daemon.signal(libc::SIGKILL);
     let folder = daemon.wait().1;
     // As on a file system without extended attributes.
@@ -277,7 +262,7 @@ fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
     // It is the same image after all.
     std::fs::write(&beside, &mark).unwrap();
     let daemon = Daemon::start_in(folder, &configuration("60s"));
-    assert_eq!(read(&mut Nbd::connect(&daemon.path("nbd.sock"), "a"), 3), 7);
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").read_block(3), 7);
 }
 
 /// A disk that is removed can be added again immediately: its log is free.
@@ -291,13 +276,13 @@ fn a_disk_that_was_removed_is_added_again_with_its_log() {
     let client = daemon.client();
     for round in 0..5 {
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
-        assert_eq!(write(&mut nbd, 1, round + 1), Some(0));
+        assert_eq!(nbd.fill_block(1, round + 1), Some(0));
         drop(nbd);
         daemon.until("the client to disconnect", || client.remove_disk("b", false).is_ok());
         let report = client.reload().unwrap();
         assert!(report.refused.iter().all(|line| !line.contains("\"b\"")), "{report:?}");
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
-        assert_eq!(read(&mut nbd, 1), round + 1);
+        assert_eq!(nbd.read_block(1), round + 1);
     }
 }
 
@@ -334,9 +319,9 @@ fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
                     let mut count = 0_u64;
                     while !stop.load(Ordering::Relaxed) {
                         let at = count % 64;
-                        assert_eq!(read(&mut nbd, first + at), written[at as usize]);
+                        assert_eq!(nbd.read_block(first + at), written[at as usize]);
                         let content = (count / 64 % 250) as u8 + 1;
-                        assert_eq!(write(&mut nbd, first + at, content), Some(0));
+                        assert_eq!(nbd.fill_block(first + at, content), Some(0));
                         written[at as usize] = content;
                         count += 1;
                     }
@@ -363,7 +348,7 @@ fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
         stop.store(true, Ordering::Relaxed);
         let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-        assert_eq!(write(&mut nbd, 2000, 9), Some(0));
+        assert_eq!(nbd.fill_block(2000, 9), Some(0));
         let refused = client.change_disk("a", &layers(vec![])).unwrap_err().to_string();
         assert!(refused.contains("the layer `wal` cannot be removed"), "{refused}");
         daemon.until("the layer's problem is shown", || {
@@ -384,7 +369,7 @@ fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
             rounds(&after) >= rounds(&before) && rounds(&before) > Some(0),
             "it is the same log"
         );
-        assert_eq!(read(&mut nbd, 2000), 9);
+        assert_eq!(nbd.read_block(2000), 9);
         std::fs::remove_file(daemon.path("logs")).unwrap();
         daemon.until("a log that was deleted is shown", || {
             let problems = client.disk("a").unwrap().problems;
@@ -394,7 +379,7 @@ fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
         for (first, written, count) in written {
             assert!(count > 100, "{count} writes");
             for (at, content) in written.into_iter().enumerate() {
-                assert_eq!(read(&mut nbd, first + at as u64), content, "{first} {at}");
+                assert_eq!(nbd.read_block(first + at as u64), content, "{first} {at}");
             }
         }
     });

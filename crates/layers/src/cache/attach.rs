@@ -190,6 +190,13 @@ impl CacheVolume {
         self.keeper.access(|keeper| keeper.tables) + 1
     }
 
+    /// Sets the bits of all regions of a disk until the next tables are written. A queue of another disk may load
+    /// the tables now: because of the bits, it takes over no block of this disk after its blocks have left.
+    fn mark_all(&self, state: &DiskState) {
+        let tables = self.next_tables();
+        state.regions.access(|regions| regions.load_all(0, tables));
+    }
+
     /// Waits for the right to write pages outside of any queue, as long as for one request of the volume.
     fn turn(&self) -> Result<Turn<'_>, CacheError> {
         let end = Instant::now() + REQUEST_TIME_MAX;
@@ -242,10 +249,8 @@ impl CacheVolume {
         let turn = if self.is_kept { Some(self.turn()?) } else { None };
         let rejects = turn.is_some() && !is_unused;
         if rejects {
-            // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
-            // disk after the sweep. Nobody writes tables now: the next ones show that the blocks are gone.
-            let tables = self.next_tables();
-            state.regions.access(|regions| regions.load_all(0, tables));
+            // Nobody writes tables now: the next ones show that the blocks are gone.
+            self.mark_all(state);
         }
         self.sweep(state.number, 0);
         if turn.is_some() {
@@ -264,10 +269,7 @@ impl CacheVolume {
     /// one. The mark of its store has been removed.
     pub(super) fn detach(&self, state: &DiskState) -> Result<(), CacheError> {
         if self.is_kept {
-            // A queue of another disk may load the tables now: because of the bits, it takes over no block of this
-            // disk after the others have left.
-            let tables = self.next_tables();
-            state.regions.access(|regions| regions.load_all(0, tables));
+            self.mark_all(state);
         }
         // Also insertions that are in flight end without a block.
         self.drop_blocks(state.number);

@@ -584,7 +584,7 @@ impl Shard {
 
     /// Takes a block out of the cache.
     pub(super) fn forget(&mut self, key: u64) {
-        self.invalidate(key, u16::MAX, Reason::Discard);
+        self.take_out(key, Reason::Discard);
     }
 
     /// Takes a block out of the cache, for this reason.

@@ -17,7 +17,7 @@
 //! A slot that a read uses is not filled again before the read has ended. Each granule has a checksum in
 //! memory, so that a read finds bytes that are not those of the copy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +44,11 @@ fn copies(word: u64) -> u64 {
 
 fn version(word: u64) -> u64 {
     word / VERSION
+}
+
+/// The checksums of the granules of `bytes`.
+fn checksums(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(GRANULE as usize).map(crc32c::crc32c).collect()
 }
 
 /// The versions of blocks, by hash, and that of changes of many blocks.
@@ -258,6 +263,11 @@ impl Copies {
         Some(Fill { block, slot, version: version(before), version_of_many })
     }
 
+    /// The number of a slot's first granule.
+    fn granule(&self, slot: u32) -> usize {
+        ((u64::from(slot) << self.shift) / GRANULE) as usize
+    }
+
     /// Where a copy is written, in bytes from the start of the volume.
     pub(super) fn place(&self, fill: &Fill) -> u64 {
         self.base + (u64::from(fill.slot) << self.shift)
@@ -265,8 +275,7 @@ impl Copies {
 
     /// Notes the checksums of the bytes of a copy, before they are written.
     pub(super) fn note(&self, fill: &Fill, bytes: &[u8]) {
-        let first = ((u64::from(fill.slot) << self.shift) / GRANULE) as usize;
-        let sums: Vec<u32> = bytes.chunks(GRANULE as usize).map(crc32c::crc32c).collect();
+        let (first, sums) = (self.granule(fill.slot), checksums(bytes));
         self.index().sums[first..first + sums.len()].copy_from_slice(&sums);
     }
 
@@ -323,10 +332,9 @@ impl Copies {
     /// Ends a read of a copy. `bytes` are those that were read, or `None` after an error. Returns whether they
     /// are those of the copy; otherwise the copy is removed.
     pub(super) fn end_read(&self, read: &CopyRead, bytes: Option<&[u8]>) -> bool {
-        let sums: Option<Vec<u32>> =
-            bytes.map(|bytes| bytes.chunks(GRANULE as usize).map(crc32c::crc32c).collect());
+        let sums = bytes.map(checksums);
         let mut index = self.index();
-        let first = ((u64::from(read.slot) << self.shift) / GRANULE + read.granule) as usize;
+        let first = self.granule(read.slot) + read.granule as usize;
         let is_right =
             sums.as_ref().is_some_and(|sums| index.sums[first..first + sums.len()] == sums[..]);
         let count = match (is_right, bytes) {
@@ -338,17 +346,16 @@ impl Copies {
         if !is_right && index.blocks.get(&read.block) == Some(&read.slot) {
             self.remove(&mut index, read.block);
         }
-        self.unpin(&mut index, read.slot);
+        Self::unpin(&mut index, read.slot);
         is_right
     }
 
     /// A read of a copy never ends: its queue has.
     pub(super) fn abandon_read(&self, read: &CopyRead) {
-        self.unpin(&mut self.index(), read.slot);
+        Self::unpin(&mut self.index(), read.slot);
     }
 
-    #[expect(clippy::unused_self, reason = "the index is that of the copies")]
-    fn unpin(&self, index: &mut Index, slot: u32) {
+    fn unpin(index: &mut Index, slot: u32) {
         let place = &mut index.slots[slot as usize];
         place.pins -= 1;
         if place.pins == 0 && place.state == SlotState::Free {
@@ -361,7 +368,7 @@ impl Copies {
         let index = self.index();
         let missing =
             wanted.iter().filter(|block| !index.blocks.contains_key(block)).copied().collect();
-        let set: std::collections::HashSet<&u64> = wanted.iter().collect();
+        let set: HashSet<&u64> = wanted.iter().collect();
         let others = index.blocks.keys().filter(|block| !set.contains(block)).copied().collect();
         (missing, others)
     }
@@ -369,8 +376,6 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     const SHIFT: u32 = 13;

@@ -32,7 +32,7 @@ use fathom_block::{
 use serde::{Deserialize, Serialize};
 
 use crate::Wal;
-use crate::wal::{Claim, Completion, LogVolume, WalError, WalOptions};
+use crate::wal::{Claim, Completion, LogVolume, WalError, WalOptions, not_written_back};
 use copies::{Copies, CopyCounts, GRANULE};
 use gate::{Carry, Mode};
 use queue::OffloadQueue;
@@ -55,6 +55,16 @@ pub enum CarryKind {
 
 impl CarryKind {
     const ALL: [Self; 4] = [Self::Off, Self::Reads, Self::Writes, Self::Both];
+
+    /// The name in configurations and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Reads => "reads",
+            Self::Writes => "writes",
+            Self::Both => "both",
+        }
+    }
 
     /// Whether reads are carried.
     pub fn has_reads(self) -> bool {
@@ -95,8 +105,7 @@ impl Default for OffloadOptions {
 }
 
 /// What the layer does now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadState {
     /// Requests go straight to the disk beneath. The log is empty.
     Resting,
@@ -104,17 +113,6 @@ pub enum OffloadState {
     Carrying,
     /// The content of the log returns home.
     Returning,
-}
-
-impl OffloadState {
-    /// The name in statuses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Resting => "resting",
-            Self::Carrying => "carrying",
-            Self::Returning => "returning",
-        }
-    }
 }
 
 /// The state of the layer.
@@ -140,6 +138,8 @@ pub struct OffloadStatus {
     pub copies: u64,
     /// The number of copies that fit.
     pub copies_max: u64,
+    /// The length of a copy, in bytes; 0 without copies.
+    pub copy_length: u64,
     /// Copies that were made.
     pub copies_made: u64,
     /// Reads from copies.
@@ -271,6 +271,7 @@ impl Offload {
         let size =
             |of: fn(&Copies) -> usize| self.hot.as_ref().map_or(0, |hot| of(&hot.copies) as u64);
         let copies = [size(Copies::len), size(Copies::slots)];
+        let copy_length = self.hot.as_ref().map_or(0, |hot| hot.copies.block_size());
         let hits = count(|counts| counts.hits.load(Ordering::Relaxed));
         let made = count(|counts| counts.made.load(Ordering::Relaxed));
         let failed = count(|counts| {
@@ -297,6 +298,7 @@ impl Offload {
                 rounds: wal.rounds,
                 copies: copies[0],
                 copies_max: copies[1],
+                copy_length,
                 copies_made: made,
                 hits,
                 copies_failed: failed,
@@ -358,11 +360,7 @@ impl Layer for Offload {
                         .into(),
             });
         } else if let Some(kind) = status.home_failed {
-            let share = status.used * 100 / status.size.max(1);
-            problems.push(LayerProblem {
-                message: format!("its log, {share} % full, is not written back: {kind}"),
-                remedy: "repair the disk beneath: write-back then continues automatically".into(),
-            });
+            problems.push(not_written_back(status.used, status.size, kind));
         }
         let state = match status.state {
             OffloadState::Resting => 0,

@@ -1,6 +1,5 @@
 //! A queue's part of the layer: it chooses the way of each request.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, LayerQueue, Operation, Outcome, Request};
@@ -24,10 +23,6 @@ pub(super) struct OffloadQueue {
     held: Vec<Box<Request>>,
     /// The work on copies, if there are any.
     hot: Option<HotQueue>,
-}
-
-fn range(request: &Request) -> Range<u64> {
-    request.offset..request.offset + request.length
 }
 
 impl OffloadQueue {
@@ -67,7 +62,7 @@ impl OffloadQueue {
         has_waited: bool,
         next: &mut Crossing<'_>,
     ) {
-        let range = range(&request);
+        let range = request.range();
         let may_wait = may_wait && !next.is_draining();
         let now_ns = next.round_ns();
         let way = self.wal.inner.shared.access(|state| {
@@ -109,7 +104,7 @@ impl OffloadQueue {
     fn changed(&mut self, request: &mut Request, next: &Crossing<'_>) {
         let round = std::mem::take(next.word(request));
         if let Some(hot) = &self.hot {
-            hot.copies().end_change(&range(request));
+            hot.copies().end_change(&request.range());
         }
         if round == Carry::AT_REST {
             self.at_rest -= 1;
@@ -167,7 +162,7 @@ impl OffloadQueue {
 
     fn read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         let Some(hot) = &mut self.hot else { return self.pass_read(request, next) };
-        hot.count(&range(&request));
+        hot.count(&request.range());
         if !self.view.carries_reads() {
             return self.pass_read(request, next);
         }
@@ -222,7 +217,7 @@ impl LayerQueue for OffloadQueue {
                 self.at_rest += 1;
                 *next.word(&mut request) = Carry::AT_REST;
                 if let Some(hot) = &self.hot {
-                    hot.copies().begin_change(&range(&request), true);
+                    hot.copies().begin_change(&request.range(), true);
                 }
             }
             return next.submit(request);

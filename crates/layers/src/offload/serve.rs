@@ -118,8 +118,7 @@ impl HotQueue {
         request: Box<Request>,
         next: &mut Crossing<'_>,
     ) -> Option<Box<Request>> {
-        let range = request.offset..request.offset + request.length;
-        let Some(read) = self.hot.copies.begin_read(&range) else { return Some(request) };
+        let Some(read) = self.hot.copies.begin_read(&request.range()) else { return Some(request) };
         self.count += 1;
         let mut own = next.request();
         own.operation = Operation::Read;

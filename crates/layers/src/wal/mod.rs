@@ -130,7 +130,7 @@ impl State {
     /// A change has completed that was sent to the log. Returns whether the log rests now.
     fn end_change(&mut self, request: &Request) -> bool {
         if let Some(carry) = &mut self.carry {
-            carry.end_in_log(&(request.offset..request.offset + request.length));
+            carry.end_in_log(&request.range());
         }
         self.rest_if_empty()
     }
@@ -364,11 +364,7 @@ impl Layer for Wal {
                 ),
             });
         } else if let Some(kind) = status.home_failed {
-            let share = status.used * 100 / status.size.max(1);
-            problems.push(LayerProblem {
-                message: format!("its log, {share} % full, is not written back: {kind}"),
-                remedy: "repair the disk beneath: write-back then continues automatically".into(),
-            });
+            problems.push(not_written_back(status.used, status.size, kind));
         }
         let figures = vec![
             Figure::gauge("used_bytes", "Bytes of the log in use.", status.used),
@@ -403,6 +399,15 @@ impl Layer for Wal {
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
         Ok(LayerPart::queue(self.open_part("wal", context)?))
+    }
+}
+
+/// The problem of a log of `size` bytes, of which `used` are in use, whose last write-back round failed.
+pub(crate) fn not_written_back(used: u64, size: u64, kind: ErrorKind) -> LayerProblem {
+    let share = used * 100 / size.max(1);
+    LayerProblem {
+        message: format!("its log, {share} % full, is not written back: {kind}"),
+        remedy: "repair the disk beneath: write-back then continues automatically".into(),
     }
 }
 

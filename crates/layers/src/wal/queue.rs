@@ -507,7 +507,7 @@ impl WalQueue {
     }
 
     fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let range = request.offset..request.offset + request.length;
+        let range = request.range();
         let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
         let pin = self.inner.shared.access(|state| {
@@ -578,7 +578,7 @@ impl WalQueue {
 
     /// Answers from the log, or asks the disk beneath for a range that is not in the log.
     fn extents(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let range = request.offset..request.offset + request.length;
+        let range = request.range();
         let first = self.inner.shared.access(|state| state.log.map().first(range));
         let allocation = match first.source {
             Some(Source::Ring(_)) => Allocation::Data,

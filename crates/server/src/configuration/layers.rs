@@ -12,6 +12,9 @@ use serde_json::Value;
 
 use crate::logs::{OffloadDefinition, WalDefinition};
 
+/// The kinds of layers with a log.
+pub(crate) static LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
+
 /// All kinds: those of the crate `layers`, and those that need resources of the daemon.
 pub(crate) fn kinds() -> impl Iterator<Item = LayerKind> {
     let own = [LayerKind::of::<WalDefinition>(), LayerKind::of::<OffloadDefinition>()];
@@ -102,18 +105,24 @@ pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Prob
 /// The definition of a disk's write-ahead log, if it has one: that of its layer `wal` or `offload`, or the log of
 /// its cache.
 pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
-    let listed = |kind: &str| {
-        let layer = disk.layers.iter().find(|layer| layer.kind == kind)?;
-        Some(Value::Object(layer.options.clone()))
-    };
-    if let Some(options) = listed(WalDefinition::KIND) {
-        return serde_json::from_value(options).ok();
-    }
-    if let Some(options) = listed(OffloadDefinition::KIND) {
-        let offload: OffloadDefinition = serde_json::from_value(options).ok()?;
-        return Some(offload.log());
-    }
-    log_of_cache(disk)
+    let of_wal = options_of(disk);
+    of_wal.or_else(|| offload(disk).map(OffloadDefinition::log)).or_else(|| log_of_cache(disk))
+}
+
+/// The options of the layer `offload` of a disk, if it has one.
+pub(crate) fn offload(disk: &DiskDefinition) -> Option<OffloadDefinition> {
+    options_of(disk)
+}
+
+/// The options of the first layer of a kind that a disk lists. They have been checked.
+fn options_of<O: LayerOptions>(disk: &DiskDefinition) -> Option<O> {
+    disk.layers.iter().find_map(options)
+}
+
+/// The options of `layer`, if it is of their kind.
+fn options<O: LayerOptions>(layer: &LayerDefinition) -> Option<O> {
+    let options = (layer.kind == O::KIND).then(|| Value::Object(layer.options.clone()))?;
+    serde_json::from_value(options).ok()
 }
 
 /// The definition of the log that a cache in the mode `write-back` has.
@@ -129,11 +138,7 @@ fn log_of_cache(disk: &DiskDefinition) -> Option<WalDefinition> {
 
 /// The options of `layer`, if it is a cache with a log beneath it.
 fn cache_with_log(layer: &LayerDefinition) -> Option<CacheOptions> {
-    if layer.kind != CacheOptions::KIND {
-        return None;
-    }
-    let cache = serde_json::from_value(Value::Object(layer.options.clone())).ok();
-    cache.filter(CacheOptions::has_log)
+    options(layer).filter(CacheOptions::has_log)
 }
 
 /// Whether `layer` is a cache with a log beneath it.
@@ -143,8 +148,7 @@ pub(crate) fn has_log(layer: &LayerDefinition) -> bool {
 
 /// Checks a disk with a cache in the mode `write-back`.
 fn check_log_of_cache(disk: &DiskDefinition, place: &Place, problems: &mut Problems) {
-    let with_log = [WalDefinition::KIND, OffloadDefinition::KIND];
-    if let Some(layer) = disk.layers.iter().find(|layer| with_log.contains(&layer.kind.as_str())) {
+    if let Some(layer) = disk.layers.iter().find(|layer| LOG_KINDS.contains(&layer.kind.as_str())) {
         let message = format!(
             "the disk {:?} has a cache in the mode `write-back`, which has a log, and a layer `{}`",
             disk.name, layer.kind

@@ -18,11 +18,12 @@ use fathom_devices::contention::{
     Batch, Carriable, Contention, ContentionOptions, Source, Times, Verdict,
 };
 use fathom_layers::Offload;
-use fathom_layers::offload::{CarryKind, OffloadOptions, OffloadState as LayerState};
+use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
 
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
 use crate::background::Scheduled;
+use crate::configuration::layers;
 use crate::lock;
 use crate::logs::{AutoKind, OffloadDefinition};
 use crate::wiring::refusal;
@@ -119,7 +120,7 @@ fn carried(served: Arc<Served>) -> Option<Carried> {
     let (offload, options) = {
         let live = served.live();
         let offload = live.watchers.log.as_ref()?.offload.clone()?;
-        (offload, OffloadDefinition::of(&live.definition)?)
+        (offload, layers::offload(&live.definition)?)
     };
     Some(Carried { served, offload, options })
 }
@@ -139,7 +140,6 @@ impl Carried {
 
     fn report(&self, known: &Known) -> OffloadDisk {
         let status = self.offload.status();
-        let copy_length = 1 << OffloadOptions::default().block_shift;
         OffloadDisk {
             disk: self.name().to_owned(),
             vm: self.served.disk.vm().to_owned(),
@@ -148,14 +148,14 @@ impl Carried {
                 LayerState::Carrying => OffloadState::Carrying,
                 LayerState::Returning => OffloadState::Returning,
             },
-            carries: carries(self.options.carry).to_owned(),
+            carries: self.options.carry.name().to_owned(),
             by: known.starter.map(Starter::name).unwrap_or_default().to_owned(),
             since_unix_time_ns: known.since_unix_time_ns,
             starts: known.starts,
             log_used_bytes: status.used,
             log_size_bytes: status.size,
-            copies_used_bytes: status.copies * copy_length,
-            copies_size_bytes: status.copies_max * copy_length,
+            copies_used_bytes: status.copies * status.copy_length,
+            copies_size_bytes: status.copies_max * status.copy_length,
             carried: status.carried,
             hits: status.hits,
             bypassed: status.bypassed,
@@ -163,16 +163,6 @@ impl Carried {
             failure: status.log_failed.map(|kind| kind.to_string()).unwrap_or_default(),
             forecast: known.forecast.clone(),
         }
-    }
-}
-
-/// The name of what is carried.
-fn carries(kind: CarryKind) -> &'static str {
-    match kind {
-        CarryKind::Off => "off",
-        CarryKind::Reads => "reads",
-        CarryKind::Writes => "writes",
-        CarryKind::Both => "both",
     }
 }
 
@@ -282,7 +272,7 @@ fn start(disk: &Carried, known: &mut Known, starter: Starter) -> Result<(), Erro
         )
     })?;
     known.start(starter);
-    let what = carries(disk.options.carry);
+    let what = disk.options.carry.name();
     tracing::info!(disk = name, by = starter.name(), "its load is carried: {what}");
     Ok(())
 }

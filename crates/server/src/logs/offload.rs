@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fathom_block::Layer;
-use fathom_control::{Bytes, DiskDefinition, ModelDefinition, Nanoseconds};
+use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
 use fathom_layers::offload::{CarryKind, OffloadOptions};
 use fathom_layers::{LayerContext, LayerOptions};
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::WalDefinition;
 
@@ -72,12 +71,6 @@ impl Default for OffloadDefinition {
 }
 
 impl OffloadDefinition {
-    /// The options of the layer `offload` of a disk, if it has one.
-    pub(crate) fn of(disk: &DiskDefinition) -> Option<Self> {
-        let layer = disk.layers.iter().find(|layer| layer.kind == Self::KIND)?;
-        serde_json::from_value(Value::Object(layer.options.clone())).ok()
-    }
-
     /// The definition of the log.
     pub(crate) fn log(self) -> WalDefinition {
         WalDefinition {

@@ -20,13 +20,11 @@ use super::{Common, SEARCH_TIME_MAX, Watchers, names_layer, refusal, too_many_la
 use crate::background::Activity;
 use crate::caches::Host;
 use crate::configuration;
+use crate::configuration::layers::LOG_KINDS;
 use crate::daemon::placement_within;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
-use crate::logs::{OffloadDefinition, WalDefinition};
-
-/// The kinds of listed layers with a log.
-static LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition::KIND];
+use crate::logs::WalDefinition;
 
 /// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]
