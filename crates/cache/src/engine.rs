@@ -13,8 +13,8 @@
 //! while slots are free.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
-//! because entries are not linked both ways. Such a stale entry is dropped when its turn comes. At
-//! any time a slot has as many entries in the queues as its state has stale ones, and one more if it
+//! because entries are not linked both ways. Such a stale entry is dropped when its turn comes, unless the slot then
+//! has a block in the same queue, which takes this turn. At any time a slot has as many entries in the queues as its state has stale ones, and one more if it
 //! has a block. If a slot is reused while many stale entries exist, the block takes over a stale
 //! entry and its place.
 //!
@@ -33,6 +33,8 @@ use crate::slots::{QUEUES, STALE_MAX, SlotStates};
 /// The number of blocks that a search for a victim passes over. The next one is taken even if it
 /// has been hit, so that a search takes a bounded time.
 const STEPS_MAX: u32 = 512;
+/// The entries of each queue that are looked at for a block of another one.
+const SEARCH_MAX: u32 = 64;
 
 /// The small queue. The main queue consists of one queue for each level.
 const SMALL: usize = 0;
@@ -48,6 +50,13 @@ struct Pool {
     blocks: u32,
     /// The blocks that it keeps.
     share: u32,
+}
+
+/// The place of a block that the caller has taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    queue: usize,
+    hits: u8,
 }
 
 /// The queues.
@@ -170,8 +179,30 @@ impl Engine {
             && self.is_small_due();
         let skips = is_known || is_high || is_filling;
         let queue = if skips { main_queue(level) } else { SMALL };
+        self.enter(slot, queue, 0, group, pool);
+    }
+
+    /// A block of a pool whose content was written has been put into `slot`, which was free. `kept` is its place
+    /// before. It gets a place at the end of the same queue, which costs a round if the write is no use.
+    pub fn insert_again(&mut self, slot: u32, hash: u64, group: usize, pool: usize, kept: Kept) {
+        if slot as usize >= self.slots.count() {
+            return;
+        }
+        let Kept { queue, hits } = kept;
+        let hits = if self.ranks.is_use(group) { hits.checked_add(1) } else { hits.checked_sub(1) };
+        match hits {
+            Some(hits) => {
+                self.remove(slot, pool);
+                self.enter(slot, queue, hits, group, pool);
+            }
+            None => self.insert(slot, hash, group, pool),
+        }
+    }
+
+    /// The block in `slot`, which had none, enters a queue.
+    fn enter(&mut self, slot: u32, queue: usize, hits: u8, group: usize, pool: usize) {
         let mut state = self.slots.get(slot);
-        state.set_hits(0);
+        state.set_hits(hits);
         state.set_group(group);
         state.set_queue(Some(queue));
         let stale = state.stale();
@@ -185,15 +216,15 @@ impl Engine {
         self.count(pool, queue, true);
     }
 
-    /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it.
-    pub fn remove(&mut self, slot: u32, pool: usize) {
+    /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it. Returns its place.
+    pub fn remove(&mut self, slot: u32, pool: usize) -> Option<Kept> {
         let mut state = self.slots.get(slot);
-        if let Some(queue) = state.queue() {
-            state.set_queue(None);
-            state.set_stale(state.stale() + 1);
-            self.slots.set(slot, state);
-            self.count(pool, queue, false);
-        }
+        let queue = state.queue()?;
+        state.set_queue(None);
+        state.set_stale(state.stale() + 1);
+        self.slots.set(slot, state);
+        self.count(pool, queue, false);
+        Some(Kept { queue, hits: state.hits() })
     }
 
     /// Takes a block out of the queues, so that its slot is free for a block of the pool `wanting`, or
@@ -226,6 +257,7 @@ impl Engine {
             }
             state.set_queue(None);
             self.slots.set(slot, state);
+            self.extra -= usize::from(state.stale() > 0);
             self.count(pool, queue, false);
             if queue == SMALL {
                 self.ghost.insert(hash(slot));
@@ -301,37 +333,51 @@ impl Engine {
         pool_of: &impl Fn(u32) -> usize,
     ) -> Option<(u32, usize)> {
         while let Some(slot) = self.queues.pop(pool * QUEUES + queue) {
-            match self.entry(slot, pool_of) {
+            match self.entry(slot, (pool, queue), pool_of) {
                 Some(found) if found == (pool, queue) => return Some((slot, queue)),
                 Some((other, found)) => self.push(other, found, slot),
                 None => {}
             }
         }
-        // The blocks have taken over stale entries of other queues, or have come from another pool.
-        for list in 0..self.pools.len() * QUEUES {
-            for _ in 0..self.queues.length(list) {
-                let Some(slot) = self.queues.pop(list) else { break };
-                match self.entry(slot, pool_of) {
-                    Some((other, found)) if other == pool => return Some((slot, found)),
-                    Some((other, found)) => self.push(other, found, slot),
-                    None => {}
+        // The blocks have taken over stale entries of other queues, or have come from another pool. The next
+        // entries of each queue are looked at without a loss for other blocks, and then all.
+        for (is_any, entries_max) in [(false, SEARCH_MAX), (true, u32::MAX)] {
+            for list in 0..self.pools.len() * QUEUES {
+                for _ in 0..self.queues.length(list).min(entries_max) {
+                    let Some(slot) = self.queues.pop(list) else { break };
+                    match self.entry(slot, (list / QUEUES, list % QUEUES), pool_of) {
+                        Some((other, found)) if other == pool && (is_any || found == queue) => {
+                            return Some((slot, found));
+                        }
+                        Some((other, found)) => self.push(other, found, slot),
+                        None => {}
+                    }
                 }
             }
         }
         None
     }
 
-    /// The pool and the queue of the block of an entry that was taken out of a queue; `None` if the
-    /// entry is stale.
-    fn entry(&mut self, slot: u32, pool_of: &impl Fn(u32) -> usize) -> Option<(usize, usize)> {
+    /// The pool and the queue of the block of an entry that was taken out of the queue `from` of a pool; `None` if
+    /// the entry is stale.
+    fn entry(
+        &mut self,
+        slot: u32,
+        from: (usize, usize),
+        pool_of: &impl Fn(u32) -> usize,
+    ) -> Option<(usize, usize)> {
         let mut state = self.slots.get(slot);
-        if state.stale() == 0 {
-            let queue = state.queue()?;
-            return Some((if self.pools.len() == 1 { 0 } else { pool_of(slot) }, queue));
+        let found = state.queue().map(|queue| {
+            let pool = if self.pools.len() == 1 { 0 } else { pool_of(slot) };
+            (pool, queue)
+        });
+        if state.stale() == 0 || found == Some(from) {
+            // A stale entry in the queue of its block is as good as the block's own, which is stale then.
+            return found;
         }
         state.set_stale(state.stale() - 1);
         self.slots.set(slot, state);
-        let rest = state.stale() + u8::from(state.queue().is_some());
+        let rest = state.stale() + u8::from(found.is_some());
         self.extra -= usize::from(rest > 0);
         None
     }

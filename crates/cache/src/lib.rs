@@ -43,11 +43,12 @@ pub use fuzz::fuzz_volume;
 pub use hits::Hits;
 pub use inspect::{CachedBlock, DiskSummary, Inspection};
 pub use recent::RecentCurve;
-pub use replacement::{DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX};
+pub use replacement::{
+    DISK_SHIFT, Kept, Policy, Replacement, ReplacementOptions, SHARES_MAX, SLOTS_MAX,
+};
 pub use seams::{Continued, Seams};
 pub use simulation::{
-    Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk,
-    WRITE_INSERTED_MAX, WriteMode, key,
+    Action, ClassCounts, SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode, key,
 };
 pub use slots::SlotStates;
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::access::Access;
+use crate::access::{Access, CLASS_TABLE};
 use crate::engine::Engine;
+pub use crate::engine::Kept;
 use crate::hash;
 use crate::hits::Hits;
 use crate::learner::Learner;
@@ -35,6 +36,22 @@ pub enum Policy {
     /// The cost of a miss of each class, and how soon its blocks are used again, are learned.
     #[default]
     Auto,
+}
+
+/// The longest write whose blocks are inserted, in bytes, and the longest one of rows of databases if the policy
+/// knows of them: rows that are written and not in the guest's memory are soon read, and a guest's kernel combines
+/// its writes to longer requests. What a longer one writes leaves the cache.
+const WRITE_INSERTED_MAX: u64 = 1 << 20;
+const TABLE_INSERTED_MAX: u64 = 4 << 20;
+
+impl Policy {
+    /// The longest write of a class whose blocks are inserted, in bytes. What a longer one writes leaves the cache.
+    pub fn write_inserted_max(self, class: u8) -> u64 {
+        match self {
+            Self::Sky | Self::Auto if class == CLASS_TABLE => TABLE_INSERTED_MAX,
+            _ => WRITE_INSERTED_MAX,
+        }
+    }
 }
 
 /// The options of a [`Replacement`].
@@ -190,10 +207,19 @@ impl Replacement {
         class(self.engine.group(slot))
     }
 
-    /// The caller has taken the block out of `slot`. The ghosts do not remember it.
-    pub fn remove(&mut self, slot: u32, key: u64) {
+    /// The caller has taken the block out of `slot`. The ghosts do not remember it. Returns its place, for
+    /// [`insert_again`](Self::insert_again) if its content is replaced.
+    pub fn remove(&mut self, slot: u32, key: u64) -> Option<Kept> {
         let pool = self.pool(key);
-        self.engine.remove(slot, pool);
+        self.engine.remove(slot, pool)
+    }
+
+    /// The new content of the block of `key` has been put into `slot`, which was free. `kept` is the place of the
+    /// block before its content was written: that is a hit of the block, although its slot may be another one.
+    pub fn insert_again(&mut self, slot: u32, key: u64, access: &Access, kept: Kept) {
+        let (pool, group) = (self.pool(key), group(access));
+        self.engine.insert_again(slot, hash(key), group, pool, kept);
+        self.learn(key, group, access);
     }
 
     /// Takes a block out of the queues, so that its slot is free for the block of the key `wanting`, or

@@ -5,16 +5,13 @@ use std::collections::HashMap;
 
 use crate::access::{Access, CLASSES};
 use crate::cost::{MissCost, share};
-use crate::replacement::{Replacement, ReplacementOptions, SLOTS_MAX};
+use crate::replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
 use crate::seams::{Continued, Seams};
 
 /// The blocks of a disk that a key can tell apart, as a power of two.
 const BLOCK_BITS: u32 = 44;
 /// The disks whose last requests are remembered.
 const DISKS_MAX: usize = 1 << 16;
-/// The longest write whose blocks are inserted, in bytes. What a longer one writes leaves the cache.
-pub const WRITE_INSERTED_MAX: u64 = 1 << 20;
-
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -142,6 +139,7 @@ pub struct Simulation<D> {
     slots_max: u32,
     block: u64,
     mode: WriteMode,
+    policy: Policy,
     disk: D,
     cost: MissCost,
     /// The end of the last request to each disk.
@@ -170,6 +168,7 @@ impl<D: SlowDisk> Simulation<D> {
             slots_max,
             block: block.max(1),
             mode,
+            policy: options.policy,
             disk,
             cost: MissCost::new(),
             ends: HashMap::new(),
@@ -268,7 +267,8 @@ impl<D: SlowDisk> Simulation<D> {
         let mut access =
             Access { class: request.class, is_write: true, is_sequential, ..Access::default() };
         let ends = (*blocks.start(), *blocks.end());
-        let mode = if length > WRITE_INSERTED_MAX { WriteMode::Around } else { self.mode };
+        let is_short = length <= self.policy.write_inserted_max(request.class);
+        let mode = if is_short { self.mode } else { WriteMode::Around };
         for block in blocks {
             let key = key(disk, block);
             self.counts.classes[class].writes += 1;

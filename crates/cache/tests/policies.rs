@@ -3,7 +3,7 @@
 
 use fathom_cache::{
     Action, CLASS_INDEX, CLASS_JOURNAL, CLASS_TABLE, CLASS_UNKNOWN, Policy, ReplacementOptions,
-    SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WRITE_INSERTED_MAX, WriteMode,
+    SimulatedRequest, Simulation, SimulationCounts, SlowDisk, WriteMode,
 };
 
 const BLOCK: u64 = 4096;
@@ -268,14 +268,23 @@ fn sky_does_not_admit_journals() {
 
 #[test]
 fn a_long_write_leaves_nothing_in_the_cache() {
-    let blocks = WRITE_INSERTED_MAX / BLOCK;
-    let read = request(Action::Read, 0, blocks + 1, 0);
-    // The first read has the hits of the write before it, the second those of the first read too.
-    for (count, read_hits) in [(blocks, 2 * blocks + 1), (blocks + 1, 0)] {
-        let write = request(Action::Write, 0, count, 0);
-        let counts = run(Policy::None, 4000, &[write, read, write, read]);
-        let found = counts.classes[0];
-        assert_eq!((found.read_hits, found.write_hits), (read_hits, count), "{count} blocks");
+    // Rows of databases, and other classes. The policy `sky` does not sift them.
+    for (policy, class, length_max) in [
+        (Policy::None, 0, 1 << 20),
+        (Policy::None, CLASS_TABLE, 1 << 20),
+        (Policy::Sky, 4, 1 << 20),
+        (Policy::Sky, CLASS_TABLE, 4 << 20),
+    ] {
+        assert_eq!(policy.write_inserted_max(class), length_max);
+        let blocks = length_max / BLOCK;
+        let read = request(Action::Read, 0, blocks + 1, class);
+        // The first read has the hits of the write before it, the second those of the first read too.
+        for (count, read_hits) in [(blocks, 2 * blocks + 1), (blocks + 1, 0)] {
+            let write = request(Action::Write, 0, count, class);
+            let counts = run(policy, 4000, &[write, read, write, read]);
+            let found = counts.classes[usize::from(class)];
+            assert_eq!((found.read_hits, found.write_hits), (read_hits, count), "{count} blocks");
+        }
     }
 }
 

@@ -36,18 +36,36 @@ impl Cache {
             return true;
         }
         if self.replacement.admits(key, access) {
-            let slot = self.free.pop().unwrap_or_else(|| {
-                let slot = self.replacement.victim(None, |slot| self.keys[slot as usize].unwrap());
-                let slot = slot.expect("a full cache has a victim");
-                let old = self.keys[slot as usize].take().expect("a victim has a block");
-                assert_eq!(self.index.remove(&old), Some(slot));
-                slot
-            });
+            let slot = self.slot();
             self.keys[slot as usize] = Some(key);
             self.index.insert(key, slot);
             self.replacement.insert(slot, key, access);
         }
         false
+    }
+
+    /// A free slot.
+    fn slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            let slot = self.replacement.victim(None, |slot| self.keys[slot as usize].unwrap());
+            let slot = slot.expect("a full cache has a victim");
+            let old = self.keys[slot as usize].take().expect("a victim has a block");
+            assert_eq!(self.index.remove(&old), Some(slot));
+            slot
+        })
+    }
+
+    /// Writes a block, whose content gets into another slot if it is in the cache. Returns whether it is.
+    fn overwrite(&mut self, key: u64, access: &Access) -> bool {
+        let Some(before) = self.index.remove(&key) else { return self.request(key, access) };
+        let kept = self.replacement.remove(before, key).expect("the slot has a block");
+        self.keys[before as usize] = None;
+        let slot = self.slot();
+        self.free.push(before);
+        self.keys[slot as usize] = Some(key);
+        self.index.insert(key, slot);
+        self.replacement.insert_again(slot, key, access, kept);
+        true
     }
 
     fn discard(&mut self, key: u64) {
@@ -106,14 +124,16 @@ fn calls_in_a_wrong_order_do_not_panic() {
         let mut random = fastrand::Rng::with_seed(seed);
         let slots = random.u32(1..50);
         let mut replacement = Replacement::new(&options(POLICIES[seed as usize % 3]), slots);
+        let mut kept = None;
         for _ in 0..20_000 {
             let access = Access { class: random.u8(..), ..Access::default() };
             let (slot, key) = (random.u32(0..slots + 3), random.u64(0..100));
-            match random.u32(0..5) {
+            match random.u32(0..6) {
                 0 => replacement.hit(slot, key, &access),
                 1 => _ = replacement.admits(key, &access),
                 2 => replacement.insert(slot, key, &access),
-                3 => replacement.remove(slot, key),
+                3 => kept = replacement.remove(slot, key).or(kept),
+                4 => _ = kept.map(|kept| replacement.insert_again(slot, key, &access, kept)),
                 _ => _ = replacement.victim(Some(key), u64::from),
             }
             assert!(replacement.len() <= slots);
@@ -163,4 +183,46 @@ fn a_scan_does_not_displace_what_is_used() {
         }
         assert!(hits > 9_500, "{policy:?}: {hits} of 10000");
     }
+}
+
+/// A scan of ten times the cache, while a part of the blocks in use is written, and all are read.
+#[test]
+fn what_is_written_keeps_its_place() {
+    for policy in POLICIES {
+        let mut cache = Cache::new(policy, 1000);
+        let access = Access { miss_ns: 1_000_000, ..Access::default() };
+        let write = Access { is_write: true, ..Access::default() };
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..20_000 {
+            cache.request(random.u64(0..800), &access);
+        }
+        let mut hits = 0;
+        for key in 0..10_000 {
+            cache.request(1_000_000 + key, &access);
+            let key = random.u64(0..800);
+            hits += u32::from(match random.u32(0..3) {
+                0 => cache.request(key, &access),
+                _ => cache.overwrite(key, &write),
+            });
+        }
+        assert!(hits > 9_500, "{policy:?}: {hits} of 10000");
+    }
+}
+
+/// Writes of a known class are no uses: blocks that are only written leave.
+#[test]
+fn what_is_only_written_leaves() {
+    let mut cache = Cache::new(Policy::Auto, 1000);
+    let read = Access { class: 2, miss_ns: 1_000_000, ..Access::default() };
+    let write = Access { class: 2, is_write: true, ..Access::default() };
+    for key in (0..500).chain(0..500).chain(0..500) {
+        cache.request(key, &read);
+    }
+    let mut random = fastrand::Rng::with_seed(1);
+    for key in 0..50_000 {
+        cache.overwrite(random.u64(0..500), &write);
+        cache.request(1_000_000 + key % 900, &read);
+    }
+    let left = (0..500).filter(|key| cache.index.contains_key(key)).count();
+    assert!(left < 250, "{left} of 500");
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
-use fathom_cache::{Access, Touch, WRITE_INSERTED_MAX};
+use fathom_cache::{Access, Continued, Touch};
 
+use super::class::class;
 use super::insert::Part;
 use super::queue::{CacheQueue, purpose};
 use super::shard::Reason;
@@ -25,6 +26,8 @@ pub(super) struct Changing {
     /// For a change of many blocks: its number in each shard.
     pub(super) ranges: Vec<u64>,
     access: Access,
+    /// The blocks that a request shortly before it has used.
+    continued: Continued,
 }
 
 impl CacheQueue {
@@ -85,8 +88,7 @@ impl CacheQueue {
             self.follow_write(&request);
         }
         let access = self.access(&request);
-        // A read may continue where it ends.
-        self.continued(&request);
+        let continued = self.continued(&request);
         let size = u64::from(volume.format.block_size);
         let count = (offset + length).div_ceil(size) - offset / size;
         let reason = match request.operation {
@@ -110,10 +112,11 @@ impl CacheQueue {
         let inserts = request.operation == Operation::Write
             && inner.mode().inserts_writes()
             && ranges.is_empty()
-            && length <= WRITE_INSERTED_MAX
+            && length <= volume.policy.write_inserted_max(access.class)
             && volume.is_loaded()
             && volume.reserve_copy(length);
-        let mut changing = Changing { offset, length, request: None, copied: 0, ranges, access };
+        let mut changing =
+            Changing { offset, length, request: None, copied: 0, ranges, access, continued };
         if !inserts {
             self.changes.insert(number, changing);
             *next.word(&mut request) = number;
@@ -153,8 +156,9 @@ impl CacheQueue {
         let size = u64::from(self.inner.volume.format.block_size);
         let blocks = (request.offset / size, (request.offset + request.length).div_ceil(size));
         let is_write = request.operation == Operation::Write;
+        let length_max = self.inner.volume.policy.write_inserted_max(class(&request.insight));
         let inserts =
-            is_write && request.length <= WRITE_INSERTED_MAX && self.inner.mode().inserts_writes();
+            is_write && request.length <= length_max && self.inner.mode().inserts_writes();
         let touch = if inserts { Touch::Insertion } else { Touch::Removal };
         self.account.change(&request.insight, blocks, touch, now_ns);
     }
@@ -188,8 +192,9 @@ impl CacheQueue {
         let Some(changing) = self.changes.remove(&number) else { return };
         let inner = Arc::clone(&self.inner);
         let volume = &inner.volume;
-        let Changing { offset, length, access, .. } = changing;
+        let Changing { offset, length, access, continued, .. } = changing;
         let size = u64::from(volume.format.block_size);
+        let ends = (offset / size, (offset + length).saturating_sub(1) / size);
         let mut parts = self.parts();
         if changing.ranges.is_empty() {
             for (block, start, length) in Self::blocks(offset, length, size) {
@@ -197,6 +202,7 @@ impl CacheQueue {
                 let shard = volume.shard_of(key);
                 let mask = Self::covered(start, length, size);
                 let inserts = data.is_some() && outcome.is_ok() && mask != 0;
+                let access = Access { is_continued: continued.is_of(block, ends), ..access };
                 let access = (inserts && volume.is_usable()).then_some(&access);
                 let number = volume.shard(shard).end_change(key, access);
                 if number != 0 {

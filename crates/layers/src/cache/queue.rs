@@ -1,26 +1,25 @@
-//! A queue's reads, and what its requests have in common.
+//! What the requests of a queue have in common.
+
+mod read;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use fathom_block::{
-    CacheHit, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId,
-    Waker, Work, faults,
+    Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId, Waker,
+    Work,
 };
 use fathom_cache::{Access, Continued, Hits, MissCost, Seams};
 use hashbrown::HashMap;
 
 use super::Inner;
 use super::account::{Account, Looked};
-use super::ahead::{Ahead, Followed, Parked};
+use super::ahead::Ahead;
 use super::change::Changing;
 use super::class::class;
-use super::format::{BLOCK_BITS, GRANULE, checksum};
-use super::hit::AtOnce;
+use super::format::{BLOCK_BITS, GRANULE};
 use super::insert::{Inserting, Part, SPARE_MAX, SpareRooms};
 use super::load::Loading;
-use super::shard::Lookup;
 use super::sweep::Sweeps;
 use super::tables::Writing;
 
@@ -236,242 +235,6 @@ impl CacheQueue {
         mask(start.div_ceil(granule), (start + length) / granule)
     }
 
-    fn read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        if !self.inner.volume.is_usable() {
-            return next.submit(request);
-        }
-        let mut access = self.access(&request);
-        let continued = self.continued(&request);
-        let begin_ns = next.round_ns();
-        self.last_end = request.offset + request.length;
-        if !self.is_on_its_way(&request) {
-            // That is for reads of one block.
-            access.is_continued = continued.first || continued.last;
-            let (request, is_missed) = match self.serve_at_once(request, &access, begin_ns, next) {
-                AtOnce::Served => return,
-                AtOnce::Missed(request) => (request, true),
-                AtOnce::Unknown(request) => (request, false),
-            };
-            let begin = Begin { time_ns: begin_ns, was_parked: false, is_missed, continued };
-            return self.serve(request, access, begin, next);
-        }
-        if let Some(wanted) = self.follow(&request, &access, false).wanted {
-            self.read_ahead(&wanted, next);
-        }
-        self.park(request, access, begin_ns);
-    }
-
-    /// Continues a read that has waited for a read-ahead.
-    pub(super) fn read_parked(&mut self, parked: Parked, next: &mut Crossing<'_>) {
-        let Parked { request, access, begin_ns, .. } = parked;
-        if !self.inner.volume.is_usable() {
-            return next.submit(request);
-        }
-        // Its blocks have been read ahead, so that this is their first use.
-        let continued = Continued::default();
-        let begin = Begin { time_ns: begin_ns, was_parked: true, is_missed: false, continued };
-        self.serve(request, access, begin, next);
-    }
-
-    /// Answers a read from the cache, and otherwise from home.
-    fn serve(
-        &mut self,
-        mut request: Box<Request>,
-        mut access: Access,
-        begin: Begin,
-        next: &mut Crossing<'_>,
-    ) {
-        let Begin { time_ns: begin_ns, was_parked, is_missed, continued } = begin;
-        let mut parts = self.parts();
-        let volume = &self.inner.volume;
-        let inserts = self.inner.mode().inserts_reads();
-        let size = u64::from(volume.format.block_size);
-        let mut hits = std::mem::take(&mut self.spare_hits);
-        let mut hit_bytes = 0;
-        let mut hit_blocks = 0;
-        let last = request.offset.saturating_add(request.length.saturating_sub(1));
-        let shift = size.trailing_zeros();
-        let ends = (request.offset >> shift, last >> shift);
-        for (block, start, length) in Self::blocks(request.offset, request.length, size) {
-            let key = self.key(block);
-            access.is_continued = continued.is_of(block, ends);
-            let shard = volume.shard_of(key);
-            let covered = Self::covered(start, length, size);
-            let wanted = Self::touched(start, length, size);
-            // What a volume returns is compared with checksums, which are those of whole granules.
-            let is_servable = !volume.is_kept || covered == wanted;
-            let is_looked_up = is_servable && !is_missed;
-            let hit = if is_looked_up { volume.hit(shard, key, wanted, &access) } else { None };
-            let found = if !is_servable {
-                Lookup::Miss(0)
-            } else if let Some(slot) = hit {
-                self.hits.observe(key, &access, begin_ns);
-                Lookup::Hit(slot)
-            } else {
-                self.hits.settle();
-                volume.shard(shard).read(key, wanted, &access, inserts && covered != 0)
-            };
-            match found {
-                Lookup::Hit(slot) => {
-                    hit_bytes += length;
-                    hit_blocks += 1;
-                    hits.push(Hit { key, shard, slot, start, length });
-                }
-                Lookup::Miss(0) => {}
-                Lookup::Miss(number) => {
-                    parts.push(Part { key, shard, number, mask: covered, block: block * size });
-                }
-            }
-        }
-        let blocks =
-            (request.offset >> shift, (request.offset + request.length + size - 1) >> shift);
-        let counted = (request.length, hit_bytes, u64::from(access.miss_ns) * hit_blocks);
-        let looked =
-            self.account.read_begins(&request.insight, access.class, blocks, counted, begin_ns);
-        let whole = request.length == hit_bytes;
-        let followed =
-            if was_parked { Followed::default() } else { self.follow(&request, &access, !whole) };
-        request.course.cache_hit = match hit_bytes {
-            _ if whole => CacheHit::Hit,
-            0 => CacheHit::Miss,
-            _ => CacheHit::Part,
-        };
-        let copied = if whole { self.copy(&hits, &mut request, next) } else { None };
-        if let Some(outcome) = copied {
-            self.unpin(&hits);
-            hits.clear();
-            self.spare_hits = hits;
-            self.keep_parts(parts);
-            next.complete(request, outcome);
-        } else {
-            let (is_hit, is_other) = (whole, followed.is_other);
-            let reading = Reading {
-                request: None,
-                hits,
-                parts,
-                access,
-                looked,
-                is_hit,
-                begin_ns,
-                sent_ns: 0,
-                is_other,
-            };
-            self.begin_read(request, reading, next);
-        }
-        if let Some(wanted) = followed.wanted {
-            self.read_ahead(&wanted, next);
-        }
-    }
-
-    /// Begins a read of slots, of home, or of both.
-    fn begin_read(
-        &mut self,
-        mut request: Box<Request>,
-        mut reading: Reading,
-        next: &mut Crossing<'_>,
-    ) {
-        if !reading.parts.is_empty() && !self.inner.volume.reserve_copy(request.length) {
-            self.cancel(&mut reading.parts);
-        }
-        if reading.is_other {
-            self.other_begins();
-        }
-        if reading.parts.is_empty() && reading.hits.is_empty() {
-            self.spare_hits = reading.hits;
-            self.keep_parts(reading.parts);
-            // Its end is counted, too.
-            *next.word(&mut request) = reading.begin_ns << 1 | u64::from(reading.is_other);
-            return next.submit(request);
-        }
-        self.count += 1;
-        let number = self.count;
-        if reading.parts.is_empty() {
-            *next.word(&mut request) = number;
-            self.send(request, &reading.hits, next);
-            self.reads.insert(number, reading);
-            return;
-        }
-        // The data goes into the cache, so that it must not be in memory that the guest can change.
-        let mut own = next.request();
-        own.operation = Operation::Read;
-        (own.offset, own.length) = (request.offset, request.length);
-        own.inherit(&request, 0);
-        own.buffers.allocate(request.length as usize);
-        *next.word(&mut own) = number;
-        own.token = number << purpose::BITS | purpose::FILL;
-        if reading.hits.is_empty() {
-            reading.sent_ns = next.round_ns();
-            next.submit(own);
-        } else {
-            self.send(own, &reading.hits, next);
-        }
-        reading.request = Some(request);
-        self.reads.insert(number, reading);
-    }
-
-    /// Copies all of a read out of a cache in memory. `None` if the cache is not in memory. No lock is
-    /// held meanwhile: the guest's memory may have to be fetched first.
-    #[inline]
-    fn copy(
-        &self,
-        hits: &[Hit],
-        request: &mut Request,
-        next: &mut Crossing<'_>,
-    ) -> Option<Outcome> {
-        let volume = &self.inner.volume;
-        // What a volume returns is compared with checksums.
-        if volume.is_kept {
-            return None;
-        }
-        let size = u64::from(volume.format.block_size);
-        let mut outcome = Ok(());
-        for hit in hits {
-            let place = volume.place(hit.shard, hit.slot) + (hit.start & (size - 1));
-            let from = hit.start - request.offset;
-            let copied = next.read_now(self.store, place, request, from..from + hit.length)?;
-            outcome = outcome.and(copied);
-        }
-        Some(outcome)
-    }
-
-    /// Sends the parts of a read to the slots that have them, and the rest to the disk beneath.
-    fn send(&mut self, request: Box<Request>, hits: &[Hit], next: &mut Crossing<'_>) {
-        let volume = &self.inner.volume;
-        let size = u64::from(volume.format.block_size);
-        let (offset, end) = (request.offset, request.offset + request.length);
-        let split = next.split(request);
-        let mut at = offset;
-        let mut index = 0;
-        while at < end {
-            let upto = hits.get(index).map_or(end, |hit| hit.start);
-            if at < upto {
-                let piece = next.piece(split, at - offset, upto - at);
-                next.submit(piece);
-                at = upto;
-                continue;
-            }
-            let first = hits[index];
-            let place = volume.place(first.shard, first.slot) + first.start % size;
-            let mut length = first.length;
-            index += 1;
-            // Adjacent slots are read together.
-            while let Some(hit) = hits.get(index) {
-                let is_next = hit.start == first.start + length
-                    && volume.place(hit.shard, hit.slot) + hit.start % size == place + length;
-                if !is_next {
-                    break;
-                }
-                length += hit.length;
-                index += 1;
-            }
-            let mut piece = next.piece(split, at - offset, length);
-            piece.offset = place;
-            next.submit_to(self.store, piece);
-            at += length;
-        }
-        next.join(split);
-    }
-
     /// Gives expected insertions up.
     pub(super) fn cancel(&self, parts: &mut Vec<Part>) {
         for part in parts.drain(..) {
@@ -490,122 +253,6 @@ impl CacheQueue {
             parts.clear();
             self.spare_parts.push(parts);
         }
-    }
-
-    fn unpin(&self, hits: &[Hit]) {
-        for hit in hits {
-            self.inner.volume.unpin(hit.shard, hit.slot);
-        }
-    }
-
-    /// The first hit whose content is not what the cache has noted. `data` has the request from
-    /// `offset` on.
-    fn wrong(&mut self, data: &Request, hits: &[Hit]) -> Option<Hit> {
-        let volume = &self.inner.volume;
-        if !volume.is_kept {
-            return None;
-        }
-        let (size, granule) = (u64::from(volume.format.block_size), u64::from(GRANULE));
-        self.scratch.resize(GRANULE as usize, 0);
-        for hit in hits {
-            let covered = Self::covered(hit.start, hit.length, size);
-            for number in (0..16).filter(|number| covered >> number & 1 == 1) {
-                let place = hit.start / size * size + number * granule;
-                data.buffers.copy_to(place - data.offset, &mut self.scratch);
-                let noted = volume.shard(hit.shard).sum(hit.slot, number as usize);
-                if checksum(&self.scratch) != noted {
-                    return Some(*hit);
-                }
-            }
-        }
-        None
-    }
-
-    /// A read has its data.
-    fn end_read(&mut self, mut data: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let number = std::mem::take(next.word(&mut data));
-        let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
-        let Reading { request, mut hits, mut parts, access, looked, is_hit, .. } = reading;
-        let (begin_ns, sent_ns) = (reading.begin_ns, reading.sent_ns);
-        if reading.is_other {
-            self.other_ends();
-        }
-        if outcome.is_ok() {
-            let time_ns = next.round_ns().saturating_sub(begin_ns);
-            self.account.read_ended(looked, is_hit, time_ns);
-        }
-        if sent_ns != 0 && outcome.is_ok() {
-            let time_ns = next.round_ns().saturating_sub(sent_ns);
-            let blocks = self.count_of(data.length);
-            self.cost.observe(access.is_sequential, blocks, time_ns);
-        }
-        let wrong = if outcome.is_ok() { self.wrong(&data, &hits) } else { None };
-        // A store that has failed was reported before.
-        let is_again = wrong.is_some() || outcome.is_err() && self.inner.volume.has_failed();
-        if let Some(wrong) = wrong {
-            self.inner.mismatches.fetch_add(1, Ordering::Relaxed);
-            let at = hits.iter().position(|hit| hit.slot == wrong.slot && hit.key == wrong.key);
-            if let Some(at) = at {
-                hits.swap_remove(at);
-            }
-            self.probe(wrong, next);
-        }
-        self.unpin(&hits);
-        hits.clear();
-        self.spare_hits = hits;
-        let Some(mut request) = request else {
-            // The data is in the request's own memory.
-            if is_again {
-                return next.submit(data);
-            }
-            return next.complete(data, outcome);
-        };
-        if outcome.is_err() || wrong.is_some() {
-            self.cancel(&mut parts);
-            self.inner.volume.end_copy(data.length);
-            next.recycle(data);
-            if is_again {
-                return next.submit(request);
-            }
-            return next.complete(request, outcome);
-        }
-        let before = faults();
-        if let Some(bytes) = data.buffers.owned() {
-            request.buffers.copy_from(0, bytes);
-        }
-        let lost = if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) };
-        next.complete(request, lost);
-        self.insert(data, parts, access, 0, next);
-    }
-
-    /// Reads a block again into memory that no guest can change. If its content is still wrong, the
-    /// volume does not hold what it should. The hit is pinned.
-    fn probe(&mut self, hit: Hit, next: &mut Crossing<'_>) {
-        let volume = &self.inner.volume;
-        let size = u64::from(volume.format.block_size);
-        // Until then, nobody reads it.
-        volume.shard(hit.shard).forget(hit.key);
-        self.count += 1;
-        let mut own = next.request();
-        own.operation = Operation::Read;
-        own.token = self.count << purpose::BITS | purpose::PROBE;
-        own.offset = volume.place(hit.shard, hit.slot) + hit.start % size;
-        own.length = hit.length;
-        own.buffers.allocate(hit.length as usize);
-        self.probes.insert(self.count, hit);
-        next.submit_to(self.store, own);
-    }
-
-    fn probed(&mut self, number: u64, mut data: Box<Request>, outcome: Outcome) -> Box<Request> {
-        if let Some(hit) = self.probes.remove(&number) {
-            data.offset = hit.start;
-            if outcome.is_err() || self.wrong(&data, &[hit]).is_some() {
-                // The volume does not hold what was written to it.
-                self.inner.volume.fail(ErrorKind::Malformed);
-            }
-            self.unpin(&[hit]);
-        }
-        data
     }
 }
 

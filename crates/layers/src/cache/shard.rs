@@ -11,15 +11,20 @@
 //! cache. The number of an insertion is valid until a change of the block begins, so that an insertion
 //! never brings old content.
 
+mod changes;
+mod kept;
+mod list;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_cache::{Access, CLASSES, Hits, Replacement};
+use fathom_cache::{Access, CLASSES, Hits, Kept, Replacement};
 use hashbrown::HashMap;
 
 use super::blocks::Blocks;
 use super::format::{BLOCK_BITS, Entry};
+use list::{EMPTY, List};
 
 /// The mapping is in use, and its content is on the volume.
 const MAPPED: u8 = 1;
@@ -34,9 +39,6 @@ const IMAGED: u8 = 16;
 /// The block was read ahead, and nobody has read it since.
 const AHEAD: u8 = 32;
 
-/// The end of a list of slots.
-const NONE: u32 = u32::MAX;
-
 /// What is in flight for a block.
 #[derive(Default)]
 struct Busy {
@@ -46,6 +48,8 @@ struct Busy {
     is_contested: bool,
     /// The number of the insertion; 0 is none.
     insertion: u64,
+    /// The place of the block before a write of all of it.
+    kept: Option<Kept>,
 }
 
 /// The answer to a read of a block.
@@ -88,35 +92,6 @@ pub(super) struct Counts {
     pub ahead_used: u64,
     /// Of these, blocks that have left the cache without having been read.
     pub ahead_unused: u64,
-}
-
-/// A list of slots without a block. The entry of each has the number of the next one.
-#[derive(Clone, Copy)]
-struct List {
-    first: u32,
-    length: u32,
-}
-
-const EMPTY: List = List { first: NONE, length: 0 };
-
-impl List {
-    fn push(&mut self, blocks: &Blocks, slot: u32) {
-        // No disk has the number 0, so that this is the entry of no block.
-        blocks.set_entry(slot, self.first.into());
-        self.first = slot;
-        self.length += 1;
-    }
-
-    fn pop(&mut self, blocks: &Blocks) -> Option<u32> {
-        let slot = self.first;
-        if slot == NONE {
-            return None;
-        }
-        self.first = blocks.entry(slot) as u32;
-        blocks.set_entry(slot, 0);
-        self.length -= 1;
-        Some(slot)
-    }
 }
 
 /// The slots that become free when tables are durable.
@@ -437,6 +412,7 @@ impl Shard {
     ) -> bool {
         let Room { slot, mask } = room;
         let at = slot as usize;
+        let kept = self.busy.get(&key).and_then(|busy| busy.kept);
         let is_valid = self.unexpect(key, number);
         let is_same = self.is_mapped(slot) && self.key(slot) == key;
         let is_unused = self.is_unused(slot);
@@ -451,7 +427,7 @@ impl Shard {
             }
             self.blocks.add_valid(slot, mask);
             if !is_same {
-                self.admit(slot, key, access);
+                self.admit(slot, key, access, kept);
                 self.counts.insertions += 1;
             }
             self.renew(slot);
@@ -483,9 +459,13 @@ impl Shard {
         usize::from(self.replacement.class(slot)).min(CLASSES - 1)
     }
 
-    /// The replacement gets the block that was mapped to a slot.
-    fn admit(&mut self, slot: u32, key: u64, access: &Access) {
-        self.replacement.insert(slot, key, access);
+    /// The replacement gets the block that was mapped to a slot. `kept` is its place before its content was
+    /// written.
+    fn admit(&mut self, slot: u32, key: u64, access: &Access, kept: Option<Kept>) {
+        match kept {
+            Some(kept) => self.replacement.insert_again(slot, key, access, kept),
+            None => self.replacement.insert(slot, key, access),
+        }
         self.held[self.class_of(slot)] += 1;
         let disk = disk_of(key);
         if disk >= self.of_disks.len() {
@@ -572,102 +552,6 @@ impl Shard {
         }
     }
 
-    /// A change of the granules `mask` of a block begins. Their content is not valid any more.
-    pub(super) fn begin_change(&mut self, key: u64, mask: u16, reason: Reason) {
-        let is_in_range = self.ranges.iter().any(|(_, range)| range.contains(&key));
-        let busy = self.busy.entry(key).or_default();
-        busy.changes += 1;
-        busy.is_contested |= busy.changes > 1 || is_in_range;
-        busy.insertion = 0;
-        self.invalidate(key, mask, reason);
-    }
-
-    /// Takes a block out of the cache.
-    pub(super) fn forget(&mut self, key: u64) {
-        self.take_out(key, Reason::Discard);
-    }
-
-    /// Takes a block out of the cache, for this reason.
-    pub(super) fn take_out(&mut self, key: u64, reason: Reason) {
-        self.invalidate(key, u16::MAX, reason);
-    }
-
-    fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) {
-        let Some(slot) = self.find(key) else { return };
-        self.blocks.take_valid(slot, mask);
-        if self.valid(slot) == 0 {
-            match reason {
-                Reason::Write => self.counts.overwritten += 1,
-                Reason::Discard => self.counts.discarded += 1,
-            }
-            self.replacement.remove(slot, key);
-            self.unmap(slot);
-        } else if self.flags[slot as usize] & IMAGED != 0 {
-            self.dirty.insert(slot / self.per_page);
-        }
-    }
-
-    /// A change of a block has ended. If `access` is given, the new content may be inserted with the
-    /// returned number, if that is not 0.
-    pub(super) fn end_change(&mut self, key: u64, access: Option<&Access>) -> u64 {
-        let Some(busy) = self.busy.get_mut(&key) else { return 0 };
-        busy.changes -= 1;
-        if busy.changes > 0 {
-            return 0;
-        }
-        let is_contested = busy.is_contested;
-        self.busy.remove(&key);
-        match access {
-            Some(access) if !is_contested => {
-                if self.find(key).is_none() && !self.replacement.admits(key, access) {
-                    self.counts.refused += 1;
-                    return 0;
-                }
-                self.expect(key)
-            }
-            _ => 0,
-        }
-    }
-
-    /// A long change of the blocks with `keys` begins: as [`begin_change`](Self::begin_change) for each.
-    /// The caller then takes these blocks out.
-    pub(super) fn begin_range(&mut self, keys: Range<u64>) -> u64 {
-        self.numbers += 1;
-        self.busy.retain(|key, busy| {
-            if keys.contains(key) {
-                (busy.insertion, busy.is_contested) = (0, true);
-            }
-            busy.changes > 0 || busy.insertion != 0
-        });
-        self.ranges.push((self.numbers, keys));
-        self.numbers
-    }
-
-    /// Takes the blocks with `keys` out of at most `count` slots from `from` on.
-    pub(super) fn sweep(&mut self, keys: &Range<u64>, from: u32, count: u32, reason: Reason) {
-        let end = from.saturating_add(count).min(self.slots());
-        self.sweep_where(from..end, reason, |key| keys.contains(&key));
-    }
-
-    /// Takes the blocks whose keys have this property out of these slots.
-    pub(super) fn sweep_where(
-        &mut self,
-        slots: Range<u32>,
-        reason: Reason,
-        is_meant: impl Fn(u64) -> bool,
-    ) {
-        for slot in slots {
-            if self.is_mapped(slot) && is_meant(self.key(slot)) {
-                self.invalidate(self.key(slot), u16::MAX, reason);
-            }
-        }
-    }
-
-    /// A long change has ended.
-    pub(super) fn end_range(&mut self, number: u64) {
-        self.ranges.retain(|(other, _)| *other != number);
-    }
-
     /// Guarantees slots to a disk; see [`Replacement::set_share`].
     pub(super) fn set_share(&mut self, disk: u16, slots: u32) -> bool {
         let Self { replacement, blocks, flags, .. } = self;
@@ -708,129 +592,6 @@ impl Shard {
         self.of_disks.get(usize::from(disk)).copied().unwrap_or(0)
     }
 
-    // What follows keeps the tables on the volume up to date.
-
-    /// Whether tables have to be written, or a flush is needed.
-    pub(super) fn has_changes(&self) -> bool {
-        !(self.fresh.is_empty() && self.dirty.is_empty() && self.leaving.is_empty())
-    }
-
-    /// A flush of the volume is about to begin: notes the content that it will cover.
-    pub(super) fn capture(&mut self) {
-        // The memory of a burst is not kept.
-        for slot in std::mem::take(&mut self.fresh) {
-            let flags = &mut self.flags[slot as usize];
-            if *flags & FRESH != 0 {
-                *flags = *flags & !FRESH | CAPTURED;
-                self.captured.push(slot);
-            }
-        }
-    }
-
-    /// All tables with changes are about to be built, as those with the number `number`.
-    pub(super) fn begin_tables(&mut self, number: u64) {
-        // A change from now on may be missing in some of them.
-        self.building = number + 1;
-    }
-
-    /// A flush has completed: the captured content is stable. If all tables with the number `tables`
-    /// are durable now, slots without a mapping in them become free.
-    pub(super) fn flushed(&mut self, tables: Option<u64>) {
-        for slot in std::mem::take(&mut self.captured) {
-            let flags = &mut self.flags[slot as usize];
-            if *flags & CAPTURED != 0 {
-                *flags = *flags & !CAPTURED | STABLE;
-                self.dirty.insert(slot / self.per_page);
-            }
-        }
-        let Some(tables) = tables else { return };
-        let durable = self.leaving.iter().take_while(|leaving| leaving.tables <= tables).count();
-        let durable: Vec<Leaving> = self.leaving.drain(..durable).collect();
-        for Leaving { mut slots, .. } in durable {
-            while let Some(slot) = slots.pop(&self.blocks) {
-                self.flags[slot as usize] &= !IMAGED;
-                self.release(slot);
-            }
-        }
-    }
-
-    /// The flush in flight was given up: its content needs another flush.
-    pub(super) fn abandon_capture(&mut self) {
-        for slot in std::mem::take(&mut self.captured) {
-            let flags = &mut self.flags[slot as usize];
-            if *flags & CAPTURED != 0 {
-                *flags = *flags & !CAPTURED | FRESH;
-                self.fresh.push(slot);
-            }
-        }
-    }
-
-    /// Takes the next page to write from `from` on, counted within the shard.
-    pub(super) fn take_dirty(&mut self, from: u32) -> Option<u32> {
-        let page = self.dirty.range(from..).next().copied()?;
-        self.dirty.remove(&page);
-        Some(page)
-    }
-
-    /// Marks a page as not written.
-    pub(super) fn put_dirty(&mut self, page: u32) {
-        self.dirty.insert(page);
-    }
-
-    /// The entries of a page. From now on, its mappings may be on the volume.
-    pub(super) fn entries(&mut self, page: u32) -> impl Iterator<Item = Option<Entry<'_>>> {
-        let first = page * self.per_page;
-        let slots = first..(first + self.per_page).min(self.slots());
-        for slot in slots.clone() {
-            let flags = &mut self.flags[slot as usize];
-            if *flags & (MAPPED | STABLE) == MAPPED | STABLE {
-                *flags |= IMAGED;
-            }
-        }
-        let shard = &*self;
-        slots.map(move |slot| {
-            let at = slot as usize;
-            let is_stable = shard.flags[at] & (MAPPED | STABLE) == MAPPED | STABLE;
-            is_stable.then(|| Entry {
-                key: shard.key(slot),
-                valid: shard.valid(slot),
-                class: shard.replacement.class(slot),
-                sums: shard.sums_of(slot),
-            })
-        })
-    }
-
-    /// Puts a mapping that a table on the volume has into a free slot. If `is_current` is false, or
-    /// the block is mapped already, the slot becomes free when a table without the mapping is durable.
-    pub(super) fn load(&mut self, slot: u32, entry: &Entry<'_>, is_current: bool, access: &Access) {
-        let at = slot as usize;
-        self.flags[at] |= IMAGED;
-        let granules = self.blocks.granules;
-        let valid = entry.valid & self.blocks.granule_mask();
-        let is_usable = is_current && valid != 0 && self.find(entry.key).is_none();
-        if !is_usable || !self.map(slot, entry.key) {
-            return self.push_leaving(slot);
-        }
-        self.sums[at * granules..][..granules].copy_from_slice(entry.sums);
-        self.blocks.add_valid(slot, valid);
-        self.flags[at] |= STABLE;
-        self.admit(slot, entry.key, access);
-    }
-
-    /// Begins to load: no slot is free.
-    pub(super) fn begin_load(&mut self) {
-        (self.free, self.unused) = (EMPTY, self.slots());
-    }
-
-    /// The slots from `first` on, `count` of them, were loaded: those without a mapping are free.
-    pub(super) fn end_load(&mut self, first: u32, count: u32) {
-        for slot in (first..first + count).rev() {
-            if self.flags[slot as usize] & (MAPPED | IMAGED) == 0 {
-                self.push_free(slot);
-            }
-        }
-    }
-
     /// The memory of what the policy has learned for all shards together, in bytes.
     pub(super) fn learned_bytes(&self) -> usize {
         self.replacement.learned_bytes()
@@ -842,57 +603,6 @@ impl Shard {
             + size_of_val(&self.flags[..])
             + self.blocks.memory_bytes()
             + self.replacement.memory_bytes()
-    }
-
-    #[cfg(test)]
-    fn slots_of(&self, list: List) -> Vec<u32> {
-        let (mut slots, mut slot) = (Vec::new(), list.first);
-        for _ in 0..list.length {
-            slots.push(slot);
-            slot = self.blocks.entry(slot) as u32;
-        }
-        assert_eq!(slot, NONE);
-        slots
-    }
-
-    #[cfg(test)]
-    fn free_slots(&self) -> Vec<u32> {
-        let mut slots = self.slots_of(self.free);
-        slots.extend(self.unused..self.slots());
-        slots
-    }
-
-    #[cfg(test)]
-    pub(super) fn check(&self) {
-        let mut seen = vec![0; self.slots() as usize];
-        for slot in self.free_slots() {
-            assert!(self.flags[slot as usize] & !(FRESH | CAPTURED) == 0);
-            assert_eq!(self.blocks.pins.count(slot), 0);
-            seen[slot as usize] += 1;
-        }
-        for leaving in &self.leaving {
-            for slot in self.slots_of(leaving.slots) {
-                assert!(self.flags[slot as usize] & (MAPPED | IMAGED) == IMAGED);
-                assert!(!self.blocks.pins.is_loose(slot));
-                seen[slot as usize] += 1;
-            }
-        }
-        assert_eq!(self.blocks.index.slots().count(), self.mapped as usize);
-        for slot in self.blocks.index.slots() {
-            assert!(self.is_mapped(slot) && self.valid(slot) != 0);
-            assert_eq!(self.find(self.key(slot)), Some(slot));
-            seen[slot as usize] += 1;
-        }
-        for (slot, seen) in (0..).zip(seen) {
-            let is_taken = self.blocks.pins.count(slot) > 0
-                && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
-            assert_eq!(seen, u32::from(!is_taken), "slot {slot} has one place");
-        }
-        assert_eq!(self.held.iter().sum::<u32>(), self.mapped());
-        assert_eq!(self.of_disks.iter().sum::<u32>(), self.mapped());
-        for (key, busy) in &self.busy {
-            assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");
-        }
     }
 }
 

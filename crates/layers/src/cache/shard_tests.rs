@@ -1,8 +1,59 @@
 use fathom_cache::{Policy, ReplacementOptions};
 
+use super::list::NONE;
 use super::*;
 
 const SLOTS: u32 = 8;
+
+impl Shard {
+    fn slots_of(&self, list: List) -> Vec<u32> {
+        let (mut slots, mut slot) = (Vec::new(), list.first);
+        for _ in 0..list.length {
+            slots.push(slot);
+            slot = self.blocks.entry(slot) as u32;
+        }
+        assert_eq!(slot, NONE);
+        slots
+    }
+
+    fn free_slots(&self) -> Vec<u32> {
+        let mut slots = self.slots_of(self.free);
+        slots.extend(self.unused..self.slots());
+        slots
+    }
+
+    pub(in crate::cache) fn check(&self) {
+        let mut seen = vec![0; self.slots() as usize];
+        for slot in self.free_slots() {
+            assert!(self.flags[slot as usize] & !(FRESH | CAPTURED) == 0);
+            assert_eq!(self.blocks.pins.count(slot), 0);
+            seen[slot as usize] += 1;
+        }
+        for leaving in &self.leaving {
+            for slot in self.slots_of(leaving.slots) {
+                assert!(self.flags[slot as usize] & (MAPPED | IMAGED) == IMAGED);
+                assert!(!self.blocks.pins.is_loose(slot));
+                seen[slot as usize] += 1;
+            }
+        }
+        assert_eq!(self.blocks.index.slots().count(), self.mapped as usize);
+        for slot in self.blocks.index.slots() {
+            assert!(self.is_mapped(slot) && self.valid(slot) != 0);
+            assert_eq!(self.find(self.key(slot)), Some(slot));
+            seen[slot as usize] += 1;
+        }
+        for (slot, seen) in (0..).zip(seen) {
+            let is_taken = self.blocks.pins.count(slot) > 0
+                && self.flags[slot as usize] & (MAPPED | IMAGED) == 0;
+            assert_eq!(seen, u32::from(!is_taken), "slot {slot} has one place");
+        }
+        assert_eq!(self.held.iter().sum::<u32>(), self.mapped());
+        assert_eq!(self.of_disks.iter().sum::<u32>(), self.mapped());
+        for (key, busy) in &self.busy {
+            assert!(busy.changes > 0 || busy.insertion != 0, "block {key} is busy with nothing");
+        }
+    }
+}
 
 fn shard(is_kept: bool) -> Shard {
     let replacement = Replacement::new(&ReplacementOptions::default(), SLOTS);
@@ -113,6 +164,56 @@ fn a_change_takes_its_granules_out() {
     shard.sweep(&(0..5), 0, SLOTS, Reason::Discard);
     assert_eq!(shard.mapped(), 0);
     shard.check();
+}
+
+/// Reads `key`, and inserts it if it is missing. Returns whether it was there.
+fn request(shard: &mut Shard, key: u64) -> bool {
+    let is_there = is_hit(shard, key, 0b1111);
+    if !is_there && let number @ 1.. = miss(shard, key) {
+        put(shard, key, number);
+    }
+    is_there
+}
+
+/// Ends an insertion of all granules.
+fn put(shard: &mut Shard, key: u64, number: u64) {
+    if let Some(room) = shard.begin_insertion(key, number, 0b1111, || true) {
+        shard.end_insertion(key, number, room, Some(&[1, 2, 3, 4]), &access());
+    }
+}
+
+#[test]
+fn a_block_that_is_written_keeps_its_place() {
+    let slots = 1000;
+    for policy in [Policy::None, Policy::Sky, Policy::Auto] {
+        let replacement = Replacement::new(&ReplacementOptions { policy }, slots);
+        let mut shard = Shard::new(slots, 4, 4, true, replacement);
+        let rewrite = Access { is_write: true, ..access() };
+        for key in (0..800).chain(0..800).chain(0..800) {
+            request(&mut shard, key);
+        }
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut hits = 0;
+        for round in 0..9_000 {
+            request(&mut shard, 1_000_000 + round);
+            if round % 4 == 0 {
+                // What is written then gets another slot.
+                write(&mut shard, round + 1);
+            }
+            let key = random.u64(0..800);
+            if round % 3 == 0 {
+                hits += u32::from(request(&mut shard, key));
+                continue;
+            }
+            // All of it, or one granule.
+            let mask = if round % 3 == 1 { 0b1111 } else { 0b0100 };
+            shard.begin_change(key, mask, Reason::Write);
+            let number = shard.end_change(key, Some(&rewrite));
+            put(&mut shard, key, number);
+        }
+        shard.check();
+        assert!(hits > 2_950, "{policy:?}: {hits} of 3000");
+    }
 }
 
 #[test]

@@ -1,16 +1,18 @@
 //! A queue's work: it puts changes into records, and reads from the log and from home.
 
+mod read;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{
-    Allocation, Backend, Background, CacheHit, Capabilities, Crossing, ErrorKind, Extent,
-    LayerQueue, Operation, Outcome, Request, StoreId, Waker, faults,
+    Backend, Background, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome,
+    Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
 use fathom_wal::{
-    Checkpoint, Entry, EntryKind, Pin, Record, Reservation, Segment, Source, entries_max, finish,
+    Checkpoint, Entry, EntryKind, Pin, Record, Reservation, Segment, entries_max, finish,
 };
 
 use super::Inner;
@@ -504,100 +506,6 @@ impl WalQueue {
         if has_advanced.is_some() {
             self.settle(next);
         }
-    }
-
-    fn read(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let range = request.range();
-        let mut segments = std::mem::take(&mut self.segments);
-        segments.clear();
-        let pin = self.inner.shared.access(|state| {
-            if state.log.map().is_empty() {
-                return None;
-            }
-            Some(state.log.pin(range, |segment| segments.push(segment)))
-        });
-        let Some(pin) = pin else {
-            self.segments = segments;
-            return next.submit(request);
-        };
-        let is_home = segments.iter().all(|segment| segment.source.is_none());
-        let in_ring = |segment: &Segment| matches!(segment.source, Some(Source::Ring(_)));
-        if segments.iter().any(in_ring) {
-            self.count += 1;
-            self.pins.insert(self.count, pin);
-            *next.word(&mut request) = self.count;
-        } else {
-            self.inner.shared.access(|state| state.log.unpin(pin));
-        }
-        if is_home {
-            self.segments = segments;
-            return next.submit(request);
-        }
-        let (start, before) = (request.offset, faults());
-        for segment in &segments {
-            if matches!(segment.source, Some(Source::Zeroes { .. } | Source::Discard)) {
-                let from = segment.offset - start;
-                request.buffers.fill_zero(from, segment.length as usize);
-            }
-        }
-        if faults() != before {
-            return self.end_read(request, Err(ErrorKind::Memory), next);
-        }
-        let is_part = segments.iter().any(|segment| segment.source.is_none());
-        request.course.cache_hit = if is_part { CacheHit::Part } else { CacheHit::Hit };
-        let split = next.split(request);
-        for segment in &segments {
-            let from = segment.offset - start;
-            match segment.source {
-                None => {
-                    let piece = next.piece(split, from, segment.length);
-                    next.submit(piece);
-                }
-                Some(Source::Ring(position)) => {
-                    let mut piece = next.piece(split, from, segment.length);
-                    piece.offset = self.inner.place(position);
-                    next.submit_to(self.store, piece);
-                }
-                Some(Source::Zeroes { .. } | Source::Discard) => {}
-            }
-        }
-        next.join(split);
-        self.segments = segments;
-    }
-
-    /// Ends a read, and releases the space that it read.
-    fn end_read(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let number = std::mem::take(next.word(&mut request));
-        if let Some(pin) = self.pins.remove(&number) {
-            self.inner.shared.access(|state| state.log.unpin(pin));
-            // A change may wait for that space.
-            self.inner.shared.wake();
-        }
-        next.complete(request, outcome);
-    }
-
-    /// Answers from the log, or asks the disk beneath for a range that is not in the log.
-    fn extents(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        let range = request.range();
-        let first = self.inner.shared.access(|state| state.log.map().first(range));
-        let allocation = match first.source {
-            Some(Source::Ring(_)) => Allocation::Data,
-            Some(Source::Zeroes { keep_allocated: true }) => Allocation::Zero,
-            Some(Source::Zeroes { keep_allocated: false } | Source::Discard) => Allocation::Hole,
-            None if first.length == request.length => return next.submit(request),
-            None => {
-                self.count += 1;
-                let mut own = next.request();
-                own.operation = Operation::Extents;
-                (own.offset, own.length) = (first.offset, first.length);
-                own.token = self.count << purpose::BITS | purpose::EXTENTS;
-                self.extent_requests.insert(self.count, request);
-                return next.submit(own);
-            }
-        };
-        let (offset, length) = (first.offset, first.length);
-        request.extents.push(Extent { offset, length, allocation });
-        next.complete(request, Ok(()));
     }
 
     /// Marks the log volume as failed.
