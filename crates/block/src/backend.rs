@@ -144,6 +144,11 @@ impl BackendContext<'_> {
         self.reactor
     }
 
+    /// Whether the stack's clock is a simulated one.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.clock, Clock::Simulated(_))
+    }
+
     /// The time, in nanoseconds of the stack's clock.
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()

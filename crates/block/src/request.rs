@@ -255,11 +255,15 @@ pub enum HeldBy {
     Limit = 1,
     /// The order in which requests use a shared device.
     Schedule = 2,
+    /// A log without space, until changes have been written back.
+    Wal = 3,
+    /// The end of the write-back of a disk whose load is not carried any more, or a log without space.
+    Offload = 4,
 }
 
 impl HeldBy {
     /// Every value, in the order of its number.
-    pub const ALL: [Self; 3] = [Self::None, Self::Limit, Self::Schedule];
+    pub const ALL: [Self; 5] = [Self::None, Self::Limit, Self::Schedule, Self::Wal, Self::Offload];
 
     /// The name used in events, logs and the control interface; empty for none.
     pub const fn name(self) -> &'static str {
@@ -267,6 +271,8 @@ impl HeldBy {
             Self::None => "",
             Self::Limit => "limit",
             Self::Schedule => "schedule",
+            Self::Wal => "wal",
+            Self::Offload => "offload",
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fathom_block::{
     Backend, BackendContext, BackendQueue, BackgroundScheduler, BackgroundStep, Disk, DiskOptions,
-    ErrorKind, Flags, Layer, Operation, Permission, Request, Waker,
+    ErrorKind, Flags, HeldBy, Layer, Operation, Permission, Request, Waker,
 };
 use fathom_layers::tap::{EventType, Labels};
 use fathom_layers::wal::{Completion, LogPlaces, LogVolume, WalError, WalOptions};
@@ -470,6 +470,34 @@ fn the_tap_sees_which_layer_answered() {
     let answered = events.iter().filter(|event| event.record_type == EventType::Response as u8);
     let answered: Vec<_> = answered.map(|event| (event.layer, event.cache_hit)).collect();
     assert_eq!(answered, [(2, 0), (2, 2), (2, 3), (0, 0)]);
+}
+
+/// Events of changes that wait for space in the log show that the log has held them.
+#[test]
+fn a_change_that_waits_for_space_is_held_by_the_log() {
+    // The log has 40 KiB.
+    let volume = volume(&SimOptions::new(LOG_CAPACITY), 1);
+    let wal = Wal::open(&volume, &WalOptions { age_ns: u64::MAX, ..options() }).unwrap();
+    let tap = Tap::new(1, Labels::default());
+    let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
+    let layers: Vec<Arc<dyn Layer>> = vec![Arc::new(tap.clone()), Arc::new(wal)];
+    let disk = Disk::new(DiskOptions::default(), layers, home).unwrap();
+    let mut reader = tap.attach().unwrap();
+    let mut harness = Harness::new(&disk, &HarnessOptions::default(), 1);
+    let mut held = |writes: &[u64]| {
+        for place in writes {
+            harness.submit(0, &Action { length: 8 << 10, ..write(place << 13, *place) });
+        }
+        harness.drain(|_| {});
+        let mut events = Vec::new();
+        reader.drain(&mut events);
+        let answered = events.iter().filter(|event| event.record_type == EventType::Response as u8);
+        answered.map(|event| event.held_by).collect::<Vec<_>>()
+    };
+    assert_eq!(held(&[0, 1]), [HeldBy::None as u8; 2]);
+    let full = held(&[2, 3, 4, 5, 6, 7, 0, 1]);
+    assert!(full.contains(&(HeldBy::Wal as u8)), "{full:?}");
+    assert!(full.contains(&(HeldBy::None as u8)), "{full:?}");
 }
 
 /// Other queues do not wait for a queue that ended with records half written.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
@@ -26,12 +27,19 @@ const TOKEN: u64 = 0;
 pub struct Modelled {
     inner: Arc<dyn Backend>,
     model: Model,
+    due_ns: Arc<AtomicU64>,
 }
 
 impl Modelled {
     /// `inner`, with the timing of `model`.
     pub fn new(inner: Arc<dyn Backend>, model: Model) -> Self {
-        Self { inner, model }
+        Self { inner, model, due_ns: Arc::new(AtomicU64::new(u64::MAX)) }
+    }
+
+    /// When the queue that was used last has to be called again, in nanoseconds of its clock; [`u64::MAX`] if nothing
+    /// is in flight. In simulated time, the queue has no timer.
+    pub fn due_ns(&self) -> u64 {
+        self.due_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -65,6 +73,7 @@ impl Backend for Modelled {
             timer,
             owner,
             armed_ns: u64::MAX,
+            due_ns: Arc::clone(&self.due_ns),
             numbers: HashMap::new(),
             held: Vec::new(),
             completed: Vec::new(),
@@ -108,6 +117,8 @@ struct ModelledQueue {
     owner: Owner,
     /// The time for which the timer is set, in nanoseconds.
     armed_ns: u64,
+    /// See [`Modelled::due_ns`].
+    due_ns: Arc<AtomicU64>,
     /// The model's numbers of requests in flight, by request.
     numbers: HashMap<u64, u64>,
     held: Vec<Held>,
@@ -125,6 +136,7 @@ impl ModelledQueue {
             }
         }
         if self.held.is_empty() {
+            self.due_ns.store(u64::MAX, Ordering::Relaxed);
             return;
         }
         let now_ns = context.now_ns();
@@ -150,7 +162,8 @@ impl ModelledQueue {
             next_ns = next_ns.min(held.deadline_ns);
             self.held.push(held);
         }
-        if next_ns < self.armed_ns {
+        self.due_ns.store(next_ns, Ordering::Relaxed);
+        if next_ns < self.armed_ns && !context.is_simulated() {
             self.arm(next_ns, now_ns);
         }
     }

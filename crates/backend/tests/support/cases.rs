@@ -9,6 +9,8 @@ use crate::judge::{Judge, Record};
 pub const PEAKS: usize = 12;
 /// The time before the first peak.
 const FIRST_NS: u64 = 120 * SECOND;
+/// The bytes of the hot part of a load.
+const HOT_BYTES: u64 = 4 << 30;
 /// The bytes of a disk.
 const DISK_BYTES: u64 = 64 << 30;
 /// The spindles of the array of hard disks, and the bytes of each. The disks lie on the outer tenth of them.
@@ -25,11 +27,11 @@ pub struct Case {
 }
 
 const fn load(rate: f64, reads: f64, kib: u64, hot: f64, is_bursty: bool) -> Load {
-    Load { rates: [rate, rate], reads, length: kib << 10, hot, is_bursty }
+    Load { rates: [rate, rate], reads, length: kib << 10, hot, hot_bytes: HOT_BYTES, is_bursty }
 }
 
 const fn beside(rates: [f64; 2], kib: u64) -> Load {
-    Load { rates, reads: 0.7, length: kib << 10, hot: 0.0, is_bursty: false }
+    Load { rates, reads: 0.7, length: kib << 10, hot: 0.0, hot_bytes: HOT_BYTES, is_bursty: false }
 }
 
 /// The rates on the array are those of the paper. Those on the SSD are a half and nearly all of what the model

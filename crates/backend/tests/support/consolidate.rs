@@ -18,9 +18,8 @@ pub const SECOND: u64 = 1_000_000_000;
 const DEPTH_MAX: usize = 128;
 /// The length of a stripe of an array, in bytes.
 const STRIPE: u64 = 64 << 10;
-/// The bytes of a disk that a load uses, and those of its hot part.
+/// The bytes of a disk that a load uses.
 const LOAD_BYTES: u64 = 64 << 30;
-const HOT_BYTES: u64 = 4 << 30;
 
 /// The requests of a disk.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +30,10 @@ pub struct Load {
     pub reads: f64,
     /// The length of a request, in bytes.
     pub length: u64,
-    /// The share of the requests within the hot part.
+    /// The share of the requests within the hot part, and its length in bytes.
     pub hot: f64,
+    /// See `hot`.
+    pub hot_bytes: u64,
     /// Whether requests come in bursts.
     pub is_bursty: bool,
 }
@@ -90,12 +91,19 @@ pub struct Arrivals {
     is_burst: bool,
     /// The end of the current burst or pause.
     until_ns: u64,
+    /// Until when the load has quiet times: the last third of each minute.
+    quiet_ns: u64,
 }
 
 impl Arrivals {
     pub fn new(load: Load, peaks: Vec<Peak>, seed: u64, end_ns: u64) -> Self {
         let random = fastrand::Rng::with_seed(seed);
-        Self { load, peaks, random, at_ns: 0, end_ns, is_burst: false, until_ns: 0 }
+        Self { load, peaks, random, at_ns: 0, end_ns, is_burst: false, until_ns: 0, quiet_ns: 0 }
+    }
+
+    /// The same with quiet times until `quiet_ns`: in the last third of each minute, the load is a twentieth.
+    pub fn with_quiet(self, quiet_ns: u64) -> Self {
+        Self { quiet_ns, ..self }
     }
 
     fn exponential(&mut self, mean_ns: f64) -> u64 {
@@ -104,7 +112,9 @@ impl Arrivals {
 
     fn rate(&mut self) -> f64 {
         let part = self.peaks.iter().map(|peak| peak.part(self.at_ns)).fold(0.0, f64::max);
+        let is_quiet = self.at_ns < self.quiet_ns && self.at_ns % (60 * SECOND) >= 40 * SECOND;
         let rate = self.load.rates[0] + (self.load.rates[1] - self.load.rates[0]) * part;
+        let rate = if is_quiet { rate / 20.0 } else { rate };
         if !self.load.is_bursty {
             return rate;
         }
@@ -132,7 +142,8 @@ impl Iterator for Arrivals {
             }
         }
         let is_hot = self.random.f64() < self.load.hot;
-        let bytes = if is_hot { 0..HOT_BYTES } else { HOT_BYTES..LOAD_BYTES };
+        let hot = self.load.hot_bytes;
+        let bytes = if is_hot { 0..hot } else { hot..LOAD_BYTES };
         let length = self.load.length;
         let offset = self.random.u64(bytes) / length * length;
         let is_write = self.random.f64() >= self.load.reads;

@@ -3,8 +3,9 @@
 //! The copies fill slots behind the log. Only the index in memory says what is in a slot, so that a start
 //! begins without copies. A copy must never be older than the disk:
 //!
-//! - A change bumps the version of its blocks and removes their copies before it is submitted. So a copy with
-//!   an entry in the index was not changed since.
+//! - A change bumps the version of its blocks, and takes what it changes out of their copies, before it is submitted.
+//!   A copy is valid by parts, of a granule or more, so that a small change leaves the rest. What is valid of a copy
+//!   in the index was not changed since.
 //! - A copy is made only while the log is empty: all content is at home. It is published only if no change of
 //!   its block was in flight when its read of home began, and none has begun since.
 //!
@@ -12,7 +13,8 @@
 //! two additions and no lock. A bucket also counts the copies and the copies being made of its blocks: only if
 //! there are some, a change locks the index. Both orders are safe: the maker of a copy raises this count before
 //! it looks at the version, and compares the version again under the lock of the index; a change bumps the
-//! version before it looks at the count, and removes the copy under the lock.
+//! version before it looks at the count, and changes the copy under the lock. A change of a part of a block whose copy
+//! is being made prevents that copy.
 //!
 //! A slot that a read uses is not filled again before the read has ended. Each granule has a checksum in
 //! memory, so that a read finds bytes that are not those of the copy.
@@ -80,6 +82,8 @@ enum SlotState {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     state: SlotState,
+    /// The parts of the copy that are valid, as bits.
+    valid: u64,
     /// The reads that use it.
     pins: u32,
 }
@@ -133,8 +137,9 @@ pub(super) struct CopyCounts {
 pub(super) struct Copies {
     /// Where the slots begin, in bytes from the start of the volume.
     base: u64,
-    /// The size of a block and of its slot, as a power of two.
+    /// The size of a block and of its slot, as a power of two, and that of the parts by which a copy is valid.
     shift: u32,
+    part_shift: u32,
     buckets: Buckets,
     index: Mutex<Index>,
     pub counts: CopyCounts,
@@ -145,10 +150,12 @@ impl Copies {
     pub(super) fn new(area: &Range<u64>, shift: u32) -> Self {
         let count = (area.end.saturating_sub(area.start) >> shift).min(u64::from(u32::MAX)) as u32;
         let granules = (u64::from(count) << shift) / GRANULE;
-        let slot = Slot { state: SlotState::Free, pins: 0 };
+        let slot = Slot { state: SlotState::Free, valid: 0, pins: 0 };
         Self {
             base: area.start,
             shift,
+            // At most 64 parts.
+            part_shift: GRANULE.trailing_zeros().max(shift.saturating_sub(6)),
             buckets: Buckets::new(),
             index: Mutex::new(Index {
                 blocks: HashMap::new(),
@@ -173,6 +180,21 @@ impl Copies {
     /// The blocks that `range` touches.
     pub(super) fn blocks(&self, range: &Range<u64>) -> Range<u64> {
         range.start >> self.shift..((range.end - 1) >> self.shift) + 1
+    }
+
+    /// The parts of a block that `range` touches, as bits.
+    fn parts(&self, block: u64, range: &Range<u64>) -> u64 {
+        let begin = block << self.shift;
+        let start = range.start.saturating_sub(begin) >> self.part_shift;
+        let end = (range.end - begin).min(self.block_size()).div_ceil(1 << self.part_shift);
+        u64::MAX >> (64 - (end - start)) << start
+    }
+
+    /// Whether so many parts of a block's copy are valid that it is not made again.
+    fn is_worth(&self, index: &Index, block: u64) -> bool {
+        let parts = 1 << (self.shift - self.part_shift);
+        let slot = index.blocks.get(&block);
+        slot.is_some_and(|slot| 2 * index.slots[*slot as usize].valid.count_ones() > parts)
     }
 
     /// The number of slots.
@@ -208,8 +230,18 @@ impl Copies {
         for block in blocks {
             let before = self.buckets.of(block).fetch_add(step, Ordering::SeqCst);
             if copies(before) > 0 {
-                self.remove(&mut self.index(), block);
+                self.change(&mut self.index(), block, range);
             }
+        }
+    }
+
+    /// Takes what `range` has of a block out of its copy.
+    fn change(&self, index: &mut Index, block: u64, range: &Range<u64>) {
+        let Some(slot) = index.blocks.get(&block) else { return };
+        let valid = &mut index.slots[*slot as usize].valid;
+        *valid &= !self.parts(block, range);
+        if *valid == 0 {
+            self.remove(index, block);
         }
     }
 
@@ -244,9 +276,11 @@ impl Copies {
     /// cannot be made now.
     pub(super) fn begin_fill(&self, block: u64, victim: Option<u64>) -> Option<Fill> {
         let mut index = self.index();
-        if index.has_failed || index.blocks.contains_key(&block) {
+        if index.has_failed || self.is_worth(&index, block) {
             return None;
         }
+        // What is left of an older one is given up.
+        self.remove(&mut index, block);
         if let (Some(victim), true) = (victim, index.free.is_empty()) {
             self.remove(&mut index, victim);
         }
@@ -291,7 +325,10 @@ impl Copies {
             Self::release(&mut index, fill.slot);
             return false;
         }
-        index.slots[fill.slot as usize].state = SlotState::Valid(fill.block);
+        let slot = &mut index.slots[fill.slot as usize];
+        slot.state = SlotState::Valid(fill.block);
+        slot.valid =
+            self.parts(fill.block, &(fill.block << self.shift..(fill.block + 1) << self.shift));
         index.blocks.insert(fill.block, fill.slot);
         self.counts.made.fetch_add(1, Ordering::Relaxed);
         true
@@ -315,6 +352,10 @@ impl Copies {
         }
         let mut index = self.index();
         let slot = *index.blocks.get(&block)?;
+        let wanted = self.parts(block, range);
+        if index.slots[slot as usize].valid & wanted != wanted {
+            return None;
+        }
         index.slots[slot as usize].pins += 1;
         let within = range.start - (block << self.shift);
         let granule = within / GRANULE;
@@ -363,11 +404,12 @@ impl Copies {
         }
     }
 
-    /// Which of `wanted`, in order, have no copy; and which copies are of other blocks.
+    /// Which of `wanted`, in order, have no copy, or have lost half of it to changes; and which copies are of other
+    /// blocks.
     pub(super) fn compare(&self, wanted: &[u64]) -> (Vec<u64>, Vec<u64>) {
         let index = self.index();
         let missing =
-            wanted.iter().filter(|block| !index.blocks.contains_key(block)).copied().collect();
+            wanted.iter().filter(|block| !self.is_worth(&index, **block)).copied().collect();
         let set: HashSet<&u64> = wanted.iter().collect();
         let others = index.blocks.keys().filter(|block| !set.contains(block)).copied().collect();
         (missing, others)
@@ -379,6 +421,7 @@ mod tests {
     use super::*;
 
     const SHIFT: u32 = 13;
+    const PARTS: usize = 2;
 
     fn bytes(content: u8) -> Vec<u8> {
         vec![content; 1 << SHIFT]
@@ -426,7 +469,7 @@ mod tests {
         assert!(copies.end_fill(&fill, true));
         let read = copies.begin_read(&(512..1024)).unwrap();
         assert_eq!((read.offset, read.length, read.skip), (0, 4096, 512));
-        copies.begin_change(&(0..512), false);
+        copies.begin_change(&block(0), false);
         assert_eq!((copies.len(), copies.begin_fill(1, None)), (0, None));
         // The read began before the change.
         assert!(copies.end_read(&read, Some(&bytes(7)[..4096])));
@@ -448,34 +491,45 @@ mod tests {
     /// Random changes, reads and copies: a copy in the index is always that of the newest content.
     #[test]
     fn copies_are_never_old() {
+        let mut found = [0; 2];
         for seed in 0..200 {
             let mut random = fastrand::Rng::with_seed(seed);
             let copies = Copies::new(&(0..3 << SHIFT), SHIFT);
-            let mut versions = [0_u8; 6];
+            // Of the halves of each block.
+            let mut versions = [[0_u8; PARTS]; 6];
             let (mut fills, mut in_flight, mut reads) = (Vec::new(), Vec::new(), Vec::new());
-            let mut slots: HashMap<u64, u8> = HashMap::new();
+            let mut slots: HashMap<u64, [u8; PARTS]> = HashMap::new();
+            let part = |number: u64, part: usize| {
+                let start = block(number).start + part as u64 * GRANULE;
+                start..start + GRANULE
+            };
+            let content = |versions: [u8; PARTS]| {
+                versions.into_iter().flat_map(|it| vec![it; GRANULE as usize]).collect::<Vec<u8>>()
+            };
             for _ in 0..300 {
-                let number = random.u64(..6);
+                let (number, half) = (random.u64(..6), random.usize(..PARTS));
+                let at = number as usize;
                 match random.u8(..7) {
                     0 => {
-                        copies.begin_change(&block(number), true);
-                        in_flight.push(number);
+                        copies.begin_change(&part(number, half), true);
+                        in_flight.push((number, half));
                     }
                     1 if !in_flight.is_empty() => {
-                        let number = in_flight.swap_remove(random.usize(..in_flight.len()));
-                        versions[number as usize] = versions[number as usize].wrapping_add(1);
-                        copies.end_change(&block(number));
+                        let (number, half) = in_flight.swap_remove(random.usize(..in_flight.len()));
+                        let version = &mut versions[number as usize][half];
+                        *version = version.wrapping_add(1);
+                        copies.end_change(&part(number, half));
                     }
                     2 => {
-                        copies.begin_change(&block(number), false);
-                        versions[number as usize] = versions[number as usize].wrapping_add(1);
+                        copies.begin_change(&part(number, half), false);
+                        versions[at][half] = versions[at][half].wrapping_add(1);
                     }
                     3 => {
                         if let Some(fill) = copies.begin_fill(number, Some(random.u64(..6))) {
                             let place = copies.place(&fill);
                             assert!(!reads.iter().any(|(_, at)| *at == place), "the slot is used");
-                            copies.note(&fill, &bytes(versions[number as usize]));
-                            slots.insert(place, versions[number as usize]);
+                            copies.note(&fill, &content(versions[at]));
+                            slots.insert(place, versions[at]);
                             fills.push(fill);
                         }
                     }
@@ -484,17 +538,29 @@ mod tests {
                         copies.end_fill(&fill, random.bool());
                     }
                     5 => {
-                        if let Some(read) = copies.begin_read(&block(number)) {
-                            assert_eq!(
-                                slots[&read.offset], versions[number as usize],
-                                "seed {seed}"
-                            );
-                            reads.push((read, read.offset));
+                        // A half, or all of it.
+                        let range = if random.bool() { part(number, half) } else { block(number) };
+                        if let Some(read) = copies.begin_read(&range) {
+                            let place = read.offset >> SHIFT << SHIFT;
+                            for half in 0..PARTS {
+                                let part = part(number, half);
+                                if range.start <= part.start && part.end <= range.end {
+                                    assert_eq!(
+                                        slots[&place][half], versions[at][half],
+                                        "seed {seed}"
+                                    );
+                                }
+                            }
+                            found[usize::from(range.end - range.start == GRANULE)] += 1;
+                            reads.push((read, place));
                         }
                     }
                     _ if !reads.is_empty() => {
                         let (read, place) = reads.swap_remove(random.usize(..reads.len()));
-                        assert!(copies.end_read(&read, Some(&bytes(slots[&place]))));
+                        let content = content(slots[&place]);
+                        let start = (read.offset - place) as usize;
+                        let bytes = &content[start..start + read.length as usize];
+                        assert!(copies.end_read(&read, Some(bytes)));
                     }
                     _ => {}
                 }
@@ -502,5 +568,36 @@ mod tests {
             let used: HashSet<_> = fills.iter().map(|fill| fill.slot).collect();
             assert_eq!(used.len(), fills.len(), "each copy has its slot");
         }
+        assert!(found.iter().all(|count| *count > 100), "{found:?} reads of whole and half copies");
+    }
+
+    /// A change of a part leaves the rest, until half of the copy is lost.
+    #[test]
+    fn a_small_change_leaves_the_rest_of_a_copy() {
+        let shift = 16;
+        let copies = Copies::new(&(0..2 << shift), shift);
+        let fill = copies.begin_fill(1, None).unwrap();
+        assert!(copies.end_fill(&fill, true));
+        let begin = 1 << shift;
+        let is_there = |granules: Range<u64>| {
+            let range = begin + granules.start * GRANULE..begin + granules.end * GRANULE;
+            copies.begin_read(&range).inspect(|read| copies.abandon_read(read)).is_some()
+        };
+        assert!(is_there(0..16));
+        // The end of granule 2, and granule 3.
+        copies.begin_change(&(begin + 3 * GRANULE - 512..begin + 4 * GRANULE), false);
+        assert!(is_there(0..2) && is_there(4..16));
+        assert!(!is_there(2..3) && !is_there(3..4) && !is_there(0..16));
+        assert_eq!((copies.len(), copies.begin_fill(1, None)), (1, None));
+        assert!(copies.compare(&[1]).0.is_empty());
+        // It is made again when half of it is gone.
+        copies.begin_change(&(begin + 8 * GRANULE..begin + 14 * GRANULE), false);
+        assert_eq!(copies.compare(&[1]).0, [1]);
+        assert!(is_there(0..2));
+        let fill = copies.begin_fill(1, None).unwrap();
+        assert!(!is_there(0..1));
+        assert!(copies.end_fill(&fill, true) && is_there(0..16));
+        copies.begin_change(&(0..2 << shift), false);
+        assert_eq!(copies.len(), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fathom_block::{Crossing, LayerQueue, Operation, Outcome, Request};
+use fathom_block::{Crossing, HeldBy, LayerQueue, Operation, Outcome, Request};
 
 use super::gate::{Carry, Conditions, Gate, View, Way};
 use super::serve::HotQueue;
@@ -18,9 +18,8 @@ pub(super) struct OffloadQueue {
     at_rest: u64,
     /// The other changes in flight past the log, by the number of their round.
     past: Vec<(u64, u64)>,
-    /// Changes that wait for the end of write-back, oldest first.
-    #[expect(clippy::vec_box, reason = "a request travels in its box")]
-    held: Vec<Box<Request>>,
+    /// Changes that wait for the end of write-back, oldest first, and since when they wait, in nanoseconds.
+    held: Vec<(u64, Box<Request>)>,
     /// The work on copies, if there are any.
     hot: Option<HotQueue>,
 }
@@ -89,7 +88,7 @@ impl OffloadQueue {
             }
             Some(Way::Wait(until_ns)) => {
                 next.wake_at(until_ns);
-                self.held.push(request);
+                self.held.push((now_ns, request));
             }
             Some(Way::Log) | None => {
                 if let Some(hot) = &self.hot {
@@ -139,7 +138,9 @@ impl OffloadQueue {
         if self.held.is_empty() {
             return;
         }
-        for request in std::mem::take(&mut self.held) {
+        let now_ns = next.round_ns();
+        for (since_ns, mut request) in std::mem::take(&mut self.held) {
+            request.course.hold(HeldBy::Offload, now_ns.saturating_sub(since_ns));
             self.change(request, may_wait, true, next);
         }
         self.park(next);

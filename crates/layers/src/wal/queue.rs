@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{
-    Backend, Background, Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome,
+    Backend, Background, Capabilities, Crossing, ErrorKind, HeldBy, LayerQueue, Operation, Outcome,
     Request, StoreId, Waker, faults,
 };
 use fathom_reactor::Pending;
@@ -44,6 +44,8 @@ struct Change {
     request: Box<Request>,
     /// The number of its bytes that are in records.
     done: u64,
+    /// When it came, in nanoseconds.
+    since_ns: u64,
 }
 
 /// A record without a reserved place.
@@ -68,6 +70,8 @@ pub(crate) struct WalQueue {
     pub(super) home: Arc<dyn Backend>,
     pub(super) below: Capabilities,
     pending: VecDeque<Change>,
+    /// Since when the log has had no space for the record that is prepared, in nanoseconds.
+    full_since_ns: Option<u64>,
     prepared: Option<Prepared>,
     /// Changes in records, each with the sequence of its last record, and flushes, with that of the last
     /// record that has to be durable.
@@ -121,6 +125,7 @@ impl WalQueue {
             home,
             below,
             pending: VecDeque::new(),
+            full_since_ns: None,
             prepared: None,
             waiting: VecDeque::new(),
             records: Vec::new(),
@@ -276,6 +281,7 @@ impl WalQueue {
 
     /// Fails the changes of a record.
     fn fail_prepared(&mut self, prepared: Prepared, kind: ErrorKind, next: &mut Crossing<'_>) {
+        self.full_since_ns = None;
         next.recycle(prepared.own);
         for request in prepared.whole {
             self.end_change(request, Err(kind), next);
@@ -325,11 +331,31 @@ impl WalQueue {
             match reserved {
                 None => {
                     self.prepared = Some(prepared);
+                    self.full_since_ns.get_or_insert(now_ns);
                     return;
                 }
                 Some(Err(kind)) => self.fail_prepared(prepared, kind, next),
-                Some(Ok(reservation)) => self.write(prepared, &reservation, next),
+                Some(Ok(reservation)) => {
+                    let mut prepared = prepared;
+                    self.note_wait(&mut prepared.whole, now_ns);
+                    self.write(prepared, &reservation, next);
+                }
             }
+        }
+    }
+
+    /// Notes in changes how long they have waited for space in the log: in those of a record that has its space
+    /// now, and in those that come after it.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    fn note_wait(&mut self, whole: &mut Vec<Box<Request>>, now_ns: u64) {
+        let Some(full_ns) = self.full_since_ns.take() else { return };
+        let by = if self.is_switched { HeldBy::Offload } else { HeldBy::Wal };
+        for request in whole {
+            request.course.hold(by, now_ns.saturating_sub(full_ns));
+        }
+        for pending in &mut self.pending {
+            let since_ns = pending.since_ns.max(full_ns);
+            pending.request.course.hold(by, now_ns.saturating_sub(since_ns));
         }
     }
 
@@ -520,7 +546,7 @@ impl LayerQueue for WalQueue {
         match request.operation {
             Operation::Read => self.read(request, next),
             Operation::Write | Operation::WriteZeroes | Operation::Discard => {
-                self.pending.push_back(Change { request, done: 0 });
+                self.pending.push_back(Change { request, done: 0, since_ns: next.round_ns() });
                 if self.records.len() < RECORDS_MAX {
                     self.work(next);
                 }
