@@ -281,7 +281,8 @@ impl Contention {
             mean_ns += count as f64 * times.mean_ns as f64;
             p90_ns += count as f64 * times.p90_ns as f64;
         }
-        if completed < SAMPLE_MIN || work_ns <= 0.0 {
+        // What is left while requests are carried says nothing of all.
+        if completed < SAMPLE_MIN || work_ns <= 0.0 || moment.is_carried {
             return;
         }
         if moment.is_low {

@@ -282,7 +282,8 @@ struct Carried {
     in_flight: usize,
     /// When it was started, in nanoseconds, while it is carried.
     started_ns: Option<u64>,
-    carried: u64,
+    /// The requests that were carried until the last step.
+    count: u64,
 }
 
 /// The sizes of a rig.
@@ -393,7 +394,7 @@ impl Rig {
                 waiting: VecDeque::new(),
                 in_flight: 0,
                 started_ns: None,
-                carried: 0,
+                count: 0,
             }
         };
         let disks: Vec<Carried> = (0..disks).map(disk).collect();
@@ -455,8 +456,9 @@ impl Rig {
             let mut batch =
                 std::mem::take(&mut *self.device.batches[number as usize].lock().unwrap());
             let status = disk.offload.status();
-            batch.carried = status.carried - disk.carried;
-            disk.carried = status.carried;
+            let carried = status.carried + status.hits;
+            batch.carried = carried - disk.count;
+            disk.count = carried;
             self.contention.record(number, &batch);
             moment.returning |= u64::from(status.state == OffloadState::Returning) << number;
         }
@@ -511,7 +513,9 @@ impl Rig {
             if reactor.is_ready() {
                 events.clear();
                 reactor.collect(&mut events).expect("an io_uring");
-                events.iter().for_each(|event| stack.event(event, reactor));
+                for event in &events {
+                    stack.event(event, reactor);
+                }
                 stack.advance(reactor);
                 is_busy |= !events.is_empty();
             }

@@ -90,7 +90,8 @@ impl DiskModel {
     /// Learns from the step.
     pub fn learn(&mut self, options: &ContentionOptions, moment: &Moment) {
         self.verdict.observed = self.window.times(options.requests_min);
-        if moment.is_low {
+        // While requests are carried elsewhere, those that are left are of another kind: reads, for example.
+        if moment.is_low && !moment.is_carried {
             let (count, sum_ns) = self.window.alone();
             self.low.alone(count, sum_ns);
         }
@@ -98,7 +99,7 @@ impl DiskModel {
             return;
         }
         let Some(observed) = self.verdict.observed else { return };
-        // While requests are carried elsewhere, the load is lower than it is without.
+        // The load is lower than it is without, too.
         if moment.is_low && !moment.is_carried {
             self.low.window(observed, moment.load);
         }
@@ -176,7 +177,11 @@ impl DiskModel {
         // A low queue contradicts the model: for example, requests that follow each other take less time.
         // Requests that take long without a queue do not wait for each other.
         let is_predicted = exceeds(&bound, predicted) && moment.is_waiting;
-        let is_observed = exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
+        // While requests are carried elsewhere, those that are left are of another kind, and may wait for what
+        // returns. The model counts the carried ones, and decides.
+        let is_comparable = !moment.is_carried || predicted.is_none();
+        let is_observed =
+            is_comparable && exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
         let is_calm = !exceeds(&bound, predicted) && !is_observed;
         let length_ns = moment.length_ns;
         let predicted_for_ns = self.predicted.update(is_predicted, length_ns);

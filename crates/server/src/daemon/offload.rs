@@ -296,7 +296,7 @@ struct Device {
     /// The numbers of the disks in the model.
     numbers: BTreeMap<String, u64>,
     next: u64,
-    /// The changes that each disk's layer had carried at the last step.
+    /// The requests that each disk's layer had carried at the last step.
     carried: BTreeMap<String, u64>,
     used: Instant,
 }
@@ -333,7 +333,8 @@ impl Device {
             self.contention.open(number);
             let mut batch = probe.take();
             if let Some(carried) = disks.iter().find(|carried| carried.name() == disk) {
-                let count = carried.offload.status().carried;
+                let status = carried.offload.status();
+                let count = status.carried + status.hits;
                 let before = self.carried.insert(disk, count).unwrap_or(count);
                 batch.carried = count.saturating_sub(before);
             }
