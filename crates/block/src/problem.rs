@@ -29,6 +29,21 @@ pub enum BackendProblem {
         /// The size of the disk, in bytes.
         capacity: u64,
     },
+    /// Another daemon has opened the store since. All requests fail.
+    TakenOver {
+        /// What was found.
+        text: String,
+    },
+    /// The store does not answer, or not enough of its copies do. Requests wait, and fail in the end.
+    Unreachable {
+        /// The last error.
+        text: String,
+    },
+    /// The store has other content than was written. Reads of it fail.
+    ContentWrong {
+        /// What was found.
+        text: String,
+    },
 }
 
 impl BackendProblem {
@@ -39,6 +54,9 @@ impl BackendProblem {
             Self::LossNotRecorded => "loss-not-recorded",
             Self::Deleted { .. } => "deleted",
             Self::CutShort { .. } => "cut-short",
+            Self::TakenOver { .. } => "taken-over",
+            Self::Unreachable { .. } => "unreachable",
+            Self::ContentWrong { .. } => "content-wrong",
         }
     }
 }
@@ -68,6 +86,17 @@ impl fmt::Display for BackendProblem {
                 formatter,
                 "the image was truncated to {length} bytes, the disk has {capacity}; reads beyond \
                  the end fail: stop the guest and restore the image"
+            ),
+            Self::TakenOver { text } => write!(
+                formatter,
+                "{text}: the store refuses this daemon; stop the one that is wrong, then start the other again"
+            ),
+            Self::Unreachable { text } => {
+                write!(formatter, "the store does not answer ({text}): repair the cluster")
+            }
+            Self::ContentWrong { text } => write!(
+                formatter,
+                "{text}: reads of it fail; restore the node that has lost or changed it"
             ),
         }
     }

@@ -293,6 +293,15 @@ impl Client {
         self.get(&with_query("/v1/offload", &[("disk", disk)]))
     }
 
+    /// Removes a volume from a cluster.
+    ///
+    /// # Errors
+    /// When there is no answer, no such cluster, or the volume is in use.
+    pub fn forget_volume(&self, cluster: &str, volume: &str) -> Result<Done, ClientError> {
+        let (cluster, volume) = (escape(cluster), escape(volume));
+        self.send::<(), _>("DELETE", &format!("/v1/clusters/{cluster}/volumes/{volume}"), None)
+    }
+
     /// Starts or stops the offload of a disk.
     ///
     /// # Errors

@@ -18,6 +18,7 @@
 //! | `GET /v1/caches?disk=NAME&points=N&files=N` | | [`CacheReport`] |
 //! | `GET /v1/offload?disk=NAME` | | [`OffloadReport`] |
 //! | `POST /v1/disks/{name}/offload` | [`OffloadRequest`] | [`OffloadAnswer`] |
+//! | `DELETE /v1/clusters/{cluster}/volumes/{volume}` | | [`Done`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
 //! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
 //! | `GET /v1/guests` | | [`GuestList`] |

@@ -17,6 +17,7 @@
 
 mod background;
 mod caches;
+mod clusters;
 mod command;
 pub mod configuration;
 mod daemon;

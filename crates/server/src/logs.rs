@@ -25,9 +25,10 @@ pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
 pub(crate) use offload::{AutoKind, OffloadDefinition};
 
+use crate::clusters::{ClusterPlace, Clusters};
 use crate::configuration::layers;
 use crate::models::ModelDevices;
-use crate::wiring::refusal;
+use crate::wiring::{Common, refusal};
 
 /// The remedy for changes in a log that are not those of the image.
 const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
@@ -126,8 +127,7 @@ impl LogVolumes {
         definition: &DiskDefinition,
         home_store: &dyn Backend,
         records: &Path,
-        models: &ModelDevices,
-        stores: &CacheStores,
+        common: &Common,
     ) -> Result<Option<DiskLog>, ErrorBody> {
         let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
@@ -157,11 +157,16 @@ impl LogVolumes {
         };
         if let Some(marked) = &marked {
             // Otherwise a new log would be made in its place.
-            if matches!(wal.log.try_exists(), Ok(false)) {
+            if wal.cluster.is_none() && matches!(wal.log.try_exists(), Ok(false)) {
                 return Err(elsewhere(marked));
             }
         }
-        let volume = self.volume(wal, disk, records, (models, stores));
+        let volume = match &wal.cluster {
+            Some(place) => {
+                self.cluster_volume(wal, place, disk, marked.is_none(), &common.clusters)
+            }
+            None => self.volume(wal, disk, records, (&common.models, &common.stores)),
+        };
         let volume = volume.map_err(|error| failed(error.to_string()))?;
         let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
@@ -224,6 +229,37 @@ impl LogVolumes {
         }
         let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
         Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark }))
+    }
+
+    /// The volume in a cluster. `may_make` is whether the disk has no changes in a log.
+    fn cluster_volume(
+        &self,
+        wal: &WalDefinition,
+        place: &ClusterPlace,
+        disk: &str,
+        may_make: bool,
+        clusters: &Clusters,
+    ) -> io::Result<Arc<LogVolume>> {
+        let open = self.places.place(wal.log.clone(), |place| place.volume.strong_count() > 0);
+        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        let capacity = length(wal);
+        if let Some(volume) = open.volume.upgrade() {
+            if volume.backend().capacity() >= capacity {
+                return Ok(volume);
+            }
+            let text = "it is in use and smaller; give each disk a volume of its own";
+            return Err(io::Error::other(text));
+        }
+        let volume = Arc::new(LogVolume::new(clusters.open(place, capacity, may_make, disk)?));
+        *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
+        Ok(volume)
+    }
+
+    /// Whether a log in a volume of a cluster is open.
+    pub(crate) fn is_open(&self, place: &ClusterPlace) -> bool {
+        let open = self.places.place(place.path().into(), |place| place.volume.strong_count() > 0);
+        let open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.volume.strong_count() > 0
     }
 
     fn volume(
@@ -382,13 +418,22 @@ fn make(wal: &WalDefinition) -> io::Result<()> {
     Ok(())
 }
 
+/// The length of a log of a given size with its copies, in bytes.
+fn length(wal: &WalDefinition) -> u64 {
+    let size = wal.size.map_or(0, |size| size.0);
+    match wal.offload.map_or(0, |offload| offload.copies) {
+        0 => size,
+        copies => size.next_multiple_of(4096).saturating_add(copies),
+    }
+}
+
 /// Ensures that the volume, if it is a file, has space for the log: a write to a log must not fail
 /// because the file system is full.
 fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
-    let Some(size) = wal.size else { return Ok(()) };
-    let copies = wal.offload.map_or(0, |offload| offload.copies);
-    let length = size.0.next_multiple_of(4096).saturating_add(copies);
-    let length = if copies > 0 { length } else { size.0 };
+    if wal.size.is_none() {
+        return Ok(());
+    }
+    let length = length(wal);
     let end = wal.offset.0.saturating_add(length);
     if end <= volume.capacity() || !std::fs::metadata(&wal.log)?.is_file() {
         return Ok(());

@@ -81,6 +81,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks/{name}/recover", post(recover_disk))
         .route("/v1/disks/{name}/offload", post(change_offload))
         .route("/v1/offload", get(offload))
+        .route("/v1/clusters/{cluster}/volumes/{volume}", axum::routing::delete(forget_volume))
         .route("/v1/statistics", get(statistics))
         .route("/v1/devices", get(devices))
         .route("/v1/background", get(background))
@@ -226,6 +227,14 @@ async fn change_offload(
     let request = read(body)?;
     // It only sets a state, so it needs no permit for a change.
     Ok(axum::Json(app.daemon.change_offload(&name, request)?))
+}
+
+async fn forget_volume(
+    State(app): State<App>,
+    Path((cluster, volume)): Path<(String, String)>,
+) -> Answer<Done> {
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.forget_volume(cluster, volume)).await
 }
 
 #[derive(Default, Deserialize)]

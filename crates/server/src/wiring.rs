@@ -27,6 +27,7 @@ use fathom_tls::{Certificates, Tls};
 
 use crate::background::{BackgroundWork, Scheduled};
 use crate::caches;
+use crate::clusters::Clusters;
 use crate::configuration::{Address, layers as layers_of, parse_address};
 use crate::daemon::placement_within;
 use crate::group::admit;
@@ -90,6 +91,8 @@ pub(crate) struct Common {
     pub caches: Caches,
     /// The open stores of caches.
     pub stores: CacheStores,
+    /// The Valkey clusters.
+    pub clusters: Clusters,
     /// The limits of groups of disks.
     pub limits: LimitGroups,
     /// The devices that disks share.
@@ -145,7 +148,7 @@ pub(crate) fn open_log(
     records: &Path,
     common: &Common,
 ) -> Result<Option<DiskLog>, ErrorBody> {
-    common.logs.open(definition, home, records, &common.models, &common.stores)
+    common.logs.open(definition, home, records, common)
 }
 
 /// Makes a disk of `backend` and the layers of `definition`.

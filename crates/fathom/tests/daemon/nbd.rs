@@ -121,6 +121,16 @@ impl Nbd {
         data[0]
     }
 
+    /// The error of a read of a block of 4 KiB; 0 if it has none.
+    pub fn read_error(&mut self, block: u64) -> u32 {
+        assert!(self.send(0, 2, block * BLOCK, BLOCK as u32, &[]));
+        let (_, error) = self.reply().unwrap();
+        if error == 0 {
+            self.stream.read_exact(&mut [0; BLOCK as usize]).unwrap();
+        }
+        error
+    }
+
     pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
         assert!(self.send(0, 2, offset, length, &[]));
         assert_eq!(self.reply(), Some((2, 0)));

@@ -4,6 +4,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use fathom_image::LogMark;
+use fathom_valkey::local::{LocalCluster, LocalOptions};
+use tempfile::TempDir;
+
 use fathom_control::{OffloadAction, OffloadDisk, OffloadRequest, OffloadState};
 
 use crate::nbd::Nbd;
@@ -89,12 +93,16 @@ fn a_disk_is_carried_by_hand_and_comes_home() {
     assert!(daemon.client().offload(None).unwrap().disks.len() == 1);
 }
 
-#[test]
-fn acknowledged_writes_survive_a_kill_in_every_state() {
-    let mut folder = folder();
+/// Kills a daemon in all states, several times. Returns the folder. `disturb` is called in each life.
+fn kill_in_every_state(
+    mut folder: TempDir,
+    configuration: &str,
+    mut disturb: impl FnMut(u8),
+) -> TempDir {
     let mut expected = [[0; 64], [0; 64]];
     for life in 0..6_u8 {
-        let daemon = Daemon::start_in(folder, &configuration(""));
+        let daemon = Daemon::start_in(folder, configuration);
+        disturb(life);
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
         for (block, content) in expected[0].iter().enumerate() {
             assert_eq!(nbd.read_block(block as u64), *content, "life {life}, block {block}");
@@ -115,14 +123,99 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
         folder = daemon.wait().1;
     }
     // An orderly stop brings everything home, and the image is used without the layer.
-    let daemon = Daemon::start_in(folder, &configuration(""));
+    let daemon = Daemon::start_in(folder, configuration);
     folder = daemon.end();
-    let alone = configuration("").replacen("layers", "# layers", 1);
+    let alone = configuration.replacen("layers", "# layers", 1);
     let daemon = Daemon::start_in(folder, &alone);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     for (block, content) in expected[0].iter().enumerate() {
         assert_eq!(nbd.read_block(block as u64), *content, "block {block}");
     }
+    daemon.end()
+}
+
+#[test]
+fn acknowledged_writes_survive_a_kill_in_every_state() {
+    kill_in_every_state(folder(), &configuration(""), |_| {});
+}
+
+/// A cluster of this host, and a configuration that has the log of the disk `a` there; `None` without Valkey.
+fn cluster() -> Option<(TempDir, LocalCluster, String)> {
+    if std::process::Command::new("valkey-server").arg("--version").output().is_err() {
+        eprintln!("valkey-server is absent: skipped");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = LocalCluster::start(&LocalOptions::new(folder.path())).unwrap();
+    let configuration = configuration("").replacen(
+        "log = \"elsewhere\"",
+        "cluster = \"peaks\", volume = \"host1-a\"",
+        1,
+    ) + &format!(
+        "[[cluster]]\nname = \"peaks\"\nnodes = {:?}\nplain_allowed = true\ntimeout = \"20s\"\n",
+        cluster.addresses()
+    );
+    Some((folder, cluster, configuration))
+}
+
+#[test]
+fn a_log_in_a_cluster_survives_kills_of_the_daemon_and_of_nodes() {
+    let Some((_nodes, mut cluster, configuration)) = cluster() else { return };
+    let folder = kill_in_every_state(folder(), &configuration, |life| {
+        // A node dies and comes back, or hangs until its replica has taken over.
+        let node = usize::from(life);
+        if life % 2 == 0 {
+            cluster.signal(node, "KILL");
+            cluster.run(node).unwrap();
+        } else {
+            cluster.signal(node, "STOP");
+            std::thread::sleep(Duration::from_secs(4));
+            cluster.signal(node, "CONT");
+        }
+    });
+    // The daemon has no log any more, and the volume can be removed.
+    let daemon = Daemon::start_in(folder, &configuration);
+    let used = daemon.client().forget_volume("peaks", "host1-a").unwrap_err().to_string();
+    assert!(used.contains("has its log in cluster:peaks/host1-a"), "{used}");
+    let folder = daemon.end();
+    let daemon = Daemon::start_in(folder, &configuration.replacen("layers", "# layers", 1));
+    let done = daemon.client().forget_volume("peaks", "host1-a").unwrap();
+    assert!(done.message.contains("keys were removed"), "{done:?}");
+    assert!(daemon.client().forget_volume("peak", "host1-a").is_err());
+    let left = (0..cluster.count()).filter_map(|node| cluster.ask(node, &["DBSIZE"]));
+    assert!(left.into_iter().all(|size| size.trim() == "0"));
+}
+
+#[test]
+fn the_older_of_two_daemons_with_one_volume_gets_errors_and_no_old_data() {
+    let Some((_nodes, _cluster, configuration)) = cluster() else { return };
+    let first = Daemon::start_in(folder(), &configuration);
+    let mut nbd = Nbd::connect(&first.path("nbd.sock"), "a");
+    change(&first, OffloadAction::Start);
+    assert_eq!(nbd.fill_block(5, 3), Some(0));
+    // The image, and its mark, at the same path of another host: shared storage, or a copy.
+    let path = first.path("a.img").parent().unwrap().to_owned();
+    let (parent, name) = (path.parent().unwrap(), path.file_name().unwrap());
+    let moved = parent.join(format!("{}.moved", name.display()));
+    std::fs::rename(&path, &moved).unwrap();
+    let folder = tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in(parent).unwrap();
+    let (image, copy) = (moved.join("a.img"), path.join("a.img"));
+    std::fs::copy(&image, &copy).unwrap();
+    File::create(path.join("b.img")).unwrap().set_len(SIZE).unwrap();
+    let mark = LogMark::open(&image, folder.path()).unwrap().read().unwrap().unwrap();
+    LogMark::open(&copy, folder.path()).unwrap().write(&mark).unwrap();
+    let second = Daemon::start_in(folder, &configuration);
+    let mut other = Nbd::connect(&second.path("nbd.sock"), "a");
+    assert_eq!(other.read_block(5), 3);
+    assert_eq!(other.fill_block(5, 4), Some(0));
+    // The first daemon cannot write to the log any more, nor read what is only there.
+    assert_ne!(nbd.fill_block(5, 9), Some(0));
+    assert_ne!(nbd.read_error(5), 0);
+    assert_eq!(other.read_block(5), 4);
+    drop(second);
+    std::fs::rename(&moved, &path).unwrap();
+    let text = format!("{:?}", first.client().disk("a").unwrap());
+    assert!(text.contains("another daemon has opened the volume"), "{text}");
 }
 
 #[test]

@@ -60,6 +60,7 @@ impl Configuration {
         self.check_sockets(&mut problems);
         self.check_images(&mut problems);
         super::guest::check_guests(&self.guests, &mut problems);
+        super::cluster::check_clusters(&self.clusters, &mut problems);
         check_queries(&self.queries, &mut problems);
         if let Some(Placed { definition, places }) = &self.monitor {
             super::monitor::check_files(definition, places, &mut problems);

@@ -5,6 +5,7 @@
 //! - `daemon`: the settings of the daemon itself.
 //! - `disk`: the tables that describe disks and NBD listeners.
 //! - `guest`: what the daemon may do with guests.
+//! - `cluster`: the Valkey clusters in which logs can be.
 //! - `query`: the kept queries.
 //! - `monitor`: the centre whose queries this host helps to answer.
 //! - `layers`: the kinds of layers, and the options of a disk's layers.
@@ -13,6 +14,7 @@
 //! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
 
 mod check;
+mod cluster;
 mod daemon;
 mod disk;
 mod guest;
@@ -32,6 +34,7 @@ use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
+pub use cluster::ClusterDefinition;
 pub use daemon::{DaemonOptions, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
@@ -63,6 +66,8 @@ pub struct Configuration {
     pub listeners: Vec<Placed<ListenerDefinition>>,
     /// What the daemon may do with guests, in the order of the file.
     pub guests: Vec<Placed<GuestOptions>>,
+    /// The Valkey clusters, in the order of the file.
+    pub clusters: Vec<Placed<ClusterDefinition>>,
     /// The kept queries, in the order of the file.
     pub queries: Vec<Placed<QueryDefinition>>,
     /// The centre whose queries this host helps to answer, if there is one.
@@ -122,6 +127,7 @@ impl Configuration {
         tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
         tables.extend(self.listeners.iter().map(|placed| placed.places.whole()));
         tables.extend(self.guests.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.clusters.iter().map(|placed| placed.places.whole()));
         tables.extend(self.queries.iter().map(|placed| placed.places.whole()));
         tables.extend(self.monitor.iter().map(|placed| placed.places.whole()));
         tables
@@ -194,6 +200,9 @@ fn document_of(reading: &Reading<'_>, document: &DeTable<'_>) -> Configuration {
     }
     for table in document.tables("guest") {
         configuration.guests.push(table.read());
+    }
+    for table in document.tables("cluster") {
+        configuration.clusters.push(table.read());
     }
     for table in document.tables("query") {
         configuration.queries.push(query::query(table, reading));

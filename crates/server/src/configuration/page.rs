@@ -9,8 +9,8 @@ use fathom_control::{
 use fathom_options::{Key, Places, Problems, Section, Title, Written, fields};
 
 use super::{
-    CommandDefinition, DaemonOptions, GuestOptions, LogDefinition, MetricDefinition,
-    MonitorOptions, QueryDefinition, WebhookDefinition, layers,
+    ClusterDefinition, CommandDefinition, DaemonOptions, GuestOptions, LogDefinition,
+    MetricDefinition, MonitorOptions, QueryDefinition, WebhookDefinition, layers,
 };
 
 /// The end of each generated part of the page.
@@ -81,6 +81,7 @@ fn the_page_follows_the_types() {
         ("[[nbd]]", section::<ListenerDefinition>("")),
         ("[nbd.tls]", section::<TlsDefinition>("")),
         ("[[guest]]", section::<GuestOptions>("")),
+        ("[[cluster]]", section::<ClusterDefinition>("")),
         ("[[query]]", section::<QueryDefinition>("")),
         ("the actions", actions()),
         ("[monitor]", section::<MonitorOptions>("")),

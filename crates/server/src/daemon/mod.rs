@@ -212,6 +212,7 @@ impl Daemon {
             }
         });
         daemon.common.background.set_options(daemon.options.idle());
+        daemon.common.clusters.set(&configuration.clusters);
         let observing = Arc::downgrade(&daemon);
         daemon.common.background.on_begin(move || {
             let observing = observing.clone();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
 use fathom_control::{
-    ErrorBody, ErrorCode, OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast,
+    Done, ErrorBody, ErrorCode, OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast,
     OffloadReport, OffloadRequest, OffloadState,
 };
 use fathom_devices::contention::forecast::default_forecast;
@@ -23,6 +23,7 @@ use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
 use crate::background::Scheduled;
+use crate::clusters::ClusterPlace;
 use crate::configuration::layers;
 use crate::lock;
 use crate::logs::{AutoKind, OffloadDefinition};
@@ -212,6 +213,22 @@ impl Daemon {
             }
         }
         Ok(OffloadAnswer { disk: disk.report(known), is_changed, dry_run: request.dry_run })
+    }
+
+    /// Removes a volume, which no disk of this daemon uses, from a cluster. This function blocks.
+    pub(crate) fn forget_volume(&self, cluster: String, volume: String) -> Result<Done, ErrorBody> {
+        let place = ClusterPlace { cluster, volume };
+        let path = place.path();
+        if self.common.logs.is_open(&place) {
+            let message = format!("a disk has its log in {path}");
+            return Err(refusal(ErrorCode::Conflict, message, "remove its layer `offload` first"));
+        }
+        let removed = self.common.clusters.forget(&place).map_err(|error| {
+            let text = error.to_string();
+            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            refusal(ErrorCode::Failed, format!("{path}: {message}"), remedy)
+        })?;
+        Ok(Done { message: format!("{path}: {removed} keys were removed") })
     }
 
     fn carried(&self, name: &str) -> Result<Carried, ErrorBody> {

@@ -409,6 +409,9 @@ fn of_backend(problem: &BackendProblem) -> Found {
         BackendProblem::LossNotRecorded => ProblemKind::LossNotRecorded,
         BackendProblem::Deleted { .. } => ProblemKind::Deleted,
         BackendProblem::CutShort { .. } => ProblemKind::CutShort,
+        BackendProblem::TakenOver { .. }
+        | BackendProblem::Unreachable { .. }
+        | BackendProblem::ContentWrong { .. } => ProblemKind::IoErrors,
     };
     Found(kind, problem.to_string(), String::new())
 }

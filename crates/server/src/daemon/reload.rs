@@ -37,6 +37,9 @@ impl Daemon {
         let mut report = ReloadReport::default();
         self.reload_daemon(&new, &mut report);
         self.reload_removals(&new, &mut report);
+        if self.common.clusters.set(&new.clusters) {
+            report.changed.push("other clusters, for logs that are opened from now on".into());
+        }
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
         if self.flusher.set(&new.guests) {

@@ -11,6 +11,7 @@ use fathom_layers::{LayerContext, LayerOptions};
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
+use crate::clusters::ClusterPlace;
 use crate::configuration::check_model;
 
 /// The place of the log of a layer `wal`, and how long changes stay in it.
@@ -33,6 +34,9 @@ pub(crate) struct WalDefinition {
     /// Whether the log is that of a cache in the mode `write-back`, and the volume the store of the cache.
     #[serde(skip)]
     pub is_in_cache: bool,
+    /// The volume in a cluster that has the log, instead of a file or device.
+    #[serde(skip)]
+    pub cluster: Option<ClusterPlace>,
     /// What the layer `offload` carries, if the log is that of one.
     #[serde(skip)]
     pub offload: Option<OffloadOptions>,
@@ -77,6 +81,7 @@ impl Default for WalDefinition {
             age,
             model: None,
             is_in_cache: false,
+            cluster: None,
             offload: None,
         }
     }

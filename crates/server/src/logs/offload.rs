@@ -12,6 +12,8 @@ use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
 use super::WalDefinition;
+use super::definition::is_nowhere;
+use crate::clusters::ClusterPlace;
 
 /// What the daemon does when a peak of the disk's device is foreseen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +33,12 @@ pub(crate) enum AutoKind {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct OffloadDefinition {
     /// The log volume: a block device, or a file, which is made if missing.
-    #[serde(skip_serializing_if = "super::definition::is_nowhere")]
+    #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
+    /// The cluster that has the log volume, instead of a device or file.
+    pub cluster: String,
+    /// The name of the volume in the cluster.
+    pub volume: String,
     /// The offset of the log in the volume.
     pub offset: Bytes,
     /// The length of the log; the rest of the volume by default.
@@ -58,6 +64,8 @@ impl Default for OffloadDefinition {
     fn default() -> Self {
         Self {
             log: PathBuf::new(),
+            cluster: String::new(),
+            volume: String::new(),
             offset: Bytes(0),
             size: None,
             copies: Bytes(0),
@@ -71,10 +79,47 @@ impl Default for OffloadDefinition {
 }
 
 impl OffloadDefinition {
+    /// The volume in a cluster, if the log is there.
+    fn place(&self) -> Option<ClusterPlace> {
+        let (cluster, volume) = (self.cluster.clone(), self.volume.clone());
+        (!cluster.is_empty()).then_some(ClusterPlace { cluster, volume })
+    }
+
+    /// Reports an invalid place in a cluster.
+    fn check_cluster(&self, check: &mut Check<'_>) {
+        if !is_nowhere(&self.log) {
+            let message = "the layer `offload` has two log volumes";
+            check.problem("log", message, "keep `log` or `cluster`");
+        }
+        if !fathom_valkey::is_name(&self.volume) {
+            let message = format!("{:?} is not the name of a volume in a cluster", self.volume);
+            let remedy = "add `volume`, for example the names of the host and the disk, of letters, digits, \
+                          `.`, `_` and `-`";
+            check.problem("volume", message, remedy);
+        }
+        if self.size.is_none() {
+            let message = "a log in a cluster has no size";
+            check.problem(
+                "size",
+                message,
+                "add a `size`: its content is in the memory of the nodes",
+            );
+        }
+        if self.offset.0 != 0 {
+            check.problem("offset", "a log in a cluster begins at 0", "remove `offset`");
+        }
+        if self.model.is_some() {
+            let message = "a log in a cluster has the timing of the cluster";
+            check.problem("model", message, "remove `model`");
+        }
+    }
+
     /// The definition of the log.
     pub(crate) fn log(self) -> WalDefinition {
+        let cluster = self.place();
         WalDefinition {
-            log: self.log,
+            log: cluster.as_ref().map_or(self.log, |place| place.path().into()),
+            cluster,
             offset: self.offset,
             size: self.size,
             age: self.age,
@@ -95,7 +140,13 @@ impl LayerOptions for OffloadDefinition {
     const MEANING: &'static str =
         "carries changes and reads of a contended disk on another device, while it is switched on";
     const KEYS: &'static [Key] = &[
-        Key::new("log", "", "required: a file or block device on another device"),
+        Key::new("log", "", "required, unless `cluster`: a file or block device on another device"),
+        Key::new("cluster", "", "the name of a `[[cluster]]` that has the log instead"),
+        Key::new(
+            "volume",
+            "",
+            "the name of the log's volume in the cluster, different for each disk",
+        ),
         Key::new("offset", "0", "the offset of the log in it, a multiple of 4 KiB"),
         Key::new("size", "", "the length of the log; the rest by default"),
         Key::new(
@@ -117,13 +168,12 @@ impl LayerOptions for OffloadDefinition {
     const NEEDS_IMAGE: bool = true;
 
     fn check(&self, check: &mut Check<'_>) {
-        super::definition::check_place(
-            Self::KIND,
-            &self.log,
-            self.offset,
-            self.model.as_ref(),
-            check,
-        );
+        if self.cluster.is_empty() {
+            let model = self.model.as_ref();
+            super::definition::check_place(Self::KIND, &self.log, self.offset, model, check);
+        } else {
+            self.check_cluster(check);
+        }
         if self.copies.0 > 0 && self.size.is_none() {
             let message = "the layer `offload` has copies behind a log without an end";
             check.problem("copies", message, "add a `size` for the log");

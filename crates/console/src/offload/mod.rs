@@ -1,4 +1,7 @@
 //! `fathom offload`: carries the load of a disk elsewhere, and shows it.
+
+mod cluster;
+
 use clap::{Args, Subcommand};
 use fathom_control::{OffloadAction, OffloadAnswer, OffloadDisk, OffloadRequest};
 
@@ -22,6 +25,10 @@ pub enum OffloadCommand {
     Stop(ChangeOptions),
     /// Show which disks are carried, and what their devices' models foresee
     Status(StatusOptions),
+    /// Run a small Valkey cluster on this host, for trials
+    Cluster(cluster::ClusterCommand),
+    /// Remove the log of a disk from a cluster
+    Forget(cluster::ForgetOptions),
 }
 
 /// Options of `fathom offload start` and `stop`.
@@ -73,6 +80,8 @@ pub fn run(command: &OffloadCommand) -> Outcome {
         OffloadCommand::Start(options) => change(options, OffloadAction::Start),
         OffloadCommand::Stop(options) => change(options, OffloadAction::Stop),
         OffloadCommand::Status(options) => status(options),
+        OffloadCommand::Cluster(options) => cluster::run(options),
+        OffloadCommand::Forget(options) => cluster::forget(options),
     }
 }
 

@@ -1,0 +1,173 @@
+//! The back end: a volume, and the thread that talks to its cluster.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
+use fathom_reactor::Reactor;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+
+use crate::client::{Client, ClusterOptions};
+use crate::layout::{GROUP, is_name};
+use crate::queue::{ClusterQueue, Inbox};
+use crate::volume::{CAPACITY_MAX, OpenError, Volume, VolumeOptions, Work};
+
+/// The time limit of an opening.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(50);
+
+/// A part of a request, for the volume's thread.
+pub(crate) struct Job {
+    pub(crate) work: Work,
+    pub(crate) number: u64,
+    pub(crate) at: u64,
+    pub(crate) inbox: Arc<Inbox>,
+}
+
+/// The way to the volume's thread, which ends when the last one is dropped.
+#[derive(Clone)]
+pub(crate) struct Jobs(UnboundedSender<Job>);
+
+impl Jobs {
+    /// Sends a part. Returns it if the thread has ended.
+    pub(crate) fn send(&self, job: Job) -> Result<(), Job> {
+        self.0.send(job).map_err(|error| error.0)
+    }
+}
+
+/// A disk whose blocks are in a Valkey cluster. A completed write is durable on a node, and on as many replicas as
+/// the options want. `docs/valkey.md` describes what is promised.
+pub struct ClusterVolume {
+    volume: Arc<Volume>,
+    jobs: Jobs,
+}
+
+impl ClusterVolume {
+    /// Opens a volume, or makes it. All earlier openings of it fail from then on. Blocks.
+    ///
+    /// # Errors
+    /// If the cluster does not answer, does not keep what it acknowledges, or has lost a part of the volume.
+    pub fn open(options: &ClusterOptions, volume: &VolumeOptions) -> Result<Self, OpenError> {
+        if !is_name(&volume.name) {
+            let text = format!("{:?} is not the name of a volume", volume.name);
+            return Err(OpenError(format!("{text}; use letters, digits, and `.`, `_` and `-`")));
+        }
+        if volume.capacity > CAPACITY_MAX {
+            return Err(OpenError("a volume has at most 1 TiB; choose a smaller `size`".into()));
+        }
+        // There may be another provider already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (jobs, received) = mpsc::unbounded_channel();
+        let (opened, result) = std::sync::mpsc::channel();
+        let (options, wanted) = (options.clone(), volume.clone());
+        let thread = std::thread::Builder::new().name("valkey".into());
+        let spawned = thread.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = opened.send(Err(OpenError(error.to_string())));
+                    return;
+                }
+            };
+            runtime.block_on(async move {
+                let open = Volume::open(&options, &wanted);
+                let open = tokio::time::timeout(OPEN_TIME_MAX, open).await.unwrap_or_else(|_| {
+                    Err(OpenError("the cluster does not answer in time; repair it".into()))
+                });
+                match open.map(Arc::new) {
+                    Ok(volume) => {
+                        if opened.send(Ok(Arc::clone(&volume))).is_ok() {
+                            serve(&volume, received).await;
+                        }
+                    }
+                    Err(error) => {
+                        let _ = opened.send(Err(error));
+                    }
+                }
+            });
+            // Requests to nodes that hang do not keep the thread.
+            runtime.shutdown_background();
+        });
+        spawned.map_err(|error| OpenError(error.to_string()))?;
+        let volume = result.recv().map_err(|_| OpenError("the volume's thread ended".into()))??;
+        Ok(Self { volume, jobs: Jobs(jobs) })
+    }
+}
+
+/// Removes a volume with all of its content, and what is left of one. Who uses it gets errors. Blocks.
+///
+/// # Errors
+/// If the cluster does not answer, or the name is none.
+pub fn forget(options: &ClusterOptions, name: &str) -> Result<u64, OpenError> {
+    if !is_name(name) {
+        return Err(OpenError(format!("{name:?} is not the name of a volume; correct it")));
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| OpenError(error.to_string()))?;
+    let removed = runtime.block_on(async {
+        let client = Client::connect(options).await?;
+        let blocks = client.remove(&format!("fathom:{{{name}#*")).await?;
+        Ok::<_, String>(blocks + client.remove(&crate::layout::volume_key(name)).await?)
+    });
+    runtime.shutdown_background();
+    Ok(removed?)
+}
+
+/// Carries out parts until nobody can send more.
+async fn serve(volume: &Arc<Volume>, mut received: UnboundedReceiver<Job>) {
+    while let Some(Job { work, number, at, inbox }) = received.recv().await {
+        let volume = Arc::clone(volume);
+        tokio::spawn(async move {
+            let found = volume.carry_out(work).await;
+            inbox.finish((number, at, found));
+        });
+    }
+}
+
+impl Backend for ClusterVolume {
+    fn name(&self) -> &'static str {
+        "valkey"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.volume.capacity.load(Ordering::Relaxed)
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { optimal_size: GROUP as u32, ..Geometry::default() }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { extents: false, ..Capabilities::ALL }
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let queue = ClusterQueue::open(Arc::clone(&self.volume), self.jobs.clone(), reactor)?;
+        Ok(Box::new(queue))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        let trouble = self.volume.troubles();
+        let lost = trouble.lost.map(|text| BackendProblem::TakenOver { text });
+        let unreachable = trouble.unreachable.map(|text| BackendProblem::Unreachable { text });
+        let wrong = trouble.wrong.map(|text| BackendProblem::ContentWrong { text });
+        [lost, unreachable, wrong].into_iter().flatten().collect()
+    }
+
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The value of a block's key: a header, and the bytes of the block.
+//!
+//! ```text
+//!  0        8        12       16       24         32      40        56                4152
+//!  ┌────────┬────────┬────────┬────────┬──────────┬───────┬─────────┬──────────────────┐
+//!  │ magic  │ CRC-32C│ flags  │ epoch  │ sequence │ block │ volume  │ 4096 bytes       │
+//!  └────────┴────────┴────────┴────────┴──────────┴───────┴─────────┴──────────────────┘
+//! ```
+//! All numbers are little-endian. The checksum covers everything behind it. A block of zeroes has the flag 1 and
+//! no bytes. Scripts compare epoch and sequence, at the offsets 16 and 24.
+
+use std::fmt;
+
+/// The size of a block, in bytes.
+pub const BLOCK: u64 = 4096;
+/// The length of the header, in bytes.
+pub(crate) const HEADER: usize = 56;
+
+const MAGIC: [u8; 8] = *b"FATHOMVB";
+/// The block has zeroes, and the value has no bytes of it.
+const ZERO: u32 = 1;
+
+/// When a block was written: by which opening of the volume, and as which write of it. Later versions are greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The epoch of the opening; 0 for a block that has never been written.
+    pub epoch: u64,
+    /// The number of the write within the epoch.
+    pub sequence: u64,
+}
+
+/// Why a value is not that of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It has no header, or another length than its header says.
+    Length,
+    /// The magic or the flags are unknown.
+    Header,
+    /// The checksum differs.
+    Checksum,
+    /// It is the value of another block, or of another volume.
+    Place,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Length => "its length is wrong",
+            Self::Header => "its header is not that of a block",
+            Self::Checksum => "its checksum is wrong",
+            Self::Place => "it belongs to another block",
+        })
+    }
+}
+
+/// The value of `block` of a volume. `bytes` is `None` for zeroes.
+pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: Option<&[u8]>) -> Vec<u8> {
+    let mut value = Vec::with_capacity(HEADER + bytes.map_or(0, <[u8]>::len));
+    value.extend_from_slice(&MAGIC);
+    value.extend_from_slice(&[0; 4]);
+    let flags = if bytes.is_none() { ZERO } else { 0 };
+    value.extend_from_slice(&flags.to_le_bytes());
+    for number in [version.epoch, version.sequence, block] {
+        value.extend_from_slice(&number.to_le_bytes());
+    }
+    value.extend_from_slice(volume);
+    value.extend_from_slice(bytes.unwrap_or_default());
+    let sum = crc32c::crc32c(&value[12..]);
+    value[8..12].copy_from_slice(&sum.to_le_bytes());
+    value
+}
+
+/// The version and the bytes of a value; no bytes for zeroes.
+///
+/// # Errors
+/// If it is not the value of this block of this volume.
+pub fn decode<'a>(
+    volume: &[u8; 16],
+    block: u64,
+    value: &'a [u8],
+) -> Result<(Version, Option<&'a [u8]>), Wrong> {
+    let (header, bytes) = value.split_at_checked(HEADER).ok_or(Wrong::Length)?;
+    let number = |at: usize| {
+        let mut number = [0; 8];
+        number.copy_from_slice(&header[at..at + 8]);
+        u64::from_le_bytes(number)
+    };
+    let (sum, flags) = (number(8) as u32, (number(8) >> 32) as u32);
+    if header[..8] != MAGIC || flags > ZERO {
+        return Err(Wrong::Header);
+    }
+    let length = if flags == ZERO { 0 } else { BLOCK as usize };
+    if bytes.len() != length {
+        return Err(Wrong::Length);
+    }
+    if crc32c::crc32c(&value[12..]) != sum {
+        return Err(Wrong::Checksum);
+    }
+    if number(32) != block || header[40..56] != *volume {
+        return Err(Wrong::Place);
+    }
+    let version = Version { epoch: number(16), sequence: number(24) };
+    Ok((version, (flags != ZERO).then_some(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUME: [u8; 16] = *b"0123456789abcdef";
+
+    #[test]
+    fn a_value_is_that_of_its_block_and_nothing_else() {
+        let version = Version { epoch: 3, sequence: 70_000 };
+        let bytes = vec![7; BLOCK as usize];
+        let value = encode(&VOLUME, 12, version, Some(&bytes));
+        assert_eq!(decode(&VOLUME, 12, &value), Ok((version, Some(&bytes[..]))));
+        assert_eq!(decode(&VOLUME, 13, &value), Err(Wrong::Place));
+        assert_eq!(decode(b"other volume 123", 12, &value), Err(Wrong::Place));
+        let zeroes = encode(&VOLUME, 12, version, None);
+        assert_eq!(decode(&VOLUME, 12, &zeroes), Ok((version, None)));
+        assert_eq!(decode(&VOLUME, 12, &value[..HEADER]), Err(Wrong::Length));
+        assert_eq!(decode(&VOLUME, 12, &[]), Err(Wrong::Length));
+    }
+
+    #[test]
+    fn every_changed_byte_is_found() {
+        let value = encode(&VOLUME, 5, Version { epoch: 1, sequence: 2 }, Some(&[9; 4096]));
+        let mut chance = fastrand::Rng::with_seed(1);
+        let places: Vec<usize> = (0..2000).map(|_| chance.usize(..value.len())).collect();
+        for at in (0..HEADER).chain(places) {
+            let mut changed = value.clone();
+            changed[at] ^= 1 << chance.u32(..8);
+            assert!(decode(&VOLUME, 5, &changed).is_err(), "byte {at}");
+            assert!(decode(&VOLUME, 5, &value[..at]).is_err(), "{at} bytes");
+        }
+    }
+}

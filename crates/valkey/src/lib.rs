@@ -1,0 +1,27 @@
+//! A back end whose blocks are in a Valkey cluster, for example as the log volume of a layer `offload` that many
+//! hosts share. `docs/valkey.md` describes the keys, the scripts, and what is promised when.
+//!
+//! - `client`: connections, through the crate `redis`.
+//! - `scripts`: what nodes do; `layout`: which keys they have; `format`: their values.
+//! - `volume`: how a volume is opened, and what its requests do.
+//! - `versions`: what this opening knows of blocks and shards, so that old content is found.
+//! - `queue`, `cluster_volume`: the back end.
+//! - `local`: a small cluster of this host, for trials and tests.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod cluster_volume;
+mod format;
+mod layout;
+pub mod local;
+mod queue;
+mod scripts;
+mod versions;
+mod volume;
+
+pub use client::{ClusterOptions, ClusterTls};
+pub use cluster_volume::{ClusterVolume, forget};
+pub use format::{BLOCK, Version, Wrong, decode, encode};
+pub use layout::{NAME_MAX, is_name};
+pub use volume::{CAPACITY_MAX, OpenError, VolumeOptions};

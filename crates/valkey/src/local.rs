@@ -1,0 +1,260 @@
+//! A small cluster of this host, for trials and tests. Its nodes listen on the loopback address only.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The time limit for a cluster to become ready.
+const READY_TIME_MAX: Duration = Duration::from_secs(60);
+/// The pause between two looks.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// The file with the ports of a folder's cluster, so that it can be started again.
+const PORTS: &str = "ports";
+
+/// How a cluster is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalOptions {
+    /// The folder for the nodes' files. If a cluster was made there, it is started again.
+    pub folder: PathBuf,
+    /// The primaries; at least three.
+    pub primaries: u16,
+    /// The replicas of each primary.
+    pub copies: u16,
+    /// More options of `valkey-server`.
+    pub extra: Vec<String>,
+    /// Options with which `valkey-cli` reaches the nodes.
+    pub cli: Vec<String>,
+}
+
+impl LocalOptions {
+    /// Three primaries with one replica each.
+    pub fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            primaries: 3,
+            copies: 1,
+            extra: Vec::new(),
+            cli: Vec::new(),
+        }
+    }
+}
+
+/// A running cluster. Its nodes end when it is dropped.
+#[derive(Debug)]
+pub struct LocalCluster {
+    options: LocalOptions,
+    nodes: Vec<(u16, Option<Child>)>,
+}
+
+impl LocalCluster {
+    /// Starts a cluster, and waits until it is ready.
+    ///
+    /// # Errors
+    /// If `valkey-server` or `valkey-cli` is missing or fails.
+    pub fn start(options: &LocalOptions) -> io::Result<Self> {
+        fs::create_dir_all(&options.folder)?;
+        let count = usize::from(options.primaries) * (1 + usize::from(options.copies));
+        let known = fs::read_to_string(options.folder.join(PORTS)).unwrap_or_default();
+        let known: Vec<u16> =
+            known.split_whitespace().filter_map(|port| port.parse().ok()).collect();
+        let is_new = known.is_empty();
+        let ports = if is_new { free_ports(count)? } else { known };
+        let nodes = ports.iter().map(|port| (*port, None)).collect();
+        let mut cluster = Self { options: options.clone(), nodes };
+        for index in 0..cluster.nodes.len() {
+            cluster.run(index)?;
+        }
+        if is_new {
+            cluster.make()?;
+            let text: Vec<String> = ports.iter().map(u16::to_string).collect();
+            fs::write(options.folder.join(PORTS), text.join(" "))?;
+        }
+        cluster.wait_until_ready()?;
+        Ok(cluster)
+    }
+
+    /// Starts a node that is not running.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run(&mut self, index: usize) -> io::Result<()> {
+        let port = self.nodes[index].0;
+        let folder = self.folder(index);
+        fs::create_dir_all(&folder)?;
+        let log = File::create(folder.join("valkey.log"))?;
+        let mut command = Command::new("valkey-server");
+        command.current_dir(&folder).stdin(Stdio::null());
+        command.stdout(log.try_clone()?).stderr(log);
+        let is_encrypted = self.options.extra.iter().any(|option| option == "--tls-port");
+        let plain = if is_encrypted { "0".to_owned() } else { port.to_string() };
+        command.args(["--port", &plain, "--bind", "127.0.0.1"]);
+        command.args(["--cluster-port", &bus_port(port).to_string(), "--cluster-enabled", "yes"]);
+        command.args(["--cluster-node-timeout", "2000", "--cluster-replica-validity-factor", "0"]);
+        command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
+        command.args(["--maxmemory-policy", "noeviction"]);
+        command.args(
+            self.options.extra.iter().map(|option| option.replace("PORT", &port.to_string())),
+        );
+        let child = command.spawn().map_err(|error| {
+            let text = format!(
+                "valkey-server cannot be started ({error}); install the package valkey-server"
+            );
+            io::Error::other(text)
+        })?;
+        self.nodes[index].1 = Some(child);
+        let end = Instant::now() + READY_TIME_MAX;
+        while self.ask(index, &["PING"]).is_none_or(|answer| !answer.contains("PONG")) {
+            let ended =
+                self.nodes[index].1.as_mut().and_then(|node| node.try_wait().ok().flatten());
+            if ended.is_some() || Instant::now() > end {
+                let text = fs::read_to_string(folder.join("valkey.log")).unwrap_or_default();
+                let last = text.lines().next_back().unwrap_or("no output").to_owned();
+                return Err(io::Error::other(format!("a node does not start: {last}")));
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn make(&self) -> io::Result<()> {
+        let mut command = Command::new("valkey-cli");
+        command.args(&self.options.cli).args(["--cluster", "create"]).args(self.addresses());
+        let copies = self.options.copies.to_string();
+        command.args(["--cluster-replicas", &copies, "--cluster-yes"]).stdin(Stdio::null());
+        let done = command.output()?;
+        if done.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        Err(io::Error::other(format!("the cluster cannot be made: {text}")))
+    }
+
+    /// Waits until the nodes have all slots, and each primary its replicas.
+    ///
+    /// # Errors
+    /// If this takes more than a minute.
+    pub fn wait_until_ready(&self) -> io::Result<()> {
+        let end = Instant::now() + READY_TIME_MAX;
+        let copies = format!("connected_slaves:{}", self.options.copies);
+        let is_ready = |index: usize| {
+            if self.nodes[index].1.is_none() {
+                return true;
+            }
+            let state = self.ask(index, &["CLUSTER", "INFO"]).unwrap_or_default();
+            let role = self.ask(index, &["INFO", "replication"]).unwrap_or_default();
+            let is_linked = if role.contains("role:master") {
+                role.contains(&copies)
+            } else {
+                role.contains("master_link_status:up")
+            };
+            state.contains("cluster_state:ok") && is_linked
+        };
+        while !(0..self.nodes.len()).all(is_ready) {
+            if Instant::now() > end {
+                return Err(io::Error::other("the cluster does not become ready"));
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// The addresses of all nodes.
+    pub fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// The number of nodes.
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The folder of a node's files.
+    pub fn folder(&self, index: usize) -> PathBuf {
+        self.options.folder.join(format!("node-{index}"))
+    }
+
+    /// The answer of a node to a command; `None` if it has none within a few seconds.
+    pub fn ask(&self, index: usize, command: &[&str]) -> Option<String> {
+        let port = self.nodes[index].0.to_string();
+        let mut cli = Command::new("timeout");
+        cli.args(["3", "valkey-cli", "-h", "127.0.0.1", "-p", &port]).args(&self.options.cli);
+        let done = cli.args(command).stdin(Stdio::null()).output().ok()?;
+        done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
+    }
+
+    /// Whether a node is a primary with slots.
+    pub fn is_primary(&self, index: usize) -> bool {
+        let own = self.ask(index, &["CLUSTER", "NODES"]).unwrap_or_default();
+        let line = own.lines().find(|line| line.contains("myself")).unwrap_or_default();
+        line.contains("master") && line.split_whitespace().count() > 8
+    }
+
+    /// Sends a signal to a node, for example `KILL`, `STOP` or `CONT`.
+    pub fn signal(&mut self, index: usize, signal: &str) {
+        let Some(child) = &mut self.nodes[index].1 else { return };
+        let _ = Command::new("kill").arg(format!("-{signal}")).arg(child.id().to_string()).status();
+        if signal == "KILL" {
+            let _ = child.wait();
+            self.nodes[index].1 = None;
+        }
+    }
+
+    /// Starts another node, which the cluster does not know yet. Returns its index.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn add(&mut self) -> io::Result<usize> {
+        let port = free_ports(1)?[0];
+        self.nodes.push((port, None));
+        let index = self.nodes.len() - 1;
+        self.run(index)?;
+        Ok(index)
+    }
+
+    /// Runs `valkey-cli --cluster` with arguments.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn manage(&self, arguments: &[&str]) -> io::Result<String> {
+        let mut command = Command::new("valkey-cli");
+        command.args(&self.options.cli).arg("--cluster").args(arguments).stdin(Stdio::null());
+        let done = command.output()?;
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        if done.status.success() { Ok(text) } else { Err(io::Error::other(text)) }
+    }
+}
+
+impl Drop for LocalCluster {
+    fn drop(&mut self) {
+        for (_, node) in &mut self.nodes {
+            if let Some(node) = node {
+                let _ = node.kill();
+                let _ = node.wait();
+            }
+        }
+    }
+}
+
+/// The port on which nodes talk to each other.
+fn bus_port(port: u16) -> u16 {
+    port + 1
+}
+
+/// Ports, each followed by a free one.
+fn free_ports(count: usize) -> io::Result<Vec<u16>> {
+    let (mut ports, mut held) = (Vec::new(), Vec::new());
+    while ports.len() < count {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        if let (true, Ok(bus)) = (port < u16::MAX, TcpListener::bind(("127.0.0.1", bus_port(port))))
+        {
+            ports.push(port);
+            held.push(bus);
+        }
+        held.push(listener);
+    }
+    Ok(ports)
+}

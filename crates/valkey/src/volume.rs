@@ -1,0 +1,611 @@
+//! A volume in a cluster: how it is made and opened, and what its requests do there.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::Read as _;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fathom_block::ErrorKind;
+use redis::Value;
+
+use crate::client::{Call, CallError, Client, ClusterOptions, text};
+use crate::format::{BLOCK, HEADER, Version, Wrong, decode, encode};
+use crate::layout::{GROUP, SHARDS, block_key, blocks, shard, state_key, volume_key};
+use crate::scripts;
+use crate::versions::{Versions, Witness, Witnesses};
+
+/// The pause before a part of a request is tried again, at first and at most.
+const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// How long a read of a block whose content is wrong is repeated: another node may have the right one soon.
+const WRONG_TIME_MAX: Duration = Duration::from_secs(5);
+/// Shards that are claimed at the same time.
+const CLAIMS: usize = 32;
+/// The oldest version of the nodes.
+const VERSION_MIN: u32 = 8;
+/// The largest volume, in bytes: the versions of its blocks are in memory.
+pub const CAPACITY_MAX: u64 = 1 << 40;
+
+/// Which volume is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeOptions {
+    /// The volume's name; see [`is_name`](crate::is_name).
+    pub name: String,
+    /// The least size, in bytes. A larger volume keeps its size.
+    pub capacity: u64,
+    /// Whether a volume is made if there is none.
+    pub may_make: bool,
+    /// Who opens it, for operators who look at the cluster.
+    pub owner: String,
+}
+
+/// Why a volume cannot be opened: the reason, and a remedy behind a semicolon.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OpenError(pub String);
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<String> for OpenError {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// What is wrong with a volume, as far as requests have found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// Another opening has the volume, or shards of it have gone.
+    pub(crate) lost: Option<String>,
+    /// Requests get no answer now.
+    pub(crate) unreachable: Option<String>,
+    /// What was read is not what was written.
+    pub(crate) wrong: Option<String>,
+}
+
+/// A volume that this process has opened.
+pub(crate) struct Volume {
+    client: Client,
+    name: String,
+    identity: [u8; 16],
+    /// The identity and the epoch, as scripts get them.
+    identity_text: String,
+    epoch_text: String,
+    epoch: u64,
+    pub(crate) capacity: AtomicU64,
+    timeout: Duration,
+    sequence: AtomicU64,
+    versions: Versions,
+    witnesses: Witnesses,
+    trouble: Mutex<Trouble>,
+}
+
+/// What a part of a request does with the blocks of one group.
+pub(crate) enum Work {
+    /// Reads the range.
+    Read(Range<u64>),
+    /// Writes values of whole blocks.
+    Write(Vec<(u64, Version, Vec<u8>)>),
+    /// Writes bytes within one block.
+    Merge(u64, Vec<u8>),
+}
+
+/// Why a part is not done yet.
+enum Failure {
+    Later(String),
+    Wrong(String),
+    Final(ErrorKind),
+}
+
+impl Volume {
+    /// Opens a volume: all earlier openings can neither read nor write it any more.
+    pub(crate) async fn open(
+        options: &ClusterOptions,
+        volume: &VolumeOptions,
+    ) -> Result<Self, OpenError> {
+        let client = Client::connect(options).await?;
+        check_nodes(&client, options.copies).await?;
+        let name = &volume.name;
+        let (identity, capacity, is_made, epoch) = open_volume(&client, volume).await?;
+        let opened = Self {
+            client,
+            name: name.clone(),
+            identity_text: hexadecimal(&identity),
+            identity,
+            epoch_text: epoch.to_string(),
+            epoch,
+            capacity: AtomicU64::new(capacity),
+            timeout: options.timeout,
+            sequence: AtomicU64::new(0),
+            versions: Versions::default(),
+            witnesses: Witnesses::default(),
+            trouble: Mutex::default(),
+        };
+        opened.claim(is_made).await?;
+        if !is_made {
+            let (keys, identity) = ([volume_key(name)], opened.identity_text.as_bytes());
+            let call = Call { script: scripts::MADE, keys: &keys, arguments: &[identity] };
+            let answer = opened.client.write(0, &call).await.map_err(of_call)?;
+            if answer == Value::Int(0) {
+                return Err(OpenError(
+                    "another daemon makes this volume; choose another name".into(),
+                ));
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Gives all shards the new epoch. Finds shards that are gone, or have forgotten writes.
+    async fn claim(&self, is_made: bool) -> Result<(), OpenError> {
+        let may_make: &[u8] = if is_made { b"0" } else { b"1" };
+        let claim = async |shard: u64| {
+            let keys = [state_key(&self.name, shard)];
+            let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes(), may_make];
+            let call = Call { script: scripts::CLAIM, keys: &keys, arguments: &arguments };
+            self.client.write(shard, &call).await.map_err(of_call)
+        };
+        let mut states = HashMap::new();
+        let mut next = 0;
+        while next < SHARDS {
+            let end = (next + CLAIMS as u64).min(SHARDS);
+            let answers = join(next..end, &claim).await;
+            for (shard, answer) in (next..end).zip(answers) {
+                states.insert(shard, state(&self.name, answer?)?);
+            }
+            next = end;
+        }
+        for (shard, state) in &states {
+            for (witnessed, count) in &state.witnessed {
+                if states.get(witnessed).is_none_or(|other| other.count < *count) {
+                    return Err(OpenError(format!(
+                        "shard {witnessed} of the volume {:?} has forgotten writes that were acknowledged: shard \
+                         {shard} knows of {count}, and it of {}; restore the node from its copy or its \
+                         append-only file",
+                        self.name,
+                        states.get(witnessed).map_or(0, |other| other.count)
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trouble(&self, change: impl FnOnce(&mut Trouble)) {
+        change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What is wrong with the volume.
+    pub(crate) fn troubles(&self) -> Trouble {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The value of a block that is written now.
+    pub(crate) fn value(&self, block: u64, bytes: Option<&[u8]>) -> (u64, Version, Vec<u8>) {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let version = Version { epoch: self.epoch, sequence };
+        (block, version, encode(&self.identity, block, version, bytes))
+    }
+
+    /// Carries out a part of a request. Returns the bytes that a read has.
+    pub(crate) async fn carry_out(&self, mut work: Work) -> Result<Vec<u8>, ErrorKind> {
+        let begin = Instant::now();
+        let mut pause = PAUSE;
+        loop {
+            if self.troubles().lost.is_some() {
+                return Err(ErrorKind::Io);
+            }
+            let attempt = async {
+                match &mut work {
+                    Work::Read(range) => self.read(range).await,
+                    Work::Write(values) => self.write(values).await.map(|()| Vec::new()),
+                    Work::Merge(offset, bytes) => {
+                        self.merge(*offset, bytes).await.map(|()| Vec::new())
+                    }
+                }
+            };
+            let left = self.timeout.saturating_sub(begin.elapsed());
+            let found = tokio::time::timeout(left, attempt).await;
+            let failure = match found {
+                Ok(Ok(bytes)) => {
+                    self.trouble(|trouble| trouble.unreachable = None);
+                    return Ok(bytes);
+                }
+                Ok(Err(failure)) => failure,
+                Err(_) => Failure::Later("a node does not answer".into()),
+            };
+            let limit = match failure {
+                Failure::Final(kind) => return Err(kind),
+                Failure::Later(text) => {
+                    self.trouble(|trouble| trouble.unreachable = Some(text));
+                    self.timeout
+                }
+                Failure::Wrong(text) => {
+                    self.trouble(|trouble| trouble.wrong = Some(text));
+                    WRONG_TIME_MAX.min(self.timeout)
+                }
+            };
+            if begin.elapsed() + pause >= limit {
+                return Err(ErrorKind::Io);
+            }
+            self.client.renew().await;
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    fn keys(&self, blocks: impl Iterator<Item = u64>, group: u64) -> Vec<String> {
+        let state = std::iter::once(state_key(&self.name, shard(group)));
+        state.chain(blocks.map(|block| block_key(&self.name, block))).collect()
+    }
+
+    /// The bytes of a range within a group.
+    async fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
+        let all = self.read_blocks(blocks(range)).await?;
+        let skipped = (range.start % BLOCK) as usize;
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize + skipped);
+        for (_, content) in all {
+            match content {
+                Some(content) => bytes.extend_from_slice(&content),
+                None => bytes.resize(bytes.len() + BLOCK as usize, 0),
+            }
+        }
+        bytes.drain(..skipped);
+        bytes.truncate((range.end - range.start) as usize);
+        Ok(bytes)
+    }
+
+    /// The versions and the bytes of blocks of a group.
+    async fn read_blocks(
+        &self,
+        blocks: Range<u64>,
+    ) -> Result<Vec<(Version, Option<Vec<u8>>)>, Failure> {
+        let group = blocks.start * BLOCK / GROUP;
+        let known: Vec<Version> = blocks.clone().map(|block| self.versions.get(block)).collect();
+        let keys = self.keys(blocks.clone(), group);
+        let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
+        let call = Call { script: scripts::READ, keys: &keys, arguments: &arguments };
+        let answer = self.client.read(group, &call).await;
+        let values = match answer.map_err(|error| self.failure(error))? {
+            Value::Array(values) if values.first() == Some(&Value::Int(1)) => values,
+            other => return Err(self.refused(group, &other)),
+        };
+        if values.len() != known.len() + 1 {
+            return Err(self.wrong(blocks.start, "the number of values is wrong"));
+        }
+        let newest = Version { epoch: self.epoch, sequence: self.sequence.load(Ordering::Relaxed) };
+        let mut found = Vec::with_capacity(known.len());
+        for ((block, value), known) in blocks.zip(&values[1..]).zip(known) {
+            let (version, bytes) = match value {
+                Value::Nil => (Version::default(), None),
+                Value::BulkString(value) => {
+                    let decoded = decode(&self.identity, block, value);
+                    let (version, bytes) =
+                        decoded.map_err(|wrong: Wrong| self.wrong(block, wrong))?;
+                    if version > newest {
+                        return Err(self.wrong(block, "it is newer than all writes"));
+                    }
+                    (version, bytes.map(<[u8]>::to_vec))
+                }
+                _ => return Err(self.wrong(block, "it is no text")),
+            };
+            if version < known {
+                return Err(self.wrong(block, "it is older than the last write"));
+            }
+            self.versions.learn(block, version);
+            found.push((version, bytes));
+        }
+        Ok(found)
+    }
+
+    /// Writes values of blocks of a group.
+    ///
+    /// A block may have a newer version already: of another write that is in flight, perhaps of a part of the block
+    /// only. This write is then repeated as the newest one. What a node gets late, from a connection that was given
+    /// up, is not repeated.
+    async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Failure> {
+        while !self.write_once(values).await? {
+            for value in &mut *values {
+                let bytes = value.2.get(HEADER..).filter(|bytes| !bytes.is_empty());
+                *value = self.value(value.0, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether all values are written; if not, some have newer versions.
+    async fn write_once(&self, values: &[(u64, Version, Vec<u8>)]) -> Result<bool, Failure> {
+        let Some((first, ..)) = values.first() else { return Ok(true) };
+        let group = first * BLOCK / GROUP;
+        let shard = shard(group);
+        let keys = self.keys(values.iter().map(|(block, ..)| *block), group);
+        let witness = self.witnesses.take(shard);
+        let (other, count) = texts(witness);
+        let mut arguments: Vec<&[u8]> = vec![
+            self.identity_text.as_bytes(),
+            self.epoch_text.as_bytes(),
+            other.as_bytes(),
+            count.as_bytes(),
+        ];
+        arguments.extend(values.iter().map(|(_, _, value)| &value[..]));
+        let call = Call { script: scripts::WRITE, keys: &keys, arguments: &arguments };
+        let answer = self.client.write(group, &call).await;
+        if let (Err(_), Some((other, count))) = (&answer, witness) {
+            self.witnesses.note(other, count);
+        }
+        match answer.map_err(|error| self.failure(error))? {
+            Value::Int(-1) => Ok(false),
+            Value::Int(count) if count > 0 => {
+                self.witnesses.note(shard, count as u64);
+                for (block, version, _) in values {
+                    self.versions.learn(*block, *version);
+                }
+                Ok(true)
+            }
+            other => Err(self.refused(group, &other)),
+        }
+    }
+
+    /// Writes bytes within a block. If another write has changed the block meanwhile, begins again.
+    async fn merge(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let block = offset / BLOCK;
+        let group = offset / GROUP;
+        loop {
+            let found = self.read_blocks(block..block + 1).await?;
+            let Some((stored, content)) = found.into_iter().next() else { return Ok(()) };
+            let mut content = content.unwrap_or_else(|| vec![0; BLOCK as usize]);
+            let at = (offset % BLOCK) as usize;
+            content[at..at + bytes.len()].copy_from_slice(bytes);
+            let (_, version, value) = self.value(block, Some(&content));
+            let expected = if stored == Version::default() {
+                Vec::new()
+            } else {
+                [stored.epoch.to_le_bytes(), stored.sequence.to_le_bytes()].concat()
+            };
+            let keys = self.keys(std::iter::once(block), group);
+            let arguments: [&[u8]; 4] =
+                [self.identity_text.as_bytes(), self.epoch_text.as_bytes(), &expected, &value];
+            let call = Call { script: scripts::REPLACE, keys: &keys, arguments: &arguments };
+            let answer = self.client.write(group, &call).await;
+            match answer.map_err(|error| self.failure(error))? {
+                Value::Int(-1) => {}
+                Value::Int(count) if count > 0 => {
+                    self.witnesses.note(shard(group), count as u64);
+                    self.versions.learn(block, version);
+                    return Ok(());
+                }
+                other => return Err(self.refused(group, &other)),
+            }
+        }
+    }
+
+    fn failure(&self, error: CallError) -> Failure {
+        match error {
+            CallError::Later(text) => Failure::Later(text),
+            CallError::Full(text) => {
+                self.trouble(|trouble| trouble.unreachable = Some(text));
+                Failure::Final(ErrorKind::NoSpace)
+            }
+            CallError::Never(text) => {
+                self.trouble(|trouble| trouble.unreachable = Some(text));
+                Failure::Final(ErrorKind::Io)
+            }
+        }
+    }
+
+    fn wrong(&self, block: u64, why: impl fmt::Display) -> Failure {
+        Failure::Wrong(format!("block {block} of the volume {:?}: {why}", self.name))
+    }
+
+    /// The shard has another volume or epoch than this opening.
+    fn refused(&self, group: u64, answer: &Value) -> Failure {
+        let shard = shard(group);
+        let Value::Array(state) = answer else {
+            return Failure::Wrong(format!(
+                "shard {shard} of the volume {:?} has no state",
+                self.name
+            ));
+        };
+        let field = |index: usize| state.get(index).and_then(text).unwrap_or_default();
+        let epoch = field(1).parse::<u64>().unwrap_or(0);
+        if field(0) == self.identity_text && epoch > self.epoch {
+            let text = format!(
+                "another daemon has opened the volume {:?} since (epoch {epoch})",
+                self.name
+            );
+            self.trouble(|trouble| trouble.lost = Some(text));
+            return Failure::Final(ErrorKind::Io);
+        }
+        // A node without the newest state may answer for a while, before it is replaced.
+        Failure::Wrong(format!(
+            "shard {shard} of the volume {:?} has lost its state (epoch {epoch} of {})",
+            self.name, self.epoch
+        ))
+    }
+}
+
+fn texts(witness: Option<Witness>) -> (String, String) {
+    witness.map_or_else(Default::default, |(shard, count)| (shard.to_string(), count.to_string()))
+}
+
+fn of_call(error: CallError) -> OpenError {
+    OpenError(match error {
+        CallError::Later(text) => format!("the cluster does not answer ({text}); repair it"),
+        CallError::Full(text) => format!("a node is full ({text}); give it more `maxmemory`"),
+        CallError::Never(text) => {
+            format!("a node refuses ({text}); give the user the rights that docs/valkey.md lists")
+        }
+    })
+}
+
+/// Waits for all calls.
+async fn join<T>(shards: Range<u64>, call: &impl AsyncFn(u64) -> T) -> Vec<T> {
+    let mut calls: Vec<_> = shards.map(|shard| (Box::pin(call(shard)), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut is_ready = true;
+        for (future, answer) in &mut calls {
+            if answer.is_none() {
+                match future.as_mut().poll(context) {
+                    std::task::Poll::Ready(found) => *answer = Some(found),
+                    std::task::Poll::Pending => is_ready = false,
+                }
+            }
+        }
+        if is_ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    calls.into_iter().filter_map(|(_, answer)| answer).collect()
+}
+
+/// The state of a shard.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ShardState {
+    count: u64,
+    witnessed: Vec<Witness>,
+}
+
+/// The state in the answer to a claim.
+fn state(name: &str, answer: Value) -> Result<ShardState, OpenError> {
+    let fields: Vec<Value> = match answer {
+        Value::Int(0) => {
+            return Err(OpenError(format!(
+                "a part of the volume {name:?} is gone: a node has lost its data; restore it from its copy or its \
+                 append-only file, or give up the volume with `fathom offload forget`"
+            )));
+        }
+        Value::Int(_) => {
+            let text = format!("another daemon opens the volume {name:?} at the same time");
+            return Err(OpenError(format!("{text}; use one daemon for each volume")));
+        }
+        Value::Array(fields) if fields.len() >= 4 => fields,
+        _ => {
+            return Err(OpenError(format!(
+                "parts of an earlier volume {name:?} are left; choose another name, or remove them with `fathom \
+                 offload forget`"
+            )));
+        }
+    };
+    let mut state = ShardState::default();
+    for pair in fields.chunks(2) {
+        let [name, value] = pair else { break };
+        let (Some(name), Some(value)) = (text(name), text(value)) else { continue };
+        let Ok(value) = value.parse::<u64>() else { continue };
+        if name == "count" {
+            state.count = value;
+        } else if let Some(Ok(shard)) = name.strip_prefix('w').map(str::parse) {
+            state.witnessed.push((shard, value));
+        }
+    }
+    Ok(state)
+}
+
+/// Refuses nodes that would lose what they have acknowledged.
+async fn check_nodes(client: &Client, copies: u32) -> Result<(), OpenError> {
+    for (node, info) in client.nodes().await? {
+        check_node(&node, &info, copies)?;
+    }
+    for (node, policy) in client.policies().await.unwrap_or_default() {
+        if policy != "always" {
+            return Err(OpenError(format!(
+                "the node {node} makes writes durable later (appendfsync is {policy}); set `appendfsync always`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_node(node: &str, info: &str, copies: u32) -> Result<(), OpenError> {
+    let field = |name: &str| {
+        let value =
+            |line: &str| Some(line.trim_end().strip_prefix(name)?.strip_prefix(':')?.to_owned());
+        info.lines().find_map(value)
+    };
+    let number = |name: &str| field(name).and_then(|value| value.parse::<u32>().ok()).unwrap_or(0);
+    let version = field("valkey_version").unwrap_or_else(|| "unknown".into());
+    let major = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
+    let policy = field("maxmemory_policy").unwrap_or_default();
+    let (problem, remedy) = if major < VERSION_MIN {
+        (
+            format!("has no Valkey of version {VERSION_MIN} (but {version})"),
+            "use a newer one".into(),
+        )
+    } else if number("aof_enabled") != 1 {
+        ("has no append-only file".into(), "set `appendonly yes`".into())
+    } else if policy != "noeviction" {
+        let text = format!("removes keys when it is full (maxmemory-policy is {policy})");
+        (text, "set `maxmemory-policy noeviction`".into())
+    } else if number("connected_slaves") < copies {
+        let replicas = number("connected_slaves");
+        (format!("has {replicas} replicas"), format!("add some, or set `copies` below {copies}"))
+    } else {
+        return Ok(());
+    };
+    Err(OpenError(format!("the node {node} {problem}; {remedy}")))
+}
+
+/// Makes or finds the volume. Returns its identity, its capacity, whether all of its shards have been made, and the
+/// new epoch.
+async fn open_volume(
+    client: &Client,
+    volume: &VolumeOptions,
+) -> Result<([u8; 16], u64, bool, u64), OpenError> {
+    let mut new = [0; 16];
+    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut new));
+    drawn.map_err(|error| OpenError(format!("no random numbers: {error}")))?;
+    let new = if volume.may_make { hexadecimal(&new) } else { String::new() };
+    let keys = [volume_key(&volume.name)];
+    let numbers = [volume.capacity, BLOCK, SHARDS].map(|number| number.to_string());
+    let arguments: [&[u8]; 5] = [
+        new.as_bytes(),
+        numbers[0].as_bytes(),
+        numbers[1].as_bytes(),
+        numbers[2].as_bytes(),
+        volume.owner.as_bytes(),
+    ];
+    let call = Call { script: scripts::OPEN, keys: &keys, arguments: &arguments };
+    let name = &volume.name;
+    let unknown = || {
+        OpenError(format!(
+            "the volume {name:?} is not one of this version of Fathom; choose another name, or use the later version"
+        ))
+    };
+    let fields = match client.write(0, &call).await.map_err(of_call)? {
+        Value::Int(0) => {
+            return Err(OpenError(format!(
+                "the volume {name:?} with changes of the disk is not in this cluster; name its cluster"
+            )));
+        }
+        Value::Array(fields) if fields.len() == 5 && fields[0] == Value::Int(2) => fields,
+        _ => return Err(unknown()),
+    };
+    let number = |index: usize| fields.get(index).and_then(text)?.parse::<u64>().ok();
+    let identity = fields.get(1).and_then(text).and_then(|text| bytes_of(&text));
+    let (Some(identity), Some(capacity), Some(made), Some(epoch)) =
+        (identity, number(2), number(3), number(4))
+    else {
+        return Err(unknown());
+    };
+    // Scripts compute with doubles.
+    if epoch == 0 || epoch >= 1 << 53 || capacity > CAPACITY_MAX {
+        return Err(unknown());
+    }
+    Ok((identity, capacity, made == 1, epoch))
+}
+
+fn hexadecimal(bytes: &[u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(*bytes))
+}
+
+fn bytes_of(text: &str) -> Option<[u8; 16]> {
+    let is_plain = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_plain.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
+}
+
+const _: () = assert!(HEADER == 56, "the scripts compare versions at the offset 16");
