@@ -2,6 +2,7 @@
 #
 #   make run            serves a disk, boots a real guest on it, and shows its I/O live
 #   make run FOR=60     the same for 60 seconds, with a summary at the end
+#   make run CLUSTER=1  the same with a Valkey cluster to which the disk's load is carried
 #   make test           runs all tests, with real guests
 #
 # Each installs missing packages (and reports them). Further targets:
@@ -16,16 +17,17 @@
 #   make fuzz FOR=60    each fuzz target for 60 seconds (needs cargo-fuzz)
 
 FOR ?=
+CLUSTER ?=
 CARGO := scripts/cargo
 export CARGO_TERM_PROGRESS_WHEN ?= auto
 
 .PHONY: run pictures test build check unit guests soak bench fuzz clean
 
 run:
-	@scripts/install run
+	@scripts/install $(if $(CLUSTER),cluster,run)
 	@$(CARGO) build --release --quiet
 	@scripts/guest
-	@scripts/run $(FOR)
+	@CLUSTER=$(CLUSTER) scripts/run $(FOR)
 
 pictures:
 	@scripts/install pictures

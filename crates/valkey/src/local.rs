@@ -1,4 +1,5 @@
-//! A small cluster of this host, for trials and tests. Its nodes listen on the loopback address only.
+//! A small cluster of this host, for trials and tests. Its nodes listen on the loopback address only, unless a test puts
+//! them elsewhere.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,6 +15,15 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The file with the ports of a folder's cluster, so that it can be started again.
 const PORTS: &str = "ports";
 
+/// Where nodes run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePlace {
+    /// The address at which they listen.
+    pub address: String,
+    /// The command that runs `valkey-server` there, for example `ip netns exec NAME`.
+    pub prefix: Vec<String>,
+}
+
 /// How a cluster is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalOptions {
@@ -27,6 +37,8 @@ pub struct LocalOptions {
     pub extra: Vec<String>,
     /// Options with which `valkey-cli` reaches the nodes.
     pub cli: Vec<String>,
+    /// Where the nodes run, in turn; the loopback address by default.
+    pub places: Vec<NodePlace>,
 }
 
 impl LocalOptions {
@@ -38,6 +50,7 @@ impl LocalOptions {
             copies: 1,
             extra: Vec::new(),
             cli: Vec::new(),
+            places: vec![NodePlace { address: "127.0.0.1".into(), prefix: Vec::new() }],
         }
     }
 }
@@ -85,12 +98,14 @@ impl LocalCluster {
         let folder = self.folder(index);
         fs::create_dir_all(&folder)?;
         let log = File::create(folder.join("valkey.log"))?;
-        let mut command = Command::new("valkey-server");
-        command.current_dir(&folder).stdin(Stdio::null());
+        let NodePlace { address, prefix } = self.place(index);
+        let mut words = prefix.iter().map(String::as_str).chain(["valkey-server"]);
+        let mut command = Command::new(words.next().unwrap_or("valkey-server"));
+        command.args(words).current_dir(&folder).stdin(Stdio::null());
         command.stdout(log.try_clone()?).stderr(log);
         let is_encrypted = self.options.extra.iter().any(|option| option == "--tls-port");
         let plain = if is_encrypted { "0".to_owned() } else { port.to_string() };
-        command.args(["--port", &plain, "--bind", "127.0.0.1"]);
+        command.args(["--port", &plain, "--bind", address, "--protected-mode", "no"]);
         command.args(["--cluster-port", &bus_port(port).to_string(), "--cluster-enabled", "yes"]);
         command.args(["--cluster-node-timeout", "2000", "--cluster-replica-validity-factor", "0"]);
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
@@ -161,9 +176,16 @@ impl LocalCluster {
         Ok(())
     }
 
+    fn place(&self, index: usize) -> &NodePlace {
+        &self.options.places[index % self.options.places.len()]
+    }
+
     /// The addresses of all nodes.
     pub fn addresses(&self) -> Vec<String> {
-        self.nodes.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect()
+        let address = |(index, (port, _)): (usize, &(u16, _))| {
+            format!("{}:{port}", self.place(index).address)
+        };
+        self.nodes.iter().enumerate().map(address).collect()
     }
 
     /// The number of nodes.
@@ -180,7 +202,8 @@ impl LocalCluster {
     pub fn ask(&self, index: usize, command: &[&str]) -> Option<String> {
         let port = self.nodes[index].0.to_string();
         let mut cli = Command::new("timeout");
-        cli.args(["3", "valkey-cli", "-h", "127.0.0.1", "-p", &port]).args(&self.options.cli);
+        let address = &self.place(index).address;
+        cli.args(["3", "valkey-cli", "-h", address, "-p", &port]).args(&self.options.cli);
         let done = cli.args(command).stdin(Stdio::null()).output().ok()?;
         done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
     }

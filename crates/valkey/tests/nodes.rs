@@ -68,9 +68,13 @@ fn nodes_that_are_killed_or_hang_cost_time_and_no_write() {
         // All replicas at once: writes wait until there is a copy again.
         let replicas: Vec<usize> =
             (0..cluster.count()).filter(|node| !cluster.is_primary(*node)).collect();
-        replicas.iter().for_each(|node| cluster.signal(*node, "KILL"));
+        for node in &replicas {
+            cluster.signal(*node, "KILL");
+        }
         std::thread::sleep(Duration::from_secs(1));
-        replicas.iter().for_each(|node| cluster.run(*node).unwrap());
+        for node in replicas {
+            cluster.run(node).unwrap();
+        }
         cluster.wait_until_ready().unwrap();
     });
 }
@@ -251,7 +255,7 @@ fn connections_are_encrypted_and_users_need_few_rights() {
     };
     let opened = open(&right, "v");
     let mut queue = Queue::open(&disk(&opened));
-    queue.write(512, &[5; 70_000 / 512 * 512]).unwrap();
+    queue.write(512, &vec![5; 70_000 / 512 * 512]).unwrap();
     assert_eq!(queue.read(512, 1024).unwrap(), [5; 1024]);
     assert!(opened.problems().is_empty(), "{:?}", opened.problems());
     let refusal = |options: &ClusterOptions| {
