@@ -1,7 +1,8 @@
 """The part `--log` of bench/offload: the time of a redirected write, in real time on this machine.
 
 Each disk is driven over vhost-user with one write of 4 KiB in flight. `device` writes and flushes a file directly, as
-what the log device can do; `cluster` sends SET of 4 KiB and WAIT 1 to one primary of the same cluster by a plain socket.
+what the log device can do. For a cluster of three nodes, `plain` sends SET of 4 KiB to a node by a plain socket, and
+for one of three primaries with a replica each, SET and WAIT 1.
 """
 
 import json
@@ -52,8 +53,8 @@ def device(folder):
     return quantiles(times_ns)
 
 
-def plain_cluster(nodes):
-    """SET of 4 KiB and WAIT 1, one after the other, on the first node that is a primary."""
+def plain_cluster(nodes, copies):
+    """SET of 4 KiB, and WAIT for copies, one after the other, on the first node that is a primary."""
     for node in nodes:
         host, port = node.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as connection:
@@ -63,13 +64,15 @@ def plain_cluster(nodes):
                         if asks(connection, stream, key)), None)
             if not key:
                 continue
-            request = command("SET", key, os.urandom(BLOCK)) + command("WAIT", "1", "1000")
+            request = command("SET", key, os.urandom(BLOCK))
+            if copies:
+                request += command("WAIT", str(copies), "1000")
             times_ns, end = [], time.monotonic() + SECONDS
             while time.monotonic() < end:
                 begun = time.perf_counter_ns()
                 connection.sendall(request)
-                stream.readline()
-                stream.readline()
+                for _ in range(1 + bool(copies)):
+                    stream.readline()
                 times_ns.append(time.perf_counter_ns() - begun)
             connection.sendall(command("DEL", key))
             stream.readline()
@@ -131,44 +134,59 @@ class Daemon:
         self.log.close()
 
 
+class Cluster:
+    """A cluster of this host."""
+
+    def __init__(self, folder, copies):
+        self.copies = copies
+        arguments = [FATHOM, "offload", "cluster", folder, "--copies", str(copies)]
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("copies"):
+                break
+        else:
+            fail(self.process.stderr.read())
+        self.table = "".join(lines)
+        self.nodes = json.loads(next(line for line in lines if line.startswith("nodes")).split("=", 1)[1])
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+
+
 def measure(folder, rounds, checks):
     """Prints the table, and appends the checks."""
     # Images in memory, so that only the log is on a device.
     memory = tempfile.mkdtemp(prefix="fathom-", dir="/dev/shm")
-    cluster = subprocess.Popen([FATHOM, "offload", "cluster", os.path.join(folder, "nodes")], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    table = []
-    for line in cluster.stdout:
-        table.append(line)
-        if line.startswith("copies"):
-            break
-    else:
-        fail(cluster.stderr.read())
-    nodes = json.loads(next(line for line in table if line.startswith("nodes")).split("=", 1)[1])
-    layers = {
-        "file": f'layers = [{{ kind = "offload", log = "{folder}/log", size = "256M" }}]',
-        "cluster": 'layers = [{ kind = "offload", cluster = "local", volume = "bench", size = "256M" }]',
-    }
-    found = {name: [] for name in ("file, plain", "file", "cluster, plain", "cluster")}
+    in_cluster = 'layers = [{ kind = "offload", cluster = "local", volume = "bench", size = "256M" }]'
+    cases = [("file", "a file", f'layers = [{{ kind = "offload", log = "{folder}/log", size = "256M" }}]', None),
+             ("three", "a local cluster of three nodes", in_cluster, 0),
+             ("copies", "the same, with a replica of each", in_cluster, 1)]
+    print(f"\nA write of 4 KiB, one at a time, and what its log's device or cluster can do, in µs (medians of {rounds} "
+          f"rounds)\n{'log in':34}{'p50':>9}{'p99':>9}{'plain p50':>12}{'ratio':>8}")
     try:
-        for _ in range(rounds):
-            for where, layer in layers.items():
-                found[f"{where}, plain"].append(device(folder) if where == "file" else plain_cluster(nodes))
-                daemon = Daemon(memory, "".join(table), layer)
-                daemon.run("offload", "start", "disk")
-                found[where].append(daemon.writes())
-                daemon.end()
+        for name, text, layer, copies in cases:
+            cluster = None if copies is None else Cluster(os.path.join(folder, f"nodes-{copies}"), copies)
+            try:
+                own, plain = [], []
+                for _ in range(rounds):
+                    plain.append(device(folder) if cluster is None else plain_cluster(cluster.nodes, copies))
+                    daemon = Daemon(memory, cluster.table if cluster else "", layer)
+                    daemon.run("offload", "start", "disk")
+                    own.append(daemon.writes())
+                    daemon.end()
+            finally:
+                if cluster:
+                    cluster.end()
+            (half, late), (base, _) = ([statistics.median(column) for column in zip(*rows)] for rows in (own, plain))
+            print(f"{text:34}{half:9.0f}{late:9.0f}{base:12.0f}{half / base:8.2f}", flush=True)
+            if name == "file":
+                checks.append((targets.at_most, "a redirected write, of a durable write of the log's file", half / base,
+                               TIMES_MAX))
+            if name == "three":
+                checks.append((targets.at_most, "a redirected write into a local cluster of three nodes", half,
+                               CLUSTER_MAX, " µs"))
     finally:
-        cluster.terminate()
-        cluster.wait()
         subprocess.run(["rm", "-rf", memory], check=False)
-    medians = {name: [statistics.median(column) for column in zip(*rows)] for name, rows in found.items()}
-    print("\nA write of 4 KiB, one at a time, and what its log's device or cluster can do, in µs (medians of "
-          f"{rounds} rounds)\n{'':28}{'p50':>9}{'p99':>9}{'plain p50':>12}{'ratio':>8}")
-    for where, text in (("file", "log in a file"), ("cluster", "log in a local cluster")):
-        (own, late), (plain, _) = medians[where], medians[f"{where}, plain"]
-        print(f"{text:28}{own:9.0f}{late:9.0f}{plain:12.0f}{own / plain:8.2f}")
-    times = medians["file"][0] / medians["file, plain"][0]
-    checks.append((targets.at_most, "a redirected write, of a durable write of the log's file", times, TIMES_MAX))
-    checks.append((targets.at_most, "a redirected write into a local cluster", medians["cluster"][0], CLUSTER_MAX,
-                   " µs"))

@@ -1,13 +1,14 @@
 //! The value of a block's key: a header, and the bytes of the block.
 //!
 //! ```text
-//!  0        8        12       16       24         32      40        56                4152
+//!  0        8        12       16       24         32      40        56          at most 4152
 //!  ┌────────┬────────┬────────┬────────┬──────────┬───────┬─────────┬──────────────────┐
-//!  │ magic  │ CRC-32C│ flags  │ epoch  │ sequence │ block │ volume  │ 4096 bytes       │
+//!  │ magic  │ CRC-32C│ length │ epoch  │ sequence │ block │ volume  │ bytes            │
 //!  └────────┴────────┴────────┴────────┴──────────┴───────┴─────────┴──────────────────┘
 //! ```
-//! All numbers are little-endian. The checksum covers everything behind it. A block of zeroes has the flag 1 and
-//! no bytes. Scripts compare epoch and sequence, at the offsets 16 and 24.
+//! All numbers are little-endian. The checksum covers everything behind it. The zeroes at the end of a block are
+//! left out: `length` is the number of bytes before them. Scripts compare epoch and sequence, at the offsets 16 and
+//! 24.
 
 use std::fmt;
 
@@ -17,8 +18,6 @@ pub const BLOCK: u64 = 4096;
 pub(crate) const HEADER: usize = 56;
 
 const MAGIC: [u8; 8] = *b"FATHOMVB";
-/// The block has zeroes, and the value has no bytes of it.
-const ZERO: u32 = 1;
 
 /// When a block was written: by which opening of the volume, and as which write of it. Later versions are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +33,7 @@ pub struct Version {
 pub enum Wrong {
     /// It has no header, or another length than its header says.
     Length,
-    /// The magic or the flags are unknown.
+    /// The magic is unknown.
     Header,
     /// The checksum differs.
     Checksum,
@@ -53,24 +52,24 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The value of `block` of a volume. `bytes` is `None` for zeroes.
-pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: Option<&[u8]>) -> Vec<u8> {
-    let mut value = Vec::with_capacity(HEADER + bytes.map_or(0, <[u8]>::len));
+/// The value of `block` of a volume. `bytes` are those of the block, or its beginning if zeroes follow.
+pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: &[u8]) -> Vec<u8> {
+    let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let mut value = Vec::with_capacity(HEADER + length);
     value.extend_from_slice(&MAGIC);
     value.extend_from_slice(&[0; 4]);
-    let flags = if bytes.is_none() { ZERO } else { 0 };
-    value.extend_from_slice(&flags.to_le_bytes());
+    value.extend_from_slice(&(length as u32).to_le_bytes());
     for number in [version.epoch, version.sequence, block] {
         value.extend_from_slice(&number.to_le_bytes());
     }
     value.extend_from_slice(volume);
-    value.extend_from_slice(bytes.unwrap_or_default());
+    value.extend_from_slice(&bytes[..length]);
     let sum = crc32c::crc32c(&value[12..]);
     value[8..12].copy_from_slice(&sum.to_le_bytes());
     value
 }
 
-/// The version and the bytes of a value; no bytes for zeroes.
+/// The version of a value, and the bytes before the zeroes at the block's end.
 ///
 /// # Errors
 /// If it is not the value of this block of this volume.
@@ -78,19 +77,18 @@ pub fn decode<'a>(
     volume: &[u8; 16],
     block: u64,
     value: &'a [u8],
-) -> Result<(Version, Option<&'a [u8]>), Wrong> {
+) -> Result<(Version, &'a [u8]), Wrong> {
     let (header, bytes) = value.split_at_checked(HEADER).ok_or(Wrong::Length)?;
     let number = |at: usize| {
         let mut number = [0; 8];
         number.copy_from_slice(&header[at..at + 8]);
         u64::from_le_bytes(number)
     };
-    let (sum, flags) = (number(8) as u32, (number(8) >> 32) as u32);
-    if header[..8] != MAGIC || flags > ZERO {
+    let (sum, length) = (number(8) as u32, number(8) >> 32);
+    if header[..8] != MAGIC {
         return Err(Wrong::Header);
     }
-    let length = if flags == ZERO { 0 } else { BLOCK as usize };
-    if bytes.len() != length {
+    if length > BLOCK || bytes.len() as u64 != length {
         return Err(Wrong::Length);
     }
     if crc32c::crc32c(&value[12..]) != sum {
@@ -99,8 +97,7 @@ pub fn decode<'a>(
     if number(32) != block || header[40..56] != *volume {
         return Err(Wrong::Place);
     }
-    let version = Version { epoch: number(16), sequence: number(24) };
-    Ok((version, (flags != ZERO).then_some(bytes)))
+    Ok((Version { epoch: number(16), sequence: number(24) }, bytes))
 }
 
 #[cfg(test)]
@@ -113,19 +110,21 @@ mod tests {
     fn a_value_is_that_of_its_block_and_nothing_else() {
         let version = Version { epoch: 3, sequence: 70_000 };
         let bytes = vec![7; BLOCK as usize];
-        let value = encode(&VOLUME, 12, version, Some(&bytes));
-        assert_eq!(decode(&VOLUME, 12, &value), Ok((version, Some(&bytes[..]))));
+        let value = encode(&VOLUME, 12, version, &bytes);
+        assert_eq!(decode(&VOLUME, 12, &value), Ok((version, &bytes[..])));
         assert_eq!(decode(&VOLUME, 13, &value), Err(Wrong::Place));
         assert_eq!(decode(b"other volume 123", 12, &value), Err(Wrong::Place));
-        let zeroes = encode(&VOLUME, 12, version, None);
-        assert_eq!(decode(&VOLUME, 12, &zeroes), Ok((version, None)));
+        let zeroes = encode(&VOLUME, 12, version, &[0; 4096]);
+        assert_eq!((zeroes.len(), decode(&VOLUME, 12, &zeroes)), (HEADER, Ok((version, &[][..]))));
+        let begun = encode(&VOLUME, 12, version, &[1, 0, 2, 0, 0]);
+        assert_eq!(decode(&VOLUME, 12, &begun), Ok((version, &[1, 0, 2][..])));
         assert_eq!(decode(&VOLUME, 12, &value[..HEADER]), Err(Wrong::Length));
         assert_eq!(decode(&VOLUME, 12, &[]), Err(Wrong::Length));
     }
 
     #[test]
     fn every_changed_byte_is_found() {
-        let value = encode(&VOLUME, 5, Version { epoch: 1, sequence: 2 }, Some(&[9; 4096]));
+        let value = encode(&VOLUME, 5, Version { epoch: 1, sequence: 2 }, &[9; 4096]);
         let mut chance = fastrand::Rng::with_seed(1);
         let places: Vec<usize> = (0..2000).map(|_| chance.usize(..value.len())).collect();
         for at in (0..HEADER).chain(places) {

@@ -100,7 +100,7 @@ impl ClusterQueue {
                 let bytes = &mut bytes[..(to - at) as usize];
                 request.buffers.copy_to(at - request.offset, bytes);
                 if to - at == BLOCK {
-                    values.push(self.volume.value(block, Some(bytes)));
+                    values.push(self.volume.value(block, bytes));
                 } else {
                     works.push(Work::Merge(at, bytes.to_vec()));
                 }
@@ -130,7 +130,7 @@ impl ClusterQueue {
                 let block = at / BLOCK;
                 let to = ((block + 1) * BLOCK).min(part.end);
                 if to - at == BLOCK {
-                    values.push(self.volume.value(block, None));
+                    values.push(self.volume.value(block, &[]));
                 } else {
                     self.send(number, 0, Work::Merge(at, vec![0; (to - at) as usize]));
                     count += 1;

@@ -188,7 +188,7 @@ impl Volume {
     }
 
     /// The value of a block that is written now.
-    pub(crate) fn value(&self, block: u64, bytes: Option<&[u8]>) -> (u64, Version, Vec<u8>) {
+    pub(crate) fn value(&self, block: u64, bytes: &[u8]) -> (u64, Version, Vec<u8>) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let version = Version { epoch: self.epoch, sequence };
         (block, version, encode(&self.identity, block, version, bytes))
@@ -252,21 +252,17 @@ impl Volume {
         let skipped = (range.start % BLOCK) as usize;
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize + skipped);
         for (_, content) in all {
-            match content {
-                Some(content) => bytes.extend_from_slice(&content),
-                None => bytes.resize(bytes.len() + BLOCK as usize, 0),
-            }
+            let end = bytes.len() + BLOCK as usize;
+            bytes.extend_from_slice(&content);
+            bytes.resize(end, 0);
         }
         bytes.drain(..skipped);
         bytes.truncate((range.end - range.start) as usize);
         Ok(bytes)
     }
 
-    /// The versions and the bytes of blocks of a group.
-    async fn read_blocks(
-        &self,
-        blocks: Range<u64>,
-    ) -> Result<Vec<(Version, Option<Vec<u8>>)>, Failure> {
+    /// The versions of blocks of a group, and their bytes before the zeroes at their ends.
+    async fn read_blocks(&self, blocks: Range<u64>) -> Result<Vec<(Version, Vec<u8>)>, Failure> {
         let group = blocks.start * BLOCK / GROUP;
         let known: Vec<Version> = blocks.clone().map(|block| self.versions.get(block)).collect();
         let keys = self.keys(blocks.clone(), group);
@@ -284,7 +280,7 @@ impl Volume {
         let mut found = Vec::with_capacity(known.len());
         for ((block, value), known) in blocks.zip(&values[1..]).zip(known) {
             let (version, bytes) = match value {
-                Value::Nil => (Version::default(), None),
+                Value::Nil => (Version::default(), Vec::new()),
                 Value::BulkString(value) => {
                     let decoded = decode(&self.identity, block, value);
                     let (version, bytes) =
@@ -292,7 +288,7 @@ impl Volume {
                     if version > newest {
                         return Err(self.wrong(block, "it is newer than all writes"));
                     }
-                    (version, bytes.map(<[u8]>::to_vec))
+                    (version, bytes.to_vec())
                 }
                 _ => return Err(self.wrong(block, "it is no text")),
             };
@@ -313,8 +309,7 @@ impl Volume {
     async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Failure> {
         while !self.write_once(values).await? {
             for value in &mut *values {
-                let bytes = value.2.get(HEADER..).filter(|bytes| !bytes.is_empty());
-                *value = self.value(value.0, bytes);
+                *value = self.value(value.0, value.2.get(HEADER..).unwrap_or_default());
             }
         }
         Ok(())
@@ -359,11 +354,11 @@ impl Volume {
         let group = offset / GROUP;
         loop {
             let found = self.read_blocks(block..block + 1).await?;
-            let Some((stored, content)) = found.into_iter().next() else { return Ok(()) };
-            let mut content = content.unwrap_or_else(|| vec![0; BLOCK as usize]);
+            let Some((stored, mut content)) = found.into_iter().next() else { return Ok(()) };
+            content.resize(BLOCK as usize, 0);
             let at = (offset % BLOCK) as usize;
             content[at..at + bytes.len()].copy_from_slice(bytes);
-            let (_, version, value) = self.value(block, Some(&content));
+            let (_, version, value) = self.value(block, &content);
             let expected = if stored == Version::default() {
                 Vec::new()
             } else {

@@ -35,7 +35,10 @@ impl Spaces {
                     && run(&format!("ip link set {inner} netns {}", Self::name(space)))
                     && run(&format!("ip link set {outer} master {BRIDGE}"))
                     && run(&format!("ip link set {outer} up"))
-                    && Self::within(space, &format!("ip addr add {}/24 dev {inner}", Self::address(space)))
+                    && Self::within(
+                        space,
+                        &format!("ip addr add {}/24 dev {inner}", Self::address(space)),
+                    )
                     && Self::within(space, &format!("ip link set {inner} up"))
                     && Self::within(space, "ip link set lo up")
             });
@@ -60,7 +63,8 @@ impl Spaces {
     }
 
     fn place(space: usize) -> NodePlace {
-        let prefix = ["ip", "netns", "exec"].map(str::to_owned).into_iter().chain([Self::name(space)]);
+        let prefix =
+            ["ip", "netns", "exec"].map(str::to_owned).into_iter().chain([Self::name(space)]);
         NodePlace { address: Self::address(space), prefix: prefix.collect() }
     }
 
@@ -108,7 +112,8 @@ fn networks_that_are_cut_cost_time_and_no_write() {
         scope.spawn(|| {
             for round in 0..4 {
                 std::thread::sleep(Duration::from_millis(300));
-                let space = (0..SPACES).find(|space| primary_of(&cluster, (round + space) % SPACES));
+                let space =
+                    (0..SPACES).find(|space| primary_of(&cluster, (round + space) % SPACES));
                 let space = (round + space.unwrap()) % SPACES;
                 let cut = if round % 2 == 0 { Spaces::cut } else { Spaces::cut_from_nodes };
                 cut(space, true);
