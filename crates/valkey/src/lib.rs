@@ -13,6 +13,7 @@
 mod client;
 mod cluster_volume;
 mod format;
+mod fuzz;
 mod layout;
 pub mod local;
 mod queue;
@@ -23,5 +24,6 @@ mod volume;
 pub use client::{ClusterOptions, ClusterTls};
 pub use cluster_volume::{ClusterVolume, forget};
 pub use format::{BLOCK, Version, Wrong, decode, encode};
+pub use fuzz::fuzz_value;
 pub use layout::{NAME_MAX, is_name};
 pub use volume::{CAPACITY_MAX, OpenError, VolumeOptions};

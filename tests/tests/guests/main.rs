@@ -16,6 +16,7 @@ mod limit;
 mod memory_hotplug;
 mod migration;
 mod not_shared;
+mod offload;
 mod pull;
 mod reboot;
 mod reconnect;

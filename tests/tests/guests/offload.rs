@@ -1,0 +1,102 @@
+//! The load of a guest's disk is carried to a Valkey cluster, whose nodes are killed and hang in each phase, and the
+//! daemon is killed, while fio verifies what it reads and a file system keeps records for which an fsync returned.
+
+use std::time::Duration;
+
+use fathom_control::{OffloadAction, OffloadDisk, OffloadRequest, OffloadState};
+use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, patience, until};
+use fathom_valkey::local::{LocalCluster, LocalOptions};
+
+fn layer(volume: &str) -> String {
+    format!(
+        "layers = [{{ kind = \"offload\", cluster = \"local\", volume = \"{volume}\", size = \"64M\", copies = \"8M\", \
+         age = \"1s\" }}]"
+    )
+}
+
+fn change(daemon: &Daemon, action: OffloadAction) -> Result<()> {
+    for name in ["raw", "files"] {
+        daemon.client().change_offload(name, OffloadRequest { action, dry_run: false })?;
+    }
+    Ok(())
+}
+
+fn state(daemon: &Daemon, name: &str) -> Result<OffloadDisk> {
+    Ok(daemon.client().offload(Some(name))?.disks.remove(0))
+}
+
+/// Kills a node, or makes it hang until its replica has taken over, and brings it back.
+fn disturb(cluster: &mut LocalCluster, node: usize, is_killed: bool) -> Result<()> {
+    if is_killed {
+        cluster.signal(node, "KILL");
+        std::thread::sleep(Duration::from_secs(4));
+        cluster.run(node)?;
+    } else {
+        cluster.signal(node, "STOP");
+        std::thread::sleep(Duration::from_secs(5));
+        cluster.signal(node, "CONT");
+    }
+    Ok(cluster.wait_until_ready()?)
+}
+
+#[test]
+fn a_guest_survives_dead_nodes_and_daemons_while_a_cluster_carries_its_disks() -> Result<()> {
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let mut cluster = LocalCluster::start(&LocalOptions::new(folder.path()))?;
+    let table = format!(
+        "[[cluster]]\nname = \"local\"\nnodes = {:?}\nplain_allowed = true",
+        cluster.addresses()
+    );
+    let mut daemon = Daemon::serve(&[
+        Served::sparse("raw", 96).with(&layer("raw")),
+        Served::sparse("files", 128).with(&format!("{}\n{table}", layer("files"))),
+    ])?;
+    let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
+    let guest = Guest::builder().disk(disk("raw")).disk(disk("files")).start()?;
+    guest.check("mkfs.ext4 -q /dev/vdb; mkdir -p /files; mount /dev/vdb /files")?;
+    let mut records = Records::new("/files/records");
+    let writer = records.write(&guest)?;
+    let load = guest.spawn(
+        "for turn in 1 2 3; do
+            fio --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \
+                --bsrange=4k-64k --size=80M --rate=2M --verify=crc32c --verify_fatal=1 --do_verify=1 \
+                --randseed=$turn || exit 1
+        done",
+    )?;
+    // At rest, then carried, then returning, and carried again from there.
+    disturb(&mut cluster, 0, true)?;
+    change(&daemon, OffloadAction::Start)?;
+    disturb(&mut cluster, 1, false)?;
+    until("changes in the log", patience(60), || {
+        Ok((state(&daemon, "raw")?.log_used_bytes > 1 << 20).then_some(()))
+    })?;
+    disturb(&mut cluster, 3, true)?;
+    records.wait_for(&guest, 3)?;
+    daemon.kill9();
+    records.note(&guest);
+    disturb(&mut cluster, 2, false)?;
+    daemon.restart()?;
+    for name in ["raw", "files"] {
+        daemon.wait_for_guest(name)?;
+    }
+    assert_eq!(state(&daemon, "raw")?.state, OffloadState::Returning);
+    disturb(&mut cluster, 4, true)?;
+    change(&daemon, OffloadAction::Start)?;
+    records.wait_for(&guest, 3)?;
+    change(&daemon, OffloadAction::Stop)?;
+    disturb(&mut cluster, 5, false)?;
+    let output = guest.finish_within(load, 300)?;
+    assert_eq!(output.status, 0, "{}", output.text);
+    records.stop(&guest, writer)?;
+    records.check(&guest)?;
+    guest.check("umount /files; e2fsck -f -n /dev/vdb")?;
+    for name in ["raw", "files"] {
+        until("the return", patience(120), || {
+            Ok((state(&daemon, name)?.state == OffloadState::Resting).then_some(()))
+        })?;
+        daemon.check(name)?;
+    }
+    guest.check("e2fsck -f -n /dev/vdb")?;
+    guest.check_console()?;
+    guest.shutdown()
+}
