@@ -40,8 +40,16 @@ impl Daemon {
     /// # Errors
     /// When an image cannot be made, or the daemon does not start.
     pub fn serve(disks: &[Served]) -> Result<Self> {
+        Self::serve_with(disks, "")
+    }
+
+    /// The same, with further tables of the configuration.
+    ///
+    /// # Errors
+    /// As for [`serve`](Self::serve).
+    pub fn serve_with(disks: &[Served], tables: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let mut text = String::new();
+        let mut text = format!("{tables}\n");
         for disk in disks {
             text.push_str(&disk.table(directory.path())?);
         }
