@@ -54,7 +54,7 @@ impl ClusterVolume {
             return Err(OpenError(format!("{text}; use letters, digits, and `.`, `_` and `-`")));
         }
         if volume.capacity > CAPACITY_MAX {
-            return Err(OpenError("a volume has at most 1 TiB; choose a smaller `size`".into()));
+            return Err(OpenError("a volume has at most 256 GiB; choose a smaller `size`".into()));
         }
         // There may be another provider already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -156,7 +156,7 @@ impl Backend for ClusterVolume {
     fn problems(&self) -> Vec<BackendProblem> {
         let trouble = self.volume.troubles();
         let lost = trouble.lost.map(|text| BackendProblem::TakenOver { text });
-        let unreachable = trouble.unreachable.map(|text| BackendProblem::Unreachable { text });
+        let unreachable = trouble.unreachable.map(|(_, text)| BackendProblem::Unreachable { text });
         let wrong = trouble.wrong.map(|text| BackendProblem::ContentWrong { text });
         [lost, unreachable, wrong].into_iter().flatten().collect()
     }

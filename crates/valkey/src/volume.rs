@@ -22,12 +22,14 @@ const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// How long a read of a block whose content is wrong is repeated: another node may have the right one soon.
 const WRONG_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long an error is reported if no request follows.
+const REPORT_TIME: Duration = Duration::from_secs(60);
 /// Shards that are claimed at the same time.
 const CLAIMS: usize = 32;
 /// The oldest version of the nodes.
 const VERSION_MIN: u32 = 8;
 /// The largest volume, in bytes: the versions of its blocks are in memory.
-pub const CAPACITY_MAX: u64 = 1 << 40;
+pub const CAPACITY_MAX: u64 = 256 << 30;
 
 /// Which volume is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +67,8 @@ impl From<String> for OpenError {
 pub(crate) struct Trouble {
     /// Another opening has the volume, or shards of it have gone.
     pub(crate) lost: Option<String>,
-    /// Requests get no answer now.
-    pub(crate) unreachable: Option<String>,
+    /// Requests got no answer a short time ago.
+    pub(crate) unreachable: Option<(Instant, String)>,
     /// What was read is not what was written.
     pub(crate) wrong: Option<String>,
 }
@@ -184,7 +186,10 @@ impl Volume {
 
     /// What is wrong with the volume.
     pub(crate) fn troubles(&self) -> Trouble {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Without requests, nobody finds out that the nodes answer again.
+        trouble.unreachable.take_if(|(since, _)| since.elapsed() > REPORT_TIME);
+        trouble
     }
 
     /// The value of a block that is written now.
@@ -224,7 +229,7 @@ impl Volume {
             let limit = match failure {
                 Failure::Final(kind) => return Err(kind),
                 Failure::Later(text) => {
-                    self.trouble(|trouble| trouble.unreachable = Some(text));
+                    self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
                     self.timeout
                 }
                 Failure::Wrong(text) => {
@@ -385,11 +390,11 @@ impl Volume {
         match error {
             CallError::Later(text) => Failure::Later(text),
             CallError::Full(text) => {
-                self.trouble(|trouble| trouble.unreachable = Some(text));
+                self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
                 Failure::Final(ErrorKind::NoSpace)
             }
             CallError::Never(text) => {
-                self.trouble(|trouble| trouble.unreachable = Some(text));
+                self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
                 Failure::Final(ErrorKind::Io)
             }
         }

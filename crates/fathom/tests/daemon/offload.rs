@@ -196,7 +196,7 @@ fn the_older_of_two_daemons_with_one_volume_gets_errors_and_no_old_data() {
     // The image, and its mark, at the same path of another host: shared storage, or a copy.
     let path = first.path("a.img").parent().unwrap().to_owned();
     let (parent, name) = (path.parent().unwrap(), path.file_name().unwrap());
-    let moved = parent.join(format!("{}.moved", name.display()));
+    let moved = path.with_extension("moved");
     std::fs::rename(&path, &moved).unwrap();
     let folder = tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in(parent).unwrap();
     let (image, copy) = (moved.join("a.img"), path.join("a.img"));
@@ -232,4 +232,29 @@ fn a_kill_while_changes_are_only_in_the_log_loses_nothing() {
     // Nobody carries it any more, so it returns.
     wait_for(&daemon, OffloadState::Resting);
     assert_eq!(home(&daemon, 5), 3);
+}
+
+#[test]
+fn a_cluster_that_does_not_answer_keeps_no_other_disk_from_being_served() {
+    let Some((_nodes, mut cluster, configuration)) = cluster() else { return };
+    for node in 0..cluster.count() {
+        cluster.signal(node, "KILL");
+    }
+    let daemon = Daemon::start_in(folder(), &configuration);
+    let mut other = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    assert_eq!(other.fill_block(1, 5), Some(0));
+    let error = daemon.client().disk("a").unwrap_err().to_string();
+    assert!(error.contains("no node answers"), "{error}");
+    for node in 0..cluster.count() {
+        cluster.run(node).unwrap();
+    }
+    cluster.wait_until_ready().unwrap();
+    let begun = Instant::now();
+    while daemon.client().disk("a").is_err() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk("a"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert!(change(&daemon, OffloadAction::Start));
+    assert_eq!((nbd.fill_block(1, 6), other.read_block(1)), (Some(0), 5));
 }

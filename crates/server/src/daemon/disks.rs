@@ -43,6 +43,7 @@ impl Daemon {
             self.with_state(|state| {
                 state.unserved.insert(definition.name.clone(), refused.clone())
             });
+            self.serve_later(definition);
             self.wake_watch();
         })
     }

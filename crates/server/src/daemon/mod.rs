@@ -6,6 +6,7 @@
 
 mod caches;
 mod changes;
+mod deferred;
 mod devices;
 mod dirty;
 mod disks;
@@ -80,6 +81,8 @@ pub(crate) struct Daemon {
     idle_flusher: OnceLock<Option<Thread>>,
     /// The disks whose load is carried elsewhere.
     offloads: offload::Offloads,
+    /// The disks that are served when their clusters answer.
+    deferred: deferred::Deferred,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -195,6 +198,7 @@ impl Daemon {
             ),
             idle_flusher: OnceLock::new(),
             offloads: offload::Offloads::default(),
+            deferred: deferred::Deferred::default(),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
@@ -222,7 +226,14 @@ impl Daemon {
             }
         });
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
+        let definitions = configuration.disks.iter().map(|disk| &disk.definition);
+        let clustered: Vec<_> =
+            definitions.filter(|it| deferred::is_clustered(it)).cloned().collect();
+        daemon.serve_clustered(Arc::downgrade(&daemon), clustered);
         for disk in &configuration.disks {
+            if deferred::is_clustered(&disk.definition) {
+                continue;
+            }
             match daemon.serve_configured(&disk.definition) {
                 Ok(()) => {}
                 // A guest can write the first bytes of another format. That must not prevent other
@@ -231,7 +242,7 @@ impl Daemon {
                 Err(refused) => refusals.push(refused),
             }
         }
-        if unserved.len() == configuration.disks.len() {
+        if !unserved.is_empty() && unserved.len() == configuration.disks.len() {
             refusals.append(&mut unserved);
         }
         for listener in &configuration.listeners {

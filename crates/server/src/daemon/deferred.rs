@@ -1,0 +1,138 @@
+//! Disks whose logs are in clusters. A cluster may not answer, above all while hosts start after a power failure.
+//! That must not keep other disks from being served, so a thread for each cluster opens these disks, and tries again
+//! while it does not answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, OnceLock, Weak, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fathom_control::{DiskDefinition, ErrorCode};
+
+use super::Daemon;
+use crate::configuration::layers;
+use crate::lock;
+use crate::wiring::refusal;
+
+/// How long the daemon's start waits for the first attempts.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
+/// The time between two attempts.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// The time between two looks at whether the daemon ends.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The disks that are to be served when their clusters answer.
+#[derive(Default)]
+pub(super) struct Deferred {
+    daemon: OnceLock<Weak<Daemon>>,
+    /// Those that are not served yet, by name.
+    waiting: Mutex<BTreeMap<String, DiskDefinition>>,
+    /// The clusters with a thread.
+    threads: Mutex<BTreeSet<String>>,
+}
+
+/// The cluster that has the log of a disk.
+fn cluster_of(definition: &DiskDefinition) -> Option<String> {
+    Some(layers::wal(definition)?.cluster?.cluster)
+}
+
+/// Whether a disk has its log in a cluster.
+pub(super) fn is_clustered(definition: &DiskDefinition) -> bool {
+    cluster_of(definition).is_some()
+}
+
+impl Daemon {
+    /// Serves disks of the configuration with logs in clusters. Waits for the first attempts, for a limited time.
+    pub(super) fn serve_clustered(&self, daemon: Weak<Self>, disks: Vec<DiskDefinition>) {
+        let _ = self.deferred.daemon.set(daemon);
+        let (attempted, waiting) = mpsc::channel();
+        for definition in disks {
+            let name = definition.name.clone();
+            let message =
+                format!("the cluster with the log of the disk {name:?} has not answered yet");
+            let refused = refusal(ErrorCode::Failed, message, "wait, or repair the cluster");
+            self.with_state(|state| state.unserved.insert(name, refused));
+            self.defer(definition, &attempted);
+        }
+        drop(attempted);
+        // Each thread drops its sender after its first attempts.
+        let _ = waiting.recv_timeout(START_TIME_MAX);
+    }
+
+    /// Serves a disk that could not be served when its cluster answers.
+    pub(super) fn serve_later(&self, definition: &DiskDefinition) {
+        self.defer(definition.clone(), &mpsc::channel().0);
+    }
+
+    fn defer(&self, definition: DiskDefinition, attempted: &mpsc::Sender<()>) {
+        let Some(cluster) = cluster_of(&definition) else { return };
+        lock(&self.deferred.waiting).insert(definition.name.clone(), definition);
+        let Some(daemon) = self.deferred.daemon.get().cloned() else { return };
+        if !lock(&self.deferred.threads).insert(cluster.clone()) {
+            return;
+        }
+        let attempted = attempted.clone();
+        let work = move || run(&daemon, &cluster, attempted);
+        if let Err(error) = thread::Builder::new().name("clusters".into()).spawn(work) {
+            lock(&self.deferred.threads).clear();
+            tracing::error!(%error, "disks with logs in clusters are not served: a thread cannot be started");
+        }
+    }
+
+    /// Tries to serve the disks that wait for a cluster. Returns whether some still wait.
+    fn try_deferred(&self, cluster: &str) -> bool {
+        let waiting: Vec<DiskDefinition> = lock(&self.deferred.waiting).values().cloned().collect();
+        for definition in waiting.iter().filter(|it| cluster_of(it).as_deref() == Some(cluster)) {
+            let name = &definition.name;
+            let Ok(_change) = self.change(name) else { continue };
+            // A request or a reload may have served or removed it, or given it another definition.
+            let is_same = lock(&self.deferred.waiting).get(name) == Some(definition);
+            let is_wanted = self.with_state(|state| state.unserved.contains_key(name));
+            if !is_same || !is_wanted {
+                if is_same {
+                    lock(&self.deferred.waiting).remove(name);
+                }
+                continue;
+            }
+            match self.serve_disk(definition.clone(), Some(definition.clone())) {
+                Ok(()) => {
+                    lock(&self.deferred.waiting).remove(name);
+                    tracing::info!(disk = name.as_str(), "is served");
+                }
+                Err(refused) => {
+                    self.with_state(|state| state.unserved.insert(name.clone(), refused));
+                    self.wake_watch();
+                }
+            }
+        }
+        let waiting = lock(&self.deferred.waiting);
+        waiting.values().any(|definition| cluster_of(definition).as_deref() == Some(cluster))
+    }
+}
+
+/// The thread of a cluster: until no disk waits for it.
+fn run(daemon: &Weak<Daemon>, cluster: &str, attempted: mpsc::Sender<()>) {
+    let mut attempted = Some(attempted);
+    loop {
+        let Some(strong) = daemon.upgrade() else { return };
+        let is_waiting = strong.try_deferred(cluster);
+        drop(attempted.take());
+        if !is_waiting {
+            // Who defers a disk from now on starts a thread; one that was deferred meanwhile is seen here.
+            lock(&strong.deferred.threads).remove(cluster);
+            let waiting = lock(&strong.deferred.waiting);
+            let is_late = waiting.values().any(|it| cluster_of(it).as_deref() == Some(cluster));
+            if !is_late || !lock(&strong.deferred.threads).insert(cluster.to_owned()) {
+                return;
+            }
+        }
+        drop(strong);
+        let end = Instant::now() + INTERVAL;
+        while Instant::now() < end {
+            thread::sleep(LOOK_INTERVAL);
+            if daemon.upgrade().is_none_or(|daemon| daemon.is_stopping()) {
+                return;
+            }
+        }
+    }
+}
