@@ -180,18 +180,18 @@ fn a_full_node_fails_writes_and_loses_nothing() {
     let Some((_folder, cluster)) = cluster(|_| {}) else { return };
     let volume = open(&impatient(&cluster), "v");
     let mut queue = Queue::open(&disk(&volume));
-    queue.write(0, &[1; 65536]).unwrap();
+    queue.write(0, &vec![1; 65536]).unwrap();
     let limit = |bytes: &str| {
         for node in 0..cluster.count() {
             cluster.ask(node, &["CONFIG", "SET", "maxmemory", bytes]).unwrap();
         }
     };
     limit("1");
-    assert_eq!(queue.write(65536, &[2; 65536]), Err(ErrorKind::NoSpace));
-    assert_eq!(queue.read(0, 65536).unwrap(), [1; 65536]);
+    assert_eq!(queue.write(65536, &vec![2; 65536]), Err(ErrorKind::NoSpace));
+    assert_eq!(queue.read(0, 65536).unwrap(), vec![1; 65536]);
     limit("0");
-    queue.write(65536, &[3; 65536]).unwrap();
-    assert_eq!(queue.read(65536, 65536).unwrap(), [3; 65536]);
+    queue.write(65536, &vec![3; 65536]).unwrap();
+    assert_eq!(queue.read(65536, 65536).unwrap(), vec![3; 65536]);
     let volume: Arc<ClusterVolume> = volume;
     assert!(volume.problems().is_empty(), "{:?}", volume.problems());
 }
