@@ -1,7 +1,8 @@
 //! The scripts that nodes run. Each first compares the shard's volume and epoch, so that a daemon that was replaced
 //! by another one can neither read nor write.
 //!
-//! A shard's state is a hash: `volume`, `epoch`, `count` (of its writes), and for other shards `wN`, the count
+//! An epoch is a number and, behind a dot, what distinguishes two openings with the same number, should a node forget
+//! that it has given it. A shard's state is a hash: `volume`, `epoch`, `count` (of its writes), and for other shards `wN`, the count
 //! that shard N had reached when a write of this shard began. An opening compares these counts, and so finds a
 //! shard whose node has forgotten writes.
 
@@ -83,15 +84,16 @@ return redis.call('HSET', KEYS[1], 'made', 1) + 1
 ";
 
 /// `KEYS`: the state. `ARGV`: volume, epoch, 1 if the shard may be made. Returns all fields of the state, or 0 if
-/// there is none, or 1 if another epoch is newer.
+/// there is none, or 1 if another opening has this epoch or a newer one.
 pub(crate) const CLAIM: &str = "\
 local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
 if not state[1] then
   if ARGV[3] ~= '1' then return 0 end
 elseif state[1] ~= ARGV[1] then
   return {tostring(state[1])}
-elseif tonumber(state[2]) > tonumber(ARGV[2]) then
-  return 1
+elseif state[2] ~= ARGV[2] then
+  local number = function(epoch) return tonumber(string.match(epoch, '^%d+')) or 0 end
+  if number(state[2]) >= number(ARGV[2]) then return 1 end
 end
 redis.call('HSET', KEYS[1], 'volume', ARGV[1], 'epoch', ARGV[2])
 return redis.call('HGETALL', KEYS[1])

@@ -122,7 +122,7 @@ impl Volume {
             name: name.clone(),
             identity_text: hexadecimal(&identity),
             identity,
-            epoch_text: epoch.to_string(),
+            epoch_text: format!("{epoch}.{}", hexadecimal(&random()?)),
             epoch,
             capacity: AtomicU64::new(capacity),
             timeout: options.timeout,
@@ -202,7 +202,7 @@ impl Volume {
     /// Carries out a part of a request. Returns the bytes that a read has.
     pub(crate) async fn carry_out(&self, mut work: Work) -> Result<Vec<u8>, ErrorKind> {
         let begin = Instant::now();
-        let mut pause = PAUSE;
+        let (mut pause, mut was_wrong) = (PAUSE, false);
         loop {
             if self.troubles().lost.is_some() {
                 return Err(ErrorKind::Io);
@@ -220,7 +220,11 @@ impl Volume {
             let found = tokio::time::timeout(left, attempt).await;
             let failure = match found {
                 Ok(Ok(bytes)) => {
-                    self.trouble(|trouble| trouble.unreachable = None);
+                    self.trouble(|trouble| {
+                        trouble.unreachable = None;
+                        // A node that was replaced has answered before.
+                        trouble.wrong.take_if(|_| was_wrong);
+                    });
                     return Ok(bytes);
                 }
                 Ok(Err(failure)) => failure,
@@ -233,6 +237,7 @@ impl Volume {
                     self.timeout
                 }
                 Failure::Wrong(text) => {
+                    was_wrong = true;
                     self.trouble(|trouble| trouble.wrong = Some(text));
                     WRONG_TIME_MAX.min(self.timeout)
                 }
@@ -414,8 +419,8 @@ impl Volume {
             ));
         };
         let field = |index: usize| state.get(index).and_then(text).unwrap_or_default();
-        let epoch = field(1).parse::<u64>().unwrap_or(0);
-        if field(0) == self.identity_text && epoch > self.epoch {
+        let epoch = field(1).split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0);
+        if field(0) == self.identity_text && epoch >= self.epoch {
             let text = format!(
                 "another daemon has opened the volume {:?} since (epoch {epoch})",
                 self.name
@@ -556,10 +561,7 @@ async fn open_volume(
     client: &Client,
     volume: &VolumeOptions,
 ) -> Result<([u8; 16], u64, bool, u64), OpenError> {
-    let mut new = [0; 16];
-    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut new));
-    drawn.map_err(|error| OpenError(format!("no random numbers: {error}")))?;
-    let new = if volume.may_make { hexadecimal(&new) } else { String::new() };
+    let new = if volume.may_make { hexadecimal(&random()?) } else { String::new() };
     let keys = [volume_key(&volume.name)];
     let numbers = [volume.capacity, BLOCK, SHARDS].map(|number| number.to_string());
     let arguments: [&[u8]; 5] = [
@@ -597,6 +599,13 @@ async fn open_volume(
         return Err(unknown());
     }
     Ok((identity, capacity, made == 1, epoch))
+}
+
+fn random() -> Result<[u8; 16], OpenError> {
+    let mut new = [0; 16];
+    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut new));
+    drawn.map_err(|error| OpenError(format!("no random numbers: {error}")))?;
+    Ok(new)
 }
 
 fn hexadecimal(bytes: &[u8; 16]) -> String {
