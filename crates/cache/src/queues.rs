@@ -118,7 +118,8 @@ impl Queues {
             return None;
         }
         let (begin, mut end, mut chunk) = (self.times[list.first as usize], now, self.chunk as u32);
-        match self.next[list.first as usize] {
+        let next = self.next[list.first as usize];
+        match next {
             NONE => chunk = list.end.max(1),
             next => end = self.times[next as usize],
         }

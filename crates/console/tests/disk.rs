@@ -292,7 +292,7 @@ fn an_import_ended_by_a_signal_leaves_nothing_behind() {
         }
         let readers = children(child.id());
         // SAFETY: the child has not been waited for.
-        assert_eq!(unsafe { libc::kill(child.id().cast_signed(), signal) }, 0);
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
         let status = child.wait().expect("it ends");
         assert_eq!(status.signal(), Some(signal));
         assert_eq!(names(), ["new.img.other.part"]);

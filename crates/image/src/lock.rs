@@ -167,10 +167,10 @@ mod tests {
         // QEMU's lock: a shared lock of one byte.
         let mut byte = whole_file(Access::Shared);
         (byte.l_start, byte.l_len) = (100, 1);
+        let descriptor = theirs.as_raw_fd();
         // SAFETY: the structure lives through the call.
-        let taken =
-            unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) } == 0;
-        assert!(taken);
+        let taken = unsafe { libc::fcntl(descriptor, libc::F_OFD_SETLK, &raw const byte) };
+        assert_eq!(taken, 0);
         let ours = file.reopen().unwrap();
         assert!(matches!(try_lock(&ours, Access::Exclusive), Err(LockError::Held)));
         try_lock(&ours, Access::Shared).unwrap();

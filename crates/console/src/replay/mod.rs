@@ -159,10 +159,8 @@ pub fn run(options: &ReplayOptions) -> Outcome {
         for candidate in &mut candidates {
             candidate.simulation.request(&request);
         }
-        if let Some(curve) = &mut curve
-            && request.action != Action::Discard
-            && request.length > 0
-        {
+        let has_blocks = request.action != Action::Discard && request.length > 0;
+        if let Some(curve) = curve.as_mut().filter(|_| has_blocks) {
             let last = (request.offset.saturating_add(request.length) - 1) / options.block.0;
             for block in request.offset / options.block.0..=last {
                 curve.record(key(request.disk, block));

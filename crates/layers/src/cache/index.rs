@@ -52,6 +52,7 @@ struct Place {
 impl Index {
     /// An index for at most `slots` slots, with numbers below [`SLOTS_MAX`].
     pub(super) fn new(slots: u32) -> Self {
+        debug_assert!(slots <= SLOTS_MAX, "the numbers of slots fit an entry");
         // One entry of 16 remains free.
         let buckets = (slots as usize).div_ceil(WAYS - 1).max(1);
         let buckets = (0..buckets).map(|_| Bucket::default()).collect();

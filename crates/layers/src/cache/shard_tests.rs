@@ -169,7 +169,8 @@ fn a_change_takes_its_granules_out() {
 /// Reads `key`, and inserts it if it is missing. Returns whether it was there.
 fn request(shard: &mut Shard, key: u64) -> bool {
     let is_there = is_hit(shard, key, 0b1111);
-    if !is_there && let number @ 1.. = miss(shard, key) {
+    let number = if is_there { 0 } else { miss(shard, key) };
+    if number > 0 {
         put(shard, key, number);
     }
     is_there

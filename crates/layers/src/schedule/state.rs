@@ -321,10 +321,11 @@ impl State {
         if completed.is_step {
             let is_last = self.flight[BACKGROUND] == 0;
             self.pace.complete(begun_ns, completed.bytes, is_last, now_ns);
-        } else if completed.class == WAITED
-            && let Some((_, had_step)) = self.first.take_if(|(first_ns, _)| *first_ns == begun_ns)
-        {
-            self.pace.meet(now_ns.saturating_sub(begun_ns), had_step);
+        } else if completed.class == WAITED {
+            let first = self.first.take_if(|(first_ns, _)| *first_ns == begun_ns);
+            if let Some((_, had_step)) = first {
+                self.pace.meet(now_ns.saturating_sub(begun_ns), had_step);
+            }
         }
     }
 

@@ -150,9 +150,7 @@ impl Think {
             if class >= CLASSES || spent >= saved(0.0) {
                 return false;
             }
-            if let Some(later) = self.risk(start_ns(class), step_ns)
-                && spent < saved(later)
-            {
+            if self.risk(start_ns(class), step_ns).is_some_and(|later| spent < saved(later)) {
                 return true;
             }
             class += 1;

@@ -152,7 +152,8 @@ fn misbehave(case: &mut Case, name: &str, frames: &[Vec<u8>]) -> String {
                 break;
             }
             let body = &bytes[at + 5..at + 5 + length];
-            match bytes[at + 4] {
+            let kind = bytes[at + 4];
+            match kind {
                 67 => {
                     let clock = unix_time_ns().to_le_bytes();
                     let _ = stream.write_all(&frame(7, &[&body[..4], &clock[..]].concat()));

@@ -67,10 +67,11 @@ impl Daemon {
     /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this at its
     /// beginning, and again at its end.
     pub(super) fn restore_tunables_of(&self, vm: &str) {
-        if self.flusher.has_tunables(vm)
-            && let Ok(_active) = self.flusher.begin(vm, FlushWay::Tunables)
-            && self.put_tunables_back(vm)
-        {
+        if !self.flusher.has_tunables(vm) {
+            return;
+        }
+        let Ok(_active) = self.flusher.begin(vm, FlushWay::Tunables) else { return };
+        if self.put_tunables_back(vm) {
             tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
         }
     }

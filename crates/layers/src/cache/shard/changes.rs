@@ -14,9 +14,8 @@ impl Shard {
         busy.changes += 1;
         busy.is_contested |= busy.changes > 1 || is_in_range;
         busy.insertion = 0;
-        if let Some(kept) = self.invalidate(key, mask, reason).filter(|_| reason == Reason::Write)
-            && let Some(busy) = self.busy.get_mut(&key)
-        {
+        let kept = self.invalidate(key, mask, reason).filter(|_| reason == Reason::Write);
+        if let (Some(kept), Some(busy)) = (kept, self.busy.get_mut(&key)) {
             busy.kept = Some(kept);
         }
     }

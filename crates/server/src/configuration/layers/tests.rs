@@ -8,8 +8,7 @@ fn every_option_is_documented_with_its_default() {
         let name = kind.name;
         let documented: Vec<&str> = kind.keys.iter().map(|key| key.name).collect();
         let is_alias = |field: &&&str| kind.keys.iter().any(|key| key.aliases.contains(*field));
-        let (aliases, fields): (Vec<&str>, Vec<&str>) =
-            kind.fields().iter().partition(|field| is_alias(field));
+        let (aliases, fields): (Vec<&str>, Vec<&str>) = kind.fields().iter().partition(is_alias);
         assert_eq!(documented, fields, "the keys of `{name}`");
         assert_eq!(kind.keys.iter().map(|key| key.aliases.len()).sum::<usize>(), aliases.len());
         let defaults = kind.keys.iter().filter(|key| !key.default.is_empty());
