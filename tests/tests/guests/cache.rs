@@ -1,11 +1,14 @@
 //! A cache that outlives the daemon, beneath a guest's database: the daemon is killed again and again
 //! while SQLite writes, and the database's own check finds nothing wrong.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use fathom_control::DiskStatus;
-use fathom_tests::{Assets, Daemon, Disk, Guest, Result, Served, check_ext4, patience, until};
+use fathom_tests::{
+    Assets, Daemon, Disk, Guest, Records, Result, Served, check_ext4, patience, until,
+};
 
 /// How often the daemon is killed.
 const KILLS: usize = 5;
@@ -28,6 +31,60 @@ const WRITER: &str = "number=0
 fn acknowledged(guest: &Guest) -> Result<u64> {
     let text = guest.check("cat /tmp/acknowledged 2>/dev/null || echo 0")?;
     Ok(text.trim().parse().unwrap_or_default())
+}
+
+/// Makes a cache with places for the logs of disks. Returns the line of a disk that has it in write-back.
+pub fn write_back(folder: &Path, size: &str, log: &str, logs: u32) -> Result<String> {
+    let store = folder.join("cache");
+    let create = Command::new(Daemon::binary()?)
+        .args(["cache", "create", "--size", size, "--log", log, "--logs", &logs.to_string()])
+        .arg(&store)
+        .output()?;
+    assert!(create.status.success(), "{create:?}");
+    Ok(format!(
+        "layers = [{{ kind = \"classify\" }}, {{ kind = \"cache\", store = {store:?}, mode = \"write-back\" }}]"
+    ))
+}
+
+#[test]
+fn a_guest_survives_killed_daemons_over_a_cache_in_write_back() -> Result<()> {
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let layer = write_back(folder.path(), "64M", "16M", 2)?;
+    let mut daemon = Daemon::serve(&[
+        Served::sparse("raw", 96).with(&layer),
+        Served::sparse("files", 128).with(&layer),
+    ])?;
+    let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
+    let guest = Guest::builder().disk(disk("raw")).disk(disk("files")).start()?;
+    guest.check("mkfs.ext4 -q /dev/vdb; mkdir -p /files; mount /dev/vdb /files")?;
+    let mut records = Records::new("/files/records");
+    let writer = records.write(&guest)?;
+    let load = guest.spawn(
+        "fio --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
+            --bsrange=4k-64k --size=80M --rate=3M --verify=crc32c --verify_fatal=1 --do_verify=1",
+    )?;
+    let mut random = fastrand::Rng::with_seed(4);
+    for _ in 0..KILLS {
+        records.wait_for(&guest, 3)?;
+        std::thread::sleep(Duration::from_millis(random.u64(0..800)));
+        daemon.kill9();
+        records.note(&guest);
+        daemon.restart()?;
+        for name in ["raw", "files"] {
+            daemon.wait_for_guest(name)?;
+            daemon.check(name)?;
+        }
+    }
+    let output = guest.finish_within(load, 240)?;
+    assert_eq!(output.status, 0, "{}", output.text);
+    records.stop(&guest, writer)?;
+    records.check(&guest)?;
+    guest.check("umount /files; echo 3 > /proc/sys/vm/drop_caches; e2fsck -f -n /dev/vdb")?;
+    guest.check_console()?;
+    guest.shutdown()?;
+    // An orderly end writes everything home: the image alone has it.
+    assert!(daemon.stop()?.success());
+    check_ext4(&daemon.path("files.img"))
 }
 
 fn figure(status: &DiskStatus, name: &str) -> u64 {
