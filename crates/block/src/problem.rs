@@ -92,7 +92,10 @@ impl fmt::Display for BackendProblem {
                 "{text}: the store refuses this daemon; stop the one that is wrong, then start the other again"
             ),
             Self::Unreachable { text } => {
-                write!(formatter, "the store does not answer ({text}): repair the cluster")
+                write!(
+                    formatter,
+                    "the store does not carry out requests ({text}): repair the cluster"
+                )
             }
             Self::ContentWrong { text } => write!(
                 formatter,

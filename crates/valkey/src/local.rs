@@ -108,6 +108,7 @@ impl LocalCluster {
         command.args(["--port", &plain, "--bind", address, "--protected-mode", "no"]);
         command.args(["--cluster-port", &bus_port(port).to_string(), "--cluster-enabled", "yes"]);
         command.args(["--cluster-node-timeout", "2000", "--cluster-replica-validity-factor", "0"]);
+        command.args(["--cluster-require-full-coverage", "no"]);
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
         command.args(["--maxmemory-policy", "noeviction"]);
         command.args(

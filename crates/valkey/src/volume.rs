@@ -202,7 +202,7 @@ impl Volume {
     /// Carries out a part of a request. Returns the bytes that a read has.
     pub(crate) async fn carry_out(&self, mut work: Work) -> Result<Vec<u8>, ErrorKind> {
         let begin = Instant::now();
-        let (mut pause, mut was_wrong) = (PAUSE, false);
+        let (mut pause, mut was_wrong, mut was_late) = (PAUSE, false, false);
         loop {
             if self.troubles().lost.is_some() {
                 return Err(ErrorKind::Io);
@@ -221,8 +221,8 @@ impl Volume {
             let failure = match found {
                 Ok(Ok(bytes)) => {
                     self.trouble(|trouble| {
-                        trouble.unreachable = None;
-                        // A node that was replaced has answered before.
+                        // This part has found the trouble, and its end. Others may still have theirs.
+                        trouble.unreachable.take_if(|_| was_late);
                         trouble.wrong.take_if(|_| was_wrong);
                     });
                     return Ok(bytes);
@@ -233,6 +233,7 @@ impl Volume {
             let limit = match failure {
                 Failure::Final(kind) => return Err(kind),
                 Failure::Later(text) => {
+                    was_late = true;
                     self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
                     self.timeout
                 }

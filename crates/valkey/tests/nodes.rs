@@ -13,7 +13,8 @@ use fathom_valkey::local::LocalCluster;
 use fathom_valkey::{ClusterOptions, ClusterTls, ClusterVolume};
 use support::queue::Queue;
 use support::{
-    CAPACITY, cluster, content, disk, harness, impatient, open, options, volume, workload,
+    CAPACITY, cluster, content, disk, harness, impatient, open, options, steady_cluster, volume,
+    workload,
 };
 
 /// Runs requests, and `disturb` beside them; requests go on for as long as it takes.
@@ -127,7 +128,7 @@ fn nodes_join_and_leave_while_requests_run() {
 
 #[test]
 fn without_copies_nothing_is_acknowledged_and_a_wiped_node_is_no_zeroes() {
-    let Some((_folder, mut cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, mut cluster)) = steady_cluster() else { return };
     let volume_options = impatient(&cluster);
     let opened = open(&volume_options, "v");
     let mut queue = Queue::open(&disk(&opened));

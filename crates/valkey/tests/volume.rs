@@ -2,18 +2,16 @@
 
 mod support;
 
-use std::sync::Arc;
-
 use fathom_block::{Backend as _, BackendProblem, ErrorKind};
 use fathom_valkey::{BLOCK, ClusterVolume, VolumeOptions};
 use support::queue::Queue;
 use support::{
-    CAPACITY, cluster, content, disk, harness, impatient, open, options, volume, workload,
+    CAPACITY, content, disk, harness, impatient, open, options, steady_cluster, volume, workload,
 };
 
 #[test]
 fn a_volume_is_a_disk_and_keeps_its_content() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let options = options(&cluster);
     for (name, alignment, seed) in [("whole", 4096, 1), ("parts", 512, 2)] {
         let first = open(&options, name);
@@ -38,7 +36,7 @@ fn a_volume_is_a_disk_and_keeps_its_content() {
 
 #[test]
 fn the_older_of_two_daemons_is_refused_in_the_middle_of_its_writes() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let options = options(&cluster);
     let first = open(&options, "v");
     let served = disk(&first);
@@ -74,7 +72,7 @@ fn the_older_of_two_daemons_is_refused_in_the_middle_of_its_writes() {
 
 #[test]
 fn wrong_content_is_an_error_and_never_data() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let volume = open(&impatient(&cluster), "v");
     let mut queue = Queue::open(&disk(&volume));
     for block in 0..8 {
@@ -115,7 +113,7 @@ fn wrong_content_is_an_error_and_never_data() {
 
 #[test]
 fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let options = options(&cluster);
     let first = open(&options, "v");
     let mut queue = Queue::open(&disk(&first));
@@ -150,7 +148,7 @@ fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening(
 
 #[test]
 fn nodes_that_would_lose_writes_are_refused() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let wanted = options(&cluster);
     let set = |name: &str, value: &str| {
         for node in 0..cluster.count() {
@@ -177,7 +175,7 @@ fn nodes_that_would_lose_writes_are_refused() {
 
 #[test]
 fn a_full_node_fails_writes_and_loses_nothing() {
-    let Some((_folder, cluster)) = cluster(|_| {}) else { return };
+    let Some((_folder, cluster)) = steady_cluster() else { return };
     let volume = open(&impatient(&cluster), "v");
     let mut queue = Queue::open(&disk(&volume));
     queue.write(0, &vec![1; 65536]).unwrap();
@@ -192,6 +190,7 @@ fn a_full_node_fails_writes_and_loses_nothing() {
     limit("0");
     queue.write(65536, &vec![3; 65536]).unwrap();
     assert_eq!(queue.read(65536, 65536).unwrap(), vec![3; 65536]);
-    let volume: Arc<ClusterVolume> = volume;
-    assert!(volume.problems().is_empty(), "{:?}", volume.problems());
+    // An operator sees it for a while.
+    let problems = format!("{:?}", volume.problems());
+    assert!(problems.contains("OOM"), "{problems}");
 }

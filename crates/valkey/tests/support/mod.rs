@@ -28,6 +28,13 @@ pub fn cluster(
     Some((folder, cluster))
 }
 
+/// A cluster that takes no node for dead while a busy machine delays it.
+pub fn steady_cluster() -> Option<(tempfile::TempDir, LocalCluster)> {
+    cluster(|options| {
+        options.extra.extend(["--cluster-node-timeout", "20000"].map(str::to_owned));
+    })
+}
+
 pub fn options(cluster: &LocalCluster) -> ClusterOptions {
     ClusterOptions { nodes: cluster.addresses(), ..ClusterOptions::default() }
 }
