@@ -31,6 +31,17 @@ pub(super) struct Deferred {
     threads: Mutex<BTreeSet<String>>,
 }
 
+/// The first attempts to serve disks, which threads make.
+pub(super) struct FirstAttempts(mpsc::Receiver<()>);
+
+impl FirstAttempts {
+    /// Waits until each has been made, for a limited time.
+    pub(super) fn wait(&self) {
+        // Each thread drops its sender after its first attempts.
+        let _ = self.0.recv_timeout(START_TIME_MAX);
+    }
+}
+
 /// The cluster that has the log of a disk.
 fn cluster_of(definition: &DiskDefinition) -> Option<String> {
     Some(layers::wal(definition)?.cluster?.cluster)
@@ -42,8 +53,12 @@ pub(super) fn is_clustered(definition: &DiskDefinition) -> bool {
 }
 
 impl Daemon {
-    /// Serves disks of the configuration with logs in clusters. Waits for the first attempts, for a limited time.
-    pub(super) fn serve_clustered(&self, daemon: Weak<Self>, disks: Vec<DiskDefinition>) {
+    /// Begins to serve disks of the configuration with logs in clusters.
+    pub(super) fn serve_clustered(
+        &self,
+        daemon: Weak<Self>,
+        disks: Vec<DiskDefinition>,
+    ) -> FirstAttempts {
         let _ = self.deferred.daemon.set(daemon);
         let (attempted, waiting) = mpsc::channel();
         for definition in disks {
@@ -54,9 +69,7 @@ impl Daemon {
             self.with_state(|state| state.unserved.insert(name, refused));
             self.defer(definition, &attempted);
         }
-        drop(attempted);
-        // Each thread drops its sender after its first attempts.
-        let _ = waiting.recv_timeout(START_TIME_MAX);
+        FirstAttempts(waiting)
     }
 
     /// Serves a disk that could not be served when its cluster answers.

@@ -229,7 +229,7 @@ impl Daemon {
         let definitions = configuration.disks.iter().map(|disk| &disk.definition);
         let clustered: Vec<_> =
             definitions.filter(|it| deferred::is_clustered(it)).cloned().collect();
-        daemon.serve_clustered(Arc::downgrade(&daemon), clustered);
+        let attempts = daemon.serve_clustered(Arc::downgrade(&daemon), clustered);
         for disk in &configuration.disks {
             if deferred::is_clustered(&disk.definition) {
                 continue;
@@ -242,6 +242,7 @@ impl Daemon {
                 Err(refused) => refusals.push(refused),
             }
         }
+        attempts.wait();
         if !unserved.is_empty() && unserved.len() == configuration.disks.len() {
             refusals.append(&mut unserved);
         }
