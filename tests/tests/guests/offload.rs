@@ -76,6 +76,9 @@ fn a_guest_survives_dead_nodes_and_daemons_while_a_cluster_carries_its_disks() -
     records.note(&guest);
     disturb(&mut cluster, 2, false)?;
     daemon.restart()?;
+    until("the cluster to answer", patience(60), || {
+        Ok(["raw", "files"].iter().all(|name| daemon.status(name).is_ok()).then_some(()))
+    })?;
     for name in ["raw", "files"] {
         daemon.wait_for_guest(name)?;
     }

@@ -93,6 +93,15 @@ fn a_disk_is_carried_by_hand_and_comes_home() {
     assert!(daemon.client().offload(None).unwrap().disks.len() == 1);
 }
 
+/// A cluster may need a moment after the death of a node.
+fn wait_until_served(daemon: &Daemon) {
+    let begun = Instant::now();
+    while daemon.client().disk("a").is_err() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk("a"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Kills a daemon in all states, several times. Returns the folder. `disturb` is called in each life.
 fn kill_in_every_state(
     mut folder: TempDir,
@@ -102,6 +111,7 @@ fn kill_in_every_state(
     let mut expected = [[0; 64], [0; 64]];
     for life in 0..6_u8 {
         let daemon = Daemon::start_in(folder, configuration);
+        wait_until_served(&daemon);
         disturb(life);
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
         for (block, content) in expected[0].iter().enumerate() {
@@ -124,6 +134,7 @@ fn kill_in_every_state(
     }
     // An orderly stop brings everything home, and the image is used without the layer.
     let daemon = Daemon::start_in(folder, configuration);
+    wait_until_served(&daemon);
     folder = daemon.end();
     let alone = configuration.replacen("layers", "# layers", 1);
     let daemon = Daemon::start_in(folder, &alone);
@@ -175,6 +186,7 @@ fn a_log_in_a_cluster_survives_kills_of_the_daemon_and_of_nodes() {
     });
     // The daemon has no log any more, and the volume can be removed.
     let daemon = Daemon::start_in(folder, &configuration);
+    wait_until_served(&daemon);
     let used = daemon.client().forget_volume("peaks", "host1-a").unwrap_err().to_string();
     assert!(used.contains("has its log in cluster:peaks/host1-a"), "{used}");
     let folder = daemon.end();
@@ -190,6 +202,7 @@ fn a_log_in_a_cluster_survives_kills_of_the_daemon_and_of_nodes() {
 fn the_older_of_two_daemons_with_one_volume_gets_errors_and_no_old_data() {
     let Some((_nodes, _cluster, configuration)) = cluster() else { return };
     let first = Daemon::start_in(folder(), &configuration);
+    wait_until_served(&first);
     let mut nbd = Nbd::connect(&first.path("nbd.sock"), "a");
     change(&first, OffloadAction::Start);
     assert_eq!(nbd.fill_block(5, 3), Some(0));
@@ -205,6 +218,7 @@ fn the_older_of_two_daemons_with_one_volume_gets_errors_and_no_old_data() {
     let mark = LogMark::open(&image, folder.path()).unwrap().read().unwrap().unwrap();
     LogMark::open(&copy, folder.path()).unwrap().write(&mark).unwrap();
     let second = Daemon::start_in(folder, &configuration);
+    wait_until_served(&second);
     let mut other = Nbd::connect(&second.path("nbd.sock"), "a");
     assert_eq!(other.read_block(5), 3);
     assert_eq!(other.fill_block(5, 4), Some(0));
@@ -249,11 +263,7 @@ fn a_cluster_that_does_not_answer_keeps_no_other_disk_from_being_served() {
         cluster.run(node).unwrap();
     }
     cluster.wait_until_ready().unwrap();
-    let begun = Instant::now();
-    while daemon.client().disk("a").is_err() {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk("a"));
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_until_served(&daemon);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!(change(&daemon, OffloadAction::Start));
     assert_eq!((nbd.fill_block(1, 6), other.read_block(1)), (Some(0), 5));

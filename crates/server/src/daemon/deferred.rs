@@ -16,10 +16,11 @@ use crate::wiring::refusal;
 
 /// How long the daemon's start waits for the first attempts.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
-/// The time between two attempts.
-const INTERVAL: Duration = Duration::from_secs(10);
+/// The time between two attempts: at first as long as a failover takes, and at most.
+const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// The time between two looks at whether the daemon ends.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The disks that are to be served when their clusters answer.
 #[derive(Default)]
@@ -125,7 +126,7 @@ impl Daemon {
 
 /// The thread of a cluster: until no disk waits for it.
 fn run(daemon: &Weak<Daemon>, cluster: &str, attempted: mpsc::Sender<()>) {
-    let mut attempted = Some(attempted);
+    let (mut attempted, mut interval) = (Some(attempted), INTERVAL);
     loop {
         let Some(strong) = daemon.upgrade() else { return };
         let is_waiting = strong.try_deferred(cluster);
@@ -140,7 +141,8 @@ fn run(daemon: &Weak<Daemon>, cluster: &str, attempted: mpsc::Sender<()>) {
             }
         }
         drop(strong);
-        let end = Instant::now() + INTERVAL;
+        let end = Instant::now() + interval;
+        interval = (interval * 3 / 2).min(INTERVAL_MAX);
         while Instant::now() < end {
             thread::sleep(LOOK_INTERVAL);
             if daemon.upgrade().is_none_or(|daemon| daemon.is_stopping()) {
