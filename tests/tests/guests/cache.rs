@@ -42,7 +42,8 @@ pub fn write_back(folder: &Path, size: &str, log: &str, logs: u32) -> Result<Str
         .output()?;
     assert!(create.status.success(), "{create:?}");
     Ok(format!(
-        "layers = [{{ kind = \"classify\" }}, {{ kind = \"cache\", store = {store:?}, mode = \"write-back\" }}]"
+        "layers = [{{ kind = \"classify\" }}, {{ kind = \"cache\", store = \"{}\", mode = \"write-back\" }}]",
+        store.display()
     ))
 }
 
