@@ -1,4 +1,4 @@
-//! Other processes: their CPU time and names, and how to start them.
+//! Other processes: their CPU time and names, and how to start them; and the signals that end this one.
 
 #![expect(unsafe_code, reason = "the clock of another process, and a call between fork and exec")]
 
@@ -7,8 +7,26 @@ use std::{
     mem::MaybeUninit,
     os::unix::process::CommandExt,
     process::{Child, Command},
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+
+/// A flag that SIGINT and SIGTERM set. If `impatient`, the second signal ends the process.
+pub fn catch_signals(impatient: bool) -> io::Result<Arc<AtomicBool>> {
+    let signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        if impatient {
+            flag::register_conditional_default(signal, Arc::clone(&signalled))?;
+        }
+        flag::register(signal, Arc::clone(&signalled))?;
+    }
+    Ok(signalled)
+}
 
 /// A process's CPU time, to the nanosecond.
 #[derive(Clone, Copy, Debug)]

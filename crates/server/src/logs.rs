@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_backend::model::Modelled;
@@ -28,7 +28,7 @@ pub(crate) use offload::{AutoKind, OffloadDefinition};
 use crate::clusters::{ClusterPlace, Clusters};
 use crate::configuration::layers;
 use crate::models::ModelDevices;
-use crate::wiring::{Common, refusal};
+use crate::wiring::{Common, message_and_remedy, refusal};
 
 /// The remedy for changes in a log that are not those of the image.
 const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
@@ -148,8 +148,7 @@ impl LogVolumes {
             return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
         };
         let failed = |text: String| {
-            // The remedy follows the first semicolon.
-            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            let (message, remedy) = message_and_remedy(&text);
             let remedy = if wal.is_in_cache { in_cache::remedy(remedy) } else { remedy.to_owned() };
             let shown = wal.log.display();
             let message = format!("the log of the disk {disk:?} at {shown}: {message}");
@@ -231,6 +230,11 @@ impl LogVolumes {
         Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark }))
     }
 
+    /// The place of the volume at a path.
+    fn place(&self, path: PathBuf) -> Arc<Mutex<Place>> {
+        self.places.place(path, |place| place.volume.strong_count() > 0)
+    }
+
     /// The volume in a cluster. `may_make` is whether the disk has no changes in a log.
     fn cluster_volume(
         &self,
@@ -240,7 +244,7 @@ impl LogVolumes {
         may_make: bool,
         clusters: &Clusters,
     ) -> io::Result<Arc<LogVolume>> {
-        let open = self.places.place(wal.log.clone(), |place| place.volume.strong_count() > 0);
+        let open = self.place(wal.log.clone());
         let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
         let capacity = length(wal);
         if let Some(volume) = open.volume.upgrade() {
@@ -257,7 +261,7 @@ impl LogVolumes {
 
     /// Whether a log in a volume of a cluster is open.
     pub(crate) fn is_open(&self, place: &ClusterPlace) -> bool {
-        let open = self.places.place(place.path().into(), |place| place.volume.strong_count() > 0);
+        let open = self.place(place.path().into());
         let open = open.lock().unwrap_or_else(PoisonError::into_inner);
         open.volume.strong_count() > 0
     }
@@ -275,7 +279,7 @@ impl LogVolumes {
             make(wal)?;
         }
         let path = wal.log.canonicalize()?;
-        let place = self.places.place(path.clone(), |place| place.volume.strong_count() > 0);
+        let place = self.place(path.clone());
         // Held while this volume is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = place.volume.upgrade() {

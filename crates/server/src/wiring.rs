@@ -47,6 +47,11 @@ pub(crate) fn refusal(
     ErrorBody { code, message: message.into(), remedy: remedy.into() }
 }
 
+/// The message of a text, and the remedy behind its first semicolon.
+pub(crate) fn message_and_remedy(text: &str) -> (&str, &str) {
+    text.split_once("; ").unwrap_or((text, ""))
+}
+
 /// The error for an invalid request.
 pub(crate) fn invalid(problems: &Problems) -> ErrorBody {
     let messages: Vec<&str> = problems.0.iter().map(|problem| problem.message.as_str()).collect();
@@ -229,9 +234,8 @@ fn open_backend(
                 foreign_allowed: definition.format == Some(ImageFormat::Raw),
             };
             let backend = FileBackend::open(&options).map_err(|error| {
-                // The remedy follows the first semicolon of these messages.
                 let text = format!("the disk {name:?} cannot be opened: {error}");
-                let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+                let (message, remedy) = message_and_remedy(&text);
                 let code = match error {
                     OpenError::Foreign(..) => ErrorCode::ForeignFormat,
                     _ => ErrorCode::Failed,

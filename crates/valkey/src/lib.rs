@@ -23,7 +23,7 @@ mod volume;
 
 pub use client::{ClusterOptions, ClusterTls};
 pub use cluster_volume::{ClusterVolume, forget};
-pub use format::{BLOCK, Version, Wrong, decode, encode};
+pub use format::BLOCK;
 pub use fuzz::fuzz_value;
-pub use layout::{NAME_MAX, is_name};
-pub use volume::{CAPACITY_MAX, OpenError, VolumeOptions};
+pub use layout::is_name;
+pub use volume::{OpenError, VolumeOptions};

@@ -136,16 +136,13 @@ impl LocalCluster {
     }
 
     fn make(&self) -> io::Result<()> {
-        let mut command = Command::new("valkey-cli");
-        command.args(&self.options.cli).args(["--cluster", "create"]).args(self.addresses());
-        let copies = self.options.copies.to_string();
-        command.args(["--cluster-replicas", &copies, "--cluster-yes"]).stdin(Stdio::null());
-        let done = command.output()?;
-        if done.status.success() {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(&done.stdout).into_owned();
-        Err(io::Error::other(format!("the cluster cannot be made: {text}")))
+        let (addresses, copies) = (self.addresses(), self.options.copies.to_string());
+        let mut arguments = vec!["create"];
+        arguments.extend(addresses.iter().map(String::as_str));
+        arguments.extend(["--cluster-replicas", &copies, "--cluster-yes"]);
+        let made = self.manage(&arguments);
+        made.map_err(|error| io::Error::other(format!("the cluster cannot be made: {error}")))?;
+        Ok(())
     }
 
     /// Waits until the nodes have all slots, and each primary its replicas.

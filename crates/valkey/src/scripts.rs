@@ -2,9 +2,25 @@
 //! by another one can neither read nor write.
 //!
 //! An epoch is a number and, behind a dot, what distinguishes two openings with the same number, should a node forget
-//! that it has given it. A shard's state is a hash: `volume`, `epoch`, `count` (of its writes), and for other shards `wN`, the count
-//! that shard N had reached when a write of this shard began. An opening compares these counts, and so finds a
+//! that it has given it. A shard's state is a hash: `volume`, `epoch`, `count` (of its writes), and for other shards
+//! `wN`, the count that shard N had reached when a write of this shard began. An opening compares these counts, and so finds a
 //! shard whose node has forgotten writes.
+
+/// A script that begins with the comparison of the shard's state, `KEYS[1]`, with a volume and an epoch, the first two
+/// of `ARGV`. If they differ, it returns those of the state.
+macro_rules! guarded {
+    ($script:literal) => {
+        concat!(
+            "\
+local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
+if state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then
+  return {tostring(state[1]), tostring(state[2])}
+end
+",
+            $script
+        )
+    };
+}
 
 /// `KEYS`: the state, the blocks. `ARGV`: volume, epoch, the shard that is witnessed and its count (empty for none),
 /// and the blocks' values. A value that is older than the stored one is not written. Returns the shard's count, or -1
@@ -12,11 +28,8 @@
 ///
 /// Something is always written, so that a `WAIT` on the same connection covers all earlier writes of the node,
 /// also those of a connection that was lost.
-pub(crate) const WRITE: &str = "\
-local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
-if state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then
-  return {tostring(state[1]), tostring(state[2])}
-end
+pub(crate) const WRITE: &str = guarded!(
+    "\
 local is_whole = true
 for index = 2, #KEYS do
   local value = ARGV[index + 3]
@@ -32,31 +45,28 @@ end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'w' .. ARGV[3], ARGV[4]) end
 local count = redis.call('HINCRBY', KEYS[1], 'count', 1)
 return is_whole and count or -1
-";
+"
+);
 
 /// `KEYS`: the state, the block. `ARGV`: volume, epoch, the version that the block is expected to have (16 bytes;
 /// empty if it has none), the value. Returns the shard's count, or -1 if the block has another version.
-pub(crate) const REPLACE: &str = "\
-local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
-if state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then
-  return {tostring(state[1]), tostring(state[2])}
-end
+pub(crate) const REPLACE: &str = guarded!(
+    "\
 local stored = redis.call('GETRANGE', KEYS[2], 16, 31)
 if stored ~= ARGV[3] and stored ~= string.sub(ARGV[4], 17, 32) then return -1 end
 redis.call('SET', KEYS[2], ARGV[4])
 return redis.call('HINCRBY', KEYS[1], 'count', 1)
-";
+"
+);
 
 /// `KEYS`: the state, the blocks. `ARGV`: volume, epoch. Returns 1, then the blocks' values.
-pub(crate) const READ: &str = "\
-local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
-if state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then
-  return {tostring(state[1]), tostring(state[2])}
-end
+pub(crate) const READ: &str = guarded!(
+    "\
 local values = redis.call('MGET', unpack(KEYS, 2))
 table.insert(values, 1, 1)
 return values
-";
+"
+);
 
 /// `KEYS`: the volume. `ARGV`: the identity of a new volume (empty if none is made), the wanted capacity, the
 /// block size, the number of shards, the owner's name. Returns whether a new volume is incomplete, and its fields.

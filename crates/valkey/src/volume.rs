@@ -1,6 +1,5 @@
 //! A volume in a cluster: how it is made and opened, and what its requests do there.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io::Read as _;
 use std::ops::Range;
@@ -9,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::ErrorKind;
+use futures_util::future::join_all;
 use redis::Value;
 
 use crate::client::{Call, CallError, Client, ClusterOptions, text};
@@ -154,25 +154,23 @@ impl Volume {
             let call = Call { script: scripts::CLAIM, keys: &keys, arguments: &arguments };
             self.client.write(shard, &call).await.map_err(of_call)
         };
-        let mut states = HashMap::new();
-        let mut next = 0;
-        while next < SHARDS {
-            let end = (next + CLAIMS as u64).min(SHARDS);
-            let answers = join(next..end, &claim).await;
-            for (shard, answer) in (next..end).zip(answers) {
-                states.insert(shard, state(&self.name, answer?)?);
+        // Those of all shards, in order.
+        let mut states = Vec::with_capacity(SHARDS as usize);
+        for begin in (0..SHARDS).step_by(CLAIMS) {
+            let shards = begin..(begin + CLAIMS as u64).min(SHARDS);
+            for answer in join_all(shards.map(&claim)).await {
+                states.push(state(&self.name, answer?)?);
             }
-            next = end;
         }
-        for (shard, state) in &states {
+        for (shard, state) in states.iter().enumerate() {
             for (witnessed, count) in &state.witnessed {
-                if states.get(witnessed).is_none_or(|other| other.count < *count) {
+                let known = states.get(*witnessed as usize).map_or(0, |other| other.count);
+                if known < *count {
                     return Err(OpenError(format!(
                         "shard {witnessed} of the volume {:?} has forgotten writes that were acknowledged: shard \
-                         {shard} knows of {count}, and it of {}; restore the node from its copy or its \
+                         {shard} knows of {count}, and it of {known}; restore the node from its copy or its \
                          append-only file",
-                        self.name,
-                        states.get(witnessed).map_or(0, |other| other.count)
+                        self.name
                     )));
                 }
             }
@@ -180,13 +178,18 @@ impl Volume {
         Ok(())
     }
 
-    fn trouble(&self, change: impl FnOnce(&mut Trouble)) {
-        change(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner));
+    fn trouble<T>(&self, access: impl FnOnce(&mut Trouble) -> T) -> T {
+        access(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether another opening has the volume.
+    fn is_lost(&self) -> bool {
+        self.trouble(|trouble| trouble.lost.is_some())
     }
 
     /// What is wrong with the volume.
     pub(crate) fn troubles(&self) -> Trouble {
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut trouble = self.trouble(|trouble| trouble.clone());
         // Without requests, nobody finds out that the nodes answer again.
         trouble.unreachable.take_if(|(since, _)| since.elapsed() > REPORT_TIME);
         trouble
@@ -204,7 +207,7 @@ impl Volume {
         let begin = Instant::now();
         let (mut pause, mut was_wrong, mut was_late) = (PAUSE, false, false);
         loop {
-            if self.troubles().lost.is_some() {
+            if self.is_lost() {
                 return Err(ErrorKind::Io);
             }
             let attempt = async {
@@ -220,11 +223,13 @@ impl Volume {
             let found = tokio::time::timeout(left, attempt).await;
             let failure = match found {
                 Ok(Ok(bytes)) => {
-                    self.trouble(|trouble| {
-                        // This part has found the trouble, and its end. Others may still have theirs.
-                        trouble.unreachable.take_if(|_| was_late);
-                        trouble.wrong.take_if(|_| was_wrong);
-                    });
+                    if was_late || was_wrong {
+                        self.trouble(|trouble| {
+                            // This part has found the trouble, and its end. Others may still have theirs.
+                            trouble.unreachable.take_if(|_| was_late);
+                            trouble.wrong.take_if(|_| was_wrong);
+                        });
+                    }
                     return Ok(bytes);
                 }
                 Ok(Err(failure)) => failure,
@@ -449,25 +454,6 @@ fn of_call(error: CallError) -> OpenError {
             format!("a node refuses ({text}); give the user the rights that docs/valkey.md lists")
         }
     })
-}
-
-/// Waits for all calls.
-async fn join<T>(shards: Range<u64>, call: &impl AsyncFn(u64) -> T) -> Vec<T> {
-    let mut calls: Vec<_> = shards.map(|shard| (Box::pin(call(shard)), None)).collect();
-    std::future::poll_fn(|context| {
-        let mut is_ready = true;
-        for (future, answer) in &mut calls {
-            if answer.is_none() {
-                match future.as_mut().poll(context) {
-                    std::task::Poll::Ready(found) => *answer = Some(found),
-                    std::task::Poll::Pending => is_ready = false,
-                }
-            }
-        }
-        if is_ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    calls.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
 /// The state of a shard.

@@ -5,43 +5,13 @@ mod support;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fathom_block::{Backend as _, ErrorKind};
 use fathom_valkey::local::LocalCluster;
 use fathom_valkey::{ClusterOptions, ClusterTls, ClusterVolume};
 use support::queue::Queue;
-use support::{
-    CAPACITY, cluster, content, disk, harness, impatient, open, options, steady_cluster, volume,
-    workload,
-};
-
-/// Runs requests, and `disturb` beside them; requests go on for as long as it takes.
-fn beside(cluster: &mut LocalCluster, seed: u64, disturb: impl FnOnce(&mut LocalCluster) + Send) {
-    let options = options(cluster);
-    let volume = open(&options, "v");
-    let served = disk(&volume);
-    let mut harness = harness(&served, 8);
-    let is_over = AtomicBool::new(false);
-    let mut requests = workload(seed, 4096);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            disturb(cluster);
-            is_over.store(true, Ordering::Release);
-        });
-        while !is_over.load(Ordering::Acquire) {
-            harness.run(&mut requests, 50, |_| {});
-        }
-    });
-    // No request has failed: the harness would have panicked.
-    harness.run(&mut requests, 200, |_| {});
-    harness.verify(CAPACITY);
-    assert!(volume.problems().is_empty(), "{:?}", volume.problems());
-    drop(volume);
-    let again = open(&options, "v");
-    harness.model().check_now(&content(&disk(&again))).unwrap();
-}
+use support::{beside, cluster, disk, impatient, open, options, steady_cluster, volume};
 
 fn primary(cluster: &LocalCluster) -> usize {
     (0..cluster.count()).find(|node| cluster.is_primary(*node)).unwrap()
@@ -50,7 +20,9 @@ fn primary(cluster: &LocalCluster) -> usize {
 #[test]
 fn nodes_that_are_killed_or_hang_cost_time_and_no_write() {
     let Some((_folder, mut cluster)) = cluster(|_| {}) else { return };
-    beside(&mut cluster, 3, |cluster| {
+    let options = options(&cluster);
+    beside(&options, 3, || {
+        let cluster = &mut cluster;
         for round in 0..3 {
             std::thread::sleep(Duration::from_millis(300));
             let node = primary(cluster);
@@ -83,7 +55,9 @@ fn nodes_that_are_killed_or_hang_cost_time_and_no_write() {
 #[test]
 fn nodes_join_and_leave_while_requests_run() {
     let Some((_folder, mut cluster)) = cluster(|_| {}) else { return };
-    beside(&mut cluster, 4, |cluster| {
+    let options = options(&cluster);
+    beside(&options, 4, || {
+        let cluster = &mut cluster;
         let known = cluster.addresses()[0].clone();
         let node = cluster.add().unwrap();
         let added = cluster.addresses()[node].clone();

@@ -3,12 +3,10 @@
 mod support;
 
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fathom_block::Backend as _;
 use fathom_valkey::local::{LocalCluster, NodePlace};
-use support::{CAPACITY, cluster, content, disk, harness, open, options, workload};
+use support::{beside, cluster, options};
 
 const BRIDGE: &str = "fathom-vk";
 const SPACES: usize = 3;
@@ -102,35 +100,16 @@ fn networks_that_are_cut_cost_time_and_no_write() {
     let Some(_spaces) = Spaces::new() else { return };
     let started = cluster(|options| options.places = (0..SPACES).map(Spaces::place).collect());
     let Some((_folder, cluster)) = started else { return };
-    let options = options(&cluster);
-    let volume = open(&options, "v");
-    let served = disk(&volume);
-    let mut harness = harness(&served, 8);
-    let mut requests = workload(5, 4096);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for round in 0..4 {
-                std::thread::sleep(Duration::from_millis(300));
-                let space =
-                    (0..SPACES).find(|space| primary_of(&cluster, (round + space) % SPACES));
-                let space = (round + space.unwrap()) % SPACES;
-                let cut = if round % 2 == 0 { Spaces::cut } else { Spaces::cut_from_nodes };
-                cut(space, true);
-                std::thread::sleep(Duration::from_secs(8));
-                cut(space, false);
-                cluster.wait_until_ready().unwrap();
-            }
-            is_over.store(true, Ordering::Release);
-        });
-        while !is_over.load(Ordering::Acquire) {
-            harness.run(&mut requests, 50, |_| {});
+    beside(&options(&cluster), 5, || {
+        for round in 0..4 {
+            std::thread::sleep(Duration::from_millis(300));
+            let space = (0..SPACES).find(|space| primary_of(&cluster, (round + space) % SPACES));
+            let space = (round + space.unwrap()) % SPACES;
+            let cut = if round % 2 == 0 { Spaces::cut } else { Spaces::cut_from_nodes };
+            cut(space, true);
+            std::thread::sleep(Duration::from_secs(8));
+            cut(space, false);
+            cluster.wait_until_ready().unwrap();
         }
     });
-    harness.run(&mut requests, 200, |_| {});
-    harness.verify(CAPACITY);
-    assert!(volume.problems().is_empty(), "{:?}", volume.problems());
-    drop(volume);
-    let again = open(&options, "v");
-    harness.model().check_now(&content(&disk(&again))).unwrap();
 }

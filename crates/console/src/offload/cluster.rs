@@ -1,21 +1,17 @@
 //! `fathom offload cluster` and `forget`: a small Valkey cluster of this host, and volumes in clusters.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
 use fathom_valkey::local::{LocalCluster, LocalOptions};
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    flag,
-};
 
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome},
     output::{self, Format, text::clean},
+    process::catch_signals,
 };
 
 /// The time between two looks at the signals.
@@ -62,11 +58,8 @@ pub struct ForgetOptions {
 
 /// Runs a cluster until a signal.
 pub fn run(options: &ClusterCommand) -> Outcome {
-    let signalled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        flag::register(signal, Arc::clone(&signalled))
-            .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
-    }
+    let signalled = catch_signals(false)
+        .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
     let folder = std::path::absolute(&options.folder).unwrap_or_else(|_| options.folder.clone());
     let wanted = LocalOptions {
         primaries: options.primaries,
@@ -86,11 +79,9 @@ pub fn run(options: &ClusterCommand) -> Outcome {
 
 /// The table for a configuration.
 fn table(nodes: &[String], copies: u16) -> String {
-    let nodes: Vec<String> = nodes.iter().map(|node| format!("{node:?}")).collect();
     format!(
-        "[[cluster]]\nname = \"local\"\nnodes = [{}]\nplain_allowed = true    # on the loopback address\n\
-         copies = {copies}",
-        nodes.join(", ")
+        "[[cluster]]\nname = \"local\"\nnodes = {nodes:?}\nplain_allowed = true    # on the loopback address\n\
+         copies = {copies}"
     )
 }
 

@@ -12,8 +12,8 @@ use fathom_monitor::{
     write::{Form, Printer, PrinterOptions},
 };
 
-use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output};
-use crate::{failure::Outcome, query::report_input};
+use super::{Broken, FileForm, RecordOptions, output::Output};
+use crate::{failure::Outcome, process::catch_signals, query::report_input};
 
 /// Writes the events of a file in another format.
 pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {

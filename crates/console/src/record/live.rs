@@ -19,10 +19,11 @@ use fathom_monitor::{
     write::Form,
 };
 
-use super::{Broken, FileForm, RecordOptions, catch_signals, output::Output, text::TextWriter};
+use super::{Broken, FileForm, RecordOptions, output::Output, text::TextWriter};
 use crate::{
     events::open_event_stream,
     failure::{Failure, Outcome},
+    process::catch_signals,
 };
 
 /// Blocks with at least this number of rows are copied unchanged; smaller ones are merged.

@@ -7,34 +7,17 @@ mod text;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
 };
 
 use clap::{Args, ValueEnum};
 use fathom_control::{Bytes, Nanoseconds};
 use fathom_monitor::read::ReadError;
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    flag,
-};
 
 use crate::{
     connection::ControlOptions,
     failure::{Failure, Outcome, reason},
     query::Times,
 };
-
-/// A flag that SIGINT and SIGTERM set. If `impatient`, the second signal ends the process.
-fn catch_signals(impatient: bool) -> io::Result<Arc<AtomicBool>> {
-    let signalled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        if impatient {
-            flag::register_conditional_default(signal, Arc::clone(&signalled))?;
-        }
-        flag::register(signal, Arc::clone(&signalled))?;
-    }
-    Ok(signalled)
-}
 
 /// Options of `fathom record`.
 #[derive(Debug, Args)]

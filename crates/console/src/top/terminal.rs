@@ -1,9 +1,6 @@
 //! The loop of the live view: samples, keys, and the terminal, which is always restored.
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -12,10 +9,6 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-};
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    flag,
 };
 
 use super::{
@@ -26,6 +19,7 @@ use super::{
 use crate::{
     failure::{Failure, Outcome},
     output::style,
+    process::catch_signals,
 };
 
 /// The most time until a signal is noticed.
@@ -35,11 +29,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
     // SIGHUP keeps its default action: the terminal no longer exists, so there is nothing to
     // restore.
-    let signalled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        flag::register(signal, Arc::clone(&signalled))
-            .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
-    }
+    let signalled = catch_signals(false)
+        .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
     let interval = Duration::from_nanos(options.interval.0);
     let mut app = App::new(first, interval, options.sort, options.filter.clone());
     app.socket = client.socket().display().to_string();

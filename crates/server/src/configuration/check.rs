@@ -552,6 +552,24 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
     }
 }
 
+/// Finds files that do not exist, or are in folders that may not be searched. Each has the name of its key.
+pub(super) fn check_files(
+    files: &[(&str, &Option<PathBuf>)],
+    places: &Places,
+    problems: &mut Problems,
+) {
+    for (key, path) in files {
+        let Some(path) = path else { continue };
+        if let Err(error) = std::fs::metadata(path) {
+            problems.add(
+                places.of(key),
+                format!("{}: {}", path.display(), plain(&error)),
+                "name a file that the daemon may read",
+            );
+        }
+    }
+}
+
 /// The text of an error of the operating system, without its number.
 pub(super) fn plain(error: &io::Error) -> String {
     match error.kind() {

@@ -9,7 +9,7 @@ use fathom_valkey::{ClusterOptions, ClusterTls};
 use serde::Deserialize;
 
 use super::Placed;
-use super::check::{Address, parse_address, plain};
+use super::check::{Address, check_files, parse_address};
 
 /// The most replicas that a write can wait for.
 const COPIES_MAX: u32 = 8;
@@ -169,15 +169,6 @@ pub(super) fn check_clusters(clusters: &[Placed<ClusterDefinition>], problems: &
             ("certificate", &definition.certificate),
             ("key", &definition.key),
         ];
-        for (key, path) in files {
-            let Some(path) = path else { continue };
-            if let Err(error) = std::fs::metadata(path) {
-                problems.add(
-                    places.of(key),
-                    format!("{}: {}", path.display(), plain(&error)),
-                    "name a file that the daemon may read",
-                );
-            }
-        }
+        check_files(&files, places, problems);
     }
 }

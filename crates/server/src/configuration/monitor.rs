@@ -10,7 +10,7 @@ use fathom_tls::Certificates;
 use serde::Deserialize;
 
 use super::HELD_MAX;
-use super::check::{Address, parse_address, plain};
+use super::check::{Address, parse_address};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
@@ -177,14 +177,5 @@ pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &
             "name all of `certificate`, `key` and `authority`, or none",
         );
     }
-    for (key, path) in files {
-        let Some(path) = path else { continue };
-        if let Err(error) = std::fs::metadata(path) {
-            problems.add(
-                places.of(key),
-                format!("{}: {}", path.display(), plain(&error)),
-                "name a file that the daemon may read",
-            );
-        }
-    }
+    super::check::check_files(&files, places, problems);
 }

@@ -32,6 +32,13 @@ pub(super) struct Deferred {
     threads: Mutex<BTreeSet<String>>,
 }
 
+impl Deferred {
+    /// Whether a disk waits for a cluster.
+    fn waits_for(&self, cluster: &str) -> bool {
+        lock(&self.waiting).values().any(|it| cluster_of(it).as_deref() == Some(cluster))
+    }
+}
+
 /// The first attempts to serve disks, which threads make.
 pub(super) struct FirstAttempts(mpsc::Receiver<()>);
 
@@ -58,7 +65,7 @@ impl Daemon {
     pub(super) fn serve_clustered(
         &self,
         daemon: Weak<Self>,
-        disks: Vec<DiskDefinition>,
+        disks: &[&DiskDefinition],
     ) -> FirstAttempts {
         let _ = self.deferred.daemon.set(daemon);
         let (attempted, waiting) = mpsc::channel();
@@ -75,12 +82,12 @@ impl Daemon {
 
     /// Serves a disk that could not be served when its cluster answers.
     pub(super) fn serve_later(&self, definition: &DiskDefinition) {
-        self.defer(definition.clone(), &mpsc::channel().0);
+        self.defer(definition, &mpsc::channel().0);
     }
 
-    fn defer(&self, definition: DiskDefinition, attempted: &mpsc::Sender<()>) {
-        let Some(cluster) = cluster_of(&definition) else { return };
-        lock(&self.deferred.waiting).insert(definition.name.clone(), definition);
+    fn defer(&self, definition: &DiskDefinition, attempted: &mpsc::Sender<()>) {
+        let Some(cluster) = cluster_of(definition) else { return };
+        lock(&self.deferred.waiting).insert(definition.name.clone(), definition.clone());
         let Some(daemon) = self.deferred.daemon.get().cloned() else { return };
         if !lock(&self.deferred.threads).insert(cluster.clone()) {
             return;
@@ -119,8 +126,7 @@ impl Daemon {
                 }
             }
         }
-        let waiting = lock(&self.deferred.waiting);
-        waiting.values().any(|definition| cluster_of(definition).as_deref() == Some(cluster))
+        self.deferred.waits_for(cluster)
     }
 }
 
@@ -134,8 +140,7 @@ fn run(daemon: &Weak<Daemon>, cluster: &str, attempted: mpsc::Sender<()>) {
         if !is_waiting {
             // Who defers a disk from now on starts a thread; one that was deferred meanwhile is seen here.
             lock(&strong.deferred.threads).remove(cluster);
-            let waiting = lock(&strong.deferred.waiting);
-            let is_late = waiting.values().any(|it| cluster_of(it).as_deref() == Some(cluster));
+            let is_late = strong.deferred.waits_for(cluster);
             if !is_late || !lock(&strong.deferred.threads).insert(cluster.to_owned()) {
                 return;
             }

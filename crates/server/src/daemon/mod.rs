@@ -227,14 +227,11 @@ impl Daemon {
         });
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         let definitions = configuration.disks.iter().map(|disk| &disk.definition);
-        let clustered: Vec<_> =
-            definitions.filter(|it| deferred::is_clustered(it)).cloned().collect();
-        let attempts = daemon.serve_clustered(Arc::downgrade(&daemon), clustered);
-        for disk in &configuration.disks {
-            if deferred::is_clustered(&disk.definition) {
-                continue;
-            }
-            match daemon.serve_configured(&disk.definition) {
+        let (clustered, others): (Vec<_>, Vec<_>) =
+            definitions.partition(|definition| deferred::is_clustered(definition));
+        let attempts = daemon.serve_clustered(Arc::downgrade(&daemon), &clustered);
+        for definition in others {
+            match daemon.serve_configured(definition) {
                 Ok(()) => {}
                 // A guest can write the first bytes of another format. That must not prevent other
                 // guests' disks from being served.
@@ -243,7 +240,7 @@ impl Daemon {
             }
         }
         attempts.wait();
-        if !unserved.is_empty() && unserved.len() == configuration.disks.len() {
+        if unserved.len() == configuration.disks.len() {
             refusals.append(&mut unserved);
         }
         for listener in &configuration.listeners {

@@ -27,7 +27,7 @@ use crate::clusters::ClusterPlace;
 use crate::configuration::layers;
 use crate::lock;
 use crate::logs::{AutoKind, OffloadDefinition};
-use crate::wiring::refusal;
+use crate::wiring::{message_and_remedy, refusal};
 
 /// The interval between two looks at a device while its disks are used.
 const STEP: Duration = Duration::from_millis(100);
@@ -225,7 +225,7 @@ impl Daemon {
         }
         let removed = self.common.clusters.forget(&place).map_err(|error| {
             let text = error.to_string();
-            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            let (message, remedy) = message_and_remedy(&text);
             refusal(ErrorCode::Failed, format!("{path}: {message}"), remedy)
         })?;
         Ok(Done { message: format!("{path}: {removed} keys were removed") })

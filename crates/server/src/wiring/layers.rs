@@ -16,7 +16,9 @@ use fathom_layers::{
 };
 use serde_json::{Map, Value};
 
-use super::{Common, SEARCH_TIME_MAX, Watchers, names_layer, refusal, too_many_layers};
+use super::{
+    Common, SEARCH_TIME_MAX, Watchers, message_and_remedy, names_layer, refusal, too_many_layers,
+};
 use crate::background::Activity;
 use crate::caches::Host;
 use crate::configuration;
@@ -285,9 +287,8 @@ pub(crate) fn make_layers(
             continue;
         }
         let new = prepared.make(&context).map_err(|error| {
-            // The remedy follows the first semicolon.
             let text = error.to_string();
-            let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+            let (message, remedy) = message_and_remedy(&text);
             refusal(ErrorCode::Failed, message, remedy)
         })?;
         made.layers.extend(new.map(|new| (key.clone(), new)));

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each suite uses a part of it")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fathom_block::{Backend, Disk, DiskOptions};
@@ -67,6 +68,32 @@ pub fn workload(seed: u64, alignment: u64) -> Workload {
         ..WorkloadOptions::new(CAPACITY)
     };
     Workload::new(options, seed)
+}
+
+/// Runs requests, and `disturb` beside them; requests go on for as long as it takes. No request may fail, and a plain
+/// model says what reads may find.
+pub fn beside(options: &ClusterOptions, seed: u64, disturb: impl FnOnce() + Send) {
+    let volume = open(options, "v");
+    let served = disk(&volume);
+    let mut harness = harness(&served, 8);
+    let is_over = AtomicBool::new(false);
+    let mut requests = workload(seed, 4096);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            disturb();
+            is_over.store(true, Ordering::Release);
+        });
+        while !is_over.load(Ordering::Acquire) {
+            harness.run(&mut requests, 50, |_| {});
+        }
+    });
+    // No request has failed: the harness would have panicked.
+    harness.run(&mut requests, 200, |_| {});
+    harness.verify(CAPACITY);
+    assert!(volume.problems().is_empty(), "{:?}", volume.problems());
+    drop(volume);
+    let again = open(options, "v");
+    harness.model().check_now(&content(&disk(&again))).unwrap();
 }
 
 /// A cluster's options that give up soon.
