@@ -2,6 +2,7 @@
 //! them elsewhere.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,10 @@ use std::time::{Duration, Instant};
 const READY_TIME_MAX: Duration = Duration::from_secs(60);
 /// The pause between two looks.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// The lowest port of a node.
+const PORT_MIN: u16 = 10_000;
+/// The number of ports that are tried for a node.
+const ATTEMPTS_MAX: u32 = 10;
 /// The file with the ports of a folder's cluster, so that it can be started again.
 const PORTS: &str = "ports";
 
@@ -74,16 +79,16 @@ impl LocalCluster {
         let known: Vec<u16> =
             known.split_whitespace().filter_map(|port| port.parse().ok()).collect();
         let is_new = known.is_empty();
-        let ports = if is_new { free_ports(count)? } else { known };
-        let nodes = ports.iter().map(|port| (*port, None)).collect();
-        let mut cluster = Self { options: options.clone(), nodes };
-        for index in 0..cluster.nodes.len() {
-            cluster.run(index)?;
+        let ports = if is_new { vec![None; count] } else { known.into_iter().map(Some).collect() };
+        let mut cluster = Self { options: options.clone(), nodes: Vec::new() };
+        for port in ports {
+            cluster.start_node(port)?;
         }
         if is_new {
             cluster.make()?;
-            let text: Vec<String> = ports.iter().map(u16::to_string).collect();
-            fs::write(options.folder.join(PORTS), text.join(" "))?;
+            let ports: Vec<String> =
+                cluster.nodes.iter().map(|(port, _)| port.to_string()).collect();
+            fs::write(options.folder.join(PORTS), ports.join(" "))?;
         }
         cluster.wait_until_ready()?;
         Ok(cluster)
@@ -122,10 +127,13 @@ impl LocalCluster {
         })?;
         self.nodes[index].1 = Some(child);
         let end = Instant::now() + READY_TIME_MAX;
-        while self.ask(index, &["PING"]).is_none_or(|answer| !answer.contains("PONG")) {
+        // Another server at this port may answer instead.
+        let own = format!("process_id:{}\r", self.process(index));
+        while self.ask(index, &["INFO", "server"]).is_none_or(|answer| !answer.contains(&own)) {
             let ended =
                 self.nodes[index].1.as_mut().and_then(|node| node.try_wait().ok().flatten());
             if ended.is_some() || Instant::now() > end {
+                self.signal(index, "KILL");
                 let text = fs::read_to_string(folder.join("valkey.log")).unwrap_or_default();
                 let last = text.lines().next_back().unwrap_or("no output").to_owned();
                 return Err(io::Error::other(format!("a node does not start: {last}")));
@@ -133,6 +141,21 @@ impl LocalCluster {
             std::thread::sleep(INTERVAL);
         }
         Ok(())
+    }
+
+    /// Starts one more node, at a port or at any free one. A port that was free a moment ago may be in use when the node
+    /// binds it, so that it has several attempts.
+    fn start_node(&mut self, port: Option<u16>) -> io::Result<()> {
+        let index = self.nodes.len();
+        for attempt in 1.. {
+            let chosen = port.map_or_else(free_port, Ok)?;
+            self.nodes.push((chosen, None));
+            match self.run(index) {
+                Err(_) if port.is_none() && attempt < ATTEMPTS_MAX => self.nodes.truncate(index),
+                done => return done,
+            }
+        }
+        unreachable!("the last attempt returns");
     }
 
     fn make(&self) -> io::Result<()> {
@@ -206,6 +229,11 @@ impl LocalCluster {
         done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
     }
 
+    /// The number of a node's process; 0 if it is not running.
+    fn process(&self, index: usize) -> u32 {
+        self.nodes[index].1.as_ref().map_or(0, Child::id)
+    }
+
     /// Whether a node is a primary with slots.
     pub fn is_primary(&self, index: usize) -> bool {
         let own = self.ask(index, &["CLUSTER", "NODES"]).unwrap_or_default();
@@ -228,11 +256,8 @@ impl LocalCluster {
     /// # Errors
     /// If it cannot be started.
     pub fn add(&mut self) -> io::Result<usize> {
-        let port = free_ports(1)?[0];
-        self.nodes.push((port, None));
-        let index = self.nodes.len() - 1;
-        self.run(index)?;
-        Ok(index)
+        self.start_node(None)?;
+        Ok(self.nodes.len() - 1)
     }
 
     /// Runs `valkey-cli --cluster` with arguments.
@@ -264,18 +289,17 @@ fn bus_port(port: u16) -> u16 {
     port + 1
 }
 
-/// Ports, each followed by a free one.
-fn free_ports(count: usize) -> io::Result<Vec<u16>> {
-    let (mut ports, mut held) = (Vec::new(), Vec::new());
-    while ports.len() < count {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        if let (true, Ok(bus)) = (port < u16::MAX, TcpListener::bind(("127.0.0.1", bus_port(port))))
-        {
-            ports.push(port);
-            held.push(bus);
-        }
-        held.push(listener);
-    }
-    Ok(ports)
+/// A port that is free, and followed by a free one. It lies below the ports that the kernel gives to connections: one of
+/// those may be taken at any time.
+fn free_port() -> io::Result<u16> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32768);
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let ports = PORT_MIN..end.max(PORT_MIN + 2) - 1;
+    let random = RandomState::new().hash_one(0) % u64::from(ports.end - ports.start);
+    let first = ports.start + random as u16;
+    let mut candidates = (first..ports.end).chain(ports.start..first);
+    candidates
+        .find(|port| is_free(*port) && is_free(bus_port(*port)))
+        .ok_or_else(|| io::Error::other("no port is free on this host"))
 }
