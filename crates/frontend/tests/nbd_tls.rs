@@ -8,60 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
+use fathom_sim::certificates;
 use fathom_tls::{Certificates, Tls};
 use nbd_common::*;
-
-/// An authority, a server's certificate and a client's, under the file names that clients expect.
-fn certificates(directory: &Path) {
-    let path = |name: &str| directory.join(name).display().to_string();
-    let key = |name: &str| {
-        run(
-            "certtool",
-            &["--generate-privkey", "--rsa", "--bits", "2048", "--outfile", &path(name)],
-        );
-    };
-    fs::write(path("ca.info"), "cn = Test Authority\nca\ncert_signing_key\n").unwrap();
-    fs::write(
-        path("server.info"),
-        "cn = localhost\ndns_name = localhost\nip_address = 127.0.0.1\ntls_www_server\n\
-         encryption_key\nsigning_key\n",
-    )
-    .unwrap();
-    fs::write(path("client.info"), "cn = client\ntls_www_client\nencryption_key\nsigning_key\n")
-        .unwrap();
-    key("ca-key.pem");
-    run(
-        "certtool",
-        &[
-            "--generate-self-signed",
-            "--load-privkey",
-            &path("ca-key.pem"),
-            "--template",
-            &path("ca.info"),
-            "--outfile",
-            &path("ca-cert.pem"),
-        ],
-    );
-    for name in ["server", "client"] {
-        key(&format!("{name}-key.pem"));
-        run(
-            "certtool",
-            &[
-                "--generate-certificate",
-                "--load-ca-certificate",
-                &path("ca-cert.pem"),
-                "--load-ca-privkey",
-                &path("ca-key.pem"),
-                "--load-privkey",
-                &path(&format!("{name}-key.pem")),
-                "--template",
-                &path(&format!("{name}.info")),
-                "--outfile",
-                &path(&format!("{name}-cert.pem")),
-            ],
-        );
-    }
-}
 
 fn serve(exports: &Arc<Exports>, tls: Tls) -> (Listener, u16) {
     let mut options = ListenerOptions::new(Address::Tcp("127.0.0.1:0".parse().unwrap()));

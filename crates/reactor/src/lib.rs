@@ -12,6 +12,8 @@
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
 
+mod inbox;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
+
+pub use inbox::Inbox;
 
 /// The bits of a completion's user data that carry the token; the owner's mark is above them.
 const TOKEN_BITS: u32 = 48;

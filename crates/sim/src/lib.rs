@@ -5,6 +5,7 @@
 //! - [`SimRecord`]: several such stores, which crash at one instant.
 //! - [`ModelDisk`]: the contents that each sector may have, now and after a crash.
 //! - [`Workload`]: requests by seed.
+//! - [`OneRequest`]: a queue with one request at a time; [`certificates`]: for tests with TLS.
 //! - [`Harness`]: drives the queues of any disk with a workload and compares the disk with the
 //!   model.
 //!
@@ -14,17 +15,21 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod certificates;
 mod device;
 mod harness;
 mod model;
+mod one_request;
 mod record;
 mod seed;
 mod workload;
 
 pub use backend::{JournalEntry, SimBackend, SimCounts, SimOptions};
+pub use certificates::certificates;
 pub use device::{DEVICE_BLOCK, FaultyDevice};
 pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};
+pub use one_request::OneRequest;
 pub use record::{Images, SimRecord};
 pub use seed::each_seed;
 pub use workload::{Action, Workload, WorkloadOptions, pattern};

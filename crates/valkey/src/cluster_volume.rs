@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
-use fathom_reactor::Reactor;
+use fathom_reactor::{Inbox, Reactor};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::client::{Client, ClusterOptions};
 use crate::layout::{GROUP, is_name};
-use crate::queue::{ClusterQueue, Inbox};
+use crate::queue::{ClusterQueue, Finished};
 use crate::volume::{CAPACITY_MAX, OpenError, Volume, VolumeOptions, Work};
 
 /// The time limit of an opening.
@@ -22,7 +22,7 @@ pub(crate) struct Job {
     pub(crate) work: Work,
     pub(crate) number: u64,
     pub(crate) at: u64,
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) inbox: Arc<Inbox<Finished>>,
 }
 
 /// The way to the volume's thread, which ends when the last one is dropped.
@@ -122,7 +122,7 @@ async fn serve(volume: &Arc<Volume>, mut received: UnboundedReceiver<Job>) {
         let volume = Arc::clone(volume);
         tokio::spawn(async move {
             let found = volume.carry_out(work).await;
-            inbox.finish((number, at, found));
+            inbox.put((number, at, found));
         });
     }
 }

@@ -1,14 +1,11 @@
 //! One queue of a volume: it divides requests at groups, and the volume's thread carries the parts out.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::sync::Arc;
 
 use fathom_block::{BackendContext, BackendQueue, ErrorKind, Operation, Outcome, Request, faults};
-use fathom_reactor::{Event, Owner, Reactor};
-use rustix::event::{EventfdFlags, eventfd};
+use fathom_reactor::{Event, Inbox, Owner, Reactor};
 
 use crate::cluster_volume::{Job, Jobs};
 use crate::format::BLOCK;
@@ -23,35 +20,6 @@ const ZERO_GROUPS: u64 = 16;
 /// A finished part of a request: the request's number, where the part begins in the request, and the bytes read.
 pub(crate) type Finished = (u64, u64, Result<Vec<u8>, ErrorKind>);
 
-/// The finished parts of a queue's requests, and what wakes its thread.
-pub(crate) struct Inbox {
-    finished: Mutex<Vec<Finished>>,
-    wake: File,
-}
-
-impl Inbox {
-    fn new() -> io::Result<Self> {
-        let wake = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { finished: Mutex::default(), wake })
-    }
-
-    /// Adds a finished part.
-    pub(crate) fn finish(&self, finished: Finished) {
-        let mut all = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(finished);
-        if all.len() == 1 {
-            // The only possible error is a full counter, which also wakes the thread.
-            let _ = (&self.wake).write(&1_u64.to_ne_bytes());
-        }
-    }
-
-    fn take(&self) -> Vec<Finished> {
-        // Read first: a part that is added in between wakes the thread again.
-        let _ = (&self.wake).read(&mut [0; 8]);
-        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// A request with parts at the cluster.
 struct Pending {
     request: Box<Request>,
@@ -65,7 +33,7 @@ struct Pending {
 pub(crate) struct ClusterQueue {
     volume: Arc<Volume>,
     jobs: Jobs,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Finished>>,
     owner: Owner,
     pending: HashMap<u64, Pending>,
     next: u64,
@@ -75,7 +43,7 @@ impl ClusterQueue {
     pub(crate) fn open(volume: Arc<Volume>, jobs: Jobs, reactor: &mut Reactor) -> io::Result<Self> {
         let inbox = Arc::new(Inbox::new()?);
         let owner = reactor.register();
-        reactor.watch_always(owner, TOKEN, inbox.wake.as_fd());
+        inbox.watch(reactor, owner, TOKEN);
         Ok(Self { volume, jobs, inbox, owner, pending: HashMap::new(), next: 0 })
     }
 
@@ -83,7 +51,7 @@ impl ClusterQueue {
         let job = Job { work, number, at, inbox: Arc::clone(&self.inbox) };
         if let Err(job) = self.jobs.send(job) {
             // The volume's thread has ended.
-            job.inbox.finish((number, at, Err(ErrorKind::ShuttingDown)));
+            job.inbox.put((number, at, Err(ErrorKind::ShuttingDown)));
         }
     }
 
@@ -224,8 +192,7 @@ impl BackendQueue for ClusterQueue {
             self.finish(finished, context);
         }
         if !event.more {
-            let wake = self.inbox.wake.as_fd();
-            context.reactor().watch_always(self.owner, TOKEN, wake);
+            self.inbox.watch(context.reactor(), self.owner, TOKEN);
         }
     }
 

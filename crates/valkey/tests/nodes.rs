@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::{Backend as _, ErrorKind};
+use fathom_sim::OneRequest;
 use fathom_valkey::local::LocalCluster;
 use fathom_valkey::{ClusterOptions, ClusterTls, ClusterVolume};
-use support::queue::Queue;
 use support::{beside, cluster, disk, impatient, open, options, steady_cluster, volume};
 
 fn primary(cluster: &LocalCluster) -> usize {
@@ -105,7 +105,7 @@ fn without_copies_nothing_is_acknowledged_and_a_wiped_node_is_no_zeroes() {
     let Some((_folder, mut cluster)) = steady_cluster() else { return };
     let volume_options = impatient(&cluster);
     let opened = open(&volume_options, "v");
-    let mut queue = Queue::open(&disk(&opened));
+    let mut queue = OneRequest::open(&disk(&opened));
     for block in 0..48 {
         queue.write(block * 65536, &[7; 4096]).unwrap();
     }
@@ -229,7 +229,7 @@ fn connections_are_encrypted_and_users_need_few_rights() {
         ..options(&cluster)
     };
     let opened = open(&right, "v");
-    let mut queue = Queue::open(&disk(&opened));
+    let mut queue = OneRequest::open(&disk(&opened));
     queue.write(512, &vec![5; 70_000 / 512 * 512]).unwrap();
     assert_eq!(queue.read(512, 1024).unwrap(), [5; 1024]);
     assert!(opened.problems().is_empty(), "{:?}", opened.problems());

@@ -3,8 +3,8 @@
 mod support;
 
 use fathom_block::{Backend as _, BackendProblem, ErrorKind};
+use fathom_sim::OneRequest;
 use fathom_valkey::{BLOCK, ClusterVolume, VolumeOptions};
-use support::queue::Queue;
 use support::{
     CAPACITY, content, disk, harness, impatient, open, options, steady_cluster, volume, workload,
 };
@@ -23,12 +23,12 @@ fn a_volume_is_a_disk_and_keeps_its_content() {
         // Another daemon opens the volume while the first one still has it.
         let second = open(&options, name);
         harness.model().check_now(&content(&disk(&second))).unwrap();
-        let mut old = Queue::open(&served);
+        let mut old = OneRequest::open(&served);
         assert_eq!(old.write(0, &[1; 4096]), Err(ErrorKind::Io), "an older epoch writes");
         assert_eq!(old.read(0, 4096), Err(ErrorKind::Io), "an older epoch reads");
         let problems = first.problems();
         assert!(matches!(problems[..], [BackendProblem::TakenOver { .. }]), "{problems:?}");
-        let mut new = Queue::open(&disk(&second));
+        let mut new = OneRequest::open(&disk(&second));
         new.write(0, &[2; 4096]).unwrap();
         assert_eq!(new.read(0, 4096).unwrap(), [2; 4096]);
     }
@@ -41,7 +41,7 @@ fn the_older_of_two_daemons_is_refused_in_the_middle_of_its_writes() {
     let first = open(&options, "v");
     let served = disk(&first);
     let writer = std::thread::spawn(move || {
-        let mut queue = Queue::open(&served);
+        let mut queue = OneRequest::open(&served);
         let mut written = 0_u64;
         // Each write has the next number, at changing places.
         loop {
@@ -54,7 +54,7 @@ fn the_older_of_two_daemons_is_refused_in_the_middle_of_its_writes() {
     });
     std::thread::sleep(std::time::Duration::from_millis(500));
     let second = open(&options, "v");
-    let mut queue = Queue::open(&disk(&second));
+    let mut queue = OneRequest::open(&disk(&second));
     let mut found = 0;
     for place in 0..64 {
         let bytes = queue.read(place * 16 * BLOCK, 8).unwrap();
@@ -74,7 +74,7 @@ fn the_older_of_two_daemons_is_refused_in_the_middle_of_its_writes() {
 fn wrong_content_is_an_error_and_never_data() {
     let Some((_folder, cluster)) = steady_cluster() else { return };
     let volume = open(&impatient(&cluster), "v");
-    let mut queue = Queue::open(&disk(&volume));
+    let mut queue = OneRequest::open(&disk(&volume));
     for block in 0..8 {
         queue.write(block * BLOCK, &[block as u8 + 1; 4096]).unwrap();
     }
@@ -116,7 +116,7 @@ fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening(
     let Some((_folder, cluster)) = steady_cluster() else { return };
     let options = options(&cluster);
     let first = open(&options, "v");
-    let mut queue = Queue::open(&disk(&first));
+    let mut queue = OneRequest::open(&disk(&first));
     for block in 0..64 {
         queue.write(block * 16 * BLOCK, &[1; 4096]).unwrap();
     }
@@ -177,7 +177,7 @@ fn nodes_that_would_lose_writes_are_refused() {
 fn a_full_node_fails_writes_and_loses_nothing() {
     let Some((_folder, cluster)) = steady_cluster() else { return };
     let volume = open(&impatient(&cluster), "v");
-    let mut queue = Queue::open(&disk(&volume));
+    let mut queue = OneRequest::open(&disk(&volume));
     queue.write(0, &vec![1; 65536]).unwrap();
     let limit = |bytes: &str| {
         for node in 0..cluster.count() {

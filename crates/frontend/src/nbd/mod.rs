@@ -22,7 +22,8 @@ mod negotiation;
 mod reply;
 mod threads;
 mod transmission;
-mod wire;
+
+use fathom_nbd::wire;
 
 pub use budget::{BUDGET_MIN, Budget};
 pub use control::ConnectionStatus;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fathom_block::{Backend, Disk, DiskOptions};
-use fathom_sim::{Harness, HarnessOptions, Workload, WorkloadOptions};
+use fathom_sim::{Harness, HarnessOptions, OneRequest, Workload, WorkloadOptions};
 use fathom_valkey::local::{LocalCluster, LocalOptions};
 use fathom_valkey::{ClusterOptions, ClusterVolume, VolumeOptions};
 
@@ -104,69 +104,9 @@ pub fn impatient(cluster: &LocalCluster) -> ClusterOptions {
 /// The content of a disk, read in one queue.
 pub fn content(disk: &Arc<Disk>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut queue = queue::Queue::open(disk);
+    let mut queue = OneRequest::open(disk);
     for offset in (0..CAPACITY).step_by(256 << 10) {
         bytes.extend(queue.read(offset, 256 << 10).unwrap());
     }
     bytes
-}
-
-pub mod queue {
-    use std::sync::Arc;
-    use std::time::{Duration, Instant};
-
-    use fathom_block::{Clock, Disk, ErrorKind, Operation, Stack};
-    use fathom_reactor::{Event, Reactor};
-
-    /// One queue, with one request at a time.
-    pub struct Queue {
-        reactor: Reactor,
-        stack: Stack,
-        events: Vec<Event>,
-    }
-
-    impl Queue {
-        pub fn open(disk: &Arc<Disk>) -> Self {
-            let mut reactor = Reactor::new(64).unwrap();
-            let stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
-            Self { reactor, stack, events: Vec::new() }
-        }
-
-        pub fn read(&mut self, offset: u64, length: u64) -> Result<Vec<u8>, ErrorKind> {
-            self.carry_out(Operation::Read, offset, vec![0; length as usize])
-        }
-
-        pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ErrorKind> {
-            self.carry_out(Operation::Write, offset, bytes.to_vec()).map(drop)
-        }
-
-        fn carry_out(
-            &mut self,
-            operation: Operation,
-            offset: u64,
-            mut bytes: Vec<u8>,
-        ) -> Result<Vec<u8>, ErrorKind> {
-            let mut request = self.stack.request();
-            (request.operation, request.offset) = (operation, offset);
-            request.length = bytes.len() as u64;
-            request.buffers.allocate(bytes.len());
-            request.buffers.copy_from(0, &bytes);
-            self.stack.submit(request, &mut self.reactor);
-            let end = Instant::now() + Duration::from_secs(60);
-            loop {
-                self.stack.advance(&mut self.reactor);
-                if let Some((request, outcome)) = self.stack.completed() {
-                    request.buffers.copy_to(0, &mut bytes);
-                    self.stack.recycle(request);
-                    return outcome.map(|()| bytes);
-                }
-                assert!(Instant::now() < end, "a request takes too long");
-                self.reactor.wait(Some(Duration::from_secs(1))).unwrap();
-                self.reactor.collect(&mut self.events).unwrap();
-                for event in self.events.drain(..) {
-                    self.stack.event(&event, &mut self.reactor);
-                }
-            }
-        }
-    }
 }

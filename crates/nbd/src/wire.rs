@@ -23,6 +23,8 @@ pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 pub const STRING_LENGTH_MAX: usize = 4096;
 /// The length of a request's header, in bytes.
 pub const REQUEST_LENGTH: usize = 28;
+/// The length of a simple reply's header, in bytes.
+pub const SIMPLE_REPLY_LENGTH: usize = 16;
 /// The length of an extended request's header, in bytes.
 pub const EXTENDED_REQUEST_LENGTH: usize = 32;
 
@@ -267,6 +269,37 @@ impl RequestHeader {
             length,
         })
     }
+
+    /// The bytes of the header in the modes with 32-bit lengths. A longer length is cut off.
+    pub fn encode(&self) -> [u8; REQUEST_LENGTH] {
+        let mut bytes = [0; REQUEST_LENGTH];
+        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&(self.length as u32).to_be_bytes());
+        bytes
+    }
+}
+
+/// The header of a simple reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimpleReply {
+    /// 0, or one of [`error`].
+    pub error: u32,
+    /// The identifier of the request.
+    pub cookie: u64,
+}
+
+impl SimpleReply {
+    /// Parses a header. Returns `None` if the magic number is wrong.
+    pub fn parse(bytes: &[u8; SIMPLE_REPLY_LENGTH]) -> Option<Self> {
+        if read_u32(bytes, 0)? != SIMPLE_REPLY_MAGIC {
+            return None;
+        }
+        Some(Self { error: read_u32(bytes, 4)?, cookie: read_u64(bytes, 8)? })
+    }
 }
 
 /// The big-endian 16-bit number at `at`; `None` past the end.
@@ -303,6 +336,7 @@ mod tests {
         let header = RequestHeader::parse(&bytes, Mode::Structured).unwrap();
         assert_eq!((header.cookie, header.offset, header.length), (7, 4096, 512));
         assert_eq!((header.flags, header.command), (flag::FUA, command::WRITE));
+        assert_eq!(header.encode()[..], bytes[..]);
         assert!(RequestHeader::parse(&bytes, Mode::Extended).is_none());
         assert!(RequestHeader::parse(&bytes[..27], Mode::Simple).is_none());
         bytes[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());

@@ -1,0 +1,295 @@
+//! Requests on their way to the server, and what happens when they complete.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fathom_block::{ErrorKind, Flags, Operation};
+use fathom_reactor::Inbox;
+use tokio::time::Instant;
+
+use crate::unflushed::Unflushed;
+use crate::wire::{RequestHeader, command, error, flag};
+
+/// A finished part of a request: the request's number, where the part begins in the request, and the bytes read.
+pub(crate) type Finished = (u64, u64, Result<Vec<u8>, ErrorKind>);
+
+/// What the server is asked.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    pub(crate) operation: Operation,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) flags: Flags,
+    /// The bytes of a write.
+    pub(crate) data: Arc<[u8]>,
+}
+
+impl Asked {
+    /// A flush.
+    pub(crate) fn flush() -> Self {
+        let data = Arc::from([]);
+        Self { operation: Operation::Flush, offset: 0, length: 0, flags: Flags::default(), data }
+    }
+
+    /// Whether both change the same place, so that their order matters.
+    fn meets(&self, other: &Self) -> bool {
+        let (end, other_end) = (self.offset + self.length, other.offset + other.length);
+        self.operation.modifies()
+            && other.operation.modifies()
+            && self.offset < other_end
+            && other.offset < end
+    }
+
+    /// The header on the wire.
+    pub(crate) fn header(&self, cookie: u64) -> RequestHeader {
+        let command = match self.operation {
+            Operation::Write => command::WRITE,
+            Operation::Flush => command::FLUSH,
+            Operation::Discard => command::TRIM,
+            Operation::WriteZeroes => command::WRITE_ZEROES,
+            Operation::Read | Operation::GetId | Operation::Extents => command::READ,
+        };
+        let mut flags = 0;
+        for (is_set, bit) in [
+            (self.flags.force_unit_access && self.operation.modifies(), flag::FUA),
+            (self.flags.keep_allocated, flag::NO_HOLE),
+            (self.flags.only_if_fast, flag::FAST_ZERO),
+        ] {
+            flags |= if is_set { bit } else { 0 };
+        }
+        RequestHeader { flags, command, cookie, offset: self.offset, length: self.length }
+    }
+}
+
+/// Where the outcome of a part goes.
+pub(crate) struct Answer {
+    pub(crate) number: u64,
+    pub(crate) at: u64,
+    pub(crate) inbox: Arc<Inbox<Finished>>,
+}
+
+/// A part of a request.
+pub(crate) struct Job {
+    pub(crate) asked: Asked,
+    /// `None`: the session's own flush.
+    pub(crate) answer: Option<Answer>,
+    /// When it fails at the latest.
+    pub(crate) deadline: Instant,
+}
+
+impl Job {
+    pub(crate) fn finish(self, found: Result<Vec<u8>, ErrorKind>) {
+        if let Some(Answer { number, at, inbox }) = self.answer {
+            inbox.put((number, at, found));
+        }
+    }
+}
+
+/// What the back end reports of its thread.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Why there is no connection.
+    pub(crate) unreachable: Mutex<Option<String>>,
+    /// How often acknowledged changes may have been lost: once at most, because no others are accepted then.
+    pub(crate) losses: AtomicU64,
+}
+
+impl Shared {
+    /// Sets the reason why there is no connection.
+    pub(crate) fn set_unreachable(&self, reason: Option<String>) {
+        *self.unreachable.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+}
+
+/// A request that the server has, or gets again on the next connection.
+struct Sent {
+    job: Job,
+    /// Whether a server may have it.
+    is_sent: bool,
+    /// The last change that had completed before a flush was sent.
+    covers: u64,
+}
+
+/// What a server is asked, across connections.
+pub(crate) struct State {
+    sent: BTreeMap<u64, Sent>,
+    /// Changes of places that changes in `sent` change: which one of them wins must not depend on the connection.
+    held: VecDeque<Job>,
+    next: u64,
+    pub(crate) unflushed: Unflushed,
+    /// Whether a flush of the session's own is in flight.
+    has_own_flush: bool,
+    timeout: Duration,
+    shared: Arc<Shared>,
+}
+
+impl State {
+    pub(crate) fn new(shared: Arc<Shared>, timeout: Duration) -> Self {
+        Self {
+            sent: BTreeMap::new(),
+            held: VecDeque::new(),
+            next: 0,
+            unflushed: Unflushed::default(),
+            has_own_flush: false,
+            timeout,
+            shared,
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.shared.losses.load(Ordering::Relaxed) > 0
+    }
+
+    /// The cookie of the next request.
+    pub(crate) fn cookie(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Takes a request on. Returns its cookie, if it can be sent now.
+    pub(crate) fn admit(&mut self, job: Job) -> Option<u64> {
+        let operation = job.asked.operation;
+        if self.is_lost() && (operation.modifies() || operation == Operation::Flush) {
+            job.finish(Err(ErrorKind::Io));
+            return None;
+        }
+        if self.has_to_wait(&job, self.held.len()) {
+            self.held.push_back(job);
+            return None;
+        }
+        Some(self.take_on(job))
+    }
+
+    fn take_on(&mut self, job: Job) -> u64 {
+        let cookie = self.cookie();
+        self.sent.insert(cookie, Sent { job, is_sent: false, covers: 0 });
+        cookie
+    }
+
+    /// Whether a change meets one that has been sent, or one of the first `count` that are held.
+    fn has_to_wait(&self, job: &Job, count: usize) -> bool {
+        let others = self.sent.values().map(|sent| &sent.job).chain(self.held.iter().take(count));
+        job.asked.operation.modifies() && others.into_iter().any(|it| it.asked.meets(&job.asked))
+    }
+
+    /// The cookie of a request that was held and can be sent now.
+    pub(crate) fn release(&mut self) -> Option<u64> {
+        let mut indices = 0..self.held.len();
+        let index = indices.find(|index| !self.has_to_wait(&self.held[*index], *index))?;
+        let job = self.held.remove(index)?;
+        Some(self.take_on(job))
+    }
+
+    /// A flush of the session's own, if there are too many changes that the server may lose.
+    pub(crate) fn own_flush(&mut self) -> Option<Job> {
+        if self.has_own_flush || !self.unflushed.is_long() {
+            return None;
+        }
+        self.has_own_flush = true;
+        let deadline = Instant::now() + self.timeout;
+        Some(Job { asked: Asked::flush(), answer: None, deadline })
+    }
+
+    /// What is to be sent under a cookie.
+    pub(crate) fn send(&mut self, cookie: u64) -> Option<Asked> {
+        let covers = self.unflushed.last();
+        let sent = self.sent.get_mut(&cookie)?;
+        (sent.is_sent, sent.covers) = (true, covers);
+        Some(sent.job.asked.clone())
+    }
+
+    /// The cookies of all requests that have not completed, in the order in which they came.
+    pub(crate) fn cookies(&self) -> Vec<u64> {
+        self.sent.keys().copied().collect()
+    }
+
+    /// The same of changes that an earlier connection has sent.
+    pub(crate) fn sent_changes(&self) -> Vec<u64> {
+        let is_such = |sent: &Sent| sent.is_sent && sent.job.asked.operation.modifies();
+        self.sent.iter().filter(|(_, sent)| is_such(sent)).map(|(cookie, _)| *cookie).collect()
+    }
+
+    /// The bytes that follow a reply without an error; `None` if the server has no such request.
+    pub(crate) fn payload(&self, cookie: u64) -> Option<usize> {
+        let asked = &self.sent.get(&cookie)?.job.asked;
+        Some(if asked.operation == Operation::Read { asked.length as usize } else { 0 })
+    }
+
+    /// The server has carried a request out, or not.
+    pub(crate) fn complete(&mut self, cookie: u64, error: u32, bytes: Vec<u8>) {
+        let Some(Sent { job, covers, .. }) = self.sent.remove(&cookie) else { return };
+        let mut outcome = if error == 0 { Ok(bytes) } else { Err(kind(error)) };
+        let operation = job.asked.operation;
+        if operation == Operation::Flush {
+            self.has_own_flush &= job.answer.is_some();
+            if outcome.is_ok() {
+                self.unflushed.forget(covers);
+            } else {
+                self.lose();
+            }
+        } else if operation.modifies() && outcome.is_ok() {
+            self.unflushed.note(&job.asked);
+        }
+        if self.is_lost() && operation != Operation::Read {
+            outcome = Err(ErrorKind::Io);
+        }
+        job.finish(outcome);
+    }
+
+    /// The server may have lost changes that it has acknowledged.
+    pub(crate) fn lose(&mut self) {
+        self.shared.losses.store(1, Ordering::Relaxed);
+        self.unflushed = Unflushed::default();
+    }
+
+    /// When the first request fails, if there is one.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let sent = self.sent.values().next().map(|sent| sent.job.deadline);
+        let held = self.held.front().map(|job| job.deadline);
+        sent.into_iter().chain(held).min()
+    }
+
+    /// Ends the requests whose time is over. Returns whether there were some.
+    pub(crate) fn expire(&mut self) -> bool {
+        let (now, mut has_any) = (Instant::now(), false);
+        while let Some(first) = self.sent.first_entry().filter(|it| it.get().job.deadline <= now) {
+            let Sent { job, .. } = first.remove();
+            self.has_own_flush &= job.answer.is_some();
+            job.finish(Err(ErrorKind::Io));
+            has_any = true;
+        }
+        while self.held.front().is_some_and(|job| job.deadline <= now) {
+            if let Some(job) = self.held.pop_front() {
+                job.finish(Err(ErrorKind::Io));
+            }
+            has_any = true;
+        }
+        has_any
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_empty() && self.held.is_empty()
+    }
+
+    /// Ends all requests: nobody waits for them.
+    pub(crate) fn close(&mut self) {
+        for (_, Sent { job, .. }) in std::mem::take(&mut self.sent) {
+            job.finish(Err(ErrorKind::ShuttingDown));
+        }
+        for job in std::mem::take(&mut self.held) {
+            job.finish(Err(ErrorKind::ShuttingDown));
+        }
+    }
+}
+
+/// The kind of a server's error.
+fn kind(number: u32) -> ErrorKind {
+    match number {
+        error::PERMISSION => ErrorKind::ReadOnly,
+        error::NO_SPACE => ErrorKind::NoSpace,
+        error::NOT_SUPPORTED => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    }
+}

@@ -1,0 +1,273 @@
+//! The back end: an export of another server, and the thread that talks to it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
+use fathom_reactor::Reactor;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::handshake::{Export, negotiate};
+use crate::job::{Job, Shared, State};
+use crate::queue::RemoteQueue;
+use crate::session::{End, repeat, run};
+use crate::stream::{AnyStream, Secure, connect};
+use crate::uri::NbdUri;
+use crate::wire::transmission;
+
+/// The time limit of an attempt to connect.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+/// The pause before another attempt, at first and at most.
+const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The `errno` of a loss: the protocol has no more precise one for a flush.
+const LOSS_ERRNO: i32 = 5;
+
+/// Which export is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Where it is.
+    pub uri: NbdUri,
+    /// How long a request is tried before it fails. Meanwhile the server may be started again.
+    pub timeout: Duration,
+}
+
+impl RemoteOptions {
+    /// Requests are tried for 30 s.
+    pub fn new(uri: NbdUri) -> Self {
+        Self { uri, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Why an export cannot be opened: the reason, and a remedy behind a semicolon.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OpenError(pub String);
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// A disk whose blocks another server has. A server that is started again, even after it was killed, costs time and no
+/// write: what it had not made durable is sent again.
+pub struct RemoteDisk {
+    export: Export,
+    shared: Arc<Shared>,
+    jobs: UnboundedSender<Job>,
+    timeout: Duration,
+}
+
+impl RemoteDisk {
+    /// Connects to the server. Blocks, for at most 10 s.
+    ///
+    /// # Errors
+    /// If the server does not answer, does not offer the export, or cannot make changes durable.
+    pub fn open(options: &RemoteOptions) -> Result<Self, OpenError> {
+        let secure = options.uri.tls.as_ref().map(Secure::new).transpose().map_err(OpenError)?;
+        let (jobs, received) = mpsc::unbounded_channel();
+        let (opened, result) = std::sync::mpsc::channel();
+        let shared = Arc::new(Shared::default());
+        let state = State::new(Arc::clone(&shared), options.timeout);
+        let (uri, thread_shared) = (options.uri.clone(), Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("nbd-client".into());
+        let spawned = thread.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(opened.send(Err(error.to_string()))),
+            };
+            runtime.block_on(async move {
+                match reach(&uri, secure.as_ref()).await {
+                    Ok((stream, export)) => {
+                        let remote = Remote { uri, secure, export, shared: thread_shared };
+                        if opened.send(Ok(export)).is_ok() {
+                            remote.serve(stream, &RefCell::new(state), received).await;
+                        }
+                    }
+                    Err(text) => drop(opened.send(Err(text))),
+                }
+            });
+            // A look-up of a name may hang.
+            runtime.shutdown_background();
+        });
+        spawned.map_err(|error| OpenError(error.to_string()))?;
+        let result = result.recv().unwrap_or_else(|_| Err("the export's thread ended".into()));
+        let export = result.map_err(|text| {
+            let remedy = if text.contains("; ") { "" } else { "; check the server, and the URI" };
+            OpenError(format!("{text}{remedy}"))
+        })?;
+        Ok(Self { export, shared, jobs, timeout: options.timeout })
+    }
+}
+
+/// Connects, and agrees on the export.
+async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Export), String> {
+    let attempt = async {
+        let stream = connect(&uri.transport).await.map_err(|error| error.to_string())?;
+        negotiate(stream, &uri.export, secure).await
+    };
+    let (stream, export) = timeout(CONNECT_TIME_MAX, attempt)
+        .await
+        .unwrap_or_else(|_| Err("the server does not answer".into()))?;
+    if !export.has(transmission::SEND_FLUSH) {
+        return Err("the server has no flush, so that nothing is durable; use another one".into());
+    }
+    Ok((stream, export))
+}
+
+/// What the thread has.
+struct Remote {
+    uri: NbdUri,
+    secure: Option<Secure>,
+    export: Export,
+    shared: Arc<Shared>,
+}
+
+impl Remote {
+    /// Carries out requests until nobody can send more.
+    async fn serve(
+        &self,
+        mut stream: AnyStream,
+        state: &RefCell<State>,
+        mut jobs: UnboundedReceiver<Job>,
+    ) {
+        loop {
+            let reason = match run(stream, state, &mut jobs).await {
+                End::Closed => return,
+                End::Failed(reason) => reason,
+            };
+            let server = self.uri.server();
+            tracing::warn!(server, "the connection to an NBD server is lost: {reason}");
+            self.shared.set_unreachable(Some(format!("{server}: {reason}")));
+            match self.reconnect(state, &mut jobs).await {
+                Some(next) => stream = next,
+                None => return state.borrow_mut().close(),
+            }
+            tracing::info!(server, "the NBD server answers again");
+            self.shared.set_unreachable(None);
+        }
+    }
+
+    /// Connects again. Requests wait meanwhile, until their time is over. `None` if nobody needs it any more.
+    async fn reconnect(
+        &self,
+        state: &RefCell<State>,
+        jobs: &mut UnboundedReceiver<Job>,
+    ) -> Option<AnyStream> {
+        let attempts = self.attempts(state);
+        tokio::pin!(attempts);
+        loop {
+            let deadline = state.borrow().deadline();
+            tokio::select! {
+                stream = &mut attempts => return Some(stream),
+                job = jobs.recv() => {
+                    state.borrow_mut().admit(job?);
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    state.borrow_mut().expire();
+                }
+            }
+        }
+    }
+
+    async fn attempts(&self, state: &RefCell<State>) -> AnyStream {
+        let mut pause = PAUSE;
+        loop {
+            sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
+            match self.attempt(state).await {
+                Ok(stream) => return stream,
+                Err(reason) => {
+                    self.shared.set_unreachable(Some(format!("{}: {reason}", self.uri.server())));
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, state: &RefCell<State>) -> Result<AnyStream, String> {
+        let (mut stream, export) = reach(&self.uri, self.secure.as_ref()).await?;
+        let known = self.export;
+        if export.capacity < known.capacity
+            || export.flags & known.flags != known.flags
+            || export.has(transmission::READ_ONLY) != known.has(transmission::READ_ONLY)
+            || export.length_min > known.length_min
+            || export.length_max < known.length_max
+        {
+            return Err("the export is not what it was".into());
+        }
+        repeat(&mut stream, state).await?;
+        Ok(stream)
+    }
+}
+
+impl Backend for RemoteDisk {
+    fn name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn capacity(&self) -> u64 {
+        self.export.capacity
+    }
+
+    fn geometry(&self) -> Geometry {
+        let Export { length_min, length_best, .. } = self.export;
+        let block_size = length_min.max(512);
+        Geometry {
+            block_size,
+            physical_block_size: block_size.max(4096),
+            optimal_size: length_best,
+            alignment: length_min,
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let has = |flag| self.export.has(flag);
+        let all = Capabilities {
+            force_unit_access: has(transmission::SEND_FUA),
+            discard: has(transmission::SEND_TRIM),
+            write_zeroes: has(transmission::SEND_WRITE_ZEROES),
+            rotational: has(transmission::ROTATIONAL),
+            extents: false,
+            ..Capabilities::ALL
+        };
+        if has(transmission::READ_ONLY) { all.read_only() } else { all }
+    }
+
+    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+        let queue = RemoteQueue::open(self.export, self.jobs.clone(), self.timeout, reactor)?;
+        Ok(Box::new(queue))
+    }
+
+    fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
+        Err(ErrorKind::Unsupported)
+    }
+
+    fn problems(&self) -> Vec<BackendProblem> {
+        let lost = (self.losses() > 0)
+            .then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
+        let reason = self.shared.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
+        let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
+        lost.into_iter().chain(unreachable).collect()
+    }
+
+    fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Relaxed)
+    }
+
+    fn inspect(&self) {}
+
+    fn recover(&self) -> io::Result<()> {
+        if self.losses() == 0 {
+            return Ok(());
+        }
+        Err(io::Error::other("open the export again: stop serving the disks that use it first"))
+    }
+}
