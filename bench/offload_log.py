@@ -1,7 +1,8 @@
 """The part `--log` of bench/offload: the time of a redirected write, in real time on this machine.
 
 Each disk is driven over vhost-user with one write of 4 KiB in flight. `device` writes and flushes a file directly, as
-what the log device can do. For a cluster of three nodes, `plain` sends SET of 4 KiB to a node by a plain socket, and
+what the log device can do; it is also the other host's device for a log at another daemon, which is on this host and has
+a Unix socket. For a cluster of three nodes, `plain` sends SET of 4 KiB to a node by a plain socket, and
 for one of three primaries with a replica each, SET and WAIT 1.
 """
 
@@ -134,6 +135,31 @@ class Daemon:
         self.log.close()
 
 
+class Host:
+    """Another daemon, which serves a disk on the log's device over NBD."""
+
+    def __init__(self, folder):
+        os.makedirs(folder)
+        with open(os.path.join(folder, "log"), "wb") as file:
+            for _ in range(256):
+                file.write(bytes(1 << 20))
+        self.socket = os.path.join(folder, "nbd.sock")
+        path = os.path.join(folder, "fathom.toml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f'[daemon]\ncontrol = "{folder}/control.sock"\n[[disk]]\nname = "log"\nimage = "{folder}/log"\n'
+                       f'[[nbd]]\naddress = "unix:{self.socket}"\n')
+        self.process = subprocess.Popen([FATHOM, "serve", "--config", path], stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while not os.path.exists(self.socket):
+            if self.process.poll() is not None or time.monotonic() > end:
+                fail("the other daemon does not start")
+            time.sleep(0.1)
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+
+
 class Cluster:
     """A cluster of this host."""
 
@@ -161,7 +187,9 @@ def measure(folder, rounds, checks):
     # Images in memory, so that only the log is on a device.
     memory = tempfile.mkdtemp(prefix="fathom-", dir="/dev/shm")
     in_cluster = 'layers = [{ kind = "offload", cluster = "local", volume = "bench", size = "256M" }]'
+    at_host = f'layers = [{{ kind = "offload", log = "nbd+unix:///log?socket={folder}/host/nbd.sock", size = "256M" }}]'
     cases = [("file", "a file", f'layers = [{{ kind = "offload", log = "{folder}/log", size = "256M" }}]', None),
+             ("host", "a disk of another daemon", at_host, None),
              ("three", "a local cluster of three nodes", in_cluster, 0),
              ("copies", "the same, with a replica of each", in_cluster, 1)]
     print(f"\nA write of 4 KiB, one at a time, and what its log's device or cluster can do, in µs (medians of {rounds} "
@@ -169,6 +197,7 @@ def measure(folder, rounds, checks):
     try:
         for name, text, layer, copies in cases:
             cluster = None if copies is None else Cluster(os.path.join(folder, f"nodes-{copies}"), copies)
+            host = Host(os.path.join(folder, "host")) if name == "host" else None
             try:
                 own, plain = [], []
                 for _ in range(rounds):
@@ -178,8 +207,8 @@ def measure(folder, rounds, checks):
                     own.append(daemon.writes())
                     daemon.end()
             finally:
-                if cluster:
-                    cluster.end()
+                for other in filter(None, (cluster, host)):
+                    other.end()
             (half, late), (base, _) = ([statistics.median(column) for column in zip(*rows)] for rows in (own, plain))
             print(f"{text:34}{half:9.0f}{late:9.0f}{base:12.0f}{half / base:8.2f}", flush=True)
             if name == "file":

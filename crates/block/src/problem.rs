@@ -94,7 +94,7 @@ impl fmt::Display for BackendProblem {
             Self::Unreachable { text } => {
                 write!(
                     formatter,
-                    "the store does not carry out requests ({text}): repair the cluster"
+                    "the store does not carry out requests ({text}): repair its hosts, or the way to them"
                 )
             }
             Self::ContentWrong { text } => write!(

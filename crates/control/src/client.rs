@@ -22,7 +22,7 @@ use crate::flush::{FlushReport, FlushRequest, FlushWay};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
 use crate::monitor::MonitorStatus;
-use crate::offload::{OffloadAnswer, OffloadReport, OffloadRequest};
+use crate::offload::{OffloadAnswer, OffloadHistory, OffloadReport, OffloadRequest};
 use crate::query::QueryList;
 use crate::statistics::Statistics;
 use crate::stream::AnswerStream;
@@ -291,6 +291,14 @@ impl Client {
     /// When there is no answer, or no disk of this name.
     pub fn offload(&self, disk: Option<&str>) -> Result<OffloadReport, ClientError> {
         self.get(&with_query("/v1/offload", &[("disk", disk)]))
+    }
+
+    /// The last minutes of a disk's forecast.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the disk has no layer `offload`.
+    pub fn offload_history(&self, disk: &str) -> Result<OffloadHistory, ClientError> {
+        self.get(&format!("{}/offload", disk_path(disk)))
     }
 
     /// Removes a volume from a cluster.

@@ -17,6 +17,7 @@
 //! | `GET /v1/background` | | [`BackgroundList`] |
 //! | `GET /v1/caches?disk=NAME&points=N&files=N` | | [`CacheReport`] |
 //! | `GET /v1/offload?disk=NAME` | | [`OffloadReport`] |
+//! | `GET /v1/disks/{name}/offload` | | [`OffloadHistory`] |
 //! | `POST /v1/disks/{name}/offload` | [`OffloadRequest`] | [`OffloadAnswer`] |
 //! | `DELETE /v1/clusters/{cluster}/volumes/{volume}` | | [`Done`] |
 //! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
@@ -90,8 +91,8 @@ pub use insight::{
 };
 pub use monitor::MonitorStatus;
 pub use offload::{
-    OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadReport, OffloadRequest,
-    OffloadState,
+    OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadReport,
+    OffloadRequest, OffloadSample, OffloadState,
 };
 pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};

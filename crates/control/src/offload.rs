@@ -131,6 +131,44 @@ pub struct OffloadForecast {
     pub source: String,
 }
 
+/// What a model foresaw of a disk's device in a second, and what came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadSample {
+    /// The time, in nanoseconds since 1970.
+    pub unix_time_ns: u64,
+    /// Requests of the disk that arrived in a second.
+    pub arrivals_per_second: f64,
+    /// The mean response time, in nanoseconds.
+    pub observed_mean_ns: u64,
+    /// The 90th percentile, in nanoseconds.
+    pub observed_p90_ns: u64,
+    /// The mean with a tenth more requests, by the model, in nanoseconds; 0 if the model knows none.
+    pub predicted_mean_ns: u64,
+    /// The 90th percentile with a tenth more requests, by the model, in nanoseconds; 0 if the model knows none.
+    pub predicted_p90_ns: u64,
+    /// The 90th percentile at low load, in nanoseconds; 0 if it is unknown.
+    pub low_p90_ns: u64,
+    /// The model's relative error, as a part of one.
+    pub error: f64,
+    /// Whether a peak was foreseen or observed.
+    pub is_peak: bool,
+    /// Whether the disk was carried.
+    pub is_carried: bool,
+}
+
+/// The last minutes of a disk's forecast.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadHistory {
+    /// The disk's name.
+    pub disk: String,
+    /// The devices beneath it.
+    pub devices: Vec<String>,
+    /// A sample of each second with requests, oldest first.
+    pub samples: Vec<OffloadSample>,
+}
+
 /// The answer to a request to start or stop an offload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

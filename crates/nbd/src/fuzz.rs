@@ -33,8 +33,13 @@ pub fn fuzz_server(data: &[u8]) {
             let operation =
                 [Operation::Read, Operation::Write, Operation::Flush][number as usize % 3];
             let data = Arc::from([]);
-            let asked =
-                Asked { operation, offset: number * LENGTH, length: LENGTH, flags: Flags::default(), data };
+            let asked = Asked {
+                operation,
+                offset: number * LENGTH,
+                length: LENGTH,
+                flags: Flags::default(),
+                data,
+            };
             let job = Job { asked, answer: None, deadline: Instant::now() };
             let cookie = state.borrow_mut().admit(job);
             assert!(cookie.is_some_and(|cookie| state.borrow_mut().send(cookie).is_some()));

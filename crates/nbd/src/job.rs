@@ -107,7 +107,7 @@ impl Shared {
 struct Sent {
     job: Job,
     /// Whether a server may have it.
-    is_sent: bool,
+    is_submitted: bool,
     /// The last change that had completed before a flush was sent.
     covers: u64,
 }
@@ -164,7 +164,7 @@ impl State {
 
     fn take_on(&mut self, job: Job) -> u64 {
         let cookie = self.cookie();
-        self.sent.insert(cookie, Sent { job, is_sent: false, covers: 0 });
+        self.sent.insert(cookie, Sent { job, is_submitted: false, covers: 0 });
         cookie
     }
 
@@ -196,7 +196,7 @@ impl State {
     pub(crate) fn send(&mut self, cookie: u64) -> Option<Asked> {
         let covers = self.unflushed.last();
         let sent = self.sent.get_mut(&cookie)?;
-        (sent.is_sent, sent.covers) = (true, covers);
+        (sent.is_submitted, sent.covers) = (true, covers);
         Some(sent.job.asked.clone())
     }
 
@@ -207,7 +207,7 @@ impl State {
 
     /// The same of changes that an earlier connection has sent.
     pub(crate) fn sent_changes(&self) -> Vec<u64> {
-        let is_such = |sent: &Sent| sent.is_sent && sent.job.asked.operation.modifies();
+        let is_such = |sent: &Sent| sent.is_submitted && sent.job.asked.operation.modifies();
         self.sent.iter().filter(|(_, sent)| is_such(sent)).map(|(cookie, _)| *cookie).collect()
     }
 

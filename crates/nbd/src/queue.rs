@@ -141,8 +141,7 @@ impl BackendQueue for RemoteQueue {
             }
             _ if end > self.export.capacity => Err(ErrorKind::OutOfRange),
             Operation::WriteZeroes
-                if request.flags.only_if_fast
-                    && !self.export.has(transmission::SEND_FAST_ZERO) =>
+                if request.flags.only_if_fast && !self.export.has(transmission::SEND_FAST_ZERO) =>
             {
                 Err(ErrorKind::Unsupported)
             }

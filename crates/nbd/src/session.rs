@@ -107,11 +107,7 @@ const SILENT: &str = "the server does not answer";
 const INVALID: &str = "the server's reply is invalid";
 const SHUTS_DOWN: &str = "the server shuts down";
 
-async fn send<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    asked: &Asked,
-    cookie: u64,
-) -> io::Result<()> {
+async fn send<W: AsyncWrite + Unpin>(writer: &mut W, asked: &Asked, cookie: u64) -> io::Result<()> {
     writer.write_all(&asked.header(cookie).encode()).await?;
     writer.write_all(&asked.data).await
 }

@@ -50,8 +50,9 @@ impl NbdUri {
     /// What is wrong, and a remedy behind a semicolon.
     pub fn parse(text: &str) -> Result<Self, String> {
         let example = "write it like `nbds://host/export?tls-certificates=/etc/fathom/tls`";
-        let parsed = Url::parse(text)
-            .map_err(|error| format!("{text:?} is not the URI of an export ({error}); {example}"))?;
+        let parsed = Url::parse(text).map_err(|error| {
+            format!("{text:?} is not the URI of an export ({error}); {example}")
+        })?;
         let (is_unix, is_secure) = match parsed.scheme() {
             "nbd" => (false, false),
             "nbds" => (false, true),

@@ -20,7 +20,8 @@ fn an_export_is_a_disk_and_keeps_its_content() {
     let socket = folder.path().join("nbd.sock");
     let (image, path) = (file("image"), socket.display().to_string());
     let raw = format!("file={}", file("other"));
-    let policy = ["blocksize-minimum=4096", "blocksize-maximum=64K", "blocksize-error-policy=error"];
+    let policy =
+        ["blocksize-minimum=4096", "blocksize-maximum=64K", "blocksize-error-policy=error"];
     let commands: [(&[&str], u64); 4] = [
         (&["nbdkit", "-f", "-U", &path, "memory", "8M"], 512),
         // Requests have to be divided.
@@ -38,7 +39,10 @@ fn an_export_is_a_disk_and_keeps_its_content() {
     for (seed, (command, alignment)) in (1..).zip(commands) {
         let Some(_server) = Program::start(command, &socket) else { return };
         let remote = open(&on_socket(&socket));
-        assert_eq!((remote.capacity(), remote.geometry().alignment.max(512)), (CAPACITY, alignment as u32));
+        assert_eq!(
+            (remote.capacity(), remote.geometry().alignment.max(512)),
+            (CAPACITY, alignment as u32)
+        );
         let served = disk(&remote);
         let mut harness = harness(&served, 32);
         harness.run(&mut workload(seed, alignment), 3000, |_| {});
@@ -95,9 +99,8 @@ fn what_a_server_loses_without_a_flush_is_sent_again() {
     each_seed(6, |seed| {
         // Nothing wakes the server's thread for another round.
         let options = SimOptions { rounds_max: 0, ..SimOptions::new(CAPACITY) };
-        let new = |image: Vec<u8>, seed| {
-            Arc::new(SimBackend::with_image(options.clone(), seed, image))
-        };
+        let new =
+            |image: Vec<u8>, seed| Arc::new(SimBackend::with_image(options.clone(), seed, image));
         let mut store = new(vec![0; CAPACITY as usize], seed);
         let mut server = Fathom::start(Arc::clone(&store) as _);
         let remote = open(&server.uri());
@@ -232,7 +235,11 @@ fn connections_are_encrypted_and_both_sides_are_verified() {
     assert!(text.contains("TLS fails") && text.contains("BadSignature"), "{text}");
     let text = refusal(&format!("{}&tls-hostname=elsewhere", uri(&place)));
     assert!(text.contains("TLS fails"), "{text}");
-    assert!(refusal(&on_socket(&socket)).contains("requires TLS"), "{}", refusal(&on_socket(&socket)));
+    assert!(
+        refusal(&on_socket(&socket)).contains("requires TLS"),
+        "{}",
+        refusal(&on_socket(&socket))
+    );
     let text = refusal(&uri("/nowhere"));
     assert!(text.contains("/nowhere/ca-cert.pem"), "{text}");
     // The server verifies the client.

@@ -334,6 +334,7 @@ impl<'de> Deserializer<'de> for Node<'_, '_> {
             return Err(MistakeKind::Path.into());
         }
         match self.shared.written.folder {
+            _ if is_uri(text) => visitor.visit_str(text),
             Some(folder) => match folder.join(text).into_os_string().into_string() {
                 Ok(path) => visitor.visit_string(path),
                 Err(_) => Err(MistakeKind::Path.into()),
@@ -443,6 +444,15 @@ impl<'de> MapAccess<'de> for Entries<'_, '_> {
         let node = Node { value, path: join(table, key), key, shared: self.node.shared };
         seed.deserialize(node).map_err(|mistake| mistake.within(table, key, false))
     }
+}
+
+/// Whether a text is a URI, which does not depend on a folder as a path does.
+fn is_uri(text: &str) -> bool {
+    let is_scheme = |scheme: &str| {
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    };
+    text.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
 }
 
 #[cfg(test)]

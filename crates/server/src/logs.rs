@@ -20,6 +20,7 @@ use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
 use fathom_layers::{Offload, Opened, Wal};
+use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
@@ -156,15 +157,16 @@ impl LogVolumes {
         };
         if let Some(marked) = &marked {
             // Otherwise a new log would be made in its place.
-            if wal.cluster.is_none() && matches!(wal.log.try_exists(), Ok(false)) {
+            if wal.server().is_none() && matches!(wal.log.try_exists(), Ok(false)) {
                 return Err(elsewhere(marked));
             }
         }
-        let volume = match &wal.cluster {
-            Some(place) => {
+        let volume = match (&wal.cluster, wal.export()) {
+            (Some(place), _) => {
                 self.cluster_volume(wal, place, disk, marked.is_none(), &common.clusters)
             }
-            None => self.volume(wal, disk, records, (&common.models, &common.stores)),
+            (None, Some(export)) => self.export_volume(wal, export),
+            (None, None) => self.volume(wal, disk, records, (&common.models, &common.stores)),
         };
         let volume = volume.map_err(|error| failed(error.to_string()))?;
         let home = image.canonicalize().unwrap_or_else(|_| image.clone());
@@ -255,6 +257,27 @@ impl LogVolumes {
             return Err(io::Error::other(text));
         }
         let volume = Arc::new(LogVolume::new(clusters.open(place, capacity, may_make, disk)?));
+        *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
+        Ok(volume)
+    }
+
+    /// The volume that is an NBD export.
+    fn export_volume(
+        &self,
+        wal: &WalDefinition,
+        export: Result<NbdUri, String>,
+    ) -> io::Result<Arc<LogVolume>> {
+        let open = self.place(wal.log.clone());
+        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(volume) = open.volume.upgrade() {
+            return Ok(volume);
+        }
+        let options = RemoteOptions::new(export.map_err(io::Error::other)?);
+        let remote = RemoteDisk::open(&options).map_err(io::Error::other)?;
+        if !remote.capabilities().write {
+            return Err(io::Error::other("the export is read-only; make it writable"));
+        }
+        let volume = Arc::new(LogVolume::new(Arc::new(remote)));
         *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
         Ok(volume)
     }

@@ -79,7 +79,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks", get(disk_list).post(add_disk))
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/disks/{name}/recover", post(recover_disk))
-        .route("/v1/disks/{name}/offload", post(change_offload))
+        .route("/v1/disks/{name}/offload", get(offload_history).post(change_offload))
         .route("/v1/offload", get(offload))
         .route("/v1/clusters/{cluster}/volumes/{volume}", axum::routing::delete(forget_volume))
         .route("/v1/statistics", get(statistics))
@@ -217,6 +217,13 @@ async fn offload(
         refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/offload?disk=NAME")
     })?;
     Ok(axum::Json(app.daemon.offload_report(query.disk.as_deref())?))
+}
+
+async fn offload_history(
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Answer<fathom_control::OffloadHistory> {
+    Ok(axum::Json(app.daemon.offload_history(&name)?))
 }
 
 async fn change_offload(

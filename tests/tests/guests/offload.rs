@@ -1,5 +1,6 @@
-//! The load of a guest's disk is carried to a Valkey cluster, whose nodes are killed and hang in each phase, and the
-//! daemon is killed, while fio verifies what it reads and a file system keeps records for which an fsync returned.
+//! The load of a guest's disks is carried to other hosts: to a Valkey cluster, or to another daemon over NBD with TLS. They
+//! are killed and hang in each phase, and the daemon is killed, while fio verifies what it reads and a file system keeps
+//! records for which an fsync returned.
 
 use std::time::Duration;
 
@@ -7,10 +8,10 @@ use fathom_control::{OffloadAction, OffloadDisk, OffloadRequest, OffloadState};
 use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, patience, until};
 use fathom_valkey::local::{LocalCluster, LocalOptions};
 
-fn layer(volume: &str) -> String {
+/// The layer with its log at a place.
+fn layer(place: &str) -> String {
     format!(
-        "layers = [{{ kind = \"offload\", cluster = \"local\", volume = \"{volume}\", size = \"64M\", copies = \"8M\", \
-         age = \"1s\" }}]"
+        "layers = [{{ kind = \"offload\", {place}, size = \"64M\", copies = \"8M\", age = \"1s\" }}]"
     )
 }
 
@@ -24,20 +25,6 @@ fn state(daemon: &Daemon, name: &str) -> OffloadDisk {
     daemon.client().offload(Some(name)).unwrap().disks.remove(0)
 }
 
-/// Kills a node, or makes it hang until its replica has taken over, and brings it back.
-fn disturb(cluster: &mut LocalCluster, node: usize, is_killed: bool) -> Result<()> {
-    if is_killed {
-        cluster.signal(node, "KILL");
-        std::thread::sleep(Duration::from_secs(4));
-        cluster.run(node)?;
-    } else {
-        cluster.signal(node, "STOP");
-        std::thread::sleep(Duration::from_secs(5));
-        cluster.signal(node, "CONT");
-    }
-    Ok(cluster.wait_until_ready()?)
-}
-
 #[test]
 fn a_guest_survives_dead_nodes_and_daemons_while_a_cluster_carries_its_disks() -> Result<()> {
     let folder = tempfile::tempdir_in("/var/tmp")?;
@@ -46,11 +33,62 @@ fn a_guest_survives_dead_nodes_and_daemons_while_a_cluster_carries_its_disks() -
         "[[cluster]]\nname = \"local\"\nnodes = {:?}\nplain_allowed = true",
         cluster.addresses()
     );
+    let place = |name: &str| format!("cluster = \"local\", volume = \"{name}\"");
+    // A node dies, or hangs until its replica has taken over, and comes back.
+    survive(place, &table, |node, is_killed| {
+        if is_killed {
+            cluster.signal(node, "KILL");
+            std::thread::sleep(Duration::from_secs(4));
+            cluster.run(node)?;
+        } else {
+            cluster.signal(node, "STOP");
+            std::thread::sleep(Duration::from_secs(5));
+            cluster.signal(node, "CONT");
+        }
+        Ok(cluster.wait_until_ready()?)
+    })
+}
+
+#[test]
+fn a_guest_survives_dead_daemons_while_another_host_carries_its_disks() -> Result<()> {
+    let certified = tempfile::tempdir()?;
+    assert!(fathom_sim::certificates(certified.path()), "certtool is missing");
+    let files = certified.path().display();
+    let table = format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n[nbd.tls]\ncertificate = \"{files}/server-cert.pem\"\n\
+         key = \"{files}/server-key.pem\"\nclient_ca = \"{files}/ca-cert.pem\""
+    );
+    let logs = [Served::sparse("raw", 96), Served::sparse("files", 96)];
+    let mut other = Daemon::serve_with(&logs, &table)?;
+    let socket = other.path("nbd.sock").display().to_string();
+    let place = |name: &str| {
+        format!("log = \"nbds+unix:///{name}?socket={socket}&tls-certificates={files}\"")
+    };
+    survive(place, "", |_, is_killed| {
+        if is_killed {
+            other.kill9();
+            std::thread::sleep(Duration::from_secs(2));
+            other.restart()?;
+        } else {
+            other.process().signal("STOP")?;
+            std::thread::sleep(Duration::from_secs(5));
+            other.process().signal("CONT")?;
+        }
+        Ok(())
+    })
+}
+
+/// Carries two disks of a guest to `place`, and calls `disturb` in each phase.
+fn survive(
+    place: impl Fn(&str) -> String,
+    table: &str,
+    mut disturb: impl FnMut(usize, bool) -> Result<()>,
+) -> Result<()> {
     let disks = [
-        Served::sparse("raw", 96).with(&layer("raw")),
-        Served::sparse("files", 128).with(&layer("files")),
+        Served::sparse("raw", 96).with(&layer(&place("raw"))),
+        Served::sparse("files", 128).with(&layer(&place("files"))),
     ];
-    let mut daemon = Daemon::serve_with(&disks, &table)?;
+    let mut daemon = Daemon::serve_with(&disks, table)?;
     let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
     let guest = Guest::builder().disk(disk("raw")).disk(disk("files")).start()?;
     guest.check("mkfs.ext4 -q /dev/vdb; mkdir -p /files; mount /dev/vdb /files")?;
@@ -64,30 +102,30 @@ fn a_guest_survives_dead_nodes_and_daemons_while_a_cluster_carries_its_disks() -
         done",
     )?;
     // At rest, then carried, then returning, and carried again from there.
-    disturb(&mut cluster, 0, true)?;
+    disturb(0, true)?;
     change(&daemon, OffloadAction::Start);
-    disturb(&mut cluster, 1, false)?;
+    disturb(1, false)?;
     until("changes in the log", patience(60), || {
         Ok((state(&daemon, "raw").log_used_bytes > 1 << 20).then_some(()))
     })?;
-    disturb(&mut cluster, 3, true)?;
+    disturb(3, true)?;
     records.wait_for(&guest, 3)?;
     daemon.kill9();
     records.note(&guest);
-    disturb(&mut cluster, 2, false)?;
+    disturb(2, false)?;
     daemon.restart()?;
-    until("the cluster to answer", patience(60), || {
+    until("the disks to be served", patience(60), || {
         Ok(["raw", "files"].iter().all(|name| daemon.status(name).is_ok()).then_some(()))
     })?;
     for name in ["raw", "files"] {
         daemon.wait_for_guest(name)?;
     }
     assert_eq!(state(&daemon, "raw").state, OffloadState::Returning);
-    disturb(&mut cluster, 4, true)?;
+    disturb(4, true)?;
     change(&daemon, OffloadAction::Start);
     records.wait_for(&guest, 3)?;
     change(&daemon, OffloadAction::Stop);
-    disturb(&mut cluster, 5, false)?;
+    disturb(5, false)?;
     let output = guest.finish_within(load, 300)?;
     assert_eq!(output.status, 0, "{}", output.text);
     records.stop(&guest, writer)?;

@@ -5,6 +5,7 @@ use fathom_control::{Bytes, CacheCurve, CacheDisk};
 
 use super::curve::{hit_ratio, useful_size};
 use super::span;
+use crate::output::svg::{self, escape};
 use crate::output::text::{clean, shorten, shorten_front};
 use crate::usage::container_name;
 
@@ -71,23 +72,6 @@ fn y(ratio: f64) -> f64 {
     BOTTOM - (BOTTOM - TOP) * ratio.clamp(0.0, 1.0)
 }
 
-/// Text that is safe in XML, whatever a guest has put into it.
-fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for character in clean(text).chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&apos;"),
-            '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
-            other => escaped.push(other),
-        }
-    }
-    escaped
-}
-
 /// The picture of a disk's curves.
 pub fn draw(disk: &CacheDisk) -> String {
     let name = if disk.groups.is_empty() { "the disk" } else { "the whole disk" };
@@ -101,13 +85,7 @@ pub fn draw(disk: &CacheDisk) -> String {
     let present = disk.curve.size_bytes;
     let scale = Scale::of(&lines, present);
     let mut picture = String::new();
-    let _ = write!(
-        picture,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\" \
-         font-size=\"13\" fill=\"#2b3137\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-    );
+    picture.push_str(&svg::begin(WIDTH, HEIGHT));
     head(&mut picture, disk);
     axes(&mut picture, &scale);
     // The disk's line is above those of its containers.

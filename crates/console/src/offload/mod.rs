@@ -1,6 +1,7 @@
 //! `fathom offload`: carries the load of a disk elsewhere, and shows it.
 
 mod cluster;
+mod history;
 
 use clap::{Args, Subcommand};
 use fathom_control::{OffloadAction, OffloadAnswer, OffloadDisk, OffloadRequest};
@@ -25,6 +26,8 @@ pub enum OffloadCommand {
     Stop(ChangeOptions),
     /// Show which disks are carried, and what their devices' models foresee
     Status(StatusOptions),
+    /// Show what the model of a disk's device foresaw in the last minutes, and what came
+    History(history::HistoryOptions),
     /// Run a small Valkey cluster on this host, for trials
     Cluster(cluster::ClusterCommand),
     /// Remove the log of a disk from a cluster
@@ -80,6 +83,7 @@ pub fn run(command: &OffloadCommand) -> Outcome {
         OffloadCommand::Start(options) => change(options, OffloadAction::Start),
         OffloadCommand::Stop(options) => change(options, OffloadAction::Stop),
         OffloadCommand::Status(options) => status(options),
+        OffloadCommand::History(options) => history::run(options),
         OffloadCommand::Cluster(options) => cluster::run(options),
         OffloadCommand::Forget(options) => cluster::forget(options),
     }

@@ -3,6 +3,7 @@
 pub mod progress;
 pub mod sheet;
 pub mod style;
+pub mod svg;
 pub mod table;
 pub mod text;
 

@@ -268,3 +268,72 @@ fn a_cluster_that_does_not_answer_keeps_no_other_disk_from_being_served() {
     assert!(change(&daemon, OffloadAction::Start));
     assert_eq!((nbd.fill_block(1, 6), other.read_block(1)), (Some(0), 5));
 }
+
+/// Another host's daemon, which serves a disk over NBD with TLS, and the configuration of a daemon with its log there.
+fn other_host() -> Option<(Daemon, String, String)> {
+    let folder = tempfile::tempdir().unwrap();
+    if !fathom_sim::certificates(folder.path()) {
+        return None;
+    }
+    File::create(folder.path().join("log.img")).unwrap().set_len(SIZE).unwrap();
+    let served = "[[disk]]\nname = \"log\"\nimage = \"log.img\"\n\
+                  [[nbd]]\naddress = \"unix:nbd.sock\"\n[nbd.tls]\ncertificate = \"server-cert.pem\"\n\
+                  key = \"server-key.pem\"\nclient_ca = \"ca-cert.pem\"\n";
+    let uri = format!(
+        "nbds+unix:///log?socket={place}/nbd.sock&tls-certificates={place}",
+        place = folder.path().display()
+    );
+    let configuration = configuration("").replacen("elsewhere", &uri, 1);
+    Some((Daemon::start_in(folder, served), served.to_owned(), configuration))
+}
+
+#[test]
+fn a_log_at_another_host_survives_kills_of_both_daemons() {
+    let Some((peer, served, configuration)) = other_host() else { return };
+    let mut peer = Some(peer);
+    std::thread::scope(|scope| {
+        let mut restart = None;
+        kill_in_every_state(folder(), &configuration, |_| {
+            // The other host's daemon is killed in the middle of the writes, and started again.
+            let killed = restart.take().map_or_else(
+                || peer.take().unwrap(),
+                |restart: std::thread::ScopedJoinHandle<'_, Daemon>| restart.join().unwrap(),
+            );
+            let served = served.clone();
+            restart = Some(scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                killed.signal(libc::SIGKILL);
+                Daemon::start_in(killed.wait().1, &served)
+            }));
+        });
+    });
+}
+
+#[test]
+fn a_host_that_is_gone_keeps_no_other_disk_from_being_served() {
+    let Some((peer, served, configuration)) = other_host() else { return };
+    let peer_folder = peer.end();
+    let daemon = Daemon::start_in(folder(), &configuration);
+    let mut other = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    assert_eq!(other.fill_block(1, 5), Some(0));
+    let error = daemon.client().disk("a").unwrap_err().to_string();
+    assert!(error.contains("No such file") || error.contains("Connection refused"), "{error}");
+    let peer = Daemon::start_in(peer_folder, &served);
+    wait_until_served(&daemon);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert!(change(&daemon, OffloadAction::Start));
+    assert_eq!(nbd.fill_block(1, 6), Some(0));
+    // The host goes away and comes back, with the same content. Requests wait.
+    peer.signal(libc::SIGKILL);
+    let peer_folder = peer.wait().1;
+    daemon.until("the problem", || {
+        format!("{:?}", daemon.client().disk("a")).contains("does not carry out requests")
+    });
+    assert_eq!((other.fill_block(2, 8), other.read_block(1)), (Some(0), 5));
+    let peer = Daemon::start_in(peer_folder, &served);
+    assert_eq!((nbd.read_block(1), nbd.fill_block(3, 7), home(&daemon, 3)), (6, Some(0), 0));
+    let is_well = || !format!("{:?}", daemon.client().disk("a")).contains("does not carry out");
+    daemon.until("the end of the problem", is_well);
+    daemon.end();
+    drop(peer);
+}

@@ -3,7 +3,7 @@
 //! | state | changes | reads | write-back |
 //! |---|---|---|---|
 //! | resting | go home; the log is empty | go home | none |
-//! | carrying | go to the log | from the log, the rest from home | only if the log is half full |
+//! | carrying | go to the log | from the log, the rest from home | only if the log is 7/8 full |
 //! | returning | go home, but for those that overlap what a scan could find | as carrying | in idle time |
 //!
 //! A request at rest costs a load of the [`Gate`]'s word, which tells a queue that the state has changed. All

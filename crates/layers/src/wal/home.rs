@@ -7,7 +7,8 @@
 //!
 //! A disk with a scheduler of background work writes back in idle time: a round may begin when half of
 //! the age has passed, and each copy is a step that the scheduler allows. All copies begin in time for
-//! the age. If changes wait for space, or the log is half full or has to be emptied, copies do not wait.
+//! the age. If changes wait for space, or the log is half full (7/8 for that of a layer `offload`) or has to be emptied,
+//! copies do not wait.
 //!
 //! Home may lose copies and accept writes again before the round ends, because the operator recovers the disk.
 //! The flush of home then succeeds. So a round during which home has counted a loss is not complete: the

@@ -155,9 +155,11 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Whether changes have to be written back without a wait for an idle time.
+    /// Whether changes have to be written back without a wait for an idle time. The log of a layer `offload` is for
+    /// what a peak writes, and the device waits for relief meanwhile.
     fn is_pressed(&self, state: &State) -> bool {
-        let is_full = state.log.used() >= self.superblock.ring_length / 2;
+        let eighths = if state.carry.is_some() { 7 } else { 4 };
+        let is_full = state.log.used() >= self.superblock.ring_length / 8 * eighths;
         let is_finishing = state.carry.as_ref().is_some_and(Carry::is_finishing);
         state.is_draining || state.is_space_awaited || is_full || is_finishing
     }

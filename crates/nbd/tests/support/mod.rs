@@ -129,8 +129,7 @@ impl Fathom {
         let options = DiskOptions { name: "disk".into(), ..DiskOptions::default() };
         let disk = Disk::new(options, Vec::new(), store).unwrap();
         exports.add("disk", "", disk).unwrap();
-        let options =
-            ListenerOptions::new(Address::Unix(self.folder.path().join("nbd.sock")));
+        let options = ListenerOptions::new(Address::Unix(self.folder.path().join("nbd.sock")));
         let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
         self.served = Some((exports, listener));
     }

@@ -68,6 +68,14 @@ fn valid_values_are_read_and_relative_paths_start_in_the_folder() {
     assert_eq!(options, Some(expected));
     let (options, _) = read_options(&json!({ "file": "b/c", "name": "b/c" }), None);
     assert_eq!(options.unwrap().file, Some("b/c".into()));
+    for (text, expected) in [
+        ("nbds+unix:///a?socket=/b", "nbds+unix:///a?socket=/b"),
+        ("a/b://c", "/etc/a/b://c"),
+        ("://c", "/etc/://c"),
+    ] {
+        let (options, _) = read_options(&json!({ "file": text }), Some(Path::new("/etc")));
+        assert_eq!(options.unwrap().file, Some(expected.into()), "URIs stay as they are");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Disks whose logs are in clusters. A cluster may not answer, above all while hosts start after a power failure.
-//! That must not keep other disks from being served, so a thread for each cluster opens these disks, and tries again
-//! while it does not answer.
+//! Disks whose logs are at other hosts: in a cluster, or in an NBD export. Their servers may not answer, above all while
+//! hosts start after a power failure. That must not keep other disks from being served, so a thread for each server or
+//! cluster opens these disks, and tries again while it does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock, Weak, mpsc};
@@ -22,20 +22,20 @@ const INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// The time between two looks at whether the daemon ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The disks that are to be served when their clusters answer.
+/// The disks that are to be served when the servers of their logs answer.
 #[derive(Default)]
 pub(super) struct Deferred {
     daemon: OnceLock<Weak<Daemon>>,
     /// Those that are not served yet, by name.
     waiting: Mutex<BTreeMap<String, DiskDefinition>>,
-    /// The clusters with a thread.
+    /// The servers with a thread.
     threads: Mutex<BTreeSet<String>>,
 }
 
 impl Deferred {
-    /// Whether a disk waits for a cluster.
-    fn waits_for(&self, cluster: &str) -> bool {
-        lock(&self.waiting).values().any(|it| cluster_of(it).as_deref() == Some(cluster))
+    /// Whether a disk waits for a server.
+    fn waits_for(&self, server: &str) -> bool {
+        lock(&self.waiting).values().any(|it| server_of(it).as_deref() == Some(server))
     }
 }
 
@@ -50,19 +50,19 @@ impl FirstAttempts {
     }
 }
 
-/// The cluster that has the log of a disk.
-fn cluster_of(definition: &DiskDefinition) -> Option<String> {
-    Some(layers::wal(definition)?.cluster?.cluster)
+/// The server or cluster that has the log of a disk.
+fn server_of(definition: &DiskDefinition) -> Option<String> {
+    layers::wal(definition)?.server()
 }
 
-/// Whether a disk has its log in a cluster.
-pub(super) fn is_clustered(definition: &DiskDefinition) -> bool {
-    cluster_of(definition).is_some()
+/// Whether a disk has its log at another host.
+pub(super) fn is_remote(definition: &DiskDefinition) -> bool {
+    server_of(definition).is_some()
 }
 
 impl Daemon {
-    /// Begins to serve disks of the configuration with logs in clusters.
-    pub(super) fn serve_clustered(
+    /// Begins to serve disks of the configuration with logs at other hosts.
+    pub(super) fn serve_remote(
         &self,
         daemon: Weak<Self>,
         disks: &[&DiskDefinition],
@@ -71,39 +71,40 @@ impl Daemon {
         let (attempted, waiting) = mpsc::channel();
         for definition in disks {
             let name = definition.name.clone();
+            let server = server_of(definition).unwrap_or_default();
             let message =
-                format!("the cluster with the log of the disk {name:?} has not answered yet");
-            let refused = refusal(ErrorCode::Failed, message, "wait, or repair the cluster");
+                format!("{server} with the log of the disk {name:?} has not answered yet");
+            let refused = refusal(ErrorCode::Failed, message, "wait, or repair it");
             self.with_state(|state| state.unserved.insert(name, refused));
             self.defer(definition, &attempted);
         }
         FirstAttempts(waiting)
     }
 
-    /// Serves a disk that could not be served when its cluster answers.
+    /// Serves a disk that could not be served when the server of its log answers.
     pub(super) fn serve_later(&self, definition: &DiskDefinition) {
         self.defer(definition, &mpsc::channel().0);
     }
 
     fn defer(&self, definition: &DiskDefinition, attempted: &mpsc::Sender<()>) {
-        let Some(cluster) = cluster_of(definition) else { return };
+        let Some(server) = server_of(definition) else { return };
         lock(&self.deferred.waiting).insert(definition.name.clone(), definition.clone());
         let Some(daemon) = self.deferred.daemon.get().cloned() else { return };
-        if !lock(&self.deferred.threads).insert(cluster.clone()) {
+        if !lock(&self.deferred.threads).insert(server.clone()) {
             return;
         }
         let attempted = attempted.clone();
-        let work = move || run(&daemon, &cluster, attempted);
-        if let Err(error) = thread::Builder::new().name("clusters".into()).spawn(work) {
+        let work = move || run(&daemon, &server, attempted);
+        if let Err(error) = thread::Builder::new().name("remote-logs".into()).spawn(work) {
             lock(&self.deferred.threads).clear();
-            tracing::error!(%error, "disks with logs in clusters are not served: a thread cannot be started");
+            tracing::error!(%error, "disks with logs at other hosts are not served: a thread cannot be started");
         }
     }
 
-    /// Tries to serve the disks that wait for a cluster. Returns whether some still wait.
-    fn try_deferred(&self, cluster: &str) -> bool {
+    /// Tries to serve the disks that wait for a server. Returns whether some still wait.
+    fn try_deferred(&self, server: &str) -> bool {
         let waiting: Vec<DiskDefinition> = lock(&self.deferred.waiting).values().cloned().collect();
-        for definition in waiting.iter().filter(|it| cluster_of(it).as_deref() == Some(cluster)) {
+        for definition in waiting.iter().filter(|it| server_of(it).as_deref() == Some(server)) {
             let name = &definition.name;
             let Ok(_change) = self.change(name) else { continue };
             // A request or a reload may have served or removed it, or given it another definition.
@@ -126,22 +127,22 @@ impl Daemon {
                 }
             }
         }
-        self.deferred.waits_for(cluster)
+        self.deferred.waits_for(server)
     }
 }
 
-/// The thread of a cluster: until no disk waits for it.
-fn run(daemon: &Weak<Daemon>, cluster: &str, attempted: mpsc::Sender<()>) {
+/// The thread of a server: until no disk waits for it.
+fn run(daemon: &Weak<Daemon>, server: &str, attempted: mpsc::Sender<()>) {
     let (mut attempted, mut interval) = (Some(attempted), INTERVAL);
     loop {
         let Some(strong) = daemon.upgrade() else { return };
-        let is_waiting = strong.try_deferred(cluster);
+        let is_waiting = strong.try_deferred(server);
         drop(attempted.take());
         if !is_waiting {
             // Who defers a disk from now on starts a thread; one that was deferred meanwhile is seen here.
-            lock(&strong.deferred.threads).remove(cluster);
-            let is_late = strong.deferred.waits_for(cluster);
-            if !is_late || !lock(&strong.deferred.threads).insert(cluster.to_owned()) {
+            lock(&strong.deferred.threads).remove(server);
+            let is_late = strong.deferred.waits_for(server);
+            if !is_late || !lock(&strong.deferred.threads).insert(server.to_owned()) {
                 return;
             }
         }

@@ -87,9 +87,9 @@ fn places(definition: &DiskDefinition) -> (Place, Option<Place>) {
         (_, Some(model)) => Place::Known(Placement::on(medium_of_model(model, name))),
         (_, None) => Place::Known(Placement::on(Medium::memory())),
     };
-    // A cluster is no device of this host.
+    // Another host is no device of this one.
     let log = layers::wal(definition)
-        .filter(|wal| wal.cluster.is_none())
+        .filter(|wal| wal.server().is_none())
         .map(|wal| Place::new(&wal.log, wal.model.as_ref(), &format!("log of {name}")));
     (image, log)
 }

@@ -16,6 +16,7 @@ mod idle_flush;
 mod listeners;
 mod monitor;
 mod offload;
+mod offload_history;
 mod problems;
 mod reload;
 mod restore;
@@ -81,7 +82,7 @@ pub(crate) struct Daemon {
     idle_flusher: OnceLock<Option<Thread>>,
     /// The disks whose load is carried elsewhere.
     offloads: offload::Offloads,
-    /// The disks that are served when their clusters answer.
+    /// The disks that are served when the servers of their logs answer.
     deferred: deferred::Deferred,
     /// The listeners to the disks' events.
     events: Events,
@@ -227,9 +228,9 @@ impl Daemon {
         });
         let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
         let definitions = configuration.disks.iter().map(|disk| &disk.definition);
-        let (clustered, others): (Vec<_>, Vec<_>) =
-            definitions.partition(|definition| deferred::is_clustered(definition));
-        let attempts = daemon.serve_clustered(Arc::downgrade(&daemon), &clustered);
+        let (remote, others): (Vec<_>, Vec<_>) =
+            definitions.partition(|definition| deferred::is_remote(definition));
+        let attempts = daemon.serve_remote(Arc::downgrade(&daemon), &remote);
         for definition in others {
             match daemon.serve_configured(definition) {
                 Ok(()) => {}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fathom_block::Clock;
 use fathom_control::{
     Done, ErrorBody, ErrorCode, OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast,
-    OffloadReport, OffloadRequest, OffloadState,
+    OffloadHistory, OffloadReport, OffloadRequest, OffloadState,
 };
 use fathom_devices::contention::forecast::default_forecast;
 use fathom_devices::contention::{
@@ -20,6 +20,7 @@ use fathom_devices::contention::{
 use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
 
+use super::offload_history::History;
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
 use crate::background::Scheduled;
@@ -69,6 +70,7 @@ struct Known {
     /// Whether it was reported that it would be carried.
     is_reported: bool,
     forecast: Option<OffloadForecast>,
+    history: History,
 }
 
 impl Known {
@@ -183,6 +185,17 @@ impl Daemon {
             unix_time_ns: unix_time_ns(),
             disks: disks.collect(),
         })
+    }
+
+    /// The last minutes of a disk's forecast.
+    pub(crate) fn offload_history(&self, name: &str) -> Result<OffloadHistory, ErrorBody> {
+        self.carried(name)?;
+        let known = lock(&self.offloads.known);
+        let (devices, samples) = known.get(name).map_or_else(Default::default, |known| {
+            let devices = known.forecast.as_ref().map(|forecast| forecast.devices.clone());
+            (devices.unwrap_or_default(), known.history.samples())
+        });
+        Ok(OffloadHistory { disk: name.to_owned(), devices, samples })
     }
 
     /// Starts or stops the offload of a disk by hand.
@@ -464,8 +477,13 @@ fn run(daemon: &Weak<Daemon>) {
 /// Starts or stops what the verdict on a device requires.
 fn decide(daemon: &Daemon, device: &Device, disks: &[&Carried]) {
     let mut known = lock(&daemon.offloads.known);
+    let now = Instant::now();
     for disk in disks {
-        known.entry(disk.name().to_owned()).or_default().forecast = device.forecast(disk.name());
+        let known = known.entry(disk.name().to_owned()).or_default();
+        known.forecast = device.forecast(disk.name());
+        if let Some(forecast) = &known.forecast {
+            known.history.note(now, unix_time_ns(), forecast, known.starter.is_some());
+        }
     }
     if !device.contention.is_peak() {
         for disk in disks {

@@ -8,17 +8,19 @@ use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::{LayerContext, LayerOptions};
+use fathom_nbd::NbdUri;
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
 use crate::clusters::ClusterPlace;
 use crate::configuration::check_model;
+use crate::wiring::message_and_remedy;
 
 /// The place of the log of a layer `wal`, and how long changes stay in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct WalDefinition {
-    /// The log volume: a block device, or a file, which is made if missing.
+    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD export.
     #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
     /// The offset of the log in the volume.
@@ -42,6 +44,29 @@ pub(crate) struct WalDefinition {
     pub offload: Option<OffloadOptions>,
 }
 
+impl WalDefinition {
+    /// The NBD export that is the log volume, if it is one.
+    pub(crate) fn export(&self) -> Option<Result<NbdUri, String>> {
+        export(&self.log)
+    }
+
+    /// The server of another host that has the log, for messages: disks with logs at one server are served by one
+    /// thread when it answers.
+    pub(crate) fn server(&self) -> Option<String> {
+        if let Some(place) = &self.cluster {
+            return Some(format!("the cluster {:?}", place.cluster));
+        }
+        let export = self.export()?.ok()?;
+        Some(format!("the NBD server {}", export.server()))
+    }
+}
+
+/// The NBD export that `log` names instead of a path.
+fn export(log: &Path) -> Option<Result<NbdUri, String>> {
+    let text = log.to_str().filter(|text| NbdUri::is_meant(text))?;
+    Some(NbdUri::parse(text))
+}
+
 #[expect(clippy::ptr_arg, reason = "serde calls it so")]
 pub(super) fn is_nowhere(path: &PathBuf) -> bool {
     path.as_os_str().is_empty()
@@ -58,6 +83,15 @@ pub(super) fn check_place(
     if log.as_os_str().is_empty() {
         let message = format!("the layer `{kind}` has no log volume");
         check.problem("log", message, "add `log`, a file or a block device");
+    } else if let Some(export) = export(log) {
+        if let Err(text) = export {
+            let (message, remedy) = message_and_remedy(&text);
+            check.problem("log", message.to_owned(), remedy.to_owned());
+        }
+        if model.is_some() {
+            let message = "a log at another host has the timing of that host";
+            check.problem("model", message, "remove `model`");
+        }
     } else {
         check.new_file("log", log, "a log cannot be at");
     }
@@ -92,7 +126,7 @@ impl LayerOptions for WalDefinition {
     const MEANING: &'static str =
         "makes changes durable in a log first, and writes them back later";
     const KEYS: &'static [Key] = &[
-        Key::new("log", "", "required: a file or block device"),
+        Key::new("log", "", "required: a file, a block device or the URI of an NBD export"),
         Key::new("offset", "0", "the offset of the log in it, a multiple of 4 KiB"),
         Key::new("size", "", "the length of the log; the rest by default"),
         Key::new("age", "\"5s\"", "how long a change may be only in the log"),

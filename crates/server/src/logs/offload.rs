@@ -32,7 +32,7 @@ pub(crate) enum AutoKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct OffloadDefinition {
-    /// The log volume: a block device, or a file, which is made if missing.
+    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD export.
     #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
     /// The cluster that has the log volume, instead of a device or file.
@@ -140,7 +140,11 @@ impl LayerOptions for OffloadDefinition {
     const MEANING: &'static str =
         "carries changes and reads of a contended disk on another device, while it is switched on";
     const KEYS: &'static [Key] = &[
-        Key::new("log", "", "required, unless `cluster`: a file or block device on another device"),
+        Key::new(
+            "log",
+            "",
+            "required, unless `cluster`: a file or block device on another device, or the URI of an NBD export",
+        ),
         Key::new("cluster", "", "the name of a `[[cluster]]` that has the log instead"),
         Key::new(
             "volume",
