@@ -264,7 +264,7 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     assert!(text.contains("no NBD server"), "{text}");
     served.join().unwrap();
     std::fs::remove_file(&socket).unwrap();
-    let Some(_server) = nbdkit(&socket, &["-o", "memory", "8M"]) else { return };
+    let Some(old) = nbdkit(&socket, &["-o", "memory", "8M"]) else { return };
     let text = refusal().unwrap();
     assert!(text.contains("newstyle") || text.contains("no NBD server"), "{text}");
     if Command::new("qemu-nbd").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -274,7 +274,7 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     std::fs::File::create(&image).unwrap().set_len(CAPACITY).unwrap();
     let (path, image) = (socket.display().to_string(), image.display().to_string());
     let command = ["qemu-nbd", "-t", "-r", "-x", "there", "-k", &path, "-f", "raw", &image];
-    drop(_server);
+    drop(old);
     let _server = Program::start(&command, &socket).unwrap();
     let text = refusal().unwrap();
     assert!(text.contains("no such export"), "{text}");
