@@ -4,15 +4,23 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use crate::uri::{TlsFiles, Transport};
+
+/// How long a host may be silent: what it has not acknowledged, and probes of an idle connection. It is less than the
+/// time limit of a request, so that requests are sent again. A server may take longer.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// The time without bytes after which the first probe follows, and that between probes.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Bytes in both directions.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
@@ -81,6 +89,11 @@ pub(crate) async fn connect(transport: &Transport) -> io::Result<AnyStream> {
         Transport::Tcp(host, port) => {
             let stream = TcpStream::connect((&**host, *port)).await?;
             stream.set_nodelay(true)?;
+            let socket = SockRef::from(&stream);
+            let probes =
+                TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL);
+            socket.set_tcp_keepalive(&probes.with_retries(2))?;
+            socket.set_tcp_user_timeout(Some(SILENCE_MAX))?;
             Box::new(stream)
         }
         Transport::Unix(path) => Box::new(UnixStream::connect(path).await?),

@@ -222,7 +222,7 @@ fn legend(picture: &mut String, history: &OffloadHistory) {
         );
         x += 60.0 + 7.0 * text.len() as f64;
     }
-    for (colour, text) in [("#f6d9cb", "a peak"), ("#cfe6da", "carried")] {
+    for (colour, text) in [("#f6d9cb", "a peak"), ("#9fd0b5", "carried")] {
         let _ = writeln!(
             picture,
             "<rect x=\"{x}\" y=\"71\" width=\"26\" height=\"14\" fill=\"{colour}\"/>\
@@ -233,22 +233,26 @@ fn legend(picture: &mut String, history: &OffloadHistory) {
     }
 }
 
-/// The seconds with a peak, and below them those in which the disk was carried.
+/// The times with a peak, and below them those in which the disk was carried.
 fn bands(picture: &mut String, samples: &[OffloadSample], scale: &Scale) {
-    let width = (RIGHT - LEFT) * SECOND_NS as f64 / scale.length_ns as f64;
-    let peaks = samples.iter().filter(|it| it.is_peak).map(|it| (it, TIMES.0, TIMES.1, "#f6d9cb"));
-    let carried = samples
-        .iter()
-        .filter(|it| it.is_carried)
-        .map(|it| (it, TIMES.1 - 10.0, TIMES.1, "#cfe6da"));
-    for (sample, top, bottom, colour) in peaks.chain(carried) {
-        let x = scale.x(sample.unix_time_ns);
-        let _ = writeln!(
-            picture,
-            "<rect x=\"{x:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\" fill=\"{colour}\"/>",
-            width.min(RIGHT - x),
-            bottom - top,
-        );
+    let is_peak: fn(&OffloadSample) -> bool = |sample| sample.is_peak;
+    for (of, top, colour) in
+        [(is_peak, TIMES.0, "#f6d9cb"), (|it| it.is_carried, TIMES.1 - 10.0, "#9fd0b5")]
+    {
+        let is_same = |one: &OffloadSample, next: &OffloadSample| {
+            of(one) == of(next)
+                && next.unix_time_ns.saturating_sub(one.unix_time_ns) < 3 * SECOND_NS
+        };
+        for band in samples.chunk_by(is_same).filter(|band| of(&band[0])) {
+            let end_ns = band[band.len() - 1].unix_time_ns.saturating_add(SECOND_NS);
+            let (x, end) = (scale.x(band[0].unix_time_ns), scale.x(end_ns));
+            let _ = writeln!(
+                picture,
+                "<rect x=\"{x:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\" fill=\"{colour}\"/>",
+                end - x,
+                TIMES.1 - top,
+            );
+        }
     }
 }
 

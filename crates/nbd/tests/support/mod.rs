@@ -89,13 +89,14 @@ pub fn nbdkit(socket: &Path, arguments: &[&str]) -> Option<Program> {
 pub struct Fathom {
     folder: tempfile::TempDir,
     served: Option<(Arc<Exports>, Listener)>,
-    connections: Arc<Mutex<Vec<UnixStream>>>,
+    /// The connections; `None` while no others are accepted.
+    connections: Arc<Mutex<Option<Vec<UnixStream>>>>,
 }
 
 impl Fathom {
     pub fn start(store: Arc<dyn Backend>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let connections: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
+        let connections: Arc<Mutex<Option<Vec<UnixStream>>>> = Arc::default();
         let listener = UnixListener::bind(folder.path().join("path.sock")).unwrap();
         let (target, kept) = (folder.path().join("nbd.sock"), Arc::clone(&connections));
         std::thread::spawn(move || {
@@ -103,6 +104,8 @@ impl Fathom {
                 let (Ok(client), Ok(server)) = (client, UnixStream::connect(&target)) else {
                     continue;
                 };
+                let mut kept = kept.lock().unwrap();
+                let Some(kept) = &mut *kept else { continue };
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     std::thread::spawn(move || {
@@ -115,7 +118,7 @@ impl Fathom {
                         let _ = to.shutdown(Shutdown::Both);
                     });
                 }
-                kept.lock().unwrap().extend([client, server]);
+                kept.extend([client, server]);
             }
         });
         let mut fathom = Self { folder, served: None, connections };
@@ -132,11 +135,12 @@ impl Fathom {
         let options = ListenerOptions::new(Address::Unix(self.folder.path().join("nbd.sock")));
         let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
         self.served = Some((exports, listener));
+        *self.connections.lock().unwrap() = Some(Vec::new());
     }
 
-    /// Cuts all connections.
+    /// Cuts all connections, until a store is served again.
     pub fn cut(&self) {
-        for stream in self.connections.lock().unwrap().drain(..) {
+        for stream in self.connections.lock().unwrap().take().into_iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
