@@ -13,7 +13,7 @@ use support::*;
 
 #[test]
 fn an_export_is_a_disk_and_keeps_its_content() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = in_memory();
     let file = |name: &str| folder.path().join(name).display().to_string();
     std::fs::File::create(file("image")).unwrap().set_len(CAPACITY).unwrap();
     std::fs::File::create(file("other")).unwrap().set_len(CAPACITY).unwrap();
@@ -61,7 +61,7 @@ fn an_export_is_a_disk_and_keeps_its_content() {
 
 #[test]
 fn a_server_that_is_killed_costs_time_and_no_write() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = in_memory();
     let image = folder.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(CAPACITY).unwrap();
     let socket = folder.path().join("nbd.sock");

@@ -22,6 +22,12 @@ pub const CAPACITY: u64 = 8 * MIB;
 /// The time limit for what should happen soon.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A folder in memory: ext4 of some kernels warns of, and may mistake, ranges that are written and zeroed at the same
+/// time, which these tests do all the time.
+pub fn in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
