@@ -22,5 +22,5 @@ pub mod wire;
 
 #[doc(hidden)]
 pub use fuzz::fuzz_server;
-pub use remote::{OpenError, RemoteDisk, RemoteOptions};
+pub use remote::{RemoteDisk, RemoteOptions};
 pub use uri::NbdUri;

@@ -1,7 +1,6 @@
 //! The back end: an export of another server, and the thread that talks to it.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::handshake::{Export, negotiate};
 use crate::job::{Job, Shared, State};
 use crate::queue::RemoteQueue;
-use crate::session::{End, repeat, run};
+use crate::session::{End, SILENT, repeat, run};
 use crate::stream::{AnyStream, Secure, connect};
 use crate::uri::NbdUri;
 use crate::wire::transmission;
@@ -44,18 +43,6 @@ impl RemoteOptions {
     }
 }
 
-/// Why an export cannot be opened: the reason, and a remedy behind a semicolon.
-#[derive(Debug, PartialEq, Eq)]
-pub struct OpenError(pub String);
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for OpenError {}
-
 /// A disk whose blocks another server has. A server that is started again, even after it was killed, costs time and no
 /// write: what it had not made durable is sent again.
 pub struct RemoteDisk {
@@ -69,9 +56,11 @@ impl RemoteDisk {
     /// Connects to the server. Blocks, for at most 10 s.
     ///
     /// # Errors
-    /// If the server does not answer, does not offer the export, or cannot make changes durable.
-    pub fn open(options: &RemoteOptions) -> Result<Self, OpenError> {
-        let secure = options.uri.tls.as_ref().map(Secure::new).transpose().map_err(OpenError)?;
+    /// If the server does not answer, does not offer the export, or cannot make changes durable: the reason, and a
+    /// remedy behind a semicolon.
+    pub fn open(options: &RemoteOptions) -> io::Result<Self> {
+        let secure = options.uri.tls.as_ref().map(Secure::new).transpose();
+        let secure = secure.map_err(io::Error::other)?;
         let (jobs, received) = mpsc::unbounded_channel();
         let (opened, result) = std::sync::mpsc::channel();
         let shared = Arc::new(Shared::default());
@@ -98,11 +87,11 @@ impl RemoteDisk {
             // A look-up of a name may hang.
             runtime.shutdown_background();
         });
-        spawned.map_err(|error| OpenError(error.to_string()))?;
+        spawned?;
         let result = result.recv().unwrap_or_else(|_| Err("the export's thread ended".into()));
         let export = result.map_err(|text| {
             let remedy = if text.contains("; ") { "" } else { "; check the server, and the URI" };
-            OpenError(format!("{text}{remedy}"))
+            io::Error::other(format!("{text}{remedy}"))
         })?;
         Ok(Self { export, shared, jobs, timeout: options.timeout })
     }
@@ -114,9 +103,8 @@ async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Expo
         let stream = connect(&uri.transport).await.map_err(|error| error.to_string())?;
         negotiate(stream, &uri.export, secure).await
     };
-    let (stream, export) = timeout(CONNECT_TIME_MAX, attempt)
-        .await
-        .unwrap_or_else(|_| Err("the server does not answer".into()))?;
+    let (stream, export) =
+        timeout(CONNECT_TIME_MAX, attempt).await.unwrap_or_else(|_| Err(SILENT.into()))?;
     if !export.has(transmission::SEND_FLUSH) {
         return Err("the server has no flush, so that nothing is durable; use another one".into());
     }

@@ -103,7 +103,7 @@ async fn repeat_one(stream: &mut AnyStream, asked: &Asked, cookie: u64) -> Resul
 
 /// How long a repeated request takes at most, before the connection is given up.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-const SILENT: &str = "the server does not answer";
+pub(crate) const SILENT: &str = "the server does not answer";
 const INVALID: &str = "the server's reply is invalid";
 const SHUTS_DOWN: &str = "the server shuts down";
 
@@ -174,31 +174,30 @@ async fn write_requests<W: AsyncWrite + Unpin>(
                 }
             },
         };
-        if let Some(job) = next {
-            let cookie = state.borrow_mut().admit(job);
-            if let Some(cookie) = cookie {
-                transmit(&mut writer, state, cookie, signals).await?;
+        let job = if let Some(job) = next {
+            job
+        } else {
+            writer.flush().await?;
+            if is_closed && state.borrow().is_idle() {
+                let (flags, command, cookie) = (0, command::DISCONNECT, 0);
+                let header = RequestHeader { flags, command, cookie, offset: 0, length: 0 };
+                writer.write_all(&header.encode()).await?;
+                return writer.flush().await;
             }
-            continue;
-        }
-        writer.flush().await?;
-        if is_closed && state.borrow().is_idle() {
-            let (flags, command, cookie) = (0, command::DISCONNECT, 0);
-            let header = RequestHeader { flags, command, cookie, offset: 0, length: 0 };
-            writer.write_all(&header.encode()).await?;
-            return writer.flush().await;
-        }
-        tokio::select! {
-            () = signals.completed.notified() => {}
-            job = jobs.recv(), if !is_full && !is_closed => match job {
-                Some(job) => {
-                    let cookie = state.borrow_mut().admit(job);
-                    if let Some(cookie) = cookie {
-                        transmit(&mut writer, state, cookie, signals).await?;
-                    }
+            tokio::select! {
+                () = signals.completed.notified() => continue,
+                job = jobs.recv(), if !is_full && !is_closed => {
+                    let Some(job) = job else {
+                        is_closed = true;
+                        continue;
+                    };
+                    job
                 }
-                None => is_closed = true,
-            },
+            }
+        };
+        let cookie = state.borrow_mut().admit(job);
+        if let Some(cookie) = cookie {
+            transmit(&mut writer, state, cookie, signals).await?;
         }
     }
 }

@@ -208,7 +208,7 @@ fn connections_are_encrypted_and_both_sides_are_verified() {
     harness.verify(CAPACITY);
     let refusal = |uri: &str| match open_within(uri, PATIENCE) {
         Ok(_) => panic!("{uri} was opened"),
-        Err(error) => error.0,
+        Err(error) => error.to_string(),
     };
     let text = refusal(&uri(&other.path().display().to_string()));
     assert!(text.contains("TLS fails") && text.contains("BadSignature"), "{text}");
@@ -231,7 +231,8 @@ fn connections_are_encrypted_and_both_sides_are_verified() {
 fn what_cannot_be_used_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("nbd.sock");
-    let refusal = || open_within(&on_socket(&socket), PATIENCE).err().map(|error| error.0);
+    let refusal =
+        || open_within(&on_socket(&socket), PATIENCE).err().map(|error| error.to_string());
     let text = refusal().unwrap();
     assert!(text.contains("No such file") && text.contains("; "), "{text}");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

@@ -273,7 +273,7 @@ impl LogVolumes {
             return Ok(volume);
         }
         let options = RemoteOptions::new(export.map_err(io::Error::other)?);
-        let remote = RemoteDisk::open(&options).map_err(io::Error::other)?;
+        let remote = RemoteDisk::open(&options)?;
         if !remote.capabilities().write {
             return Err(io::Error::other("the export is read-only; make it writable"));
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Disk, DiskOptions};
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
-use fathom_nbd::{NbdUri, OpenError, RemoteDisk, RemoteOptions};
+use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 use fathom_sim::{Harness, HarnessOptions, Workload, WorkloadOptions};
 
 pub const MIB: u64 = 1 << 20;
@@ -163,9 +163,11 @@ impl Fathom {
     }
 }
 
-pub fn open_within(uri: &str, timeout: Duration) -> Result<Arc<RemoteDisk>, OpenError> {
-    let options =
-        RemoteOptions { timeout, ..RemoteOptions::new(NbdUri::parse(uri).map_err(OpenError)?) };
+pub fn open_within(uri: &str, timeout: Duration) -> std::io::Result<Arc<RemoteDisk>> {
+    let options = RemoteOptions {
+        timeout,
+        ..RemoteOptions::new(NbdUri::parse(uri).map_err(std::io::Error::other)?)
+    };
     RemoteDisk::open(&options).map(Arc::new)
 }
 
