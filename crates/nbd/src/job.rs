@@ -5,15 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fathom_block::{ErrorKind, Flags, Operation};
-use fathom_reactor::Inbox;
+use fathom_block::{ErrorKind, Flags, Operation, PartAnswer};
 use tokio::time::Instant;
 
 use crate::unflushed::Unflushed;
 use crate::wire::{RequestHeader, command, error, flag};
-
-/// A finished part of a request: the request's number, where the part begins in the request, and the bytes read.
-pub(crate) type Finished = (u64, u64, Result<Vec<u8>, ErrorKind>);
 
 /// What the server is asked.
 #[derive(Clone)]
@@ -63,26 +59,19 @@ impl Asked {
     }
 }
 
-/// Where the outcome of a part goes.
-pub(crate) struct Answer {
-    pub(crate) number: u64,
-    pub(crate) at: u64,
-    pub(crate) inbox: Arc<Inbox<Finished>>,
-}
-
 /// A part of a request.
 pub(crate) struct Job {
     pub(crate) asked: Asked,
     /// `None`: the session's own flush.
-    pub(crate) answer: Option<Answer>,
+    pub(crate) answer: Option<PartAnswer>,
     /// When it fails at the latest.
     pub(crate) deadline: Instant,
 }
 
 impl Job {
     pub(crate) fn finish(self, found: Result<Vec<u8>, ErrorKind>) {
-        if let Some(Answer { number, at, inbox }) = self.answer {
-            inbox.put((number, at, found));
+        if let Some(answer) = self.answer {
+            answer.finish(found);
         }
     }
 }

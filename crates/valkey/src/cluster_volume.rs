@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
-use fathom_reactor::{Inbox, Reactor};
+use fathom_block::{
+    Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry, PartAnswer,
+};
+use fathom_reactor::Reactor;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::client::{Client, ClusterOptions};
 use crate::layout::{GROUP, is_name};
-use crate::queue::{ClusterQueue, Finished};
+use crate::queue::ClusterQueue;
 use crate::volume::{CAPACITY_MAX, OpenError, Volume, VolumeOptions, Work};
 
 /// The time limit of an opening.
@@ -20,9 +22,7 @@ const OPEN_TIME_MAX: Duration = Duration::from_secs(50);
 /// A part of a request, for the volume's thread.
 pub(crate) struct Job {
     pub(crate) work: Work,
-    pub(crate) number: u64,
-    pub(crate) at: u64,
-    pub(crate) inbox: Arc<Inbox<Finished>>,
+    pub(crate) answer: PartAnswer,
 }
 
 /// The way to the volume's thread, which ends when the last one is dropped.
@@ -118,11 +118,11 @@ pub fn forget(options: &ClusterOptions, name: &str) -> Result<u64, OpenError> {
 
 /// Carries out parts until nobody can send more.
 async fn serve(volume: &Arc<Volume>, mut received: UnboundedReceiver<Job>) {
-    while let Some(Job { work, number, at, inbox }) = received.recv().await {
+    while let Some(Job { work, answer }) = received.recv().await {
         let volume = Arc::clone(volume);
         tokio::spawn(async move {
             let found = volume.carry_out(work).await;
-            inbox.put((number, at, found));
+            answer.finish(found);
         });
     }
 }
