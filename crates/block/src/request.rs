@@ -306,6 +306,19 @@ impl Course {
         self.held_by = by;
         self.held_ns = self.held_ns.saturating_add(held_ns);
     }
+
+    /// A layer has sent a request of its own in the place of this one, and that request has taken the course `own`.
+    /// Nothing changes if it was split.
+    pub fn follow(&mut self, own: &Self) {
+        if own.sent_ns == 0 && own.layer == 0 {
+            return;
+        }
+        if own.held_by != HeldBy::default() {
+            self.hold(own.held_by, own.held_ns);
+        }
+        self.layer = own.layer;
+        (self.sent_ns, self.returned_ns) = (own.sent_ns, own.returned_ns);
+    }
 }
 
 /// A request on its way through a stack.

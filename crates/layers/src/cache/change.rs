@@ -172,7 +172,8 @@ impl CacheQueue {
         next: &mut Crossing<'_>,
     ) {
         let changing = self.changes.get_mut(&number);
-        if let Some(request) = changing.and_then(|changing| changing.request.take()) {
+        if let Some(mut request) = changing.and_then(|changing| changing.request.take()) {
+            request.course.follow(&data.course);
             // The content is in the cache later. Until then, reads get it from the disk beneath.
             data.flags = Flags::default();
             self.end_change(number, Some(data), outcome, next);

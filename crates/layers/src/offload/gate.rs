@@ -30,6 +30,8 @@ use fathom_wal::Record;
 
 use super::regions::Regions;
 
+/// The size of the regions by which changes on their way to the log are found, as a power of two.
+const WAY_SHIFT: u32 = 14;
 /// How long changes are held at most while the last of the log is written back, in nanoseconds.
 const FINISH_TIME_NS: u64 = 1_000_000_000;
 /// The time after which changes may be held again, in nanoseconds.
@@ -130,8 +132,9 @@ pub(crate) struct Carry {
     /// Counts the changes of state.
     number: u64,
     regions: Regions,
-    /// The changes that have been sent to the log and have not completed.
+    /// The changes that have been sent to the log and have not completed, and where they are.
     in_log: u64,
+    on_way: Regions,
     /// The changes in flight past the log that counted under the lock, by the number of the round.
     past: BTreeMap<u64, u64>,
     /// The number of the next round. It is greater than [`Carry::AT_REST`].
@@ -179,6 +182,7 @@ impl Carry {
             number: 0,
             regions: Regions::new(region_shift),
             in_log: 0,
+            on_way: Regions::new(WAY_SHIFT),
             past: BTreeMap::new(),
             round: Self::AT_REST + 1,
             open: Vec::new(),
@@ -261,6 +265,7 @@ impl Carry {
     pub(crate) fn rest(&mut self) {
         debug_assert!(self.may_rest() && self.regions.is_empty(), "the log is empty");
         self.mode = Mode::Resting;
+        self.on_way = Regions::new(WAY_SHIFT);
         self.finish_until_ns = 0;
         self.loose.clone_from(&self.open);
         self.publish();
@@ -311,6 +316,7 @@ impl Carry {
             self.counts.carried += 1;
             // From now on, no change of the same place goes past it.
             self.regions.add(range);
+            self.on_way.add(range);
             return Way::Log;
         }
         self.counts.bypassed += 1;
@@ -318,10 +324,22 @@ impl Carry {
         Way::Home(self.round)
     }
 
-    /// A change that was sent to the log has completed, or will not: its queue ends.
+    /// A change that was sent to the log has completed.
     pub(crate) fn end_in_log(&mut self, range: &Range<u64>) {
+        self.on_way.remove(range);
+        self.abandon_in_log(range);
+    }
+
+    /// A change that was sent to the log has failed, or its queue ends. Its record may still become part of the log, so
+    /// that it stays on its way until the next rest.
+    pub(crate) fn abandon_in_log(&mut self, range: &Range<u64>) {
         self.in_log -= 1;
         self.regions.remove(range);
+    }
+
+    /// Whether a change of `range` may be on its way to the log.
+    pub(crate) fn is_on_way(&self, range: &Range<u64>) -> bool {
+        self.on_way.overlap(range)
     }
 
     /// A change of the round `round` has completed past the log. Returns whether a round may have waited

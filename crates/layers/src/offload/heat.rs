@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, TryLockError};
 
+use super::copies::Comparison;
+
 /// The reads that a queue gathers.
 const READS_MAX: usize = 128;
 /// The most blocks that are counted, for each slot; and at least.
@@ -24,7 +26,10 @@ struct Counts {
     plan_ns: u64,
 }
 
-/// Which copies to make: each with the block whose copy leaves, if all slots have copies.
+/// The most blocks of a plan.
+const PLAN_MAX: usize = 8192;
+
+/// Which blocks should have copies and lack them: each with the block that loses its slot, if no slot is free.
 pub(super) type Plan = Vec<(u64, Option<u64>)>;
 
 /// See the module.
@@ -72,12 +77,12 @@ impl Heat {
         self.window_ns / 16 + 1
     }
 
-    /// The copies to make, if a new plan is due at `now_ns`. `compare` returns which of some blocks have no
-    /// copy, and the other blocks with copies.
+    /// The copies to make, if a new plan is due at `now_ns`. `compare` compares the blocks that should have one with
+    /// the slots.
     pub(super) fn plan(
         &self,
         now_ns: u64,
-        compare: impl FnOnce(&[u64]) -> (Vec<u64>, Vec<u64>),
+        compare: impl FnOnce(&[u64]) -> Comparison,
     ) -> Option<Plan> {
         let Ok(mut counts) = self.counts.try_lock() else { return None };
         if counts.window_ns == 0 {
@@ -101,17 +106,17 @@ impl Heat {
         wanted.sort_unstable_by_key(|(count, block)| (u32::MAX - count, *block));
         wanted.truncate(self.slots);
         let blocks: Vec<u64> = wanted.iter().map(|(_, block)| *block).collect();
-        let (missing, others) = compare(&blocks);
+        let Comparison { lacking, shares, others } = compare(&blocks);
         let reads = |block: &u64| counts.reads.get(block).copied().unwrap_or(0);
-        let sum = |blocks: &[u64]| blocks.iter().map(|block| u64::from(reads(block))).sum::<u64>();
         let all: u64 = counts.reads.values().map(|count| u64::from(*count)).sum();
-        let warm = sum(&blocks).saturating_sub(sum(&missing)) + sum(&others);
-        self.warmth.store((warm * 1000 / all.max(1)).min(1000) as u32, Ordering::Relaxed);
+        let warm = blocks.iter().zip(shares).map(|(block, share)| f64::from(reads(block)) * share);
+        let warmth = warm.sum::<f64>() / all.max(1) as f64;
+        self.warmth.store((warmth * 1000.0) as u32, Ordering::Relaxed);
         let mut others: Vec<(u32, u64)> =
             others.into_iter().map(|block| (reads(&block), block)).collect();
         others.sort_unstable();
         let mut victims = others.into_iter();
-        let plan = missing.into_iter().map(|block| {
+        let plan = lacking.into_iter().take(PLAN_MAX).map(|block| {
             let victim = victims.next();
             // Blocks with about as many reads do not replace each other.
             let is_worth = victim.is_none_or(|(count, _)| reads(&block) > count + count / 4);
@@ -172,15 +177,16 @@ mod tests {
         read(1, 10);
         read(2, 20);
         read(3, 1);
-        let none = |wanted: &[u64]| (wanted.to_vec(), Vec::new());
+        let none = |wanted: &[u64]| Comparison { lacking: wanted.to_vec(), ..Comparison::default() };
         assert_eq!(heat.plan(1, none), Some(vec![(2, None), (1, None)]));
         assert_eq!(heat.plan(2, none), None, "the next plan is not due");
         // Block 4 is read about as often as block 1, and then clearly more often.
         let has = |copies: [u64; 2]| {
             move |wanted: &[u64]| {
-                let missing = wanted.iter().filter(|block| !copies.contains(block));
+                let lacking = wanted.iter().filter(|block| !copies.contains(block));
                 let others = copies.into_iter().filter(|block| !wanted.contains(block));
-                (missing.copied().collect(), others.collect())
+                let lacking = lacking.copied().collect();
+                Comparison { lacking, others: others.collect(), shares: Vec::new() }
             }
         };
         read(4, 11);

@@ -10,8 +10,9 @@
 //! - `regions`: which parts of the disk a scan of the log could still write to.
 //! - `queue`: one queue's work. It passes requests to a part of the layer `wal`, or past it.
 //! - `copies`, `heat`, `serve`: copies of blocks that are read often, their choice, and one queue's work on
-//!   them.
+//!   them. `budget`: how much of what passes becomes copies.
 
+mod budget;
 mod copies;
 pub(crate) mod gate;
 mod heat;

@@ -1,11 +1,12 @@
 //! A queue's part of the layer: it chooses the way of each request.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_block::{Crossing, HeldBy, LayerQueue, Operation, Outcome, Request};
+use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Operation, Outcome, Request};
 
 use super::gate::{Carry, Conditions, Gate, View, Way};
-use super::serve::HotQueue;
+use super::serve::{HotQueue, Returned};
 use crate::wal::queue::{WalQueue, purpose};
 
 pub(super) struct OffloadQueue {
@@ -81,10 +82,7 @@ impl OffloadQueue {
                     None => self.past.push((round, 1)),
                 }
                 *next.word(&mut request) = round;
-                if let Some(hot) = &self.hot {
-                    hot.copies().begin_change(&range, true);
-                }
-                next.submit(request);
+                self.send_home(request, next);
             }
             Some(Way::Wait(until_ns)) => {
                 next.wake_at(until_ns);
@@ -97,6 +95,23 @@ impl OffloadQueue {
                 self.wal.submit(request, next);
             }
         }
+    }
+
+    /// Sends a change past the log.
+    fn send_home(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
+        if let Some(hot) = &mut self.hot {
+            hot.copies().begin_change(&request.range(), true);
+            if request.operation == Operation::Write {
+                let is_home = |range: &Range<u64>| self.wal.inner.is_home(range);
+                if let Some(fill) = hot.begin_pass(&request, &is_home, next.round_ns()) {
+                    let Some(lost) = hot.pass(request, fill, next) else { return };
+                    request = lost;
+                    self.changed(&mut request, next);
+                    return next.complete(request, Err(ErrorKind::Memory));
+                }
+            }
+        }
+        next.submit(request);
     }
 
     /// A change has completed at home.
@@ -172,8 +187,17 @@ impl OffloadQueue {
         }
     }
 
-    /// Sends a read on its way that no copy has.
+    /// Sends a read on its way that no copy has. Its content may become one.
     fn pass_read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
+        if let Some(hot) = &mut self.hot {
+            let is_home = |range: &Range<u64>| self.wal.inner.is_home(range);
+            if let Some(fill) = hot.begin_pass(&request, &is_home, next.round_ns()) {
+                // Only a write uses the memory now.
+                let lost = hot.pass(request, fill, next);
+                debug_assert!(lost.is_none(), "a read uses the guest's memory later");
+                return;
+            }
+        }
         if self.view.is_resting() {
             next.submit(request);
         } else {
@@ -184,13 +208,21 @@ impl OffloadQueue {
     /// Makes copies.
     fn fill(&mut self, next: &mut Crossing<'_>) {
         let Some(hot) = &mut self.hot else { return };
-        let may_fill = !self.wal.is_closed && self.view.is_idle();
-        let shared = &self.wal.inner.shared;
-        // The queue's view may be old.
-        let is_idle = || {
-            shared.access(|state| state.carry.as_ref().is_some_and(|carry| carry.view().is_idle()))
-        };
-        hot.work(may_fill, &is_idle, next);
+        if self.wal.is_closed || hot.has_failed() {
+            return hot.end_work();
+        }
+        let is_home = |range: &Range<u64>| self.wal.inner.is_home(range);
+        hot.work(self.view.is_idle(), &is_home, next);
+    }
+
+    /// Makes copies of content of the log that has gone home.
+    fn keep_returned(&mut self, request: &Request, outcome: Outcome, next: &mut Crossing<'_>) {
+        let is_copy = request.token & ((1 << purpose::BITS) - 1) == purpose::COPY;
+        let is_written = is_copy && outcome.is_ok() && request.operation == Operation::Write;
+        if let (true, Some(hot), Some(last)) = (is_written, &mut self.hot, self.wal.round_end()) {
+            let is_newest = |range: &Range<u64>| self.wal.inner.is_logged(range, last);
+            hot.returned_home(request, &is_newest, next);
+        }
     }
 
     /// The queue takes no more requests.
@@ -217,9 +249,7 @@ impl LayerQueue for OffloadQueue {
             if request.operation.modifies() {
                 self.at_rest += 1;
                 *next.word(&mut request) = Carry::AT_REST;
-                if let Some(hot) = &self.hot {
-                    hot.copies().begin_change(&request.range(), true);
-                }
+                return self.send_home(request, next);
             }
             return next.submit(request);
         }
@@ -246,12 +276,20 @@ impl LayerQueue for OffloadQueue {
         let is_hot = request.token & ((1 << purpose::BITS) - 1) == purpose::OUTER;
         match &mut self.hot {
             Some(hot) if is_hot => {
-                if let Some(read) = hot.returned(request, outcome, next) {
-                    self.pass_read(read, next);
+                match hot.returned(request, outcome, next) {
+                    Returned::Nothing => {}
+                    Returned::Read(read) => self.pass_read(read, next),
+                    Returned::Change(mut change, outcome) => {
+                        self.changed(&mut change, next);
+                        next.complete(change, outcome);
+                    }
                 }
                 self.fill(next);
             }
-            _ => self.wal.returned(request, outcome, next),
+            _ => {
+                self.keep_returned(&request, outcome, next);
+                self.wal.returned(request, outcome, next);
+            }
         }
     }
 

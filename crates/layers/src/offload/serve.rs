@@ -1,22 +1,26 @@
-//! A queue's work on copies: it makes them in the background while the layer rests, and reads from them while
-//! reads are carried.
+//! A queue's work on copies: it fills them from what its guest reads and writes at home, and in the background while
+//! the layer rests. While reads are carried, it reads from them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
-    Background, BackgroundStep, CacheHit, Crossing, ErrorKind, Operation, Outcome, Permission,
-    Request, StoreId, faults,
+    Background, BackgroundStep, CacheHit, Crossing, ErrorKind, Flags, Operation, Outcome,
+    Permission, Request, StoreId, faults,
 };
 
+use super::budget::Budget;
 use super::copies::{Copies, CopyRead, Fill};
 use super::heat::{Gathered, Heat};
 use crate::wal::queue::purpose;
 
 /// The longest read that counts, in blocks. Longer ones are fast on any disk.
 const COUNTED_BLOCKS_MAX: u64 = 2;
+
+/// The most bytes of guests' requests whose content is being copied, for all queues of a disk.
+const PASSING_MAX: u64 = 4 << 20;
 
 /// The purposes of this layer's own requests, in the bits of their tokens above those of the log's part.
 mod step {
@@ -27,6 +31,8 @@ mod step {
     pub(super) const HOME: u64 = 1;
     /// A write of a copy.
     pub(super) const FILL: u64 = 2;
+    /// A guest's read of home, or change past the log, whose content also fills a copy.
+    pub(super) const PASS: u64 = 3;
 }
 
 fn token(step: u64, number: u64) -> u64 {
@@ -37,8 +43,10 @@ fn token(step: u64, number: u64) -> u64 {
 pub(super) struct Hot {
     pub copies: Copies,
     pub heat: Heat,
-    /// Whether a queue makes copies.
+    /// Whether a queue makes copies in the background.
     is_filling: AtomicBool,
+    /// The bytes of guests' requests whose content is being copied.
+    passing: AtomicU64,
     /// Whether a copy is made durable as it is written.
     is_forced: bool,
 }
@@ -49,8 +57,24 @@ impl Hot {
     pub(super) fn new(area: &Range<u64>, shift: u32, window_ns: u64, is_forced: bool) -> Self {
         let copies = Copies::new(area, shift);
         let heat = Heat::new(copies.slots(), window_ns);
-        Self { copies, heat, is_filling: AtomicBool::new(false), is_forced }
+        let (is_filling, passing) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { copies, heat, is_filling, passing, is_forced }
     }
+}
+
+/// What follows from a request of this part that has returned.
+pub(super) enum Returned {
+    Nothing,
+    /// A guest's read has to go home, because the copy was not right.
+    Read(Box<Request>),
+    /// A guest's change past the log has been carried out.
+    Change(Box<Request>, Outcome),
+}
+
+/// A guest's request whose content also fills a copy.
+struct Passing {
+    request: Box<Request>,
+    fill: Fill,
 }
 
 /// One queue's part.
@@ -64,8 +88,12 @@ pub(super) struct HotQueue {
     /// The reads of copies in flight, with the guest's requests, by number.
     reads: HashMap<u64, (Box<Request>, CopyRead)>,
     count: u64,
-    /// The copies to make, the most important first, while this queue makes copies.
-    plan: VecDeque<(u64, Option<u64>)>,
+    /// The guest's requests in flight whose content also fills a copy, and the writes of such content, by number.
+    passing: HashMap<u64, Passing>,
+    passed: HashMap<u64, (Fill, u64)>,
+    budget: Budget,
+    /// The blocks whose copies to make in the background, the most important first, while this queue does so.
+    plan: VecDeque<u64>,
     is_filling: bool,
     fill: Option<Fill>,
     /// The scheduler is not asked again before this time, in nanoseconds.
@@ -88,6 +116,9 @@ impl HotQueue {
             gathered: Gathered::new(),
             reads: HashMap::new(),
             count: 0,
+            passing: HashMap::new(),
+            passed: HashMap::new(),
+            budget: Budget::default(),
             plan: VecDeque::new(),
             is_filling: false,
             fill: None,
@@ -130,35 +161,192 @@ impl HotQueue {
         None
     }
 
-    /// A request of this part has returned. Returns a guest's read that has to go home, because the copy was
-    /// not right.
+    /// Begins to fill a copy with the content of a guest's request that goes home now, if the copy lacks it. A change
+    /// has been begun. `is_home` returns whether the log has nothing for a range. `None` if nothing is filled.
+    pub(super) fn begin_pass(
+        &mut self,
+        request: &Request,
+        is_home: &dyn Fn(&Range<u64>) -> bool,
+        now_ns: u64,
+    ) -> Option<Fill> {
+        let range = request.range();
+        if !self.may_pass(&range, now_ns) {
+            return None;
+        }
+        let fill = self.hot.copies.begin_fill(&range, request.operation.modifies())?;
+        // A change that is in the log alone may have completed before, or be on its way there.
+        if !is_home(&range) {
+            self.hot.copies.end_fill(&fill, false);
+            return None;
+        }
+        self.begin_copy(request.length);
+        Some(fill)
+    }
+
+    /// Whether a copy may lack content of `range`, and the budget is sufficient.
+    fn may_pass(&mut self, range: &Range<u64>, now_ns: u64) -> bool {
+        let length = range.end - range.start;
+        self.hot.copies.may_lack(range)
+            && self.budget.has(length, now_ns)
+            && self.hot.passing.load(Ordering::Relaxed) + length <= PASSING_MAX
+    }
+
+    /// Sends a guest's request home whose content also fills a copy. Returns the request if its memory was lost.
+    pub(super) fn pass(
+        &mut self,
+        request: Box<Request>,
+        fill: Fill,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        // The guest must not be able to change what becomes a copy.
+        let mut own = next.request();
+        own.operation = request.operation;
+        (own.offset, own.length, own.flags) = (request.offset, request.length, request.flags);
+        own.inherit(&request, 0);
+        own.buffers.allocate(request.length as usize);
+        if request.operation == Operation::Write {
+            let before = faults();
+            if let Some(memory) = own.buffers.owned_mut() {
+                request.buffers.copy_to(0, memory);
+            }
+            if faults() != before {
+                next.recycle(own);
+                self.end_pass(&fill, request.length, false);
+                return Some(request);
+            }
+        }
+        self.count += 1;
+        own.token = token(step::PASS, self.count);
+        self.passing.insert(self.count, Passing { request, fill });
+        next.submit(own);
+        None
+    }
+
+    /// The guest's request has been carried out. Its content goes into the copy.
+    fn passed(
+        &mut self,
+        number: u64,
+        own: Box<Request>,
+        outcome: Outcome,
+        next: &mut Crossing<'_>,
+    ) -> Returned {
+        let Some(Passing { mut request, fill }) = self.passing.remove(&number) else {
+            next.recycle(own);
+            return Returned::Nothing;
+        };
+        request.course.follow(&own.course);
+        let mut result = outcome;
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
+        if let (Some(bytes), Operation::Read) = (bytes, request.operation) {
+            let before = faults();
+            request.buffers.copy_from(0, bytes);
+            result = if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) };
+        }
+        let returned = if request.operation == Operation::Read {
+            next.complete(request, result);
+            Returned::Nothing
+        } else {
+            Returned::Change(request, result)
+        };
+        let Some(bytes) = bytes else {
+            self.end_pass(&fill, own.length, false);
+            next.recycle(own);
+            return returned;
+        };
+        self.hot.copies.note(&fill, bytes);
+        self.passed.insert(number, (fill, own.length));
+        self.send_fill(own, &fill, number, next);
+        returned
+    }
+
+    /// Content of the log has gone home: what copies lack of it goes there, too. `is_newest` returns whether it is still
+    /// the newest content of a range.
+    pub(super) fn returned_home(
+        &mut self,
+        request: &Request,
+        is_newest: &dyn Fn(&Range<u64>) -> bool,
+        next: &mut Crossing<'_>,
+    ) {
+        let Some(bytes) = request.buffers.owned() else { return };
+        for block in self.hot.copies.blocks(&request.range()) {
+            let range = self.hot.copies.parts_within(block, &request.range());
+            let length = range.end.saturating_sub(range.start);
+            if length == 0 || !self.may_pass(&range, next.round_ns()) {
+                continue;
+            }
+            let Some(fill) = self.hot.copies.begin_fill(&range, false) else { continue };
+            if !is_newest(&range) {
+                self.hot.copies.end_fill(&fill, false);
+                continue;
+            }
+            self.begin_copy(length);
+            let start = (range.start - request.offset) as usize;
+            let bytes = &bytes[start..start + length as usize];
+            let mut own = next.request();
+            own.length = length;
+            own.buffers.allocate(bytes.len());
+            own.buffers.copy_from(0, bytes);
+            self.hot.copies.note(&fill, bytes);
+            self.count += 1;
+            self.passed.insert(self.count, (fill, length));
+            self.send_fill(own, &fill, self.count, next);
+        }
+    }
+
+    fn begin_copy(&mut self, length: u64) {
+        self.budget.take(length);
+        self.hot.passing.fetch_add(length, Ordering::Relaxed);
+    }
+
+    fn end_pass(&self, fill: &Fill, length: u64, is_written: bool) {
+        self.hot.copies.end_fill(fill, is_written);
+        self.hot.passing.fetch_sub(length, Ordering::Relaxed);
+    }
+
+    /// Writes the content of `own` to its place in a copy.
+    fn send_fill(
+        &self,
+        mut own: Box<Request>,
+        fill: &Fill,
+        number: u64,
+        next: &mut Crossing<'_>,
+    ) {
+        own.operation = Operation::Write;
+        own.offset = fill.offset;
+        own.token = token(step::FILL, number);
+        own.flags = Flags::default();
+        own.flags.force_unit_access = self.hot.is_forced;
+        next.submit_to(self.store, own);
+    }
+
+    /// A request of this part has returned.
     pub(super) fn returned(
         &mut self,
         own: Box<Request>,
         outcome: Outcome,
         next: &mut Crossing<'_>,
-    ) -> Option<Box<Request>> {
+    ) -> Returned {
         let rest = own.token >> purpose::BITS;
         let number = rest >> step::BITS;
         match rest & ((1 << step::BITS) - 1) {
-            step::COPY => self.end_read(number, own, outcome, next),
-            step::HOME => {
-                self.end_home(own, outcome, next);
-                None
+            step::COPY => {
+                let again = self.end_read(number, own, outcome, next);
+                return again.map_or(Returned::Nothing, Returned::Read);
             }
-            step::FILL => {
+            step::PASS => return self.passed(number, own, outcome, next),
+            step::HOME => self.end_home(own, outcome, next),
+            _ => {
                 next.recycle(own);
                 if outcome.is_err() {
                     self.hot.copies.fail();
                 }
-                self.end_fill(outcome, next);
-                None
-            }
-            _ => {
-                next.recycle(own);
-                None
+                match self.passed.remove(&number) {
+                    Some((fill, length)) => self.end_pass(&fill, length, outcome.is_ok()),
+                    None => self.end_fill(outcome, next),
+                }
             }
         }
+        Returned::Nothing
     }
 
     fn end_read(
@@ -189,41 +377,57 @@ impl HotQueue {
         None
     }
 
-    /// Makes copies, as far as the scheduler allows, if it `may_fill`. `is_idle` returns whether the log is
-    /// empty now, and no reads are carried.
+    /// Chooses the blocks that get copies, if it is time, and makes copies of them in the background as far as the
+    /// scheduler allows, if it `may_fill`. `is_home` returns whether the log has nothing for a range.
     pub(super) fn work(
         &mut self,
         may_fill: bool,
-        is_idle: &dyn Fn() -> bool,
+        is_home: &dyn Fn(&Range<u64>) -> bool,
         next: &mut Crossing<'_>,
     ) {
         let now_ns = next.round_ns();
-        if !may_fill || self.hot.copies.has_failed() {
-            if self.fill.is_none() {
-                self.end_filling();
-            }
-            return;
-        }
         if now_ns >= self.plan_ns {
             self.plan_ns = now_ns.saturating_add(self.hot.heat.interval_ns());
             self.gathered.pass_on(&self.hot.heat);
-            if !self.is_filling && !self.hot.is_filling.swap(true, Ordering::AcqRel) {
-                self.is_filling = true;
-            }
-            if self.is_filling {
-                let copies = &self.hot.copies;
-                let plan = self.hot.heat.plan(now_ns, |wanted| copies.compare(wanted));
-                if let Some(plan) = plan {
-                    let making = self.fill.map(|fill| fill.block);
-                    self.plan =
-                        plan.into_iter().filter(|(block, _)| Some(*block) != making).collect();
-                }
-            }
+            self.choose(now_ns);
         }
         next.wake_at(self.plan_ns);
-        if self.fill.is_none() {
-            self.fill_next(is_idle, next);
+        if self.fill.is_some() {
+            return;
         }
+        if may_fill {
+            self.fill_next(is_home, next);
+        } else {
+            self.end_filling();
+        }
+    }
+
+    /// Gives the blocks of a new plan their slots, if one is due and no other queue makes copies.
+    fn choose(&mut self, now_ns: u64) {
+        if !self.is_filling && !self.hot.is_filling.swap(true, Ordering::AcqRel) {
+            self.is_filling = true;
+        }
+        if !self.is_filling {
+            return;
+        }
+        let copies = &self.hot.copies;
+        let Some(plan) = self.hot.heat.plan(now_ns, |wanted| copies.compare(wanted)) else { return };
+        self.plan.clear();
+        for (block, victim) in plan {
+            copies.assign(block, victim);
+            self.plan.push_back(block);
+        }
+    }
+
+    /// Makes no more copies: the queue is closed, or the area has failed.
+    pub(super) fn end_work(&mut self) {
+        if self.fill.is_none() {
+            self.end_filling();
+        }
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.hot.copies.has_failed()
     }
 
     fn end_filling(&mut self) {
@@ -235,9 +439,13 @@ impl HotQueue {
     }
 
     /// Begins the next copy of the plan, if the scheduler allows it.
-    fn fill_next(&mut self, is_idle: &dyn Fn() -> bool, next: &mut Crossing<'_>) {
+    fn fill_next(&mut self, is_home: &dyn Fn(&Range<u64>) -> bool, next: &mut Crossing<'_>) {
         let block_size = self.hot.copies.block_size();
-        while let Some((block, victim)) = self.plan.front().copied() {
+        while let Some(block) = self.plan.front().copied() {
+            if !self.hot.copies.can_fill(block) {
+                self.plan.pop_front();
+                continue;
+            }
             let now_ns = next.round_ns();
             if now_ns < self.ask_ns {
                 return next.wake_at(self.ask_ns);
@@ -250,23 +458,22 @@ impl HotQueue {
                 return next.wake_at(until_ns);
             }
             self.plan.pop_front();
-            let Some(fill) = self.hot.copies.begin_fill(block, victim) else {
+            let range = self.hot.copies.range(block);
+            let Some(fill) = self.hot.copies.begin_fill(&range, false) else {
                 self.background.end(next.now_ns());
                 continue;
             };
-            // A change that is in the log alone may have completed before the copy was begun. Later ones change
-            // the version of their block.
-            if !is_idle() {
+            if !is_home(&range) {
                 self.hot.copies.end_fill(&fill, false);
                 self.background.end(next.now_ns());
-                break;
+                continue;
             }
             self.fill = Some(fill);
             let mut own = next.request();
             own.operation = Operation::Read;
             own.token = token(step::HOME, 0);
             own.flags.background = true;
-            (own.offset, own.length) = (block * block_size, block_size);
+            (own.offset, own.length) = (range.start, block_size);
             own.buffers.allocate(block_size as usize);
             return next.submit(own);
         }
@@ -274,18 +481,14 @@ impl HotQueue {
     }
 
     /// The content of a block was read from home.
-    fn end_home(&mut self, mut own: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+    fn end_home(&mut self, own: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
         let (Some(fill), Some(bytes)) = (self.fill, bytes) else {
             next.recycle(own);
             return self.end_fill(Err(ErrorKind::Io), next);
         };
         self.hot.copies.note(&fill, bytes);
-        own.operation = Operation::Write;
-        own.offset = self.hot.copies.place(&fill);
-        own.token = token(step::FILL, 0);
-        own.flags.force_unit_access = self.hot.is_forced;
-        next.submit_to(self.store, own);
+        self.send_fill(own, &fill, 0, next);
     }
 
     fn end_fill(&mut self, outcome: Outcome, next: &mut Crossing<'_>) {
@@ -297,10 +500,17 @@ impl HotQueue {
 }
 
 impl Drop for HotQueue {
-    /// The slot of a copy that is being written is never used again: the kernel may still write to it.
+    /// A slot to which a copy is being written keeps its pin, so that it is never used again: the kernel may still
+    /// write to it.
     fn drop(&mut self) {
         for (_, read) in self.reads.values() {
             self.hot.copies.abandon_read(read);
+        }
+        for Passing { request, fill } in self.passing.values() {
+            self.end_pass(fill, request.length, false);
+        }
+        for (_, length) in self.passed.values() {
+            self.hot.passing.fetch_sub(*length, Ordering::Relaxed);
         }
         if self.is_filling {
             self.hot.is_filling.store(false, Ordering::Release);

@@ -377,6 +377,11 @@ impl WalQueue {
         self.bring_home(next);
     }
 
+    /// The last record of the round in progress.
+    pub(crate) fn round_end(&self) -> Option<u64> {
+        self.write_back.as_ref().map(|write_back| write_back.last)
+    }
+
     /// A copy or the flush of home has returned.
     pub(super) fn returned_home(&mut self, request: &Request, outcome: Outcome, now_ns: u64) {
         let is_discard = request.operation == Operation::Discard;

@@ -37,7 +37,7 @@ use fathom_block::{
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Log, Superblock};
+use fathom_wal::{Checkpoint, Log, Source, Superblock};
 
 pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
@@ -127,10 +127,39 @@ impl State {
         rests
     }
 
-    /// A change has completed that was sent to the log. Returns whether the log rests now.
-    fn end_change(&mut self, request: &Request) -> bool {
+    /// Whether home has the newest content of all of `range`, apart from changes past the log.
+    fn is_home(&self, range: &Range<u64>) -> bool {
+        let is_on_way = self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range));
+        let first = self.log.map().first(range.clone());
+        !is_on_way && first.source.is_none() && first.length == range.end - range.start
+    }
+
+    /// Whether all of `range` has its newest content in the log, in records up to `last`, apart from changes past the
+    /// log.
+    fn is_logged(&self, range: &Range<u64>, last: u64) -> bool {
+        if self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range)) {
+            return false;
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let first = self.log.map().first(at..range.end);
+            if !matches!(first.source, Some(Source::Ring(_))) || first.sequence > last {
+                return false;
+            }
+            at += first.length;
+        }
+        true
+    }
+
+    /// A change that was sent to the log has completed, or, unless it `is_ok`, has failed or will not complete. Returns
+    /// whether the log rests now.
+    fn end_change(&mut self, request: &Request, is_ok: bool) -> bool {
         if let Some(carry) = &mut self.carry {
-            carry.end_in_log(&request.range());
+            if is_ok {
+                carry.end_in_log(&request.range());
+            } else {
+                carry.abandon_in_log(&request.range());
+            }
         }
         self.rest_if_empty()
     }
@@ -162,6 +191,17 @@ impl Inner {
         let is_full = state.log.used() >= self.superblock.ring_length / 8 * eighths;
         let is_finishing = state.carry.as_ref().is_some_and(Carry::is_finishing);
         state.is_draining || state.is_space_awaited || is_full || is_finishing
+    }
+
+    /// Whether home has the newest content of all of `range`, apart from changes past the log.
+    pub(crate) fn is_home(&self, range: &Range<u64>) -> bool {
+        self.shared.access(|state| state.is_home(range))
+    }
+
+    /// Whether all of `range` has its newest content in the log, in records up to `last`, apart from changes past the
+    /// log.
+    pub(crate) fn is_logged(&self, range: &Range<u64>, last: u64) -> bool {
+        self.shared.access(|state| state.is_logged(range, last))
     }
 
     /// The notes that a layer above makes of changes, and the number of the last one.

@@ -260,7 +260,8 @@ impl WalQueue {
     /// Completes a change.
     fn end_change(&self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         if self.is_switched {
-            let rests = self.inner.shared.access(|state| state.end_change(&request));
+            let rests =
+                self.inner.shared.access(|state| state.end_change(&request, outcome.is_ok()));
             if rests {
                 // Changes may wait for that.
                 self.inner.shared.wake();
@@ -643,7 +644,7 @@ impl Drop for WalQueue {
             let waiting = self.waiting.iter().map(|(_, request)| request);
             for request in pending.chain(whole).chain(waiting) {
                 if request.operation.modifies() {
-                    state.end_change(request);
+                    state.end_change(request, false);
                 }
             }
             if is_stuck && (!self.records.is_empty() || self.checkpoint_in_flight.is_some()) {

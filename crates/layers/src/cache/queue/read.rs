@@ -333,6 +333,7 @@ impl CacheQueue {
             }
             return next.complete(request, outcome);
         }
+        request.course.follow(&data.course);
         let before = faults();
         if let Some(bytes) = data.buffers.owned() {
             request.buffers.copy_from(0, bytes);
