@@ -69,7 +69,7 @@ const EACH: Load = load([400.0, 900.0], 0.66, 64, 0.45, 64 * MIB, false);
 
 const fn alike(name: &'static str, loads: &'static [Load]) -> Case {
     let carried = &[CarryKind::Off, CarryKind::Both];
-    Case { name, is_hdd: false, loads, log: GIB, carried, warmup_ns: 120 * SECOND }
+    Case { name, is_hdd: false, loads, log: 2 * GIB, carried, warmup_ns: 120 * SECOND }
 }
 
 /// The loads of the paper: the mixes and hit rates are those of its section IV. A run takes minutes instead of hours,
@@ -106,7 +106,7 @@ const CASES: &[Case] = &[
             load([400.0, 400.0], 0.3, 32, 0.6, 64 * MIB, true),
             load([3700.0, 7400.0], 0.7, 64, 0.33, 128 * MIB, false),
         ],
-        log: 3 * GIB,
+        log: 8 * GIB,
         carried: &CARRIED,
         warmup_ns: 120 * SECOND,
     },

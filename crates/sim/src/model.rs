@@ -13,7 +13,8 @@
 //!
 //! Sectors are read and written as a whole, with one exception: if requests of different queues run
 //! at the same time, a read of a sector during a write may find [a part of it](ModelDisk::racing)
-//! written, as in any file.
+//! written, as in any file. Not even the eight bytes of a word of memory are read together: `rep movsb` copies
+//! single bytes if the two places are aligned differently.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -23,9 +24,6 @@ use fathom_block::{Operation, Outcome};
 
 use crate::workload::Action;
 use crate::{SECTOR, SECTOR_BYTES};
-
-/// The unit that is copied atomically, in bytes: a word of memory.
-const WORD: usize = 8;
 
 /// A sector's content, by hash.
 type Fingerprint = u64;
@@ -224,15 +222,14 @@ impl ModelDisk {
         compare("image", 0, image, &allowed, &|_, _| false)
     }
 
-    /// Whether each word of a sector is from one of `contents`. Always false in a model without
+    /// Whether each byte of a sector is from one of `contents`. Always false in a model without
     /// races.
     fn is_partly(&self, sector: &[u8], contents: &Contents) -> bool {
         let Some(known) = &self.known else { return false };
         let contents: Vec<&[u8]> =
             contents.iter().filter_map(|content| known.get(content)).map(|of| &**of).collect();
-        sector.chunks(WORD).enumerate().all(|(index, word)| {
-            let place = index * WORD..index * WORD + word.len();
-            contents.iter().any(|content| content.get(place.clone()) == Some(word))
+        sector.iter().enumerate().all(|(index, byte)| {
+            contents.iter().any(|content| content.get(index) == Some(byte))
         })
     }
 

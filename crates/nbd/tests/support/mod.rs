@@ -22,8 +22,7 @@ pub const CAPACITY: u64 = 8 * MIB;
 /// The time limit for what should happen soon.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder in memory: ext4 of some kernels warns of, and may mistake, ranges that are written and zeroed at the same
-/// time, which these tests do all the time.
+/// A folder in memory, so that no slow disk determines the time of a test.
 pub fn in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
