@@ -11,6 +11,7 @@ import sys
 sys.dont_write_bytecode = True
 
 READ, WRITE, DISCONNECT, FLUSH = 0, 1, 2, 3
+FUA = 1
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,22 +39,22 @@ def fio(server, pattern, depth, seconds, size, *options):
     return side["iops"], cpu_us, (job["usr_cpu"] + job["sys_cpu"]) / 100
 
 
-def request(command, number, offset, length):
+def request(command, number, offset, length, flags=0):
     """The bytes of a request, without the data of a write."""
-    return struct.pack(">IHHQQI", 0x25609513, 0, command, number, offset, length)
+    return struct.pack(">IHHQQI", 0x25609513, flags, command, number, offset, length)
 
 
 class Connection:
-    """A plain NBD connection without structured replies to the default export, as
+    """A plain NBD connection without structured replies to an export, by default the default one, as
     https://github.com/NetworkBlockDevice/nbd describes it in doc/proto.md."""
 
-    def __init__(self, path, timeout_s):
+    def __init__(self, path, timeout_s, export=b""):
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout_s)
         self.socket.connect(path)
         self.take(16)  # NBDMAGIC, IHAVEOPT
         flags = struct.unpack(">H", self.take(2))[0]
-        self.socket.sendall(struct.pack(">I", flags & 3) + b"IHAVEOPT" + struct.pack(">II", 1, 0))
+        self.socket.sendall(struct.pack(">I", flags & 3) + b"IHAVEOPT" + struct.pack(">II", 1, len(export)) + export)
         self.size = struct.unpack(">QH", self.take(10))[0]
         if not flags & 2:
             self.take(124)
@@ -87,6 +88,13 @@ class Connection:
             if command == READ:
                 found[number] = self.take(length)
         return found
+
+    def write_durably(self, offset, data):
+        """Writes a block with force unit access."""
+        self.socket.sendall(request(WRITE, 0, offset, len(data), FUA) + data)
+        _, error, _ = struct.unpack(">IIQ", self.take(16))
+        if error:
+            raise OSError(f"the server answered {error}")
 
     def flush(self):
         self.requests([(FLUSH, 0, 0, b"")])

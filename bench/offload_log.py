@@ -4,6 +4,9 @@ Each disk is driven over vhost-user with one write of 4 KiB in flight. `device` 
 what the log device can do; it is also the other host's device for a log at another daemon, which is on this host and has
 a Unix socket. For a cluster of three nodes, `plain` sends SET of 4 KiB to a node by a plain socket, and
 for one of three primaries with a replica each, SET and WAIT 1.
+
+The second table compares like with like: the same NBD client writes 4 KiB with force unit access, to the disk whose load
+is carried, and to a disk that is served from the log's device, by the daemon that has the device.
 """
 
 import json
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 
+import nbd_client
 import targets
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -92,6 +96,19 @@ def asks(connection, stream, key):
     return stream.readline() == b"+OK\r\n"
 
 
+def durable_writes(path, export):
+    """The median and the 99th percentile of a write of 4 KiB with force unit access, one at a time, in µs."""
+    connection = nbd_client.Connection(path, 10, export)
+    data, times_ns, at, end = os.urandom(BLOCK), [], 0, time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        begun = time.perf_counter_ns()
+        connection.write_durably(at, data)
+        times_ns.append(time.perf_counter_ns() - begun)
+        at = (at + BLOCK) % (64 << 20)
+    connection.close()
+    return quantiles(times_ns)
+
+
 class Daemon:
     """A daemon with a disk in memory whose changes are carried."""
 
@@ -102,7 +119,8 @@ class Daemon:
         with open(image, "wb") as file:
             file.truncate(1 << 30)
         text = (f'[daemon]\ncontrol = "{self.control}"\n{cluster}\n[[disk]]\nname = "disk"\nimage = "{image}"\n'
-                f'tap = false\n{layer}\n[disk.vhost_user]\nsocket = "{folder}/disk.sock"\n')
+                f'tap = false\n{layer}\n[disk.vhost_user]\nsocket = "{folder}/disk.sock"\n'
+                f'[[nbd]]\naddress = "unix:{folder}/nbd.sock"\n')
         path = os.path.join(folder, "fathom.toml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -129,6 +147,10 @@ class Daemon:
         row = next(row for row in rows if row["workload"]["read_percent"] == 0)
         return row["latency_us_p50"], row["latency_us_p99"]
 
+    def durable_writes(self):
+        """The median and the 99th percentile of a durable write by a client of NBD, in µs."""
+        return durable_writes(os.path.join(self.folder, "nbd.sock"), b"disk")
+
     def end(self):
         self.process.terminate()
         self.process.wait()
@@ -139,7 +161,7 @@ class Host:
     """Another daemon, which serves a disk on the log's device over NBD."""
 
     def __init__(self, folder):
-        os.makedirs(folder)
+        os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "log"), "wb") as file:
             for _ in range(256):
                 file.write(bytes(1 << 20))
@@ -182,6 +204,11 @@ class Cluster:
         self.process.wait()
 
 
+def middle(rows):
+    """The medians of columns."""
+    return [statistics.median(column) for column in zip(*rows)]
+
+
 def measure(folder, rounds, checks):
     """Prints the table, and appends the checks."""
     # Images in memory, so that only the log is on a device.
@@ -194,28 +221,44 @@ def measure(folder, rounds, checks):
              ("copies", "the same, with a replica of each", in_cluster, 1)]
     print(f"\nA write of 4 KiB, one at a time, and what its log's device or cluster can do, in µs (medians of {rounds} "
           f"rounds)\n{'log in':34}{'p50':>9}{'p99':>9}{'plain p50':>12}{'ratio':>8}")
+    alike = []
     try:
         for name, text, layer, copies in cases:
             cluster = None if copies is None else Cluster(os.path.join(folder, f"nodes-{copies}"), copies)
             host = Host(os.path.join(folder, "host")) if name == "host" else None
             try:
-                own, plain = [], []
+                own, plain, durable, served = [], [], [], []
                 for _ in range(rounds):
                     plain.append(device(folder) if cluster is None else plain_cluster(cluster.nodes, copies))
                     daemon = Daemon(memory, cluster.table if cluster else "", layer)
                     daemon.run("offload", "start", "disk")
                     own.append(daemon.writes())
+                    durable.append(daemon.durable_writes())
                     daemon.end()
+                    if cluster is None:
+                        # At the other host, or by a daemon with a disk on the log's device.
+                        server = host or Host(os.path.join(folder, "device"))
+                        served.append(durable_writes(server.socket, b"log"))
+                        if not host:
+                            server.end()
             finally:
                 for other in filter(None, (cluster, host)):
                     other.end()
-            (half, late), (base, _) = ([statistics.median(column) for column in zip(*rows)] for rows in (own, plain))
+            (half, late), (base, _) = middle(own), middle(plain)
             print(f"{text:34}{half:9.0f}{late:9.0f}{base:12.0f}{half / base:8.2f}", flush=True)
+            if served:
+                alike.append((text, middle(durable), middle(served)))
             if name == "file":
                 checks.append((targets.at_most, "a redirected write, of a durable write of the log's file", half / base,
                                TIMES_MAX))
             if name == "three":
                 checks.append((targets.at_most, "a redirected write into a local cluster of three nodes", half,
                                CLUSTER_MAX, " µs"))
+        print(f"\nThe same by a client of NBD, and its durable writes to a disk on the log's device, in µs\n"
+              f"{'log in':34}{'p50':>9}{'p99':>9}{'device p50':>12}{'ratio':>8}")
+        for text, (half, late), (base, _) in alike:
+            print(f"{text:34}{half:9.0f}{late:9.0f}{base:12.0f}{half / base:8.2f}")
+            checks.append((targets.at_most, f"a redirected write, of one to a disk on the log's device: {text}",
+                           half / base, TIMES_MAX))
     finally:
         subprocess.run(["rm", "-rf", memory], check=False)

@@ -45,8 +45,7 @@ struct Case {
     loads: &'static [Load],
     /// The bytes of the log of each disk.
     log: u64,
-    /// What is carried.
-    carried: &'static [CarryKind],
+    ways: &'static [Way],
     /// The time before the first peak, in which hot blocks get their copies.
     warmup_ns: u64,
 }
@@ -68,8 +67,7 @@ const FIO: Load = load([200.0, 560.0], 0.7, 8, 0.33, 64 * MIB, false);
 const EACH: Load = load([400.0, 900.0], 0.66, 64, 0.45, 64 * MIB, false);
 
 const fn alike(name: &'static str, loads: &'static [Load]) -> Case {
-    let carried = &[CarryKind::Off, CarryKind::Both];
-    Case { name, is_hdd: false, loads, log: 2 * GIB, carried, warmup_ns: 120 * SECOND }
+    Case { name, is_hdd: false, loads, log: 2 * GIB, ways: &FEW_WAYS, warmup_ns: 120 * SECOND }
 }
 
 /// The loads of the paper: the mixes and hit rates are those of its section IV. A run takes minutes instead of hours,
@@ -80,7 +78,7 @@ const CASES: &[Case] = &[
         is_hdd: true,
         loads: &[EXCHANGE, FIO],
         log: GIB,
-        carried: &CARRIED,
+        ways: &WAYS,
         warmup_ns: 600 * SECOND,
     },
     Case {
@@ -88,7 +86,7 @@ const CASES: &[Case] = &[
         is_hdd: true,
         loads: &[load([60.0, 60.0], 0.66, 8, 0.33, 32 * MIB, false), FIO],
         log: GIB,
-        carried: &CARRIED,
+        ways: &WAYS,
         warmup_ns: 600 * SECOND,
     },
     Case {
@@ -96,7 +94,7 @@ const CASES: &[Case] = &[
         is_hdd: true,
         loads: &[EXCHANGE, load([200.0, 560.0], 0.97, 16, 0.6, 64 * MIB, false)],
         log: GIB,
-        carried: &CARRIED,
+        ways: &WAYS,
         warmup_ns: 600 * SECOND,
     },
     Case {
@@ -107,7 +105,7 @@ const CASES: &[Case] = &[
             load([3700.0, 7400.0], 0.7, 64, 0.33, 128 * MIB, false),
         ],
         log: 8 * GIB,
-        carried: &CARRIED,
+        ways: &WAYS,
         warmup_ns: 120 * SECOND,
     },
     alike("1 disk, ssd", &[EACH; 1]),
@@ -116,8 +114,14 @@ const CASES: &[Case] = &[
     alike("6 disks, ssd", &[EACH; 6]),
     alike("8 disks, ssd", &[EACH; 8]),
 ];
-const CARRIED: [CarryKind; 4] =
-    [CarryKind::Off, CarryKind::Reads, CarryKind::Writes, CarryKind::Both];
+const FEW_WAYS: [Way; 2] = [way(CarryKind::Off), way(CarryKind::Both)];
+const WAYS: [Way; 5] = [
+    way(CarryKind::Off),
+    way(CarryKind::Reads),
+    way(CarryKind::Writes),
+    way(CarryKind::Both),
+    Way { kind: CarryKind::Both, is_held: true },
+];
 
 /// The peaks of a run.
 fn peaks(warmup_ns: u64) -> Vec<Peak> {
@@ -231,7 +235,7 @@ impl Record {
         carried.count() as f64 / all as f64
     }
 
-    fn print(&mut self, case: &str, carry: CarryKind, seed: u64) {
+    fn print(&mut self, case: &str, way: Way, seed: u64) {
         let delays: Vec<String> = self
             .delays()
             .into_iter()
@@ -257,7 +261,7 @@ impl Record {
         println!(
             "{{\"case\":\"{case}\",\"carry\":\"{}\",\"seed\":{seed},\"delays_ms\":[{}],\"needless\":{needless:.4},\
              \"returning_s\":{returning:.1},\"disks\":[{}],\"seconds\":[{}]}}",
-            carry.name(),
+            way.name(),
             delays.join(","),
             disks.join(","),
             seconds.join(",")
@@ -265,8 +269,26 @@ impl Record {
     }
 }
 
+/// How the load of disks is carried.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    kind: CarryKind,
+    /// Whether nothing returns in the time after a peak.
+    is_held: bool,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        if self.is_held { "held" } else { self.kind.name() }
+    }
+}
+
+const fn way(kind: CarryKind) -> Way {
+    Way { kind, is_held: false }
+}
+
 /// Runs a case.
-fn run(case: &Case, carry: CarryKind, seed: u64) -> Record {
+fn run(case: &Case, way: Way, seed: u64) -> Record {
     let Case { loads, warmup_ns, .. } = *case;
     let devices: Vec<Model> = if case.is_hdd {
         let parameters = || HddParameters::spanning(SPINDLES * SPINDLE);
@@ -293,7 +315,9 @@ fn run(case: &Case, carry: CarryKind, seed: u64) -> Record {
         .enumerate()
         .map(|(disk, load)| Arrivals::new(*load, peaks.clone(), 1000 * seed + disk as u64, end_ns));
     let mut moments = Vec::new();
-    Rig::new(&devices, &log, loads.len(), sizes, carry).run(
+    let after = |peak: &Peak| peak.end_ns()..peak.end_ns() + SETTLE_NS;
+    let held: Vec<_> = peaks.iter().filter(|_| way.is_held).map(after).collect();
+    Rig::new(&devices, &log, loads.len(), sizes, way.kind, &held).run(
         merge(disks.collect()),
         |completed| record.done(completed),
         |moment| moments.push(moment),
@@ -307,15 +331,15 @@ fn main() {
     let only = arguments.next().unwrap_or_default();
     let seed = arguments.next().map_or(1, |seed| seed.parse().expect("a seed"));
     for case in CASES {
-        for carry in case.carried.iter().copied() {
-            let name = format!("{}, {}", case.name, carry.name());
+        for way in case.ways.iter().copied() {
+            let name = format!("{}, {}", case.name, way.name());
             if !name.contains(&only) {
                 continue;
             }
             if stderr().is_terminal() {
                 eprint!("\r\x1b[K{name}");
             }
-            run(case, carry, seed).print(case.name, carry, seed);
+            run(case, way, seed).print(case.name, way, seed);
         }
     }
 }

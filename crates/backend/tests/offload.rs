@@ -42,7 +42,7 @@ fn run(carry: CarryKind) -> (Vec<u64>, Vec<Moment>) {
         (1..).zip(loads).map(|(seed, load)| Arrivals::new(load, vec![PEAK], seed, end_ns));
     let (mut times, mut moments) = (Vec::new(), Vec::new());
     let stays_ns = PEAK.start_ns + PEAK.ramp_ns;
-    Rig::new(&devices, &log, 2, sizes, carry).run(
+    Rig::new(&devices, &log, 2, sizes, carry, &[]).run(
         merge(arrivals.collect()),
         |completed| {
             let is_within = (stays_ns..stays_ns + PEAK.stay_ns).contains(&completed.at_ns);

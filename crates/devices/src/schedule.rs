@@ -26,6 +26,12 @@ const MARGIN: u64 = 2;
 /// The duration of a step before any was measured.
 const STEP_NS: u64 = 10_000_000;
 
+/// How long a gentle part pauses after a step, in durations of the step, and at most, in nanoseconds.
+const PAUSE: u64 = 9;
+const PAUSE_MAX_NS: u64 = 1_000_000_000;
+/// The idle time after which a device is not used, in nanoseconds.
+const QUIET_NS: u64 = 1_000_000_000;
+
 /// An offer of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
@@ -35,6 +41,8 @@ pub struct Offer {
     pub waiting_bytes: u64,
     /// When all of it has to be done, in nanoseconds.
     pub deadline_ns: u64,
+    /// Whether the part pauses after each step while the device is used.
+    pub is_gentle: bool,
 }
 
 /// What else uses a device, apart from the guests' requests and the steps that its scheduler knows.
@@ -74,6 +82,8 @@ struct Part {
     asked_ns: u64,
     /// The number of the part's latest step.
     turn: u64,
+    /// Until when a gentle part pauses, in nanoseconds.
+    pause_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -186,7 +196,7 @@ impl Schedule {
     pub fn ask(&mut self, part: u64, offer: Offer, others: Others, now_ns: u64) -> Option<u64> {
         let Some(asking) = self.parts.get_mut(&part) else { return Some(now_ns + WAIT_MAX_NS) };
         (asking.offer, asking.asked_ns) = (Some(offer), now_ns);
-        let turn = asking.turn;
+        let (turn, pause_ns) = (asking.turn, asking.pause_ns);
         // The requests of a step look like those of other programs.
         let has_step = self.running.is_some() || others.has_step;
         let foreign = if has_step { 0 } else { others.requests };
@@ -206,7 +216,7 @@ impl Schedule {
         let forced_ns = self.forced_ns(&offer);
         let is_other_first = self.parts.iter().any(|(number, other)| {
             let waits = other.offer.is_some() && now_ns.saturating_sub(other.asked_ns) < TURN_NS;
-            *number != part && waits && other.turn < turn
+            *number != part && waits && other.turn < turn && other.pause_ns <= now_ns
         });
         let is_forced = forced_ns <= now_ns;
         if !is_forced && others.has_step {
@@ -218,6 +228,10 @@ impl Schedule {
             return Some(now_ns + if is_idle { WAIT_MIN_NS } else { WAIT_BUSY_NS });
         }
         let idle_ns = self.idle_for_ns(foreign, now_ns);
+        let is_used = idle_ns.is_none_or(|idle_ns| idle_ns < QUIET_NS);
+        if offer.is_gentle && is_used && !is_forced && now_ns < pause_ns {
+            return Some(pause_ns.min(forced_ns));
+        }
         let wait_ns = match idle_ns {
             Some(idle_ns) => self
                 .predictor
@@ -249,7 +263,12 @@ impl Schedule {
             return Vec::new();
         };
         let duration_ns = now_ns.saturating_sub(running.since_ns);
-        let offer = self.parts.get(&part).and_then(|part| part.offer).unwrap_or_default();
+        let mut offer = Offer::default();
+        if let Some(part) = self.parts.get_mut(&part) {
+            offer = part.offer.unwrap_or_default();
+            let pause_ns = duration_ns.saturating_mul(PAUSE).min(PAUSE_MAX_NS);
+            part.pause_ns = if offer.is_gentle { now_ns.saturating_add(pause_ns) } else { 0 };
+        }
         self.step_ns = (self.step_ns * 7 + duration_ns) / 8;
         if offer.bytes > 0 {
             let byte_ns = duration_ns as f64 / offer.bytes as f64;

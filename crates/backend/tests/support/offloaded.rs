@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -158,10 +159,12 @@ struct Device {
     wakers: Mutex<BTreeMap<u64, Waker>>,
     opened: AtomicU64,
     batches: Vec<Mutex<Batch>>,
+    /// The times without background work, in nanoseconds.
+    held: Vec<Range<u64>>,
 }
 
 impl Device {
-    fn new(disks: usize) -> Self {
+    fn new(disks: usize, held: &[Range<u64>]) -> Self {
         let schedule = Schedule::new(IdleOptions::default(), default_predictor(), 0);
         Self {
             now_ns: AtomicU64::new(0),
@@ -170,6 +173,7 @@ impl Device {
             wakers: Mutex::default(),
             opened: AtomicU64::new(0),
             batches: (0..disks).map(|_| Mutex::default()).collect(),
+            held: held.to_vec(),
         }
     }
 
@@ -199,8 +203,11 @@ impl BackgroundScheduler for Device {
     }
 
     fn ask(&self, part: u64, step: BackgroundStep, now_ns: u64) -> Permission {
-        let BackgroundStep { bytes, waiting_bytes, deadline_ns } = step;
-        let offer = Offer { bytes, waiting_bytes, deadline_ns };
+        if let Some(held) = self.held.iter().find(|held| held.contains(&now_ns)) {
+            return Permission::Wait(held.end);
+        }
+        let BackgroundStep { bytes, waiting_bytes, deadline_ns, is_gentle } = step;
+        let offer = Offer { bytes, waiting_bytes, deadline_ns, is_gentle };
         let others = Others { requests: 0, has_step: false, is_first: false };
         match self.schedule.lock().unwrap().ask(part, offer, others, now_ns) {
             Some(again_ns) => Permission::Wait(again_ns),
@@ -337,15 +344,16 @@ pub struct Rig {
 
 impl Rig {
     /// `disks` disks behind each other on `devices`, which are those of an array if there are several; each has its
-    /// log on `log`, a device of the host.
+    /// log on `log`, a device of the host. There is no background work in the times `held`, in nanoseconds.
     pub fn new(
         devices: &[Model],
         log: &Model,
         disks: usize,
         sizes: Sizes,
         carry: CarryKind,
+        held: &[Range<u64>],
     ) -> Self {
-        let (time, device) = (Rc::new(Cell::new(SECOND)), Arc::new(Device::new(disks)));
+        let (time, device) = (Rc::new(Cell::new(SECOND)), Arc::new(Device::new(disks, held)));
         let count = devices.len() as u64;
         let disk = |number: usize| {
             let length = sizes.log + sizes.copies;
@@ -363,7 +371,7 @@ impl Rig {
                 size: sizes.log,
                 block_size: 4096,
                 identity: *b"identity of rigs",
-                age_ns: 60 * SECOND,
+                age_ns: 600 * SECOND,
                 completion: Completion::Durable,
                 expected: None,
             };

@@ -167,14 +167,16 @@ fn round_up(value: f64) -> f64 {
 /// The picture of a history that is not empty.
 fn draw(history: &OffloadHistory) -> String {
     let samples = &history.samples;
-    let times =
-        samples.iter().flat_map(|it| [it.observed_p90_ns, it.predicted_p90_ns, it.low_p90_ns]);
+    let most = |of: fn(&OffloadSample) -> u64| samples.iter().map(of).max().unwrap_or(0);
+    let observed = most(|it| it.observed_p90_ns.max(it.low_p90_ns)).max(1);
+    // What is foreseen in an overload has no limit. Beyond twice what came, it is drawn at the top.
+    let foreseen = most(|it| it.predicted_p90_ns).min(observed.saturating_mul(2));
     let begin_ns = samples.first().map_or(0, |sample| sample.unix_time_ns);
     let end_ns = samples.last().map_or(0, |sample| sample.unix_time_ns);
     let scale = Scale {
         begin_ns,
         length_ns: end_ns.saturating_sub(begin_ns).max(SECOND_NS),
-        most: round_up(times.max().unwrap_or(1) as f64),
+        most: round_up(observed.max(foreseen) as f64),
     };
     let mut picture = svg::begin(WIDTH, HEIGHT);
     let title = format!("What was foreseen for {}, and what came", shorten(&history.disk, 40));

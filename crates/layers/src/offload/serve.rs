@@ -452,7 +452,12 @@ impl HotQueue {
             }
             let waiting_bytes = self.plan.len() as u64 * block_size;
             // Copies need never be made.
-            let step = BackgroundStep { bytes: block_size, waiting_bytes, deadline_ns: u64::MAX };
+            let step = BackgroundStep {
+                bytes: block_size,
+                waiting_bytes,
+                deadline_ns: u64::MAX,
+                is_gentle: true,
+            };
             if let Permission::Wait(until_ns) = self.background.ask(step, next.now_ns()) {
                 self.ask_ns = until_ns;
                 return next.wake_at(until_ns);

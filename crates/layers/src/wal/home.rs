@@ -51,8 +51,9 @@ pub(super) struct WriteBack {
     in_flight: usize,
     is_flushing: bool,
     failed: Option<ErrorKind>,
-    /// The bytes that are not home.
+    /// The bytes of the round that are not home, and those of the log that are as old but not in the round.
     left: u64,
+    beyond: u64,
     /// The number of the round at the switch, until all changes have completed that had gone past the log.
     past: Option<u64>,
     /// When the round has to be done, in nanoseconds.
@@ -170,8 +171,11 @@ impl WalQueue {
         if write_back.in_flight > 0 {
             return false;
         }
-        let (waiting_bytes, deadline_ns) = (write_back.left, write_back.deadline_ns);
-        let step = BackgroundStep { bytes: bytes.min(waiting_bytes), waiting_bytes, deadline_ns };
+        let (waiting_bytes, deadline_ns) =
+            (write_back.left + write_back.beyond, write_back.deadline_ns);
+        let is_gentle = self.is_switched;
+        let bytes = bytes.min(write_back.left);
+        let step = BackgroundStep { bytes, waiting_bytes, deadline_ns, is_gentle };
         let is_allowed = std::mem::take(&mut write_back.is_allowed) || self.ask(step, next);
         if let Some(write_back) = &mut self.write_back {
             write_back.is_step = is_allowed;
@@ -208,7 +212,8 @@ impl WalQueue {
             return false;
         }
         let bytes = COPY_LENGTH_MAX.min(waiting_bytes);
-        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns }, next)
+        let is_gentle = self.is_switched;
+        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns, is_gentle }, next)
     }
 
     fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
@@ -240,7 +245,7 @@ impl WalQueue {
                 return None;
             }
             let is_due = is_pressed || now_ns >= state.since_ns.saturating_add(age_ns);
-            Some((is_due, state.since_ns, state.log.used().min(limit)))
+            Some((is_due, state.since_ns, state.log.used()))
         });
         if let Some(wake_ns) = wake_ns {
             next.wake_at(wake_ns);
@@ -254,7 +259,7 @@ impl WalQueue {
             return None;
         }
         let deadline_ns = if is_due { now_ns } else { since_ns.saturating_add(age_ns) };
-        let mut past = None;
+        let (mut past, mut beyond) = (None, 0);
         let round = self.inner.shared.access(|state| {
             // Another queue may have begun a round meanwhile.
             if state.is_writing_back || state.failed.is_some() {
@@ -263,7 +268,13 @@ impl WalQueue {
             // With `Written`, the records may not be durable yet.
             state.want_shown();
             let round = state.log.round(limit)?;
-            let since_ns = std::mem::replace(&mut state.since_ns, now_ns);
+            let since_ns = state.since_ns;
+            if self.is_switched && round.last + 1 < round.shown {
+                beyond = state.log.used().saturating_sub(limit);
+            } else {
+                // What comes after the round is new.
+                state.since_ns = now_ns;
+            }
             (state.is_writing_back, state.is_space_awaited) = (true, false);
             past = state.carry.as_mut().map(Carry::begin_round);
             Some((round, since_ns))
@@ -286,6 +297,7 @@ impl WalQueue {
             is_flushing: false,
             failed: None,
             left,
+            beyond,
             past,
             deadline_ns,
             is_allowed,
