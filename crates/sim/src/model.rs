@@ -228,9 +228,10 @@ impl ModelDisk {
         let Some(known) = &self.known else { return false };
         let contents: Vec<&[u8]> =
             contents.iter().filter_map(|content| known.get(content)).map(|of| &**of).collect();
-        sector.iter().enumerate().all(|(index, byte)| {
-            contents.iter().any(|content| content.get(index) == Some(byte))
-        })
+        sector
+            .iter()
+            .enumerate()
+            .all(|(index, byte)| contents.iter().any(|content| content.get(index) == Some(byte)))
     }
 
     /// Restarts the model with `image`, which a crash has left.

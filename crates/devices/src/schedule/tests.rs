@@ -81,7 +81,8 @@ impl Simulation {
             if ask_ns > self.now_ns || has_step {
                 continue;
             }
-            let offer = Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns, is_gentle: false };
+            let offer =
+                Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns, is_gentle: false };
             let forced = self.schedule.work().forced;
             if let Some(again_ns) =
                 self.schedule.ask(part, offer, requests(self.foreign), self.now_ns)

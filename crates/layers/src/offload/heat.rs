@@ -1,6 +1,6 @@
 //! How often blocks are read, for the choice of those with copies.
 //!
-//! Reads are counted in windows: at the end of each, all counts are halved. Each queue gathers some reads in
+//! Reads are counted in windows, each with its weight: at the end of each, all counts are halved. Each queue gathers some reads in
 //! memory of its own, and adds them together if nobody else uses the counts; otherwise they are not counted.
 
 use std::collections::HashMap;
@@ -51,15 +51,15 @@ impl Heat {
     }
 
     /// Counts reads, unless another queue does so.
-    fn add(&self, blocks: &[u64]) {
+    fn add(&self, blocks: &[(u64, u32)]) {
         let mut counts = match self.counts.try_lock() {
             Ok(counts) => counts,
             Err(TryLockError::Poisoned(counts)) => counts.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        for block in blocks {
+        for (block, weight) in blocks {
             let count = counts.reads.entry(*block).or_default();
-            *count = count.saturating_add(1);
+            *count = count.saturating_add(*weight);
         }
         let counted_max = (self.slots * COUNTED_PER_SLOT).max(COUNTED_MIN);
         while counts.reads.len() > counted_max {
@@ -136,7 +136,7 @@ fn halve(reads: &mut HashMap<u64, u32>) {
 /// The reads that one queue has gathered.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    blocks: Vec<u64>,
+    blocks: Vec<(u64, u32)>,
 }
 
 impl Gathered {
@@ -144,9 +144,9 @@ impl Gathered {
         Self { blocks: Vec::with_capacity(READS_MAX) }
     }
 
-    /// Counts a read of a block.
-    pub(super) fn count(&mut self, block: u64, heat: &Heat) {
-        self.blocks.push(block);
+    /// Counts a read of a block, with a weight.
+    pub(super) fn count(&mut self, block: u64, weight: u32, heat: &Heat) {
+        self.blocks.push((block, weight));
         if self.blocks.len() >= READS_MAX {
             self.pass_on(heat);
         }
@@ -170,14 +170,15 @@ mod tests {
         let mut gathered = Gathered::new();
         let mut read = |block, times| {
             for _ in 0..times {
-                gathered.count(block, &heat);
+                gathered.count(block, 1, &heat);
             }
             gathered.pass_on(&heat);
         };
         read(1, 10);
         read(2, 20);
         read(3, 1);
-        let none = |wanted: &[u64]| Comparison { lacking: wanted.to_vec(), ..Comparison::default() };
+        let none =
+            |wanted: &[u64]| Comparison { lacking: wanted.to_vec(), ..Comparison::default() };
         assert_eq!(heat.plan(1, none), Some(vec![(2, None), (1, None)]));
         assert_eq!(heat.plan(2, none), None, "the next plan is not due");
         // Block 4 is read about as often as block 1, and then clearly more often.
@@ -205,7 +206,7 @@ mod tests {
         let heat = Heat::new(1, 1);
         let mut gathered = Gathered::new();
         for block in 0..100_000 {
-            gathered.count(block, &heat);
+            gathered.count(block, 1, &heat);
         }
         assert!(heat.counts.lock().unwrap().reads.len() <= COUNTED_MIN);
     }

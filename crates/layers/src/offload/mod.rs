@@ -9,8 +9,8 @@
 //! - `gate`: the states, and what may go past the log.
 //! - `regions`: which parts of the disk a scan of the log could still write to.
 //! - `queue`: one queue's work. It passes requests to a part of the layer `wal`, or past it.
-//! - `copies`, `heat`, `serve`: copies of blocks that are read often, their choice, and one queue's work on
-//!   them. `budget`: how much of what passes becomes copies.
+//! - `copies`, `heat`, `weight`, `serve`: copies of blocks that are read often, their choice, and one queue's work
+//!   on them. `budget`: how much of what passes becomes copies.
 
 mod budget;
 mod copies;
@@ -19,6 +19,7 @@ mod heat;
 mod queue;
 mod regions;
 mod serve;
+mod weight;
 
 use std::io;
 use std::ops::Range;

@@ -178,7 +178,7 @@ impl OffloadQueue {
 
     fn read(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         let Some(hot) = &mut self.hot else { return self.pass_read(request, next) };
-        hot.count(&request.range());
+        hot.count(&request);
         if !self.view.carries_reads() {
             return self.pass_read(request, next);
         }

@@ -14,6 +14,7 @@ use fathom_block::{
 use super::budget::Budget;
 use super::copies::{Copies, CopyRead, Fill};
 use super::heat::{Gathered, Heat};
+use super::weight::Runs;
 use crate::wal::queue::purpose;
 
 /// The longest read that counts, in blocks. Longer ones are fast on any disk.
@@ -85,6 +86,7 @@ pub(super) struct HotQueue {
     capacity: u64,
     background: Background,
     gathered: Gathered,
+    runs: Runs,
     /// The reads of copies in flight, with the guest's requests, by number.
     reads: HashMap<u64, (Box<Request>, CopyRead)>,
     count: u64,
@@ -114,6 +116,7 @@ impl HotQueue {
             capacity,
             background,
             gathered: Gathered::new(),
+            runs: Runs::default(),
             reads: HashMap::new(),
             count: 0,
             passing: HashMap::new(),
@@ -132,13 +135,15 @@ impl HotQueue {
     }
 
     /// Counts a read.
-    pub(super) fn count(&mut self, range: &Range<u64>) {
-        let blocks = self.hot.copies.blocks(range);
-        if blocks.end - blocks.start <= COUNTED_BLOCKS_MAX {
+    pub(super) fn count(&mut self, request: &Request) {
+        let range = request.range();
+        let blocks = self.hot.copies.blocks(&range);
+        let weight = self.runs.weigh(&range, &request.insight);
+        if blocks.end - blocks.start <= COUNTED_BLOCKS_MAX && weight > 0 {
             // Only whole blocks have copies.
             let whole = self.capacity / self.hot.copies.block_size();
             for block in blocks.filter(|block| *block < whole) {
-                self.gathered.count(block, &self.hot.heat);
+                self.gathered.count(block, weight, &self.hot.heat);
             }
         }
     }
@@ -304,13 +309,7 @@ impl HotQueue {
     }
 
     /// Writes the content of `own` to its place in a copy.
-    fn send_fill(
-        &self,
-        mut own: Box<Request>,
-        fill: &Fill,
-        number: u64,
-        next: &mut Crossing<'_>,
-    ) {
+    fn send_fill(&self, mut own: Box<Request>, fill: &Fill, number: u64, next: &mut Crossing<'_>) {
         own.operation = Operation::Write;
         own.offset = fill.offset;
         own.token = token(step::FILL, number);
@@ -411,7 +410,9 @@ impl HotQueue {
             return;
         }
         let copies = &self.hot.copies;
-        let Some(plan) = self.hot.heat.plan(now_ns, |wanted| copies.compare(wanted)) else { return };
+        let Some(plan) = self.hot.heat.plan(now_ns, |wanted| copies.compare(wanted)) else {
+            return;
+        };
         self.plan.clear();
         for (block, victim) in plan {
             copies.assign(block, victim);
