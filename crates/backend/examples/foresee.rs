@@ -70,10 +70,8 @@ fn options(values: &[String]) -> (ContentionOptions, TrendOptions) {
         match name {
             "horizon" => trend.horizon = number,
             "smoothed" => trend.smoothed = number,
-            "deviations" => trend.deviations = number,
             "step" => options.step_ns = time_ns,
             "window" => options.window_ns = time_ns,
-            "dwell" => options.dwell_ns = time_ns,
             "dwell_observed" => options.dwell_observed_ns = time_ns,
             "share_queue" => options.share_queue = number,
             "hold" => options.hold_ns = time_ns,

@@ -21,6 +21,7 @@ mod choice;
 mod curve;
 mod disk;
 pub mod forecast;
+mod growth;
 mod low;
 mod queue;
 mod trend;
@@ -37,6 +38,7 @@ pub use window::Times;
 
 use disk::DiskModel;
 use forecast::Forecast;
+use growth::Growth;
 use low::Quantiles;
 use window::{STEPS_MAX, Sums};
 
@@ -44,7 +46,10 @@ use window::{STEPS_MAX, Sums};
 pub const DISKS_MAX: usize = 4096;
 /// The greatest load that counts.
 const LOAD_MAX: f64 = 1e6;
-/// The unit of queues in quantiles, which resolve no numbers below one.
+/// The load is low up to this many times the difference between the first quartile and the median above the
+/// median.
+const LOW_SPREADS: f64 = 3.0;
+/// The unit of queues and loads in quantiles, which resolve no numbers below one.
 const QUEUE_UNIT: f64 = 1000.0;
 /// The windows under a low load from which on the model is used.
 const WINDOWS_MIN: u32 = 10;
@@ -71,8 +76,6 @@ pub struct ContentionOptions {
     /// The share of the windows under a low load whose queue is at most the one without which no peak is
     /// foreseen.
     pub share_queue: f64,
-    /// How long the prediction exceeds its bound before a peak is foreseen, in nanoseconds.
-    pub dwell_ns: u64,
     /// How long what is observed exceeds its bound before there is a peak, in nanoseconds.
     pub dwell_observed_ns: u64,
     /// How long it is not before a peak ends, in nanoseconds.
@@ -93,8 +96,7 @@ impl Default for ContentionOptions {
             margin: 0.05,
             share: 0.9,
             share_observed: 0.99,
-            share_queue: 0.5,
-            dwell_ns: 300_000_000,
+            share_queue: 0.95,
             dwell_observed_ns: 1_000_000_000,
             hold_ns: 5_000_000_000,
             error_max: 0.3,
@@ -135,6 +137,8 @@ struct Moment {
     is_window_end: bool,
     /// Whether requests wait more than is usual under a low load.
     is_waiting: bool,
+    /// Whether those of a disk, or of all, come faster than is usual.
+    is_growing: bool,
     /// Whether the queue is longer than nearly always under a low load.
     is_queue_long: bool,
     /// The load of the device within the window.
@@ -155,9 +159,14 @@ pub struct Contention {
     /// The load within the window, and the mean queue that arrivals found.
     load: f64,
     queue: f64,
+    /// The loads of windows with a short queue.
+    loads: Quantiles,
+    load_windows: u32,
     /// The queues of windows under a low load.
     queues: Quantiles,
     low_windows: u32,
+    /// The arrivals of all disks.
+    growth: Growth,
 }
 
 impl Contention {
@@ -171,8 +180,11 @@ impl Contention {
             window_ns: 0,
             load: 0.0,
             queue: 0.0,
+            loads: Quantiles::default(),
+            load_windows: 0,
             queues: Quantiles::default(),
             low_windows: 0,
+            growth: Growth::default(),
         }
     }
 
@@ -236,13 +248,17 @@ impl Contention {
     /// Sums up the disks, and reports the load to the forecast.
     fn moment(&mut self, length_ns: u64) -> Moment {
         let (mut all, mut load, mut step_load) = (Sums::default(), 0.0, 0.0);
-        let mut recent = Sums::default();
+        let (mut recent, mut step_rate) = (Sums::default(), 0.0);
+        let (seconds, count) = (length_ns as f64 / 1e9, self.disks.len());
         let short = (1_000_000_000 / self.options.step_ns).max(1) as usize;
-        for disk in self.disks.values() {
+        for disk in self.disks.values_mut() {
             let window = disk.sums(STEPS_MAX);
             let service_seconds = disk.service_ns() / 1e9;
             load += window.rate() * service_seconds;
-            step_load += disk.sums(1).rate_with_carried() * service_seconds;
+            let rate = disk.sums(1).rate_with_carried();
+            disk.grow(rate, seconds, count);
+            step_rate += rate;
+            step_load += rate * service_seconds;
             all.arrivals += window.arrivals;
             all.queue += window.queue;
             all.carried += window.carried;
@@ -252,26 +268,49 @@ impl Contention {
         }
         self.load = load.min(LOAD_MAX);
         self.queue = all.queue / all.arrivals.max(1.0);
-        self.forecast.step(step_load.min(LOAD_MAX), length_ns as f64 / 1e9);
+        self.growth.step(step_rate, seconds, count);
+        self.forecast.step(step_load.min(LOAD_MAX), seconds);
         self.window_ns = self.window_ns.saturating_add(length_ns);
         let is_window_end = self.window_ns >= self.options.window_ns;
         if is_window_end {
             self.window_ns = 0;
         }
+        let mut growths = self.disks.values().map(DiskModel::growth).chain([&self.growth]);
         let recent_queue = recent.queue / recent.arrivals.max(1.0);
         Moment {
             length_ns,
-            is_low: self.queue < self.options.queue_low,
+            is_low: self.is_queue_short() && self.is_load_usual(),
             is_window_end,
             is_queue_long: self.queue * QUEUE_UNIT > self.queues.at(self.options.share_observed),
+            is_growing: growths.any(|growth| growth.is_unusual(count)),
             is_waiting: recent_queue * QUEUE_UNIT >= self.queues.at(self.options.share_queue),
             load: self.load,
             is_carried: all.carried > 0.0,
         }
     }
 
+    fn is_queue_short(&self) -> bool {
+        self.queue < self.options.queue_low
+    }
+
+    /// Whether the load is about that of most windows: few peaks of a device with a short queue do not count
+    /// as low. The lower half of the loads says how far they spread, as peaks are in the upper one.
+    fn is_load_usual(&self) -> bool {
+        let (quartile, median) = (self.loads.at(0.25), self.loads.at(0.5));
+        let most = median + LOW_SPREADS * (median - quartile);
+        self.load_windows < WINDOWS_MIN || self.load * QUEUE_UNIT <= most
+    }
+
     /// The forecast learns from a window.
     fn end_window(&mut self, moment: &Moment) {
+        let (mut rate, seconds) = (0.0, self.options.window_ns as f64 / 1e9);
+        let is_low = moment.is_low && !moment.is_carried;
+        for disk in self.disks.values_mut() {
+            let disk_rate = disk.sums(STEPS_MAX).rate();
+            disk.learn_growth(disk_rate, seconds, is_low);
+            rate += disk_rate;
+        }
+        self.growth.learn(rate, seconds, is_low);
         let (mut completed, mut work_ns, mut mean_ns, mut p90_ns) = (0_u64, 0.0, 0.0, 0.0);
         for disk in self.disks.values() {
             let Some(times) = disk.observed() else { continue };
@@ -284,6 +323,10 @@ impl Contention {
         // What is left while requests are carried says nothing of all.
         if completed < SAMPLE_MIN || work_ns <= 0.0 || moment.is_carried {
             return;
+        }
+        if self.is_queue_short() {
+            self.load_windows = self.load_windows.saturating_add(1);
+            self.loads.add(self.load * QUEUE_UNIT);
         }
         if moment.is_low {
             self.low_windows = self.low_windows.saturating_add(1);

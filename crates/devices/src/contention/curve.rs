@@ -23,6 +23,8 @@ const WEIGHT_MIN: f64 = 0.1;
 const WEIGHT_MAX: f64 = 8.0;
 /// The weight of the assumption that waiting is that of the paper's formula.
 const PRIOR: f64 = 0.002;
+/// The assumed slope of the 90th percentile, relative to that of the mean. Exponential times have 2.3.
+const P90_SLOPE: f64 = 2.0;
 
 /// The waiting at a load, for each unit of service: u / (1 − u), bounded.
 pub(super) fn waiting(load: f64, parallelism: f64) -> f64 {
@@ -120,16 +122,15 @@ impl Curve {
     pub fn fit(&self) -> Option<Fit> {
         let bins = self.used();
         let lines = |parallelism: f64| {
-            let line = |value: fn(&Bin) -> f64| {
-                line(
-                    bins.iter().map(|bin| (waiting(bin.load, parallelism), value(bin), bin.weight)),
-                )
+            let line = |slope: f64, value: fn(&Bin) -> f64| {
+                let point = |bin: &Bin| (waiting(bin.load, parallelism), value(bin), bin.weight);
+                line(bins.iter().map(point), slope)
             };
-            (line(|bin| bin.mean), line(|bin| bin.p90))
+            (line(1.0, |bin| bin.mean), line(P90_SLOPE, |bin| bin.p90))
         };
         let error = |parallelism: f64| -> f64 {
             let ((mean, mean_error), (p90, p90_error)) = lines(parallelism);
-            let prior = mean.slope.ln().powi(2) + (p90.slope / mean.slope / 2.0).ln().powi(2);
+            let prior = mean.slope.ln().powi(2) + (p90.slope / mean.slope / P90_SLOPE).ln().powi(2);
             mean_error + p90_error + PRIOR * prior
         };
         if bins.is_empty() {
@@ -155,8 +156,9 @@ fn best(error: impl Fn(f64) -> f64) -> f64 {
     found.1
 }
 
-/// The line through points with weights that has the least mean square of relative errors, and this mean.
-fn line(points: impl Iterator<Item = (f64, f64, f64)> + Clone) -> (Line, f64) {
+/// The line through points with weights that has the least mean square of relative errors, and this mean. Its slope
+/// is `usual` if the points do not tell.
+fn line(points: impl Iterator<Item = (f64, f64, f64)> + Clone, usual: f64) -> (Line, f64) {
     const SLOPES: (f64, f64) = (0.05, 20.0);
     let (mut all, mut x_sum, mut y_sum, mut xx_sum, mut xy_sum) = (0.0, 0.0, 0.0, 0.0, 0.0);
     let relative = |y: f64, weight: f64| weight / (y * y).max(1e-12);
@@ -170,8 +172,8 @@ fn line(points: impl Iterator<Item = (f64, f64, f64)> + Clone) -> (Line, f64) {
     }
     let (x_mean, y_mean) = (x_sum / all, y_sum / all);
     let variance = xx_sum / all - x_mean * x_mean;
-    let slope = if variance > 1e-9 { (xy_sum / all - x_mean * y_mean) / variance } else { 1.0 };
-    let slope = if slope.is_finite() { slope.clamp(SLOPES.0, SLOPES.1) } else { 1.0 };
+    let slope = if variance > 1e-9 { (xy_sum / all - x_mean * y_mean) / variance } else { usual };
+    let slope = if slope.is_finite() { slope.clamp(SLOPES.0, SLOPES.1) } else { usual };
     // No request takes less than no time.
     let offset = (y_mean - slope * x_mean).max(0.05);
     let offset = if offset.is_finite() { offset } else { 1.0 };

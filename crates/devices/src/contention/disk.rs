@@ -1,6 +1,7 @@
 //! The model of one disk: what it learns, and the rule for its state.
 
 use super::forecast::{Base, Forecast, Prediction};
+use super::growth::Growth;
 use super::low::{Bound, Low};
 use super::verdict::{Source, State, Verdict};
 use super::window::{STEPS_MAX, Sums, Times, Window};
@@ -33,9 +34,9 @@ pub(super) struct DiskModel {
     batch: Batch,
     window: Window,
     low: Low,
+    growth: Growth,
     /// What was predicted for the current window at its beginning, without the headroom.
     pending: Option<Prediction>,
-    predicted: Held,
     observed: Held,
     calm: Held,
     verdict: Verdict,
@@ -54,6 +55,20 @@ impl DiskModel {
     /// Ends the step.
     pub fn push(&mut self, length_ns: u64, steps_max: usize) {
         self.window.push(length_ns, std::mem::take(&mut self.batch), steps_max);
+    }
+
+    /// In the last `seconds` requests arrived at this rate, one of `count`.
+    pub fn grow(&mut self, rate: f64, seconds: f64, count: usize) {
+        self.growth.step(rate, seconds, count);
+    }
+
+    /// A window has ended.
+    pub fn learn_growth(&mut self, rate: f64, seconds: f64, is_low: bool) {
+        self.growth.learn(rate, seconds, is_low);
+    }
+
+    pub fn growth(&self) -> &Growth {
+        &self.growth
     }
 
     pub fn sums(&self, steps: usize) -> Sums {
@@ -174,22 +189,23 @@ impl DiskModel {
         let predicted = predicted.filter(|_| source == Source::Model);
         let exceeds =
             |bound: &Bound, times: Option<Times>| times.is_some_and(|it| bound.is_exceeded(it));
+        // No peak comes without more requests than usual.
+        let is_coming = exceeds(&bound, predicted) && moment.is_growing;
         // A low queue contradicts the model: for example, requests that follow each other take less time.
         // Requests that take long without a queue do not wait for each other.
-        let is_predicted = exceeds(&bound, predicted) && moment.is_waiting;
+        let is_predicted = is_coming && moment.is_waiting;
         // While requests are carried elsewhere, those that are left are of another kind, and may wait for what
         // returns. The model counts the carried ones, and decides.
         let is_comparable = !moment.is_carried || predicted.is_none();
         let is_observed =
             is_comparable && exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
-        let is_calm = !exceeds(&bound, predicted) && !is_observed;
+        let is_calm = !is_coming && !is_observed;
         let length_ns = moment.length_ns;
-        let predicted_for_ns = self.predicted.update(is_predicted, length_ns);
         let observed_for_ns = self.observed.update(is_observed, length_ns);
         let calm_for_ns = self.calm.update(is_calm, length_ns);
         if is_observed && observed_for_ns >= options.dwell_observed_ns {
             verdict.state = State::Contended;
-        } else if is_predicted && predicted_for_ns >= options.dwell_ns {
+        } else if is_predicted {
             verdict.state = State::Foreseen;
         } else if !verdict.state.is_peak() || calm_for_ns >= options.hold_ns {
             verdict.state = State::Calm;

@@ -110,6 +110,40 @@ fn a_steady_low_load_has_few_false_alarms() {
 }
 
 #[test]
+fn peaks_with_a_short_queue_are_foreseen_each_time() {
+    for seed in 0..10 {
+        let mut device = Device::new(default_forecast(), seed, 2);
+        device.steps(180, &[100.0, 100.0]);
+        // The queue stays below the threshold of a low load.
+        for peak in 0..8 {
+            let found = (0..50).find(|step| {
+                device.step(&[100.0, 100.0 + 4.0 * f64::from(*step)]);
+                device.contention.is_peak()
+            });
+            assert!(found.is_some(), "seed {seed}, peak {peak}");
+            device.steps(20, &[100.0, 300.0]);
+            assert!(device.contention.queue() < 4.5 && device.contention.is_peak());
+            device.steps(60, &[100.0, 100.0]);
+            assert!(!device.contention.is_peak(), "seed {seed}, peak {peak}");
+        }
+    }
+}
+
+#[test]
+fn a_load_that_stays_becomes_usual() {
+    let mut device = Device::new(default_forecast(), 13, 2);
+    device.steps(600, &[50.0, 100.0]);
+    device.steps(60, &[50.0, 250.0]);
+    assert!(device.contention.is_peak());
+    device.steps(900, &[50.0, 250.0]);
+    let calm = (0..600).filter(|_| {
+        device.step(&[50.0, 250.0]);
+        !device.contention.is_peak()
+    });
+    assert!(calm.count() > 550);
+}
+
+#[test]
 fn the_parallelism_is_fitted_and_that_of_the_paper_stays() {
     for parallelism in [2.0, 4.0, 24.0] {
         let mut device = Device::new(Box::new(forecast::Queue::new(None)), 1, 1);

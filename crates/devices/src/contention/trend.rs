@@ -3,8 +3,6 @@
 use super::curve::{Curve, Fit, Sample, waiting};
 use super::forecast::{Base, Forecast, Prediction};
 
-/// The time over which the error of the level is smoothed, in seconds.
-const ERROR_SMOOTHED: f64 = 10.0;
 /// The steps before there is a trend.
 const FIRST_STEPS: u64 = 10;
 /// The greatest growth within the horizon, as a share of the level.
@@ -17,13 +15,11 @@ pub struct TrendOptions {
     pub horizon: f64,
     /// The time over which the load is smoothed, in seconds.
     pub smoothed: f64,
-    /// The growth counts as far as it exceeds this many standard deviations of that of a steady load.
-    pub deviations: f64,
 }
 
 impl Default for TrendOptions {
     fn default() -> Self {
-        Self { horizon: 3.0, smoothed: 2.0, deviations: 1.0 }
+        Self { horizon: 3.0, smoothed: 1.0 }
     }
 }
 
@@ -37,7 +33,6 @@ impl TrendOptions {
         Self {
             horizon: number(self.horizon, usual.horizon, 0.0, 60.0),
             smoothed: number(self.smoothed, usual.smoothed, 0.1, 600.0),
-            deviations: number(self.deviations, usual.deviations, 0.0, 100.0),
         }
     }
 }
@@ -54,8 +49,6 @@ pub struct Trend {
     level: f64,
     /// The growth of the load for each second.
     growth: f64,
-    /// The variance of a second's load around the level.
-    variance: f64,
     steps: u64,
     /// The mean time of a request on the idle device, in nanoseconds.
     service_ns: f64,
@@ -70,7 +63,6 @@ impl Trend {
             options: options.bounded(),
             level: 0.0,
             growth: 0.0,
-            variance: 0.0,
             steps: 0,
             service_ns: 0.0,
             curve: Curve::new(),
@@ -80,24 +72,21 @@ impl Trend {
 
     /// The load to which the trend leads.
     fn expected(&self) -> f64 {
-        // The noise of a second passes through the filter: the growth of a steady load varies by about this.
-        let noise = self.variance.sqrt() / (2.0 * self.options.smoothed.powf(1.5));
-        let growth =
-            (self.growth - self.options.deviations * noise).max(0.0) * self.options.horizon;
+        let growth = self.growth.max(0.0) * self.options.horizon;
         self.level.max(0.0) + growth.min(self.level.max(0.0) * GROWTH_MAX)
     }
 }
 
 impl Forecast for Trend {
     fn name(&self) -> String {
-        let TrendOptions { horizon, smoothed, deviations } = self.options;
+        let TrendOptions { horizon, smoothed } = self.options;
         if horizon <= 0.0 {
             return "curve".into();
         }
         if self.options == (TrendOptions { horizon, ..TrendOptions::default() }) {
             return format!("trend of {horizon} s");
         }
-        format!("trend {horizon} {smoothed} {deviations}")
+        format!("trend {horizon} {smoothed}")
     }
 
     fn step(&mut self, load: f64, seconds: f64) {
@@ -115,9 +104,6 @@ impl Forecast for Trend {
             self.level = expected + (1.0 - kept * kept) * error;
             self.growth += (1.0 - kept).powi(2) * error / seconds;
         }
-        let weight = 1.0 - (-seconds / ERROR_SMOOTHED).exp();
-        // The variance of a step's load falls with its length.
-        self.variance += (error * error * seconds - self.variance) * weight;
     }
 
     fn learn(&mut self, sample: Sample, service_ns: f64) {
