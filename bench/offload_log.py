@@ -26,6 +26,8 @@ FATHOM = os.path.join(ROOT, "target/release/fathom")
 TIMES_MAX, CLUSTER_MAX = 1.1, 1000
 SECONDS = 3
 BLOCK = 4096
+# The bytes of the log.
+LOG = 192 << 20
 
 
 def fail(text):
@@ -96,13 +98,14 @@ def asks(connection, stream, key):
     return stream.readline() == b"+OK\r\n"
 
 
-def durable_writes(path, export):
-    """The median and the 99th percentile of a write of 4 KiB with force unit access, one at a time, in µs."""
+def durable_writes(path, export, base=0):
+    """The median and the 99th percentile of a write of 4 KiB with force unit access from `base` on, one at a time, in
+    µs."""
     connection = nbd_client.Connection(path, 10, export)
     data, times_ns, at, end = os.urandom(BLOCK), [], 0, time.monotonic() + SECONDS
     while time.monotonic() < end:
         begun = time.perf_counter_ns()
-        connection.write_durably(at, data)
+        connection.write_durably(base + at, data)
         times_ns.append(time.perf_counter_ns() - begun)
         at = (at + BLOCK) % (64 << 20)
     connection.close()
@@ -130,6 +133,7 @@ class Daemon:
         while subprocess.run([FATHOM, "disk", "info", "disk", "--control", self.control],
                              capture_output=True).returncode:
             if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
                 self.log.seek(0)
                 fail(self.log.read().decode())
             time.sleep(0.1)
@@ -163,7 +167,7 @@ class Host:
     def __init__(self, folder):
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "log"), "wb") as file:
-            for _ in range(256):
+            for _ in range((LOG >> 20) + 64):
                 file.write(bytes(1 << 20))
         self.socket = os.path.join(folder, "nbd.sock")
         path = os.path.join(folder, "fathom.toml")
@@ -213,9 +217,9 @@ def measure(folder, rounds, checks):
     """Prints the table, and appends the checks."""
     # Images in memory, so that only the log is on a device.
     memory = tempfile.mkdtemp(prefix="fathom-", dir="/dev/shm")
-    in_cluster = 'layers = [{ kind = "offload", cluster = "local", volume = "bench", size = "256M" }]'
-    at_host = f'layers = [{{ kind = "offload", log = "nbd+unix:///log?socket={folder}/host/nbd.sock", size = "256M" }}]'
-    cases = [("file", "a file", f'layers = [{{ kind = "offload", log = "{folder}/log", size = "256M" }}]', None),
+    in_cluster = f'layers = [{{ kind = "offload", cluster = "local", volume = "bench", size = "{LOG}" }}]'
+    at_host = f'layers = [{{ kind = "offload", log = "nbd+unix:///log?socket={folder}/host/nbd.sock", size = "{LOG}" }}]'
+    cases = [("file", "a file", f'layers = [{{ kind = "offload", log = "{folder}/log", size = "{LOG}" }}]', None),
              ("host", "a disk of another daemon", at_host, None),
              ("three", "a local cluster of three nodes", in_cluster, 0),
              ("copies", "the same, with a replica of each", in_cluster, 1)]
@@ -238,7 +242,7 @@ def measure(folder, rounds, checks):
                     if cluster is None:
                         # At the other host, or by a daemon with a disk on the log's device.
                         server = host or Host(os.path.join(folder, "device"))
-                        served.append(durable_writes(server.socket, b"log"))
+                        served.append(durable_writes(server.socket, b"log", LOG))
                         if not host:
                             server.end()
             finally:

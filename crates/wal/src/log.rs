@@ -184,7 +184,7 @@ impl Log {
     }
 
     /// Record `sequence` has been written. The flush with number `flush`, and each later one,
-    /// begins after this call.
+    /// begins after this call; 0 if the record is durable already.
     pub fn written(&mut self, sequence: u64, flush: u64) {
         if let Some(live) = self.live_mut(sequence) {
             live.state = State::Written(flush);

@@ -78,6 +78,8 @@ pub(crate) struct WalQueue {
     waiting: VecDeque<(u64, Box<Request>)>,
     /// The sequences of the records that are being written.
     records: Vec<u64>,
+    /// The sequence of the record that is being written so that it needs no flush.
+    forced: Option<u64>,
     /// The number of the flush of the log volume that this queue has begun.
     flushing: Option<u64>,
     pub(super) checkpoint_in_flight: Option<Checkpoint>,
@@ -129,6 +131,7 @@ impl WalQueue {
             prepared: None,
             waiting: VecDeque::new(),
             records: Vec::new(),
+            forced: None,
             flushing: None,
             checkpoint_in_flight: None,
             write_back: None,
@@ -302,6 +305,7 @@ impl WalQueue {
             };
             let now_ns = next.round_ns();
             let has_fua = prepared.whole.iter().any(|request| request.flags.force_unit_access);
+            let mut is_alone = false;
             let reserved = self.inner.shared.attempt(&self.waker, |state| {
                 if let Some(kind) = state.failed {
                     return Some(Err(kind));
@@ -310,6 +314,7 @@ impl WalQueue {
                     state.since_ns = now_ns;
                 }
                 let was_pressed = self.inner.is_pressed(state);
+                is_alone = state.log.is_settled() && state.checkpoint_flush.is_none();
                 let reserved = state.log.reserve(prepared.entries.clone());
                 state.is_space_awaited |= reserved.is_err();
                 if self.inner.is_pressed(state) && !was_pressed {
@@ -339,6 +344,11 @@ impl WalQueue {
                 Some(Ok(reservation)) => {
                     let mut prepared = prepared;
                     self.note_wait(&mut prepared.whole, now_ns);
+                    let is_awaited = has_fua || self.inner.completion == Completion::Durable;
+                    if is_alone && is_awaited && self.inner.volume.begin_forced() {
+                        self.forced = Some(reservation.record.sequence);
+                        prepared.own.flags.force_unit_access = true;
+                    }
                     self.write(prepared, &reservation, next);
                 }
             }
@@ -571,10 +581,15 @@ impl LayerQueue for WalQueue {
         match which {
             purpose::RECORD => {
                 self.records.retain(|record| *record != number);
+                let is_forced = self.forced == Some(number);
+                if is_forced {
+                    self.forced = None;
+                    self.inner.volume.end_forced(Some(outcome));
+                }
                 match outcome {
                     Ok(()) => {
                         // Any flush that begins after this covers the record.
-                        let needed = self.inner.volume.next();
+                        let needed = if is_forced { 0 } else { self.inner.volume.next() };
                         self.inner.shared.access(|state| state.log.written(number, needed));
                     }
                     Err(kind) => self.fail(kind),
@@ -671,6 +686,9 @@ impl Drop for WalQueue {
         // write-back.
         for (_, waker) in others {
             waker.wake();
+        }
+        if self.forced.is_some() {
+            self.inner.volume.end_forced(None);
         }
         if let Some(number) = self.flushing {
             self.inner.volume.abandon(number);

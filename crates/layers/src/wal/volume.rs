@@ -25,6 +25,8 @@ struct Flushes {
     finished: u64,
     /// The number of the latest flush while it is in flight, and its start time in nanoseconds.
     in_flight: Option<(u64, u64)>,
+    /// Whether a record is being written that is durable without a flush.
+    is_forced: bool,
     is_failed: bool,
 }
 
@@ -202,6 +204,29 @@ impl LogVolume {
             }
         });
         self.flushes.wake();
+    }
+
+    /// Whether a record may be written that is durable at once: nothing else becomes durable now, so that a flush of its
+    /// own would cover only this record. Then it ends with [`end_forced`](Self::end_forced).
+    pub(super) fn begin_forced(&self) -> bool {
+        self.backend.capabilities().force_unit_access
+            && self.flushes.access(|flushes| {
+                let is_quiet = flushes.in_flight.is_none() && !flushes.is_failed;
+                is_quiet && !std::mem::replace(&mut flushes.is_forced, true)
+            })
+    }
+
+    /// The record has been written, or its queue has closed (`None`). Like that of a flush, an error may concern the
+    /// records of other logs.
+    pub(super) fn end_forced(&self, outcome: Option<Outcome>) {
+        let has_failed = outcome.is_some_and(|outcome| outcome.is_err());
+        self.flushes.access(|flushes| {
+            flushes.is_forced = false;
+            flushes.is_failed |= has_failed;
+        });
+        if has_failed {
+            self.flushes.wake();
+        }
     }
 
     /// The result of flush `number` is unknown, because its queue has closed.
