@@ -57,6 +57,12 @@ pub trait Backend: Send + Sync {
     /// even if a later flush succeeds. Never blocks.
     fn losses(&self) -> u64;
 
+    /// Whether zeroes take little of the store's space, so that it is worth overwriting what is not needed any more. No
+    /// request of such a store takes effect after a later one of the same place, even one that has failed.
+    fn frees_zeroes(&self) -> bool {
+        false
+    }
+
     /// Checks the store for changes from outside: a deleted or truncated file. May block for as
     /// long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);

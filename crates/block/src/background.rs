@@ -19,8 +19,8 @@ pub struct BackgroundStep {
     /// When all of it has to be done, in nanoseconds. The scheduler lets it begin in time even if the
     /// device is never idle.
     pub deadline_ns: u64,
-    /// Whether the part's steps take only a small part of the time while the device is used.
-    pub is_gentle: bool,
+    /// For how long the part pauses after its last step while the device is used, in durations of that step.
+    pub pause: u32,
 }
 
 /// The answer to an offer.

@@ -112,6 +112,8 @@ pub struct Flags {
     /// The request is background work, which no guest's request waits for. In a queue for the
     /// storage it comes after other requests.
     pub background: bool,
+    /// The request writes content of a log back home. Even if guests wait for the log's space, none has asked for it.
+    pub write_back: bool,
 }
 
 /// Why a request failed. Small and `Copy`: details for the operator are logged where the failure

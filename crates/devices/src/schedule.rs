@@ -26,8 +26,7 @@ const MARGIN: u64 = 2;
 /// The duration of a step before any was measured.
 const STEP_NS: u64 = 10_000_000;
 
-/// How long a gentle part pauses after a step, in durations of the step, and at most, in nanoseconds.
-const PAUSE: u64 = 9;
+/// The longest pause of a part, in nanoseconds.
 const PAUSE_MAX_NS: u64 = 1_000_000_000;
 /// The idle time after which a device is not used, in nanoseconds.
 const QUIET_NS: u64 = 1_000_000_000;
@@ -41,8 +40,8 @@ pub struct Offer {
     pub waiting_bytes: u64,
     /// When all of it has to be done, in nanoseconds.
     pub deadline_ns: u64,
-    /// Whether the part pauses after each step while the device is used.
-    pub is_gentle: bool,
+    /// For how long the part pauses after its last step while the device is used, in durations of that step.
+    pub pause: u32,
 }
 
 /// What else uses a device, apart from the guests' requests and the steps that its scheduler knows.
@@ -82,8 +81,17 @@ struct Part {
     asked_ns: u64,
     /// The number of the part's latest step.
     turn: u64,
-    /// Until when a gentle part pauses, in nanoseconds.
-    pause_ns: u64,
+    /// When its last step ended, and how long that took, in nanoseconds.
+    ended_ns: u64,
+    took_ns: u64,
+}
+
+impl Part {
+    /// Until when it pauses, in nanoseconds.
+    fn pause_end_ns(&self) -> u64 {
+        let pause = self.offer.map_or(0, |offer| u64::from(offer.pause));
+        self.ended_ns.saturating_add(self.took_ns.saturating_mul(pause).min(PAUSE_MAX_NS))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -196,7 +204,7 @@ impl Schedule {
     pub fn ask(&mut self, part: u64, offer: Offer, others: Others, now_ns: u64) -> Option<u64> {
         let Some(asking) = self.parts.get_mut(&part) else { return Some(now_ns + WAIT_MAX_NS) };
         (asking.offer, asking.asked_ns) = (Some(offer), now_ns);
-        let (turn, pause_ns) = (asking.turn, asking.pause_ns);
+        let (turn, pause_end_ns) = (asking.turn, asking.pause_end_ns());
         // The requests of a step look like those of other programs.
         let has_step = self.running.is_some() || others.has_step;
         let foreign = if has_step { 0 } else { others.requests };
@@ -216,7 +224,7 @@ impl Schedule {
         let forced_ns = self.forced_ns(&offer);
         let is_other_first = self.parts.iter().any(|(number, other)| {
             let waits = other.offer.is_some() && now_ns.saturating_sub(other.asked_ns) < TURN_NS;
-            *number != part && waits && other.turn < turn && other.pause_ns <= now_ns
+            *number != part && waits && other.turn < turn && other.pause_end_ns() <= now_ns
         });
         let is_forced = forced_ns <= now_ns;
         if !is_forced && others.has_step {
@@ -229,8 +237,8 @@ impl Schedule {
         }
         let idle_ns = self.idle_for_ns(foreign, now_ns);
         let is_used = idle_ns.is_none_or(|idle_ns| idle_ns < QUIET_NS);
-        if offer.is_gentle && is_used && !is_forced && now_ns < pause_ns {
-            return Some(pause_ns.min(forced_ns));
+        if is_used && !is_forced && now_ns < pause_end_ns {
+            return Some(pause_end_ns.min(forced_ns));
         }
         let wait_ns = match idle_ns {
             Some(idle_ns) => self
@@ -266,8 +274,7 @@ impl Schedule {
         let mut offer = Offer::default();
         if let Some(part) = self.parts.get_mut(&part) {
             offer = part.offer.unwrap_or_default();
-            let pause_ns = duration_ns.saturating_mul(PAUSE).min(PAUSE_MAX_NS);
-            part.pause_ns = if offer.is_gentle { now_ns.saturating_add(pause_ns) } else { 0 };
+            (part.ended_ns, part.took_ns) = (now_ns, duration_ns);
         }
         self.step_ns = (self.step_ns * 7 + duration_ns) / 8;
         if offer.bytes > 0 {

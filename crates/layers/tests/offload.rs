@@ -13,6 +13,8 @@ mod images;
 mod offload;
 
 use fathom_sim::Harness;
+use fathom_wal::RING_OFFSET;
+
 use offload::{
     CAPACITY, LOG_LENGTH, Rig, action, blank, flush, read, recovered, settings, workload, write,
 };
@@ -302,6 +304,76 @@ fn a_queue_that_ended_does_not_stop_write_back() {
         let status = rig.offload.status();
         assert_eq!((status.state, status.used), (OffloadState::Resting, 0), "seed {seed}");
     });
+}
+
+/// A store that keeps zeroes in little space gets back what the log has used, when the layer rests.
+#[test]
+fn the_space_of_an_empty_log_is_released() {
+    each_seed(100, |seed| {
+        let log = SimOptions { frees_zeroes: true, ..SimOptions::new(LOG_LENGTH) };
+        let home = SimOptions::new(CAPACITY);
+        let rig = Rig::with(seed, 0.1, blank(), log, home, settings()).unwrap();
+        let mut harness = rig.harness(seed);
+        let mut workload = workload(seed);
+        let mut inspect = |model: &ModelDisk| {
+            rig.check_crashes(model);
+        };
+        for _ in 0..4 {
+            rig.offload.start().unwrap();
+            // A release may be in flight.
+            harness.run(&mut workload, 12, &mut inspect);
+            rig.offload.stop();
+            harness.drain(&mut inspect);
+            for _ in 0..seed % 60 {
+                harness.step();
+                inspect(harness.model());
+            }
+        }
+        rig.pin(&mut harness);
+        for _ in 0..2000 {
+            harness.step();
+        }
+        let status = rig.offload.status();
+        assert_eq!((status.state, status.used), (OffloadState::Resting, 0), "seed {seed}");
+        assert!(status.carried > 0, "seed {seed}");
+        let left = rig.log.image()[RING_OFFSET as usize..].iter().position(|byte| *byte != 0);
+        assert_eq!(left, None, "seed {seed}: what is left of the log");
+        rig.check_crashes(harness.model());
+        harness.verify(CAPACITY);
+    });
+}
+
+/// A change that is carried while the space of the whole ring is being released is not overwritten.
+#[test]
+fn a_release_in_flight_overwrites_no_record() {
+    let mut carried = 0;
+    each_seed(100, |seed| {
+        let log = SimOptions { frees_zeroes: true, rounds_max: 40, ..SimOptions::new(LOG_LENGTH) };
+        let home = SimOptions::new(CAPACITY);
+        let rig = Rig::with(seed, 0.02, blank(), log, home, settings()).unwrap();
+        rig.record.crashes();
+        let mut harness = rig.harness(seed);
+        let mut workload = workload(seed);
+        let mut inspect = |model: &ModelDisk| {
+            rig.check_crashes(model);
+        };
+        for _ in 0..5 {
+            rig.offload.start().unwrap();
+            harness.run(&mut workload, 60, &mut inspect);
+            rig.offload.stop();
+            harness.drain(&mut inspect);
+            for _ in 0..5000 {
+                if rig.offload.status().state == OffloadState::Resting {
+                    break;
+                }
+                harness.step();
+                inspect(harness.model());
+            }
+        }
+        harness.verify(CAPACITY);
+        carried += rig.offload.status().carried;
+    });
+    assert!(carried > 5000, "{carried} changes were carried");
 }
 
 /// The layer leaves a disk at any time with all content at home, and drains without other queues.

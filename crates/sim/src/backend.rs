@@ -40,6 +40,8 @@ pub struct SimOptions {
     /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].
     pub room: u64,
+    /// What [`Backend::frees_zeroes`] returns.
+    pub frees_zeroes: bool,
     /// Whether every effect is recorded, for [`SimBackend::image_after`].
     pub journal: bool,
 }
@@ -55,6 +57,7 @@ impl SimOptions {
             write_error_rate: 0.0,
             flush_error_rate: 0.0,
             room: u64::MAX,
+            frees_zeroes: false,
             journal: false,
         }
     }
@@ -291,6 +294,10 @@ impl Backend for SimBackend {
 
     fn losses(&self) -> u64 {
         0
+    }
+
+    fn frees_zeroes(&self) -> bool {
+        self.options.frees_zeroes
     }
 
     fn inspect(&self) {}

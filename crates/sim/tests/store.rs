@@ -35,6 +35,7 @@ const FLUSH: Action = Action {
         keep_allocated: false,
         only_if_fast: false,
         background: false,
+        write_back: false,
     },
     content: 0,
 };

@@ -165,6 +165,11 @@ impl Backend for ClusterVolume {
         0
     }
 
+    fn frees_zeroes(&self) -> bool {
+        // A script does not replace a newer value.
+        true
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {

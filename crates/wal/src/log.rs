@@ -311,6 +311,17 @@ impl Log {
         Pin(tail)
     }
 
+    /// Keeps the space of the ring from `position` on, which is at most the head's, until [`unpin`](Self::unpin).
+    pub fn hold(&mut self, position: u64) -> Pin {
+        *self.pins.entry(position).or_default() += 1;
+        Pin(position)
+    }
+
+    /// The position of the next record.
+    pub fn head(&self) -> u64 {
+        self.head_position
+    }
+
     /// Releases a pin.
     #[expect(clippy::needless_pass_by_value, reason = "a pin is released once")]
     pub fn unpin(&mut self, pin: Pin) {

@@ -206,8 +206,8 @@ impl BackgroundScheduler for Device {
         if let Some(held) = self.held.iter().find(|held| held.contains(&now_ns)) {
             return Permission::Wait(held.end);
         }
-        let BackgroundStep { bytes, waiting_bytes, deadline_ns, is_gentle } = step;
-        let offer = Offer { bytes, waiting_bytes, deadline_ns, is_gentle };
+        let BackgroundStep { bytes, waiting_bytes, deadline_ns, pause } = step;
+        let offer = Offer { bytes, waiting_bytes, deadline_ns, pause };
         let others = Others { requests: 0, has_step: false, is_first: false };
         match self.schedule.lock().unwrap().ask(part, offer, others, now_ns) {
             Some(again_ns) => Permission::Wait(again_ns),
@@ -262,7 +262,9 @@ impl Observer for WatchQueue {
         let mut batch = self.device.batches[self.disk].lock().unwrap();
         for request in requests.iter_mut().filter(|request| !request.flags.background) {
             let queue = self.device.in_flight.load(Ordering::Relaxed);
-            batch.arrive(request.operation == Operation::Read, queue);
+            if !request.flags.write_back {
+                batch.arrive(request.operation == Operation::Read, queue);
+            }
             *place.observe(request).word() = now_ns << 1 | if queue == 0 { ALONE } else { 0 };
             self.device.requests(|count| count + 1, now_ns);
         }
@@ -273,7 +275,9 @@ impl Observer for WatchQueue {
         let mut batch = self.device.batches[self.disk].lock().unwrap();
         for (request, _) in requests.iter().filter(|(request, _)| !request.flags.background) {
             let word = place.word(request);
-            batch.complete(now_ns.saturating_sub(word >> 1), u64::from(word & ALONE == 0));
+            if !request.flags.write_back {
+                batch.complete(now_ns.saturating_sub(word >> 1), u64::from(word & ALONE == 0));
+            }
             self.device.requests(|count| count.saturating_sub(1), now_ns);
         }
     }
@@ -371,7 +375,7 @@ impl Rig {
                 size: sizes.log,
                 block_size: 4096,
                 identity: *b"identity of rigs",
-                age_ns: 600 * SECOND,
+                age_ns: 900 * SECOND,
                 completion: Completion::Durable,
                 expected: None,
             };

@@ -81,8 +81,7 @@ impl Simulation {
             if ask_ns > self.now_ns || has_step {
                 continue;
             }
-            let offer =
-                Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns, is_gentle: false };
+            let offer = Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns, pause: 0 };
             let forced = self.schedule.work().forced;
             if let Some(again_ns) =
                 self.schedule.ask(part, offer, requests(self.foreign), self.now_ns)
@@ -185,7 +184,7 @@ fn the_used_idle_time_is_that_of_steps_without_requests() {
 #[test]
 fn a_hung_step_and_a_closed_part_do_not_stop_the_others() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: u64::MAX, is_gentle: false };
+    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: u64::MAX, pause: 0 };
     for part in 0..3 {
         schedule.open(part);
     }
@@ -208,7 +207,7 @@ fn a_hung_step_and_a_closed_part_do_not_stop_the_others() {
 fn steps_of_another_scheduler_of_the_device_exclude_a_step_until_its_deadline() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
     schedule.open(0);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 1000 * MS, is_gentle: false };
+    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 1000 * MS, pause: 0 };
     let step = Others { has_step: true, requests: 3, is_first: false };
     assert!(schedule.ask(0, offer, step, 50 * MS).is_some());
     let first = Others { is_first: true, ..Others::default() };
@@ -221,13 +220,13 @@ fn steps_of_another_scheduler_of_the_device_exclude_a_step_until_its_deadline() 
     assert_eq!(schedule.work().forced, 1);
 }
 
-/// A gentle part pauses after each step while the device is used, and not in a quiet time or when its deadline is near.
+/// A part pauses after each step while the device is used, and not in a quiet time or when its deadline is near.
 #[test]
-fn a_gentle_part_leaves_a_used_device_most_of_its_time() {
+fn a_part_with_pauses_leaves_a_used_device_most_of_its_time() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
     schedule.open(0);
     schedule.open(1);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 5000 * MS, is_gentle: true };
+    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 5000 * MS, pause: 14 };
     let others = Others::default();
     let request = |schedule: &mut Schedule, at_ms: u64| {
         schedule.requests(1, at_ms * MS);
@@ -236,16 +235,16 @@ fn a_gentle_part_leaves_a_used_device_most_of_its_time() {
     request(&mut schedule, 100);
     assert_eq!(schedule.ask(0, offer, others, 110 * MS), None);
     schedule.end(0, 120 * MS);
-    assert_eq!(schedule.ask(0, offer, others, 121 * MS), Some(210 * MS));
+    assert_eq!(schedule.ask(0, offer, others, 121 * MS), Some(260 * MS));
     // It is no other part's turn meanwhile.
-    let other = Offer { is_gentle: false, ..offer };
+    let other = Offer { pause: 0, ..offer };
     assert_eq!(schedule.ask(1, other, others, 122 * MS), None);
     schedule.end(1, 123 * MS);
     request(&mut schedule, 124);
     assert_eq!(schedule.ask(1, other, others, 135 * MS), None);
     schedule.end(1, 136 * MS);
-    assert_eq!(schedule.ask(0, offer, others, 210 * MS), None);
-    schedule.end(0, 220 * MS);
+    assert_eq!(schedule.ask(0, offer, others, 260 * MS), None);
+    schedule.end(0, 270 * MS);
     // Nothing comes for a second: it works without pauses.
     assert!(schedule.ask(0, offer, others, 300 * MS).is_some());
     for at_ms in [1130, 1140] {

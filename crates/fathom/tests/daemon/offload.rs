@@ -198,6 +198,44 @@ fn a_log_in_a_cluster_survives_kills_of_the_daemon_and_of_nodes() {
     assert!(left.into_iter().all(|size| size.trim() == "0"));
 }
 
+/// What a log has used in a cluster is given back when the log is empty.
+#[test]
+fn an_empty_log_takes_little_memory_of_a_cluster() {
+    let Some((_nodes, cluster, configuration)) = cluster() else { return };
+    let stored = || {
+        let mut bytes = 0_usize;
+        for node in (0..cluster.count()).filter(|node| cluster.is_primary(*node)) {
+            let keys = cluster.ask(node, &["KEYS", "fathom:*"]).unwrap();
+            for key in keys.lines() {
+                // Keys of a volume and of a shard are hashes.
+                let length = cluster.ask(node, &["STRLEN", key]).unwrap_or_default();
+                bytes += length.trim().parse::<usize>().unwrap_or(0);
+            }
+        }
+        bytes
+    };
+    let daemon = Daemon::start_in(folder(), &configuration);
+    wait_until_served(&daemon);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    change(&daemon, OffloadAction::Start);
+    for block in 0..40 {
+        assert_eq!(nbd.fill_block(block, 7), Some(0));
+    }
+    assert!(stored() > 40 * 4096);
+    assert!(change(&daemon, OffloadAction::Stop));
+    wait_for(&daemon, OffloadState::Resting);
+    let begun = Instant::now();
+    // The superblocks stay, and a few bytes of each block.
+    while stored() > 40_000 {
+        assert!(begun.elapsed() < PATIENCE, "{} bytes", stored());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!((0..40).all(|block| nbd.read_block(block) == 7));
+    change(&daemon, OffloadAction::Start);
+    assert_eq!(nbd.fill_block(1, 8), Some(0));
+    assert_eq!([0, 1].map(|block| nbd.read_block(block)), [7, 8]);
+}
+
 #[test]
 fn the_older_of_two_daemons_with_one_volume_gets_errors_and_no_old_data() {
     let Some((_nodes, _cluster, configuration)) = cluster() else { return };

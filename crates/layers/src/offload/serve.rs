@@ -15,6 +15,7 @@ use super::budget::Budget;
 use super::copies::{Copies, CopyRead, Fill};
 use super::heat::{Gathered, Heat};
 use super::weight::Runs;
+use crate::wal::home::PAUSE_MAX;
 use crate::wal::queue::purpose;
 
 /// The longest read that counts, in blocks. Longer ones are fast on any disk.
@@ -457,7 +458,7 @@ impl HotQueue {
                 bytes: block_size,
                 waiting_bytes,
                 deadline_ns: u64::MAX,
-                is_gentle: true,
+                pause: PAUSE_MAX,
             };
             if let Permission::Wait(until_ns) = self.background.ask(step, next.now_ns()) {
                 self.ask_ns = until_ns;

@@ -31,6 +31,9 @@ const COPY_LENGTH_MAX: u64 = 1 << 20;
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
 const ROUND_LENGTH_MAX: u64 = 64 << 20;
+/// For how long write-back of a log that carries changes only at times pauses after each step, in durations of the
+/// step, while little of the log is in use. The more is in use, the sooner it is needed again.
+pub(crate) const PAUSE_MAX: u32 = 14;
 /// The time between a failed round and the next attempt, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
@@ -154,6 +157,7 @@ impl WalQueue {
     /// Whether a copy of at most `bytes`, or the flush, may begin now. A disk with a scheduler has one
     /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
     fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
+        let pause = self.pause();
         let Some(write_back) = &mut self.write_back else { return false };
         let (is_pressed, stands_still) = self.inner.shared.access(|state| {
             let stands_still = state.carry.as_ref().is_some_and(Carry::stands_still);
@@ -173,14 +177,24 @@ impl WalQueue {
         }
         let (waiting_bytes, deadline_ns) =
             (write_back.left + write_back.beyond, write_back.deadline_ns);
-        let is_gentle = self.is_switched;
         let bytes = bytes.min(write_back.left);
-        let step = BackgroundStep { bytes, waiting_bytes, deadline_ns, is_gentle };
+        let step = BackgroundStep { bytes, waiting_bytes, deadline_ns, pause };
         let is_allowed = std::mem::take(&mut write_back.is_allowed) || self.ask(step, next);
         if let Some(write_back) = &mut self.write_back {
             write_back.is_step = is_allowed;
         }
         is_allowed
+    }
+
+    /// For how long write-back pauses after a step, in durations of the step.
+    fn pause(&self) -> u32 {
+        if !self.is_switched {
+            return 0;
+        }
+        let size = self.inner.superblock.ring_length;
+        let free = size.saturating_sub(self.inner.shared.access(|state| state.log.used()));
+        let share = free as f64 / size as f64;
+        (share * share * f64::from(PAUSE_MAX)) as u32
     }
 
     /// Asks the scheduler for a step. Before the time that it has named, it is not asked again.
@@ -212,8 +226,8 @@ impl WalQueue {
             return false;
         }
         let bytes = COPY_LENGTH_MAX.min(waiting_bytes);
-        let is_gentle = self.is_switched;
-        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns, is_gentle }, next)
+        let pause = self.pause();
+        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns, pause }, next)
     }
 
     fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
@@ -314,6 +328,7 @@ impl WalQueue {
         let Some(mut first) = refused.or_else(|| write_back.segments.pop_front()) else { return };
         let mut own = next.request();
         own.token = purpose::COPY;
+        own.flags.write_back = true;
         // Changes of guests may wait for the place that it makes.
         own.flags.background = !is_pressed;
         own.offset = first.offset;

@@ -20,10 +20,11 @@
 //! changes durable. The log keeps its content. If the disk beneath fails, changes succeed until the
 //! log is full, and then fail with the disk's error. Write-back is tried again each second.
 
-mod home;
+pub(crate) mod home;
 mod open;
 mod places;
 pub(crate) mod queue;
+mod release;
 mod volume;
 
 use std::io;
@@ -88,6 +89,9 @@ pub(crate) struct State {
     is_draining: bool,
     /// The switch of a log that carries changes only at times: the layer `offload`.
     pub(crate) carry: Option<Carry>,
+    /// The position up to which the space of records has been released, and whether a queue releases a piece.
+    released: u64,
+    is_releasing: bool,
 }
 
 impl State {

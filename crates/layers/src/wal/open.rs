@@ -218,6 +218,9 @@ impl Wal {
             age_ns: AtomicU64::new(options.age_ns),
             completion: options.completion,
             shared: Shared::new(State {
+                // What is before it may have been released.
+                released: log.head(),
+                is_releasing: false,
                 log,
                 failed: None,
                 orphans: Vec::new(),

@@ -18,6 +18,7 @@ use fathom_wal::{
 use super::Inner;
 use super::home::WriteBack;
 use super::open::Completion;
+use super::release::Releasing;
 use super::volume::FlushAnswer;
 use crate::offload::gate::Carry;
 
@@ -27,7 +28,7 @@ const RECORDS_MAX: usize = 1;
 
 /// The purposes of the layer's own requests, in the low bits of their tokens.
 pub(crate) mod purpose {
-    pub(crate) const BITS: u32 = 3;
+    pub(crate) const BITS: u32 = 4;
     /// For the layer around this one.
     pub(crate) const OUTER: u64 = 7;
     pub(crate) const PIECE: u64 = 0;
@@ -37,6 +38,7 @@ pub(crate) mod purpose {
     pub(crate) const COPY: u64 = 4;
     pub(crate) const HOME_FLUSH: u64 = 5;
     pub(crate) const EXTENTS: u64 = 6;
+    pub(crate) const RELEASE: u64 = 8;
 }
 
 /// A change that is not completely in records.
@@ -84,6 +86,9 @@ pub(crate) struct WalQueue {
     flushing: Option<u64>,
     pub(super) checkpoint_in_flight: Option<Checkpoint>,
     pub(super) write_back: Option<WriteBack>,
+    /// Whether the log volume keeps zeroes in little space, and the piece of the log that is being released.
+    pub(super) frees_zeroes: bool,
+    pub(super) releasing: Option<Releasing>,
     /// Decides when copies begin that nothing waits for.
     pub(crate) background: Background,
     /// The scheduler is not asked again before this time, in nanoseconds.
@@ -117,6 +122,9 @@ impl WalQueue {
             }
             (state.opened, state.carry.is_some())
         });
+        let volume = inner.volume.backend();
+        let frees_zeroes =
+            is_switched && volume.frees_zeroes() && volume.capabilities().write_zeroes;
         Self {
             inner,
             number,
@@ -135,6 +143,8 @@ impl WalQueue {
             flushing: None,
             checkpoint_in_flight: None,
             write_back: None,
+            frees_zeroes,
+            releasing: None,
             background,
             ask_ns: 0,
             is_closed: false,
@@ -160,6 +170,7 @@ impl WalQueue {
             self.settle(next);
             self.bring_home(next);
         }
+        self.release(next);
         self.park(next);
     }
 
@@ -600,6 +611,7 @@ impl LayerQueue for WalQueue {
                 self.inner.volume.end(number, outcome);
             }
             purpose::CHECKPOINT => self.checkpoint_written(outcome),
+            purpose::RELEASE => self.released(outcome),
             purpose::COPY | purpose::HOME_FLUSH => {
                 self.returned_home(&request, outcome, next.now_ns());
             }
@@ -687,6 +699,7 @@ impl Drop for WalQueue {
         for (_, waker) in others {
             waker.wake();
         }
+        self.released(Err(ErrorKind::Io));
         if self.forced.is_some() {
             self.inner.volume.end_forced(None);
         }

@@ -61,7 +61,9 @@ pub fn recovered(images: &Images) -> Vec<u8> {
 
 impl Rig {
     pub fn new(seed: u64, crash_rate: f64, images: Images) -> Self {
-        let (log, home) = (SimOptions::new(LOG_LENGTH), SimOptions::new(CAPACITY));
+        let frees_zeroes = seed % 2 == 1;
+        let log = SimOptions { frees_zeroes, ..SimOptions::new(LOG_LENGTH) };
+        let home = SimOptions::new(CAPACITY);
         Self::with(seed, crash_rate, images, log, home, settings()).unwrap()
     }
 

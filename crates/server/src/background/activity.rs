@@ -92,13 +92,18 @@ fn counts(request: &Request) -> bool {
     is_io && !request.flags.background
 }
 
+/// Whether a request is part of the guests' load.
+fn is_load(request: &Request) -> bool {
+    counts(request) && !request.flags.write_back
+}
+
 impl Observer for ActivityQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
         let count = requests.iter().filter(|request| counts(request)).count() as u64;
         if count > 0 {
             self.refresh(place.round_ns());
             if self.device.probes().are_on() {
-                let requests = requests.iter_mut().filter(|request| counts(request));
+                let requests = requests.iter_mut().filter(|request| is_load(request));
                 self.probe.arrive(requests, self.device.in_flight(), place);
             }
             self.in_flight += count;
@@ -112,7 +117,7 @@ impl Observer for ActivityQueue {
         if count > 0 {
             self.in_flight -= count;
             if self.device.probes().are_on() {
-                let requests = requests.iter().filter(|(request, _)| counts(request));
+                let requests = requests.iter().filter(|(request, _)| is_load(request));
                 self.probe.complete(requests, self.in_flight == 0, place);
             }
             self.report(|device| device.end_requests(count, place.round_ns()));

@@ -72,7 +72,7 @@ impl Default for OffloadDefinition {
             window: Nanoseconds(OffloadOptions::default().window_ns),
             carry: CarryKind::default(),
             auto: AutoKind::default(),
-            age: Nanoseconds(600_000_000_000),
+            age: Nanoseconds(900_000_000_000),
             model: None,
         }
     }
