@@ -165,7 +165,7 @@ impl LayerOptions for OffloadDefinition {
             "\"off\"",
             "when a peak is foreseen: `act` carries the load, `report` only logs that it would",
         ),
-        Key::new("age", "\"1m\"", "how long changes may stay in the log afterwards"),
+        Key::new("age", "\"15m\"", "how long changes may stay in the log afterwards"),
         Key::new("model", "", "the disk whose timing the log imitates"),
     ];
     const ONCE: Option<&'static str> = Some("a change is durable in one log");
