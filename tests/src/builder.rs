@@ -189,6 +189,11 @@ impl Builder {
                     println!("QEMU is started again: {error}");
                     starts += 1;
                 }
+                // An emulated guest may lose the interrupts of its serial port ("No irq handler for vector").
+                Ok(()) if starts < STARTS_MAX && !guest.answers(crate::patience(20)) => {
+                    println!("QEMU is started again: the guest does not answer");
+                    starts += 1;
+                }
                 ready => return ready.map(|()| guest),
             }
         }

@@ -69,6 +69,12 @@ impl Guest {
         .map_err(|error| self.explained(&error))
     }
 
+    /// Whether the guest carries out a command within `limit`.
+    pub(crate) fn answers(&self, limit: Duration) -> bool {
+        let answer = self.spawn("true").and_then(|ticket| self.channel.wait(ticket, limit));
+        answer.is_ok_and(|output| output.is_some())
+    }
+
     /// Runs a shell script in the guest, for at most a minute. Any exit status is a valid answer.
     ///
     /// # Errors
