@@ -13,6 +13,7 @@ mod consolidate;
 #[path = "../tests/support/offloaded.rs"]
 mod offloaded;
 
+use std::cell::RefCell;
 use std::io::{IsTerminal, stderr};
 
 use consolidate::{Arrivals, Load, Peak, SECOND, merge};
@@ -115,12 +116,13 @@ const CASES: &[Case] = &[
     alike("8 disks, ssd", &[EACH; 8]),
 ];
 const FEW_WAYS: [Way; 2] = [way(CarryKind::Off), way(CarryKind::Both)];
-const WAYS: [Way; 5] = [
+const WAYS: [Way; 6] = [
     way(CarryKind::Off),
     way(CarryKind::Reads),
     way(CarryKind::Writes),
     way(CarryKind::Both),
-    Way { kind: CarryKind::Both, is_held: true },
+    Way { is_held: true, ..way(CarryKind::Both) },
+    Way { is_ideal: true, ..way(CarryKind::Off) },
 ];
 
 /// The peaks of a run.
@@ -275,16 +277,22 @@ struct Way {
     kind: CarryKind,
     /// Whether nothing returns in the time after a peak.
     is_held: bool,
+    /// Whether all changes and all hot reads take no time, so that the device has only what no layer could carry.
+    is_ideal: bool,
 }
 
 impl Way {
     fn name(self) -> &'static str {
-        if self.is_held { "held" } else { self.kind.name() }
+        match self {
+            Self { is_held: true, .. } => "held",
+            Self { is_ideal: true, .. } => "ideal",
+            Self { kind, .. } => kind.name(),
+        }
     }
 }
 
 const fn way(kind: CarryKind) -> Way {
-    Way { kind, is_held: false }
+    Way { kind, is_held: false, is_ideal: false }
 }
 
 /// Runs a case.
@@ -303,7 +311,7 @@ fn run(case: &Case, way: Way, seed: u64) -> Record {
     let sizes = Sizes { disk: DISK, log: case.log, copies };
     let peaks = peaks(warmup_ns);
     let end_ns = peaks.last().map_or(warmup_ns, |peak| peak.end_ns() + PAUSE_NS);
-    let mut record = Record {
+    let record = Record {
         peaks: peaks.clone(),
         warmup_ns,
         times: loads.iter().map(|_| Default::default()).collect(),
@@ -317,13 +325,21 @@ fn run(case: &Case, way: Way, seed: u64) -> Record {
     let mut moments = Vec::new();
     let after = |peak: &Peak| peak.end_ns()..peak.end_ns() + SETTLE_NS;
     let held: Vec<_> = peaks.iter().filter(|_| way.is_held).map(after).collect();
+    let record = RefCell::new(record);
+    let arrivals = merge(disks.collect()).filter(|(disk, arrival)| {
+        let is_carried = arrival.is_write || arrival.offset < loads[*disk].hot_bytes;
+        if way.is_ideal && is_carried {
+            let at_ns = arrival.at_ns;
+            record.borrow_mut().done(Completed { disk: *disk, at_ns, took_ns: 0 });
+        }
+        !way.is_ideal || !is_carried
+    });
     Rig::new(&devices, &log, loads.len(), sizes, way.kind, &held).run(
-        merge(disks.collect()),
-        |completed| record.done(completed),
+        arrivals,
+        |completed| record.borrow_mut().done(completed),
         |moment| moments.push(moment),
     );
-    record.moments = moments;
-    record
+    Record { moments, ..record.into_inner() }
 }
 
 fn main() {
