@@ -600,7 +600,7 @@ impl LayerQueue for WalQueue {
                 match outcome {
                     Ok(()) => {
                         // Any flush that begins after this covers the record.
-                        let needed = if is_forced { 0 } else { self.inner.volume.next() };
+                        let needed = if is_forced { 0 } else { self.inner.volume.written() };
                         self.inner.shared.access(|state| state.log.written(number, needed));
                     }
                     Err(kind) => self.fail(kind),

@@ -25,6 +25,9 @@ struct Flushes {
     finished: u64,
     /// The number of the latest flush while it is in flight, and its start time in nanoseconds.
     in_flight: Option<(u64, u64)>,
+    /// The records written since the latest flush began, and whether that flush was for several of them.
+    records: u64,
+    is_shared: bool,
     /// Whether a record is being written that is durable without a flush.
     is_forced: bool,
     is_failed: bool,
@@ -163,6 +166,14 @@ impl LogVolume {
         self.flushes.access(|flushes| flushes.started + 1)
     }
 
+    /// A record has been written. Returns the number of the first flush that makes it durable.
+    pub(super) fn written(&self) -> u64 {
+        self.flushes.access(|flushes| {
+            flushes.records += 1;
+            flushes.started + 1
+        })
+    }
+
     /// The number of the last completed flush, and whether a flush has failed.
     pub(crate) fn finished(&self) -> (u64, bool) {
         self.flushes.access(|flushes| (flushes.finished, flushes.is_failed))
@@ -185,6 +196,7 @@ impl LogVolume {
                     return None;
                 }
             }
+            flushes.is_shared = std::mem::take(&mut flushes.records) > 1;
             flushes.started += 1;
             flushes.in_flight = Some((flushes.started, now_ns));
             Some(FlushAnswer::Begin(flushes.started))
@@ -206,12 +218,13 @@ impl LogVolume {
         self.flushes.wake();
     }
 
-    /// Whether a record may be written that is durable at once: nothing else becomes durable now, so that a flush of its
-    /// own would cover only this record. Then it ends with [`end_forced`](Self::end_forced).
+    /// Whether a record may be written that is durable at once: nothing else becomes durable now, and the latest flush
+    /// was for one record, so that one more would cover only this one. Then it ends with [`end_forced`](Self::end_forced).
     pub(super) fn begin_forced(&self) -> bool {
         self.backend.capabilities().force_unit_access
             && self.flushes.access(|flushes| {
-                let is_quiet = flushes.in_flight.is_none() && !flushes.is_failed;
+                let is_quiet =
+                    flushes.in_flight.is_none() && !flushes.is_shared && !flushes.is_failed;
                 is_quiet && !std::mem::replace(&mut flushes.is_forced, true)
             })
     }
