@@ -73,11 +73,11 @@ class Connection:
         """The next bytes from the server."""
         return self.fill(bytearray(length))
 
-    def requests(self, requests):
+    def requests(self, requests, flags=0):
         """Sends requests at once, at most 16 of a block: (command, offset, length, data). Returns by the
         position of a request what it read. Raises OSError when the server refuses one, or ends."""
         self.socket.sendall(b"".join(
-            request(command, number, offset, length) + data
+            request(command, number, offset, length, flags) + data
             for number, (command, offset, length, data) in enumerate(requests)))
         found = {}
         for _ in requests:
@@ -91,10 +91,7 @@ class Connection:
 
     def write_durably(self, offset, data):
         """Writes a block with force unit access."""
-        self.socket.sendall(request(WRITE, 0, offset, len(data), FUA) + data)
-        _, error, _ = struct.unpack(">IIQ", self.take(16))
-        if error:
-            raise OSError(f"the server answered {error}")
+        self.requests([(WRITE, offset, len(data), data)], FUA)
 
     def flush(self):
         self.requests([(FLUSH, 0, 0, b"")])

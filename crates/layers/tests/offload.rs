@@ -311,8 +311,7 @@ fn a_queue_that_ended_does_not_stop_write_back() {
 fn the_space_of_an_empty_log_is_released() {
     each_seed(100, |seed| {
         let log = SimOptions { frees_zeroes: true, ..SimOptions::new(LOG_LENGTH) };
-        let home = SimOptions::new(CAPACITY);
-        let rig = Rig::with(seed, 0.1, blank(), log, home, settings()).unwrap();
+        let rig = Rig::on(seed, 0.1, log);
         let mut harness = rig.harness(seed);
         let mut workload = workload(seed);
         let mut inspect = |model: &ModelDisk| {
@@ -349,8 +348,7 @@ fn a_release_in_flight_overwrites_no_record() {
     let mut carried = 0;
     each_seed(100, |seed| {
         let log = SimOptions { frees_zeroes: true, rounds_max: 40, ..SimOptions::new(LOG_LENGTH) };
-        let home = SimOptions::new(CAPACITY);
-        let rig = Rig::with(seed, 0.02, blank(), log, home, settings()).unwrap();
+        let rig = Rig::on(seed, 0.02, log);
         rig.record.crashes();
         let mut harness = rig.harness(seed);
         let mut workload = workload(seed);

@@ -28,6 +28,7 @@ use fathom_block::{
 use fathom_insight::{Name, Names};
 use wildmatch::WildMatch;
 
+pub(crate) use bucket::{Bucket, Rate};
 use group::{Group, Place};
 pub use options::LimitOptions;
 use queue::LimitQueue;

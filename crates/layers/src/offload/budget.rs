@@ -1,40 +1,37 @@
 //! How much of what passes becomes copies.
 
+use crate::limit::{Bucket, Rate};
+
 /// The bytes of a second, and the most at once.
 const RATE: u64 = 64 << 20;
 const BURST: u64 = 8 << 20;
 
 /// A queue's budget of bytes. A copy costs processor time and a write of the log's volume, so that a fast disk makes
 /// only some of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Budget {
-    bytes: u64,
-    /// Up to when it has been filled, in nanoseconds.
+    used: Bucket,
+    /// Up to when it has drained, in nanoseconds.
     at_ns: u64,
 }
 
-impl Default for Budget {
-    fn default() -> Self {
-        Self { bytes: BURST, at_ns: 0 }
-    }
+/// The rate at which a request of `bytes` is within the budget.
+fn rate(bytes: u64) -> Rate {
+    let maximum = BURST.saturating_sub(bytes) as f64;
+    Rate { average: RATE as f64, maximum, burst_seconds: 1.0 }
 }
 
 impl Budget {
     /// Whether `bytes` are left at `now_ns`.
     pub(super) fn has(&mut self, bytes: u64, now_ns: u64) -> bool {
-        // At most the time that fills it.
-        let passed_ns = now_ns.saturating_sub(self.at_ns).min(1_000_000_000);
-        let added = passed_ns * RATE / 1_000_000_000;
-        if added > 0 {
-            self.bytes = (self.bytes + added).min(BURST);
-            self.at_ns = now_ns;
-        }
-        self.bytes >= bytes
+        self.used.leak(&rate(0), now_ns.saturating_sub(self.at_ns));
+        self.at_ns = self.at_ns.max(now_ns);
+        bytes < BURST && self.used.wait_ns(&rate(bytes)) == 0
     }
 
     /// Uses `bytes`.
     pub(super) fn take(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_sub(bytes);
+        self.used.charge(&rate(0), bytes as f64);
     }
 }
 

@@ -175,26 +175,42 @@ impl HotQueue {
         is_home: &dyn Fn(&Range<u64>) -> bool,
         now_ns: u64,
     ) -> Option<Fill> {
-        let range = request.range();
-        if !self.may_pass(&range, now_ns) {
-            return None;
-        }
-        let fill = self.hot.copies.begin_fill(&range, request.operation.modifies())?;
-        // A change that is in the log alone may have completed before, or be on its way there.
-        if !is_home(&range) {
-            self.hot.copies.end_fill(&fill, false);
-            return None;
-        }
-        self.begin_copy(request.length);
+        self.begin_copy(&request.range(), request.operation.modifies(), is_home, now_ns)
+    }
+
+    /// Begins to fill what a copy lacks of `range` with content that passes, if the budget is sufficient, and uses the
+    /// budget. The other arguments are those of [`begin_fill`](Self::begin_fill).
+    fn begin_copy(
+        &mut self,
+        range: &Range<u64>,
+        is_change: bool,
+        is_newest: &dyn Fn(&Range<u64>) -> bool,
+        now_ns: u64,
+    ) -> Option<Fill> {
+        let length = range.end - range.start;
+        let may_begin = self.hot.copies.may_lack(range)
+            && self.budget.has(length, now_ns)
+            && self.hot.passing.load(Ordering::Relaxed) + length <= PASSING_MAX;
+        let fill = may_begin.then(|| self.begin_fill(range, is_change, is_newest)).flatten()?;
+        self.budget.take(length);
+        self.hot.passing.fetch_add(length, Ordering::Relaxed);
         Some(fill)
     }
 
-    /// Whether a copy may lack content of `range`, and the budget is sufficient.
-    fn may_pass(&mut self, range: &Range<u64>, now_ns: u64) -> bool {
-        let length = range.end - range.start;
-        self.hot.copies.may_lack(range)
-            && self.budget.has(length, now_ns)
-            && self.hot.passing.load(Ordering::Relaxed) + length <= PASSING_MAX
+    /// Begins to fill what a copy lacks of `range`; see [`Copies::begin_fill`]. `is_newest` returns whether the content to
+    /// come is the newest one: a change that is in the log alone may have completed before, or be on its way there.
+    fn begin_fill(
+        &self,
+        range: &Range<u64>,
+        is_change: bool,
+        is_newest: &dyn Fn(&Range<u64>) -> bool,
+    ) -> Option<Fill> {
+        let fill = self.hot.copies.begin_fill(range, is_change)?;
+        if is_newest(range) {
+            return Some(fill);
+        }
+        self.hot.copies.end_fill(&fill, false);
+        None
     }
 
     /// Sends a guest's request home whose content also fills a copy. Returns the request if its memory was lost.
@@ -277,15 +293,11 @@ impl HotQueue {
         for block in self.hot.copies.blocks(&request.range()) {
             let range = self.hot.copies.parts_within(block, &request.range());
             let length = range.end.saturating_sub(range.start);
-            if length == 0 || !self.may_pass(&range, next.round_ns()) {
+            if length == 0 {
                 continue;
             }
-            let Some(fill) = self.hot.copies.begin_fill(&range, false) else { continue };
-            if !is_newest(&range) {
-                self.hot.copies.end_fill(&fill, false);
-                continue;
-            }
-            self.begin_copy(length);
+            let now_ns = next.round_ns();
+            let Some(fill) = self.begin_copy(&range, false, is_newest, now_ns) else { continue };
             let start = (range.start - request.offset) as usize;
             let bytes = &bytes[start..start + length as usize];
             let mut own = next.request();
@@ -297,11 +309,6 @@ impl HotQueue {
             self.passed.insert(self.count, (fill, length));
             self.send_fill(own, &fill, self.count, next);
         }
-    }
-
-    fn begin_copy(&mut self, length: u64) {
-        self.budget.take(length);
-        self.hot.passing.fetch_add(length, Ordering::Relaxed);
     }
 
     fn end_pass(&self, fill: &Fill, length: u64, is_written: bool) {
@@ -466,15 +473,10 @@ impl HotQueue {
             }
             self.plan.pop_front();
             let range = self.hot.copies.range(block);
-            let Some(fill) = self.hot.copies.begin_fill(&range, false) else {
+            let Some(fill) = self.begin_fill(&range, false, is_home) else {
                 self.background.end(next.now_ns());
                 continue;
             };
-            if !is_home(&range) {
-                self.hot.copies.end_fill(&fill, false);
-                self.background.end(next.now_ns());
-                continue;
-            }
             self.fill = Some(fill);
             let mut own = next.request();
             own.operation = Operation::Read;

@@ -157,12 +157,12 @@ impl WalQueue {
     /// Whether a copy of at most `bytes`, or the flush, may begin now. A disk with a scheduler has one
     /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
     fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
-        let pause = self.pause();
-        let Some(write_back) = &mut self.write_back else { return false };
-        let (is_pressed, stands_still) = self.inner.shared.access(|state| {
+        let (is_pressed, stands_still, used) = self.inner.shared.access(|state| {
             let stands_still = state.carry.as_ref().is_some_and(Carry::stands_still);
-            (self.inner.is_pressed(state), stands_still)
+            (self.inner.is_pressed(state), stands_still, state.log.used())
         });
+        let pause = self.pause(used);
+        let Some(write_back) = &mut self.write_back else { return false };
         if stands_still && !is_pressed && !write_back.is_allowed {
             // The end of carrying and a full log wake the queue.
             return false;
@@ -186,14 +186,13 @@ impl WalQueue {
         is_allowed
     }
 
-    /// For how long write-back pauses after a step, in durations of the step.
-    fn pause(&self) -> u32 {
+    /// For how long write-back pauses after a step while `used` bytes of the log are in use, in durations of the step.
+    fn pause(&self, used: u64) -> u32 {
         if !self.is_switched {
             return 0;
         }
         let size = self.inner.superblock.ring_length;
-        let free = size.saturating_sub(self.inner.shared.access(|state| state.log.used()));
-        let share = free as f64 / size as f64;
+        let share = size.saturating_sub(used) as f64 / size as f64;
         (share * share * f64::from(PAUSE_MAX)) as u32
     }
 
@@ -226,7 +225,7 @@ impl WalQueue {
             return false;
         }
         let bytes = COPY_LENGTH_MAX.min(waiting_bytes);
-        let pause = self.pause();
+        let pause = self.pause(waiting_bytes);
         self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns, pause }, next)
     }
 

@@ -131,28 +131,9 @@ impl State {
         rests
     }
 
-    /// Whether home has the newest content of all of `range`, apart from changes past the log.
-    fn is_home(&self, range: &Range<u64>) -> bool {
-        let is_on_way = self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range));
-        let first = self.log.map().first(range.clone());
-        !is_on_way && first.source.is_none() && first.length == range.end - range.start
-    }
-
-    /// Whether all of `range` has its newest content in the log, in records up to `last`, apart from changes past the
-    /// log.
-    fn is_logged(&self, range: &Range<u64>, last: u64) -> bool {
-        if self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range)) {
-            return false;
-        }
-        let mut at = range.start;
-        while at < range.end {
-            let first = self.log.map().first(at..range.end);
-            if !matches!(first.source, Some(Source::Ring(_))) || first.sequence > last {
-                return false;
-            }
-            at += first.length;
-        }
-        true
+    /// Whether a change of `range` may be on its way to the log.
+    fn is_on_way(&self, range: &Range<u64>) -> bool {
+        self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range))
     }
 
     /// A change that was sent to the log has completed, or, unless it `is_ok`, has failed or will not complete. Returns
@@ -199,13 +180,27 @@ impl Inner {
 
     /// Whether home has the newest content of all of `range`, apart from changes past the log.
     pub(crate) fn is_home(&self, range: &Range<u64>) -> bool {
-        self.shared.access(|state| state.is_home(range))
+        self.shared.access(|state| {
+            let first = state.log.map().first(range.clone());
+            let is_unknown = first.source.is_none() && first.length == range.end - range.start;
+            is_unknown && !state.is_on_way(range)
+        })
     }
 
     /// Whether all of `range` has its newest content in the log, in records up to `last`, apart from changes past the
     /// log.
     pub(crate) fn is_logged(&self, range: &Range<u64>, last: u64) -> bool {
-        self.shared.access(|state| state.is_logged(range, last))
+        self.shared.access(|state| {
+            let mut at = range.start;
+            while at < range.end {
+                let first = state.log.map().first(at..range.end);
+                if !matches!(first.source, Some(Source::Ring(_))) || first.sequence > last {
+                    return false;
+                }
+                at += first.length;
+            }
+            !state.is_on_way(range)
+        })
     }
 
     /// The notes that a layer above makes of changes, and the number of the last one.

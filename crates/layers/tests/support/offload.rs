@@ -67,6 +67,11 @@ impl Rig {
         Self::with(seed, crash_rate, images, log, home, settings()).unwrap()
     }
 
+    /// With an empty log in a store with these options.
+    pub fn on(seed: u64, crash_rate: f64, log: SimOptions) -> Self {
+        Self::with(seed, crash_rate, blank(), log, SimOptions::new(CAPACITY), settings()).unwrap()
+    }
+
     /// `None` if the log cannot be opened because its store fails.
     pub fn with(
         seed: u64,
