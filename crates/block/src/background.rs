@@ -16,6 +16,8 @@ pub struct BackgroundStep {
     pub bytes: u64,
     /// The bytes of all work that waits, this step included.
     pub waiting_bytes: u64,
+    /// About how many steps all of this work takes, this step included.
+    pub waiting_steps: u64,
     /// When all of it has to be done, in nanoseconds. The scheduler lets it begin in time even if the
     /// device is never idle.
     pub deadline_ns: u64,

@@ -6,6 +6,7 @@
 //! disk does not answer, its requests stay in flight, and the thread continues with the other
 //! sources.
 
+mod attend;
 mod mailbox;
 mod spin;
 mod thread;
@@ -18,6 +19,7 @@ use fathom_reactor::{Event, Group, Owner, Pending, Reactor};
 
 use crate::clock::Clock;
 use crate::stack::Stack;
+pub use attend::{Attendance, Attended};
 pub use mailbox::{Mail, Mailbox, Wake};
 use spin::{Spin, preemptions};
 pub use thread::DriveThread;

@@ -47,7 +47,7 @@ pub use change::{CHANGE_TIME_MAX, RestackError};
 pub use clock::Clock;
 pub use crossing::Crossing;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
-pub use drive::{DriveThread, Mail, Mailbox, Source, Wake};
+pub use drive::{Attendance, Attended, DriveThread, Mail, Mailbox, Source, Wake};
 pub use failures::{FailureCounts, Failures};
 pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};

@@ -3,10 +3,14 @@
 //! Parts of layers offer work in steps. A step begins while the device is idle, for all programs, and is
 //! predicted to stay idle for as long as the step takes. There is one step at a time, so that a request
 //! that comes meanwhile waits for at most one step. If the device is not idle for long enough, steps
-//! begin in time for the deadline of the work. Parts take turns.
+//! begin in time for the deadline of the work: those of a gentle part, which pauses, are spread over the time that is
+//! left. Parts take turns.
+
+mod cost;
 
 use std::collections::BTreeMap;
 
+use self::cost::StepCost;
 use crate::idle::{IdleOptions, IdleTracker};
 use crate::predict::Predictor;
 
@@ -23,6 +27,10 @@ const TURN_NS: u64 = 2 * WAIT_MAX_NS;
 const STEP_TIME_MAX_NS: u64 = 10_000_000_000;
 /// Work begins when this many times its expected duration is left before its deadline.
 const MARGIN: u64 = 2;
+/// The same for the work of a gentle part.
+const GENTLE_MARGIN: u64 = 4;
+/// The share of the time left over which the steps of gentle work are spread then.
+const SPREAD: f64 = 0.75;
 /// The duration of a step before any was measured.
 const STEP_NS: u64 = 10_000_000;
 
@@ -38,9 +46,12 @@ pub struct Offer {
     pub bytes: u64,
     /// The bytes of all work that waits.
     pub waiting_bytes: u64,
+    /// About how many steps all of this work takes.
+    pub waiting_steps: u64,
     /// When all of it has to be done, in nanoseconds.
     pub deadline_ns: u64,
-    /// For how long the part pauses after its last step while the device is used, in durations of that step.
+    /// For how long the part pauses after its last step while the device is used, in durations of that step. The part
+    /// is gentle if this is not 0.
     pub pause: u32,
 }
 
@@ -79,6 +90,8 @@ pub struct Work {
 struct Part {
     offer: Option<Offer>,
     asked_ns: u64,
+    /// Since when it has had work, in nanoseconds.
+    since_ns: u64,
     /// The number of the part's latest step.
     turn: u64,
     /// When its last step ended, and how long that took, in nanoseconds.
@@ -114,8 +127,7 @@ pub struct Schedule {
     foreign_ns: Option<u64>,
     /// The expected duration of a step.
     step_ns: u64,
-    /// The duration for each byte, in nanoseconds.
-    byte_ns: f64,
+    cost: StepCost,
     turns: u64,
     /// Since when work has waited while the device was idle.
     idle_since_ns: Option<u64>,
@@ -133,7 +145,7 @@ impl Schedule {
             running: None,
             foreign_ns: None,
             step_ns: STEP_NS,
-            byte_ns: 0.0,
+            cost: StepCost::default(),
             turns: 0,
             idle_since_ns: None,
             work: Work::default(),
@@ -203,8 +215,12 @@ impl Schedule {
     /// asks again.
     pub fn ask(&mut self, part: u64, offer: Offer, others: Others, now_ns: u64) -> Option<u64> {
         let Some(asking) = self.parts.get_mut(&part) else { return Some(now_ns + WAIT_MAX_NS) };
+        if asking.offer.is_none() {
+            asking.since_ns = now_ns;
+        }
         (asking.offer, asking.asked_ns) = (Some(offer), now_ns);
         let (turn, pause_end_ns) = (asking.turn, asking.pause_end_ns());
+        let latest_ns = asking.since_ns.max(asking.ended_ns);
         // The requests of a step look like those of other programs.
         let has_step = self.running.is_some() || others.has_step;
         let foreign = if has_step { 0 } else { others.requests };
@@ -221,7 +237,7 @@ impl Schedule {
                 return Some(now_ns + left_ns.clamp(WAIT_MIN_NS, WAIT_MAX_NS));
             }
         }
-        let forced_ns = self.forced_ns(&offer);
+        let forced_ns = self.forced_ns(&offer, latest_ns);
         let is_other_first = self.parts.iter().any(|(number, other)| {
             let waits = other.offer.is_some() && now_ns.saturating_sub(other.asked_ns) < TURN_NS;
             *number != part && waits && other.turn < turn && other.pause_end_ns() <= now_ns
@@ -278,9 +294,7 @@ impl Schedule {
         }
         self.step_ns = (self.step_ns * 7 + duration_ns) / 8;
         if offer.bytes > 0 {
-            let byte_ns = duration_ns as f64 / offer.bytes as f64;
-            let weight = if self.byte_ns > 0.0 { 0.125 } else { 1.0 };
-            self.byte_ns += (byte_ns - self.byte_ns) * weight;
+            self.cost.add(offer.bytes, duration_ns);
         }
         if running.is_idle {
             self.work.used_ns += duration_ns;
@@ -305,19 +319,29 @@ impl Schedule {
     }
 
     fn expected_ns(&self, bytes: u64) -> u64 {
-        self.step_ns.max((self.byte_ns * bytes as f64) as u64)
+        self.step_ns.max(self.cost.of(1, bytes))
     }
 
-    /// When work has to begin to meet its deadline.
-    fn forced_ns(&self, offer: &Offer) -> u64 {
+    /// When a step has to begin so that its part's work meets its deadline. `latest_ns` is when the part's latest step
+    /// ended, or its work came.
+    fn forced_ns(&self, offer: &Offer, latest_ns: u64) -> u64 {
         // The work of other parts may have to be done at the same time.
         let offers = self.parts.values().filter_map(|part| part.offer.as_ref());
         let of_offer = |offer: &Offer| {
-            let all_ns = (self.byte_ns * offer.waiting_bytes as f64) as u64;
+            let all_ns = self.cost.of(offer.waiting_steps, offer.waiting_bytes);
             all_ns.saturating_add(self.step_ns)
         };
-        let needed_ns = offers.map(of_offer).fold(0, u64::saturating_add).saturating_mul(MARGIN);
-        offer.deadline_ns.saturating_sub(needed_ns)
+        let needed_ns = offers.map(of_offer).fold(0, u64::saturating_add);
+        let before_ns =
+            |times: u64| offer.deadline_ns.saturating_sub(needed_ns.saturating_mul(times));
+        if offer.pause == 0 {
+            return before_ns(MARGIN);
+        }
+        let left_ns = offer.deadline_ns.saturating_sub(latest_ns) as f64 * SPREAD;
+        let step_ns = self.expected_ns(offer.bytes);
+        let interval_ns = (left_ns * step_ns as f64 / needed_ns.max(1) as f64) as u64;
+        let spread_ns = latest_ns.saturating_add(interval_ns.saturating_sub(step_ns));
+        spread_ns.max(before_ns(GENTLE_MARGIN))
     }
 
     /// The idle and busy periods of the guests' requests.

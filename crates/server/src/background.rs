@@ -344,8 +344,8 @@ impl BackgroundScheduler for Scheduled {
     }
 
     fn ask(&self, part: u64, step: BackgroundStep, now_ns: u64) -> Permission {
-        let BackgroundStep { bytes, waiting_bytes, deadline_ns, pause } = step;
-        let offer = Offer { bytes, waiting_bytes, deadline_ns, pause };
+        let BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause } = step;
+        let offer = Offer { bytes, waiting_bytes, waiting_steps, deadline_ns, pause };
         let requests = self.foreign();
         let neighbours = self.neighbours();
         let _deciding = (!neighbours.is_empty()).then(|| lock(&self.order.deciding));

@@ -1,6 +1,7 @@
 //! The log volumes of the layers `wal` and `offload`. They are made if missing, and disks whose logs are on the
 //! same volume share it.
 
+mod attend;
 mod definition;
 mod in_cache;
 mod offload;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Backend, Disk, Layer};
+use fathom_block::{Attendance, Backend, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
@@ -70,6 +71,8 @@ pub(crate) struct DiskLog {
     /// Whether the log is that of a cache in the mode `write-back`.
     pub is_in_cache: bool,
     mark: Arc<LogMark>,
+    /// A queue of the disk while no front end has one.
+    attendance: Arc<Attendance>,
 }
 
 impl DiskLog {
@@ -229,7 +232,8 @@ impl LogVolumes {
             })?;
         }
         let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
-        Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark }))
+        let attendance = Arc::default();
+        Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark, attendance }))
     }
 
     /// The place of the volume at a path.

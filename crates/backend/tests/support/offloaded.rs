@@ -206,8 +206,8 @@ impl BackgroundScheduler for Device {
         if let Some(held) = self.held.iter().find(|held| held.contains(&now_ns)) {
             return Permission::Wait(held.end);
         }
-        let BackgroundStep { bytes, waiting_bytes, deadline_ns, pause } = step;
-        let offer = Offer { bytes, waiting_bytes, deadline_ns, pause };
+        let BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause } = step;
+        let offer = Offer { bytes, waiting_bytes, waiting_steps, deadline_ns, pause };
         let others = Others { requests: 0, has_step: false, is_first: false };
         match self.schedule.lock().unwrap().ask(part, offer, others, now_ns) {
             Some(again_ns) => Permission::Wait(again_ns),

@@ -81,7 +81,13 @@ impl Simulation {
             if ask_ns > self.now_ns || has_step {
                 continue;
             }
-            let offer = Offer { bytes: 1 << 20, waiting_bytes: 1 << 20, deadline_ns, pause: 0 };
+            let offer = Offer {
+                bytes: 1 << 20,
+                waiting_bytes: 1 << 20,
+                waiting_steps: 1,
+                deadline_ns,
+                pause: 0,
+            };
             let forced = self.schedule.work().forced;
             if let Some(again_ns) =
                 self.schedule.ask(part, offer, requests(self.foreign), self.now_ns)
@@ -184,7 +190,8 @@ fn the_used_idle_time_is_that_of_steps_without_requests() {
 #[test]
 fn a_hung_step_and_a_closed_part_do_not_stop_the_others() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: u64::MAX, pause: 0 };
+    let offer =
+        Offer { bytes: 1, waiting_bytes: 1, waiting_steps: 1, deadline_ns: u64::MAX, pause: 0 };
     for part in 0..3 {
         schedule.open(part);
     }
@@ -207,7 +214,8 @@ fn a_hung_step_and_a_closed_part_do_not_stop_the_others() {
 fn steps_of_another_scheduler_of_the_device_exclude_a_step_until_its_deadline() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
     schedule.open(0);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 1000 * MS, pause: 0 };
+    let offer =
+        Offer { bytes: 1, waiting_bytes: 1, waiting_steps: 1, deadline_ns: 1000 * MS, pause: 0 };
     let step = Others { has_step: true, requests: 3, is_first: false };
     assert!(schedule.ask(0, offer, step, 50 * MS).is_some());
     let first = Others { is_first: true, ..Others::default() };
@@ -226,7 +234,8 @@ fn a_part_with_pauses_leaves_a_used_device_most_of_its_time() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
     schedule.open(0);
     schedule.open(1);
-    let offer = Offer { bytes: 1, waiting_bytes: 1, deadline_ns: 5000 * MS, pause: 14 };
+    let offer =
+        Offer { bytes: 1, waiting_bytes: 1, waiting_steps: 1, deadline_ns: 5000 * MS, pause: 14 };
     let others = Others::default();
     let request = |schedule: &mut Schedule, at_ms: u64| {
         schedule.requests(1, at_ms * MS);
@@ -255,4 +264,44 @@ fn a_part_with_pauses_leaves_a_used_device_most_of_its_time() {
     assert!(schedule.ask(0, offer, others, 1160 * MS).is_some());
     let urgent = Offer { deadline_ns: 1161 * MS, ..offer };
     assert_eq!(schedule.ask(0, urgent, others, 1161 * MS), None);
+}
+
+/// A device that is never idle: the work of a gentle part is done by its deadline, evenly and not at its end, whatever
+/// the lengths of its steps are.
+#[test]
+fn gentle_work_that_gets_no_idle_time_is_spread_over_the_time_left() {
+    for (steps, bytes) in [(1000, 4096), (1000, 1 << 20), (6000, 4096), (10, 4096)] {
+        let mut schedule = Schedule::new(options(), Box::new(Fixed::new(20 * MS)), 0);
+        schedule.open(0);
+        schedule.requests(1, 0);
+        let (deadline_ns, step_ns) = (100_000 * MS, 8 * MS + bytes * 5);
+        // Earlier steps were of another length.
+        for at in 0..4 {
+            let offer = Offer { bytes: 64 << 10, waiting_steps: 1, ..Offer::default() };
+            assert_eq!(schedule.ask(0, offer, Others::default(), at * 10 * MS), None);
+            schedule.end(0, at * 10 * MS + 8 * MS + (64 << 10) * 5);
+        }
+        let (mut now_ns, mut left, mut in_tenths) = (40 * MS, steps, [0; 10]);
+        while left > 0 {
+            let offer = Offer {
+                bytes,
+                waiting_bytes: left * bytes,
+                waiting_steps: left,
+                deadline_ns,
+                pause: 14,
+            };
+            if let Some(again_ns) = schedule.ask(0, offer, Others::default(), now_ns) {
+                now_ns = again_ns;
+                continue;
+            }
+            in_tenths[(now_ns * 10 / deadline_ns).min(9) as usize] += 1;
+            now_ns += step_ns;
+            schedule.end(0, now_ns);
+            left -= 1;
+        }
+        assert!(now_ns <= deadline_ns, "{steps} of {bytes}: {now_ns}");
+        // Little work waits for an idle time for as long as it can.
+        let is_spread = in_tenths.iter().all(|count| *count <= steps / 3);
+        assert!(is_spread || steps == 10, "{steps} of {bytes}: {in_tenths:?}");
+    }
 }

@@ -464,6 +464,7 @@ impl HotQueue {
             let step = BackgroundStep {
                 bytes: block_size,
                 waiting_bytes,
+                waiting_steps: self.plan.len() as u64,
                 deadline_ns: u64::MAX,
                 pause: PAUSE_MAX,
             };

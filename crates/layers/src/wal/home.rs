@@ -14,26 +14,26 @@
 //! The flush of home then succeeds. So a round during which home has counted a loss is not complete: the
 //! records stay in the log, and the next round writes them again.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{BackgroundStep, Crossing, ErrorKind, Operation, Outcome, Permission, Request};
-use fathom_wal::{Round, Segment, Source};
+use fathom_wal::{Round, Source};
 
+use super::agenda::{Agenda, Piece};
 use super::queue::{WalQueue, purpose};
 use crate::ChangeNotes;
 use crate::offload::gate::Carry;
 
-/// The most bytes of one copy.
-const COPY_LENGTH_MAX: u64 = 1 << 20;
+/// The least average of a step's bytes that is reckoned with.
+const STEP_BYTES_MIN: u64 = 4096;
 /// The most copies in flight.
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
 const ROUND_LENGTH_MAX: u64 = 64 << 20;
 /// For how long write-back of a log that carries changes only at times pauses after each step, in durations of the
 /// step, while little of the log is in use. The more is in use, the sooner it is needed again.
-pub(crate) const PAUSE_MAX: u32 = 14;
+pub(crate) const PAUSE_MAX: u32 = 20;
 /// The time between a failed round and the next attempt, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
@@ -46,17 +46,14 @@ pub(super) struct WriteBack {
     losses: u64,
     /// The time since when the log has had the changes, in nanoseconds.
     pub(super) since_ns: u64,
-    segments: VecDeque<Segment>,
-    /// Zeroes that home refused as an operation. They are written as data.
-    refused: Vec<Segment>,
+    agenda: Agenda,
     /// The notes of the round's changes, and the number of the last one, until they are durable.
     notes: Option<(Arc<dyn ChangeNotes>, u64)>,
     in_flight: usize,
     is_flushing: bool,
     failed: Option<ErrorKind>,
-    /// The bytes of the round that are not home, and those of the log that are as old but not in the round.
-    left: u64,
-    beyond: u64,
+    /// The bytes of the log that are as old as the round but not in it, and about how many steps they take.
+    beyond: (u64, u64),
     /// The number of the round at the switch, until all changes have completed that had gone past the log.
     past: Option<u64>,
     /// When the round has to be done, in nanoseconds.
@@ -68,10 +65,6 @@ pub(super) struct WriteBack {
 }
 
 impl WriteBack {
-    fn has_segments(&self) -> bool {
-        !self.segments.is_empty() || !self.refused.is_empty()
-    }
-
     /// Whether copies are in flight.
     pub(super) fn has_copies(&self) -> bool {
         self.in_flight > 0 && !self.is_flushing
@@ -107,8 +100,9 @@ impl WalQueue {
                     write_back.past = None;
                 }
             }
-            if may_copy && write_back.in_flight < COPIES_MAX && write_back.has_segments() {
-                if !self.may_step(COPY_LENGTH_MAX, next) {
+            if may_copy && write_back.in_flight < COPIES_MAX && !write_back.agenda.is_empty() {
+                let bytes = write_back.agenda.next_bytes();
+                if !self.may_step(bytes, next) {
                     return;
                 }
                 if let Some(write_back) = &mut self.write_back {
@@ -154,7 +148,7 @@ impl WalQueue {
         }
     }
 
-    /// Whether a copy of at most `bytes`, or the flush, may begin now. A disk with a scheduler has one
+    /// Whether a copy of `bytes`, or the flush, may begin now. A disk with a scheduler has one
     /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
     fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
         let (is_pressed, stands_still, used) = self.inner.shared.access(|state| {
@@ -175,10 +169,15 @@ impl WalQueue {
         if write_back.in_flight > 0 {
             return false;
         }
-        let (waiting_bytes, deadline_ns) =
-            (write_back.left + write_back.beyond, write_back.deadline_ns);
-        let bytes = bytes.min(write_back.left);
-        let step = BackgroundStep { bytes, waiting_bytes, deadline_ns, pause };
+        let (agenda, beyond) = (&write_back.agenda, write_back.beyond);
+        let step = BackgroundStep {
+            bytes,
+            waiting_bytes: agenda.bytes() + beyond.0,
+            // The flush is one more.
+            waiting_steps: agenda.steps() + beyond.1 + 1,
+            deadline_ns: write_back.deadline_ns,
+            pause,
+        };
         let is_allowed = std::mem::take(&mut write_back.is_allowed) || self.ask(step, next);
         if let Some(write_back) = &mut self.write_back {
             write_back.is_step = is_allowed;
@@ -224,9 +223,10 @@ impl WalQueue {
             next.wake_at(early_ns);
             return false;
         }
-        let bytes = COPY_LENGTH_MAX.min(waiting_bytes);
-        let pause = self.pause(waiting_bytes);
-        self.ask(BackgroundStep { bytes, waiting_bytes, deadline_ns: due_ns, pause }, next)
+        let bytes = self.step_bytes.min(waiting_bytes);
+        let waiting_steps = waiting_bytes.div_ceil(self.step_bytes);
+        let (deadline_ns, pause) = (due_ns, self.pause(waiting_bytes));
+        self.ask(BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause }, next)
     }
 
     fn begin_round(&mut self, next: &mut Crossing<'_>) -> Option<WriteBack> {
@@ -296,21 +296,20 @@ impl WalQueue {
             self.background.end(now_ns);
         }
         let (Round { last, shown, segments }, since_ns) = round?;
-        let left = segments.iter().map(|segment| segment.length).sum();
+        let agenda = Agenda::new(segments, self.below);
+        self.step_bytes = (agenda.bytes() / agenda.steps().max(1)).max(STEP_BYTES_MIN);
         Some(WriteBack {
             last,
             shown,
             losses: self.home.losses(),
             since_ns,
-            segments: segments.into(),
-            refused: Vec::new(),
+            agenda,
             // All changes of the round have been noted by now.
             notes: self.inner.notes(),
             in_flight: 0,
             is_flushing: false,
             failed: None,
-            left,
-            beyond,
+            beyond: (beyond, beyond.div_ceil(self.step_bytes)),
             past,
             deadline_ns,
             is_allowed,
@@ -322,65 +321,28 @@ impl WalQueue {
     fn copy(&mut self, next: &mut Crossing<'_>) {
         let is_pressed = self.inner.shared.access(|state| self.inner.is_pressed(state));
         let Some(write_back) = &mut self.write_back else { return };
-        let refused = write_back.refused.pop();
-        let is_refused = refused.is_some();
-        let Some(mut first) = refused.or_else(|| write_back.segments.pop_front()) else { return };
+        let Some(piece) = write_back.agenda.take() else { return };
+        let Piece { operation, keep_allocated, offset, length, run } = piece;
         let mut own = next.request();
         own.token = purpose::COPY;
         own.flags.write_back = true;
         // Changes of guests may wait for the place that it makes.
         own.flags.background = !is_pressed;
-        own.offset = first.offset;
-        let zeroes = match first.source {
-            Some(Source::Ring(_)) | None => None,
-            Some(_) if is_refused => Some(Operation::Write),
-            Some(Source::Discard) if self.below.discard => Some(Operation::Discard),
-            Some(Source::Discard | Source::Zeroes { .. }) if self.below.write_zeroes => {
-                own.flags.keep_allocated =
-                    first.source == Some(Source::Zeroes { keep_allocated: true });
-                Some(Operation::WriteZeroes)
+        own.flags.keep_allocated = keep_allocated;
+        (own.operation, own.offset, own.length) = (operation, offset, length);
+        if operation == Operation::Write {
+            own.buffers.allocate(length as usize);
+            if run.is_empty() {
+                own.buffers.fill_zero(0, length as usize);
             }
-            Some(Source::Discard | Source::Zeroes { .. }) => Some(Operation::Write),
-        };
-        if let Some(operation) = zeroes {
-            own.operation = operation;
-            own.length = first.length;
-            if operation == Operation::Write {
-                own.length = first.length.min(COPY_LENGTH_MAX);
-                own.buffers.allocate(own.length as usize);
-                own.buffers.fill_zero(0, own.length as usize);
-                (first.offset, first.length) =
-                    (first.offset + own.length, first.length - own.length);
-                match first.length {
-                    0 => {}
-                    _ if is_refused => write_back.refused.push(first),
-                    _ => write_back.segments.push_front(first),
-                }
-            }
-            write_back.left = write_back.left.saturating_sub(own.length);
+        }
+        if run.is_empty() {
             return next.submit(own);
         }
-        let mut run = vec![first];
-        own.length = first.length;
-        while let Some(&segment) = write_back.segments.front() {
-            let fits = matches!(segment.source, Some(Source::Ring(_)))
-                && segment.offset == own.offset + own.length
-                && own.length + segment.length <= COPY_LENGTH_MAX;
-            if !fits {
-                break;
-            }
-            write_back.segments.pop_front();
-            own.length += segment.length;
-            run.push(segment);
-        }
-        write_back.left = write_back.left.saturating_sub(own.length);
-        own.operation = Operation::Write;
-        own.buffers.allocate(own.length as usize);
-        let start = own.offset;
         let split = next.split(own);
         for segment in run {
             let Some(Source::Ring(position)) = segment.source else { continue };
-            let mut piece = next.piece(split, segment.offset - start, segment.length);
+            let mut piece = next.piece(split, segment.offset - offset, segment.length);
             piece.operation = Operation::Read;
             piece.offset = self.inner.place(position);
             next.submit_to(self.store, piece);
@@ -410,20 +372,11 @@ impl WalQueue {
 
     /// A copy or the flush of home has returned.
     pub(super) fn returned_home(&mut self, request: &Request, outcome: Outcome, now_ns: u64) {
-        let is_discard = request.operation == Operation::Discard;
-        let is_zeroes = request.operation == Operation::WriteZeroes;
+        let operation = request.operation;
+        let zeroes = matches!(operation, Operation::Discard | Operation::WriteZeroes);
         let outcome = match (&mut self.write_back, outcome) {
-            // For example, a block device refuses ranges that are not aligned to its blocks.
-            (Some(write_back), Err(_)) if is_discard || is_zeroes => {
-                let (offset, length) = (request.offset, request.length);
-                let source = Some(Source::Zeroes { keep_allocated: false });
-                let zeroes = Segment { offset, length, source, sequence: 0 };
-                if is_discard {
-                    write_back.segments.push_front(zeroes);
-                } else {
-                    write_back.refused.push(zeroes);
-                }
-                write_back.left += length;
+            (Some(write_back), Err(_)) if zeroes => {
+                write_back.agenda.refuse(operation, request.offset, request.length);
                 Ok(())
             }
             (_, outcome) => outcome,

@@ -10,7 +10,7 @@
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
 //! - `places`: finds the place of a disk's log among several in one volume.
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
-//! - `home`: writes changes back home, in any open queue.
+//! - `home`: writes changes back home, in any open queue; `agenda`: what a round still writes, and in how many steps.
 //!
 //! The queues of a disk share a [`Shared`] with the log, which gives all changes one order, and
 //! share the flushes of the volume. If a queue ends before it has written a record, another queue
@@ -20,6 +20,7 @@
 //! changes durable. The log keeps its content. If the disk beneath fails, changes succeed until the
 //! log is full, and then fail with the disk's error. Write-back is tried again each second.
 
+mod agenda;
 pub(crate) mod home;
 mod open;
 mod places;
@@ -30,7 +31,7 @@ mod volume;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
@@ -165,8 +166,13 @@ pub(crate) struct Inner {
     is_home_flushed: AtomicBool,
     /// The notes that a layer above makes of changes.
     notes: Mutex<Option<Arc<dyn ChangeNotes>>>,
+    /// Called when the last queue has closed while the log has work.
+    unattended: OnceLock<Unattended>,
     _claim: Claim,
 }
+
+/// See [`Wal::on_unattended`].
+type Unattended = Box<dyn Fn(&Wal) + Send + Sync>;
 
 impl Inner {
     /// Whether changes have to be written back without a wait for an idle time. The log of a layer `offload` is for
@@ -207,6 +213,18 @@ impl Inner {
     fn notes(&self) -> Option<(Arc<dyn ChangeNotes>, u64)> {
         let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notes.map(|notes| (Arc::clone(&notes), notes.number()))
+    }
+
+    /// Whether the log carries changes only at times, and its store keeps zeroes in little space.
+    fn frees_zeroes(&self, state: &State) -> bool {
+        let volume = self.volume.backend();
+        state.carry.is_some() && volume.frees_zeroes() && volume.capabilities().write_zeroes
+    }
+
+    /// Whether an open queue has anything to do that no request asks for.
+    fn has_work(&self, state: &State) -> bool {
+        let has_space = self.frees_zeroes(state) && state.may_release();
+        state.failed.is_none() && (!state.log.is_empty() || has_space)
     }
 
     /// The place of a ring's position in the volume, in bytes.
@@ -292,6 +310,22 @@ impl Wal {
     /// Sets how long a change may be only in the log, in nanoseconds.
     pub fn set_age(&self, age_ns: u64) {
         self.inner.age_ns.store(age_ns, Ordering::Relaxed);
+    }
+
+    /// Whether the log has changes that are not home, or space to release, and accepts writes.
+    pub fn has_work(&self) -> bool {
+        self.inner.shared.access(|state| self.inner.has_work(state))
+    }
+
+    /// Whether the log has such work and no queue is open that does it.
+    pub fn is_unattended(&self) -> bool {
+        self.inner.shared.access(|state| state.queues.is_empty() && self.inner.has_work(state))
+    }
+
+    /// Calls `call` from now on when the last queue closes while the log [has work](Self::has_work): in the thread of
+    /// that queue, so `call` must not block. Only the first of several calls is kept.
+    pub fn on_unattended(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
+        let _ = self.inner.unattended.set(Box::new(call));
     }
 
     /// Sets the layer above that makes notes of changes. From now on, changes are brought home only when

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
@@ -240,6 +240,7 @@ impl Wal {
             rounds: AtomicU64::new(0),
             is_home_flushed: AtomicBool::new(false),
             notes: Mutex::default(),
+            unattended: OnceLock::new(),
             _claim: claim,
         };
         Ok(Self { inner: Arc::new(inner) })

@@ -15,11 +15,12 @@ use fathom_wal::{
     Checkpoint, Entry, EntryKind, Pin, Record, Reservation, Segment, entries_max, finish,
 };
 
-use super::Inner;
+use super::agenda::STEP_LENGTH_MAX;
 use super::home::WriteBack;
 use super::open::Completion;
 use super::release::Releasing;
 use super::volume::FlushAnswer;
+use super::{Inner, Wal};
 use crate::offload::gate::Carry;
 
 /// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
@@ -86,6 +87,8 @@ pub(crate) struct WalQueue {
     flushing: Option<u64>,
     pub(super) checkpoint_in_flight: Option<Checkpoint>,
     pub(super) write_back: Option<WriteBack>,
+    /// The bytes of a step of the last round on average.
+    pub(super) step_bytes: u64,
     /// Whether the log volume keeps zeroes in little space, and the piece of the log that is being released.
     pub(super) frees_zeroes: bool,
     pub(super) releasing: Option<Releasing>,
@@ -114,17 +117,14 @@ impl WalQueue {
     ) -> Self {
         // Write-back of recovered records begins without a request.
         waker.wake();
-        let (number, is_switched) = inner.shared.access(|state| {
+        let (number, is_switched, frees_zeroes) = inner.shared.access(|state| {
             state.opened += 1;
             state.queues.push((state.opened, waker.clone()));
             if let Some(carry) = &mut state.carry {
                 carry.open(state.opened);
             }
-            (state.opened, state.carry.is_some())
+            (state.opened, state.carry.is_some(), inner.frees_zeroes(state))
         });
-        let volume = inner.volume.backend();
-        let frees_zeroes =
-            is_switched && volume.frees_zeroes() && volume.capabilities().write_zeroes;
         Self {
             inner,
             number,
@@ -143,6 +143,7 @@ impl WalQueue {
             flushing: None,
             checkpoint_in_flight: None,
             write_back: None,
+            step_bytes: STEP_LENGTH_MAX,
             frees_zeroes,
             releasing: None,
             background,
@@ -661,6 +662,7 @@ impl Drop for WalQueue {
     /// completed, so no other queue writes to their places.
     fn drop(&mut self) {
         let is_stuck = self.pending_in_kernel.count() > 0;
+        let mut is_last = false;
         let others = self.inner.shared.access(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
             if let Some(carry) = &mut state.carry {
@@ -692,6 +694,7 @@ impl Drop for WalQueue {
                     state.home_failed = Some(ErrorKind::Io);
                 }
             }
+            is_last = state.queues.is_empty();
             if state.log.is_empty() { Vec::new() } else { state.queues.clone() }
         });
         // Wakes the other queues, even idle ones, because one of them has to continue the
@@ -707,5 +710,11 @@ impl Drop for WalQueue {
             self.inner.volume.abandon(number);
         }
         self.inner.shared.wake();
+        if let Some(call) = self.inner.unattended.get().filter(|_| is_last) {
+            let wal = Wal { inner: Arc::clone(&self.inner) };
+            if wal.is_unattended() {
+                call(&wal);
+            }
+        }
     }
 }

@@ -21,18 +21,26 @@ pub(super) struct Releasing {
 }
 
 impl State {
-    /// Begins to release the next piece, if there is one and nothing needs the log. Returns its position and length.
-    fn begin_release(&mut self) -> Option<(u64, u64, Releasing)> {
+    /// The position and length of the next piece to release, if there is one and nothing needs the log.
+    fn next_release(&self) -> Option<(u64, u64)> {
         let rests = self.carry.as_ref().is_some_and(|carry| carry.mode() == Mode::Resting);
-        if !rests || self.is_releasing || self.failed.is_some() || !self.log.is_empty() {
+        if !rests || self.failed.is_some() || !self.log.is_empty() {
             return None;
         }
         let (head, ring_length) = (self.log.head(), self.log.superblock().ring_length);
         let start = self.released.max(head.saturating_sub(ring_length));
         let length = (head - start).min(PIECE).min(ring_length - start % ring_length);
-        if length == 0 {
-            return None;
-        }
+        (length > 0).then_some((start, length))
+    }
+
+    /// Whether space is being released, or may be.
+    pub(super) fn may_release(&self) -> bool {
+        self.is_releasing || self.next_release().is_some()
+    }
+
+    /// Begins to release the next piece.
+    fn begin_release(&mut self) -> Option<(u64, u64, Releasing)> {
+        let (start, length) = self.next_release().filter(|_| !self.is_releasing)?;
         self.is_releasing = true;
         let pin = self.log.hold(start);
         Some((start, length, Releasing { end: start + length, pin }))

@@ -19,7 +19,7 @@ fn placement(names: &[&str]) -> Placement {
 }
 
 fn step(deadline_ns: u64) -> BackgroundStep {
-    BackgroundStep { bytes: 4096, waiting_bytes: 4096, deadline_ns, pause: 0 }
+    BackgroundStep { bytes: 4096, waiting_bytes: 4096, waiting_steps: 1, deadline_ns, pause: 0 }
 }
 
 /// A layer that only gives away a waker.

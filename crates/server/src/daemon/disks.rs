@@ -19,11 +19,19 @@ use super::{Daemon, Live, Served};
 use crate::caches::{self, has_cache};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
-use crate::logs::is_same_log;
+use crate::logs::{DiskLog, is_same_log};
 use crate::wiring::{self, KeyedLayer, Place, Watchers, invalid, refusal};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Lets the log of a disk be written back even while no front end has a queue.
+fn attend_log(served: &Served) {
+    let log = served.live().watchers.log.clone();
+    if let Some(log) = log {
+        log.attend(&served.disk);
+    }
+}
 
 impl Daemon {
     /// Serves a new disk, by request.
@@ -113,6 +121,7 @@ impl Daemon {
             return Err(stopping());
         }
         self.export_disk(&served);
+        attend_log(&served);
         if lacks_device {
             self.wake_watch();
         }
@@ -286,7 +295,11 @@ impl Daemon {
             Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
             Err(_) => new_log,
         };
-        if let Some(Err(error)) = ended.map(|log| log.end()) {
+        let end = |log: DiskLog| {
+            log.end_attendance();
+            log.end()
+        };
+        if let Some(Err(error)) = ended.map(end) {
             let disk = served.disk.name();
             tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
         }
@@ -305,6 +318,7 @@ impl Daemon {
         live.instance = instance;
         live.usage_instance = usage_instance;
         drop(live);
+        attend_log(served);
         self.begin_offloads();
         tracing::info!(disk = served.disk.name(), "has other layers");
         Ok(())

@@ -124,6 +124,9 @@ impl Daemon {
             let mut live = served.live();
             (live.server.take(), live.watchers.room.clone(), live.watchers.log.clone())
         };
+        if let Some(log) = &log {
+            log.leave();
+        }
         // A guest whose disk is removed must not wait for space on it. When the daemon shuts down,
         // such writes remain unanswered instead: the next daemon repeats them.
         if let Some(room) = room.filter(|_| !self.is_stopping()) {
@@ -134,6 +137,9 @@ impl Daemon {
         }
         for export in exports {
             while !export.wait(FOREVER) {}
+        }
+        if let Some(log) = &log {
+            log.end_attendance();
         }
         withdrawal.drained.store(true, Ordering::Release);
         // Changes that are not written back are in the log, where the next daemon finds them. The flush
