@@ -28,7 +28,7 @@ const STEP_TIME_MAX_NS: u64 = 10_000_000_000;
 /// Work begins when this many times its expected duration is left before its deadline.
 const MARGIN: u64 = 2;
 /// The same for the work of a gentle part.
-const GENTLE_MARGIN: u64 = 4;
+const GENTLE_MARGIN: u64 = 12;
 /// The share of the time left over which the steps of gentle work are spread then.
 const SPREAD: f64 = 0.75;
 /// The duration of a step before any was measured.

@@ -375,7 +375,7 @@ impl Rig {
                 size: sizes.log,
                 block_size: 4096,
                 identity: *b"identity of rigs",
-                age_ns: 900 * SECOND,
+                age_ns: 3600 * SECOND,
                 completion: Completion::Durable,
                 expected: None,
             };

@@ -3,11 +3,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
 use fathom_reactor::{Event, Group, Reactor};
 
-use super::{DriveThread, Source};
+use super::{DriveThread, Source, Wake};
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::stack::Stack;
@@ -27,10 +27,12 @@ pub enum Attended {
 }
 
 /// The queue of a disk that no front end has. It sleeps while no layer has work that is due.
-#[derive(Default)]
 pub struct Attendance {
     state: Mutex<State>,
     is_over: AtomicBool,
+    /// Wakes the latest thread when the layers of the disk change, because its queue has to take part.
+    wake: Mutex<Weak<Wake>>,
+    listens: Once,
 }
 
 #[derive(Default)]
@@ -38,9 +40,37 @@ struct State {
     thread: Option<DriveThread<Attendant>>,
 }
 
+impl Default for Attendance {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            wake: Mutex::new(Weak::new()),
+            listens: Once::new(),
+        }
+    }
+}
+
 impl Attendance {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Weak<Wake>> {
+        self.wake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the thread at each change of the disk.
+    fn listen(self: &Arc<Self>, disk: &Disk) {
+        let weak = Arc::downgrade(self);
+        disk.listen(Box::new(move |_| {
+            let Some(attendance) = weak.upgrade() else { return false };
+            let wake = attendance.latest().upgrade();
+            if let Some(wake) = wake {
+                wake.wake();
+            }
+            true
+        }));
     }
 
     /// Opens a queue of `disk` on a thread of its own, until `is_done`, which is asked after each round of the queue
@@ -63,6 +93,8 @@ impl Attendance {
         }
         let name = format!("attend-{}", disk.name());
         let thread = DriveThread::start(name, RING_ENTRIES, 0, failed, |_| {})?;
+        *self.latest() = Arc::downgrade(&thread.wake());
+        self.listens.call_once(|| self.listen(disk));
         let (attendance, disk) = (Arc::clone(self), Arc::clone(disk));
         thread.add(move |reactor| {
             let group = reactor.group();

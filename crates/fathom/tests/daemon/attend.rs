@@ -157,3 +157,38 @@ fn an_attended_log_hinders_nothing() {
         assert_eq!(home(folder.path()), [8; 3], "{kind}");
     }
 }
+
+/// The store beneath a disk that nobody uses does not answer while its log is written back: another disk, the control
+/// interface and the end of the daemon do not wait for it, and the changes are in the log afterwards.
+#[test]
+fn a_home_that_does_not_answer_without_a_client_harms_nobody() {
+    let folder = folder();
+    File::create(folder.path().join("b.img")).unwrap().set_len(SIZE).unwrap();
+    let text = "[daemon]\nshutdown_time_max = \"3s\"\n".to_owned()
+        + &configuration("wal", "300ms")
+        + "[[disk]]\nname = \"b\"\nimage = \"b.img\"\n";
+    let hung = ", { kind = \"delay\", time = \"1h\", operations = [\"write\"] }]\n";
+    let daemon = Daemon::start_in(folder, &text.replacen("]\n[[nbd]]", &(hung.to_owned() + "[[nbd]]"), 1));
+    visit(&daemon, 3);
+    wait_for(&daemon, "a thread for it", is_attended);
+    // Write-back begins within the age.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(home(&daemon.path("")), [0; 3]);
+    let begun = Instant::now();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    for block in 0..100 {
+        assert_eq!(nbd.fill_block(block, 1), Some(0));
+    }
+    assert_eq!(daemon.client().disks().unwrap().disks.len(), 2);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    drop(nbd);
+    let begun = Instant::now();
+    daemon.signal(libc::SIGTERM);
+    let (_, folder) = daemon.wait();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!([0, 1, 2].map(|block| nbd.read_block(block)), [3; 3]);
+    drop(nbd);
+    daemon.end();
+}

@@ -72,7 +72,7 @@ impl Default for OffloadDefinition {
             window: Nanoseconds(OffloadOptions::default().window_ns),
             carry: CarryKind::default(),
             auto: AutoKind::default(),
-            age: Nanoseconds(900_000_000_000),
+            age: Nanoseconds(3_600_000_000_000),
             model: None,
         }
     }
@@ -165,7 +165,7 @@ impl LayerOptions for OffloadDefinition {
             "\"off\"",
             "when a peak is foreseen: `act` carries the load, `report` only logs that it would",
         ),
-        Key::new("age", "\"15m\"", "how long changes may stay in the log afterwards"),
+        Key::new("age", "\"1h\"", "how long changes may stay in the log afterwards"),
         Key::new("model", "", "the disk whose timing the log imitates"),
     ];
     const ONCE: Option<&'static str> = Some("a change is durable in one log");
