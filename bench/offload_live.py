@@ -24,7 +24,7 @@ DISKS = {"steady": "0", "noisy": "50G"}
 # Requests per second of each disk, and those that the noisy one adds in two steps.
 BASE, FIRST, SECOND = 24, 20, 34
 # The time before the first peak, the length of the growth and of the rest of a peak, and the time between peaks, in s.
-QUIET, GROWTH, STAY, BETWEEN = 150, 10, 25, 90
+QUIET, GROWTH, STAY, BETWEEN = 120, 10, 25, 65
 PEAKS = 4
 # Most reads are of this part of the disk.
 HOT = "zoned_abs:80/4m:20/1020m"
@@ -46,7 +46,7 @@ def load(name, rate, seconds, more=""):
 def configuration(directory, acts):
     text = ""
     for name, offset in DISKS.items():
-        log = (f'{{ kind = "offload", log = "{directory}/{name}.log", size = "512M", copies = "64M", window = "2m", '
+        log = (f'{{ kind = "offload", log = "{directory}/{name}.offload", size = "512M", copies = "64M", window = "2m", '
                f'model = {{ kind = "ssd" }}, auto = "act" }}')
         text += (f'[[disk]]\nname = "{name}"\nvm = "{name}"\nimage = "{directory}/{name}.img"\n'
                  f'model = {{ kind = "hdd", device = "spindle", size = "100G", offset = "{offset}" }}\n'
@@ -112,7 +112,7 @@ def run(directory, acts):
     for guest in guests.values():
         guest.end()
     daemon.end()
-    if len(times) < seconds * BASE / 3:
+    if len(times) < seconds * BASE / 2:
         fail(f"the steady guest has made only {len(times)} requests")
     return times, peaks, watch
 

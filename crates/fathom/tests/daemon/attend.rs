@@ -168,7 +168,8 @@ fn a_home_that_does_not_answer_without_a_client_harms_nobody() {
         + &configuration("wal", "300ms")
         + "[[disk]]\nname = \"b\"\nimage = \"b.img\"\n";
     let hung = ", { kind = \"delay\", time = \"1h\", operations = [\"write\"] }]\n";
-    let daemon = Daemon::start_in(folder, &text.replacen("]\n[[nbd]]", &(hung.to_owned() + "[[nbd]]"), 1));
+    let daemon =
+        Daemon::start_in(folder, &text.replacen("]\n[[nbd]]", &(hung.to_owned() + "[[nbd]]"), 1));
     visit(&daemon, 3);
     wait_for(&daemon, "a thread for it", is_attended);
     // Write-back begins within the age.

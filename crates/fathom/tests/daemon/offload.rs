@@ -93,6 +93,25 @@ fn a_disk_is_carried_by_hand_and_comes_home() {
     assert!(daemon.client().offload(None).unwrap().disks.len() == 1);
 }
 
+/// A log volume that is known to be broken gets no changes: nobody is carried, and no write fails.
+#[test]
+fn a_log_that_is_not_fit_is_not_used() {
+    let daemon = Daemon::start_in(folder(), &configuration(""));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(nbd.fill_block(1, 1), Some(0));
+    File::options().write(true).open(daemon.path("elsewhere")).unwrap().set_len(4096).unwrap();
+    daemon.until("the problem to be found", || {
+        let problems = daemon.client().disk("a").unwrap().problems;
+        problems.iter().any(|problem| problem.message.contains("truncated"))
+    });
+    let request = OffloadRequest { action: OffloadAction::Start, dry_run: false };
+    let error = daemon.client().change_offload("a", request).unwrap_err().to_string();
+    assert!(error.contains("takes no changes"), "{error}");
+    assert_eq!(disk(&daemon).state, OffloadState::Resting);
+    assert_eq!(nbd.fill_block(1, 2), Some(0));
+    assert_eq!((nbd.read_block(1), home(&daemon, 1)), (2, 2));
+}
+
 /// A cluster may need a moment after the death of a node.
 fn wait_until_served(daemon: &Daemon) {
     let begun = Instant::now();

@@ -28,8 +28,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart, LayerProblem,
-    LayerReport, OpenContext,
+    Backend, BackendProblem, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
+    LayerProblem, LayerReport, OpenContext,
 };
 use serde::{Deserialize, Serialize};
 
@@ -213,6 +213,13 @@ impl Offload {
     /// The log.
     pub fn wal(&self) -> &Wal {
         &self.wal
+    }
+
+    /// Why the log volume should get no changes now: a problem of its store that is known. A start would make changes
+    /// wait or fail that the disk beneath could have carried out.
+    pub fn unfit(&self) -> Option<BackendProblem> {
+        let problems = self.wal.inner.volume.backend().problems();
+        problems.into_iter().find(|problem| *problem != BackendProblem::LossNotRecorded)
     }
 
     /// Begins to carry.

@@ -65,7 +65,7 @@ struct Known {
     /// When it was last started or stopped.
     since: Option<Instant>,
     since_unix_time_ns: u64,
-    /// When it was last stopped by hand.
+    /// When it was last stopped by hand, or its log was not fit.
     stopped: Option<Instant>,
     /// Whether it was reported that it would be carried.
     is_reported: bool,
@@ -294,13 +294,17 @@ impl Daemon {
 /// Begins to carry a disk.
 fn start(disk: &Carried, known: &mut Known, starter: Starter) -> Result<(), ErrorBody> {
     let name = disk.name();
-    disk.offload.start().map_err(|error| {
+    let refused = |what: String| {
         refusal(
             ErrorCode::Failed,
-            format!("the log of the disk {name:?} takes no changes: {error}"),
+            format!("the log of the disk {name:?} takes no changes: {what}"),
             "repair the log volume, then serve all disks with a log on it again",
         )
-    })?;
+    };
+    if let Some(problem) = disk.offload.unfit() {
+        return Err(refused(problem.to_string()));
+    }
+    disk.offload.start().map_err(|error| refused(error.to_string()))?;
     known.start(starter);
     let what = disk.options.carry.name();
     tracing::info!(disk = name, by = starter.name(), "its load is carried: {what}");
@@ -485,14 +489,22 @@ fn decide(daemon: &Daemon, device: &Device, disks: &[&Carried]) {
             known.history.note(now, unix_time_ns(), forecast, known.starter.is_some());
         }
     }
-    if !device.contention.is_peak() {
-        for disk in disks {
-            let Some(known) = known.get_mut(disk.name()) else { continue };
-            known.is_reported = false;
-            if known.may_stop() {
+    let is_peak = device.contention.is_peak();
+    for disk in disks {
+        let Some(known) = known.get_mut(disk.name()) else { continue };
+        known.is_reported &= is_peak;
+        if known.may_stop() && !is_peak {
+            stop(disk, known, Starter::Forecast);
+        } else if known.starter == Some(Starter::Forecast) {
+            // Changes go home again, but those of places that only the log has.
+            if let Some(problem) = disk.offload.unfit() {
+                tracing::warn!(disk = disk.name(), "its log is not fit: {problem}");
                 stop(disk, known, Starter::Forecast);
+                known.stopped = Some(Instant::now());
             }
         }
+    }
+    if !is_peak {
         return;
     }
     let Some(disk) = device.choose(disks, &known) else { return };
