@@ -171,6 +171,64 @@ fn a_full_log_fails_no_change() {
     assert!(bypassed > 20 && rounds > 100, "{bypassed} changes past the log, {rounds} rounds");
 }
 
+/// A log volume has died while the log rested. A start finds that out before it carries a change: none fails.
+#[test]
+fn a_log_that_has_died_unnoticed_fails_no_change() {
+    let (mut tried, mut carried) = (0, 0);
+    each_seed(100, |seed| {
+        let rig = Rig::new(seed, 0.05, blank());
+        let mut harness = rig.harness(seed);
+        let mut workload = workload(seed);
+        harness.run(&mut workload, 30, |model: &ModelDisk| {
+            rig.check_crashes(model);
+        });
+        let is_dead = seed % 3 > 0;
+        if is_dead {
+            rig.log.die();
+        }
+        assert_eq!(rig.offload.begin(), Ok(false));
+        tried += 1;
+        harness.run(&mut workload, 100, |model: &ModelDisk| {
+            rig.check_crashes(model);
+        });
+        assert_eq!(harness.statistics().failed, 0, "seed {seed}");
+        let status = rig.offload.status();
+        assert!(!rig.offload.is_tried_out());
+        assert_eq!(status.log_failed.is_some(), is_dead);
+        let expected = if is_dead { OffloadState::Resting } else { OffloadState::Carrying };
+        assert_eq!((status.state, status.carried == 0), (expected, is_dead));
+        carried += status.carried;
+        assert_eq!(rig.offload.unfit().is_some(), is_dead);
+        // The changes are at home, and the log has none.
+        if !is_dead {
+            rig.offload.stop();
+        }
+        rig.pin(&mut harness);
+        harness.verify(CAPACITY);
+    });
+    assert!(tried > 50 && carried > 1000, "{tried} trials, {carried} changes in the log");
+}
+
+/// A trial that is ended before its record is durable leaves a log that becomes empty again.
+#[test]
+fn a_trial_can_be_ended() {
+    for seed in 0..50 {
+        let rig = Rig::new(seed, 0.0, blank());
+        let mut harness = rig.harness(seed);
+        assert_eq!(rig.offload.begin(), Ok(false));
+        for _ in 0..seed % 5 {
+            harness.step();
+        }
+        rig.offload.stop();
+        for _ in 0..3000 {
+            harness.step();
+        }
+        let status = rig.offload.status();
+        assert_eq!((status.state, status.used), (OffloadState::Resting, 0), "seed {seed}");
+        assert_eq!(rig.offload.begin(), Ok(false));
+    }
+}
+
 /// While it carries, nothing is written home before the log is half full. Changes are durable when they complete.
 #[test]
 fn write_back_stands_still_while_the_layer_carries() {

@@ -147,6 +147,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
                 match random.u8(..5) {
                     0 => offload.start().unwrap(),
                     1 => offload.stop(),
+                    2 => drop(offload.begin().unwrap()),
                     _ => {}
                 }
                 states[offload.status().state as usize] += 1;

@@ -103,6 +103,7 @@ struct State {
     journal: Vec<JournalEntry>,
     counts: SimCounts,
     is_hanging: bool,
+    is_dead: bool,
     /// The size now, in bytes.
     capacity: u64,
 }
@@ -165,6 +166,7 @@ impl SimBackend {
             journal: Vec::new(),
             counts: SimCounts::default(),
             is_hanging: false,
+            is_dead: false,
             capacity: options.capacity,
         };
         let state = Arc::new(Mutex::new(state));
@@ -212,6 +214,11 @@ impl SimBackend {
     /// The requests given to the store so far.
     pub fn counts(&self) -> SimCounts {
         lock(&self.state).counts
+    }
+
+    /// From now on, all reads, changes and flushes fail.
+    pub fn die(&self) {
+        lock(&self.state).is_dead = true;
     }
 
     /// Sets whether the store hangs.
@@ -412,7 +419,7 @@ impl State {
 
 impl SimQueue {
     fn fails(&mut self, rate: f64) -> bool {
-        rate > 0.0 && self.random.f64() < rate
+        lock(&self.state).is_dead || rate > 0.0 && self.random.f64() < rate
     }
 
     /// Applies a request that modifies the store.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fathom_image::LogMark;
@@ -110,6 +111,51 @@ fn a_log_that_is_not_fit_is_not_used() {
     assert_eq!(disk(&daemon).state, OffloadState::Resting);
     assert_eq!(nbd.fill_block(1, 2), Some(0));
     assert_eq!((nbd.read_block(1), home(&daemon, 1)), (2, 2));
+}
+
+/// The log volume breaks without a sign. A start finds that out before it carries a change.
+#[test]
+fn a_log_that_has_died_unnoticed_fails_no_write() {
+    let folder = folder();
+    let (socket, broken) = (folder.path().join("log.sock"), folder.path().join("broken"));
+    let server = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--filter=error", "--unix"])
+        .arg(&socket)
+        .args(["memory", "8M", "error-rate=100%"])
+        .arg(format!("error-file={}", broken.display()))
+        .spawn();
+    let Ok(mut server) = server else {
+        return eprintln!("SKIPPED: this needs nbdkit");
+    };
+    let begun = Instant::now();
+    while !socket.exists() {
+        assert!(begun.elapsed() < PATIENCE, "nbdkit does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let log = format!("log = \"nbd+unix:///?socket={}\"", socket.display());
+    let text = configuration("").replacen("log = \"elsewhere\"", &log, 1);
+    let daemon = Daemon::start_in(folder, &text);
+    wait_until_served(&daemon);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for round in 1..5 {
+        assert!(change(&daemon, OffloadAction::Start));
+        assert_eq!(disk(&daemon).state, OffloadState::Carrying);
+        assert_eq!(nbd.fill_block(1, round), Some(0));
+        assert!(change(&daemon, OffloadAction::Stop));
+        wait_for(&daemon, OffloadState::Resting);
+    }
+    File::create(broken).unwrap();
+    let request = OffloadRequest { action: OffloadAction::Start, dry_run: false };
+    let error = daemon.client().change_offload("a", request).unwrap_err().to_string();
+    assert!(error.contains("takes no changes"), "{error}");
+    assert_eq!((disk(&daemon).state, disk(&daemon).by.as_str()), (OffloadState::Resting, ""));
+    for round in 6..9 {
+        assert_eq!(nbd.fill_block(1, round), Some(0));
+        assert_eq!((nbd.read_block(1), home(&daemon, 1)), (round, round));
+    }
+    drop(daemon);
+    let _ = server.kill();
+    let _ = server.wait();
 }
 
 /// A cluster may need a moment after the death of a node.

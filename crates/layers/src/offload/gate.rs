@@ -20,6 +20,9 @@
 //! **Flushes.** Changes that completed through the log are durable. Those that went past it are durable after a
 //! flush of home that began when they had completed. So a flush goes home if such a change has completed since
 //! the last successful flush of home began, or if a queue is loose.
+//!
+//! **A trial.** A log volume may have died while the log rested. So a start writes an empty record first, and changes
+//! are carried only when it is durable: a log that fails then has failed no change, and holds none.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -147,6 +150,8 @@ pub(crate) struct Carry {
     completed: u64,
     /// The value of `completed` when the last successful flush of home began.
     flushed: u64,
+    /// The trial: the sequence of the empty record, and whether reads are carried after it.
+    trial: Option<(u64, bool)>,
     /// Whether the age of the log's content begins at the next look of a queue.
     is_restamped: bool,
     /// Until when changes are held; 0 if they are not. And when they may be held again. In nanoseconds.
@@ -190,6 +195,7 @@ impl Carry {
             // Home may have changes from before.
             completed: 1,
             flushed: 0,
+            trial: None,
             is_restamped: false,
             finish_until_ns: 0,
             finish_after_ns: 0,
@@ -233,6 +239,7 @@ impl Carry {
     /// Begins to carry changes, reads, or both.
     pub(crate) fn start(&mut self, changes: bool, reads: bool) {
         let before = (self.mode, self.carries_reads);
+        self.trial = None;
         if changes {
             self.mode = Mode::Carrying;
             self.finish_until_ns = 0;
@@ -243,10 +250,35 @@ impl Carry {
         }
     }
 
+    /// Begins a trial with the empty record `sequence`; see the module.
+    pub(crate) fn try_out(&mut self, sequence: u64, reads: bool) {
+        self.trial = Some((sequence, reads));
+    }
+
+    /// Whether there is a trial.
+    pub(crate) fn is_tried_out(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// Ends a trial if its record is one of those before `durable`, which are durable, or if the log has failed (`None`).
+    /// Returns whether it carries now.
+    pub(crate) fn end_trial(&mut self, durable: Option<u64>) -> bool {
+        match (self.trial, durable) {
+            (Some((sequence, reads)), Some(durable)) if sequence < durable => {
+                self.start(true, reads);
+                return true;
+            }
+            (Some(_), None) => self.trial = None,
+            _ => {}
+        }
+        false
+    }
+
     /// Carries no more. The content of the log returns home.
     pub(crate) fn stop(&mut self) {
         let before = (self.mode, self.carries_reads);
-        if self.mode == Mode::Carrying {
+        // The record of a trial is dropped like others.
+        if self.trial.take().is_some() || self.mode == Mode::Carrying {
             self.mode = Mode::Returning;
             self.is_restamped = true;
         }
@@ -373,7 +405,7 @@ impl Carry {
 
     /// Whether write-back waits, unless the log has to be emptied.
     pub(crate) fn stands_still(&self) -> bool {
-        self.mode == Mode::Carrying
+        self.mode == Mode::Carrying || self.trial.is_some()
     }
 
     /// Whether changes wait for the end of write-back.

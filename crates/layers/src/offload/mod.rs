@@ -215,11 +215,38 @@ impl Offload {
         &self.wal
     }
 
-    /// Why the log volume should get no changes now: a problem of its store that is known. A start would make changes
-    /// wait or fail that the disk beneath could have carried out.
-    pub fn unfit(&self) -> Option<BackendProblem> {
+    /// Why the log should get no changes now: it has failed, or a problem of its store is known. A start would make
+    /// changes wait or fail that the disk beneath could have carried out.
+    pub fn unfit(&self) -> Option<String> {
         let problems = self.wal.inner.volume.backend().problems();
-        problems.into_iter().find(|problem| *problem != BackendProblem::LossNotRecorded)
+        let known = problems.iter().find(|problem| **problem != BackendProblem::LossNotRecorded);
+        known.map(ToString::to_string).or_else(|| {
+            self.wal.inner.shared.access(|state| state.failed.map(|kind| kind.to_string()))
+        })
+    }
+
+    /// Begins to carry as [`start`](Self::start) does, but if the log rests and a queue is open, only when an empty
+    /// record is durable in the log. So a log volume that has died unnoticed fails no change. Returns whether it
+    /// carries already.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn begin(&self) -> Result<bool, ErrorKind> {
+        let kind = self.carry();
+        let (_, has_volume_failed) = self.wal.inner.volume.finished();
+        let is_tried_out = kind.has_writes()
+            && !has_volume_failed
+            && self.wal.inner.shared.access(|state| state.try_out(kind.has_reads()));
+        if is_tried_out {
+            return Ok(false);
+        }
+        self.start().map(|()| true)
+    }
+
+    /// Whether the log is being tried out; see [`begin`](Self::begin).
+    pub fn is_tried_out(&self) -> bool {
+        let shared = &self.wal.inner.shared;
+        shared.access(|state| state.carry.as_ref().is_some_and(Carry::is_tried_out))
     }
 
     /// Begins to carry.

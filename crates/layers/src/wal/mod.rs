@@ -39,7 +39,7 @@ use fathom_block::{
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Log, Source, Superblock};
+use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
@@ -49,7 +49,7 @@ pub(crate) use volume::Claim;
 pub use volume::LogVolume;
 
 use crate::ChangeNotes;
-use crate::offload::gate::Carry;
+use crate::offload::gate::{Carry, Mode};
 
 /// How often a drain checks its progress.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);
@@ -120,6 +120,25 @@ impl State {
             carry.checkpointed(tail, used, size, now_ns);
         }
         self.rest_if_empty();
+    }
+
+    /// Begins a trial of a log that rests, if a queue is open that carries it out. `reads` is whether reads are carried
+    /// afterwards, too. Returns whether there is a trial.
+    pub(crate) fn try_out(&mut self, reads: bool) -> bool {
+        let Some(carry) = &mut self.carry else { return false };
+        let may_begin = carry.mode() == Mode::Resting
+            && self.failed.is_none()
+            && self.log.is_empty()
+            && !self.queues.is_empty();
+        if !may_begin {
+            return carry.is_tried_out();
+        }
+        let Ok(Reservation { record, .. }) = self.log.reserve(Vec::new()) else { return false };
+        carry.reserved(&record);
+        carry.try_out(record.sequence, reads);
+        self.orphans.push(record.sequence);
+        self.wake_queues();
+        true
     }
 
     /// A log that carries no more changes rests once it is empty. Returns whether it has begun to.

@@ -207,6 +207,7 @@ impl WalQueue {
             if let Some(carry) = &mut state.carry {
                 let has_failed = state.failed.is_some() || state.home_failed.is_some();
                 changed |= carry.end_finish(has_failed, now_ns);
+                changed |= carry.end_trial(state.failed.is_none().then(|| state.log.durable()));
             }
             (state.log.durable(), state.log.shown(), state.failed, changed)
         });

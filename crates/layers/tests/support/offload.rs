@@ -105,7 +105,8 @@ impl Rig {
     /// Starts or stops, or neither.
     pub fn switch(&mut self) -> Result<(), ErrorKind> {
         match self.random.u8(..4) {
-            0 => self.offload.start()?,
+            0 if self.random.bool() => self.offload.start()?,
+            0 => drop(self.offload.begin()?),
             1 => self.offload.stop(),
             _ => {}
         }

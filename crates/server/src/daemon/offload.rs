@@ -40,6 +40,9 @@ const IDLE_TIME: Duration = Duration::from_secs(10);
 const REST: Duration = Duration::from_secs(60);
 /// A disk is carried at least this long, because each change has a cost.
 const CARRY_TIME_MIN: Duration = Duration::from_secs(5);
+/// How long a start by hand waits until the log has been tried out, and the interval at which it looks.
+const TRIAL_TIME_MAX: Duration = Duration::from_secs(1);
+const TRIAL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Who has started to carry a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +144,14 @@ impl Carried {
         Carriable { reads: share(reads, self.offload.warmth()), writes: share(writes, 1.0) }
     }
 
+    /// Waits for a moment until the log has been tried out.
+    fn wait_for_trial(&self) {
+        let begun = Instant::now();
+        while self.offload.is_tried_out() && begun.elapsed() < TRIAL_TIME_MAX {
+            thread::sleep(TRIAL_INTERVAL);
+        }
+    }
+
     fn report(&self, known: &Known) -> OffloadDisk {
         let status = self.offload.status();
         OffloadDisk {
@@ -205,9 +216,10 @@ impl Daemon {
         request: OffloadRequest,
     ) -> Result<OffloadAnswer, ErrorBody> {
         let disk = self.carried(name)?;
-        let mut known = lock(&self.offloads.known);
-        let known = known.entry(name.to_owned()).or_default();
-        let is_carrying = disk.offload.status().state == LayerState::Carrying;
+        let mut guard = lock(&self.offloads.known);
+        let known = guard.entry(name.to_owned()).or_default();
+        let is_tried_out = disk.offload.is_tried_out();
+        let is_carrying = is_tried_out || disk.offload.status().state == LayerState::Carrying;
         let is_start = request.action == OffloadAction::Start;
         // What a forecast has started stays from now on.
         let is_changed = is_start != is_carrying || known.starter == Some(Starter::Forecast);
@@ -221,9 +233,19 @@ impl Daemon {
         if is_changed && !request.dry_run {
             if is_start {
                 start(&disk, known, Starter::Hand)?;
+                drop(guard);
+                disk.wait_for_trial();
+                guard = lock(&self.offloads.known);
             } else {
                 stop(&disk, known, Starter::Hand);
             }
+        }
+        let known = guard.entry(name.to_owned()).or_default();
+        if let (true, false, Some(problem)) = (is_start, request.dry_run, disk.offload.unfit()) {
+            if known.starter == Some(Starter::Hand) {
+                stop(&disk, known, Starter::Hand);
+            }
+            return Err(unfit(&disk, &problem));
         }
         Ok(OffloadAnswer { disk: disk.report(known), is_changed, dry_run: request.dry_run })
     }
@@ -291,20 +313,23 @@ impl Daemon {
     }
 }
 
+/// The refusal of a start because of the disk's log.
+fn unfit(disk: &Carried, problem: &str) -> ErrorBody {
+    let name = disk.name();
+    refusal(
+        ErrorCode::Failed,
+        format!("the log of the disk {name:?} takes no changes: {problem}"),
+        "repair the log volume, then serve all disks with a log on it again",
+    )
+}
+
 /// Begins to carry a disk.
 fn start(disk: &Carried, known: &mut Known, starter: Starter) -> Result<(), ErrorBody> {
     let name = disk.name();
-    let refused = |what: String| {
-        refusal(
-            ErrorCode::Failed,
-            format!("the log of the disk {name:?} takes no changes: {what}"),
-            "repair the log volume, then serve all disks with a log on it again",
-        )
-    };
     if let Some(problem) = disk.offload.unfit() {
-        return Err(refused(problem.to_string()));
+        return Err(unfit(disk, &problem));
     }
-    disk.offload.start().map_err(|error| refused(error.to_string()))?;
+    disk.offload.begin().map_err(|error| unfit(disk, &error.to_string()))?;
     known.start(starter);
     let what = disk.options.carry.name();
     tracing::info!(disk = name, by = starter.name(), "its load is carried: {what}");
