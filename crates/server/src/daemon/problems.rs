@@ -332,13 +332,15 @@ fn of_disk(served: &Served) -> Vec<Found> {
         };
         found.push(Found(ProblemKind::Full, message, format!("free some space{choice}")));
     }
+    let of_layers = of_layers(&layers);
     if lately(health.io_at) {
-        let message = format!("requests fail with I/O errors from {image}");
+        let stores = if of_layers.is_some() { ", or from a store of its layers" } else { "" };
+        let message = format!("requests fail with I/O errors from {image}{stores}");
         let remedy = "see the kernel's log for errors of the storage beneath".to_owned();
         found.push(Found(ProblemKind::IoErrors, message, remedy));
     }
 
-    found.extend(of_layers(&layers));
+    found.extend(of_layers);
     let silent = health.inspecting.is_some_and(|since| now - since > INSPECTION_TIME_MAX);
     let stalled = tap.is_some_and(|tap| {
         let snapshot = tap.snapshot(fathom_block::Clock::System.now_ns());
