@@ -4,7 +4,7 @@ mod cluster;
 mod history;
 
 use clap::{Args, Subcommand};
-use fathom_control::{OffloadAction, OffloadAnswer, OffloadDisk, OffloadRequest};
+use fathom_control::{OffloadAction, OffloadAnswer, OffloadDisk, OffloadRequest, OffloadState};
 
 use crate::{
     connection::ControlOptions,
@@ -106,6 +106,9 @@ fn describe(answer: &OffloadAnswer, action: OffloadAction) -> String {
     match (action, answer.is_changed, answer.dry_run) {
         (OffloadAction::Start, true, true) => {
             format!("{name}: its {} would be carried from now on", carried(disk))
+        }
+        (OffloadAction::Start, true, false) if disk.state != OffloadState::Carrying => {
+            format!("{name}: its {} are carried as soon as its log answers", carried(disk))
         }
         (OffloadAction::Start, true, false) => format!("{name}: its {} are carried", carried(disk)),
         (OffloadAction::Start, false, _) => format!("{name}: is carried already"),
@@ -212,7 +215,7 @@ fn forecasts(disks: &[OffloadDisk]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use fathom_control::{OffloadForecast, OffloadState};
+    use fathom_control::OffloadForecast;
 
     use super::*;
 
