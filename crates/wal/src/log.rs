@@ -287,6 +287,11 @@ impl Log {
         self.live.is_empty()
     }
 
+    /// Whether record `sequence` is the only one.
+    pub fn is_only(&self, sequence: u64) -> bool {
+        self.live.len() == 1 && self.first() == sequence
+    }
+
     /// The bytes of the ring that are in use.
     pub fn used(&self) -> u64 {
         self.head_position - self.floor()

@@ -152,6 +152,8 @@ pub(crate) struct Carry {
     flushed: u64,
     /// The trial: the sequence of the empty record, and whether reads are carried after it.
     trial: Option<(u64, bool)>,
+    /// The sequence of the record of the latest trial.
+    tried: Option<u64>,
     /// Whether the age of the log's content begins at the next look of a queue.
     is_restamped: bool,
     /// Until when changes are held; 0 if they are not. And when they may be held again. In nanoseconds.
@@ -196,6 +198,7 @@ impl Carry {
             completed: 1,
             flushed: 0,
             trial: None,
+            tried: None,
             is_restamped: false,
             finish_until_ns: 0,
             finish_after_ns: 0,
@@ -252,7 +255,12 @@ impl Carry {
 
     /// Begins a trial with the empty record `sequence`; see the module.
     pub(crate) fn try_out(&mut self, sequence: u64, reads: bool) {
-        self.trial = Some((sequence, reads));
+        (self.trial, self.tried) = (Some((sequence, reads)), Some(sequence));
+    }
+
+    /// The sequence of the record of the latest trial.
+    pub(crate) fn tried(&self) -> Option<u64> {
+        self.tried
     }
 
     /// Whether there is a trial.

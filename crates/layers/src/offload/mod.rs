@@ -325,7 +325,7 @@ impl Offload {
                     Mode::Resting => OffloadState::Resting,
                     Mode::Returning => OffloadState::Returning,
                 },
-                used: if state.log.is_empty() { 0 } else { wal.used },
+                used: if state.is_idle() { 0 } else { wal.used },
                 size: wal.size,
                 carried: counts.carried,
                 bypassed: counts.bypassed,

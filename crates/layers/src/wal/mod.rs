@@ -141,6 +141,12 @@ impl State {
         true
     }
 
+    /// Whether the log holds no change that home may lack: it is empty, or has failed when it was tried out.
+    pub(crate) fn is_idle(&self) -> bool {
+        let tried = self.carry.as_ref().and_then(Carry::tried).filter(|_| self.failed.is_some());
+        self.log.is_empty() || tried.is_some_and(|sequence| self.log.is_only(sequence))
+    }
+
     /// A log that carries no more changes rests once it is empty. Returns whether it has begun to.
     pub(crate) fn rest_if_empty(&mut self) -> bool {
         let Some(carry) = &mut self.carry else { return false };
@@ -296,7 +302,7 @@ impl Wal {
     /// If the disk or the log volume fails, or `limit` has passed. The remaining changes stay in
     /// the log.
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
-        self.bring_home_until(|state| state.log.is_empty(), disk, limit)
+        self.bring_home_until(State::is_idle, disk, limit)
     }
 
     /// Writes changes back until `is_done`. The disk may take changes meanwhile.
@@ -481,7 +487,7 @@ impl Layer for Wal {
         let begun = self.inner.rounds.load(Ordering::Relaxed);
         let is_done = |state: &State| {
             let rounds = self.inner.rounds.load(Ordering::Relaxed) - begun;
-            state.log.is_empty() || rounds >= RETIRE_ROUNDS
+            state.is_idle() || rounds >= RETIRE_ROUNDS
         };
         // `leave` reports an error that persists.
         let _ = self.bring_home_until(is_done, disk, limit);
