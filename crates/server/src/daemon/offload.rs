@@ -41,7 +41,7 @@ const REST: Duration = Duration::from_secs(60);
 /// A disk is carried at least this long, because each change has a cost.
 const CARRY_TIME_MIN: Duration = Duration::from_secs(5);
 /// How long a start by hand waits until the log has been tried out, and the interval at which it looks.
-const TRIAL_TIME_MAX: Duration = Duration::from_secs(1);
+const TRIAL_TIME_MAX: Duration = Duration::from_secs(5);
 const TRIAL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Who has started to carry a disk.
