@@ -6,7 +6,6 @@ and nobody but the daemon starts and stops it. The times are those that fio meas
 the guests and of the host are the same.
 """
 
-import os
 import random
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 import time
 
 import targets
-from guest import ROOT, Daemon, Guest
+from guest import ROOT, Daemon, Guest, make
 
 # A folder in memory, so that the host's disk takes no part in a disk's time, and the least room that it needs.
 MEMORY_FOLDER, ROOM_MIN = "/dev/shm", 4 << 30
@@ -133,7 +132,7 @@ def measure(checks):
     if shutil.disk_usage(MEMORY_FOLDER).free < ROOM_MIN:
         fail(f"{MEMORY_FOLDER} lacks room: {ROOM_MIN >> 30} GiB are needed")
     subprocess.run(["scripts/cargo", "build", "--quiet", "--release", "--bin", "fathom"], cwd=ROOT, check=True)
-    subprocess.run([os.path.join(ROOT, "scripts/guest")], check=True)
+    make()
     total = QUIET + PEAKS * (GROWTH + STAY + BETWEEN)
     print(f"\nTwo guests on one modelled hard disk: the requests of the one without peaks (takes {2 * total // 60 + 1} min)\n"
           f"{'':12}{'mean':>8}{'p90':>8}{'p99':>8} ms{'deviation':>11}", flush=True)

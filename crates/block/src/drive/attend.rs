@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fathom_reactor::{Event, Group, Reactor};
 
@@ -27,28 +27,19 @@ pub enum Attended {
 }
 
 /// The queue of a disk that no front end has. It sleeps while no layer has work that is due.
+#[derive(Default)]
 pub struct Attendance {
     state: Mutex<State>,
     is_over: AtomicBool,
     /// Wakes the latest thread when the layers of the disk change, because its queue has to take part.
     wake: Mutex<Weak<Wake>>,
-    listens: Once,
 }
 
 #[derive(Default)]
 struct State {
     thread: Option<DriveThread<Attendant>>,
-}
-
-impl Default for Attendance {
-    fn default() -> Self {
-        Self {
-            state: Mutex::default(),
-            is_over: AtomicBool::new(false),
-            wake: Mutex::new(Weak::new()),
-            listens: Once::new(),
-        }
-    }
+    /// Whether it is called at each change of the disk.
+    listens: bool,
 }
 
 impl Attendance {
@@ -94,7 +85,9 @@ impl Attendance {
         let name = format!("attend-{}", disk.name());
         let thread = DriveThread::start(name, RING_ENTRIES, 0, failed, |_| {})?;
         *self.latest() = Arc::downgrade(&thread.wake());
-        self.listens.call_once(|| self.listen(disk));
+        if !std::mem::replace(&mut state.listens, true) {
+            self.listen(disk);
+        }
         let (attendance, disk) = (Arc::clone(self), Arc::clone(disk));
         thread.add(move |reactor| {
             let group = reactor.group();
@@ -162,7 +155,8 @@ impl Source for Attendant {
     }
 
     fn arm(&mut self, _: &mut Reactor) -> bool {
-        self.attendance.is_over.load(Ordering::Acquire)
+        // Mail wakes the thread.
+        false
     }
 
     fn disarm(&mut self) {}

@@ -13,7 +13,6 @@ use crate::process::Daemon;
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The age of logs that must not come home in a test.
 const LONG: &str = "3h";
 
@@ -51,14 +50,6 @@ fn home(folder: &std::path::Path) -> [u8; 3] {
     })
 }
 
-fn wait_for(daemon: &Daemon, what: &str, is_so: impl Fn(&Daemon) -> bool) {
-    let begun = Instant::now();
-    while !is_so(daemon) {
-        assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", home(&daemon.path("")));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Whether the daemon has a thread with a queue that no client has.
 fn is_attended(daemon: &Daemon) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap();
@@ -86,8 +77,8 @@ fn a_log_comes_home_after_the_last_client_has_gone() {
         let daemon = Daemon::start_in(folder(), &configuration(kind, "1s"));
         for content in 1..3 {
             visit(&daemon, content);
-            wait_for(&daemon, kind, |daemon| home(&daemon.path("")) == [content; 3]);
-            wait_for(&daemon, "its thread ends", |daemon| !is_attended(daemon));
+            daemon.until(kind, || home(&daemon.path("")) == [content; 3]);
+            daemon.until("its thread ends", || !is_attended(&daemon));
         }
     }
 }
@@ -99,12 +90,12 @@ fn what_was_carried_comes_home_after_the_last_client_has_gone() {
         carry(&daemon, OffloadAction::Start);
         visit(&daemon, content);
         // It stays where it is as long as the disk is carried.
-        wait_for(&daemon, "a thread for it", is_attended);
+        daemon.until("a thread for it", || is_attended(&daemon));
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(home(&daemon.path("")), [content - 1; 3]);
         carry(&daemon, OffloadAction::Stop);
-        wait_for(&daemon, "offload", |daemon| home(&daemon.path("")) == [content; 3]);
-        wait_for(&daemon, "its thread ends", |daemon| !is_attended(daemon));
+        daemon.until("offload", || home(&daemon.path("")) == [content; 3]);
+        daemon.until("its thread ends", || !is_attended(&daemon));
     }
 }
 
@@ -120,7 +111,7 @@ fn a_log_that_a_start_finds_comes_home_without_a_client() {
         daemon.signal(libc::SIGKILL);
         let folder = daemon.wait().1;
         let daemon = Daemon::start_in(folder, &configuration(kind, "1s"));
-        wait_for(&daemon, kind, |daemon| home(&daemon.path("")) == [5; 3]);
+        daemon.until(kind, || home(&daemon.path("")) == [5; 3]);
     }
 }
 
@@ -131,7 +122,7 @@ fn an_attended_log_hinders_nothing() {
         let daemon = Daemon::start_in(folder(), &configuration(kind, LONG));
         for content in 1..6 {
             visit(&daemon, content);
-            wait_for(&daemon, "a thread for it", is_attended);
+            daemon.until("a thread for it", || is_attended(&daemon));
             let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
             assert_eq!(nbd.read_block(2), content);
         }
@@ -140,19 +131,19 @@ fn an_attended_log_hinders_nothing() {
         let change = DiskChange { layers: Some(Vec::new()), ..DiskChange::default() };
         daemon.client().change_disk("a", &change).unwrap();
         assert_eq!(home(&daemon.path("")), [5; 3], "{kind}");
-        wait_for(&daemon, "its thread ends", |daemon| !is_attended(daemon));
+        daemon.until("its thread ends", || !is_attended(&daemon));
         let folder = daemon.end();
         // A removal and a stop of the daemon write it back, too.
         let daemon = Daemon::start_in(folder, &configuration(kind, LONG));
         visit(&daemon, 7);
-        wait_for(&daemon, "a thread for it", is_attended);
+        daemon.until("a thread for it", || is_attended(&daemon));
         daemon.client().remove_disk("a", false).unwrap();
         assert_eq!(home(&daemon.path("")), [7; 3], "{kind}");
         assert!(!is_attended(&daemon));
         let folder = daemon.end();
         let daemon = Daemon::start_in(folder, &configuration(kind, LONG));
         visit(&daemon, 8);
-        wait_for(&daemon, "a thread for it", is_attended);
+        daemon.until("a thread for it", || is_attended(&daemon));
         let folder = daemon.end();
         assert_eq!(home(folder.path()), [8; 3], "{kind}");
     }
@@ -171,7 +162,7 @@ fn a_home_that_does_not_answer_without_a_client_harms_nobody() {
     let daemon =
         Daemon::start_in(folder, &text.replacen("]\n[[nbd]]", &(hung.to_owned() + "[[nbd]]"), 1));
     visit(&daemon, 3);
-    wait_for(&daemon, "a thread for it", is_attended);
+    daemon.until("a thread for it", || is_attended(&daemon));
     // Write-back begins within the age.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(home(&daemon.path("")), [0; 3]);

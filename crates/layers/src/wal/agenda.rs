@@ -63,7 +63,7 @@ impl Agenda {
         self.steps
     }
 
-    /// The bytes that the next step writes; 0 if it only zeroes a range by an operation.
+    /// The bytes that the next step writes; 0 if it only zeroes a range by an operation, or if there is none.
     pub(super) fn next_bytes(&self) -> u64 {
         if let Some(refused) = self.refused.last() {
             return refused.length.min(STEP_LENGTH_MAX);
@@ -77,7 +77,6 @@ impl Agenda {
 
     /// Takes what the next step writes.
     pub(super) fn take(&mut self) -> Option<Piece> {
-        let bytes = self.next_bytes();
         let piece = match self.refused.pop() {
             Some(refused) => {
                 let (piece, rest) = as_data(refused);
@@ -86,7 +85,9 @@ impl Agenda {
             }
             None => self.take_segments()?,
         };
-        self.bytes = self.bytes.saturating_sub(bytes);
+        if piece.operation == Operation::Write {
+            self.bytes = self.bytes.saturating_sub(piece.length);
+        }
         self.steps = self.steps.saturating_sub(1);
         Some(piece)
     }

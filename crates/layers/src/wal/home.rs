@@ -52,8 +52,8 @@ pub(super) struct WriteBack {
     in_flight: usize,
     is_flushing: bool,
     failed: Option<ErrorKind>,
-    /// The bytes of the log that are as old as the round but not in it, and about how many steps they take.
-    beyond: (u64, u64),
+    /// The bytes of the log that are as old as the round but not in it.
+    beyond: u64,
     /// The number of the round at the switch, until all changes have completed that had gone past the log.
     past: Option<u64>,
     /// When the round has to be done, in nanoseconds.
@@ -101,8 +101,7 @@ impl WalQueue {
                 }
             }
             if may_copy && write_back.in_flight < COPIES_MAX && !write_back.agenda.is_empty() {
-                let bytes = write_back.agenda.next_bytes();
-                if !self.may_step(bytes, next) {
+                if !self.may_step(next) {
                     return;
                 }
                 if let Some(write_back) = &mut self.write_back {
@@ -134,7 +133,7 @@ impl WalQueue {
             if !may_copy {
                 return self.abandon_round(next);
             }
-            if !self.may_step(0, next) {
+            if !self.may_step(next) {
                 return;
             }
             if let Some(write_back) = &mut self.write_back {
@@ -148,9 +147,9 @@ impl WalQueue {
         }
     }
 
-    /// Whether a copy of `bytes`, or the flush, may begin now. A disk with a scheduler has one
+    /// Whether the next copy, or the flush after the last one, may begin now. A disk with a scheduler has one
     /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
-    fn may_step(&mut self, bytes: u64, next: &mut Crossing<'_>) -> bool {
+    fn may_step(&mut self, next: &mut Crossing<'_>) -> bool {
         let (is_pressed, stands_still, used) = self.inner.shared.access(|state| {
             let stands_still = state.carry.as_ref().is_some_and(Carry::stands_still);
             (self.inner.is_pressed(state), stands_still, state.log.used())
@@ -171,10 +170,10 @@ impl WalQueue {
         }
         let (agenda, beyond) = (&write_back.agenda, write_back.beyond);
         let step = BackgroundStep {
-            bytes,
-            waiting_bytes: agenda.bytes() + beyond.0,
+            bytes: agenda.next_bytes(),
+            waiting_bytes: agenda.bytes() + beyond,
             // The flush is one more.
-            waiting_steps: agenda.steps() + beyond.1 + 1,
+            waiting_steps: agenda.steps() + beyond.div_ceil(self.step_bytes) + 1,
             deadline_ns: write_back.deadline_ns,
             pause,
         };
@@ -309,7 +308,7 @@ impl WalQueue {
             in_flight: 0,
             is_flushing: false,
             failed: None,
-            beyond: (beyond, beyond.div_ceil(self.step_bytes)),
+            beyond,
             past,
             deadline_ns,
             is_allowed,

@@ -184,6 +184,8 @@ pub(crate) struct Inner {
     pub(crate) superblock: Superblock,
     age_ns: AtomicU64,
     completion: Completion,
+    /// Whether the log carries changes only at times, and its store keeps zeroes in little space.
+    frees_zeroes: bool,
     pub(crate) shared: Shared<State>,
     rounds: AtomicU64,
     /// Whether a flush of home has completed since the log was opened. Before that, home may have changes that
@@ -240,15 +242,9 @@ impl Inner {
         notes.map(|notes| (Arc::clone(&notes), notes.number()))
     }
 
-    /// Whether the log carries changes only at times, and its store keeps zeroes in little space.
-    fn frees_zeroes(&self, state: &State) -> bool {
-        let volume = self.volume.backend();
-        state.carry.is_some() && volume.frees_zeroes() && volume.capabilities().write_zeroes
-    }
-
     /// Whether an open queue has anything to do that no request asks for.
     fn has_work(&self, state: &State) -> bool {
-        let has_space = self.frees_zeroes(state) && state.may_release();
+        let has_space = self.frees_zeroes && state.may_release();
         state.failed.is_none() && (!state.log.is_empty() || has_space)
     }
 

@@ -211,12 +211,16 @@ impl Wal {
         let checkpoint = log.resume(&owner, ring_length);
         write_checkpoint(&mut access, region.start, &checkpoint)?;
         log.checkpointed();
+        let store = volume.backend();
+        let frees_zeroes =
+            carry.is_some() && store.frees_zeroes() && store.capabilities().write_zeroes;
         let inner = Inner {
             volume: Arc::clone(volume),
             base: region.start,
             superblock: log.superblock().clone(),
             age_ns: AtomicU64::new(options.age_ns),
             completion: options.completion,
+            frees_zeroes,
             shared: Shared::new(State {
                 // What is before it may have been released.
                 released: log.head(),

@@ -89,8 +89,7 @@ pub(crate) struct WalQueue {
     pub(super) write_back: Option<WriteBack>,
     /// The bytes of a step of the last round on average.
     pub(super) step_bytes: u64,
-    /// Whether the log volume keeps zeroes in little space, and the piece of the log that is being released.
-    pub(super) frees_zeroes: bool,
+    /// The piece of the log that is being released.
     pub(super) releasing: Option<Releasing>,
     /// Decides when copies begin that nothing waits for.
     pub(crate) background: Background,
@@ -117,13 +116,13 @@ impl WalQueue {
     ) -> Self {
         // Write-back of recovered records begins without a request.
         waker.wake();
-        let (number, is_switched, frees_zeroes) = inner.shared.access(|state| {
+        let (number, is_switched) = inner.shared.access(|state| {
             state.opened += 1;
             state.queues.push((state.opened, waker.clone()));
             if let Some(carry) = &mut state.carry {
                 carry.open(state.opened);
             }
-            (state.opened, state.carry.is_some(), inner.frees_zeroes(state))
+            (state.opened, state.carry.is_some())
         });
         Self {
             inner,
@@ -144,7 +143,6 @@ impl WalQueue {
             checkpoint_in_flight: None,
             write_back: None,
             step_bytes: STEP_LENGTH_MAX,
-            frees_zeroes,
             releasing: None,
             background,
             ask_ns: 0,

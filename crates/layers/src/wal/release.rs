@@ -58,7 +58,7 @@ impl State {
 impl WalQueue {
     /// Releases the next piece.
     pub(super) fn release(&mut self, next: &mut Crossing<'_>) {
-        if !self.frees_zeroes || self.is_closed || self.releasing.is_some() {
+        if !self.inner.frees_zeroes || self.is_closed || self.releasing.is_some() {
             return;
         }
         let begun = self.inner.shared.access(State::begin_release);

@@ -1,6 +1,7 @@
 //! The write-back of a log while nobody uses its disk: after a VM has ended or the last NBD client has gone, what the
 //! log has would else stay there until a next one comes, and the image would be out of date.
 
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -34,38 +35,40 @@ impl DiskLog {
     }
 }
 
-/// Opens a queue of the disk until its log has no more work. Does not block.
+/// Opens a queue of the disk, on another thread, until its log has no more work. Does not block.
 fn begin(attendance: &Arc<Attendance>, disk: &Weak<Disk>, wal: &Wal) {
     let Some(name) = disk.upgrade().map(|disk| disk.name().to_owned()) else { return };
     let (attendance, disk, wal) = (Arc::clone(attendance), disk.clone(), wal.clone());
-    let open = {
+    let attempt = {
         let name = name.clone();
-        move || {
-            while wal.is_unattended() {
-                let Some(disk) = disk.upgrade().filter(|disk| disk.capabilities().write) else {
-                    return;
-                };
-                let (watched, failing) = (wal.clone(), name.clone());
-                let is_done = move || !watched.has_work();
-                let failed = move || {
-                    let problem = "a thread failed because of a bug; the log is written back when the disk is used";
-                    tracing::error!(disk = failing, "{problem}");
-                };
-                match attendance.begin(&disk, is_done, failed) {
-                    Ok(Attended::Begun | Attended::Over) => return,
-                    Ok(Attended::Already) => {}
-                    Err(error) => {
-                        let problem = "its log is written back only when the disk is used";
-                        tracing::warn!(disk = name, %error, "{problem}");
-                        return;
-                    }
-                }
-                drop(disk);
-                std::thread::sleep(RETRY);
-            }
-        }
+        move || open(&attendance, &disk, &wal).unwrap_or_else(|error| warn(&name, &error))
     };
-    if let Err(error) = std::thread::Builder::new().name("attend".into()).spawn(open) {
-        tracing::warn!(disk = name, %error, "its log is written back only when the disk is used");
+    if let Err(error) = std::thread::Builder::new().name("attend".into()).spawn(attempt) {
+        warn(&name, &error);
     }
+}
+
+/// Opens the queue. An earlier one may be about to end.
+fn open(attendance: &Arc<Attendance>, disk: &Weak<Disk>, wal: &Wal) -> io::Result<()> {
+    while wal.is_unattended() {
+        // While it waits, it does not keep a disk that is withdrawn.
+        let Some(disk) = disk.upgrade().filter(|disk| disk.capabilities().write) else { break };
+        let (watched, name) = (wal.clone(), disk.name().to_owned());
+        let is_done = move || !watched.has_work();
+        let failed = move || {
+            let problem =
+                "a thread failed because of a bug; the log is written back when the disk is used";
+            tracing::error!(disk = name, "{problem}");
+        };
+        if attendance.begin(&disk, is_done, failed)? != Attended::Already {
+            break;
+        }
+        drop(disk);
+        std::thread::sleep(RETRY);
+    }
+    Ok(())
+}
+
+fn warn(disk: &str, error: &io::Error) {
+    tracing::warn!(disk, %error, "its log is written back only when the disk is used");
 }
