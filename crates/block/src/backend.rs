@@ -63,6 +63,12 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Whether a change may still take effect after it has failed, because the store is elsewhere and has given the
+    /// change up.
+    fn may_act_late(&self) -> bool {
+        false
+    }
+
     /// Checks the store for changes from outside: a deleted or truncated file. May block for as
     /// long as the file system does; nothing on a request's path calls it.
     fn inspect(&self);

@@ -8,6 +8,8 @@
 //! any of the sectors of writes that had not yet taken effect. A store can hang: then no request takes
 //! effect or completes until it continues.
 
+mod faults;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +39,11 @@ pub struct SimOptions {
     pub write_error_rate: f64,
     /// The share of flushes that fail. A failed flush makes nothing durable.
     pub flush_error_rate: f64,
+    /// Whether a failed flush loses what it should have made durable, as with the kernel's files. It stays visible, and
+    /// no later flush makes it durable. All writes and flushes fail until [`Backend::recover`].
+    pub loses_writes: bool,
+    /// Whether a write that has failed may take effect later, instead of when it fails.
+    pub acts_late: bool,
     /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].
     pub room: u64,
@@ -56,6 +63,8 @@ impl SimOptions {
             read_error_rate: 0.0,
             write_error_rate: 0.0,
             flush_error_rate: 0.0,
+            loses_writes: false,
+            acts_late: false,
             room: u64::MAX,
             frees_zeroes: false,
             journal: false,
@@ -85,6 +94,8 @@ struct Cached {
     request: u64,
     /// The number of requests that had completed before that request; `None` while it is in flight.
     completed_at: Option<u64>,
+    /// Whether a failed flush has lost it: no flush makes it durable.
+    is_lost: bool,
 }
 
 struct State {
@@ -104,6 +115,10 @@ struct State {
     counts: SimCounts,
     is_hanging: bool,
     is_dead: bool,
+    /// How often writes were lost, and how often the store was recovered from that.
+    losses: u64,
+    /// Failed writes that have yet to take effect: after how many further effects, where, and the content.
+    late: Vec<(u32, u64, Vec<u8>)>,
     /// The size now, in bytes.
     capacity: u64,
 }
@@ -167,6 +182,8 @@ impl SimBackend {
             counts: SimCounts::default(),
             is_hanging: false,
             is_dead: false,
+            losses: 0,
+            late: Vec::new(),
             capacity: options.capacity,
         };
         let state = Arc::new(Mutex::new(state));
@@ -219,6 +236,22 @@ impl SimBackend {
     /// From now on, all reads, changes and flushes fail.
     pub fn die(&self) {
         lock(&self.state).is_dead = true;
+    }
+
+    /// Ends that.
+    pub fn revive(&self) {
+        lock(&self.state).is_dead = false;
+    }
+
+    /// Replaces the content, durably.
+    ///
+    /// # Panics
+    /// When the length of the image is not the capacity.
+    pub fn replace(&self, image: &[u8]) {
+        let mut state = lock(&self.state);
+        state.visible.copy_from_slice(image);
+        state.durable.copy_from_slice(image);
+        state.cache.clear();
     }
 
     /// Sets whether the store hangs.
@@ -296,11 +329,17 @@ impl Backend for SimBackend {
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
-        Vec::new()
+        let is_lost = lock(&self.state).is_lost();
+        let problem = BackendProblem::WritesLost { errno: 5, earlier: false };
+        is_lost.then_some(problem).into_iter().collect()
     }
 
     fn losses(&self) -> u64 {
-        0
+        lock(&self.state).losses
+    }
+
+    fn may_act_late(&self) -> bool {
+        self.options.acts_late
     }
 
     fn frees_zeroes(&self) -> bool {
@@ -310,6 +349,12 @@ impl Backend for SimBackend {
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        if state.is_dead {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let seed = self.seed.wrapping_add(state.losses);
+        state.recover(&mut fastrand::Rng::with_seed(seed));
         Ok(())
     }
 }
@@ -349,6 +394,7 @@ impl State {
                 data: data.into(),
                 request: number,
                 completed_at: None,
+                is_lost: false,
             });
         }
     }
@@ -364,7 +410,7 @@ impl State {
 
     /// Makes all writes durable that were among the first `completions` requests to complete.
     fn flush(&mut self, completions: u64) {
-        let covered = |cached: &Cached| cached.completed_at.is_some_and(|at| at < completions);
+        let covered = |cached: &Cached| cached.is_covered(completions);
         // The last covered content of each sector replaces all earlier ones.
         let mut last: BTreeMap<usize, usize> = BTreeMap::new();
         for (index, cached) in self.cache.iter().enumerate() {
@@ -424,13 +470,18 @@ impl SimQueue {
 
     /// Applies a request that modifies the store.
     fn change(&mut self, pending: &Pending) -> Outcome {
-        let failed = self.fails(self.options.write_error_rate);
+        let failed = self.fails(self.options.write_error_rate) || lock(&self.state).is_lost();
         let request = &pending.request;
         let mut state = lock(&self.state);
         let Some((offset, data)) = state.waiting.remove(&pending.number) else { return Ok(()) };
         let first = (offset / SECTOR) as usize;
         let taken = request.operation == Operation::Write || request.flags.keep_allocated;
         state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
+        if failed && self.options.acts_late && self.random.bool() {
+            let after = self.random.u32(1..12);
+            state.late.push((after, offset, data));
+            return Err(ErrorKind::Io);
+        }
         let durable = request.flags.force_unit_access && !failed;
         let mut torn = Vec::new();
         for (index, bytes) in data.chunks(SECTOR_BYTES).enumerate() {
@@ -466,6 +517,10 @@ impl SimQueue {
 
     fn effect(&mut self, pending: &mut Pending) {
         pending.effect_in = None;
+        let late = lock(&self.state).act_late();
+        for (offset, data) in late {
+            self.note(JournalEntry::Write { offset, data });
+        }
         pending.outcome = match pending.request.operation {
             Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(pending),
             Operation::Read if self.fails(self.options.read_error_rate) => Err(ErrorKind::Io),
@@ -478,7 +533,13 @@ impl SimQueue {
                     .copy_from(0, &state.visible[start..start + request.length as usize]);
                 Ok(())
             }
-            Operation::Flush if self.fails(self.options.flush_error_rate) => Err(ErrorKind::Io),
+            Operation::Flush if lock(&self.state).is_lost() => Err(ErrorKind::Io),
+            Operation::Flush if self.fails(self.options.flush_error_rate) => {
+                if self.options.loses_writes {
+                    lock(&self.state).lose(pending.completions_before);
+                }
+                Err(ErrorKind::Io)
+            }
             Operation::Flush => {
                 lock(&self.state).flush(pending.completions_before);
                 self.note(JournalEntry::Flush);

@@ -160,7 +160,15 @@ impl Harness {
     /// # Panics
     /// When the disk violates the model.
     pub fn step(&mut self) -> usize {
-        self.round(true, &mut |_| {});
+        self.step_with(|_| {})
+    }
+
+    /// As [`step`](Self::step). Calls `inspect` before the model is updated with the round's completions.
+    ///
+    /// # Panics
+    /// When the disk violates the model.
+    pub fn step_with(&mut self, mut inspect: impl FnMut(&ModelDisk)) -> usize {
+        self.round(true, &mut inspect);
         self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
     }
 

@@ -142,6 +142,35 @@ impl Log {
         self.write(next)
     }
 
+    /// Continues the log `before`, whose volume has failed, with the records that a scan has found meanwhile. The places
+    /// of the other records stay unused until nothing of the log is needed any more: a store may still carry out a write
+    /// that it has reported as failed. So the caller reserves nothing before the log is empty, and the superblock of that
+    /// is durable.
+    pub fn succeed(&mut self, before: &Self) -> Checkpoint {
+        (self.head_position, self.head_sequence) = (before.head_position, before.head_sequence);
+        (self.durable, self.shown) = (self.head_sequence, self.head_sequence);
+        let mut next = self.superblock.clone();
+        if self.live.is_empty() {
+            (next.tail_position, next.tail_sequence) = (self.head_position, self.head_sequence);
+            next.tail_epoch = self.superblock.epoch;
+        }
+        self.write(next)
+    }
+
+    /// Takes the pins of `before`, whose place this log takes.
+    pub fn take_pins(&mut self, before: &mut Self) {
+        self.pins = std::mem::take(&mut before.pins);
+    }
+
+    /// No later flush makes records durable that have been written so far: the volume may have lost them.
+    pub fn lose_written(&mut self) {
+        for live in &mut self.live {
+            if matches!(live.state, State::Written(_)) {
+                live.state = State::Writing;
+            }
+        }
+    }
+
     /// The durable superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
@@ -265,6 +294,12 @@ impl Log {
         self.durable
     }
 
+    /// The sequence at which a scan of the volume ends at the earliest: that behind the last durable record.
+    pub fn durable_end(&self) -> u64 {
+        let durable = self.live.iter().take_while(|live| live.state == State::Durable);
+        durable.last().map_or(self.first(), |live| live.record.sequence + 1)
+    }
+
     /// The number of the flush that makes the oldest non-durable records durable; `None` while the
     /// first of them is being written, or if all records are durable.
     pub fn awaited_flush(&self) -> Option<u64> {
@@ -325,6 +360,11 @@ impl Log {
     /// The position of the next record.
     pub fn head(&self) -> u64 {
         self.head_position
+    }
+
+    /// The sequence of the next record.
+    pub fn head_sequence(&self) -> u64 {
+        self.head_sequence
     }
 
     /// Releases a pin.

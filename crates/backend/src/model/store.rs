@@ -92,6 +92,10 @@ impl Backend for Modelled {
         self.inner.losses()
     }
 
+    fn may_act_late(&self) -> bool {
+        self.inner.may_act_late()
+    }
+
     fn inspect(&self) {
         self.inner.inspect();
     }

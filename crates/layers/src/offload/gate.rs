@@ -296,6 +296,16 @@ impl Carry {
         }
     }
 
+    /// The log was recovered after a failure of its volume, with the durable tail `tail`. Its content returns home.
+    pub(crate) fn recovered(&mut self, tail: u64) {
+        self.trial = None;
+        self.counts.returned += self.regions.drop_records(tail);
+        self.mode = Mode::Returning;
+        self.is_restamped = true;
+        self.finish_until_ns = 0;
+        self.publish();
+    }
+
     /// Whether changes can go home without a look at the log, once the log is empty.
     pub(crate) fn may_rest(&self) -> bool {
         self.mode == Mode::Returning && self.in_log == 0

@@ -29,12 +29,12 @@ use std::time::Duration;
 
 use fathom_block::{
     Backend, BackendProblem, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
-    LayerProblem, LayerReport, OpenContext,
+    LayerReport, OpenContext,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::Wal;
-use crate::wal::{Claim, Completion, LogVolume, WalError, WalOptions, not_written_back};
+use crate::wal::{Claim, Completion, LogVolume, WalError, WalOptions, emptied, not_written_back};
 use copies::{Copies, CopyCounts, GRANULE};
 use gate::{Carry, Mode};
 use queue::OffloadQueue;
@@ -150,6 +150,8 @@ pub struct OffloadStatus {
     pub copies_failed: u64,
     /// The error of the log volume, after which no more changes go to the log.
     pub log_failed: Option<ErrorKind>,
+    /// The error after which the log was recovered, and takes no changes until its content is home.
+    pub emptied_after: Option<ErrorKind>,
     /// The error of the last write-back round, if it failed.
     pub home_failed: Option<ErrorKind>,
 }
@@ -221,7 +223,7 @@ impl Offload {
         let problems = self.wal.inner.volume.backend().problems();
         let known = problems.iter().find(|problem| **problem != BackendProblem::LossNotRecorded);
         known.map(ToString::to_string).or_else(|| {
-            self.wal.inner.shared.access(|state| state.failed.map(|kind| kind.to_string()))
+            self.wal.inner.shared.access(|state| state.refuses().map(|kind| kind.to_string()))
         })
     }
 
@@ -256,11 +258,15 @@ impl Offload {
     pub fn start(&self) -> Result<(), ErrorKind> {
         let (_, has_volume_failed) = self.wal.inner.volume.finished();
         let kind = self.carry();
+        if has_volume_failed {
+            self.wal.inner.fail(ErrorKind::Io);
+        }
+        if let Some(hot) = &self.hot {
+            // Copies are tried again, too.
+            hot.copies.restart();
+        }
         self.wal.inner.shared.access(|state| {
-            if has_volume_failed {
-                state.failed.get_or_insert(ErrorKind::Io);
-            }
-            let works = state.failed.map_or(Ok(()), Err);
+            let works = state.refuses().map_or(Ok(()), Err);
             let has_writes = kind.has_writes();
             if let Some(carry) = &mut state.carry {
                 carry.start(has_writes && works.is_ok(), kind.has_reads());
@@ -339,6 +345,7 @@ impl Offload {
                 hits,
                 copies_failed: failed,
                 log_failed: state.failed,
+                emptied_after: wal.emptied_after,
                 home_failed: state.home_failed,
             }
         })
@@ -385,16 +392,11 @@ impl Layer for Offload {
         let status = Offload::status(self);
         let mut problems = Vec::new();
         if status.log_failed.is_some() {
-            problems.push(LayerProblem {
-                message:
-                    "its log volume failed: the disk is not relieved, and rejects changes of what \
-                          only the log has"
-                        .into(),
-                remedy:
-                    "repair the log volume, then serve all disks with a log on it again: the log \
-                         keeps all changes"
-                        .into(),
-            });
+            let consequence =
+                "the disk is not relieved, and rejects changes of what only the log has";
+            problems.push(self.wal.failed(consequence));
+        } else if status.emptied_after.is_some() {
+            problems.push(emptied("changes of what the log has"));
         } else if let Some(kind) = status.home_failed {
             problems.push(not_written_back(status.used, status.size, kind));
         }

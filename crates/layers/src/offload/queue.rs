@@ -67,7 +67,7 @@ impl OffloadQueue {
         let now_ns = next.round_ns();
         let way = self.wal.inner.shared.access(|state| {
             let conditions = Conditions {
-                log_works: state.failed.is_none(),
+                log_works: state.refuses().is_none(),
                 has_space: !state.is_space_awaited,
                 may_wait,
                 has_waited,

@@ -80,7 +80,7 @@ impl WalQueue {
         loop {
             let is_closed = self.is_closed;
             let Some(write_back) = &mut self.write_back else { return };
-            let may_copy = write_back.failed.is_none() && !is_closed;
+            let may_copy = write_back.failed.is_none() && !is_closed && !self.has_failed;
             if may_copy {
                 if let Some((notes, number)) = &write_back.notes {
                     if !notes.are_durable(*number, &self.waker) {
@@ -459,7 +459,10 @@ impl WalQueue {
                 let needed = self.inner.volume.next();
                 self.inner.shared.access(|state| state.checkpoint_flush = Some(needed));
             }
-            Err(kind) => self.fail(kind),
+            Err(kind) => {
+                self.inner.shared.access(|state| state.recovery.has_lost_superblock = true);
+                self.fail(kind);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
 //! - `places`: finds the place of a disk's log among several in one volume.
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
+//! - `recovery`: makes a log usable again after its volume has failed.
 //! - `home`: writes changes back home, in any open queue; `agenda`: what a round still writes, and in how many steps.
 //!
 //! The queues of a disk share a [`Shared`] with the log, which gives all changes one order, and
@@ -17,7 +18,7 @@
 //! fills the record's place, so that no queue waits for a closed one.
 //!
 //! After the log volume has failed, the disk rejects changes, and flushes if they would have to make
-//! changes durable. The log keeps its content. If the disk beneath fails, changes succeed until the
+//! changes durable. The log keeps its content, and can be recovered when the volume works again. If the disk beneath fails, changes succeed until the
 //! log is full, and then fail with the disk's error. Write-back is tried again each second.
 
 mod agenda;
@@ -25,6 +26,7 @@ pub(crate) mod home;
 mod open;
 mod places;
 pub(crate) mod queue;
+mod recovery;
 mod release;
 mod volume;
 
@@ -45,6 +47,8 @@ pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
 pub use places::LogPlaces;
 use queue::WalQueue;
+pub(crate) use recovery::emptied;
+use recovery::{OnFailure, RecoveryState};
 pub(crate) use volume::Claim;
 pub use volume::LogVolume;
 
@@ -64,6 +68,7 @@ pub(crate) struct State {
     pub(crate) log: Log,
     /// The error of the log volume. After it, changes are rejected.
     pub(crate) failed: Option<ErrorKind>,
+    recovery: RecoveryState,
     /// Records that their queues did not write before they closed.
     orphans: Vec<u64>,
     /// The open queues by number, and the number of queues opened so far.
@@ -113,6 +118,7 @@ impl State {
     /// The written checkpoint is durable.
     fn checkpointed(&mut self, now_ns: u64) {
         self.log.checkpointed();
+        self.end_emptying();
         let superblock = self.log.superblock();
         let (tail, size) = (superblock.tail_sequence, superblock.ring_length);
         let used = if self.log.is_empty() { 0 } else { self.log.used() };
@@ -125,9 +131,10 @@ impl State {
     /// Begins a trial of a log that rests, if a queue is open that carries it out. `reads` is whether reads are carried
     /// afterwards, too. Returns whether there is a trial.
     pub(crate) fn try_out(&mut self, reads: bool) -> bool {
+        let is_usable = self.refuses().is_none();
         let Some(carry) = &mut self.carry else { return false };
         let may_begin = carry.mode() == Mode::Resting
-            && self.failed.is_none()
+            && is_usable
             && self.log.is_empty()
             && !self.queues.is_empty();
         if !may_begin {
@@ -195,7 +202,21 @@ pub(crate) struct Inner {
     notes: Mutex<Option<Arc<dyn ChangeNotes>>>,
     /// Called when the last queue has closed while the log has work.
     unattended: OnceLock<Unattended>,
+    /// Called when the log volume has failed.
+    on_failure: OnceLock<OnFailure>,
+    /// Whether nothing but logs uses the volume.
+    is_alone: bool,
+    opened: Opened,
     _claim: Claim,
+}
+
+/// A log as an opening has found it.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    /// The sequence of the first record after it.
+    sequence: u64,
+    /// The size of the disk. What the records before had beyond it is dropped.
+    capacity: u64,
 }
 
 /// See [`Wal::on_unattended`].
@@ -208,7 +229,8 @@ impl Inner {
         let eighths = if state.carry.is_some() { 7 } else { 4 };
         let is_full = state.log.used() >= self.superblock.ring_length / 8 * eighths;
         let is_finishing = state.carry.as_ref().is_some_and(Carry::is_finishing);
-        state.is_draining || state.is_space_awaited || is_full || is_finishing
+        let is_emptied = state.refuses().is_some();
+        state.is_draining || state.is_space_awaited || is_full || is_finishing || is_emptied
     }
 
     /// Whether home has the newest content of all of `range`, apart from changes past the log.
@@ -263,6 +285,8 @@ pub struct WalStatus {
     pub size: u64,
     /// The error after which the log rejects changes.
     pub log_failed: Option<ErrorKind>,
+    /// The error after which the log was recovered, and rejects changes until its content is home.
+    pub emptied_after: Option<ErrorKind>,
     /// The error of the last write-back round, if it failed.
     pub home_failed: Option<ErrorKind>,
     /// The number of completed write-back rounds.
@@ -284,6 +308,7 @@ impl Wal {
             used: state.log.used(),
             size: self.inner.superblock.ring_length,
             log_failed: state.failed,
+            emptied_after: state.refuses().filter(|_| state.failed.is_none()),
             home_failed: state.home_failed,
             rounds: self.inner.rounds.load(Ordering::Relaxed),
             volume_flushes: self.inner.volume.flush_count(),
@@ -448,17 +473,9 @@ impl Layer for Wal {
         let status = Wal::status(self);
         let mut problems = Vec::new();
         if status.log_failed.is_some() {
-            problems.push(LayerProblem {
-                message: "its log volume failed: the disk rejects changes".into(),
-                remedy: format!(
-                    "repair the log volume, then serve all disks with a log on it again: the log keeps \
-                     all changes{}",
-                    match self.inner.completion {
-                        Completion::Durable => "",
-                        Completion::Written => " that were flushed",
-                    }
-                ),
-            });
+            problems.push(self.failed("the disk rejects changes"));
+        } else if status.emptied_after.is_some() {
+            problems.push(emptied("changes"));
         } else if let Some(kind) = status.home_failed {
             problems.push(not_written_back(status.used, status.size, kind));
         }

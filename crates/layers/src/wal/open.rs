@@ -11,7 +11,8 @@ use fathom_wal::{
     RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
 };
 
-use super::{Inner, LogVolume, Region, State, Wal};
+use super::recovery::RecoveryState;
+use super::{Inner, LogVolume, Opened, Region, State, Wal};
 use crate::access::Access;
 use crate::offload::gate::Carry;
 
@@ -72,6 +73,10 @@ pub enum WalError {
     /// It holds changes of ranges that requests cannot have any more, because the disk's store or the volume has
     /// this alignment now, in bytes.
     Alignment(u32),
+    /// The log was opened again elsewhere, or the volume has an older state of it, or not all of its content.
+    Changed(&'static str),
+    /// It cannot be recovered while its disk is served.
+    InUse(&'static str),
     /// The volume failed.
     Volume(io::Error),
 }
@@ -115,6 +120,7 @@ impl fmt::Display for WalError {
                  down, so that they are written back, or, if they may be lost, fill the log's first 8 KiB with \
                  zeroes"
             ),
+            Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
             Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
         }
     }
@@ -195,9 +201,9 @@ impl Wal {
             )));
         }
         if is_restored {
-            rewrite(&mut access, &region, &superblock)?;
+            rewrite(&mut access, region.start, &superblock)?;
         }
-        let mut log = recover(&mut access, &region, &superblock, carry.as_mut())?;
+        let mut log = recover(&mut access, region.start, &superblock, carry.as_mut())?;
         if !log.is_empty() && superblock.owner.home != owner.home {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
@@ -208,6 +214,7 @@ impl Wal {
             return Err(WalError::Alignment(request_alignment));
         }
         let ring_length = ring_length(&region, superblock.block_size);
+        let opened = Opened { sequence: log.head_sequence(), capacity: options.home_capacity };
         let checkpoint = log.resume(&owner, ring_length);
         write_checkpoint(&mut access, region.start, &checkpoint)?;
         log.checkpointed();
@@ -227,6 +234,7 @@ impl Wal {
                 is_releasing: false,
                 log,
                 failed: None,
+                recovery: RecoveryState::default(),
                 orphans: Vec::new(),
                 queues: Vec::new(),
                 opened: 0,
@@ -245,9 +253,14 @@ impl Wal {
             is_home_flushed: AtomicBool::new(false),
             notes: Mutex::default(),
             unattended: OnceLock::new(),
+            on_failure: OnceLock::new(),
+            is_alone,
+            opened,
             _claim: claim,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let wal = Self { inner: Arc::new(inner) };
+        volume.add(&wal);
+        Ok(wal)
     }
 }
 
@@ -286,7 +299,11 @@ fn ring_length(region: &Region, block_size: u32) -> u64 {
 }
 
 /// Writes a superblock, and makes it and all earlier writes durable.
-fn write_checkpoint(access: &mut Access, base: u64, checkpoint: &Checkpoint) -> io::Result<()> {
+pub(super) fn write_checkpoint(
+    access: &mut Access,
+    base: u64,
+    checkpoint: &Checkpoint,
+) -> io::Result<()> {
     let mut bytes = checkpoint.bytes.clone();
     access.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
     access.carry_out(Operation::Flush, 0, &mut [])
@@ -334,12 +351,12 @@ fn make(
 
 fn recover(
     access: &mut Access,
-    region: &Region,
+    start: u64,
     superblock: &Superblock,
     mut carry: Option<&mut Carry>,
 ) -> Result<Log, WalError> {
     let mut log = Log::new(superblock.clone());
-    scan(access, region, superblock, |_, found| {
+    scan(access, start, superblock, |_, found| {
         log.recover(found);
         if let Some(carry) = &mut carry {
             carry.recover(&found.record);
@@ -351,25 +368,29 @@ fn recover(
 /// Writes the valid superblock and records again, because the volume has lost writes. The kernel may
 /// still return data that the volume does not hold and that no later flush writes. Acknowledged
 /// changes were made durable by an earlier flush.
-fn rewrite(access: &mut Access, region: &Region, superblock: &Superblock) -> Result<(), WalError> {
+pub(super) fn rewrite(
+    access: &mut Access,
+    start: u64,
+    superblock: &Superblock,
+) -> Result<(), WalError> {
     let mut records = Vec::new();
-    scan(access, region, superblock, |offset, found| {
+    scan(access, start, superblock, |offset, found| {
         records.push((offset, found.record.length));
     })?;
     let mut again = vec![(superblock.offset(), SUPERBLOCK_LENGTH as u64)];
     again.extend(records);
     for (offset, length) in again {
-        let mut bytes = access.read(region.start + offset, length)?;
-        access.carry_out(Operation::Write, region.start + offset, &mut bytes)?;
+        let mut bytes = access.read(start + offset, length)?;
+        access.carry_out(Operation::Write, start + offset, &mut bytes)?;
     }
     access.carry_out(Operation::Flush, 0, &mut [])?;
     Ok(())
 }
 
-/// Calls `visit` with each valid record and its place in bytes from the start of the region.
-fn scan(
+/// Calls `visit` with each valid record and its place in bytes from the start of the region, which begins at `base`.
+pub(super) fn scan(
     access: &mut Access,
-    region: &Region,
+    base: u64,
     superblock: &Superblock,
     mut visit: impl FnMut(u64, &Found<'_>),
 ) -> Result<(), WalError> {
@@ -381,7 +402,7 @@ fn scan(
         if offset < start || offset + length as u64 > start + bytes.len() as u64 {
             start = offset;
             let count = READ_LENGTH.max(length as u64).min(ring_end - offset);
-            bytes = access.read(region.start + offset, count)?;
+            bytes = access.read(base + offset, count)?;
         }
         let at = (offset - start) as usize;
         if let Some(found) = scanner.feed(&bytes[at..at + length]) {

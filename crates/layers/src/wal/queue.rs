@@ -96,6 +96,8 @@ pub(crate) struct WalQueue {
     /// The scheduler is not asked again before this time, in nanoseconds.
     pub(super) ask_ns: u64,
     pub(crate) is_closed: bool,
+    /// Whether the log volume had failed at the last look.
+    pub(super) has_failed: bool,
     /// The pins of reads, and the requests for extents that wait for an answer of the disk beneath,
     /// by number.
     pins: HashMap<u64, Pin>,
@@ -147,6 +149,7 @@ impl WalQueue {
             background,
             ask_ns: 0,
             is_closed: false,
+            has_failed: false,
             pins: HashMap::new(),
             extent_requests: HashMap::new(),
             count: 0,
@@ -171,6 +174,21 @@ impl WalQueue {
         }
         self.release(next);
         self.park(next);
+        if self.has_failed {
+            self.report_quiet();
+        }
+    }
+
+    /// Reports that this queue has nothing in flight any more that it has begun for a log that has failed.
+    fn report_quiet(&self) {
+        let is_quiet = self.records.is_empty()
+            && self.flushing.is_none()
+            && self.checkpoint_in_flight.is_none()
+            && self.write_back.is_none()
+            && self.releasing.is_none();
+        if is_quiet {
+            self.inner.shared.access(|state| state.is_quiet_in(self.number));
+        }
     }
 
     /// Whether what a waiting request needs has been reached: its records are durable, or only shown. `durable`
@@ -188,14 +206,15 @@ impl WalQueue {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
         let now_ns = next.round_ns();
+        let mut is_new = false;
         let (durable, shown, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
             if completion == Completion::Written {
                 changed |= state.log.show_written();
             }
-            if is_failed && state.failed.is_none() {
-                state.failed = Some(ErrorKind::Io);
-                changed = true;
+            if is_failed {
+                is_new = state.fail(ErrorKind::Io);
+                changed |= is_new;
             }
             if state.checkpoint_flush.is_some_and(|needed| needed <= finished) {
                 state.checkpoint_flush = None;
@@ -209,8 +228,12 @@ impl WalQueue {
             }
             (state.log.durable(), state.log.shown(), state.failed, changed)
         });
+        self.has_failed = failed.is_some();
         if changed {
             self.inner.shared.wake();
+        }
+        if is_new {
+            self.inner.has_failed();
         }
         let mut index = 0;
         while let Some(waiting) = self.waiting.get(index) {
@@ -318,7 +341,7 @@ impl WalQueue {
             let has_fua = prepared.whole.iter().any(|request| request.flags.force_unit_access);
             let mut is_alone = false;
             let reserved = self.inner.shared.attempt(&self.waker, |state| {
-                if let Some(kind) = state.failed {
+                if let Some(kind) = state.refuses() {
                     return Some(Err(kind));
                 }
                 if state.log.is_empty() {
@@ -558,8 +581,8 @@ impl WalQueue {
 
     /// Marks the log volume as failed.
     pub(super) fn fail(&mut self, kind: ErrorKind) {
-        self.inner.shared.access(|state| state.failed = state.failed.or(Some(kind)));
-        self.inner.shared.wake();
+        self.has_failed = true;
+        self.inner.fail(kind);
     }
 }
 
@@ -661,9 +684,10 @@ impl Drop for WalQueue {
     /// completed, so no other queue writes to their places.
     fn drop(&mut self) {
         let is_stuck = self.pending_in_kernel.count() > 0;
-        let mut is_last = false;
+        let (mut is_last, mut is_new) = (false, false);
         let others = self.inner.shared.access(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
+            state.is_quiet_in(self.number);
             if let Some(carry) = &mut state.carry {
                 carry.close(self.number, true);
             }
@@ -676,7 +700,8 @@ impl Drop for WalQueue {
                 }
             }
             if is_stuck && (!self.records.is_empty() || self.checkpoint_in_flight.is_some()) {
-                state.failed.get_or_insert(ErrorKind::Io);
+                state.recovery.is_stuck = true;
+                is_new = state.fail(ErrorKind::Io);
             }
             state.orphans.append(&mut self.records);
             for (_, pin) in self.pins.drain() {
@@ -709,6 +734,9 @@ impl Drop for WalQueue {
             self.inner.volume.abandon(number);
         }
         self.inner.shared.wake();
+        if is_new {
+            self.inner.has_failed();
+        }
         if let Some(call) = self.inner.unattended.get().filter(|_| is_last) {
             let wal = Wal { inner: Arc::clone(&self.inner) };
             if wal.is_unattended() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{Backend, Outcome, Shared, Waker};
 
 use super::Region;
+use super::recovery::VolumeRecovery;
 
 /// The time after which another queue begins a flush of its own, in nanoseconds. The thread of the
 /// earlier flush may hang with its own disk, which must not delay other disks.
@@ -66,6 +67,7 @@ pub struct LogVolume {
     /// Held while a disk chooses the place of its log.
     pub(super) choice: Mutex<()>,
     loss: Mutex<Loss>,
+    pub(super) recovery: VolumeRecovery,
 }
 
 /// A region claimed by one log until the claim is dropped.
@@ -111,6 +113,7 @@ impl LogVolume {
             flushes: Shared::new(Flushes::default()),
             claims: Mutex::default(),
             choice: Mutex::default(),
+            recovery: VolumeRecovery::default(),
         }
     }
 
@@ -177,6 +180,12 @@ impl LogVolume {
     /// The number of the last completed flush, and whether a flush has failed.
     pub(crate) fn finished(&self) -> (u64, bool) {
         self.flushes.access(|flushes| (flushes.finished, flushes.is_failed))
+    }
+
+    /// What a failed flush may have lost is written again.
+    pub(super) fn forget_failure(&self) {
+        self.flushes.access(|flushes| flushes.is_failed = false);
+        self.flushes.wake();
     }
 
     /// Requests flush `number`, or a later one, at `now_ns`. `waker` wakes the caller when the

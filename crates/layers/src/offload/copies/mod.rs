@@ -220,6 +220,11 @@ impl Copies {
         self.index().has_failed
     }
 
+    /// The area is used again after it has failed.
+    pub(super) fn restart(&self) {
+        self.index().has_failed = false;
+    }
+
     /// Gives `block` a slot, unless it has one: a free one, or that of `victim`. It may get none, because a request
     /// uses that of `victim`.
     pub(super) fn assign(&self, block: u64, victim: Option<u64>) {

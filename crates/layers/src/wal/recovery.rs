@@ -1,0 +1,358 @@
+//! Makes a log usable again after its volume has failed, while its disk is served.
+//!
+//! A log fails with the first error of its volume. From then on it begins nothing: no record, no flush, no
+//! checkpoint, no round of write-back. Once all that had begun has completed, in every queue, it is *quiet*: nobody
+//! but the functions here writes to its region. If the volume works again, they read the superblock and the records
+//! as an opening does, and the log takes its place again with what they find:
+//! - The superblock must be that of this opening and not older than the last durable one, and all records must be
+//!   there that were durable. So a log that another daemon has opened, or that has been replaced, stays failed.
+//! - After a failed flush, and after a loss of writes, what was found is written again before it is flushed.
+//! - Changes in flight at the failure have failed, so their records may have been found or not.
+//!
+//! A store that is elsewhere may carry out a write after it has given it up. So the places of the records that were
+//! not found stay unused until the log has been emptied: until then, the disk rejects changes as before. A superblock
+//! that such a store has given up could replace a newer one at any time, so such a log stays failed.
+//!
+//! A log whose changes complete before they are durable stays failed, too: what a failed flush has lost must be
+//! reported to every later flush.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use fathom_block::{ErrorKind, LayerProblem};
+use fathom_wal::Log;
+
+use super::open::{read_superblock, rewrite, scan, write_checkpoint};
+use super::{Completion, Inner, LogVolume, State, Wal, WalError};
+use crate::access::Access;
+
+/// How often the wait for a quiet log checks.
+const QUIET_INTERVAL: Duration = Duration::from_millis(2);
+
+/// See [`Wal::on_failure`].
+pub(super) type OnFailure = Box<dyn Fn(&Wal) + Send + Sync>;
+
+/// What a log knows for its recovery.
+#[derive(Default)]
+pub(super) struct RecoveryState {
+    /// While a failed log gets quiet: the queues that may have begun something before it failed.
+    busy: Option<Vec<u64>>,
+    /// The failure after which the log was recovered, until it has been emptied.
+    emptied_after: Option<ErrorKind>,
+    /// Whether a queue has ended with writes in the kernel, which may take effect at any time.
+    pub(super) is_stuck: bool,
+    /// Whether a superblock could not be written.
+    pub(super) has_lost_superblock: bool,
+}
+
+/// What the logs of a volume share for their recovery.
+#[derive(Default)]
+pub(super) struct VolumeRecovery {
+    logs: Mutex<Vec<Weak<Inner>>>,
+    turn: Mutex<()>,
+    is_tended: AtomicBool,
+    /// Why the last attempt failed.
+    failure: Mutex<Option<String>>,
+    count: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// The log volume has failed. Returns whether that is new.
+    pub(crate) fn fail(&mut self, kind: ErrorKind) -> bool {
+        let is_new = self.failed.is_none();
+        self.failed.get_or_insert(kind);
+        is_new
+    }
+
+    /// The error with which changes are rejected that would have to go to the log.
+    pub(crate) fn refuses(&self) -> Option<ErrorKind> {
+        self.failed.or(self.recovery.emptied_after)
+    }
+
+    /// A queue has nothing in flight that it has begun for a failed log.
+    pub(super) fn is_quiet_in(&mut self, queue: u64) {
+        if let Some(busy) = &mut self.recovery.busy {
+            busy.retain(|number| *number != queue);
+        }
+    }
+
+    /// The log takes changes again if it is empty.
+    pub(super) fn end_emptying(&mut self) {
+        if self.log.is_empty() {
+            self.recovery.emptied_after = None;
+        }
+    }
+
+    /// Begins to wait until a failed log is quiet. Returns whether it is.
+    fn get_quiet(&mut self) -> bool {
+        let open = || self.queues.iter().map(|(number, _)| *number).collect();
+        let is_quiet = self.recovery.busy.get_or_insert_with(open).is_empty();
+        if !is_quiet {
+            self.wake_queues();
+        }
+        is_quiet
+    }
+}
+
+impl Inner {
+    /// The log volume has failed.
+    pub(crate) fn fail(self: &Arc<Self>, kind: ErrorKind) {
+        let is_new = self.shared.access(|state| state.fail(kind));
+        self.shared.wake();
+        if is_new {
+            self.has_failed();
+        }
+    }
+
+    /// Called after the log volume has failed, outside of the lock.
+    pub(super) fn has_failed(self: &Arc<Self>) {
+        if let Some(call) = self.on_failure.get() {
+            call(&Wal { inner: Arc::clone(self) });
+        }
+    }
+
+    /// Why the log cannot be recovered while its disk is served.
+    fn obstacle(&self, state: &State) -> Option<&'static str> {
+        if self.completion == Completion::Written || !self.is_alone {
+            return Some("changes that were not flushed may be lost");
+        }
+        if state.recovery.is_stuck {
+            return Some("a write to it is still in the kernel");
+        }
+        let may_act_late = self.volume.backend().may_act_late();
+        (may_act_late && state.recovery.has_lost_superblock)
+            .then_some("its server may still carry out the write of a superblock")
+    }
+
+    /// Reads the log again; see the module.
+    fn read_again(&self, access: &mut Access, is_lost: bool) -> Result<Log, WalError> {
+        let superblock = read_superblock(access, self.base)??;
+        let before = self.shared.access(|state| state.log.superblock().clone());
+        if (superblock.log, superblock.epoch) != (before.log, before.epoch) {
+            return Err(WalError::Changed("the log has been opened elsewhere since then"));
+        }
+        if superblock.number < before.number {
+            return Err(WalError::Changed("the volume has an older state of the log"));
+        }
+        if is_lost {
+            rewrite(access, self.base, &superblock)?;
+        }
+        let mut log = Log::new(superblock.clone());
+        let (opened, mut is_clipped) = (self.opened, false);
+        scan(access, self.base, &superblock, |_, found| {
+            if found.record.sequence >= opened.sequence && !is_clipped {
+                log.clip(opened.capacity);
+                is_clipped = true;
+            }
+            log.recover(found);
+        })?;
+        if !is_clipped {
+            log.clip(opened.capacity);
+        }
+        let checkpoint = self.shared.access(|state| {
+            let expected = state.log.durable_end()..=state.log.head_sequence();
+            expected.contains(&log.head_sequence()).then(|| log.succeed(&state.log))
+        });
+        let checkpoint =
+            checkpoint.ok_or(WalError::Changed("the volume lacks content of the log"))?;
+        write_checkpoint(access, self.base, &checkpoint)?;
+        log.checkpointed();
+        Ok(log)
+    }
+
+    /// The log takes its place again.
+    fn renew(self: &Arc<Self>, mut log: Log) {
+        let is_unattended = self.shared.access(|state| {
+            log.take_pins(&mut state.log);
+            state.log = log;
+            let kind = state.failed.take();
+            state.recovery.busy = None;
+            state.recovery.emptied_after = kind.filter(|_| !state.log.is_empty());
+            state.orphans.clear();
+            (state.checkpoint, state.checkpoint_flush) = (None, None);
+            (state.wanted, state.is_space_awaited) = (0, false);
+            let tail = state.log.superblock().tail_sequence;
+            if let Some(carry) = &mut state.carry {
+                carry.recovered(tail);
+            }
+            state.rest_if_empty();
+            state.wake_queues();
+            state.queues.is_empty() && self.has_work(state)
+        });
+        self.shared.wake();
+        if let Some(call) = self.unattended.get().filter(|_| is_unattended) {
+            call(&Wal { inner: Arc::clone(self) });
+        }
+    }
+}
+
+impl Wal {
+    /// Calls `call` from now on when the log volume has failed: in a thread that must not be blocked. Only the first
+    /// of several calls is kept.
+    pub fn on_failure(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
+        let _ = self.inner.on_failure.set(Box::new(call));
+    }
+
+    /// The volume that has the log.
+    pub fn volume(&self) -> &Arc<LogVolume> {
+        &self.inner.volume
+    }
+
+    /// The problem of a log whose volume has failed. `consequence` is what that means for the disk.
+    pub(crate) fn failed(&self, consequence: &str) -> LayerProblem {
+        let inner = &self.inner;
+        let obstacle = inner.shared.access(|state| inner.obstacle(state));
+        let remedy = match obstacle {
+            None => {
+                "repair the log volume: the log keeps all changes, and is tried again every 30 s"
+                    .into()
+            }
+            Some(obstacle) => format!(
+                "repair the log volume, then serve all disks with a log on it again, because {obstacle}: the log \
+                 keeps all changes{}",
+                match inner.completion {
+                    Completion::Durable => "",
+                    Completion::Written => " that were flushed",
+                }
+            ),
+        };
+        let failure = lock(&inner.volume.recovery.failure);
+        let last = failure.as_ref().filter(|_| obstacle.is_none());
+        let last = last.map(|text| format!(" (last attempt: {text})")).unwrap_or_default();
+        LayerProblem { message: format!("its log volume failed: {consequence}{last}"), remedy }
+    }
+}
+
+/// The problem of a log that was recovered, and rejects `what` until it is empty.
+pub(crate) fn emptied(what: &str) -> LayerProblem {
+    LayerProblem {
+        message: format!(
+            "its log volume had failed and works again: {what} are rejected until all is home"
+        ),
+        remedy: "wait: this ends automatically".into(),
+    }
+}
+
+impl LogVolume {
+    /// A log on the volume has been opened.
+    pub(super) fn add(&self, log: &Wal) {
+        let mut logs = lock(&self.recovery.logs);
+        logs.retain(|log| log.strong_count() > 0);
+        logs.push(Arc::downgrade(&log.inner));
+    }
+
+    fn logs(&self) -> Vec<Arc<Inner>> {
+        lock(&self.recovery.logs).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether a log on the volume has failed.
+    pub fn has_failed_log(&self) -> bool {
+        self.logs().iter().any(|log| log.shared.access(|state| state.failed.is_some()))
+    }
+
+    /// How many times a log was recovered.
+    pub fn recoveries(&self) -> u64 {
+        self.recovery.count.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether somebody calls [`recover`](Self::recover) until no log has failed. Returns what it was.
+    pub fn set_tended(&self, is_tended: bool) -> bool {
+        self.recovery.is_tended.swap(is_tended, Ordering::AcqRel)
+    }
+
+    /// Recovers the logs that have failed; see the module `recovery`. They take no changes before they are empty. Waits
+    /// for their requests in flight for at most `wait`, and for the volume as an opening does. A queue's thread must
+    /// not call this function. Returns the number of recovered logs.
+    ///
+    /// # Errors
+    /// If the volume still fails, a log cannot be recovered, or requests are still in flight. Such a log stays failed,
+    /// and may be tried again.
+    pub fn recover(&self, wait: Duration) -> Result<usize, WalError> {
+        let _turn = lock(&self.recovery.turn);
+        let logs = self.logs();
+        let is_lost = self.finished().1 || self.backend().has_lost_writes();
+        if is_lost {
+            // What a failed flush has lost may be anybody's.
+            for log in &logs {
+                log.fail(ErrorKind::Io);
+            }
+        }
+        let has_failed = |log: &Arc<Inner>| log.shared.access(|state| state.failed.is_some());
+        let failed: Vec<Arc<Inner>> = logs.into_iter().filter(has_failed).collect();
+        if failed.is_empty() {
+            return Ok(0);
+        }
+        let result = self.recover_logs(failed, is_lost, wait);
+        *lock(&self.recovery.failure) = result.as_ref().err().map(ToString::to_string);
+        result
+    }
+
+    fn recover_logs(
+        &self,
+        failed: Vec<Arc<Inner>>,
+        is_lost: bool,
+        wait: Duration,
+    ) -> Result<usize, WalError> {
+        let count = failed.len();
+        let (ready, mut error) = select(failed, wait);
+        if ready.is_empty() || (is_lost && ready.len() < count) {
+            return Err(error.unwrap_or(WalError::InUse("requests are in flight")));
+        }
+        if self.backend().has_lost_writes() {
+            self.backend().recover()?;
+        }
+        let mut access = Access::open(self.backend())?;
+        let mut recovered = Vec::new();
+        for log in ready {
+            log.shared.access(|state| state.log.lose_written());
+            match log.read_again(&mut access, is_lost) {
+                Ok(found) => recovered.push((log, found)),
+                Err(other) => error = error.or(Some(other)),
+            }
+        }
+        if is_lost {
+            self.forget_failure();
+        }
+        let count = recovered.len();
+        for (log, found) in recovered {
+            log.renew(found);
+            self.recovery.count.fetch_add(1, Ordering::Relaxed);
+        }
+        error.map_or(Ok(count), Err)
+    }
+}
+
+/// The logs that can be recovered and are quiet, for which this waits, and why others are not.
+fn select(failed: Vec<Arc<Inner>>, wait: Duration) -> (Vec<Arc<Inner>>, Option<WalError>) {
+    let (mut ready, mut error) = (Vec::new(), None);
+    for log in failed {
+        match log.shared.access(|state| log.obstacle(state)) {
+            Some(text) => error = Some(WalError::InUse(text)),
+            None => ready.push(log),
+        }
+    }
+    let end = Instant::now() + wait;
+    loop {
+        let mut noisy = Vec::new();
+        ready.retain(|log| {
+            let is_quiet = log.shared.access(State::get_quiet);
+            if !is_quiet {
+                noisy.push(Arc::clone(log));
+            }
+            is_quiet
+        });
+        if noisy.is_empty() {
+            return (ready, error);
+        }
+        if Instant::now() >= end {
+            return (ready, Some(WalError::InUse("requests are in flight")));
+        }
+        ready.append(&mut noisy);
+        std::thread::sleep(QUIET_INTERVAL);
+    }
+}
