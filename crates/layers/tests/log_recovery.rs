@@ -190,10 +190,11 @@ fn a_log_is_recovered_when_its_volume_works_again() {
 }
 
 /// A store that is elsewhere carries out writes after it has given them up. If the log continued behind the last
-/// record that was found, as an opening does, new records would be lost.
+/// record that was found, as an opening does, new records would be lost. If a tail counted once it is in one superblock,
+/// old content would reappear.
 #[test]
 fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
-    let (mut cases, mut recoveries, mut refused) = (0, 0, 0);
+    let (mut cases, mut recoveries) = (0, 0);
     each_seed(600, |seed| {
         let acts_late = SimOptions { acts_late: true, ..SimOptions::new(LOG_LENGTH) };
         let log = SimOptions { write_error_rate: 0.03, ..acts_late };
@@ -207,24 +208,15 @@ fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
             if !rig.has_failed() {
                 continue;
             }
-            match rig.recover(&mut harness) {
-                Ok(()) => {}
-                Err(WalError::InUse(text)) => {
-                    assert!(text.contains("superblock"), "{text}");
-                    refused += 1;
-                    return;
-                }
-                Err(error) => assert!(matches!(error, WalError::Volume(_)), "{error}"),
+            if let Err(error) = rig.recover(&mut harness) {
+                assert!(matches!(error, WalError::Volume(_)), "{error}");
             }
         }
         harness.drain(|model: &ModelDisk| rig.check_crashes(model));
         harness.verify(CAPACITY);
         recoveries += rig.volume.recoveries();
     });
-    assert!(
-        recoveries > cases / 2 && refused > cases / 100,
-        "{cases} cases, {recoveries} recoveries, {refused} refused"
-    );
+    assert!(recoveries > cases, "{cases} cases, {recoveries} recoveries");
 }
 
 /// A log that another daemon has opened meanwhile, that was replaced by an older copy, or that lacks a durable record

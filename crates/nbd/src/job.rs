@@ -81,11 +81,28 @@ impl Job {
 pub(crate) struct Shared {
     /// Why there is no connection.
     pub(crate) unreachable: Mutex<Option<String>>,
-    /// How often acknowledged changes may have been lost: once at most, because no others are accepted then.
+    /// How often acknowledged changes may have been lost, and how often changes were accepted again after that.
     pub(crate) losses: AtomicU64,
 }
 
 impl Shared {
+    /// Whether acknowledged changes may have been lost, so that none is accepted.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.losses.load(Ordering::Relaxed) % 2 == 1
+    }
+
+    /// Acknowledged changes may have been lost.
+    fn lose(&self) {
+        let lose = |losses| (losses % 2 == 0).then_some(losses + 1);
+        let _ = self.losses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose);
+    }
+
+    /// Changes are accepted again.
+    pub(crate) fn recover(&self) {
+        let recover = |losses| (losses % 2 == 1).then_some(losses + 1);
+        let _ = self.losses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, recover);
+    }
+
     /// Sets the reason why there is no connection.
     pub(crate) fn set_unreachable(&self, reason: Option<String>) {
         *self.unreachable.lock().unwrap_or_else(PoisonError::into_inner) = reason;
@@ -99,6 +116,8 @@ struct Sent {
     is_submitted: bool,
     /// The last change that had completed before a flush was sent.
     covers: u64,
+    /// The number of losses when it was taken on.
+    losses: u64,
 }
 
 /// What a server is asked, across connections.
@@ -127,8 +146,8 @@ impl State {
         }
     }
 
-    fn is_lost(&self) -> bool {
-        self.shared.losses.load(Ordering::Relaxed) > 0
+    fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Relaxed)
     }
 
     /// The cookie of the next request.
@@ -140,7 +159,7 @@ impl State {
     /// Takes a request on. Returns its cookie, if it can be sent now.
     pub(crate) fn admit(&mut self, job: Job) -> Option<u64> {
         let operation = job.asked.operation;
-        if self.is_lost() && (operation.modifies() || operation == Operation::Flush) {
+        if self.shared.is_lost() && (operation.modifies() || operation == Operation::Flush) {
             job.finish(Err(ErrorKind::Io));
             return None;
         }
@@ -153,7 +172,8 @@ impl State {
 
     fn take_on(&mut self, job: Job) -> u64 {
         let cookie = self.cookie();
-        self.sent.insert(cookie, Sent { job, is_submitted: false, covers: 0 });
+        let losses = self.losses();
+        self.sent.insert(cookie, Sent { job, is_submitted: false, covers: 0, losses });
         cookie
     }
 
@@ -208,7 +228,7 @@ impl State {
 
     /// The server has carried a request out, or not.
     pub(crate) fn complete(&mut self, cookie: u64, error: u32, bytes: Vec<u8>) {
-        let Some(Sent { job, covers, .. }) = self.sent.remove(&cookie) else { return };
+        let Some(Sent { job, covers, losses, .. }) = self.sent.remove(&cookie) else { return };
         let mut outcome = if error == 0 { Ok(bytes) } else { Err(kind(error)) };
         let operation = job.asked.operation;
         if operation == Operation::Flush {
@@ -221,7 +241,7 @@ impl State {
         } else if operation.modifies() && outcome.is_ok() {
             self.unflushed.note(&job.asked);
         }
-        if self.is_lost() && operation != Operation::Read {
+        if self.losses() != losses && operation != Operation::Read {
             outcome = Err(ErrorKind::Io);
         }
         job.finish(outcome);
@@ -229,7 +249,7 @@ impl State {
 
     /// The server may have lost changes that it has acknowledged.
     pub(crate) fn lose(&mut self) {
-        self.shared.losses.store(1, Ordering::Relaxed);
+        self.shared.lose();
         self.unflushed = Unflushed::default();
     }
 

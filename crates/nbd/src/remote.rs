@@ -239,8 +239,8 @@ impl Backend for RemoteDisk {
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
-        let lost = (self.losses() > 0)
-            .then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
+        let lost = self.shared.is_lost();
+        let lost = lost.then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
         let reason = self.shared.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
         let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
         lost.into_iter().chain(unreachable).collect()
@@ -250,12 +250,14 @@ impl Backend for RemoteDisk {
         self.shared.losses.load(Ordering::Relaxed)
     }
 
+    fn may_act_late(&self) -> bool {
+        true
+    }
+
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {
-        if self.losses() == 0 {
-            return Ok(());
-        }
-        Err(io::Error::other("open the export again: stop serving the disks that use it first"))
+        self.shared.recover();
+        Ok(())
     }
 }

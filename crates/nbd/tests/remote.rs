@@ -131,21 +131,29 @@ fn what_a_server_loses_without_a_flush_is_sent_again() {
 }
 
 #[test]
-fn a_failed_flush_ends_writing_for_all() {
-    let options = SimOptions { flush_error_rate: 1.0, rounds_max: 0, ..SimOptions::new(CAPACITY) };
-    let server = Fathom::start(Arc::new(SimBackend::new(options, 1)));
+fn a_failed_flush_ends_writing_for_all_until_the_export_is_recovered() {
+    let store =
+        Arc::new(SimBackend::new(SimOptions { rounds_max: 0, ..SimOptions::new(CAPACITY) }, 1));
+    let server = Fathom::start(Arc::clone(&store) as Arc<dyn Backend>);
     let remote = open(&server.uri());
     let served = disk(&remote);
     let (mut one, mut other) = (OneRequest::open(&served), OneRequest::open(&served));
     one.write(0, &[1; 4096]).unwrap();
+    store.die();
     assert_eq!((remote.losses(), one.flush()), (0, Err(ErrorKind::Io)));
+    store.revive();
     assert_eq!(other.write(4096, &[2; 4096]), Err(ErrorKind::Io), "the other queue learns of it");
     assert_eq!(other.flush(), Err(ErrorKind::Io));
     assert_eq!(other.read(0, 4096).unwrap(), [1; 4096]);
     assert_eq!(remote.losses(), 1);
     let problems = remote.problems();
     assert!(matches!(problems[..], [BackendProblem::WritesLost { .. }]), "{problems:?}");
-    assert!(remote.recover().is_err());
+    remote.recover().unwrap();
+    assert!(remote.problems().is_empty() && remote.losses() == 2);
+    for queue in [&mut one, &mut other] {
+        queue.write(4096, &[3; 4096]).unwrap();
+        queue.flush().unwrap();
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod attend;
 mod definition;
 mod in_cache;
 mod offload;
+mod recovery;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

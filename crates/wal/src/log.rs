@@ -422,6 +422,13 @@ impl Log {
         checkpoint
     }
 
+    /// The checkpoint is durable, and is written once more, in the place of the other superblock. So the tail is safe even
+    /// if one of both is replaced by an older one. `None` if there is no checkpoint.
+    pub fn repeat(&mut self) -> Option<Checkpoint> {
+        let next = self.next.clone()?;
+        Some(self.write(next))
+    }
+
     /// The checkpoint is durable: the space before its tail is free.
     pub fn checkpointed(&mut self) {
         let Some(next) = self.next.take() else { return };

@@ -206,6 +206,7 @@ impl WalQueue {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
         let now_ns = next.round_ns();
+        let acts_late = self.inner.volume.backend().may_act_late();
         let mut is_new = false;
         let (durable, shown, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
@@ -218,7 +219,9 @@ impl WalQueue {
             }
             if state.checkpoint_flush.is_some_and(|needed| needed <= finished) {
                 state.checkpoint_flush = None;
-                state.checkpointed(now_ns);
+                if state.is_checkpoint_safe(acts_late) {
+                    state.checkpointed(now_ns);
+                }
                 changed = true;
             }
             if let Some(carry) = &mut state.carry {

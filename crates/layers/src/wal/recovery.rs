@@ -11,7 +11,8 @@
 //!
 //! A store that is elsewhere may carry out a write after it has given it up. So the places of the records that were
 //! not found stay unused until the log has been emptied: until then, the disk rejects changes as before. A superblock
-//! that such a store has given up could replace a newer one at any time, so such a log stays failed.
+//! that such a store has given up could replace a newer one at any time. So from then on each tail is written to
+//! both places before it counts.
 //!
 //! A log whose changes complete before they are durable stays failed, too: what a failed flush has lost must be
 //! reported to every later flush.
@@ -44,6 +45,8 @@ pub(super) struct RecoveryState {
     pub(super) is_stuck: bool,
     /// Whether a superblock could not be written.
     pub(super) has_lost_superblock: bool,
+    /// Whether the checkpoint that is being written is the repetition of one that is durable.
+    is_repetition: bool,
 }
 
 /// What the logs of a volume share for their recovery.
@@ -88,6 +91,19 @@ impl State {
         }
     }
 
+    /// The superblock of a checkpoint is durable. Returns whether that is all: if another superblock may be replaced by
+    /// an older one, it is written once more. `acts_late` is whether the store may do that.
+    pub(super) fn is_checkpoint_safe(&mut self, acts_late: bool) -> bool {
+        if !acts_late || !self.recovery.has_lost_superblock {
+            return true;
+        }
+        self.recovery.is_repetition = !self.recovery.is_repetition;
+        if self.recovery.is_repetition {
+            self.checkpoint = self.log.repeat();
+        }
+        self.checkpoint.is_none()
+    }
+
     /// Begins to wait until a failed log is quiet. Returns whether it is.
     fn get_quiet(&mut self) -> bool {
         let open = || self.queues.iter().map(|(number, _)| *number).collect();
@@ -121,12 +137,7 @@ impl Inner {
         if self.completion == Completion::Written || !self.is_alone {
             return Some("changes that were not flushed may be lost");
         }
-        if state.recovery.is_stuck {
-            return Some("a write to it is still in the kernel");
-        }
-        let may_act_late = self.volume.backend().may_act_late();
-        (may_act_late && state.recovery.has_lost_superblock)
-            .then_some("its server may still carry out the write of a superblock")
+        state.recovery.is_stuck.then_some("a write to it is still in the kernel")
     }
 
     /// Reads the log again; see the module.
@@ -136,7 +147,8 @@ impl Inner {
         if (superblock.log, superblock.epoch) != (before.log, before.epoch) {
             return Err(WalError::Changed("the log has been opened elsewhere since then"));
         }
-        if superblock.number < before.number {
+        // One of two with this tail may have been replaced by an older one.
+        if superblock.tail_sequence < before.tail_sequence {
             return Err(WalError::Changed("the volume has an older state of the log"));
         }
         if is_lost {
@@ -161,6 +173,9 @@ impl Inner {
         let checkpoint =
             checkpoint.ok_or(WalError::Changed("the volume lacks content of the log"))?;
         write_checkpoint(access, self.base, &checkpoint)?;
+        if let Some(checkpoint) = log.repeat() {
+            write_checkpoint(access, self.base, &checkpoint)?;
+        }
         log.checkpointed();
         Ok(log)
     }
@@ -175,6 +190,7 @@ impl Inner {
             state.recovery.emptied_after = kind.filter(|_| !state.log.is_empty());
             state.orphans.clear();
             (state.checkpoint, state.checkpoint_flush) = (None, None);
+            state.recovery.is_repetition = false;
             (state.wanted, state.is_space_awaited) = (0, false);
             let tail = state.log.superblock().tail_sequence;
             if let Some(carry) = &mut state.carry {

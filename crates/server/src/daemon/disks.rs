@@ -25,11 +25,13 @@ use crate::wiring::{self, KeyedLayer, Place, Watchers, invalid, refusal};
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Lets the log of a disk be written back even while no front end has a queue.
+/// Lets the log of a disk be written back even while no front end has a queue, and be recovered after its volume has
+/// failed.
 fn attend_log(served: &Served) {
     let log = served.live().watchers.log.clone();
     if let Some(log) = log {
         log.attend(&served.disk);
+        log.recover_when_failed(served.disk.name());
     }
 }
 
