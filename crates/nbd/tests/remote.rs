@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_block::{Backend as _, BackendProblem, ErrorKind};
+use fathom_block::{Backend, BackendProblem, ErrorKind};
 use fathom_sim::{OneRequest, SimBackend, SimOptions, certificates, each_seed};
 use support::*;
 

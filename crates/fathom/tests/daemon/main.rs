@@ -12,6 +12,7 @@ mod flushes;
 mod giants;
 mod kept_caches;
 mod limit;
+mod log_recovery;
 mod lost_writes;
 mod monitor;
 mod nbd;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ fn configuration(options: &str) -> String {
     )
 }
 
-fn folder() -> tempfile::TempDir {
+pub fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for image in ["a.img", "b.img"] {
         File::create(folder.path().join(image)).unwrap().set_len(SIZE).unwrap();
@@ -43,6 +44,15 @@ fn home(daemon: &Daemon, block: u64) -> u8 {
     let file = File::open(daemon.path("a.img")).unwrap();
     file.read_exact_at(&mut bytes, block * BLOCK).unwrap();
     bytes[0]
+}
+
+/// Waits until a server has made its socket.
+pub fn wait_for_file(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < PATIENCE, "{} is missing", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn change(daemon: &Daemon, action: OffloadAction) -> bool {
@@ -127,11 +137,7 @@ fn a_log_that_has_died_unnoticed_fails_no_write() {
     let Ok(mut server) = server else {
         return eprintln!("SKIPPED: this needs nbdkit");
     };
-    let begun = Instant::now();
-    while !socket.exists() {
-        assert!(begun.elapsed() < PATIENCE, "nbdkit does not listen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_file(&socket);
     let log = format!("log = \"nbd+unix:///?socket={}\"", socket.display());
     let text = configuration("").replacen("log = \"elsewhere\"", &log, 1);
     let daemon = Daemon::start_in(folder, &text);
@@ -164,7 +170,7 @@ fn a_log_that_has_died_unnoticed_fails_no_write() {
 }
 
 /// A cluster may need a moment after the death of a node.
-fn wait_until_served(daemon: &Daemon) {
+pub fn wait_until_served(daemon: &Daemon) {
     let begun = Instant::now();
     while daemon.client().disk("a").is_err() {
         assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk("a"));
@@ -221,7 +227,7 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
 }
 
 /// A cluster of this host, and a configuration that has the log of the disk `a` there; `None` without Valkey.
-fn cluster() -> Option<(TempDir, LocalCluster, String)> {
+pub fn cluster() -> Option<(TempDir, LocalCluster, String)> {
     if std::process::Command::new("valkey-server").arg("--version").output().is_err() {
         eprintln!("valkey-server is absent: skipped");
         return None;
