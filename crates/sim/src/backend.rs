@@ -37,13 +37,16 @@ pub struct SimOptions {
     /// The share of writes, discards and zeroes that fail, torn: any of their sectors may have
     /// changed.
     pub write_error_rate: f64,
+    /// Only changes that begin before this offset fail, in bytes.
+    pub write_error_end: u64,
     /// The share of flushes that fail. A failed flush makes nothing durable.
     pub flush_error_rate: f64,
     /// Whether a failed flush loses what it should have made durable, as with the kernel's files. It stays visible, and
     /// no later flush makes it durable. All writes and flushes fail until [`Backend::recover`].
     pub loses_writes: bool,
-    /// Whether a write that has failed may take effect later, instead of when it fails.
-    pub acts_late: bool,
+    /// A change that has failed may take effect later, instead of when it fails: after this many further effects at
+    /// most. 0 if none does.
+    pub late_max: u32,
     /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].
     pub room: u64,
@@ -62,9 +65,10 @@ impl SimOptions {
             rounds_max: 6,
             read_error_rate: 0.0,
             write_error_rate: 0.0,
+            write_error_end: u64::MAX,
             flush_error_rate: 0.0,
             loses_writes: false,
-            acts_late: false,
+            late_max: 0,
             room: u64::MAX,
             frees_zeroes: false,
             journal: false,
@@ -339,7 +343,7 @@ impl Backend for SimBackend {
     }
 
     fn may_act_late(&self) -> bool {
-        self.options.acts_late
+        self.options.late_max > 0
     }
 
     fn frees_zeroes(&self) -> bool {
@@ -470,15 +474,17 @@ impl SimQueue {
 
     /// Applies a request that modifies the store.
     fn change(&mut self, pending: &Pending) -> Outcome {
-        let failed = self.fails(self.options.write_error_rate) || lock(&self.state).is_lost();
         let request = &pending.request;
+        let is_sound = request.offset >= self.options.write_error_end;
+        let rate = if is_sound { 0.0 } else { self.options.write_error_rate };
+        let failed = self.fails(rate) || lock(&self.state).is_lost();
         let mut state = lock(&self.state);
         let Some((offset, data)) = state.waiting.remove(&pending.number) else { return Ok(()) };
         let first = (offset / SECTOR) as usize;
         let taken = request.operation == Operation::Write || request.flags.keep_allocated;
         state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
-        if failed && self.options.acts_late && self.random.bool() {
-            let after = self.random.u32(1..12);
+        if failed && self.options.late_max > 0 && self.random.bool() {
+            let after = self.random.u32(1..=self.options.late_max);
             state.late.push((after, offset, data));
             return Err(ErrorKind::Io);
         }
