@@ -29,7 +29,10 @@ fn configuration(kind: &str, log: &str) -> String {
 
 fn start(daemon: &Daemon, disk: &str) {
     let request = OffloadRequest { action: OffloadAction::Start, dry_run: false };
-    daemon.client().change_offload(disk, request).unwrap();
+    daemon.until("a start", || {
+        // After a failure, the store may need a moment.
+        daemon.client().change_offload(disk, request).is_ok()
+    });
 }
 
 /// Whether the log of `disk` has failed, or rejects changes until it is empty.
@@ -44,17 +47,20 @@ fn write_until_error(nbd: &mut Nbd, content: u8) -> u64 {
     (0..BLOCKS).take_while(is_ok).count() as u64
 }
 
-/// `break_it` makes the log volume fail, and `mend` makes it work again. Both disks have the same blocks.
+/// `break_it` makes the log volume fail, and `mend` makes it work again. At the end, `end` ends the daemon.
 fn fails_and_is_recovered(
-    folder: TempDir,
     configuration: &str,
-    is_carried: bool,
     break_it: impl FnOnce(),
     mend: impl FnOnce(),
+    end: impl FnOnce(Daemon) -> TempDir,
 ) {
+    let folder = offload::folder();
+    let is_carried = configuration.contains("kind = \"offload\"");
     let daemon = Daemon::start_in(folder, configuration);
     let connect = |disk: &str| Nbd::connect(&daemon.path("nbd.sock"), disk);
     let (mut a, mut b) = (connect("a"), connect("b"));
+    // From now on, each disk has a queue, which tries its log out.
+    assert_eq!([a.read_block(0), b.read_block(0)], [0; 2]);
     if is_carried {
         for disk in ["a", "b"] {
             start(&daemon, disk);
@@ -94,9 +100,10 @@ fn fails_and_is_recovered(
         assert_eq!(a.fill_block(block, 5), Some(0), "block {block}");
     }
     drop((a, b));
-    daemon.signal(libc::SIGKILL);
-    let daemon = Daemon::start_in(daemon.wait().1, configuration);
-    daemon.until("the disks", || ["a", "b"].iter().all(|disk| daemon.client().disk(disk).is_ok()));
+    let daemon = Daemon::start_in(end(daemon), configuration);
+    for disk in ["a", "b"] {
+        offload::wait_until_exported(&daemon, disk);
+    }
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!((0..BLOCKS).all(|block| nbd.read_block(block) == 5));
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
@@ -110,8 +117,15 @@ fn loses_writes(kind: &str) {
     // As large as the first opening would make it.
     device.image("logs", 512);
     let text = configuration(kind, log.to_str().unwrap());
-    let break_it = || device.break_block(&log, 24);
-    fails_and_is_recovered(offload::folder(), &text, kind == "offload", break_it, || device.mend());
+    // The first block of a record: Linux's loop driver reports a write as successful if only its first part was. (A
+    // layer `offload` begins with a record of one block, its trial.)
+    let first = if kind == "offload" { 19 } else { 20 };
+    let break_it = || device.break_block(&log, first);
+    let kill = |daemon: Daemon| {
+        daemon.signal(libc::SIGKILL);
+        daemon.wait().1
+    };
+    fails_and_is_recovered(&text, break_it, || device.mend(), kill);
 }
 
 #[test]
@@ -147,8 +161,8 @@ fn at_another_host(kind: &str) {
     let log = format!("nbd+unix:///?socket={}", server_folder.path().join("log.sock").display());
     let break_it = || drop(File::create(&broken).unwrap());
     let mend = || std::fs::remove_file(&broken).unwrap();
-    let text = configuration(kind, &log);
-    fails_and_is_recovered(offload::folder(), &text, kind == "offload", break_it, mend);
+    // nbdkit 1.32 may abort if its client is killed.
+    fails_and_is_recovered(&configuration(kind, &log), break_it, mend, Daemon::end);
     let _ = server.kill();
     let _ = server.wait();
 }

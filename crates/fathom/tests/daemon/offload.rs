@@ -169,11 +169,16 @@ fn a_log_that_has_died_unnoticed_fails_no_write() {
     assert_eq!(nbd.read_block(1), 8);
 }
 
-/// A cluster may need a moment after the death of a node.
+/// Waits until the disk "a" is served and exported. A cluster may need a moment after the death of a node.
 pub fn wait_until_served(daemon: &Daemon) {
+    wait_until_exported(daemon, "a");
+}
+
+/// As [`wait_until_served`], for the disk `disk`.
+pub fn wait_until_exported(daemon: &Daemon, disk: &str) {
     let begun = Instant::now();
-    while daemon.client().disk("a").is_err() {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk("a"));
+    while !daemon.client().disk(disk).is_ok_and(|status| !status.frontends.is_empty()) {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", daemon.client().disk(disk));
         std::thread::sleep(Duration::from_millis(50));
     }
 }

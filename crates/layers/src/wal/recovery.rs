@@ -225,7 +225,7 @@ impl Wal {
         let obstacle = inner.shared.access(|state| inner.obstacle(state));
         let remedy = match obstacle {
             None => {
-                "repair the log volume: the log keeps all changes, and is tried again every 30 s"
+                "repair the log volume: the log keeps all changes, and is tried again every 10 s"
                     .into()
             }
             Some(obstacle) => format!(

@@ -319,7 +319,7 @@ fn unfit(disk: &Carried, problem: &str) -> ErrorBody {
     refusal(
         ErrorCode::Failed,
         format!("the log of the disk {name:?} takes no changes: {problem}"),
-        "repair the log volume, then serve all disks with a log on it again",
+        "repair the log volume: it is tried again every 10 s",
     )
 }
 

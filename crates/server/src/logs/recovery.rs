@@ -9,7 +9,7 @@ use super::DiskLog;
 
 /// The pause before the first attempt, and the longest one. It doubles with each attempt.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long an attempt waits for the requests of the logs that are in flight.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -59,7 +59,7 @@ fn tend(volume: &Weak<LogVolume>, disk: &str) {
             Ok(logs) => {
                 tracing::warn!(disk, logs, "the log volume works again: its logs are emptied")
             }
-            Err(error) => tracing::debug!(disk, %error, "the log volume is not usable yet"),
+            Err(error) => tracing::warn!(disk, %error, "the log volume is not usable yet"),
         }
         if volume.has_failed_log() {
             continue;
