@@ -425,6 +425,11 @@ impl Layer for Offload {
                 status.held,
             ),
             Figure::counter("rounds_total", "Completed write-back rounds.", status.rounds),
+            Figure::counter(
+                "recoveries_total",
+                "Recoveries of logs on the volume after it had failed.",
+                self.wal.inner.volume.recoveries(),
+            ),
             Figure::gauge("copies", "Blocks with copies.", status.copies),
             Figure::gauge("copies_max", "Copies that fit.", status.copies_max),
             Figure::counter("copies_made_total", "Copies that were made.", status.copies_made),

@@ -484,6 +484,11 @@ impl Layer for Wal {
             Figure::gauge("size_bytes", "Bytes of the log.", status.size),
             Figure::counter("rounds_total", "Completed write-back rounds.", status.rounds),
             Figure::counter(
+                "recoveries_total",
+                "Recoveries of logs on the volume after it had failed.",
+                self.inner.volume.recoveries(),
+            ),
+            Figure::counter(
                 "volume_flushes_total",
                 "Flushes of the log volume, for all disks with a log on it.",
                 status.volume_flushes,

@@ -48,7 +48,7 @@ fn begin(volume: &Arc<LogVolume>, disk: &str) {
 
 /// Tries until no log on the volume has failed, or none is open.
 fn tend(volume: &Weak<LogVolume>, disk: &str) {
-    let mut pause = PAUSE_MIN;
+    let (mut pause, mut last) = (PAUSE_MIN, String::new());
     loop {
         // While it waits, it keeps no volume that nobody uses.
         std::thread::sleep(pause);
@@ -57,9 +57,15 @@ fn tend(volume: &Weak<LogVolume>, disk: &str) {
         match volume.recover(QUIET_TIME_MAX) {
             Ok(0) => {}
             Ok(logs) => {
-                tracing::warn!(disk, logs, "the log volume works again: its logs are emptied")
+                tracing::warn!(disk, logs, "the log volume works again: its logs are emptied");
             }
-            Err(error) => tracing::warn!(disk, %error, "the log volume is not usable yet"),
+            Err(error) => {
+                let text = error.to_string();
+                if text != last {
+                    tracing::warn!(disk, "the log volume is not usable yet: {text}");
+                    last = text;
+                }
+            }
         }
         if volume.has_failed_log() {
             continue;
