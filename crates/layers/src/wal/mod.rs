@@ -18,8 +18,9 @@
 //! fills the record's place, so that no queue waits for a closed one.
 //!
 //! After the log volume has failed, the disk rejects changes, and flushes if they would have to make
-//! changes durable. The log keeps its content, and can be recovered when the volume works again. If the disk beneath fails, changes succeed until the
-//! log is full, and then fail with the disk's error. Write-back is tried again each second.
+//! changes durable. The log keeps its content, and can be recovered when the volume works again. If the
+//! disk beneath fails, changes succeed until the log is full, and then fail with the disk's error.
+//! Write-back is tried again each second.
 
 mod agenda;
 pub(crate) mod home;
