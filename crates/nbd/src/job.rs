@@ -82,13 +82,18 @@ pub(crate) struct Shared {
     /// Why there is no connection.
     pub(crate) unreachable: Mutex<Option<String>>,
     /// How often acknowledged changes may have been lost, and how often changes were accepted again after that.
-    pub(crate) losses: AtomicU64,
+    losses: AtomicU64,
 }
 
 impl Shared {
+    /// The number of losses and recoveries so far.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
+    }
+
     /// Whether acknowledged changes may have been lost, so that none is accepted.
     pub(crate) fn is_lost(&self) -> bool {
-        self.losses.load(Ordering::Relaxed) % 2 == 1
+        self.losses() % 2 == 1
     }
 
     /// Acknowledged changes may have been lost.
@@ -146,10 +151,6 @@ impl State {
         }
     }
 
-    fn losses(&self) -> u64 {
-        self.shared.losses.load(Ordering::Relaxed)
-    }
-
     /// The cookie of the next request.
     pub(crate) fn cookie(&mut self) -> u64 {
         self.next += 1;
@@ -172,7 +173,7 @@ impl State {
 
     fn take_on(&mut self, job: Job) -> u64 {
         let cookie = self.cookie();
-        let losses = self.losses();
+        let losses = self.shared.losses();
         self.sent.insert(cookie, Sent { job, is_submitted: false, covers: 0, losses });
         cookie
     }
@@ -241,7 +242,7 @@ impl State {
         } else if operation.modifies() && outcome.is_ok() {
             self.unflushed.note(&job.asked);
         }
-        if self.losses() != losses && operation != Operation::Read {
+        if self.shared.losses() != losses && operation != Operation::Read {
             outcome = Err(ErrorKind::Io);
         }
         job.finish(outcome);

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -239,15 +238,17 @@ impl Backend for RemoteDisk {
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
-        let lost = self.shared.is_lost();
-        let lost = lost.then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
+        let lost = self
+            .shared
+            .is_lost()
+            .then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
         let reason = self.shared.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
         let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
         lost.into_iter().chain(unreachable).collect()
     }
 
     fn losses(&self) -> u64 {
-        self.shared.losses.load(Ordering::Relaxed)
+        self.shared.losses()
     }
 
     fn may_act_late(&self) -> bool {

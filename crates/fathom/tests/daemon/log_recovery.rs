@@ -2,8 +2,6 @@
 //! disks are used, and nothing that was acknowledged is lost.
 
 use std::fs::File;
-use std::path::Path;
-use std::process::{Child, Command};
 
 use fathom_control::{OffloadAction, OffloadRequest};
 use fathom_sim::FaultyDevice;
@@ -88,19 +86,16 @@ fn fails_and_is_recovered(
     for disk in ["a", "b"] {
         daemon.until("the end of the problem", || !has_problem(&daemon, disk));
     }
-    let check = |a: &mut Nbd, b: &mut Nbd| {
-        for block in 0..BLOCKS {
-            let found = a.read_block(block);
-            match block {
-                _ if block < written => assert_eq!(found, 3),
-                // This one has failed: it may have been written or not.
-                _ if block == written => assert!(found == 3 || found == u8::from(block < 4)),
-                _ => assert_eq!(found, u8::from(block < 4)),
-            }
-            assert_eq!(b.read_block(block), if block < 4 { 2 } else { 0 });
+    for block in 0..BLOCKS {
+        let found = a.read_block(block);
+        match block {
+            _ if block < written => assert_eq!(found, 3),
+            // This one has failed: it may have been written or not.
+            _ if block == written => assert!(found == 3 || found == u8::from(block < 4)),
+            _ => assert_eq!(found, u8::from(block < 4)),
         }
-    };
-    check(&mut a, &mut b);
+        assert_eq!(b.read_block(block), if block < 4 { 2 } else { 0 });
+    }
     // The log is used again.
     if is_carried {
         start(&daemon, "a");
@@ -144,25 +139,9 @@ fn a_carrying_log_that_has_lost_writes_is_recovered_when_its_device_works_again(
     loses_writes("offload");
 }
 
-/// A server whose requests fail while the file `broken` is there; `None` without nbdkit.
-fn failing_server(folder: &Path) -> Option<Child> {
-    let server = Command::new("nbdkit")
-        .args(["--foreground", "--exit-with-parent", "--filter=error", "--unix"])
-        .arg(folder.join("log.sock"))
-        .args(["memory", "8M", "error-rate=100%"])
-        .arg(format!("error-file={}", folder.join("broken").display()))
-        .spawn();
-    let Ok(server) = server else {
-        eprintln!("SKIPPED: this needs nbdkit");
-        return None;
-    };
-    offload::wait_for_file(&folder.join("log.sock"));
-    Some(server)
-}
-
 fn at_another_host(kind: &str) {
     let server_folder = tempfile::tempdir().unwrap();
-    let Some(mut server) = failing_server(server_folder.path()) else { return };
+    let Some(mut server) = offload::failing_server(server_folder.path()) else { return };
     let broken = server_folder.path().join("broken");
     let log = format!("nbd+unix:///?socket={}", server_folder.path().join("log.sock").display());
     let break_it = || drop(File::create(&broken).unwrap());

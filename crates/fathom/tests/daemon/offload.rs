@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use fathom_image::LogMark;
@@ -44,15 +44,6 @@ fn home(daemon: &Daemon, block: u64) -> u8 {
     let file = File::open(daemon.path("a.img")).unwrap();
     file.read_exact_at(&mut bytes, block * BLOCK).unwrap();
     bytes[0]
-}
-
-/// Waits until a server has made its socket.
-pub fn wait_for_file(path: &Path) {
-    let begun = Instant::now();
-    while !path.exists() {
-        assert!(begun.elapsed() < PATIENCE, "{} is missing", path.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn change(daemon: &Daemon, action: OffloadAction) -> bool {
@@ -123,21 +114,33 @@ fn a_log_that_is_not_fit_is_not_used() {
     assert_eq!((nbd.read_block(1), home(&daemon, 1)), (2, 2));
 }
 
+/// A server at the socket `log.sock` in `folder`, whose requests fail while the file `broken` is there; `None` without
+/// nbdkit.
+pub fn failing_server(folder: &Path) -> Option<Child> {
+    let server = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--filter=error", "--unix"])
+        .arg(folder.join("log.sock"))
+        .args(["memory", "8M", "error-rate=100%"])
+        .arg(format!("error-file={}", folder.join("broken").display()))
+        .spawn();
+    let Ok(server) = server else {
+        eprintln!("SKIPPED: this needs nbdkit");
+        return None;
+    };
+    let begun = Instant::now();
+    while !folder.join("log.sock").exists() {
+        assert!(begun.elapsed() < PATIENCE, "nbdkit does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(server)
+}
+
 /// The log volume breaks without a sign. A start finds that out before it carries a change.
 #[test]
 fn a_log_that_has_died_unnoticed_fails_no_write() {
     let folder = folder();
     let (socket, broken) = (folder.path().join("log.sock"), folder.path().join("broken"));
-    let server = Command::new("nbdkit")
-        .args(["--foreground", "--exit-with-parent", "--filter=error", "--unix"])
-        .arg(&socket)
-        .args(["memory", "8M", "error-rate=100%"])
-        .arg(format!("error-file={}", broken.display()))
-        .spawn();
-    let Ok(mut server) = server else {
-        return eprintln!("SKIPPED: this needs nbdkit");
-    };
-    wait_for_file(&socket);
+    let Some(mut server) = failing_server(folder.path()) else { return };
     let log = format!("log = \"nbd+unix:///?socket={}\"", socket.display());
     let text = configuration("").replacen("log = \"elsewhere\"", &log, 1);
     let daemon = Daemon::start_in(folder, &text);

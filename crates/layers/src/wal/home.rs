@@ -460,8 +460,9 @@ impl WalQueue {
                 self.inner.shared.access(|state| state.checkpoint_flush = Some(needed));
             }
             Err(kind) => {
-                self.inner.shared.access(|state| state.recovery.has_lost_superblock = true);
-                self.fail(kind);
+                let acts_late = self.inner.volume.backend().may_act_late();
+                self.inner.shared.access(|state| state.recovery.repeats_checkpoints |= acts_late);
+                self.inner.fail(kind);
             }
         }
     }

@@ -48,6 +48,7 @@ pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
 pub use places::LogPlaces;
 use queue::WalQueue;
+pub use recovery::RECOVERY_PAUSE_MAX;
 pub(crate) use recovery::emptied;
 use recovery::{OnFailure, RecoveryState};
 pub(crate) use volume::Claim;
@@ -269,6 +270,15 @@ impl Inner {
     fn has_work(&self, state: &State) -> bool {
         let has_space = self.frees_zeroes && state.may_release();
         state.failed.is_none() && (!state.log.is_empty() || has_space)
+    }
+
+    /// Reports that the last queue has closed, or that there is none, if the log has work.
+    fn report_unattended(self: &Arc<Self>) {
+        let Some(call) = self.unattended.get() else { return };
+        let wal = Wal { inner: Arc::clone(self) };
+        if wal.is_unattended() {
+            call(&wal);
+        }
     }
 
     /// The place of a ring's position in the volume, in bytes.

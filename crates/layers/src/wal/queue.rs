@@ -16,12 +16,12 @@ use fathom_wal::{Checkpoint, Pin, Segment};
 
 use records::Prepared;
 
+use super::Inner;
 use super::agenda::STEP_LENGTH_MAX;
 use super::home::WriteBack;
 use super::open::Completion;
 use super::release::Releasing;
 use super::volume::FlushAnswer;
-use super::{Inner, Wal};
 use crate::offload::gate::Carry;
 
 /// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
@@ -179,7 +179,7 @@ impl WalQueue {
             && self.write_back.is_none()
             && self.releasing.is_none();
         if is_quiet {
-            self.inner.shared.access(|state| state.is_quiet_in(self.number));
+            self.inner.shared.access(|state| state.set_quiet(self.number));
         }
     }
 
@@ -198,7 +198,6 @@ impl WalQueue {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
         let now_ns = next.round_ns();
-        let acts_late = self.inner.volume.backend().may_act_late();
         let mut is_new = false;
         let (durable, shown, failed, changed) = self.inner.shared.access(|state| {
             let mut changed = state.log.flushed(finished);
@@ -211,7 +210,7 @@ impl WalQueue {
             }
             if state.checkpoint_flush.is_some_and(|needed| needed <= finished) {
                 state.checkpoint_flush = None;
-                if state.is_checkpoint_safe(acts_late) {
+                if state.is_checkpoint_safe() {
                     state.checkpointed(now_ns);
                 }
                 changed = true;
@@ -228,7 +227,7 @@ impl WalQueue {
             self.inner.shared.wake();
         }
         if is_new {
-            self.inner.has_failed();
+            self.inner.report_failure();
         }
         let mut index = 0;
         while let Some(waiting) = self.waiting.get(index) {
@@ -377,12 +376,6 @@ impl WalQueue {
             self.settle(next);
         }
     }
-
-    /// Marks the log volume as failed.
-    pub(super) fn fail(&mut self, kind: ErrorKind) {
-        self.has_failed = true;
-        self.inner.fail(kind);
-    }
 }
 
 impl LayerQueue for WalQueue {
@@ -425,7 +418,7 @@ impl LayerQueue for WalQueue {
                         let needed = if is_forced { 0 } else { self.inner.volume.written() };
                         self.inner.shared.access(|state| state.log.written(number, needed));
                     }
-                    Err(kind) => self.fail(kind),
+                    Err(kind) => self.inner.fail(kind),
                 }
             }
             purpose::LOG_FLUSH => {
@@ -486,7 +479,7 @@ impl Drop for WalQueue {
         let (mut is_last, mut is_new) = (false, false);
         let others = self.inner.shared.access(|state| {
             state.queues.retain(|(number, _)| *number != self.number);
-            state.is_quiet_in(self.number);
+            state.set_quiet(self.number);
             if let Some(carry) = &mut state.carry {
                 carry.close(self.number, true);
             }
@@ -534,13 +527,10 @@ impl Drop for WalQueue {
         }
         self.inner.shared.wake();
         if is_new {
-            self.inner.has_failed();
+            self.inner.report_failure();
         }
-        if let Some(call) = self.inner.unattended.get().filter(|_| is_last) {
-            let wal = Wal { inner: Arc::clone(&self.inner) };
-            if wal.is_unattended() {
-                call(&wal);
-            }
+        if is_last {
+            self.inner.report_unattended();
         }
     }
 }

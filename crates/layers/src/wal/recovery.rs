@@ -28,6 +28,8 @@ use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::{Completion, Inner, LogVolume, State, Wal, WalError};
 use crate::access::Access;
 
+/// The longest pause between two attempts to [`recover`](LogVolume::recover) the logs of a volume.
+pub const RECOVERY_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How often the wait for a quiet log checks.
 const QUIET_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -43,8 +45,8 @@ pub(super) struct RecoveryState {
     emptied_after: Option<ErrorKind>,
     /// Whether a queue has ended with writes in the kernel, which may take effect at any time.
     pub(super) is_stuck: bool,
-    /// Whether a superblock could not be written.
-    pub(super) has_lost_superblock: bool,
+    /// Whether each checkpoint is written twice: a store has given a superblock up that it may still write.
+    pub(super) repeats_checkpoints: bool,
     /// Whether the checkpoint that is being written is the repetition of one that is durable.
     is_repetition: bool,
 }
@@ -78,7 +80,7 @@ impl State {
     }
 
     /// A queue has nothing in flight that it has begun for a failed log.
-    pub(super) fn is_quiet_in(&mut self, queue: u64) {
+    pub(super) fn set_quiet(&mut self, queue: u64) {
         if let Some(busy) = &mut self.recovery.busy {
             busy.retain(|number| *number != queue);
         }
@@ -91,10 +93,10 @@ impl State {
         }
     }
 
-    /// The superblock of a checkpoint is durable. Returns whether that is all: if another superblock may be replaced by
-    /// an older one, it is written once more. `acts_late` is whether the store may do that.
-    pub(super) fn is_checkpoint_safe(&mut self, acts_late: bool) -> bool {
-        if !acts_late || !self.recovery.has_lost_superblock {
+    /// The superblock of a checkpoint is durable. Returns whether that is all: if it may be replaced by an older one, it
+    /// is written once more.
+    pub(super) fn is_checkpoint_safe(&mut self) -> bool {
+        if !self.recovery.repeats_checkpoints {
             return true;
         }
         self.recovery.is_repetition = !self.recovery.is_repetition;
@@ -121,12 +123,12 @@ impl Inner {
         let is_new = self.shared.access(|state| state.fail(kind));
         self.shared.wake();
         if is_new {
-            self.has_failed();
+            self.report_failure();
         }
     }
 
-    /// Called after the log volume has failed, outside of the lock.
-    pub(super) fn has_failed(self: &Arc<Self>) {
+    /// Reports that the log volume has failed, outside of the lock.
+    pub(super) fn report_failure(self: &Arc<Self>) {
         if let Some(call) = self.on_failure.get() {
             call(&Wal { inner: Arc::clone(self) });
         }
@@ -182,7 +184,7 @@ impl Inner {
 
     /// The log takes its place again.
     fn renew(self: &Arc<Self>, mut log: Log) {
-        let is_unattended = self.shared.access(|state| {
+        self.shared.access(|state| {
             log.take_pins(&mut state.log);
             state.log = log;
             let kind = state.failed.take();
@@ -198,12 +200,9 @@ impl Inner {
             }
             state.rest_if_empty();
             state.wake_queues();
-            state.queues.is_empty() && self.has_work(state)
         });
         self.shared.wake();
-        if let Some(call) = self.unattended.get().filter(|_| is_unattended) {
-            call(&Wal { inner: Arc::clone(self) });
-        }
+        self.report_unattended();
     }
 }
 
@@ -224,10 +223,10 @@ impl Wal {
         let inner = &self.inner;
         let obstacle = inner.shared.access(|state| inner.obstacle(state));
         let remedy = match obstacle {
-            None => {
-                "repair the log volume: the log keeps all changes, and is tried again every 10 s"
-                    .into()
-            }
+            None => format!(
+                "repair the log volume: the log keeps all changes, and is tried again every {} s",
+                RECOVERY_PAUSE_MAX.as_secs()
+            ),
             Some(obstacle) => format!(
                 "repair the log volume, then serve all disks with a log on it again, because {obstacle}: the log \
                  keeps all changes{}",
@@ -314,10 +313,10 @@ impl LogVolume {
         is_lost: bool,
         wait: Duration,
     ) -> Result<usize, WalError> {
-        let count = failed.len();
         let (ready, mut error) = select(failed, wait);
-        if ready.is_empty() || (is_lost && ready.len() < count) {
-            return Err(error.unwrap_or(WalError::InUse("requests are in flight")));
+        if is_lost || ready.is_empty() {
+            // What is lost is recovered for all logs together.
+            error.take().map_or(Ok(()), Err)?;
         }
         if self.backend().has_lost_writes() {
             self.backend().recover()?;
@@ -346,29 +345,24 @@ impl LogVolume {
 /// The logs that can be recovered and are quiet, for which this waits, and why others are not.
 fn select(failed: Vec<Arc<Inner>>, wait: Duration) -> (Vec<Arc<Inner>>, Option<WalError>) {
     let (mut ready, mut error) = (Vec::new(), None);
+    let end = Instant::now() + wait;
+    // All get quiet at the same time.
+    for log in &failed {
+        log.shared.access(State::get_quiet);
+    }
     for log in failed {
-        match log.shared.access(|state| log.obstacle(state)) {
+        let mut obstacle = log.shared.access(|state| log.obstacle(state));
+        while obstacle.is_none() && !log.shared.access(State::get_quiet) {
+            if Instant::now() >= end {
+                obstacle = Some("requests are in flight");
+            } else {
+                std::thread::sleep(QUIET_INTERVAL);
+            }
+        }
+        match obstacle {
             Some(text) => error = Some(WalError::InUse(text)),
             None => ready.push(log),
         }
     }
-    let end = Instant::now() + wait;
-    loop {
-        let mut noisy = Vec::new();
-        ready.retain(|log| {
-            let is_quiet = log.shared.access(State::get_quiet);
-            if !is_quiet {
-                noisy.push(Arc::clone(log));
-            }
-            is_quiet
-        });
-        if noisy.is_empty() {
-            return (ready, error);
-        }
-        if Instant::now() >= end {
-            return (ready, Some(WalError::InUse("requests are in flight")));
-        }
-        ready.append(&mut noisy);
-        std::thread::sleep(QUIET_INTERVAL);
-    }
+    (ready, error)
 }

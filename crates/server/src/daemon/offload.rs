@@ -19,6 +19,7 @@ use fathom_devices::contention::{
 };
 use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
+use fathom_layers::wal::RECOVERY_PAUSE_MAX;
 
 use super::offload_history::History;
 use super::status::unix_time_ns;
@@ -319,7 +320,10 @@ fn unfit(disk: &Carried, problem: &str) -> ErrorBody {
     refusal(
         ErrorCode::Failed,
         format!("the log of the disk {name:?} takes no changes: {problem}"),
-        "repair the log volume: it is tried again every 10 s",
+        format!(
+            "repair the log volume: it is tried again every {} s",
+            RECOVERY_PAUSE_MAX.as_secs()
+        ),
     )
 }
 

@@ -3,13 +3,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fathom_layers::wal::LogVolume;
+use fathom_layers::wal::{LogVolume, RECOVERY_PAUSE_MAX};
 
 use super::DiskLog;
 
-/// The pause before the first attempt, and the longest one. It doubles with each attempt.
+/// The pause before the first attempt. It doubles with each attempt.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long an attempt waits for the requests of the logs that are in flight.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -33,7 +32,7 @@ fn begin(volume: &Arc<LogVolume>, disk: &str) {
     tracing::error!(
         disk,
         "its log volume failed; it is tried again every {} s",
-        PAUSE_MAX.as_secs()
+        RECOVERY_PAUSE_MAX.as_secs()
     );
     if volume.set_tended(true) {
         return;
@@ -52,7 +51,7 @@ fn tend(volume: &Weak<LogVolume>, disk: &str) {
     loop {
         // While it waits, it keeps no volume that nobody uses.
         std::thread::sleep(pause);
-        pause = (2 * pause).min(PAUSE_MAX);
+        pause = (2 * pause).min(RECOVERY_PAUSE_MAX);
         let Some(volume) = volume.upgrade() else { return };
         match volume.recover(QUIET_TIME_MAX) {
             Ok(0) => {}
