@@ -2,7 +2,7 @@
 
 use crate::bytes::put;
 use crate::record::header_checksum;
-use crate::{Log, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, select};
+use crate::{Log, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, find_damage, select};
 
 /// Reads `data` as a log volume, and panics if the reader breaks a promise. If the first byte is
 /// odd, the checksums of superblocks and headers are corrected first, so that the input reaches the
@@ -38,7 +38,7 @@ pub fn fuzz_log(data: &[u8]) {
         bytes.clear();
         bytes.extend_from_slice(&region[offset as usize..end as usize]);
         if how & 1 == 1 && length == superblock.block_size as usize {
-            let checksum = header_checksum(&bytes);
+            let checksum = header_checksum(&bytes, &superblock);
             put(&mut bytes, 4, &checksum.to_le_bytes());
         }
         if let Some(found) = scanner.feed(&bytes) {
@@ -49,6 +49,14 @@ pub fn fuzz_log(data: &[u8]) {
     let end = scanner.end().expect("a scan without a next read has ended");
     assert!(log.used() <= superblock.ring_length && log.is_settled());
     assert_eq!(log.durable(), end.sequence);
+    let damage = find_damage(&superblock, end, |offset, length| {
+        let (start, end) = (offset as usize, (offset + length) as usize);
+        assert!(offset >= RING_OFFSET && end as u64 <= RING_OFFSET + superblock.ring_length);
+        Ok::<_, ()>(region[start..end].to_vec())
+    });
+    if let Some(damage) = damage.expect("the reads succeed") {
+        assert!(damage.is_superblock_old || damage.durable > damage.sequence);
+    }
     log.resume(&superblock.owner, superblock.ring_length);
     log.checkpointed();
     while let Some(round) = log.round(1 << 16) {

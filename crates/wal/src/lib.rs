@@ -4,7 +4,8 @@
 //!
 //! - [`Superblock`]: the log's owner, and its tail. Two copies are written alternately.
 //! - [`Record`]: the unit of writing: a header, and the data of some entries.
-//! - [`Scanner`]: reads the records from the tail to the first torn or stale one.
+//! - [`Scanner`]: reads the records from the tail to the first torn or stale one;
+//!   [`find_damage`]: whether records are missing that were durable.
 //! - [`Map`]: the ranges of the disk whose newest content is in the log, and its places.
 //! - [`Log`]: the log's state: space that is reserved before a write begins, records that become
 //!   durable in order, and the checkpoint, which frees space.
@@ -28,7 +29,7 @@ pub use record::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, DATA_LENGTH_MAX, Entry, EntryKind, Record, RecordError,
     entries_max, finish,
 };
-pub use scan::{Found, ScanEnd, Scanner};
+pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
 pub use superblock::{
     HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
     SuperblockError, select,

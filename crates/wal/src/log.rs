@@ -97,6 +97,9 @@ pub struct Log {
     durable: u64,
     /// The sequence of the first record that is not in the map; not before `durable`.
     shown: u64,
+    /// The age of new records, and the highest one of all records so far.
+    stamp: u64,
+    newest: u64,
     map: Map,
     pins: BTreeMap<u64, usize>,
 }
@@ -112,6 +115,8 @@ impl Log {
             head_sequence: superblock.tail_sequence,
             durable: superblock.tail_sequence,
             shown: superblock.tail_sequence,
+            stamp: superblock.age,
+            newest: superblock.newest,
             map: Map::default(),
             pins: BTreeMap::new(),
             superblock,
@@ -123,13 +128,14 @@ impl Log {
         let record = found.record.clone();
         self.head_position = record.end();
         self.head_sequence = record.sequence + 1;
+        self.newest = self.newest.max(record.age);
         self.live.push_back(Live { record, state: State::Writing });
         self.make_durable();
     }
 
-    /// Begins a new epoch for `owner`, after the records that a scan found. If the ring is empty,
-    /// its length becomes `ring_length` bytes. The caller reserves nothing before the superblock
-    /// and all found records are durable.
+    /// Begins a new epoch for `owner`, after the records that a scan found, all of which are durable.
+    /// If the ring is empty, its length becomes `ring_length` bytes. The caller reserves nothing before
+    /// the superblock is durable.
     pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
@@ -205,7 +211,10 @@ impl Log {
             return Err(Full);
         }
         let (epoch, sequence) = (self.superblock.epoch, self.head_sequence);
-        let record = Record { epoch, sequence, position, length, entries };
+        let (durable, age) = (self.durable, self.stamp);
+        let record =
+            Record { epoch, sequence, position, length, durable, age, time_ns: 0, entries };
+        self.newest = self.newest.max(age);
         self.head_position = record.end();
         self.head_sequence += 1;
         self.live.push_back(Live { record: record.clone(), state: State::Writing });
@@ -296,8 +305,19 @@ impl Log {
 
     /// The sequence at which a scan of the volume ends at the earliest: that behind the last durable record.
     pub fn durable_end(&self) -> u64 {
-        let durable = self.live.iter().take_while(|live| live.state == State::Durable);
-        durable.last().map_or(self.first(), |live| live.record.sequence + 1)
+        // After a recovery in use, records are missing that were not found.
+        let first = self.first();
+        first + (self.durable - first).min(self.live.len() as u64)
+    }
+
+    /// The age of the newest change that the log has ever had.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// New records get this age: that of the image's mark.
+    pub fn set_stamp(&mut self, age: u64) {
+        self.stamp = age;
     }
 
     /// The number of the flush that makes the oldest non-durable records durable; `None` while the
@@ -417,6 +437,8 @@ impl Log {
 
     fn write(&mut self, mut next: Superblock) -> Checkpoint {
         next.number += 1;
+        next.durable = self.durable_end();
+        next.newest = self.newest;
         let checkpoint = Checkpoint { offset: next.offset(), bytes: Box::new(next.encode()) };
         self.next = Some(next);
         checkpoint

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::bytes::{array, put, u16_at, u32_at, u64_at};
-use crate::superblock::{POSITION_MAX, Superblock};
+use crate::superblock::{COUNT_MAX, POSITION_MAX, Superblock};
 
 /// The smallest block of a log, in bytes.
 pub const BLOCK_SIZE_MIN: u32 = 512;
@@ -12,9 +12,13 @@ pub const BLOCK_SIZE_MIN: u32 = 512;
 pub const BLOCK_SIZE_MAX: u32 = 4096;
 /// The most data of a record, in bytes.
 pub const DATA_LENGTH_MAX: u64 = 1 << 20;
-const MAGIC: [u8; 4] = *b"WREC";
+/// The first bytes of a header of format 1, which proves nothing about other records.
+const MAGIC_1: [u8; 4] = *b"WREC";
+/// The first bytes of a header of format 2.
+const MAGIC: [u8; 4] = *b"WRC2";
 const CHECKSUM_AT: usize = 4;
-const ENTRIES_AT: usize = 64;
+const ENTRIES_AT_1: usize = 64;
+const ENTRIES_AT: usize = 96;
 const ENTRY_LENGTH: usize = 32;
 const KEEP_ALLOCATED: u8 = 1;
 
@@ -72,6 +76,13 @@ pub struct Record {
     pub position: u64,
     /// The length of the record in bytes, with its header.
     pub length: u64,
+    /// All records before this sequence were durable when the record was reserved; 0 if that is
+    /// not known.
+    pub durable: u64,
+    /// The stamp of the record's changes; see [`Superblock::age`].
+    pub age: u64,
+    /// When the record was written, in nanoseconds since 1970; 0 if that is not known.
+    pub time_ns: u64,
     /// The changes, in order.
     pub entries: Vec<Entry>,
 }
@@ -132,6 +143,9 @@ pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
     put(block, 32, &record.position.to_le_bytes());
     put(block, 40, &record.length.to_le_bytes());
     put(block, 48, &(record.entries.len() as u16).to_le_bytes());
+    put(block, 56, &record.durable.to_le_bytes());
+    put(block, 64, &record.age.to_le_bytes());
+    put(block, 72, &record.time_ns.to_le_bytes());
     for (index, entry) in record.entries.iter().enumerate() {
         let at = ENTRIES_AT + index * ENTRY_LENGTH;
         let (kind, flags, checksum) = match entry.kind {
@@ -145,14 +159,41 @@ pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
         put(block, at + 8, &entry.offset.to_le_bytes());
         put(block, at + 16, &entry.length.to_le_bytes());
     }
-    let checksum = header_checksum(block);
+    let checksum = header_checksum(block, superblock);
     put(block, CHECKSUM_AT, &checksum.to_le_bytes());
 }
 
-/// The checksum of a header's block without the checksum itself.
-pub(crate) fn header_checksum(block: &[u8]) -> u32 {
-    let checksum = crc32c::crc32c(&block[..CHECKSUM_AT]);
+/// The checksum of a header's block without the checksum itself. That of format 2 begins with the
+/// part of the log's identity that no record has, so that nobody makes a header who has only seen
+/// records.
+pub(crate) fn header_checksum(block: &[u8], superblock: &Superblock) -> u32 {
+    let secret = if block[..4] == MAGIC { &superblock.log[8..] } else { &[] };
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(secret), &block[..CHECKSUM_AT]);
     crc32c::crc32c_append(checksum, &block[CHECKSUM_AT + 4..])
+}
+
+/// What a header proves, wherever it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Proof {
+    /// The epoch in which the record was written.
+    pub(crate) epoch: u64,
+    /// All records before this sequence were durable.
+    pub(crate) durable: u64,
+}
+
+impl Proof {
+    /// The proof in the header in `block`, if that is a sound header of format 2 of this log, and
+    /// its position is at `place` bytes from the start of the ring.
+    pub(crate) fn decode(block: &[u8], superblock: &Superblock, place: u64) -> Option<Self> {
+        let is_header = block[..4] == MAGIC && block[8..16] == superblock.log[..8];
+        let is_here = is_header && u64_at(block, 32) % superblock.ring_length == place;
+        if !is_here || u32_at(block, CHECKSUM_AT) != header_checksum(block, superblock) {
+            return None;
+        }
+        let (epoch, sequence, durable) = (u64_at(block, 16), u64_at(block, 24), u64_at(block, 56));
+        let is_sane = durable <= sequence && sequence <= COUNT_MAX && epoch <= COUNT_MAX;
+        is_sane.then_some(Self { epoch, durable })
+    }
 }
 
 impl Record {
@@ -164,12 +205,13 @@ impl Record {
     ) -> Result<Self, RecordError> {
         let block_size = superblock.block_size;
         if block.len() != block_size as usize
-            || array::<4>(block, 0) != MAGIC
+            || ![MAGIC, MAGIC_1].contains(&array(block, 0))
             || block[8..16] != superblock.log[..8]
         {
             return Err(RecordError::Missing);
         }
-        if u32_at(block, CHECKSUM_AT) != header_checksum(block) {
+        let is_first_format = array::<4>(block, 0) == MAGIC_1;
+        if u32_at(block, CHECKSUM_AT) != header_checksum(block, superblock) {
             return Err(RecordError::TornHeader);
         }
         let (epoch, sequence, position) = (u64_at(block, 16), u64_at(block, 24), u64_at(block, 32));
@@ -181,7 +223,15 @@ impl Record {
         }
         let count = usize::from(u16_at(block, 48));
         let length = u64_at(block, 40);
-        if count > entries_max(block_size)
+        let (entries_at, proved) = if is_first_format {
+            (ENTRIES_AT_1, [0; 3])
+        } else {
+            (ENTRIES_AT, [u64_at(block, 56), u64_at(block, 64), u64_at(block, 72)])
+        };
+        let [durable, age, time_ns] = proved;
+        if count > (block.len() - entries_at) / ENTRY_LENGTH
+            || durable > sequence
+            || age > superblock.age
             || length < u64::from(block_size)
             || length > expected.room.min(u64::from(block_size) + DATA_LENGTH_MAX)
             || length % u64::from(block_size) != 0
@@ -191,7 +241,7 @@ impl Record {
         let mut entries = Vec::with_capacity(count);
         let mut data = 0_u64;
         for index in 0..count {
-            let at = ENTRIES_AT + index * ENTRY_LENGTH;
+            let at = entries_at + index * ENTRY_LENGTH;
             let kind = match (block[at], block[at + 1]) {
                 (1, 0) => EntryKind::Data { checksum: u32_at(block, at + 4) },
                 (2, 0) => EntryKind::Zeroes { keep_allocated: false },
@@ -211,7 +261,7 @@ impl Record {
             }
             entries.push(entry);
         }
-        Ok(Self { epoch, sequence, position, length, entries })
+        Ok(Self { epoch, sequence, position, length, durable, age, time_ns, entries })
     }
 
     /// The first position after the record.

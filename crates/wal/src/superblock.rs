@@ -14,13 +14,17 @@ pub const SUPERBLOCK_LENGTH: usize = 4096;
 const USED: usize = 512;
 /// The first bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The longest name of a disk, in bytes.
 pub const NAME_LENGTH_MAX: usize = 128;
 /// The longest name of a disk's store, in bytes. Only the end of a longer name is kept.
-pub const HOME_LENGTH_MAX: usize = 256;
+pub const HOME_LENGTH_MAX: usize = 192;
+/// The longest name of a disk's store in format 1, in bytes.
+const HOME_LENGTH_MAX_1: usize = 256;
 const NAME_AT: usize = 104;
 const HOME_AT: usize = NAME_AT + NAME_LENGTH_MAX;
+/// The fields that format 2 has added.
+const ADDED_AT: usize = HOME_AT + HOME_LENGTH_MAX;
 const CHECKSUM_AT: usize = USED - 4;
 /// The shortest ring, in blocks. A record has to fit, and later ones while it is brought home.
 pub const RING_BLOCKS_MIN: u64 = 16;
@@ -29,7 +33,7 @@ const RING_LENGTH_MAX: u64 = 1 << 48;
 /// The highest position of a tail, in bytes: 36 years of 1 GiB each second.
 const TAIL_POSITION_MAX: u64 = 1 << 60;
 /// The highest count of superblocks, openings or records in a superblock.
-const COUNT_MAX: u64 = 1 << 56;
+pub(crate) const COUNT_MAX: u64 = 1 << 56;
 /// The highest position in a ring, in bytes.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
@@ -51,12 +55,17 @@ impl Owner {
         if name.len() > NAME_LENGTH_MAX {
             return Err(SuperblockError::Name);
         }
-        let mut start = home.len().saturating_sub(HOME_LENGTH_MAX);
-        while !home.is_char_boundary(start) {
-            start += 1;
-        }
-        Ok(Self { name: name.to_owned(), home: home[start..].to_owned() })
+        Ok(Self { name: name.to_owned(), home: end_of(home) })
     }
+}
+
+/// The end of a store's name that a superblock keeps.
+fn end_of(home: &str) -> String {
+    let mut start = home.len().saturating_sub(HOME_LENGTH_MAX);
+    while !home.is_char_boundary(start) {
+        start += 1;
+    }
+    home[start..].to_owned()
 }
 
 /// A superblock. See the module.
@@ -81,6 +90,22 @@ pub struct Superblock {
     pub tail_sequence: u64,
     /// The lowest epoch that record may have.
     pub tail_epoch: u64,
+    /// All records before this sequence were durable when the superblock was written.
+    pub durable: u64,
+    /// Records of earlier epochs prove nothing: what they prove has been given up.
+    pub proofs_since: u64,
+    /// The age of the pair of log and image: each opening makes it one higher, first here, then in
+    /// the image's mark.
+    pub age: u64,
+    /// The age of the newest change that the log has ever had.
+    pub newest: u64,
+    /// If it is not 0: marks up to this age are void. The image has no changes in the log.
+    pub void: u64,
+    /// The modification time of home when all changes before the tail were durable there, in
+    /// nanoseconds since 1970; 0 if that is not known.
+    pub home_time_ns: u64,
+    /// When the superblock was written, in nanoseconds since 1970; 0 if that is not known.
+    pub time_ns: u64,
 }
 
 /// Why a superblock cannot be used.
@@ -147,9 +172,18 @@ impl Superblock {
         put(&mut bytes, 82, &(home.len() as u16).to_le_bytes());
         put(&mut bytes, NAME_AT, name);
         put(&mut bytes, HOME_AT, home);
+        for (index, value) in self.added().into_iter().enumerate() {
+            put(&mut bytes, ADDED_AT + 8 * index, &value.to_le_bytes());
+        }
         let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
         put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
         bytes
+    }
+
+    /// The fields that format 2 has added, in order.
+    fn added(&self) -> [u64; 7] {
+        let Self { durable, proofs_since, age, newest, void, home_time_ns, time_ns, .. } = *self;
+        [durable, proofs_since, age, newest, void, home_time_ns, time_ns]
     }
 
     /// Reads a superblock.
@@ -174,11 +208,14 @@ impl Superblock {
             String::from_utf8(text.to_vec()).ok()
         };
         let name = text(NAME_AT, u16_at(bytes, 80), NAME_LENGTH_MAX);
-        let home = text(HOME_AT, u16_at(bytes, 82), HOME_LENGTH_MAX);
+        let home_max = if version == 1 { HOME_LENGTH_MAX_1 } else { HOME_LENGTH_MAX };
+        let home = text(HOME_AT, u16_at(bytes, 82), home_max);
         let (Some(name), Some(home)) = (name, home) else { return Err(SuperblockError::Damaged) };
+        let added =
+            |index: usize| if version == 1 { 0 } else { u64_at(bytes, ADDED_AT + 8 * index) };
         let superblock = Self {
             log: array(bytes, 16),
-            owner: Owner { name, home },
+            owner: Owner { name, home: end_of(&home) },
             block_size: u32_at(bytes, 12),
             number: u64_at(bytes, 32),
             epoch: u64_at(bytes, 40),
@@ -186,6 +223,13 @@ impl Superblock {
             tail_position: u64_at(bytes, 56),
             tail_sequence: u64_at(bytes, 64),
             tail_epoch: u64_at(bytes, 72),
+            durable: added(0),
+            proofs_since: added(1),
+            age: added(2),
+            newest: added(3),
+            void: added(4),
+            home_time_ns: added(5),
+            time_ns: added(6),
         };
         if version == 0 || !superblock.is_sane() {
             return Err(SuperblockError::Damaged);
@@ -207,6 +251,11 @@ impl Superblock {
             && self.tail_epoch <= self.epoch
             && self.epoch <= COUNT_MAX
             && self.number <= COUNT_MAX
+            && self.durable <= COUNT_MAX
+            && self.proofs_since <= self.epoch
+            && self.newest <= self.age
+            && self.void <= self.age
+            && self.age <= COUNT_MAX
     }
 
     /// Where to write the superblock, in bytes from the start of the region.
@@ -250,6 +299,13 @@ pub(crate) mod tests {
             tail_position: 512,
             tail_sequence: 1,
             tail_epoch: 2,
+            durable: 5,
+            proofs_since: 1,
+            age: 9,
+            newest: 8,
+            void: 7,
+            home_time_ns: 11,
+            time_ns: 12,
         }
     }
 
@@ -286,10 +342,10 @@ pub(crate) mod tests {
         other[1080] = 0x53;
         assert_eq!(select(&other, &blank), Err(SuperblockError::Foreign));
         let mut later = new;
-        later[8] = 2;
+        later[8] = 3;
         let checksum = crc32c::crc32c(&later[..CHECKSUM_AT]);
         put(&mut later, CHECKSUM_AT, &checksum.to_le_bytes());
-        assert_eq!(select(&old, &later), Err(SuperblockError::Newer(2)));
+        assert_eq!(select(&old, &later), Err(SuperblockError::Newer(3)));
         let another = Superblock { log: [1; 16], ..older };
         assert_eq!(select(&another.encode(), &new), Err(SuperblockError::Damaged));
     }
@@ -310,6 +366,11 @@ pub(crate) mod tests {
             changed(|superblock| superblock.epoch = COUNT_MAX + 1),
             changed(|superblock| superblock.number = COUNT_MAX + 1),
             changed(|superblock| superblock.tail_epoch = 4),
+            changed(|superblock| superblock.proofs_since = 4),
+            changed(|superblock| superblock.newest = 10),
+            changed(|superblock| superblock.void = 10),
+            changed(|superblock| superblock.age = COUNT_MAX + 1),
+            changed(|superblock| superblock.durable = COUNT_MAX + 1),
         ] {
             assert_eq!(insane, Err(SuperblockError::Damaged));
         }
@@ -322,11 +383,30 @@ pub(crate) mod tests {
         assert!(sound.is_ok());
     }
 
+    /// A superblock as version 1 of the format had it: nothing but zeroes behind a longer name.
+    #[test]
+    fn a_superblock_of_format_1_is_read() {
+        let superblock = superblock();
+        let home = "/a/very/long/path/".repeat(14);
+        let mut bytes = superblock.encode();
+        bytes[ADDED_AT..CHECKSUM_AT].fill(0);
+        bytes[8] = 1;
+        put(&mut bytes, 82, &(home.len() as u16).to_le_bytes());
+        put(&mut bytes, HOME_AT, home.as_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        let owner = Owner::new("data", &home).unwrap();
+        let found = Superblock::decode(&bytes).unwrap();
+        assert_eq!((found.owner.clone(), found.added()), (owner.clone(), [0; 7]));
+        assert_eq!(found.tail_position, superblock.tail_position);
+        assert_eq!(Superblock::decode(&found.encode()), Ok(found));
+    }
+
     #[test]
     fn long_disk_names_are_rejected_and_long_store_names_are_cut() {
         assert_eq!(Owner::new(&"a".repeat(129), ""), Err(SuperblockError::Name));
         let owner = Owner::new(&"a".repeat(128), &"\u{e4}".repeat(200)).unwrap();
-        assert_eq!(owner.home.len(), 256);
+        assert_eq!(owner.home.len(), 192);
         let superblock = Superblock { owner, ..superblock() };
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
     }

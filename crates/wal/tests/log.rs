@@ -5,13 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fathom_wal::{
-    Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation, SUPERBLOCK_LENGTH,
-    ScanEnd, Scanner, Source, Superblock, finish, fuzz_log, select,
+    Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation,
+    SUPERBLOCK_LENGTH, ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log, select,
 };
 
 const SECTOR: usize = 512;
 /// The size of the disk, in bytes.
 const CAPACITY: u64 = 16 << 10;
+
+/// A log, the entries that were found with their data, and the scan's end.
+type Opened = (Log, Vec<(Entry, Vec<u8>)>, ScanEnd);
 
 /// A store with a volatile cache.
 struct Region {
@@ -60,6 +63,13 @@ impl Region {
             tail_position: 0,
             tail_sequence: 0,
             tail_epoch: 0,
+            durable: 0,
+            proofs_since: 0,
+            age: 0,
+            newest: 0,
+            void: 0,
+            home_time_ns: 0,
+            time_ns: 0,
         };
         for number in 0..2 {
             superblock.number = number;
@@ -70,7 +80,13 @@ impl Region {
 
     /// Recovers the log. Returns it with the found entries and their data, by sequence, and the
     /// scan's end.
-    fn open(&mut self) -> (Log, Vec<(Entry, Vec<u8>)>, ScanEnd) {
+    fn open(&mut self) -> Opened {
+        let opened = self.try_open();
+        opened.unwrap_or_else(|damage| panic!("a crash is no damage: {damage}"))
+    }
+
+    /// As [`open`](Self::open), unless the log is damaged.
+    fn try_open(&mut self) -> Result<Opened, Damage> {
         let (first, second) = self.visible.split_at(SUPERBLOCK_LENGTH);
         let superblock = select(first, &second[..SUPERBLOCK_LENGTH]).unwrap();
         let mut scanner = Scanner::new(&superblock);
@@ -91,11 +107,18 @@ impl Region {
             }
         }
         let end = scanner.end().unwrap();
+        let read = |offset: u64, length: u64| {
+            Ok::<_, ()>(self.visible[offset as usize..][..length as usize].to_vec())
+        };
+        if let Some(damage) = find_damage(&superblock, end, read).unwrap() {
+            return Err(damage);
+        }
+        self.flush();
         let checkpoint = log.resume(&superblock.owner, superblock.ring_length);
         self.write(checkpoint.offset, &*checkpoint.bytes);
         self.flush();
         log.checkpointed();
-        (log, entries, end)
+        Ok((log, entries, end))
     }
 }
 
@@ -370,6 +393,186 @@ fn a_record_behind_a_torn_one_is_never_recovered() {
         assert_eq!(offsets, if moved { vec![] } else { vec![0, 9 * 512] });
         assert_eq!((end.sequence, end.reason), (2, RecordError::Stale));
     }
+}
+
+/// A log whose records are all durable, and what is expected of it.
+struct Written {
+    region: Region,
+    home: Vec<u8>,
+    /// The disk before each record.
+    states: Vec<Vec<u8>>,
+    /// All records before this sequence are proved to have been durable.
+    proved: u64,
+}
+
+/// Writes records, some of them together, and brings some home.
+fn write_records(random: &mut fastrand::Rng) -> Written {
+    let mut region = Region::new(RING_OFFSET + 24 * 1024);
+    region.make(if random.bool() { 512 } else { 1024 });
+    let mut log = region.open().0;
+    let mut home = vec![0; CAPACITY as usize];
+    let mut states = vec![home.clone()];
+    let (mut flushes, mut proved) = (0, 0);
+    for _ in 0..random.usize(3..60) {
+        let mut reserved = Vec::new();
+        for _ in 0..random.usize(1..4) {
+            let content = random.u64(1..1 << 40);
+            let (offset, length) = (random.u64(0..24) * 512, random.u64(1..=3) * 512);
+            let bytes = data(content, length);
+            let kind = EntryKind::Data { checksum: crc32c::crc32c(&bytes) };
+            let entry = Entry { offset, length, kind };
+            let Ok(reservation) = log.reserve(vec![entry]) else { break };
+            let mut state = states[states.len() - 1].clone();
+            apply(&mut state, &entry, &bytes);
+            states.push(state);
+            proved = proved.max(reservation.record.durable);
+            reserved.push((reservation, bytes));
+        }
+        for (reservation, bytes) in reserved {
+            region.write(reservation.offset, &encode(&log, &reservation, &[bytes]));
+            log.written(reservation.record.sequence, flushes + 1);
+        }
+        region.flush();
+        flushes += 1;
+        log.flushed(flushes);
+        if random.u8(..4) > 0 && log.used() < 12 << 10 {
+            continue;
+        }
+        let Some(round) = log.round(random.u64(1..16 << 10)) else { continue };
+        for segment in &round.segments {
+            let Some(Source::Ring(position)) = segment.source else { continue };
+            let bytes = &region.visible[log.place(position) as usize..];
+            let target = &mut home[segment.offset as usize..][..segment.length as usize];
+            target.copy_from_slice(&bytes[..segment.length as usize]);
+        }
+        let checkpoint = log.checkpoint(round.last);
+        region.write(checkpoint.offset, &*checkpoint.bytes);
+        region.flush();
+        log.checkpointed();
+        proved = proved.max(log.superblock().durable);
+    }
+    Written { region, home, states, proved }
+}
+
+/// By seed: whichever byte of a log rots, the disk is as it was after a record that nothing proves not to be
+/// the last one, or the log is refused.
+#[test]
+fn a_byte_that_rots_is_never_silent() {
+    let (mut refused, mut shorter) = (0, 0);
+    for seed in 0..150 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let Written { region, home, states, proved } = write_records(&mut random);
+        for _ in 0..100 {
+            let mut rotted = Region { versions: BTreeMap::new(), ..Region::new(0) };
+            rotted.visible.clone_from(&region.visible);
+            let places = if random.u8(..8) == 0 { 0..RING_OFFSET } else { RING_OFFSET..32 << 10 };
+            let at = random.usize(places.start as usize..places.end as usize);
+            rotted.visible[at] ^= 1 << random.u8(..8);
+            let (_, entries, end) = match rotted.try_open() {
+                Ok(opened) => opened,
+                Err(damage) => {
+                    let Damage { sequence, durable, .. } = damage;
+                    assert!(sequence < durable && durable <= proved, "seed {seed}: {damage}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            let mut disk = home.clone();
+            for (entry, data) in &entries {
+                apply(&mut disk, entry, data);
+            }
+            assert!(end.sequence >= proved, "seed {seed}, byte {at}: a durable record is gone");
+            assert!(disk == states[end.sequence as usize], "seed {seed}, byte {at}");
+            shorter += usize::from(end.sequence as usize + 1 < states.len());
+        }
+    }
+    assert!(refused > 1000 && shorter > 10, "{refused} refused, {shorter} without the last record");
+}
+
+/// Copies of headers of the log itself in its data, as of a guest that stores its log, prove nothing new.
+#[test]
+fn a_copy_of_a_header_in_the_data_of_a_record_is_harmless() {
+    let (mut region, mut log) = small();
+    let mut ring = Vec::new();
+    for round in 0..6 {
+        let length = 1536;
+        let copy = ring.get(512 * (round % 3)..).unwrap_or_default();
+        let mut bytes = copy[..copy.len().min(length)].to_vec();
+        bytes.resize(length, 0);
+        let kind = EntryKind::Data { checksum: crc32c::crc32c(&bytes) };
+        let reservation = log.reserve(vec![Entry { offset: 0, length: 1536, kind }]).unwrap();
+        let mut record = encode(&log, &reservation, &[bytes]);
+        if round == 5 {
+            // It was in flight.
+            record[600] ^= 1;
+        }
+        region.write(reservation.offset, &record);
+        ring = region.visible[RING_OFFSET as usize..].to_vec();
+        region.flush();
+        log.written(reservation.record.sequence, round as u64 + 1);
+        if round == 5 {
+            break;
+        }
+        log.flushed(round as u64 + 1);
+        if round % 2 == 1 {
+            let last = log.round(u64::MAX).unwrap().last;
+            let checkpoint = log.checkpoint(last);
+            region.write(checkpoint.offset, &*checkpoint.bytes);
+            region.flush();
+            log.checkpointed();
+        }
+    }
+    let (_, entries, end) = region.open();
+    assert_eq!((entries.len(), end.sequence, end.reason), (1, 5, RecordError::TornData));
+}
+
+/// Makes what was written a log of format 1.
+fn make_first_format(region: &mut Region, count: usize) {
+    for start in [0, SUPERBLOCK_LENGTH] {
+        let superblock = &mut region.visible[start..][..512];
+        superblock[8] = 1;
+        superblock[424..508].fill(0);
+        let checksum = crc32c::crc32c(&superblock[..508]);
+        superblock[508..].copy_from_slice(&checksum.to_le_bytes());
+    }
+    let mut at = RING_OFFSET as usize;
+    for _ in 0..count {
+        let header = &mut region.visible[at..][..512];
+        at += u64::from_le_bytes(header[40..48].try_into().unwrap()) as usize;
+        header[..4].copy_from_slice(b"WREC");
+        header[56..96].fill(0);
+        header.copy_within(96..480, 64);
+        header[448..].fill(0);
+        let checksum = crc32c::crc32c(&[&header[..4], &header[8..]].concat());
+        header[4..8].copy_from_slice(&checksum.to_le_bytes());
+    }
+    region.flush();
+}
+
+#[test]
+fn a_log_of_format_1_is_read_and_continued() {
+    let (mut region, mut log) = small();
+    let write = |region: &mut Region, log: &mut Log, content| {
+        let (entries, data) = entry(content);
+        let reservation = log.reserve(entries).unwrap();
+        region.write(reservation.offset, &encode(log, &reservation, &data));
+    };
+    for content in 0..3 {
+        write(&mut region, &mut log, content);
+    }
+    make_first_format(&mut region, 3);
+    let (mut log, entries, end) = region.open();
+    assert_eq!((entries.len(), end.sequence, log.superblock().durable), (3, 3, 3));
+    for content in 3..5 {
+        write(&mut region, &mut log, content);
+    }
+    region.flush();
+    let (_, entries, _) = region.open();
+    let offsets: Vec<u64> = entries.iter().map(|(entry, _)| entry.offset / 512).collect();
+    assert_eq!(offsets, [0, 1, 2, 3, 4]);
+    // The records of format 1 are known to have been durable by now.
+    region.visible[RING_OFFSET as usize + 100] ^= 1;
+    assert_eq!(region.try_open().unwrap_err().durable, 5);
 }
 
 #[test]

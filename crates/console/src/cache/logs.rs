@@ -3,7 +3,7 @@ use std::{io, os::unix::fs::FileExt, path::Path};
 
 use fathom_cache::format::Superblock;
 use fathom_control::Bytes;
-use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, SuperblockError, select};
+use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, SuperblockError, find_damage, select};
 use serde::Serialize;
 
 use super::volume::Volume;
@@ -88,6 +88,13 @@ fn log(
             found.records += 1;
             found.bytes += record.record.length;
         }
+    }
+    if let Some(end) = scanner.end() {
+        let damage = find_damage(&superblock, end, |at, length| {
+            let mut bytes = vec![0; length as usize];
+            volume.file.read_exact_at(&mut bytes, offset + at).map(|()| bytes)
+        })?;
+        found.problem = damage.map(|damage| damage.to_string()).unwrap_or_default();
     }
     Ok(Some(found))
 }

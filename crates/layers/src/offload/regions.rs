@@ -139,7 +139,8 @@ mod tests {
             Entry { offset, length, kind: EntryKind::Discard }
         };
         let entries = ranges.iter().map(entry).collect();
-        Record { epoch: 1, sequence, position: 0, length: 512, entries }
+        let (durable, age, time_ns) = (0, 0, 0);
+        Record { epoch: 1, sequence, position: 0, length: 512, durable, age, time_ns, entries }
     }
 
     /// Whatever overlaps a live record or change is found, and nothing is found that lies more than a region

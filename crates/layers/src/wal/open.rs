@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Found, Log, Owner,
-    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, Superblock, SuperblockError, select,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
+    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
+    find_damage, select,
 };
 
 use super::recovery::RecoveryState;
@@ -62,6 +63,8 @@ pub struct WalOptions {
 pub enum WalError {
     /// The superblock cannot be used, or the disk's name is too long for one.
     Superblock(SuperblockError),
+    /// Records are missing that were durable.
+    Damaged(Damage),
     /// It is not the log that holds changes of the disk.
     NotExpected,
     /// It belongs to another disk. Contains the disk's name.
@@ -99,6 +102,11 @@ impl fmt::Display for WalError {
                  first 8 KiB with zeroes"
             ),
             Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
+            Self::Damaged(damage) => write!(
+                formatter,
+                "{damage}; restore the log volume, or, if all changes in it may be lost, keep a copy of it \
+                 and fill the log's first 8 KiB with zeroes"
+            ),
             Self::NotExpected => formatter
                 .write_str("it is not the log that holds changes of the disk; restore that log"),
             Self::OtherDisk(name) => write!(
@@ -215,6 +223,10 @@ impl Wal {
         }
         let ring_length = ring_length(&region, superblock.block_size);
         let opened = Opened { sequence: log.head_sequence(), capacity: options.home_capacity };
+        if !log.is_empty() {
+            // The next superblock says that all found records are durable.
+            access.carry_out(Operation::Flush, 0, &mut [])?;
+        }
         let checkpoint = log.resume(&owner, ring_length);
         write_checkpoint(&mut access, region.start, &checkpoint)?;
         log.checkpointed();
@@ -332,6 +344,13 @@ fn make(
         tail_position: 0,
         tail_sequence: 0,
         tail_epoch: 0,
+        durable: 0,
+        proofs_since: 0,
+        age: 0,
+        newest: 0,
+        void: 0,
+        home_time_ns: 0,
+        time_ns: 0,
     };
     let least = RING_BLOCKS_MIN * u64::from(block_size);
     if superblock.ring_length < least {
@@ -356,12 +375,18 @@ fn recover(
     mut carry: Option<&mut Carry>,
 ) -> Result<Log, WalError> {
     let mut log = Log::new(superblock.clone());
-    scan(access, start, superblock, |_, found| {
+    let end = scan(access, start, superblock, |_, found| {
         log.recover(found);
         if let Some(carry) = &mut carry {
             carry.recover(&found.record);
         }
     })?;
+    if let Some(end) = end {
+        let read = |offset, length| access.read(start + offset, length);
+        if let Some(damage) = find_damage(superblock, end, read)? {
+            return Err(WalError::Damaged(damage));
+        }
+    }
     Ok(log)
 }
 
@@ -388,12 +413,13 @@ pub(super) fn rewrite(
 }
 
 /// Calls `visit` with each valid record and its place in bytes from the start of the region, which begins at `base`.
+/// Returns where the log ends.
 pub(super) fn scan(
     access: &mut Access,
     base: u64,
     superblock: &Superblock,
     mut visit: impl FnMut(u64, &Found<'_>),
-) -> Result<(), WalError> {
+) -> Result<Option<ScanEnd>, WalError> {
     let mut scanner = Scanner::new(superblock);
     let ring_end = RING_OFFSET + superblock.ring_length;
     // The last read, and where it begins: one read covers many small records.
@@ -409,7 +435,7 @@ pub(super) fn scan(
             visit(offset, &found);
         }
     }
-    Ok(())
+    Ok(scanner.end())
 }
 
 impl From<ErrorKind> for WalError {
