@@ -251,9 +251,16 @@ pub struct DiskChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<LayerDefinition>>,
     /// A layer with other options than now. It replaces the layer that can take over its options, or
-    /// else the only layer of its kind; a disk without such a layer gets it below the others.
+    /// else the only layer of its kind; a disk without such a layer gets it at the place of its kind in
+    /// the order of layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set_layer: Option<LayerDefinition>,
+    /// Puts the layer of `set_layer` above the first layer of this kind instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub above: Option<String>,
+    /// Puts the layer of `set_layer` below the last layer of this kind instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub below: Option<String>,
     /// The kind of the layers to remove.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remove_layer: Option<String>,

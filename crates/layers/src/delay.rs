@@ -11,7 +11,7 @@ use fathom_options::{Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
 use crate::generator;
-use crate::kind::{LayerContext, LayerOptions, Operations};
+use crate::kind::{LayerContext, LayerOptions, Operations, Rank};
 
 /// The configuration of a layer that delays requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,7 @@ pub struct DelayOptions {
 
 impl LayerOptions for DelayOptions {
     const KIND: &'static str = "delay";
+    const RANK: Rank = Rank::Trial;
     const MEANING: &'static str = "delays requests";
     const KEYS: &'static [Key] = &[
         Key::new("time", "0", "the delay of each request"),

@@ -22,7 +22,7 @@ use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
 use crate::generator;
-use crate::kind::{LayerContext, LayerOptions, Operations};
+use crate::kind::{LayerContext, LayerOptions, Operations, Rank};
 
 /// The configuration of a layer that makes requests fail, by one rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,6 +67,7 @@ impl Default for FaultOptions {
 
 impl LayerOptions for FaultOptions {
     const KIND: &'static str = "fault";
+    const RANK: Rank = Rank::Trial;
     const MEANING: &'static str = "makes requests fail, by seed, operation, range and count";
     const KEYS: &'static [Key] = &[
         Key::new(

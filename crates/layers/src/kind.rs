@@ -30,6 +30,26 @@ pub const KINDS: [LayerKind; 8] = [
     LayerKind::of::<crate::log::LogOptions>(),
 ];
 
+/// The place of a kind of layer among those of other kinds. There is one order, for files, commands
+/// and requests; `docs/configuration.md` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Sees requests as the guest sends them: what they mean.
+    Meaning,
+    /// Counts requests.
+    Count,
+    /// Shows requests, or imitates a slow or broken disk.
+    Trial,
+    /// Limits what the guest may do.
+    Limit,
+    /// Decides which disk's requests use a device first.
+    Schedule,
+    /// Has copies of what is beneath.
+    Cache,
+    /// Has changes that home does not have yet.
+    Log,
+}
+
 /// The configuration of a kind of layer.
 pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     /// The name of the kind, which is also [`Layer::name`].
@@ -42,6 +62,10 @@ pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     const ONCE: Option<&'static str> = None;
     /// Whether the layer keeps changes of the disk, so that the disk must have a writable image.
     const NEEDS_IMAGE: bool = false;
+    /// The place among layers of other kinds.
+    const RANK: Rank;
+    /// What is wrong if such a layer is beneath one of a later rank; `None` if it may be anywhere.
+    const BENEATH: Option<&'static str> = None;
     /// Whether a disk may have several such layers for different requests.
     const HAS_SEVERAL: bool = false;
 
@@ -158,6 +182,10 @@ pub struct LayerKind {
     pub once: Option<&'static str>,
     /// See [`LayerOptions::NEEDS_IMAGE`].
     pub needs_image: bool,
+    /// See [`LayerOptions::RANK`].
+    pub rank: Rank,
+    /// See [`LayerOptions::BENEATH`].
+    pub beneath: Option<&'static str>,
     read: fn(&Written<'_>, &mut Problems) -> Option<Box<dyn Prepared>>,
     prepare: fn(&Written<'_>, &mut Problems) -> Option<Box<dyn Prepared>>,
     complete_default: fn() -> Value,
@@ -173,6 +201,8 @@ impl LayerKind {
             keys: O::KEYS,
             once: O::ONCE,
             needs_image: O::NEEDS_IMAGE,
+            rank: O::RANK,
+            beneath: O::BENEATH,
             read: |written, problems| Some(Box::new(read::<O>(written, problems)?)),
             prepare: prepare::<O>,
             complete_default: || O::default().complete(),

@@ -42,7 +42,7 @@ pub use change_notes::ChangeNotes;
 pub use classify::{Classify, GuestSlot};
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
-pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared};
+pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared, Rank};
 pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
 pub use offload::Offload;

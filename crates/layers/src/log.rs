@@ -14,7 +14,7 @@ use fathom_insight::Names;
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 
 /// The highest limit of lines per second that can be configured.
 const LINES_PER_SECOND_LIMIT: u64 = 1_000_000;
@@ -39,6 +39,7 @@ impl Default for LogOptions {
 
 impl LayerOptions for LogOptions {
     const KIND: &'static str = "log";
+    const RANK: Rank = Rank::Trial;
     const MEANING: &'static str = "writes a line for each request and each response";
     const KEYS: &'static [Key] = &[
         Key::new(

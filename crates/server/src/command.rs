@@ -207,6 +207,9 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
                 eprintln!("{problems}");
                 return ExitCode::from(WRONG);
             }
+            for warning in configuration.warnings().0 {
+                eprintln!("{}warning: {}\n  → {}", warning.place, warning.message, warning.remedy);
+            }
             println!(
                 "sound: {}, {}",
                 fathom_control::count(configuration.disks.len(), "disk"),

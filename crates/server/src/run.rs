@@ -43,6 +43,7 @@ pub(crate) fn run(
     journal.install();
     log_panics();
     raise_descriptor_limit();
+    configuration.log_warnings();
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS_MAX)

@@ -63,7 +63,12 @@ pub(super) fn layer(options: &LayerArguments) -> Outcome {
                 }
                 DiskChange { remove_layer: Some(layer.kind.clone()), ..DiskChange::default() }
             } else {
-                DiskChange { set_layer: Some(layer.clone()), ..DiskChange::default() }
+                DiskChange {
+                    set_layer: Some(layer.clone()),
+                    above: options.above.clone(),
+                    below: options.below.clone(),
+                    ..DiskChange::default()
+                }
             };
             client.change_disk(&options.name, &change)?
         }

@@ -94,12 +94,14 @@ Example:
     /// Show, set or remove a layer of a disk while a guest uses it
     #[command(after_help = "\
 All options of the layer are replaced; those not given get their defaults. A limit keeps its state.
-docs/configuration.md has the kinds of layers and their options.
+A new layer gets the place of its kind in the order of layers. docs/configuration.md has that order,
+the kinds of layers and their options.
 
 Examples:
   fathom disk layer root                            the layers and their options
   fathom disk layer root limit,total_iops_sec=500   at most 500 requests a second
   fathom disk layer root limit,write_bytes_sec=10M,containers=[/docker/backup*]
+  fathom disk layer root delay,time=5ms --below wal  the device beneath the log is slow
   fathom disk layer root limit --remove             without limits")]
     Layer(LayerArguments),
     /// Remove a disk from the running daemon; its image is kept
@@ -269,6 +271,12 @@ pub struct LayerArguments {
     /// Remove all layers of this kind
     #[arg(long, requires = "layer")]
     remove: bool,
+    /// Put the layer above the first one of this kind
+    #[arg(long, value_name = "KIND", requires = "layer", conflicts_with = "remove")]
+    above: Option<String>,
+    /// Put the layer below the last one of this kind
+    #[arg(long, value_name = "KIND", requires = "layer", conflicts_with = "remove")]
+    below: Option<String>,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]

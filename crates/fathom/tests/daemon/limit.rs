@@ -6,7 +6,7 @@ use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command};
+use crate::process::{Daemon, command, image};
 
 const READ: u16 = 0;
 const DISCONNECT: u16 = 2;
@@ -184,4 +184,61 @@ fn layers_are_set_and_removed_by_a_command() {
     assert!(!is_set && text.contains("did you mean `total_iops_sec`"), "{text}");
     assert!(run(&["tap", "--remove"]).0);
     assert_eq!(layers(), ["classify", "delay"]);
+}
+
+/// Writes 4 KiB at a time for `time`, and checks the rate as [`check_rate`] does.
+fn check_write_rate(nbd: &mut Nbd, rate: f64, time: Duration) {
+    let begun = Instant::now();
+    let mut count = 0;
+    while begun.elapsed() < time {
+        nbd.write(count % 256 * 4096, &[7; 4096]);
+        count += 1;
+    }
+    let most = rate * (0.1 + begun.elapsed().as_secs_f64()) + 1.0;
+    assert!(count as f64 <= most, "{count} writes, at most {most}");
+}
+
+#[test]
+fn a_limit_that_is_added_in_use_is_above_logs_and_caches() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", 1 << 20);
+    let daemon = Daemon::start_in(
+        folder,
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n[[disk]]\nname = \"a\"\nimage = \"a.img\"\n\
+         layers = [{ kind = \"wal\", log = \"logs\", size = \"1M\", age = \"50ms\" }, { kind = \"limit\" }]\n",
+    );
+    let log = daemon.log();
+    assert!(log.contains("has the layer `limit` beneath `wal`"), "{log}");
+    let run = |arguments: &[&str]| {
+        let mut command = command(&daemon.path(""));
+        command.env("FATHOM_CONTROL", daemon.path("control.sock"));
+        let output = command.args(["disk", "layer", "a"]).args(arguments).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    };
+    let layers = || {
+        let layers = daemon.client().disk("a").unwrap().layers;
+        layers.into_iter().map(|layer| layer.name).collect::<Vec<_>>()
+    };
+    assert!(run(&["limit", "--remove"]).0);
+    assert!(run(&["cache,size=1M"]).0);
+    assert!(run(&["limit,total_iops_sec=50"]).0);
+    assert_eq!(layers(), ["classify", "tap", "limit", "cache", "wal"]);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    check_write_rate(&mut nbd, 50.0, Duration::from_secs(2));
+    // Write-back is not limited, and neither is the end of the daemon.
+    daemon.until("the changes to be home", || {
+        daemon.client().disk("a").unwrap().figure("wal", "used_bytes") == Some(0)
+    });
+    // A place by name, for new layers and for those that hold no data.
+    assert!(run(&["delay,time=1us", "--below", "wal"]).0);
+    assert_eq!(layers(), ["classify", "tap", "limit", "cache", "wal", "delay"]);
+    assert!(run(&["delay,time=2us", "--above", "tap"]).0);
+    assert_eq!(layers(), ["classify", "delay", "tap", "limit", "cache", "wal"]);
+    let (moved, text) = run(&["cache,size=1M", "--below", "wal"]);
+    assert!(!moved && text.contains("cannot move"), "{text}");
+    let (put, text) = run(&["log", "--above", "schedule"]);
+    assert!(!put && text.contains("no layer \"schedule\""), "{text}");
+    assert_eq!(nbd.read(0, 512), [7; 512]);
+    daemon.end();
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
 use super::{Cache, CacheDisk, CacheMode, CacheShare, CacheVolume, format, kept};
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 
 /// The longest name of a cache, in bytes.
 const CACHE_NAME_MAX: usize = 128;
@@ -156,6 +156,9 @@ impl CacheOptions {
 
 impl LayerOptions for CacheOptions {
     const KIND: &'static str = "cache";
+    const RANK: Rank = Rank::Cache;
+    const BENEATH: Option<&'static str> =
+        Some("it keeps what is written home, and reads of what is in the log pass it by");
     const MEANING: &'static str = "keeps blocks of the disk in memory or on a fast device";
     const KEYS: &'static [Key] = &[
         Key::new(

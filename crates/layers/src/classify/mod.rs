@@ -38,7 +38,7 @@ pub use slow::SlowRequest;
 pub use table::{Subject, UsageRow};
 pub use usage::{UsageOptions, UsageSnapshot};
 
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 use databases::{DatabaseQueue, Databases};
 use usage::{Usage, UsageQueue};
 
@@ -58,6 +58,7 @@ impl Default for ClassifyOptions {
 
 impl LayerOptions for ClassifyOptions {
     const KIND: &'static str = "classify";
+    const RANK: Rank = Rank::Meaning;
     const MEANING: &'static str = "finds out what requests mean. By default it is directly above the tap; name it to place it elsewhere. Layers above it do not learn what requests mean";
     const KEYS: &'static [Key] = &[Key::new(
         "databases",

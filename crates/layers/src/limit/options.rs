@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::bucket::Rate;
 use super::rates::Rates;
 use super::{Limit, Scope};
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 
 /// The largest rate, and the largest product of a burst's rate and its length.
 const RATE_MAX: u64 = 1_000_000_000_000_000;
@@ -247,6 +247,10 @@ impl LimitOptions {
 
 impl LayerOptions for LimitOptions {
     const KIND: &'static str = "limit";
+    const RANK: Rank = Rank::Limit;
+    const BENEATH: Option<&'static str> = Some(
+        "it limits the work of the layers above, such as write-back, instead of the guest's requests",
+    );
     const MEANING: &'static str = "limits requests and bytes per second, with bursts";
     const KEYS: &'static [Key] = KEYS;
     const HAS_SEVERAL: bool = true;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Schedule;
 use super::state::WEIGHT;
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 
 /// The largest weight.
 const WEIGHT_MAX: u32 = 10_000;
@@ -61,6 +61,7 @@ impl Default for ScheduleOptions {
 
 impl LayerOptions for ScheduleOptions {
     const KIND: &'static str = "schedule";
+    const RANK: Rank = Rank::Schedule;
     const MEANING: &'static str = "decides which requests use a shared device first";
     const ONCE: Option<&'static str> = Some("a request would wait for the device twice");
     const KEYS: &'static [Key] = &[

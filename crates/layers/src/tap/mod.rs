@@ -30,7 +30,7 @@ pub use event::{EventType, operation_letter};
 pub use fathom_insight::event::{Event, Labels};
 pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
-use crate::kind::{LayerContext, LayerOptions};
+use crate::kind::{LayerContext, LayerOptions, Rank};
 use counters::{Counters, OPERATIONS};
 use ring::Ring;
 
@@ -41,6 +41,7 @@ pub struct TapOptions {}
 
 impl LayerOptions for TapOptions {
     const KIND: &'static str = "tap";
+    const RANK: Rank = Rank::Count;
     const MEANING: &'static str = "counts and measures requests. By default it is the first layer; name it to place it elsewhere";
     const KEYS: &'static [Key] = &[];
     const ONCE: Option<&'static str> = Some("it would count everything twice");

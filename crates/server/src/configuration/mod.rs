@@ -9,6 +9,7 @@
 //! - `query`: the kept queries.
 //! - `monitor`: the centre whose queries this host helps to answer.
 //! - `layers`: the kinds of layers, and the options of a disk's layers.
+//! - `order`: the order of a disk's layers.
 //! - `check`: checks that concern more than one table: files, sockets, names, combinations of keys.
 //!
 //! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
@@ -20,6 +21,7 @@ mod disk;
 mod guest;
 pub(crate) mod layers;
 mod monitor;
+pub(crate) mod order;
 mod query;
 mod source;
 mod table;

@@ -10,7 +10,7 @@ use fathom_options::{Key, Places, Problems, Section, Title, Written, fields};
 
 use super::{
     ClusterDefinition, CommandDefinition, DaemonOptions, GuestOptions, LogDefinition,
-    MetricDefinition, MonitorOptions, QueryDefinition, WebhookDefinition, layers,
+    MetricDefinition, MonitorOptions, QueryDefinition, WebhookDefinition, layers, order,
 };
 
 /// The end of each generated part of the page.
@@ -62,7 +62,9 @@ fn kinds() -> String {
     for kind in layers::kinds() {
         writeln!(made, "- `{}` {}.", kind.name, kind.meaning).unwrap();
     }
-    made.push_str("\n| kind | key | default | meaning |\n|---|---|---|---|\n");
+    made.push_str("\nThe order, from the guest down to the image: ");
+    made.push_str(&order::in_words());
+    made.push_str(".\n\n| kind | key | default | meaning |\n|---|---|---|---|\n");
     for kind in layers::kinds() {
         let before = format!("`{}` | ", kind.name);
         kind.keys.iter().for_each(|key| made.push_str(&line(&before, key)));

@@ -17,6 +17,7 @@ use super::devices::Beneath;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::caches::{self, has_cache};
+use crate::configuration::order::{self, Beside};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
 use crate::logs::{DiskLog, is_same_log};
@@ -150,6 +151,13 @@ impl Daemon {
                 "add it again when it has been removed",
             ));
         }
+        if change.set_layer.is_none() && (change.above.is_some() || change.below.is_some()) {
+            return Err(refusal(
+                ErrorCode::Invalid,
+                "`above` and `below` are for `set_layer`",
+                "add `set_layer`, or leave them out",
+            ));
+        }
         let changes_layers = change.tap.is_some()
             || change.classify.is_some()
             || change.layers.is_some()
@@ -177,7 +185,9 @@ impl Daemon {
             }
             if let Some(layer) = &change.set_layer {
                 let made = served.live().watchers.layers.clone();
-                wiring::set_layer(&mut definition, layer, &made);
+                let beside =
+                    Beside { above: change.above.as_deref(), below: change.below.as_deref() };
+                wiring::set_layer(&mut definition, layer, beside, &made)?;
             }
             check_request(&mut definition)?;
             self.restack(&served, definition)?;
@@ -483,7 +493,9 @@ fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
     let (places, mut problems) = (Places::default(), Problems::default());
     layers::complete(&mut definition.layers, &places, None, &mut problems);
     problems.none_or().map_err(|problems| invalid(&problems))?;
-    check_disk(definition, &places).map_err(|problems| invalid(&problems))
+    check_disk(definition, &places).map_err(|problems| invalid(&problems))?;
+    order::warn(definition);
+    Ok(())
 }
 
 fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {

@@ -34,6 +34,7 @@ impl Daemon {
             let remedy = "correct the file and reload: nothing was changed";
             refusal(ErrorCode::Invalid, problems.to_string(), remedy)
         })?;
+        new.log_warnings();
         let mut report = ReloadReport::default();
         self.reload_daemon(&new, &mut report);
         self.reload_removals(&new, &mut report);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
 use fathom_layers::offload::OffloadOptions;
-use fathom_layers::{LayerContext, LayerOptions};
+use fathom_layers::{LayerContext, LayerOptions, Rank};
 use fathom_nbd::NbdUri;
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
@@ -123,6 +123,7 @@ impl Default for WalDefinition {
 
 impl LayerOptions for WalDefinition {
     const KIND: &'static str = "wal";
+    const RANK: Rank = Rank::Log;
     const MEANING: &'static str =
         "makes changes durable in a log first, and writes them back later";
     const KEYS: &'static [Key] = &[

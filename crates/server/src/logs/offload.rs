@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
 use fathom_layers::offload::{CarryKind, OffloadOptions};
-use fathom_layers::{LayerContext, LayerOptions};
+use fathom_layers::{LayerContext, LayerOptions, Rank};
 use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +137,7 @@ impl OffloadDefinition {
 
 impl LayerOptions for OffloadDefinition {
     const KIND: &'static str = "offload";
+    const RANK: Rank = Rank::Log;
     const MEANING: &'static str =
         "carries changes and reads of a contended disk on another device, while it is switched on";
     const KEYS: &'static [Key] = &[

@@ -8,21 +8,21 @@ use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::{MediumKind, Placement};
 use fathom_insight::Waiters;
-use fathom_layers::cache::CacheOptions;
 use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{
-    DelayOptions, LayerContext, LayerOptions as _, LimitOptions, LogSink, Prepared, Schedule,
-    ScheduleOptions,
+    LayerContext, LayerOptions as _, LogSink, Prepared, Schedule, ScheduleOptions,
 };
 use serde_json::{Map, Value};
 
 use super::{
-    Common, SEARCH_TIME_MAX, Watchers, message_and_remedy, names_layer, refusal, too_many_layers,
+    Common, SEARCH_TIME_MAX, Watchers, invalid, message_and_remedy, names_layer, refusal,
+    too_many_layers,
 };
 use crate::background::Activity;
 use crate::caches::Host;
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
+use crate::configuration::order::Beside;
 use crate::daemon::placement_within;
 use crate::introspection::DiskGuest;
 use crate::log::REQUESTS;
@@ -85,12 +85,17 @@ impl LayerKey {
 pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
 
 /// Puts `layer` into a definition. It replaces the layer in `made` that can take over its options, or
-/// else the only layer of its kind.
+/// else the only layer of its kind. A new layer is put where `beside` or the rank of its kind says. A layer that is
+/// replaced moves if `beside` names a place.
+///
+/// # Errors
+/// If there is no such place, or the layer cannot be moved.
 pub(crate) fn set_layer(
     definition: &mut DiskDefinition,
     layer: &LayerDefinition,
+    beside: Beside<'_>,
     made: &[KeyedLayer],
-) {
+) -> Result<(), ErrorBody> {
     let indexes = |is: &dyn Fn(&LayerDefinition) -> bool| -> Vec<usize> {
         let layers = definition.layers.iter().enumerate();
         layers
@@ -111,20 +116,23 @@ pub(crate) fn set_layer(
         }
         _ => None,
     };
-    if let Some(index) = index {
-        definition.layers[index] = layer.clone();
-        return;
+    match index {
+        Some(index) if beside.is_none() => {
+            definition.layers[index] = layer.clone();
+            return Ok(());
+        }
+        // What it holds is beneath what the layers above it have seen.
+        Some(_) if configuration::order::holds_data(layer) => {
+            return Err(refusal(
+                ErrorCode::Conflict,
+                format!("the layer `{}` holds data and cannot move while it is in use", layer.kind),
+                "remove it first, which writes its changes home, then add it at the other place",
+            ));
+        }
+        Some(index) => drop(definition.layers.remove(index)),
+        None => {}
     }
-    let above = match layer.kind.as_str() {
-        // What is in a log is read through the cache, too.
-        CacheOptions::KIND => &LOG_KINDS[..],
-        // What waits for its own disk's limit must not count as in flight at a shared device.
-        LimitOptions::KIND | DelayOptions::KIND => &[ScheduleOptions::KIND],
-        _ => &[],
-    };
-    let is_above = |other: &LayerDefinition| above.contains(&other.kind.as_str());
-    let place = definition.layers.iter().position(is_above);
-    definition.layers.insert(place.unwrap_or(definition.layers.len()), layer.clone());
+    configuration::order::insert(definition, layer, beside).map_err(|problems| invalid(&problems))
 }
 
 /// The new layers of a disk.
