@@ -88,6 +88,7 @@ impl CacheVolume {
             return Err(CacheError::Disk(text));
         }
         let dropped = misfit(&lock(&found.record), disk, &home);
+        found.is_home_flushed.store(false, Ordering::Release);
         // What is in memory has been out of date since the disk was served without it.
         let renewed = if dropped.is_some() || !self.is_kept {
             self.renew(&found, disk, home)
@@ -165,6 +166,7 @@ impl CacheVolume {
                 regions: Shared::new(Regions::new(shift, pages)),
                 is_attached: AtomicBool::new(true),
                 capacity: AtomicU64::new(disk.capacity),
+                is_home_flushed: AtomicBool::new(false),
             });
             keeper.disks.insert(number, Arc::clone(&state));
             Some(state)

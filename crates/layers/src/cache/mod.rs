@@ -171,6 +171,13 @@ impl Inner {
         CacheMode::ALL[usize::from(self.mode.load(Ordering::Relaxed)) % CacheMode::ALL.len()]
     }
 
+    /// Whether what is read at home goes into the cache.
+    fn inserts_reads(&self) -> bool {
+        let is_durable =
+            || !self.volume.is_kept || self.disk.is_home_flushed.load(Ordering::Acquire);
+        self.mode().inserts_reads() && is_durable()
+    }
+
     /// The state of the ending. A failed attempt is repeated after a second.
     fn ending(&self, now_ns: u64) -> Ending {
         let mut ending = lock(&self.ending);

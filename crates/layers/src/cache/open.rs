@@ -283,6 +283,7 @@ fn read_disks(
             regions: Shared::new(regions),
             is_attached: AtomicBool::new(false),
             capacity: AtomicU64::new(u64::MAX),
+            is_home_flushed: AtomicBool::new(false),
         };
         disks.insert(number, Arc::new(state));
     }

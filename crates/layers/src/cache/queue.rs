@@ -301,7 +301,7 @@ impl LayerQueue for CacheQueue {
                 }
             }
             Operation::Flush if number != 0 && outcome.is_ok() => {
-                self.inner.disk.regions.access(|regions| regions.end_flush(number));
+                self.inner.disk.home_flushed(number);
             }
             Operation::Write | Operation::WriteZeroes | Operation::Discard if number != 0 => {
                 self.end_change(number, None, outcome, next);
@@ -333,9 +333,7 @@ impl LayerQueue for CacheQueue {
             purpose::LOAD => return self.loaded(request, outcome, next),
             purpose::HOME_FLUSH => {
                 match (self.flushing_home.take(), outcome) {
-                    (Some(number), Ok(())) => {
-                        self.inner.disk.regions.access(|regions| regions.end_flush(number));
-                    }
+                    (Some(number), Ok(())) => self.inner.disk.home_flushed(number),
                     // It may fail at once each time.
                     _ => self.flush_home_ns = next.now_ns() + RETRY_NS,
                 }

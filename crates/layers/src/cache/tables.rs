@@ -321,7 +321,8 @@ impl CacheQueue {
         });
     }
 
-    /// Clears the bits of regions without changes: flushes home, and has the tables written.
+    /// Clears the bits of regions without changes: flushes home, and has the tables written. Flushes home
+    /// at once for a disk that has just got the cache.
     fn tend_regions(&mut self, next: &mut Crossing<'_>) {
         let volume = Arc::clone(&self.inner.volume);
         if self.is_closed || !volume.is_loaded() || volume.has_failed() {
@@ -330,8 +331,10 @@ impl CacheQueue {
         let now_ns = next.round_ns();
         let is_settling = volume.keeper.access(|keeper| keeper.is_settling);
         let quiet_ns = if is_settling { 0 } else { volume.times.quiet_ns };
+        let is_first = !self.inner.disk.is_home_flushed.load(Ordering::Acquire);
         let (needs_flush, quiet_ns, flush) = self.inner.disk.regions.access(|regions| {
-            let needs_flush = self.below.flush && regions.needs_flush(now_ns, quiet_ns);
+            let needs_flush =
+                self.below.flush && (is_first || regions.needs_flush(now_ns, quiet_ns));
             let is_due = self.flushing_home.is_none() && now_ns >= self.flush_home_ns;
             let begins = needs_flush && is_due;
             let flush = begins.then(|| regions.begin_flush());

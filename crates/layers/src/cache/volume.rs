@@ -52,9 +52,19 @@ pub(super) struct DiskState {
     pub(super) is_attached: AtomicBool,
     /// The size of the disk when a layer began to serve it, in bytes; blocks beyond are dropped.
     pub(super) capacity: AtomicU64,
+    /// Whether a flush of home has succeeded since a layer began to serve the disk. What was written
+    /// before that, without the cache, may not be durable at home, and no region has a bit for it. So
+    /// until then nothing that is read goes into a cache that outlives the daemon.
+    pub(super) is_home_flushed: AtomicBool,
 }
 
 impl DiskState {
+    /// A flush of home has succeeded. It covers the changes that had ended when it began.
+    pub(super) fn home_flushed(&self, number: u64) {
+        self.regions.access(|regions| regions.end_flush(number));
+        self.is_home_flushed.store(true, Ordering::Release);
+    }
+
     /// The disk's page that names this log is durable.
     pub(super) fn note_log(&self, log: [u8; 16]) {
         let record = super::lock(&self.record);

@@ -80,7 +80,8 @@ pub fn mappings(volume: &[u8], log: Option<&[u8]>, disk: &[u8]) -> Result<usize,
     let Some(record) = valid(format.disk_page(1)).and_then(|bytes| format.read_disk(bytes)) else {
         return Ok(0);
     };
-    if record.log != NO_LOG && record.log != identity {
+    // A disk without a state does not use the cache any more.
+    if record.generation == 0 || record.log != NO_LOG && record.log != identity {
         return Ok(0);
     }
     let bitmap = format.bitmap_first(1);

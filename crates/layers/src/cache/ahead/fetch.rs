@@ -92,7 +92,7 @@ impl CacheQueue {
         is_miss: bool,
     ) -> Followed {
         let window_max = self.inner.ahead.window_max();
-        if window_max == 0 || !self.inner.mode().inserts_reads() {
+        if window_max == 0 || !self.inner.inserts_reads() {
             return Followed::default();
         }
         self.follow_files(request, access, is_miss, window_max)

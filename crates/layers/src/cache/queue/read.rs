@@ -62,7 +62,7 @@ impl CacheQueue {
         let Begin { time_ns: begin_ns, was_parked, is_missed, continued } = begin;
         let mut parts = self.parts();
         let volume = &self.inner.volume;
-        let inserts = self.inner.mode().inserts_reads();
+        let inserts = self.inner.inserts_reads();
         let size = u64::from(volume.format.block_size);
         let mut hits = std::mem::take(&mut self.spare_hits);
         let mut hit_bytes = 0;
