@@ -20,4 +20,4 @@ pub use cached::{CacheMark, MarkedCache};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};
-pub use record::{Loss, LossRecord};
+pub use record::{Loss, LossRecord, is_same_file};

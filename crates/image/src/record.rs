@@ -10,7 +10,7 @@
 
 #![expect(unsafe_code, reason = "an ioctl")]
 
-use std::ffi::CStr;
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -19,8 +19,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{XattrFlags, fsetxattr};
 
+use crate::place::hexadecimal;
+
 /// The extended attribute.
-const ATTRIBUTE: &CStr = c"user.fathom.writes-lost";
+const ATTRIBUTE: &str = "user.fathom.writes-lost";
 /// The suffix of the file beside an image.
 const SUFFIX: &str = ".fathom-writes-lost";
 /// The longest record that is read, in bytes.
@@ -37,8 +39,8 @@ pub struct Loss {
 
 /// The places for the record of one image or device.
 pub struct LossRecord {
-    /// Whether the file can have extended attributes.
-    has_attributes: bool,
+    /// The extended attribute; `None` for a file that can have none.
+    attribute: Option<CString>,
     /// The files that can hold the record, the preferred one first.
     files: Vec<PathBuf>,
     /// Distinguishes this file from others of the same name or number.
@@ -52,6 +54,29 @@ impl LossRecord {
     /// # Errors
     /// When the file's metadata cannot be read.
     pub fn new(file: &File, path: &Path, folders: &[PathBuf]) -> io::Result<Self> {
+        Self::with_suffix("", file, path, folders)
+    }
+
+    /// The places for the record of one part of `file`, for example of a log in the store of a cache. The record of
+    /// the whole file and those of other parts are independent of it. `part` is the part's identity.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_part(
+        part: &[u8; 16],
+        file: &File,
+        path: &Path,
+        folders: &[PathBuf],
+    ) -> io::Result<Self> {
+        Self::with_suffix(&format!(".{}", hexadecimal(part)), file, path, folders)
+    }
+
+    fn with_suffix(
+        suffix: &str,
+        file: &File,
+        path: &Path,
+        folders: &[PathBuf],
+    ) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let device = metadata.file_type().is_block_device();
         let (identity, name) = if device {
@@ -69,10 +94,12 @@ impl LossRecord {
             let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let mut beside = real.into_os_string();
             beside.push(SUFFIX);
+            beside.push(suffix);
             files.push(beside.into());
         }
-        files.extend(folders.iter().map(|folder| folder.join(format!("{name}{SUFFIX}"))));
-        Ok(Self { has_attributes: !device, files, identity })
+        files.extend(folders.iter().map(|folder| folder.join(format!("{name}{SUFFIX}{suffix}"))));
+        let attribute = CString::new(format!("{ATTRIBUTE}{suffix}"))?;
+        Ok(Self { attribute: (!device).then_some(attribute), files, identity })
     }
 
     /// The record; `None` if no loss has been recorded.
@@ -92,8 +119,8 @@ impl LossRecord {
     pub fn write(&self, file: &File, errno: i32) -> io::Result<()> {
         let text = format!("{errno} {}", self.identity);
         let mut last = io::Error::from(io::ErrorKind::Unsupported);
-        if self.has_attributes {
-            match fsetxattr(file, ATTRIBUTE, text.as_bytes(), XattrFlags::empty()) {
+        if let Some(attribute) = &self.attribute {
+            match fsetxattr(file, attribute, text.as_bytes(), XattrFlags::empty()) {
                 Ok(()) => return Ok(()),
                 Err(error) => last = error.into(),
             }
@@ -112,8 +139,8 @@ impl LossRecord {
     /// # Errors
     /// When a record cannot be removed: the next daemon would find it.
     pub fn clear(&self, file: &File) -> io::Result<()> {
-        if self.read_attribute(file).is_some() {
-            rustix::fs::fremovexattr(file, ATTRIBUTE)?;
+        if let (Some(attribute), Some(_)) = (&self.attribute, self.read_attribute(file)) {
+            rustix::fs::fremovexattr(file, attribute)?;
         }
         for path in &self.files {
             if self.read_file(path).is_some() {
@@ -124,11 +151,9 @@ impl LossRecord {
     }
 
     fn read_attribute(&self, file: &File) -> Option<i32> {
-        if !self.has_attributes {
-            return None;
-        }
+        let attribute = self.attribute.as_ref()?;
         let mut text = [0_u8; LENGTH_MAX];
-        let length = rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text).ok()?;
+        let length = rustix::fs::fgetxattr(file, attribute, &mut text).ok()?;
         let text = text.get(..length)?;
         // An attribute is copied with its file, and the copy lacks the same writes. So the identity
         // in an attribute does not matter.
@@ -165,6 +190,20 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     // `create_new` does not follow a link that another user may have put there.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text).inspect_err(|_| drop(std::fs::remove_file(path)))
+}
+
+/// Whether two descriptions are of the same file or device.
+///
+/// # Errors
+/// When the metadata of one cannot be read.
+pub fn is_same_file(one: &File, other: &File) -> io::Result<bool> {
+    let (first, second) = (one.metadata()?, other.metadata()?);
+    if !first.file_type().is_block_device() {
+        return Ok((first.dev(), first.ino()) == (second.dev(), second.ino()));
+    }
+    let is_device = second.file_type().is_block_device();
+    let is_same = is_device && first.rdev() == second.rdev();
+    Ok(is_same && device_sequence(one) == device_sequence(other))
 }
 
 /// The sequence number that the kernel (from 5.15 on) gives each disk within a boot; `None` on

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Attendance, Backend, Disk, Layer};
+use fathom_block::{Attendance, Backend, BackendProblem, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
@@ -26,6 +26,7 @@ use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
+use in_cache::LogLoss;
 pub(crate) use offload::{AutoKind, OffloadDefinition};
 
 use crate::clusters::{ClusterPlace, Clusters};
@@ -72,6 +73,8 @@ pub(crate) struct DiskLog {
     /// Whether the log is that of a cache in the mode `write-back`.
     pub is_in_cache: bool,
     mark: Arc<LogMark>,
+    /// The record of a loss of acknowledged writes, for a log in a cache.
+    loss: Option<Arc<LogLoss>>,
     /// A queue of the disk while no front end has one.
     attendance: Arc<Attendance>,
 }
@@ -111,9 +114,34 @@ impl DiskLog {
         }
     }
 
+    /// The loss of acknowledged writes that the operator has not confirmed.
+    pub(crate) fn problem(&self) -> Option<BackendProblem> {
+        self.wal.lost().map(|errno| BackendProblem::WritesLost { errno, earlier: true })
+    }
+
+    /// Whether the store of a log in a cache has lost writes since it was opened.
+    pub(crate) fn has_lost_store(&self) -> bool {
+        self.is_in_cache && self.wal.volume().backend().has_lost_writes()
+    }
+
+    /// The operator has confirmed the loss of acknowledged writes.
+    pub(crate) fn recover(&self) -> io::Result<()> {
+        let Some(errno) = self.wal.lost() else { return Ok(()) };
+        if let Some(loss) = &self.loss {
+            loss.clear()?;
+        }
+        self.wal.end_loss().inspect_err(|_| {
+            // The disk stays as it was, also in a later daemon.
+            let _ = self.loss.as_ref().map(|loss| loss.write(errno));
+        })
+    }
+
     /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a log in the
     /// place of a log in a cache.
     pub(crate) fn end(&self) -> io::Result<()> {
+        if self.wal.lost().is_some() {
+            return Err(io::Error::other("acknowledged writes may be lost"));
+        }
         self.mark.clear()?;
         if self.is_in_cache {
             if let Err(error) = self.wal.erase() {
@@ -232,9 +260,18 @@ impl LogVolumes {
                 refusal(ErrorCode::Failed, message, remedy)
             })?;
         }
+        let loss = wal.is_in_cache.then(|| LogLoss::of(&path, records, &opened.identity()));
+        let loss = loss.transpose().map_err(|error| failed(error.to_string()))?.map(Arc::new);
         let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
         let attendance = Arc::default();
-        Ok(Some(DiskLog { wal: opened, offload, is_in_cache, mark, attendance }))
+        let log = DiskLog { wal: opened, offload, is_in_cache, mark, loss, attendance };
+        if let Some(errno) = log.loss.as_ref().and_then(|loss| loss.errno()) {
+            log.wal.lose(errno);
+        }
+        if let Some(problem) = log.problem() {
+            tracing::error!(disk = disk.as_str(), "{problem}");
+        }
+        Ok(Some(log))
     }
 
     /// The place of the volume at a path.

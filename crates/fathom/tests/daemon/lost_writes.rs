@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::sync::Barrier;
 
-use fathom_control::{ClientError, ErrorCode};
+use fathom_control::{ClientError, DiskChange, ErrorCode, ProblemKind};
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
+use crate::cache::succeeds;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, disk_over_nbd};
 
@@ -141,5 +142,90 @@ fn a_deleted_image_is_reported_in_status_and_log() {
     std::fs::remove_file(daemon.path("a.img")).unwrap();
     daemon.until("the problem", || !daemon.client().disk("a").unwrap().problems.is_empty());
     daemon.until("the line", || daemon.log().contains("the image was deleted"));
+    daemon.end();
+}
+
+/// The store of two disks' caches in the mode `write-back` loses acknowledged writes. Neither the next daemon nor the one
+/// after it confirms a flush, for each disk until the operator has recovered this one.
+#[test]
+fn a_loss_in_a_cache_is_reported_until_each_of_its_disks_is_recovered() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    for image in ["a.img", "b.img"] {
+        crate::process::image(folder.path(), image, 4 << 20);
+    }
+    let store = device.mount().join("cache");
+    let shown = store.display().to_string();
+    let make = ["create", &shown, "--size", "8M", "--log", "2M", "--logs", "2"];
+    succeeds(folder.path(), &make);
+    let disk = |name: &str| {
+        format!(
+            "[[disk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nlayers = [{{ kind = \"cache\", store = \
+             \"{shown}\", mode = \"write-back\", age = \"60s\" }}]\n"
+        )
+    };
+    let text = format!("{}{}[[nbd]]\naddress = \"unix:nbd.sock\"\n", disk("a"), disk("b"));
+    let daemon = Daemon::start_in(folder, &text);
+    let connect = |daemon: &Daemon, disk| Nbd::connect(&daemon.path("nbd.sock"), disk);
+    let mut a = connect(&daemon, "a");
+    assert_eq!((write(&mut a, 1, false), flush(&mut a)), (0, 0));
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    let check = succeeds(folder.path(), &["check", &shown, "--json"]);
+    let check: serde_json::Value = serde_json::from_str(&check).unwrap();
+    let logs = check["logs"].as_array().unwrap();
+    let log = logs.iter().find(|log| log["disk"] == "a").unwrap()["offset"].as_u64().unwrap();
+    // The places of the next records.
+    let ring = log / DEVICE_BLOCK + 2;
+    (2..10).for_each(|block| device.break_block(&store, ring + block));
+
+    let daemon = Daemon::start_in(folder, &text);
+    let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    assert_eq!((write(&mut a, 2, false), write(&mut b, 2, false)), (0, 0));
+    assert_eq!((flush(&mut a), flush(&mut b)), (IO_ERROR, IO_ERROR));
+    match daemon.client().recover_disk("a") {
+        Err(ClientError::Refused(body)) => assert!(body.remedy.contains("restart the daemon")),
+        other => panic!("its log cannot be written again now: {other:?}"),
+    }
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    device.mend();
+
+    let problem = |daemon: &Daemon, disk| {
+        let problems = daemon.client().disk(disk).unwrap().problems;
+        problems.iter().any(|problem| problem.kind == ProblemKind::WritesLost)
+    };
+    let daemon = Daemon::start_in(folder, &text);
+    let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    for nbd in [&mut a, &mut b] {
+        assert_eq!((flush(nbd), write(nbd, 3, false), write(nbd, 3, true)), (5, 5, 5));
+    }
+    assert_eq!(a.read(DEVICE_BLOCK, DEVICE_BLOCK as u32), [3; DEVICE_BLOCK as usize]);
+    assert!(problem(&daemon, "a") && problem(&daemon, "b"), "{}", daemon.log());
+    let alone = DiskChange { layers: Some(Vec::new()), ..DiskChange::default() };
+    assert!(daemon.client().change_disk("a", &alone).is_err(), "the log remembers the loss");
+    daemon.client().recover_disk("a").unwrap();
+    assert_eq!((write(&mut a, 3, false), flush(&mut a), flush(&mut b)), (0, 0, IO_ERROR));
+    assert!(!problem(&daemon, "a") && problem(&daemon, "b"));
+    drop((a, b));
+    // An orderly end forgets nothing, either.
+    daemon.signal(libc::SIGTERM);
+    let (status, folder) = daemon.wait();
+    assert_eq!(status.code(), Some(1), "the end was not clean");
+
+    let daemon = Daemon::start_in(folder, &text);
+    let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    assert_eq!((write(&mut a, 4, false), flush(&mut a)), (0, 0));
+    assert_eq!((flush(&mut b), write(&mut b, 4, false)), (IO_ERROR, IO_ERROR));
+    daemon.client().recover_disk("b").unwrap();
+    assert_eq!((write(&mut b, 4, false), flush(&mut b)), (0, 0));
+    assert_eq!(b.read(4 * DEVICE_BLOCK, DEVICE_BLOCK as u32), [3; DEVICE_BLOCK as usize]);
+    drop((a, b));
+    let daemon = Daemon::start_in(daemon.end(), &text);
+    for disk in ["a", "b"] {
+        let mut nbd = connect(&daemon, disk);
+        assert_eq!(nbd.read(4 * DEVICE_BLOCK, DEVICE_BLOCK as u32), [3; DEVICE_BLOCK as usize]);
+        assert_eq!(flush(&mut nbd), 0);
+    }
     daemon.end();
 }

@@ -194,13 +194,18 @@ fn an_image_whose_changes_are_in_a_cache_needs_it() {
     let missing = refusal(path, &write_back("60s").replace("a.img", "c.img"));
     assert!(missing.contains("is its device mounted?"), "{missing}");
     std::fs::rename(path.join("away"), path.join("cache")).unwrap();
-    // An earlier daemon has recorded that the store of the cache lost writes: the log is written again.
+    // An earlier daemon has recorded that the store of the cache lost writes: the log is written again, and nothing is
+    // acknowledged before the operator has confirmed that.
     let flags = rustix::fs::XattrFlags::empty();
     let name = c"user.fathom.writes-lost";
     rustix::fs::setxattr(path.join("cache"), name, b"5 lost", flags).unwrap();
     let daemon = Daemon::start_in(folder, &write_back("60s"));
     let mut nbd = connect(&daemon, "a");
     assert_eq!(read(&mut nbd, 3), 7);
+    assert_ne!(nbd.fill_block(4, 8), Some(0));
+    // The disk "b" had no log then.
+    assert_eq!(connect(&daemon, "b").fill_block(4, 8), Some(0));
+    daemon.client().recover_disk("a").unwrap();
     write(&mut nbd, 4, 8);
     drop(nbd);
     let folder = daemon.end();

@@ -46,7 +46,7 @@ use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::MAGIC;
 pub use open::{Completion, WalError, WalOptions};
-pub use places::LogPlaces;
+pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;
 pub use recovery::RECOVERY_PAUSE_MAX;
 pub(crate) use recovery::emptied;
@@ -346,6 +346,12 @@ impl Wal {
     ) -> io::Result<()> {
         let end = Instant::now() + limit;
         let shared = &self.inner.shared;
+        if self.lost().is_some() {
+            // Even if it is empty: without the log, nothing would remember the loss.
+            return Err(io::Error::other(
+                "acknowledged writes may be lost: first use `fathom disk recover`",
+            ));
+        }
         if shared.access(|state| is_done(state)) {
             return Ok(());
         }
@@ -483,7 +489,9 @@ impl Layer for Wal {
     fn status(&self) -> LayerReport {
         let status = Wal::status(self);
         let mut problems = Vec::new();
-        if status.log_failed.is_some() {
+        if self.lost().is_some() {
+            // That is a problem of the disk.
+        } else if status.log_failed.is_some() {
             problems.push(self.failed("the disk rejects changes"));
         } else if status.emptied_after.is_some() {
             problems.push(emptied("changes"));

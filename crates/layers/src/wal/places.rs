@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use fathom_block::Operation;
+use fathom_block::{Backend, Operation};
 use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH, SuperblockError};
 
 use super::open::read_superblock;
@@ -33,6 +33,21 @@ impl LogPlaces {
         let start = self.offset + u64::from(number) * self.length;
         start..start + self.length
     }
+}
+
+/// The identities of the logs in `places` of `store`.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn logs_in(store: &Arc<dyn Backend>, places: &LogPlaces) -> io::Result<Vec<[u8; 16]>> {
+    let mut access = Access::open(store)?;
+    let mut found = Vec::new();
+    for place in (0..places.count).map(|number| places.place(number)) {
+        if let Ok(superblock) = read_superblock(&mut access, place.start)? {
+            found.push(superblock.log);
+        }
+    }
+    Ok(found)
 }
 
 impl Wal {

@@ -314,10 +314,13 @@ impl WalQueue {
     /// A flush: the changes that have completed become durable.
     fn flush_changes(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         // With `Durable`, they are durable already.
-        let shown = self
-            .inner
-            .shared
-            .access(|state| (state.log.durable() < state.log.shown()).then(|| state.want_shown()));
+        let (lost, shown) = self.inner.shared.access(|state| {
+            let is_behind = state.log.durable() < state.log.shown();
+            (state.loss(), is_behind.then(|| state.want_shown()))
+        });
+        if let Some(kind) = lost {
+            return self.complete_waiting(request, Err(kind), next);
+        }
         let Some(shown) = shown else {
             // Changes from before the log was opened may not be durable at home.
             return self.complete_waiting(request, Ok(()), next);

@@ -17,6 +17,7 @@
 //! A log whose changes complete before they are durable stays failed, too: what a failed flush has lost must be
 //! reported to every later flush.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ pub(super) struct RecoveryState {
     pub(super) repeats_checkpoints: bool,
     /// Whether the checkpoint that is being written is the repetition of one that is durable.
     is_repetition: bool,
+    /// The `errno` of a loss of acknowledged changes that the operator has not confirmed. The log has failed meanwhile.
+    lost: Option<i32>,
 }
 
 /// What the logs of a volume share for their recovery.
@@ -77,6 +80,11 @@ impl State {
     /// The error with which changes are rejected that would have to go to the log.
     pub(crate) fn refuses(&self) -> Option<ErrorKind> {
         self.failed.or(self.recovery.emptied_after)
+    }
+
+    /// The error of a flush: changes that had been acknowledged may be lost.
+    pub(super) fn loss(&self) -> Option<ErrorKind> {
+        self.recovery.lost.map(|_| ErrorKind::Io)
     }
 
     /// A queue has nothing in flight that it has begun for a failed log.
@@ -213,6 +221,43 @@ impl Wal {
         let _ = self.inner.on_failure.set(Box::new(call));
     }
 
+    /// Acknowledged changes may be lost, because the volume has lost writes of which it was not known whether they were
+    /// durable. The log keeps its content. It takes no changes, writes nothing home, and every flush fails, until the
+    /// operator has confirmed that ([`end_loss`](Self::end_loss)). `errno` is the error of the volume.
+    pub fn lose(&self, errno: i32) {
+        self.inner.shared.access(|state| {
+            state.recovery.lost = Some(errno);
+            state.fail(ErrorKind::Io);
+        });
+        self.inner.shared.wake();
+    }
+
+    /// The `errno` of a loss of acknowledged changes that has not been confirmed.
+    pub fn lost(&self) -> Option<i32> {
+        self.inner.shared.access(|state| state.recovery.lost)
+    }
+
+    /// Takes changes again after [`lose`](Self::lose).
+    ///
+    /// # Errors
+    /// If the volume has lost writes again, or fails.
+    pub fn end_loss(&self) -> io::Result<()> {
+        let inner = &self.inner;
+        if inner.volume.finished().1 || inner.volume.backend().has_lost_writes() {
+            return Err(io::Error::other("the store of its log has failed again"));
+        }
+        inner.shared.access(|state| {
+            if state.recovery.lost.take().is_some() {
+                state.failed = None;
+                state.recovery.busy = None;
+            }
+            state.wake_queues();
+        });
+        inner.shared.wake();
+        inner.report_unattended();
+        Ok(())
+    }
+
     /// The volume that has the log.
     pub fn volume(&self) -> &Arc<LogVolume> {
         &self.inner.volume
@@ -232,7 +277,7 @@ impl Wal {
                  keeps all changes{}",
                 match inner.completion {
                     Completion::Durable => "",
-                    Completion::Written => " that were flushed",
+                    Completion::Written => " that were flushed. Then use `fathom disk recover`",
                 }
             ),
         };

@@ -36,6 +36,33 @@ fn attend_log(served: &Served) {
     }
 }
 
+/// Makes the image of a disk accept writes again after some were lost.
+fn recover_home(served: &Served) -> Result<(), ErrorBody> {
+    let name = served.disk.name();
+    // A cache may have what the store has lost.
+    let cache = cache_of(served);
+    let reject = || cache.as_ref().map_or(Ok(()), Cache::reject_state);
+    // The first attempt may report the lost writes once more, which are known.
+    reject().or_else(|_| reject()).map_err(|error| {
+        refusal(
+            ErrorCode::Failed,
+            format!("the mark of the image of {name:?} cannot be changed: {error}"),
+            "make the image's folder writable, so that no later start uses what its cache has",
+        )
+    })?;
+    served.disk.backend().recover().map_err(|error| {
+        refusal(
+            ErrorCode::Failed,
+            format!("the disk {name:?} still cannot store writes: {error}"),
+            "repair the store beneath it, then try again",
+        )
+    })?;
+    if let Some(cache) = cache {
+        cache.drop_blocks();
+    }
+    Ok(())
+}
+
 impl Daemon {
     /// Serves a new disk, by request.
     pub(crate) fn add_disk(&self, mut definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
@@ -208,33 +235,34 @@ impl Daemon {
         let _change = self.change(name)?;
         let served = self.find(name)?;
         let backend = served.disk.backend();
-        if !backend.has_lost_writes() {
+        let log = served.live().watchers.log.clone();
+        if log.as_ref().is_some_and(DiskLog::has_lost_store) {
+            return Err(refusal(
+                ErrorCode::Failed,
+                format!("the store of the cache of {name:?} has lost writes while it was served"),
+                "repair it, restart the daemon, then use `fathom disk recover` for each disk with a log in it",
+            ));
+        }
+        let log = log.filter(|log| log.wal.lost().is_some());
+        if !backend.has_lost_writes() && log.is_none() {
             return Err(refusal(
                 ErrorCode::Conflict,
                 format!("the disk {name:?} has lost no writes"),
                 "no recovery is needed",
             ));
         }
-        // A cache may have what the store has lost.
-        let cache = cache_of(&served);
-        let reject = || cache.as_ref().map_or(Ok(()), Cache::reject_state);
-        // The first attempt may report the lost writes once more, which are known.
-        reject().or_else(|_| reject()).map_err(|error| {
-            refusal(
-                ErrorCode::Failed,
-                format!("the mark of the image of {name:?} cannot be changed: {error}"),
-                "make the image's folder writable, so that no later start uses what its cache has",
-            )
-        })?;
-        backend.recover().map_err(|error| {
-            refusal(
-                ErrorCode::Failed,
-                format!("the disk {name:?} still cannot store writes: {error}"),
-                "repair the store beneath it, then try again",
-            )
-        })?;
-        if let Some(cache) = cache {
-            cache.drop_blocks();
+        if backend.has_lost_writes() {
+            recover_home(&served)?;
+        }
+        if let Some(log) = log {
+            log.recover().map_err(|error| {
+                refusal(
+                    ErrorCode::Failed,
+                    format!("the log of the disk {name:?} still cannot take changes: {error}"),
+                    "repair the store beneath it, then try again",
+                )
+            })?;
+            tracing::warn!(disk = name, "its log takes changes again; lost writes stay lost");
         }
         self.disk_status(name)
     }

@@ -292,14 +292,18 @@ impl Served {
 /// The problems of a disk. Accesses no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
-    let (definition, Watchers { tap, room, layers, .. }, guest) = {
+    let (definition, Watchers { tap, room, layers, log, .. }, guest) = {
         let live = served.live();
         let guest = live.server.as_ref().map(Server::status);
         (live.definition.clone(), live.watchers.clone(), guest)
     };
     let image = definition.image.as_deref().map(|path| path.display().to_string());
     let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
-    let mut found: Vec<Found> = disk.backend().problems().iter().map(of_backend).collect();
+    let mut problems = disk.backend().problems();
+    if !disk.backend().has_lost_writes() {
+        problems.extend(log.and_then(|log| log.problem()));
+    }
+    let mut found: Vec<Found> = problems.iter().map(of_backend).collect();
     let is_backend_failed = !found.is_empty();
     let now = Instant::now();
     let mut health = served.health();

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, Weak};
 
 use fathom_backend::FileBackend;
-use fathom_block::Backend;
+use fathom_block::{Backend, BackendProblem};
+use fathom_image::LossRecord;
 use fathom_layers::Opened;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
-use fathom_layers::wal::LogPlaces;
+use fathom_layers::wal::{LogPlaces, logs_in};
 
 /// The bytes that are copied at a time.
 const CHUNK: u64 = 1 << 20;
@@ -24,7 +25,7 @@ pub(crate) struct CacheStores {
 
 impl CacheStores {
     /// Opens the store of a cache for `disk`, or finds it open. The path is canonical. If the store has lost
-    /// writes before, what is in its logs is written again first.
+    /// writes before, it is restored first.
     pub(crate) fn open(
         &self,
         path: &Path,
@@ -38,31 +39,94 @@ impl CacheStores {
             return Ok(store);
         }
         let store = Arc::new(super::open_shared(path, format!("the cache of {disk}"), records)?);
-        if store.has_lost_writes() {
-            restore(path, &*store)?;
+        if let Some(errno) = errno_of(&*store) {
+            let shared: Arc<dyn Backend> = Arc::<FileBackend>::clone(&store);
+            restore(path, &shared, errno, records)?;
         }
         *place = Arc::downgrade(&store);
         Ok(store)
     }
 }
 
-/// Makes a store with logs usable that has lost writes. The kernel may return data that the store does not hold
-/// and that no later flush writes. What the logs have is written again. The blocks of the cache are dropped. A
-/// store without logs stays as it is: its cache is out of service until it is made again.
-fn restore(path: &Path, store: &dyn Backend) -> io::Result<()> {
+/// The `errno` with which a store has lost writes.
+fn errno_of(store: &dyn Backend) -> Option<i32> {
+    store.problems().iter().find_map(|problem| match problem {
+        BackendProblem::WritesLost { errno, .. } => Some(*errno),
+        _ => None,
+    })
+}
+
+/// Makes a store usable that has lost writes. The kernel may return data that the store does not hold and that no
+/// later flush writes. The blocks of the cache are dropped: home has what they have. What the logs have is written
+/// again. But changes that were acknowledged and not flushed may be missing in each log. So that is recorded for
+/// each of them first, and the disk with this log takes no changes until the operator has confirmed that.
+fn restore(path: &Path, store: &Arc<dyn Backend>, errno: i32, records: &Path) -> io::Result<()> {
+    // A store without a superblock has nothing to lose: its cache is refused later.
     let Ok(format) = superblock(path) else { return Ok(()) };
+    let has_logs = format.logs > 0;
+    let again = if has_logs { ": its logs are written again" } else { "" };
+    tracing::warn!(path = %path.display(), "the store has lost writes{again}");
+    record(path, store, &format, errno, records).map_err(|error| {
+        io::Error::other(format!(
+            "it has lost writes, and that cannot be recorded for the disks with a log in it: {error}; make \
+             {} writable",
+            records.display()
+        ))
+    })?;
+    write_again(path, &format).and_then(|()| store.recover().map_err(io::Error::other)).map_err(
+        |error| {
+            let keep = if has_logs { ". The logs keep what is in them" } else { "" };
+            io::Error::other(format!(
+                "it has lost writes, and cannot be written again: {error}; repair its device{keep}"
+            ))
+        },
+    )
+}
+
+/// Records for each log in the store that acknowledged changes may be missing in it.
+fn record(
+    path: &Path,
+    store: &Arc<dyn Backend>,
+    format: &Superblock,
+    errno: i32,
+    records: &Path,
+) -> io::Result<()> {
     if format.logs == 0 {
         return Ok(());
     }
-    tracing::warn!(path = %path.display(), "the store has lost writes: its logs are written again");
-    write_again(path, &format)
-        .and_then(|()| store.recover().map_err(io::Error::other))
-        .map_err(|error| {
-            io::Error::other(format!(
-                "it has lost writes, and its logs cannot be written again: {error}; repair its device. The \
-                 logs keep what is in them"
-            ))
-        })
+    for log in logs_in(store, &places_of(format))? {
+        LogLoss::of(path, records, &log)?.write(errno)?;
+    }
+    Ok(())
+}
+
+/// The record that acknowledged changes may be missing in a log, for the next daemon. It belongs to the log, because
+/// each of several disks with a log in the store may have lost some. The operator removes it, for each disk.
+pub(super) struct LogLoss {
+    store: File,
+    record: LossRecord,
+}
+
+impl LogLoss {
+    /// The record of the log with an identity, in the store at `path`.
+    pub(super) fn of(path: &Path, records: &Path, log: &[u8; 16]) -> io::Result<Self> {
+        let store = File::open(path)?;
+        let record = LossRecord::of_part(log, &store, path, &[records.to_owned()])?;
+        Ok(Self { store, record })
+    }
+
+    /// The `errno` of the loss; `None` if none is recorded.
+    pub(super) fn errno(&self) -> Option<i32> {
+        self.record.read(&self.store).map(|loss| loss.errno)
+    }
+
+    pub(super) fn write(&self, errno: i32) -> io::Result<()> {
+        self.record.write(&self.store, errno)
+    }
+
+    pub(super) fn clear(&self) -> io::Result<()> {
+        self.record.clear(&self.store)
+    }
 }
 
 fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
@@ -118,5 +182,9 @@ pub(super) fn places(path: &Path, capacity: u64) -> io::Result<LogPlaces> {
             format.length()
         )));
     }
-    Ok(LogPlaces { offset: format.log_offset(0), length: format.log_length, count: format.logs })
+    Ok(places_of(&format))
+}
+
+fn places_of(format: &Superblock) -> LogPlaces {
+    LogPlaces { offset: format.log_offset(0), length: format.log_length, count: format.logs }
 }
