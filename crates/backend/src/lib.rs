@@ -11,6 +11,6 @@ mod memory;
 pub mod model;
 mod null;
 
-pub use file::{FileBackend, FileOptions, OpenError};
+pub use file::{FileBackend, FileOptions, Keeper, Left, OpenError, report_of_keepsake, set_keeper};
 pub use memory::Memory;
 pub use null::Null;

@@ -19,6 +19,8 @@ struct Fathom {
 enum Command {
     #[command(about = "Serve disks to guests and NBD clients: the daemon")]
     Serve(Box<fathom_server::Serve>),
+    #[command(hide = true)]
+    Keep(fathom_server::Keep),
     #[command(flatten)]
     Console(fathom_console::Command),
 }
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
     let begun = Instant::now();
     match Fathom::parse().command {
         Command::Serve(options) => fathom_server::serve(&options, begun),
+        Command::Keep(options) => fathom_server::keep(&options),
         Command::Console(command) => fathom_console::run_within(command, Fathom::command()),
     }
 }

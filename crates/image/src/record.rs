@@ -215,3 +215,32 @@ fn device_sequence(file: &File) -> Option<u64> {
     let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKGETDISKSEQ, &raw mut sequence) };
     (result == 0).then_some(sequence)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_records_of_a_file_and_of_its_parts_are_independent() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (path, other) = (folder.path().join("store"), folder.path().join("other"));
+        let (file, second) = (File::create(&path).unwrap(), File::create(other).unwrap());
+        let folders = [folder.path().to_owned()];
+        let whole = LossRecord::new(&file, &path, &folders).unwrap();
+        let parts = [[1; 16], [2; 16]].map(|part| {
+            let record = LossRecord::of_part(&part, &file, &path, &folders).unwrap();
+            // As on a file system without attributes.
+            LossRecord { attribute: None, ..record }
+        });
+        let errno = |record: &LossRecord| record.read(&file).map(|loss| loss.errno);
+        parts[0].write(&file, 5).unwrap();
+        assert_eq!((errno(&whole), errno(&parts[0]), errno(&parts[1])), (None, Some(5), None));
+        whole.write(&file, 28).unwrap();
+        parts[1].write(&file, 6).unwrap();
+        whole.clear(&file).unwrap();
+        parts[0].clear(&file).unwrap();
+        assert_eq!((errno(&whole), errno(&parts[0]), errno(&parts[1])), (None, None, Some(6)));
+        assert!(is_same_file(&file, &File::open(&path).unwrap()).unwrap());
+        assert!(!is_same_file(&file, &second).unwrap());
+    }
+}

@@ -6,6 +6,7 @@
 //! - `daemon`: the served disks and listeners, and their changes.
 //! - `introspection`: the guests whose memory is read, and the thread that follows them.
 //! - `flush`: makes guests write their dirty data.
+//! - `keep`: what tells the next daemon of lost writes whose report this one does not get.
 //! - `events`: the events of disks, for listeners.
 //! - `queries`: the kept queries, and the actions on their results.
 //! - `run`: the life of the process: start, signals, shutdown.
@@ -25,6 +26,7 @@ mod events;
 mod flush;
 mod group;
 mod introspection;
+mod keep;
 mod log;
 mod logs;
 mod metrics;
@@ -40,6 +42,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use command::{Serve, serve};
 #[doc(hidden)]
 pub use flush::fuzz_flush;
+pub use keep::{Keep, keep};
 
 /// Locks a mutex, also after a thread has panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -15,8 +15,9 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::configuration::{Configuration, ConfigurationFile};
+use crate::configuration::{Configuration, ConfigurationFile, Keepsakes};
 use crate::daemon::Daemon;
+use crate::keep;
 use crate::log::Journal;
 use crate::notify::notify;
 use crate::routes::{self, App};
@@ -56,6 +57,10 @@ pub(crate) fn run(
             runtime.shutdown_background();
             result
         });
+    if result.is_err() {
+        // No guest has written anything.
+        keep::end();
+    }
     #[expect(unsafe_code, reason = "ends the process without destructors")]
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -95,6 +100,9 @@ async fn serve(
     make_default_folder(&options.control).map_err(one)?;
     // First, because a second daemon with the same configuration is detected here.
     probe(&options.control).map_err(one)?;
+    if options.keepsakes == Keepsakes::On {
+        keep::begin(&options.control);
+    }
     let start = {
         let configuration = configuration.clone();
         // On a separate thread: an image on storage that hangs must not prevent the daemon from
@@ -149,6 +157,7 @@ async fn serve(
     }
     let took_us = daemon.ready();
     notify(&[NotifyState::Ready]);
+    daemon.settle_keepsakes();
     tracing::info!(
         "ready in {}.{:03} ms: {}, control socket {}",
         took_us / 1000,
@@ -199,6 +208,12 @@ async fn serve(
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     server.abort();
+    // Before another daemon may begin.
+    if clean {
+        keep::end();
+    } else {
+        keep::end_recorded();
+    }
     let _ = std::fs::remove_file(&options.control);
     tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
     Ok(clean)

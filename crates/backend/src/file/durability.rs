@@ -22,6 +22,8 @@
 //! yet poisoned the file. The **sentinel**, opened with the image, closes the gap. It is asked
 //! after each opening of a witness, under a lock, and its report poisons the file under the same
 //! lock. An error that it has not reported by then has not happened.
+//!
+//! All of these end with the daemon. `keepsake` has what outlives it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,6 +31,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::keepsake::{Fresh, Kept};
 use fathom_block::BackendProblem;
 use fathom_image::LossRecord;
 use rustix::fs::{Advice, fadvise};
@@ -43,6 +46,8 @@ pub(super) struct Durability {
     /// A description that is only asked for reports. `None` for a file that is not written, or
     /// never written back.
     sentinel: Mutex<Option<File>>,
+    /// What tells the next daemon of a report that this one does not get.
+    keepsake: Mutex<Kept>,
     record: LossRecord,
     /// The name of the disk, for the log.
     disk: String,
@@ -66,6 +71,7 @@ impl Durability {
         let durability = Self {
             generation: AtomicU64::new(0),
             sentinel: Mutex::new(if watched { Some(open_again(file)?) } else { None }),
+            keepsake: Mutex::default(),
             record,
             disk: disk.to_owned(),
             errno: AtomicI32::new(0),
@@ -73,6 +79,7 @@ impl Durability {
             unrecorded: AtomicBool::new(false),
         };
         if watched {
+            let keepsake = Fresh::open(file, disk);
             let recorded = durability.record.read(file).map(|loss| loss.errno);
             let mut sentinel = durability.sentinel();
             // A report that no daemon has taken, because the last one was killed before it asked.
@@ -85,12 +92,24 @@ impl Durability {
                 *sentinel = None;
             }
             let unseen = unseen.filter(|_| refusal.is_none());
-            if let Some(errno) = recorded.or(unseen) {
+            // Each is asked, because a report that is left would poison the file again after its recovery.
+            let left = keepsake.ask();
+            if let Some(errno) = recorded.or(unseen).or(left) {
                 durability.earlier.store(true, Ordering::Relaxed);
                 durability.set(&sentinel, file, errno);
             }
+            drop(sentinel);
+            let keepsake = keepsake.hand_over(disk);
+            if durability.is_poisoned() && !durability.unrecorded.load(Ordering::Relaxed) {
+                keepsake.note_recorded();
+            }
+            *durability.keepsake() = keepsake;
         }
         Ok(durability)
+    }
+
+    fn keepsake(&self) -> MutexGuard<'_, Kept> {
+        self.keepsake.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sentinel(&self) -> MutexGuard<'_, Option<File>> {
@@ -124,6 +143,9 @@ impl Durability {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let recorded = self.record.write(file, errno);
         self.unrecorded.store(recorded.is_err(), Ordering::Relaxed);
+        if recorded.is_ok() {
+            self.keepsake().note_recorded();
+        }
         let disk = self.disk.as_str();
         for problem in self.problems() {
             tracing::error!(disk, "{problem}");
@@ -169,6 +191,7 @@ impl Durability {
         // This description may still hold the report that poisoned the file.
         let _ = file.sync_data();
         let fresh = open_again(file)?;
+        let keepsake = Fresh::open(file, &self.disk);
         file.sync_data()?;
         let mut sentinel = self.sentinel();
         if let Some(errno) = report_of(&fresh) {
@@ -176,6 +199,9 @@ impl Durability {
         }
         // The kernel may still have what it could not write: reads get what the store has from now on.
         let _ = fadvise(file, 0, None, Advice::DontNeed);
+        // The old one may still have the report. It must not be the only one without the record.
+        let keepsake = keepsake.hand_over(&self.disk);
+        std::mem::replace(&mut *self.keepsake(), keepsake).release();
         self.record.clear(file)?;
         *sentinel = Some(fresh);
         self.earlier.store(false, Ordering::Relaxed);
@@ -183,6 +209,16 @@ impl Durability {
         self.generation.fetch_add(1, Ordering::AcqRel);
         tracing::warn!(disk = self.disk.as_str(), "takes writes again; lost writes stay lost");
         Ok(())
+    }
+}
+
+impl Drop for Durability {
+    /// The last flush has succeeded, or the loss is recorded.
+    fn drop(&mut self) {
+        let keepsake = std::mem::take(&mut *self.keepsake());
+        if !self.unrecorded.load(Ordering::Relaxed) {
+            keepsake.release();
+        }
     }
 }
 
@@ -267,7 +303,7 @@ impl Witness {
 
 /// The `errno` of a write-back of this file that has failed since this description was last asked.
 /// Does not wait.
-fn report_of(file: &File) -> Option<i32> {
+pub(super) fn report_of(file: &File) -> Option<i32> {
     let descriptor = file.as_raw_fd();
     // SAFETY: a system call on our own descriptor, about a range without pages.
     let result = unsafe {
@@ -281,6 +317,6 @@ fn report_of(file: &File) -> Option<i32> {
 
 /// Opens another description of the same file, even if its name has changed. Closing it does not
 /// release the lock of the first one.
-fn open_again(file: &File) -> io::Result<File> {
+pub(super) fn open_again(file: &File) -> io::Result<File> {
     OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

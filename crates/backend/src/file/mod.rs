@@ -5,10 +5,12 @@
 //! - `queue`: requests in flight; `slot`: one of them.
 //! - `durability`: decides whether a success that the kernel reports is reliable. `fathom_image`
 //!   records what a later daemon has to know of a failure.
+//! - `keepsake`: what outlives the daemon, and tells the next one of a failure.
 //! - `drain`: waits for requests past the new end of a file before it is truncated.
 
 mod drain;
 mod durability;
+mod keepsake;
 mod open;
 mod queue;
 mod slot;
@@ -26,6 +28,7 @@ use fathom_reactor::Reactor;
 
 use drain::Drain;
 use durability::Durability;
+pub use keepsake::{Keeper, Left, report_of_keepsake, set_keeper};
 pub use open::{FileOptions, OpenError};
 use queue::FileQueue;
 

@@ -10,6 +10,7 @@ mod devices;
 mod events;
 mod flushes;
 mod giants;
+mod keepsakes;
 mod kept_caches;
 mod limit;
 mod log_recovery;

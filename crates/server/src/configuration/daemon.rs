@@ -41,6 +41,8 @@ pub struct DaemonOptions {
     pub idle_requests: u64,
     /// How long a device must have been idle before background work begins.
     pub idle_time: Nanoseconds,
+    /// Whether something outlives the daemon that tells the next one of lost writes.
+    pub keepsakes: Keepsakes,
 }
 
 impl DaemonOptions {
@@ -62,6 +64,7 @@ impl Default for DaemonOptions {
             shutdown_time_max: Nanoseconds(15_000_000_000),
             idle_requests: IdleOptions::default().threshold,
             idle_time: Nanoseconds(IdleOptions::default().dwell_ns),
+            keepsakes: Keepsakes::On,
         }
     }
 }
@@ -115,6 +118,12 @@ impl Section for DaemonOptions {
             "\"1ms\"",
             "how long a device must have been idle before background work begins, up to `\"10s\"`",
         ),
+        Key::new(
+            "keepsakes",
+            "\"on\"",
+            "whether a description of each file outlives a daemon that is killed, so that the next one sees that writes \
+             were lost meanwhile: `\"on\"` or `\"off\"`. See [durability.md](durability.md#keepsakes)",
+        ),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
@@ -147,6 +156,17 @@ impl Section for DaemonOptions {
             );
         }
     }
+}
+
+/// Whether something outlives the daemon that tells the next one of lost writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Keepsakes {
+    /// The service manager, or a process `fathom keep`.
+    #[default]
+    On,
+    /// Nothing.
+    Off,
 }
 
 /// The level of the log.

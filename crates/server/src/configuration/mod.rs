@@ -37,7 +37,7 @@ use toml::de::DeTable;
 pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{image_identity, normal as normal_path};
 pub use cluster::ClusterDefinition;
-pub use daemon::{DaemonOptions, LogLevel, parse_metrics};
+pub use daemon::{DaemonOptions, Keepsakes, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
 pub use guest::GuestOptions;

@@ -20,6 +20,7 @@ use crate::caches::{self, has_cache};
 use crate::configuration::order::{self, Beside};
 use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
 use crate::introspection::DiskGuest;
+use crate::keep;
 use crate::logs::{DiskLog, is_same_log};
 use crate::wiring::{self, KeyedLayer, Place, Watchers, invalid, refusal};
 
@@ -228,6 +229,17 @@ impl Daemon {
     /// The folder for records that outlive the daemon.
     fn records_folder(&self) -> PathBuf {
         records_folder(&self.options.control)
+    }
+
+    /// Releases what an earlier daemon has left of files that no disk has, if all disks of the configuration are served.
+    pub(crate) fn settle_keepsakes(&self) {
+        if !self.with_state(|state| state.unserved.is_empty()) {
+            return;
+        }
+        let records = self.records_folder();
+        let settle = move || keep::settle(&records);
+        // If that fails, they stay until the next start.
+        let _ = std::thread::Builder::new().name("keep".into()).spawn(settle);
     }
 
     /// Makes a disk accept writes again after some were lost.
