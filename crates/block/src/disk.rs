@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::failures::Failures;
 use crate::geometry::{Capabilities, Geometry};
 use crate::layer::{LAYERS_MAX, Layer};
+use crate::leftovers::Leftovers;
 use crate::open::Offer;
 use crate::request::{ErrorKind, SERIAL_LENGTH};
 use crate::stack::{Stack, StackCounters};
@@ -58,6 +59,7 @@ pub struct Disk {
     listeners: Mutex<Vec<ChangeListener>>,
     counters: StackCounters,
     failures: Failures,
+    leftovers: Leftovers,
     queues: AtomicU64,
     /// Decides when the layers' background work is done.
     scheduler: OnceLock<Arc<dyn BackgroundScheduler>>,
@@ -93,6 +95,7 @@ impl Disk {
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
             failures: Failures::default(),
+            leftovers: Leftovers::default(),
             queues: AtomicU64::new(0),
             scheduler: OnceLock::new(),
         };
@@ -163,6 +166,11 @@ impl Disk {
     /// The failures of the disk's requests, as front ends see them.
     pub fn failures(&self) -> &Failures {
         &self.failures
+    }
+
+    /// The changes in flight whose clients have gone.
+    pub fn leftovers(&self) -> &Leftovers {
+        &self.leftovers
     }
 
     /// Opens the disk for one queue, served by the thread that owns `reactor`.

@@ -177,11 +177,31 @@ pub trait LayerQueue {
         let _ = next;
     }
 
-    /// Called when the front end waits for all requests in flight, because its ring is stopped, its
-    /// client has disconnected or the disk gets other layers. The layer passes on the requests that it
+    /// Called when the front end waits for all requests in flight, because the disk gets other layers or the
+    /// daemon ends. The layer passes on the requests that it
     /// holds back by its own rule, and holds no request back while [`Crossing::is_draining`].
     fn drain(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
+    }
+
+    /// Called, perhaps repeatedly, when the front end has gone or its ring is stopped: the layer completes
+    /// the requests that it holds back by its own rule, and of which nothing is in flight, with
+    /// [`ErrorKind::Withdrawn`]. It passes none of them on: their maker may do without them, or repeats them
+    /// later. Background work ([`Flags`](crate::Flags)) goes on.
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        let _ = next;
+    }
+
+    /// The same for a request that the layer [holds](Crossing::hold) until a deadline. It completes the
+    /// request, or returns it, so that it is held further.
+    fn withdraw_held(
+        &mut self,
+        request: Box<Request>,
+        outcome: Option<Outcome>,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        let _ = (outcome, next);
+        Some(request)
     }
 
     /// Called before the queue is closed, because its front end has ended or because the disk gets

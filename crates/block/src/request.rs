@@ -116,6 +116,13 @@ pub struct Flags {
     pub write_back: bool,
 }
 
+impl Flags {
+    /// Whether the request is a layer's own work, for which no front end waits.
+    pub fn is_work_of_layers(self) -> bool {
+        self.background || self.write_back
+    }
+}
+
 /// Why a request failed. Small and `Copy`: details for the operator are logged where the failure
 /// happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,11 +147,14 @@ pub enum ErrorKind {
     ShuttingDown,
     /// The request's memory cannot be read or written, because it has been unmapped or lost.
     Memory,
+    /// The front end has taken the request back ([`Stack::withdraw`](crate::Stack::withdraw)): nothing of it
+    /// is in flight any more.
+    Withdrawn,
 }
 
 impl ErrorKind {
     /// Every kind, in the order of declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Io,
         Self::NoSpace,
         Self::OutOfRange,
@@ -155,6 +165,7 @@ impl ErrorKind {
         Self::Malformed,
         Self::ShuttingDown,
         Self::Memory,
+        Self::Withdrawn,
     ];
 
     /// The kind of error that an `errno` of the operating system means for a request.
@@ -182,6 +193,7 @@ impl ErrorKind {
             Self::Malformed => "malformed",
             Self::ShuttingDown => "shutting down",
             Self::Memory => "memory lost",
+            Self::Withdrawn => "withdrawn",
         }
     }
 }

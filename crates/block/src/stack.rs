@@ -1,6 +1,7 @@
 //! A disk opened for one queue, and the checked crossing.
 
 mod life;
+mod withdraw;
 
 use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
@@ -94,6 +95,10 @@ pub struct Stack {
     /// The events that [`wait`](Self::wait) has collected.
     events: Vec<Event>,
     in_flight: usize,
+    /// Requests that wait for [leftovers](crate::Leftovers), each with the number of the first one that it
+    /// does not wait for; and when to look again, in nanoseconds.
+    delayed: Vec<(Box<Request>, u64)>,
+    look_ns: u64,
     /// The time at which the clock was last read in this round, in nanoseconds, or 0.
     round_ns: Cell<u64>,
     /// The reactor's count of rounds when `round_ns` was cleared.
@@ -189,6 +194,8 @@ impl Stack {
             completed: VecDeque::new(),
             events: Vec::new(),
             in_flight: 0,
+            delayed: Vec::new(),
+            look_ns: u64::MAX,
             round_ns: Cell::new(0),
             rounds: 0,
         })
@@ -231,10 +238,15 @@ impl Stack {
         self.update_round(reactor);
         match self.check(0, &request) {
             Err(error) => self.refuse(0, request, error),
-            Ok(()) if self.head > 0 => self.entering.push(request),
-            Ok(()) => self.pass(0, request),
+            Ok(()) if !self.disk.leftovers().is_empty() => self.meet_leftovers(request),
+            Ok(()) => self.admit(request),
         }
         self.take_steps();
+    }
+
+    /// Passes a request that was checked to the first layer.
+    fn admit(&mut self, request: Box<Request>) {
+        if self.head > 0 { self.entering.push(request) } else { self.pass(0, request) }
     }
 
     /// Passes the begun requests to the observers of the head, and then to the layers below.
@@ -302,6 +314,9 @@ impl Stack {
     /// of the back end and of further stores.
     pub fn advance(&mut self, reactor: &mut Reactor) {
         self.round_ns.set(0);
+        if self.look_ns != u64::MAX {
+            self.look_at_leftovers();
+        }
         if !self.held.is_empty() {
             let now_ns = self.clock.now_ns();
             self.round_ns.set(now_ns);
@@ -364,7 +379,8 @@ impl Stack {
     /// stack's clock; `None` if there is none.
     pub fn deadline_ns(&self) -> Option<u64> {
         let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
-        let deadline_ns = held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns);
+        let deadline_ns =
+            held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns).min(self.look_ns);
         (deadline_ns != u64::MAX).then_some(deadline_ns)
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
+    Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
+    Outcome, Request,
 };
 use fathom_options::{Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
@@ -150,5 +151,18 @@ impl LayerQueue for DelayQueue {
 
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         next.complete(request, outcome);
+    }
+
+    fn withdraw_held(
+        &mut self,
+        request: Box<Request>,
+        _: Option<Outcome>,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        if request.flags.is_work_of_layers() {
+            return Some(request);
+        }
+        next.complete(request, Err(ErrorKind::Withdrawn));
+        None
     }
 }

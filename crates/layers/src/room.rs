@@ -31,7 +31,8 @@ struct Shared {
 
 /// A layer that holds requests for which the storage has no space, and tries them again until there
 /// is space. The guest sees a slow disk rather than an error, as under a virtual machine monitor
-/// with `werror=enospc`. Requests that need no space are not delayed.
+/// with `werror=enospc`. Requests that need no space are not delayed. When a ring is stopped or a client has
+/// gone, its waiting requests are given back.
 ///
 /// The layer belongs directly above the back end, so that the layers above see one request.
 #[derive(Clone, Default)]
@@ -137,6 +138,21 @@ impl LayerQueue for RoomQueue {
         self.shared.waited_ns.store(waited_ns, Ordering::Relaxed);
         let deadline_ns = now_ns.saturating_add(RETRY_NS);
         next.hold(request, Some(outcome), deadline_ns);
+    }
+
+    fn withdraw_held(
+        &mut self,
+        request: Box<Request>,
+        outcome: Option<Outcome>,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        if request.flags.is_work_of_layers() {
+            return Some(request);
+        }
+        let is_released = self.shared.released.load(Ordering::Acquire);
+        let outcome = outcome.filter(|_| is_released).unwrap_or(Err(ErrorKind::Withdrawn));
+        self.finish(request, outcome, next);
+        None
     }
 
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {

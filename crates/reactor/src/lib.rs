@@ -295,6 +295,12 @@ impl Reactor {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLOUT as u32, false);
     }
 
+    /// Requests one event when the other side of the socket `descriptor` has closed it, or its sending side,
+    /// even if not all of its bytes have been read.
+    pub fn watch_hang_up(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+        self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLRDHUP as u32, false);
+    }
+
     /// Requests an event each time `descriptor` becomes readable, until an event whose `more` is
     /// false.
     pub fn watch_always(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {

@@ -62,7 +62,7 @@ impl Stack {
     }
 
     /// Calls `visit` with each layer, the uppermost first.
-    fn each_layer(&mut self, visit: impl Fn(&mut dyn LayerQueue, &mut Crossing<'_>)) {
+    pub(super) fn each_layer(&mut self, visit: impl Fn(&mut dyn LayerQueue, &mut Crossing<'_>)) {
         for level in 0..self.layers.len() {
             if let Some((layer, mut crossing)) = self.layer(level) {
                 visit(layer, &mut crossing);

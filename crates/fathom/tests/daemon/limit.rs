@@ -11,6 +11,8 @@ use crate::process::{Daemon, command, image};
 const READ: u16 = 0;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+/// The NBD error for requests of a client that has left.
+const SHUTDOWN: u32 = 108;
 
 fn change(options: Value) -> DiskChange {
     let layers = vec![LayerDefinition::new("limit", options)];
@@ -77,6 +79,30 @@ fn a_limit_applies_is_changed_and_is_reported() {
 }
 
 #[test]
+fn clients_that_leave_again_and_again_do_not_pass_a_limit() {
+    const WRITE: u16 = 1;
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"limit\", write-bytes-sec = \"4K\" }]\n",
+    );
+    let waiting = || daemon.client().disk("a").unwrap().figure("limit", "waiting").unwrap();
+    let begun = Instant::now();
+    for _ in 0..8 {
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        for block in 0..32 {
+            assert!(nbd.send(WRITE, block, block << 12, 4096, &[1; 4096]));
+        }
+        daemon.until("requests to wait", || waiting() >= 31);
+        drop(nbd);
+        daemon.until("the client's requests to end", || waiting() == 0);
+    }
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let written = (0..32).filter(|block| nbd.read_block(*block) == 1).count() as u64;
+    assert!(written <= 2 + begun.elapsed().as_secs(), "{written} blocks");
+}
+
+#[test]
 fn drained_queues_and_flushes_do_not_wait_for_a_limit() {
     let daemon = Daemon::start(
         "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
@@ -110,7 +136,11 @@ fn drained_queues_and_flushes_do_not_wait_for_a_limit() {
     send_reads(&mut second, 50);
     daemon.until("requests to wait", || waiting() >= 49);
     second.send(DISCONNECT, 0, 0, 0, &[]);
-    (0..50).for_each(|_| second.read_reply(4096));
+    // They wait for their time, for 5 s: leaving is no way past a limit.
+    let begun = Instant::now();
+    (0..50).for_each(|_| assert_eq!(second.reply().map(|reply| reply.1), Some(SHUTDOWN)));
+    assert!(begun.elapsed() > Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(waiting(), 0);
     // The end of the daemon does not wait for a limit.
     let mut third = Nbd::connect(&daemon.path("nbd.sock"), "a");
     send_reads(&mut third, 50);

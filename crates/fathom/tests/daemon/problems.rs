@@ -157,6 +157,36 @@ fn a_full_disk_is_shown_and_can_be_removed() {
 }
 
 #[test]
+fn a_write_that_waits_for_space_goes_with_its_client() {
+    let Some(small) = Small::mount("1M") else { return };
+    image(small.folder.path(), "a.img", 8 << 20);
+    std::fs::write(small.path("ballast"), vec![1; 960 << 10]).unwrap();
+    let daemon = serve(&small.path("a.img"), "when_full = \"wait\"\n");
+    let mut first = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let place = 4 << 20;
+    for cookie in 0..4 {
+        let offset = place + cookie * LENGTH as u64;
+        assert!(first.send(1, cookie, offset, LENGTH as u32, &vec![b'o'; LENGTH]));
+    }
+    daemon.until("writes to wait", || kinds(&daemon, "a") == [ProblemKind::WaitingForRoom]);
+    drop(first);
+    daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
+    let mut second = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    std::fs::remove_file(small.path("ballast")).unwrap();
+    second.write(place, &vec![b'n'; LENGTH]);
+    // Longer than a waiting write waits before it is tried again.
+    std::thread::sleep(Duration::from_millis(1500));
+    let read = second.read(place, 4 * LENGTH as u32);
+    assert!(read[..LENGTH].iter().all(|byte| *byte == b'n'), "an older write has landed");
+    assert!(
+        read[3 * LENGTH..].iter().all(|byte| *byte == 0),
+        "a write without a client has landed"
+    );
+    drop(second);
+    daemon.end();
+}
+
+#[test]
 fn a_truncated_or_deleted_image_is_a_problem() {
     let folder = tempfile::tempdir().unwrap();
     image(folder.path(), "a.img", 1 << 20);

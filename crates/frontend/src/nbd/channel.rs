@@ -159,6 +159,14 @@ impl Channel {
         self.socket().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// A second descriptor of the socket.
+    ///
+    /// # Errors
+    /// When the channel is closed, or no descriptor is available.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.descriptor()?.try_clone_to_owned()
+    }
+
     /// Closes the channel's sending side.
     pub fn shut(&mut self) {
         if let Self::Secure(secure) = self {

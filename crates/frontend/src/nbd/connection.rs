@@ -85,8 +85,28 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     if !export.enter(control) {
         return;
     }
-    tracing::debug!(peer = control.peer(), export = export.name(), "NBD client connected");
     let presence = Presence { entered, export: Arc::clone(&export), ending: None };
+    let control = presence.control();
+    match channel.duplicate() {
+        Ok(socket) => control.set_socket(Some(socket)),
+        Err(error) => {
+            let export = export.name();
+            tracing::error!(export, %error, "an NBD connection cannot be served");
+            return;
+        }
+    }
+    if !export.settle(control) {
+        if !control.is_abandoned() && !control.is_stopping() {
+            tracing::warn!(
+                peer = control.peer(),
+                export = export.name(),
+                "NBD client rejected: an earlier client has gone, and the thread of its connection hangs \
+                 with the storage; a later connection is served when it continues"
+            );
+        }
+        return;
+    }
+    tracing::debug!(peer = control.peer(), export = export.name(), "NBD client connected");
     let added = export.threads().add(export.name(), move |seat, reactor| {
         Transmission::new(channel, &agreement, presence, &input, seat, reactor)
     });
@@ -122,6 +142,8 @@ impl Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         let control = self.entered.control();
+        // Otherwise the connection would stay open as long as the list of connections.
+        control.set_socket(None);
         self.export.leave(control);
         let counters = &self.shared().counters;
         counters.requests.fetch_add(control.requests.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// The status of a connection.
 #[derive(Clone, Debug)]
@@ -44,6 +44,11 @@ pub struct Control {
     id: u64,
     peer: String,
     facts: Mutex<Facts>,
+    /// A descriptor of the connection's socket, during the transmission phase.
+    socket: Mutex<Option<OwnedFd>>,
+    /// Whether the connection's thread takes no more requests, and what it has in flight is among the
+    /// disk's leftovers.
+    is_leaving: AtomicBool,
     /// Requests answered.
     pub(super) requests: AtomicU64,
     /// Bytes received in writes.
@@ -71,6 +76,8 @@ impl Control {
             id,
             peer,
             facts: Mutex::default(),
+            socket: Mutex::default(),
+            is_leaving: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),
             bytes_read: AtomicU64::new(0),
@@ -97,6 +104,28 @@ impl Control {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    /// Lets other threads see whether the client of this socket has gone.
+    pub(super) fn set_socket(&self, socket: Option<OwnedFd>) {
+        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
+    }
+
+    /// The connection takes no more requests, and its changes in flight are among the disk's leftovers.
+    pub(super) fn set_leaving(&self) {
+        self.is_leaving.store(true, Ordering::Release);
+    }
+
+    /// Whether the client has gone and the connection's thread has not noticed it yet.
+    pub(super) fn is_abandoned(&self) -> bool {
+        if self.is_leaving.load(Ordering::Acquire) {
+            return false;
+        }
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(socket) = &*socket else { return false };
+        let mut polls = [PollFd::new(socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polls, Some(&now)).is_ok_and(|count| count > 0)
     }
 
     pub(super) fn borrow(&self) -> BorrowedFd<'_> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_block::{Disk, DiskChange, REQUEST_LENGTH_MAX};
 
@@ -15,6 +15,11 @@ use super::wire::{STRING_LENGTH_MAX, transmission};
 
 /// The longest time that the removal of an export waits for its connections.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// How long a new connection waits for the threads of connections whose clients have gone, and how often it
+/// looks. A thread notices that within microseconds, unless its disk hangs.
+const NOTICE_TIME_MAX: Duration = Duration::from_secs(10);
+const NOTICE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Why an export could not be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +249,27 @@ impl Export {
             return false;
         }
         connections.controls.push(Arc::clone(control));
+        true
+    }
+
+    /// Waits until the threads of connections whose clients have gone have noticed that, so that what these
+    /// clients have left in flight is ordered before what `control`'s client sends. Returns false if that
+    /// takes longer than [`NOTICE_TIME_MAX`], or if `control`'s client has gone, too.
+    pub(super) fn settle(&self, control: &Arc<Control>) -> bool {
+        let end = Instant::now() + NOTICE_TIME_MAX;
+        let others: Vec<_> = {
+            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let others = connections.controls.iter().filter(|other| !Arc::ptr_eq(other, control));
+            others.cloned().collect()
+        };
+        for other in others {
+            while other.is_abandoned() {
+                if Instant::now() >= end || control.is_stopping() || control.is_abandoned() {
+                    return false;
+                }
+                std::thread::sleep(NOTICE_INTERVAL);
+            }
+        }
         true
     }
 

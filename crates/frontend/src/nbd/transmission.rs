@@ -10,6 +10,7 @@
 //! that serves several has the kernel watch the sockets that had no more bytes.
 
 mod intake;
+mod leaving;
 mod outcome;
 
 use std::io;
@@ -54,6 +55,7 @@ const POLLS_PER_READ: u32 = 16;
 const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
 const WOKEN: u64 = 3;
+const HUNG_UP: u64 = 4;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -145,6 +147,13 @@ pub struct Transmission {
     readable_watched: bool,
     writable_watched: bool,
     blocked: bool,
+    /// Requests that were taken back from the disk's layers, because these change.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    deferred: Vec<Box<Request>>,
+    /// Whether the client has closed its side of the socket.
+    hung_up: bool,
+    /// The client's number among those of the disk.
+    client: u64,
     /// Whether the input may hold a request that can be begun now.
     unparsed: bool,
     /// Whether the last read of the socket received all available bytes: the socket is read again
@@ -180,6 +189,8 @@ impl Transmission {
         let owner = reactor.register();
         let stack = export.disk().open_queue(reactor, Clock::System)?;
         reactor.watch_always(owner, WOKEN, control.borrow());
+        reactor.watch_hang_up(owner, HUNG_UP, channel.descriptor()?);
+        let client = export.disk().leftovers().client();
         let mut input = vec![0; INPUT_LENGTH.max(left_over.len())].into_boxed_slice();
         input[..left_over.len()].copy_from_slice(left_over);
         Ok(Self {
@@ -212,6 +223,9 @@ impl Transmission {
             phase: Phase::Open,
             closing: false,
             disconnect_received: false,
+            hung_up: false,
+            deferred: Vec::new(),
+            client,
             readable_watched: false,
             writable_watched: false,
             blocked: false,
@@ -229,9 +243,10 @@ impl Transmission {
     fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Open | Phase::Parting { .. } => false,
-            Phase::Lost => self.stack.in_flight() == 0,
+            Phase::Lost => self.stack.in_flight() == 0 && self.deferred.is_empty(),
             Phase::Closing { since_ns } => {
                 let unanswered = self.stack.in_flight() > 0
+                    || !self.deferred.is_empty()
                     || !self.replies.is_empty()
                     || self.channel.has_staged();
                 !unanswered
@@ -243,15 +258,16 @@ impl Transmission {
 
     fn close(&mut self, ending: Ending) {
         self.presence.end(ending);
-        if self.phase == Phase::Open {
-            self.phase = Phase::Closing { since_ns: self.stack.now_ns() };
-        }
         // An incomplete write was never submitted.
         if let Some(Partial { slot, request, .. }) = self.partial.take() {
             self.stack.recycle(request);
             self.release(slot);
         }
         self.refused = None;
+        if self.phase == Phase::Open {
+            self.phase = Phase::Closing { since_ns: self.stack.now_ns() };
+            self.leave_behind();
+        }
     }
 
     fn lose(&mut self, ending: Ending) {
@@ -379,9 +395,7 @@ impl Source for Transmission {
     }
 
     fn give(&mut self, reactor: &mut Reactor) -> bool {
-        if self.phase != Phase::Open {
-            self.stack.drain(reactor);
-        }
+        self.take_back(reactor);
         let mut busy = self.reap(reactor);
         if busy {
             // Completed writes may have queued flushes.
@@ -407,6 +421,9 @@ impl Source for Transmission {
         if !busy {
             busy = self.change_layers();
         }
+        if !self.deferred.is_empty() {
+            busy |= self.repeat_deferred(reactor);
+        }
         if !busy && self.is_finished() {
             self.part();
             busy = true;
@@ -420,6 +437,7 @@ impl Source for Transmission {
                 self.readable_watched = false;
                 self.drained = false;
             }
+            HUNG_UP => self.hung_up = true,
             SOCKET_WRITABLE => {
                 self.writable_watched = false;
                 self.blocked = false;
@@ -447,6 +465,8 @@ impl Source for Transmission {
     fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64 {
         let mut deadline_ns = match self.phase {
             Phase::Open | Phase::Lost => u64::MAX,
+            // After that, only requests in flight are waited for.
+            Phase::Closing { since_ns } if now_ns > since_ns + LINGER_NS => u64::MAX,
             Phase::Closing { since_ns } => since_ns + LINGER_NS + 1,
             Phase::Parting { since_ns } => since_ns + HANG_UP_NS + 1,
         };
@@ -460,7 +480,7 @@ impl Source for Transmission {
         if !self.seat.is_alone() {
             self.watch(reactor);
         }
-        if self.change_layers() {
+        if self.change_layers() || self.defer(reactor) {
             return now_ns;
         }
         deadline_ns
@@ -486,6 +506,7 @@ impl Source for Transmission {
 impl Drop for Transmission {
     fn drop(&mut self) {
         self.publish();
+        self.end_leftovers();
         self.budget.give(self.borrowed, self.export.borrowed());
         self.budget.leave(&self.control);
     }

@@ -122,6 +122,13 @@ impl Inflight {
         Ok(())
     }
 
+    /// Records that nothing is in flight.
+    pub(super) fn clear(&self) {
+        for queue in (0..self.queues).filter_map(|index| self.queue(index)) {
+            (0..queue.size).for_each(|head| queue.flag(head).store(0, Ordering::Release));
+        }
+    }
+
     /// The region of queue `index`; `None` if there is no such queue.
     pub(super) fn queue(&self, index: u16) -> Option<QueueInflight> {
         let offset = self.region * usize::from(index);
@@ -206,6 +213,11 @@ impl QueueInflight {
         self.count(head).store(self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
         self.flag(head).store(1, Ordering::Release);
+    }
+
+    /// Records that the request at `head` is not taken: the guest's ring still has it.
+    pub(super) fn leave(&mut self, head: u16) {
+        self.flag(head).store(0, Ordering::Release);
     }
 
     /// Records that the request at `head` is given back with the next batch.

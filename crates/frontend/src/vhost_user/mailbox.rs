@@ -18,10 +18,22 @@ const REACTOR_ENTRIES: u32 = 256;
 
 type Change = Box<dyn FnOnce(&mut Worker) + Send>;
 
+/// When a change is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// In the next round.
+    AtOnce,
+    /// When nothing is in flight: what the disk's layers hold is taken back, and carried out again after the
+    /// change.
+    Idle,
+    /// The same for a change that stops the ring. With a VMM that lives, requests that cannot be given back
+    /// to it otherwise are carried out before.
+    Stopped { is_gone: bool },
+}
+
 /// A change for a ring's thread to make.
 pub(super) struct Command {
-    /// Whether the change waits until nothing is in flight.
-    pub drained: bool,
+    pub due: Due,
     pub change: Change,
 }
 
@@ -88,15 +100,14 @@ impl WorkerHandle {
     }
 
     /// Runs `change` on the worker's thread and returns its result; `None` if the thread has ended.
-    /// With `drained`, the change waits until no request is in flight, and no new requests are
-    /// taken meanwhile.
+    /// No new requests are taken while the change waits until it is due.
     pub(super) fn update<R: Send + 'static>(
         &self,
-        drained: bool,
+        due: Due,
         change: impl FnOnce(&mut Worker) -> R + Send + 'static,
     ) -> Option<R> {
         self.thread.ask(&self.mailbox, |sender| Command {
-            drained,
+            due,
             change: Box::new(move |worker: &mut Worker| drop(sender.send(change(worker)))),
         })
     }
@@ -106,13 +117,10 @@ impl WorkerHandle {
         Arc::clone(self.mailbox.wake())
     }
 
-    /// Completes the requests in flight, ends the ring, and returns the count of requests taken
-    /// from it.
-    pub(super) fn stop(mut self) -> Option<u16> {
-        let base = self.update(true, |worker| {
-            worker.end();
-            worker.ring.next_available()
-        });
+    /// Completes the requests in flight, gives held ones back untouched, ends the ring, and returns the
+    /// count of requests taken from it. `is_gone` is whether its VMM has gone.
+    pub(super) fn stop(mut self, is_gone: bool) -> Option<u16> {
+        let base = self.update(Due::Stopped { is_gone }, Worker::stop);
         self.stopped = true;
         self.thread.settle();
         base
@@ -122,7 +130,7 @@ impl WorkerHandle {
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
         if !self.stopped {
-            self.update(true, Worker::end);
+            self.update(Due::Stopped { is_gone: true }, Worker::stop);
             self.thread.settle();
         }
     }

@@ -285,7 +285,7 @@ impl Server {
         for connection in &connections {
             // First the requests, then the connection: a VMM whose connection has closed ignores
             // interrupts.
-            lock(&connection.session).close();
+            lock(&connection.session).close(false);
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
         for connection in connections {
@@ -394,7 +394,7 @@ impl Shared {
                 {
                     shared.counters.panics.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(disk = shared.disk.name(), "a connection's thread failed");
-                    lock(&served).close();
+                    lock(&served).close(true);
                 }
                 // Other copies of the descriptor may keep the socket open for a while.
                 let _ = ending.shutdown(Shutdown::Both);
@@ -454,7 +454,7 @@ impl Shared {
         }
         // Completes the requests in flight before the connection closes, so that the VMM finds all
         // of them completed.
-        lock(session).close();
+        lock(session).close(!self.ended());
         drop(handler);
         if let Some(cause) = memory_owner.cause() {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);

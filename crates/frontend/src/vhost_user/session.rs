@@ -24,7 +24,7 @@ use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::Inflight;
 use super::live::Live;
-use super::mailbox::{RingThread, WorkerHandle};
+use super::mailbox::{Due, RingThread, WorkerHandle};
 use super::memory::{Memory, RegionLayout};
 use super::observer::GuestObserver;
 use super::ring::{RING_SIZE_MAX, Ring, RingAddresses, RingError};
@@ -224,11 +224,12 @@ impl Session {
         Ok(thread)
     }
 
-    /// Stops a ring once nothing is in flight, and keeps the count of requests taken from it.
-    fn stop(&mut self, index: usize) {
+    /// Stops a ring once nothing is in flight, and keeps the count of requests taken from it. `is_gone` is
+    /// whether the VMM has gone, or does without what the disk holds.
+    fn stop(&mut self, index: usize, is_gone: bool) {
         let setup = &mut self.rings[index];
         let Some(worker) = setup.worker.take() else { return };
-        if let Some(base) = worker.stop() {
+        if let Some(base) = worker.stop(is_gone) {
             setup.base = base;
         }
         let mut live = self.live();
@@ -246,17 +247,17 @@ impl Session {
         self.rings.iter().any(|ring| ring.worker.is_some())
     }
 
-    /// Completes the requests in flight. No ring starts any more.
-    pub(super) fn close(&mut self) {
-        self.stop_all();
+    /// Completes the requests in flight. No ring starts any more. `is_gone` is whether the VMM has gone.
+    pub(super) fn close(&mut self, is_gone: bool) {
+        self.stop_all(is_gone);
         if !std::mem::replace(&mut self.closed, true) {
             self.observer.ended(self.number);
         }
     }
 
-    fn stop_all(&mut self) {
+    fn stop_all(&mut self, is_gone: bool) {
         for index in 0..self.rings.len() {
-            self.stop(index);
+            self.stop(index, is_gone);
         }
     }
 
@@ -273,7 +274,7 @@ impl Session {
         let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
             return Ok(());
         };
-        let refreshed = worker.update(true, move |worker| {
+        let refreshed = worker.update(Due::Idle, move |worker| {
             worker.ring = worker.ring.moved(memory, addresses)?;
             worker.ring.disable_notifications();
             worker.log = log;
@@ -284,10 +285,10 @@ impl Session {
             Some(Err(error)) => {
                 let error: RingError = error;
                 // The ring is no longer in the guest's memory, so it must not be accessed.
-                self.stop(index);
+                self.stop(index, true);
                 return Err(invalid(format!("queue {index}: {}", error.name())));
             }
-            None => self.stop(index),
+            None => self.stop(index, true),
         }
         Ok(())
     }
@@ -318,7 +319,11 @@ impl Session {
     }
 
     fn reset(&mut self) {
-        self.stop_all();
+        self.stop_all(true);
+        // What is recorded as in flight is the earlier device's.
+        if let Some(inflight) = &self.inflight {
+            inflight.clear();
+        }
         for setup in &mut self.rings {
             *setup = RingSetup::default();
         }
@@ -327,7 +332,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.close();
+        self.close(true);
         self.right.release(self.number);
     }
 }
@@ -430,7 +435,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.ring(index)?;
-        self.stop(index as usize);
+        self.stop(index as usize, false);
         let setup = self.ring(index)?;
         setup.kick = None;
         setup.call = None;
@@ -440,7 +445,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         self.ring(u32::from(index))?;
         let index = usize::from(index);
-        self.stop(index);
+        self.stop(index, false);
         let Some(file) = file else {
             return Err(invalid("a queue without a kick descriptor is not served"));
         };
@@ -454,7 +459,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         setup.call = file.map(Call::new).transpose().map_err(failed)?;
         let call = setup.call.as_ref().map(Call::try_clone).transpose().map_err(failed)?;
         if let Some(worker) = &setup.worker {
-            worker.update(false, move |worker| {
+            worker.update(Due::AtOnce, move |worker| {
                 worker.call = call;
                 // A pending interrupt may have gone to the old descriptor.
                 worker.interrupt();
@@ -485,7 +490,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let setup = self.ring(index)?;
         setup.enabled = enable;
         if let Some(worker) = &setup.worker {
-            worker.update(false, move |worker| worker.enabled = enable);
+            worker.update(Due::AtOnce, move |worker| worker.enabled = enable);
         }
         Ok(())
     }

@@ -7,6 +7,7 @@
 //! locked.
 
 mod intake;
+mod stop;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,8 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::{
-    Clock, Disk, ErrorKind, GuestAddress, Mail, Mailbox, MemoryOwner, Operation, Outcome, Source,
-    Stack,
+    Clock, Disk, ErrorKind, GuestAddress, Mailbox, MemoryOwner, Operation, Outcome, Source, Stack,
 };
 use fathom_reactor::{Event, Group, Owner, Reactor};
 
@@ -97,6 +97,13 @@ pub(super) struct Worker {
     ended: bool,
     /// Whether a command waits until nothing is in flight.
     draining: bool,
+    /// The index in the ring of available requests from which each head was taken; `None` for those of an
+    /// earlier daemon.
+    positions: Vec<Option<u16>>,
+    /// Heads of requests that were taken back from the disk's layers, to be carried out again.
+    deferred: Vec<u16>,
+    /// Until when a stop waits for requests that cannot be given back otherwise, in nanoseconds.
+    finish_ns: Option<u64>,
     /// Whether the ring's contents were invalid: no more requests are taken from it.
     broken: bool,
     heads: Vec<u16>,
@@ -126,8 +133,9 @@ impl Worker {
             status: std::ptr::null_mut(),
             status_address: GuestAddress(0),
         };
+        let size = usize::from(start.ring.size());
         let mut worker = Self {
-            taken: vec![free; usize::from(start.ring.size())],
+            taken: vec![free; size],
             memory_owner: Arc::clone(start.ring.memory().owner()),
             ring: start.ring,
             call: start.call,
@@ -148,6 +156,9 @@ impl Worker {
             careful: false,
             ended: false,
             draining: false,
+            positions: vec![None; size],
+            deferred: Vec::new(),
+            finish_ns: None,
             broken: false,
             heads: Vec::with_capacity(BATCH),
             chain: Chain::default(),
@@ -186,7 +197,7 @@ impl Worker {
             tracing::info!(
                 disk = self.disk.name(),
                 requests = self.recovered.len(),
-                "repeating requests that an earlier daemon had not completed"
+                "repeating requests that had not completed when the ring stopped or the daemon ended"
             );
             self.counters.recovered.fetch_add(self.recovered.len() as u64, Ordering::Relaxed);
         }
@@ -282,7 +293,9 @@ impl Worker {
     /// Counts the completion of one of the stack requests of `head`.
     fn complete(&mut self, head: u16, outcome: Outcome) {
         let taken = &mut self.taken[usize::from(head)];
-        if taken.outcome.is_ok() {
+        let withdrawn = Err(ErrorKind::Withdrawn);
+        // A request of which one part has failed is not carried out again.
+        if taken.outcome.is_ok() || taken.outcome == withdrawn && outcome.is_err() {
             taken.outcome = outcome;
         }
         taken.left -= 1;
@@ -290,6 +303,9 @@ impl Worker {
             return;
         }
         let Taken { outcome, written, status, status_address, .. } = *taken;
+        if outcome == withdrawn {
+            return self.deferred.push(head);
+        }
         if self.memory_owner.is_lost() {
             // The request's data may have come from, or gone to, a page that is no longer the
             // guest's.
@@ -347,29 +363,6 @@ impl Worker {
         }
     }
 
-    /// Makes the changes that the session has requested. Returns whether none is left.
-    fn take_commands(&mut self) -> bool {
-        loop {
-            let in_flight = self.stack.in_flight();
-            match self.mailbox.next(|command| !command.drained || in_flight == 0) {
-                Mail::Due(command) => (command.change)(self),
-                Mail::Waiting => {
-                    self.draining = true;
-                    return false;
-                }
-                Mail::None => {
-                    self.draining = false;
-                    return true;
-                }
-            }
-        }
-    }
-
-    /// Ends the ring after this round.
-    pub(super) fn end(&mut self) {
-        self.ended = true;
-    }
-
     /// Whether new requests can be taken: not while an earlier daemon's requests run one by one.
     fn is_open(&self) -> bool {
         self.is_serving() && (!self.careful || self.recovered.is_empty())
@@ -389,7 +382,13 @@ impl Source for Worker {
         if !self.is_serving() {
             return false;
         }
-        if !self.recovered.is_empty() {
+        if !self.deferred.is_empty() {
+            if self.careful && self.stack.in_flight() > 0 {
+                return false;
+            }
+            self.repeat_deferred(reactor);
+            self.heads.clear();
+        } else if !self.recovered.is_empty() {
             if self.careful && self.stack.in_flight() > 0 {
                 return false;
             }
@@ -402,15 +401,20 @@ impl Source for Worker {
         } else if self.ring.has_available() {
             self.detector.mark_shared();
             self.heads.clear();
+            let first = self.ring.next_available();
             if let Err(error) = self.ring.take(BATCH, &mut self.heads) {
                 self.break_ring(error.name());
+            }
+            for (position, head) in self.heads.iter().enumerate() {
+                let position = first.wrapping_add(position as u16);
+                self.positions[usize::from(*head)] = Some(position);
             }
         } else {
             return false;
         }
         for index in 0..self.heads.len() {
             let head = self.heads[index];
-            if self.taken[usize::from(head)].left > 0 {
+            if self.taken[usize::from(head)].left > 0 || self.deferred.contains(&head) {
                 // Two requests would share its entry and its memory.
                 self.break_ring("a request that is available twice");
                 break;
@@ -429,10 +433,7 @@ impl Source for Worker {
     fn give(&mut self, reactor: &mut Reactor) -> bool {
         let mut busy = self.give_back();
         if self.mailbox.is_pending() {
-            busy |= self.take_commands();
-            if self.draining {
-                self.stack.drain(reactor);
-            }
+            busy |= self.take_commands(reactor);
         }
         busy
     }
@@ -450,13 +451,20 @@ impl Source for Worker {
         self.open && self.ring.has_available()
     }
 
-    fn rest(&mut self, now_ns: u64, _: &mut Reactor) -> u64 {
+    fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64 {
         self.open = self.is_open();
         if self.detector.deadline_ns() <= now_ns && self.detector.examine(&self.ring) {
             // The component that watches the disk reports the private memory.
             self.disk.failures().call();
         }
-        self.detector.deadline_ns()
+        if self.stack.is_closing() {
+            // The change of the layers waits until nothing is in flight.
+            self.stack.withdraw(reactor);
+            if self.stack.has_completed() {
+                return now_ns;
+            }
+        }
+        self.detector.deadline_ns().min(self.finish_ns.unwrap_or(u64::MAX))
     }
 
     fn arm(&mut self, _: &mut Reactor) -> bool {

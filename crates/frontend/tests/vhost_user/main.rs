@@ -7,6 +7,9 @@ mod client;
 mod fuzz;
 #[path = "../common/hanging.rs"]
 mod hanging;
+mod held;
+#[path = "../common/holding.rs"]
+mod holding;
 mod hostile;
 mod hostile_vmm;
 mod loss;

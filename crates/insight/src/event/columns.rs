@@ -80,6 +80,7 @@ const ERRORS: &[&str] = &[
     "malformed",
     "shutting down",
     "memory lost",
+    "withdrawn",
 ];
 
 /// The number; `None` if it is 0.

@@ -365,6 +365,12 @@ impl LayerQueue for CacheQueue {
         self.tend(next);
     }
 
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        for request in std::mem::take(&mut self.waiting) {
+            next.complete(request, Err(ErrorKind::Withdrawn));
+        }
+    }
+
     fn close(&mut self, next: &mut Crossing<'_>) {
         self.is_closed = true;
         self.tend(next);

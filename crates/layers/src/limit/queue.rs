@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fathom_block::{Crossing, HeldBy, LayerQueue, Outcome, Request, Waker};
+use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Outcome, Request, Waker};
 use fathom_insight::Name;
 
 use super::group::Place;
@@ -203,6 +203,27 @@ impl LayerQueue for LimitQueue {
         if let Some(wait_ns) = wait_ns {
             next.wake_at(now_ns.saturating_add(wait_ns));
         }
+    }
+
+    /// Withdrawn requests cost nothing.
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        let mut withdrawn = 0;
+        for lane in self.lanes.all().filter(|lane| !lane.is_empty()) {
+            for waiting in &mut lane.waiting {
+                let is_kept = |it: &Waiting| it.request.flags.is_work_of_layers();
+                let (kept, taken): (VecDeque<_>, VecDeque<_>) =
+                    std::mem::take(waiting).into_iter().partition(is_kept);
+                *waiting = kept;
+                withdrawn += taken.len() as u64;
+                for Waiting { request, .. } in taken {
+                    next.complete(request, Err(ErrorKind::Withdrawn));
+                }
+            }
+            if lane.is_empty() {
+                lane.place.settle();
+            }
+        }
+        self.inner.waiting.fetch_sub(withdrawn, Ordering::Relaxed);
     }
 
     fn drain(&mut self, next: &mut Crossing<'_>) {

@@ -306,6 +306,13 @@ impl LayerQueue for OffloadQueue {
         self.fill(next);
     }
 
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        for (_, request) in std::mem::take(&mut self.held) {
+            next.complete(request, Err(ErrorKind::Withdrawn));
+        }
+        self.wal.withdraw(next);
+    }
+
     fn drain(&mut self, next: &mut Crossing<'_>) {
         self.release(false, next);
     }

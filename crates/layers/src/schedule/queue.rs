@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fathom_block::{Crossing, HeldBy, LayerQueue, Outcome, Request, Waker};
+use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Outcome, Request, Waker};
 
 use super::device::{Gate, Lane};
 use super::held::{Held, HeldList, Release, length};
@@ -474,6 +474,24 @@ impl LayerQueue for ScheduleQueue {
             self.probe_ns = now_ns.saturating_add(PROBE_NS);
             self.requests.probe();
         }
+        self.turn(None, None, next);
+    }
+
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        if self.requests.held.is_empty() && !self.requests.is_waiting() {
+            return;
+        }
+        self.requests.take_all();
+        let taken = std::mem::take(&mut self.requests.admitted);
+        for admitted in taken {
+            if admitted.request.flags.is_work_of_layers() {
+                self.lane.begin(admitted.class);
+                self.requests.admitted.push(admitted);
+            } else {
+                next.complete(admitted.request, Err(ErrorKind::Withdrawn));
+            }
+        }
+        self.send(next.round_ns(), next);
         self.turn(None, None, next);
     }
 

@@ -462,6 +462,13 @@ impl LayerQueue for WalQueue {
         self.work(next);
     }
 
+    /// Changes that wait for space in the log are given back. What is in a record goes on.
+    fn withdraw(&mut self, next: &mut Crossing<'_>) {
+        if self.prepared.is_some() || !self.pending.is_empty() {
+            self.fail_waiting(ErrorKind::Withdrawn, next);
+        }
+    }
+
     fn close(&mut self, next: &mut Crossing<'_>) {
         self.is_closed = true;
         self.work(next);

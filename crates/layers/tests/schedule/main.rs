@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use fathom_block::Operation;
+use fathom_block::{ErrorKind, Operation};
 use fathom_insight::{RequestFlags, Waiters};
 use fathom_layers::ScheduleOptions;
 use fathom_options::Nanoseconds;
@@ -43,6 +43,30 @@ fn background_requests_wait_while_a_process_waits_and_no_longer_than_the_bound()
     let held_ns = figure(&layer, "held_nanoseconds_total");
     assert!((20 * 750 * MS..20 * SECOND).contains(&held_ns), "{held_ns}");
     assert_eq!(figure(&layer, "quiet_total"), 0);
+}
+
+#[test]
+fn held_requests_of_a_client_that_has_gone_are_given_back() {
+    let bench = Bench::new(1, 5 * MS);
+    let (mut reader, mut writer, layer) = bench.reader_and_writer(&patient(), 2);
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND);
+    (0..20).for_each(|_| _ = writer.submit(WRITE_BACK));
+    run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND + 50 * MS);
+    assert_eq!((writer.done.len(), figure(&layer, "held")), (0, 20));
+    let before = bench.service.passed.lock().unwrap().len();
+    writer.stack.withdraw(&mut writer.reactor);
+    let mut withdrawn = 0;
+    while let Some((request, outcome)) = writer.stack.completed() {
+        assert_eq!(outcome, Err(ErrorKind::Withdrawn));
+        writer.stack.recycle(request);
+        withdrawn += 1;
+    }
+    assert_eq!((withdrawn, writer.stack.in_flight()), (20, 0));
+    assert_eq!((figure(&layer, "held"), figure(&layer, "held_bytes")), (0, 0));
+    assert_eq!(bench.service.passed.lock().unwrap().len(), before, "none reaches the device");
+    // The reader is not disturbed.
+    run(&mut [&mut reader], &bench.time, 3 * SECOND);
+    assert!(reader.done_within(2 * SECOND, 3 * SECOND) >= 199);
 }
 
 #[test]

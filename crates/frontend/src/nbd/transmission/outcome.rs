@@ -17,7 +17,12 @@ impl Transmission {
         progress
     }
 
-    fn finish(&mut self, request: Box<Request>, outcome: Outcome, reactor: &mut Reactor) {
+    pub(super) fn finish(
+        &mut self,
+        request: Box<Request>,
+        outcome: Outcome,
+        reactor: &mut Reactor,
+    ) {
         let index = request.token as u32;
         let Slot { header, charged, flushing } = self.slots[index as usize];
         let durable = header.flags & flag::FUA != 0
@@ -32,7 +37,13 @@ impl Transmission {
             self.stack.submit(flush, reactor);
             return;
         }
+        if outcome == Err(ErrorKind::Withdrawn) && self.phase == Phase::Open {
+            return self.deferred.push(request);
+        }
         self.free.push(index);
+        if self.phase != Phase::Open && (request.operation.modifies() || flushing) {
+            self.export.disk().leftovers().end(self.client, u64::from(index));
+        }
         let answered = answered(&header);
         if self.phase == Phase::Lost {
             self.in_flight -= 1;
@@ -112,7 +123,7 @@ fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
         ErrorKind::Io | ErrorKind::Memory => error::IO,
         ErrorKind::NoSpace => error::NO_SPACE,
         ErrorKind::ReadOnly => error::PERMISSION,
-        ErrorKind::ShuttingDown => error::SHUTDOWN,
+        ErrorKind::ShuttingDown | ErrorKind::Withdrawn => error::SHUTDOWN,
         // The protocol allows this number only for this flag.
         ErrorKind::Unsupported if header.flags & flag::FAST_ZERO != 0 => error::NOT_SUPPORTED,
         ErrorKind::OutOfRange
