@@ -8,13 +8,16 @@ use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
 
 use super::restore::Lowered;
+use super::stop::{self, Task};
 use super::{Daemon, Served};
 use crate::configuration::GuestOptions;
 use crate::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
-use crate::wiring::refusal;
+use crate::wiring::{self, refusal};
 
 /// How long a flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long the flush of a disk may take afterwards.
+const DISK_FLUSH_TIME_MAX: Duration = Duration::from_secs(20);
 /// How long a guest may take to react to the keys.
 const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
 /// The interval between two samples of the guest's counters.
@@ -46,16 +49,47 @@ enum Action<'a> {
 }
 
 impl Daemon {
-    /// Makes the guest of `vm` write its dirty data, and waits for it.
+    /// Makes the guest of `vm` write its dirty data, waits for it, and makes what it has written durable: a guest's
+    /// emergency sync waits for nothing, and lowered tunables make no guest flush its disks.
     ///
     /// # Errors
-    /// If there is no such guest, if the configuration does not allow the way, or if the way fails.
+    /// If there is no such guest, if the configuration does not allow the way, if the way fails, or if a disk
+    /// cannot be flushed in time.
     pub(crate) fn flush_guest(
         self: &Arc<Self>,
         vm: &str,
         by: Option<FlushWay>,
     ) -> Result<FlushReport, ErrorBody> {
-        self.flush_guest_until(vm, by, &|| false)
+        let mut report = self.flush_guest_until(vm, by, &|| false)?;
+        if report.is_complete {
+            report.time_ns += self.flush_disks(vm)?;
+        }
+        Ok(report)
+    }
+
+    /// Flushes the disks of a virtual machine, all at the same time. Returns how long that took, in nanoseconds.
+    fn flush_disks(&self, vm: &str) -> Result<u64, ErrorBody> {
+        let begun = Instant::now();
+        let task = |served: Arc<Served>| {
+            let name = format!("the flush of the disk {:?}", served.disk.name());
+            Task::new(name, move || {
+                let flushed = wiring::flush(&served.disk, DISK_FLUSH_TIME_MAX);
+                flushed.map_err(|error| error.to_string())
+            })
+        };
+        let tasks = self.served_of(vm).into_iter().map(task).collect();
+        // A flush that hangs ends by itself a little earlier.
+        let problems = stop::run(tasks, begun + DISK_FLUSH_TIME_MAX + Duration::from_secs(1));
+        if problems.is_empty() {
+            return Ok(begun.elapsed().as_nanos() as u64);
+        }
+        let message = format!(
+            "the guest {vm:?} has written its dirty data, but not all of it is durable: {}",
+            problems.join("; ")
+        );
+        let remedy =
+            "`fathom disk info` shows the problems of a disk; flush again when its storage answers";
+        Err(refusal(ErrorCode::Failed, message, remedy))
     }
 
     /// As [`flush_guest`](Self::flush_guest), but ends as soon as `is_disturbed` returns true.
