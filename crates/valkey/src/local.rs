@@ -79,8 +79,13 @@ impl LocalCluster {
         let known: Vec<u16> =
             known.split_whitespace().filter_map(|port| port.parse().ok()).collect();
         let is_new = known.is_empty();
+        let mut options = options.clone();
+        if !is_new {
+            let replicas = (known.len() / usize::from(options.primaries)).saturating_sub(1);
+            options.copies = u16::try_from(replicas).unwrap_or(options.copies);
+        }
         let ports = if is_new { vec![None; count] } else { known.into_iter().map(Some).collect() };
-        let mut cluster = Self { options: options.clone(), nodes: Vec::new() };
+        let mut cluster = Self { options, nodes: Vec::new() };
         for port in ports {
             cluster.start_node(port)?;
         }
@@ -88,10 +93,15 @@ impl LocalCluster {
             cluster.make()?;
             let ports: Vec<String> =
                 cluster.nodes.iter().map(|(port, _)| port.to_string()).collect();
-            fs::write(options.folder.join(PORTS), ports.join(" "))?;
+            fs::write(cluster.options.folder.join(PORTS), ports.join(" "))?;
         }
         cluster.wait_until_ready()?;
         Ok(cluster)
+    }
+
+    /// The replicas of each primary: those with which the cluster was made.
+    pub fn copies(&self) -> u16 {
+        self.options.copies
     }
 
     /// Starts a node that is not running.

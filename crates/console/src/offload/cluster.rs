@@ -33,9 +33,12 @@ pub struct ClusterCommand {
     /// The number of primaries
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(3..=32))]
     primaries: u16,
-    /// The replicas of each primary
+    /// The replicas of its primary that have each write when it completes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=4))]
     copies: u16,
+    /// The replicas of each primary; by default one more than copies, so that writes go on without any one node
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=5))]
+    replicas: Option<u16>,
 }
 
 /// Options of `fathom offload forget`.
@@ -61,15 +64,27 @@ pub fn run(options: &ClusterCommand) -> Outcome {
     let signalled = catch_signals(false)
         .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
     let folder = std::path::absolute(&options.folder).unwrap_or_else(|_| options.folder.clone());
+    let replicas = options.replicas.unwrap_or(options.copies + 1);
+    if replicas < options.copies {
+        let text = format!("{replicas} replicas cannot have {} copies", options.copies);
+        return Err(Failure::new(text).advise("choose at least as many replicas as copies"));
+    }
     let wanted = LocalOptions {
         primaries: options.primaries,
-        copies: options.copies,
+        copies: replicas,
         ..LocalOptions::new(&folder)
     };
-    let count = options.primaries * (1 + options.copies);
-    eprintln!("Starting {count} nodes in {}.", folder.display());
+    eprintln!("Starting the nodes in {}.", folder.display());
     let cluster = LocalCluster::start(&wanted).map_err(|error| Failure::new(error.to_string()))?;
-    output::text_line(&table(&cluster.addresses(), options.copies))?;
+    // A cluster that is started again has its own number.
+    let copies = options.copies.min(cluster.copies());
+    output::text_line(&table(&cluster.addresses(), copies))?;
+    if cluster.copies() == copies {
+        eprintln!(
+            "Once a node has ended, writes of its slots wait, and fail after 30 s, until it runs again: choose \
+             more --replicas than --copies, in another folder, for a cluster that goes on without any one node."
+        );
+    }
     eprintln!("The cluster runs until this command ends (Ctrl-C).");
     while !signalled.load(Ordering::Relaxed) {
         std::thread::sleep(INTERVAL);

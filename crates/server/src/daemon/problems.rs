@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fathom_block::{BackendProblem, FailureCounts};
+use fathom_block::{Backend, BackendProblem, FailureCounts};
 use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
 use tokio::sync::Notify;
@@ -363,9 +363,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     });
     drop(health);
     if silent || stalled {
-        let message = format!("{image} does not respond: requests in flight do not complete");
-        let remedy = "check whether the file system or the device beneath hangs".to_owned();
-        found.push(Found(ProblemKind::NotAnswering, message, remedy));
+        found.push(not_answering(&image, silent, &layers));
     }
     if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
         let message = "it is being removed, but its requests in flight do not complete".to_owned();
@@ -388,6 +386,35 @@ fn of_disk(served: &Served) -> Vec<Found> {
         }
     }
     found
+}
+
+/// The problem of a disk whose requests do not complete. If it `is_image`, its image does not respond; otherwise it
+/// may be a store of its layers, of which one with a known problem is named alone.
+fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
+    let names = |is_chosen: &dyn Fn(&Arc<dyn Backend>) -> bool| {
+        let mut names = Vec::new();
+        for (_, layer) in layers {
+            let stores = layer.stores().into_iter().filter(|store| is_chosen(store));
+            names
+                .extend(stores.map(|it| format!("the store of `{}`, {}", layer.name(), it.name())));
+        }
+        names
+    };
+    let mut suspects = if is_image { Vec::new() } else { names(&|it| !it.problems().is_empty()) };
+    if suspects.is_empty() {
+        suspects.push(image.to_owned());
+        if !is_image {
+            suspects.extend(names(&|_| true));
+        }
+    }
+    let remedy = if suspects.len() == 1 && suspects[0] == image {
+        "check whether the file system or the device beneath hangs"
+    } else {
+        "check whether a device, a file system, a cluster or another host hangs"
+    };
+    let message =
+        format!("{} does not respond: requests in flight do not complete", suspects.join(", or "));
+    Found(ProblemKind::NotAnswering, message, remedy.to_owned())
 }
 
 /// The problems that the layers of a disk report, and those of their stores.
