@@ -18,7 +18,7 @@ mod images;
 #[path = "support/offload.rs"]
 mod offload;
 
-use offload::{CAPACITY, LOG_LENGTH, blank, options, recovered, settings, workload};
+use offload::{CAPACITY, LOG_LENGTH, blank, options, recovered, settings, workload, write};
 
 struct Rig {
     record: SimRecord,
@@ -187,6 +187,29 @@ fn a_log_is_recovered_when_its_volume_works_again() {
             && losses > cases / 3,
         "{cases} cases, {deaths} deaths, {recoveries} recoveries, {succeeded} succeeded, {losses} losses"
     );
+}
+
+/// A log that was recovered carries nothing before it is started again, and shows that; then it carries.
+#[test]
+fn a_recovered_log_carries_nothing_before_it_is_started_again() {
+    let rig = Rig::new(0, 0.0, SimOptions::new(LOG_LENGTH)).unwrap();
+    let offload = rig.offload.clone().unwrap();
+    let mut harness = rig.harness(0);
+    let mut change = |offset: u64, content: u64| {
+        harness.submit(0, &write(offset, content));
+        harness.drain(|_| {});
+    };
+    change(0, 1);
+    let status = offload.status();
+    assert_eq!((status.state, status.carried), (OffloadState::Carrying, 1));
+    rig.log.die();
+    change(0, 2);
+    assert_eq!(offload.status().state, OffloadState::Returning, "it takes no changes");
+    rig.log.revive();
+    rig.recover(&mut harness).unwrap();
+    assert_eq!(offload.status().state, OffloadState::Returning);
+    rig.end(&mut harness);
+    assert_eq!(offload.status().state, OffloadState::Carrying, "it was started again");
 }
 
 /// A store that is elsewhere carries out writes after it has given them up. If the log continued behind the last

@@ -300,7 +300,9 @@ impl Carry {
     pub(crate) fn recovered(&mut self, tail: u64) {
         self.trial = None;
         self.counts.returned += self.regions.drop_records(tail);
+        // It carries nothing before it is started again.
         self.mode = Mode::Returning;
+        self.carries_reads = false;
         self.is_restamped = true;
         self.finish_until_ns = 0;
         self.publish();

@@ -329,6 +329,8 @@ impl Offload {
             let counts = carry.map(|carry| carry.counts).unwrap_or_default();
             OffloadStatus {
                 state: match mode {
+                    // A log that takes no changes sends them home.
+                    Mode::Carrying if state.refuses().is_some() => OffloadState::Returning,
                     Mode::Carrying => OffloadState::Carrying,
                     _ if carries_reads => OffloadState::Carrying,
                     Mode::Resting => OffloadState::Resting,

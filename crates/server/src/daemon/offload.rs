@@ -164,7 +164,12 @@ impl Carried {
                 LayerState::Returning => OffloadState::Returning,
             },
             carries: self.options.carry.name().to_owned(),
-            by: known.starter.map(Starter::name).unwrap_or_default().to_owned(),
+            // Its log may have failed since it was started.
+            by: match (known.starter, status.state) {
+                (Some(starter), LayerState::Carrying) => starter.name().to_owned(),
+                (Some(starter), _) if self.offload.is_tried_out() => starter.name().to_owned(),
+                _ => String::new(),
+            },
             since_unix_time_ns: known.since_unix_time_ns,
             starts: known.starts,
             log_used_bytes: status.used,
@@ -221,6 +226,10 @@ impl Daemon {
         let known = guard.entry(name.to_owned()).or_default();
         let is_tried_out = disk.offload.is_tried_out();
         let is_carrying = is_tried_out || disk.offload.status().state == LayerState::Carrying;
+        if !is_carrying {
+            // The log of a disk that was started has failed since.
+            known.starter = None;
+        }
         let is_start = request.action == OffloadAction::Start;
         // What a forecast has started stays from now on.
         let is_changed = is_start != is_carrying || known.starter == Some(Starter::Forecast);
@@ -317,14 +326,13 @@ impl Daemon {
 /// The refusal of a start because of the disk's log.
 fn unfit(disk: &Carried, problem: &str) -> ErrorBody {
     let name = disk.name();
-    refusal(
-        ErrorCode::Failed,
-        format!("the log of the disk {name:?} takes no changes: {problem}"),
-        format!(
-            "repair the log volume: it is tried again every {} s",
-            RECOVERY_PAUSE_MAX.as_secs()
-        ),
-    )
+    let remedy = if disk.offload.status().emptied_after.is_some() {
+        "wait until its content is home, and start again".to_owned()
+    } else {
+        format!("repair the log volume: it is tried again every {} s", RECOVERY_PAUSE_MAX.as_secs())
+    };
+    let message = format!("the log of the disk {name:?} takes no changes: {problem}");
+    refusal(ErrorCode::Failed, message, remedy)
 }
 
 /// Begins to carry a disk.
