@@ -21,6 +21,7 @@ mod flush;
 mod generate;
 mod inspect;
 pub mod load;
+mod log;
 mod monitor;
 mod offload;
 mod output;
@@ -52,6 +53,9 @@ pub enum Command {
     /// The caches of the daemon's disks
     #[command(subcommand)]
     Cache(cache::CacheCommand),
+    /// The logs of the layers `wal` and `offload`
+    #[command(subcommand)]
+    Log(log::LogCommand),
     /// Carry the load of a disk elsewhere while its device is contended
     #[command(subcommand)]
     Offload(offload::OffloadCommand),
@@ -107,6 +111,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Devices(options) => devices::run(options).map(done),
         Command::Background(options) => background::run(options).map(done),
         Command::Cache(command) => cache::run(command).map(done),
+        Command::Log(command) => log::run(command).map(done),
         Command::Offload(command) => offload::run(command).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),

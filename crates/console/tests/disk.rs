@@ -16,7 +16,7 @@ use std::{
 };
 
 use common::{console, has, run};
-use fathom_image::{LogMark, MarkedLog};
+use fathom_image::{CacheMark, LogMark, LossRecord, MarkedCache, MarkedLog};
 use serde_json::Value;
 
 /// The time limit of each step of a test.
@@ -93,6 +93,49 @@ fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
     mark.clear().expect("it is cleared");
     assert_eq!(run(directory, &["disk", "resize", "a.img", "512K", "--shrink"]).0, 0);
     assert_eq!(run(directory, commands[0]).0, 0);
+}
+
+/// A cache with the option `exclusive` would return what the commands have removed.
+#[test]
+fn the_mark_of_a_cache_ends_with_the_content() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let path = directory.join("a.img");
+    fs::write(directory.join("raw.img"), [1; 512]).expect("it is written");
+    let cache = MarkedCache { identity: [1; 16], generation: 7, path: "/fast/cache".into() };
+    for (command, stays) in [
+        (&["disk", "create", "a.img", "1M", "--force"][..], false),
+        (&["disk", "resize", "a.img", "2M"], true),
+        (&["disk", "resize", "a.img", "1M", "--shrink"], false),
+        (&["disk", "import", "raw.img", "a.img", "--force"], false),
+    ] {
+        if !path.exists() {
+            fs::write(&path, vec![7; 1 << 20]).expect("it is written");
+        }
+        let mark = || CacheMark::open(&path, directory).expect("it opens");
+        mark().write(&cache).expect("it is marked");
+        let (status, _, stderr) = run(directory, command);
+        assert_eq!(status, 0, "{command:?}: {stderr}");
+        assert_eq!(mark().exists().expect("it is read"), stays, "{command:?}");
+    }
+}
+
+#[test]
+fn a_new_image_lacks_no_writes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let path = directory.join("a.img");
+    let file = fs::File::create(&path).expect("it is made");
+    file.set_len(1 << 20).expect("it grows");
+    // A writer would be a user of the image.
+    drop(file);
+    let file = fs::File::open(&path).expect("it opens");
+    let record = LossRecord::new(&file, &path, &[]).expect("it opens");
+    record.write(&file, 5).expect("it is recorded");
+    assert_eq!(run(directory, &["disk", "resize", "a.img", "512K", "--shrink"]).0, 0);
+    assert!(record.read(&file).is_some());
+    assert_eq!(run(directory, &["disk", "create", "a.img", "1M", "--force"]).0, 0);
+    assert!(record.read(&file).is_none());
 }
 
 #[test]

@@ -31,6 +31,10 @@ pub struct DiskDefinition {
     /// format other than raw.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<ImageFormat>,
+    /// A name for a block device that no other disk has, for its marks. Needed if the kernel knows
+    /// no lasting name of the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// The size of a disk in memory. It is empty at the start, and its data is lost at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
@@ -75,6 +79,7 @@ impl Default for DiskDefinition {
             serial: String::new(),
             image: None,
             format: None,
+            key: None,
             memory: None,
             null: None,
             direct: false,
@@ -112,6 +117,13 @@ impl Section for DiskDefinition {
             "`\"raw\"`: the image is raw, even if its content looks like another format. Without \
              it, an image that looks like qcow2, VMDK, VHD, VHDX, VDI, QED, Parallels or DMG is \
              not served (see below)",
+        ),
+        Key::new(
+            "key",
+            "",
+            "a name for the block device `image` that no other disk has. Needed by the layers `wal` \
+             and `offload` and by caches with a `store` if the kernel knows no lasting name of the \
+             device (see [the marks of devices](wal.md#the-marks-of-block-devices))",
         ),
         Key::new(
             "memory",

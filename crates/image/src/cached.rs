@@ -34,13 +34,33 @@ pub struct CacheMark {
 }
 
 impl CacheMark {
-    /// The mark of the image at `path`. `folder` is the daemon's folder, for marks of block
-    /// devices.
+    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of block
+    /// devices in earlier versions.
     ///
     /// # Errors
     /// When the image cannot be opened.
     pub fn open(path: &Path, folder: &Path) -> io::Result<Self> {
-        Ok(Self { place: Place::open(path, folder, ATTRIBUTE, SUFFIX)? })
+        Self::open_named(path, folder, None)
+    }
+
+    /// The same for a block device to which the operator has given the name `key`, if any.
+    ///
+    /// # Errors
+    /// When the image cannot be opened.
+    pub fn open_named(path: &Path, folder: &Path, key: Option<&str>) -> io::Result<Self> {
+        Ok(Self { place: Place::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
+    }
+
+    /// Why the image can have no mark: it is a block device without a name that is lasting and its
+    /// own, and the operator has given none. `None` for others.
+    pub fn lacks_key(&self) -> Option<&str> {
+        self.place.lacks_key()
+    }
+
+    /// The name of the image for those that belong to it: its path, or, of a block device, `device`
+    /// and its key.
+    pub fn home(&self) -> String {
+        self.place.home()
     }
 
     /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged or was written

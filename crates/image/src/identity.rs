@@ -6,6 +6,9 @@
 //! system keeps none, its number. A block device has what `/sys` reports of it: the identifiers of a disk, of a
 //! partition, of device-mapper or of an array, the file behind a loop device; its size only if nothing else
 //! is known, because a device may grow.
+//!
+//! The marks of devices have the device's [key](Identity::key) as their name: one of these facts that stays when
+//! the host starts again or the device is connected elsewhere. Its path and number do not.
 
 use std::fmt;
 use std::fs::File;
@@ -14,7 +17,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use rustix::fs::{major, minor};
+use crate::device::{folder, loop_name};
 
 /// The longest text of a fact, in bytes.
 const VALUE_LENGTH_MAX: usize = 128;
@@ -31,6 +34,11 @@ const FILES: [(&str, &str); 6] = [
     ("loop/backing_file", "backing"),
 ];
 
+/// The facts that name one device among all, the best first.
+const NAMES: [&str; 5] = ["dm", "md", "wwid", "serial", "loop"];
+/// The fact with the name that the operator has given to a device.
+const GIVEN: &str = "key";
+
 /// The facts about an image, each with its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity(Vec<(String, String)>);
@@ -43,10 +51,7 @@ impl Identity {
     pub(crate) fn of(image: &File) -> io::Result<Self> {
         let metadata = image.metadata()?;
         if metadata.file_type().is_block_device() {
-            let (major, minor) = (major(metadata.rdev()), minor(metadata.rdev()));
-            return Ok(Self::of_device(
-                &Path::new("/sys/dev/block").join(format!("{major}:{minor}")),
-            ));
+            return Ok(Self::of_device(&folder(metadata.rdev()), Some(image)));
         }
         let mut facts = Self::default();
         let created = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -57,8 +62,8 @@ impl Identity {
         Ok(facts)
     }
 
-    /// The identity of the block device with this folder in `/sys`.
-    fn of_device(folder: &Path) -> Self {
+    /// The identity of the block device with this folder in `/sys`; `device` is the device if it is open.
+    pub(crate) fn of_device(folder: &Path, device: Option<&File>) -> Self {
         let mut facts = Self::default();
         // A partition, with its disk above it.
         let partition = ["partition", "start"].map(|name| (name, read(&folder.join(name))));
@@ -69,6 +74,9 @@ impl Identity {
                     facts.add(name, &value);
                 }
             }
+        }
+        if let Some(name) = loop_name(&whole, device) {
+            facts.add("loop", &name);
         }
         if let (true, Some(size)) = (facts.0.is_empty(), read(&folder.join("size"))) {
             facts.add("size", &size);
@@ -97,7 +105,38 @@ impl Identity {
 
     /// Whether a fact shows that `other` is another image.
     pub(crate) fn contradicts(&self, other: &Self) -> bool {
-        self.0.iter().any(|(name, value)| other.get(name).is_some_and(|found| found != value))
+        let have_loop = self.get("loop").is_some() && other.get("loop").is_some();
+        self.0.iter().any(|(name, value)| {
+            // The file behind a loop device may be renamed.
+            let counts = name != "backing" || !have_loop;
+            counts && other.get(name).is_some_and(|found| found != value)
+        })
+    }
+
+    /// Whether a fact that only one device has shows that `other` is the same device.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let mut names = NAMES.iter().chain(&["backing"]);
+        names.any(|name| self.get(name).is_some_and(|value| other.get(name) == Some(value)))
+            && self.get("start") == other.get("start")
+            && !self.contradicts(other)
+    }
+
+    /// The key of a device: the best of its names, and for a partition its place. `None` if the kernel knows no name
+    /// of it.
+    pub(crate) fn key(&self) -> Option<String> {
+        let named = |name: &&str| Some(format!("{name}-{}", self.get(name)?));
+        let key = NAMES.iter().find_map(named)?;
+        Some(match self.get("start") {
+            Some(start) => format!("{key}-part-{start}"),
+            None => key,
+        })
+    }
+
+    /// The same device with the name that the operator has given to it. It may grow.
+    pub(crate) fn with_given(mut self, name: &str) -> Self {
+        self.0.retain(|(fact, _)| fact != "size");
+        self.add(GIVEN, name);
+        self
     }
 
     /// Divides a mark into its text and the identity in its last line. A mark of an earlier version has none.
@@ -177,6 +216,30 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_the_same_by_a_name_that_only_it_has() {
+        let disk = parsed("image: wwid=naa.5000 serial=A1");
+        assert_eq!(disk.key().as_deref(), Some("wwid-naa.5000"));
+        assert!(disk.is_same(&parsed("image: serial=A1")));
+        for other in ["image: serial=A2 wwid=naa.5000", "image:", "image: size=8"] {
+            assert!(!disk.is_same(&parsed(other)), "{other}");
+        }
+        let partition = parsed("image: wwid=naa.5000 partition=2 start=2048");
+        assert_eq!(partition.key().as_deref(), Some("wwid-naa.5000-part-2048"));
+        assert!(!partition.is_same(&disk) && !disk.is_same(&partition));
+        let nameless = parsed("image: size=8");
+        assert_eq!(nameless.key(), None);
+        assert!(!nameless.is_same(&nameless));
+        // The operator's names tell apart what the kernel does not.
+        let [one, other] = ["one", "other"].map(|name| disk.clone().with_given(name));
+        assert!(one.is_same(&disk) && !one.is_same(&other));
+        // The file behind a loop device may be renamed, or be another one of the same path.
+        let before = parsed("image: backing=/a loop=5-7-0");
+        assert!(before.is_same(&parsed("image: backing=/b loop=5-7-0")));
+        assert!(!before.is_same(&parsed("image: backing=/a loop=6-8-0")));
+        assert!(before.is_same(&parsed("image: backing=/a")));
+    }
+
+    #[test]
     fn a_device_has_the_facts_that_the_kernel_knows() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("sda");
@@ -189,7 +252,7 @@ mod tests {
         write(&partition.join("start"), "2048\n");
         write(&partition.join("size"), "100\n");
         write(&disk.join("size"), "4096\n");
-        let of = |folder: &Path| Identity::of_device(folder).to_string();
+        let of = |folder: &Path| Identity::of_device(folder, None).to_string();
         assert_eq!(of(&disk), "image: size=4096");
         assert_eq!(of(&partition), "image: size=100 partition=2 start=2048");
         write(&disk.join("device/wwid"), "t10.ATA  DISK 7\n");
@@ -201,8 +264,8 @@ mod tests {
         assert_eq!(of(&folder.path().join("none")), "image:");
         // A device that grows stays the same.
         write(&disk.join("size"), "8192\n");
-        let before = Identity::of_device(&disk);
+        let before = Identity::of_device(&disk, None);
         write(&disk.join("size"), "9000\n");
-        assert!(!Identity::of_device(&disk).contradicts(&before));
+        assert!(!Identity::of_device(&disk, None).contradicts(&before));
     }
 }

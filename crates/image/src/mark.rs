@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 
+use crate::marks::remove_all;
 use crate::place::{Place, end_of, hexadecimal, identity};
 
 /// The extended attribute.
@@ -31,13 +32,33 @@ pub struct LogMark {
 }
 
 impl LogMark {
-    /// The mark of the image at `path`. `folder` is the daemon's folder, for marks of block
-    /// devices.
+    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of block
+    /// devices in earlier versions.
     ///
     /// # Errors
     /// When the image cannot be opened.
     pub fn open(path: &Path, folder: &Path) -> io::Result<Self> {
-        Ok(Self { place: Place::open(path, folder, ATTRIBUTE, SUFFIX)? })
+        Self::open_named(path, folder, None)
+    }
+
+    /// The same for a block device to which the operator has given the name `key`, if any.
+    ///
+    /// # Errors
+    /// When the image cannot be opened.
+    pub fn open_named(path: &Path, folder: &Path, key: Option<&str>) -> io::Result<Self> {
+        Ok(Self { place: Place::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
+    }
+
+    /// Why the image can have no mark: it is a block device without a name that is lasting and its
+    /// own, and the operator has given none. `None` for others.
+    pub fn lacks_key(&self) -> Option<&str> {
+        self.place.lacks_key()
+    }
+
+    /// The name of the image for those that belong to it: its path, or, of a block device, `device`
+    /// and its key.
+    pub fn home(&self) -> String {
+        self.place.home()
     }
 
     /// The log that holds changes of the image; `None` if the image is not marked.
@@ -74,6 +95,24 @@ impl LogMark {
     /// When the mark cannot be written.
     pub fn write(&self, log: &MarkedLog) -> io::Result<()> {
         self.place.write(&encode(log))
+    }
+
+    /// Moves the mark of a device to where this version has it, from where an earlier version had it.
+    ///
+    /// # Errors
+    /// When the mark cannot be moved. It stays then.
+    pub fn settle(&self) -> io::Result<()> {
+        self.place.settle()
+    }
+
+    /// Removes the marks of block devices that name the log, whichever devices they are. Returns whether
+    /// there was one. `folder` is as for [`open`](Self::open).
+    ///
+    /// # Errors
+    /// When a mark cannot be read or removed.
+    pub fn clear_of_devices(log: &[u8; 16], folder: &Path) -> io::Result<bool> {
+        let names = |text: &[u8]| parse(text).is_some_and(|found| found.identity == *log);
+        Ok(remove_all(folder, SUFFIX, names)? > 0)
     }
 
     /// Removes the mark: the image has all changes.
@@ -117,7 +156,7 @@ mod tests {
         mark.place.write(b"the first").unwrap();
         // No attribute has so many bytes.
         mark.place.write(&vec![b'x'; 70_000]).unwrap();
-        assert!(mark.place.file().exists());
+        assert!(mark.place.test_file().exists());
         assert_eq!(mark.place.read().unwrap().unwrap().text.first(), Some(&b'x'));
     }
 
@@ -143,9 +182,9 @@ mod tests {
             assert!(error.contains("another image"), "{error}");
             // The operator knows better.
             assert!(mark.acceptance().contains("a.img.fathom-log"), "{}", mark.acceptance());
-            let text = std::fs::read_to_string(mark.place.file()).unwrap();
+            let text = std::fs::read_to_string(mark.place.test_file()).unwrap();
             let (text, _) = text.rsplit_once('\n').unwrap();
-            std::fs::write(mark.place.file(), text).unwrap();
+            std::fs::write(mark.place.test_file(), text).unwrap();
             assert!(!mark.is_foreign().unwrap());
             assert_eq!(mark.read().unwrap(), Some(log.clone()));
             mark.write(&log).unwrap();
@@ -179,7 +218,7 @@ mod tests {
             beside.write(&log).unwrap();
             assert_eq!(mark.read().unwrap(), Some(log.clone()));
             assert!(mark.removal().contains("a.img.fathom-log"), "{}", mark.removal());
-            std::fs::write(beside.place.file(), "0123 /fast/logs").unwrap();
+            std::fs::write(beside.place.test_file(), "0123 /fast/logs").unwrap();
             assert!(mark.read().is_err());
             mark.clear().unwrap();
             assert_eq!(mark.read().unwrap(), None);

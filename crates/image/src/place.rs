@@ -1,6 +1,6 @@
 //! The place of a mark of an image: a text that has to survive a crash of the host. It is an extended
 //! attribute of the image if its file system supports them, else a file beside the image. The mark of a
-//! block device is a file in the daemon's folder, named after the device's path. A file names the image that it
+//! block device is a file in a folder of the host ([`DeviceMarks`]). A file names the image that it
 //! belongs to ([`Identity`]), because it stays when another image or device gets the path.
 
 use std::ffi::CStr;
@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 
 use crate::identity::Identity;
+use crate::marks::{DeviceMarks, give_to_owner, marks_folder};
 
 /// The longest mark, in bytes.
 pub(crate) const LENGTH_MAX: usize = 1024;
@@ -28,8 +29,16 @@ pub(crate) struct Place {
     image: File,
     /// The extended attribute; `None` if the image cannot have any.
     attribute: Option<&'static CStr>,
-    file: PathBuf,
+    files: Files,
     identity: Identity,
+}
+
+/// The files that can have a mark.
+enum Files {
+    /// One beside the image.
+    Beside(PathBuf),
+    /// Those of a block device.
+    OfDevice(DeviceMarks),
 }
 
 /// A mark as it was found.
@@ -42,30 +51,51 @@ pub(crate) struct Found {
 
 impl Place {
     /// The place of the mark of the image at `path`: the extended attribute `attribute`, or a file
-    /// whose name ends with `suffix`. `folder` is the daemon's folder, for marks of block devices.
+    /// whose name ends with `suffix`. `folder` is the daemon's folder, which had the marks of block
+    /// devices in earlier versions. `given` is the operator's name of a block device.
     ///
     /// # Errors
     /// When the image cannot be opened.
     pub(crate) fn open(
         path: &Path,
         folder: &Path,
+        given: Option<&str>,
         attribute: &'static CStr,
-        suffix: &str,
+        suffix: &'static str,
     ) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let image = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path)?;
-        let is_device = image.metadata()?.file_type().is_block_device();
-        let file = if is_device {
-            let name = path.to_string_lossy().replace('/', "-");
-            folder.join(format!("device{name}{suffix}"))
-        } else {
+        let mut identity = Identity::of(&image)?;
+        if !image.metadata()?.file_type().is_block_device() {
             let mut beside = path.clone().into_os_string();
             beside.push(suffix);
-            beside.into()
-        };
-        let attribute = (!is_device).then_some(attribute);
-        let identity = Identity::of(&image)?;
-        Ok(Self { path, image, attribute, file, identity })
+            let files = Files::Beside(beside.into());
+            return Ok(Self { path, image, attribute: Some(attribute), files, identity });
+        }
+        if let Some(name) = given {
+            identity = identity.with_given(name);
+        }
+        let folders = (marks_folder(), folder);
+        let files = DeviceMarks::new((&path, &image), &identity, folders, suffix, given)?;
+        Ok(Self { path, image, attribute: None, files: Files::OfDevice(files), identity })
+    }
+
+    /// Why the image can have no mark: it is a block device without a name of its own.
+    pub(crate) fn lacks_key(&self) -> Option<&str> {
+        match &self.files {
+            Files::Beside(_) => None,
+            Files::OfDevice(marks) => marks.key().err(),
+        }
+    }
+
+    /// The name of the image for those that belong to it: its path, or the key of a block device.
+    pub(crate) fn home(&self) -> String {
+        match &self.files {
+            Files::OfDevice(marks) if marks.key().is_ok() => {
+                format!("device {}", marks.key().unwrap_or_default())
+            }
+            _ => self.path.display().to_string(),
+        }
     }
 
     /// The mark; `None` if there is none. A mark that is too long is empty.
@@ -77,7 +107,7 @@ impl Place {
             // It is a part of the image.
             return Ok(Some(Found { text, is_foreign: false }));
         }
-        let Some(mark) = self.read_file()? else { return Ok(None) };
+        let Some((_, mark)) = self.find()? else { return Ok(None) };
         let (text, identity) = Identity::split(&mark);
         let is_foreign = identity.contradicts(&self.identity);
         Ok(Some(Found { text: text.to_vec(), is_foreign }))
@@ -93,7 +123,11 @@ impl Place {
                 return self.sync_image();
             }
         }
-        let mut draft = self.file.clone().into_os_string();
+        let file = self.file()?;
+        if let Files::OfDevice(marks) = &self.files {
+            marks.prepare()?;
+        }
+        let mut draft = file.clone().into_os_string();
         draft.push(".new");
         let draft = PathBuf::from(draft);
         match std::fs::remove_file(&draft) {
@@ -101,13 +135,31 @@ impl Place {
             _ => {}
         }
         // `create_new` does not follow a link that another user may have put there.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(&self.identity.append_to(text))?;
-        file.sync_all()?;
-        std::fs::rename(&draft, &self.file)?;
-        self.sync_folder()?;
+        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        new.write_all(&self.identity.append_to(text))?;
+        if let Files::OfDevice(_) = self.files {
+            give_to_owner(&draft);
+        }
+        new.sync_all()?;
+        std::fs::rename(&draft, &file)?;
+        sync_folder(&file)?;
         // An older mark would hide this one.
-        self.clear_attribute()
+        self.clear_attribute()?;
+        self.clear_earlier(Some(&file))
+    }
+
+    /// Moves the mark of a device to where it is written now, if it is elsewhere.
+    ///
+    /// # Errors
+    /// When the mark cannot be moved. It stays then.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        let (Files::OfDevice(marks), Some((file, mark))) = (&self.files, self.find()?) else {
+            return Ok(());
+        };
+        if marks.file().is_some_and(|own| own != file) {
+            self.write(Identity::split(&mark).0)?;
+        }
+        Ok(())
     }
 
     /// Removes the mark.
@@ -116,17 +168,56 @@ impl Place {
     /// When the mark cannot be removed.
     pub(crate) fn clear(&self) -> io::Result<()> {
         self.clear_attribute()?;
-        match std::fs::remove_file(&self.file) {
-            Ok(()) => self.sync_folder(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
+        match &self.files {
+            Files::Beside(file) => remove(file),
+            Files::OfDevice(_) => self.clear_earlier(None),
         }
+    }
+
+    /// Removes the marks of a device in files other than `kept`, but not those of other devices.
+    fn clear_earlier(&self, kept: Option<&Path>) -> io::Result<()> {
+        let Files::OfDevice(marks) = &self.files else { return Ok(()) };
+        if let (None, Some(file)) = (kept, marks.file()) {
+            remove(&file)?;
+        }
+        while let Some(file) = marks.find_earlier(&self.identity, kept)? {
+            remove(&file)?;
+        }
+        Ok(())
+    }
+
+    /// The file for the mark.
+    fn file(&self) -> io::Result<PathBuf> {
+        match &self.files {
+            Files::Beside(file) => Ok(file.clone()),
+            Files::OfDevice(marks) => marks.file().ok_or_else(|| {
+                io::Error::other(format!(
+                    "{}; give it one with `key`",
+                    marks.key().err().unwrap_or_default()
+                ))
+            }),
+        }
+    }
+
+    /// The file that has the mark, and its content.
+    fn find(&self) -> io::Result<Option<(PathBuf, Vec<u8>)>> {
+        match &self.files {
+            Files::Beside(file) => Ok(read_mark(file)?.map(|mark| (file.clone(), mark))),
+            Files::OfDevice(marks) => marks.find(&self.identity),
+        }
+    }
+
+    /// The file that has the mark, or will have it, for messages.
+    fn shown_file(&self) -> String {
+        let found = self.find().ok().flatten().map(|(file, _)| file);
+        let file = found.or_else(|| self.file().ok());
+        file.map_or_else(|| "with the mark".into(), |file| file.display().to_string())
     }
 
     /// The instruction that messages give for the removal of the mark by hand.
     pub(crate) fn removal(&self) -> String {
         match (self.attribute, self.read_attribute()) {
-            (None, _) | (_, Ok(None)) => format!("remove the file {}", self.file.display()),
+            (None, _) | (_, Ok(None)) => format!("remove the file {}", self.shown_file()),
             (Some(attribute), _) => {
                 format!("run `setfattr -x {} {}`", attribute.to_string_lossy(), self.path.display())
             }
@@ -135,7 +226,7 @@ impl Place {
 
     /// The instruction that messages give to accept a mark that was written for another image.
     pub(crate) fn acceptance(&self) -> String {
-        format!("remove the last line of the file {}", self.file.display())
+        format!("remove the last line of the file {}", self.shown_file())
     }
 
     /// The modification time of the image, in nanoseconds since 1970, if any later change gets another
@@ -160,10 +251,6 @@ impl Place {
     /// earlier. If the second one succeeds, the attributes are durable.
     fn sync_image(&self) -> io::Result<()> {
         self.image.sync_all().or_else(|_| self.image.sync_all())
-    }
-
-    fn sync_folder(&self) -> io::Result<()> {
-        File::open(self.file.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 
     fn clear_attribute(&self) -> io::Result<()> {
@@ -191,20 +278,6 @@ impl Place {
         }
     }
 
-    fn read_file(&self) -> io::Result<Option<Vec<u8>>> {
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(&self.file);
-        let file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        let mut text = Vec::new();
-        file.take((LENGTH_MAX + LINE_LENGTH_MAX) as u64).read_to_end(&mut text)?;
-        Ok(Some(text))
-    }
-
     /// Keeps the mark in a file, as for an image that can have no attributes.
     #[cfg(test)]
     pub(crate) fn without_attributes(self) -> Self {
@@ -213,9 +286,36 @@ impl Place {
 
     /// The file that has the mark if the image has no attributes.
     #[cfg(test)]
-    pub(crate) fn file(&self) -> &Path {
-        &self.file
+    pub(crate) fn test_file(&self) -> PathBuf {
+        self.file().unwrap()
     }
+}
+
+/// The content of a file with a mark; `None` if there is none.
+pub(crate) fn read_mark(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let opened =
+        OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut text = Vec::new();
+    file.take((LENGTH_MAX + LINE_LENGTH_MAX) as u64).read_to_end(&mut text)?;
+    Ok(Some(text))
+}
+
+/// Removes a file with a mark, if it exists. On return, that is durable.
+fn remove(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Ok(()) => sync_folder(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the names in the folder of `file` durable.
+fn sync_folder(file: &Path) -> io::Result<()> {
+    File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 /// An identity as text.

@@ -12,7 +12,7 @@ use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
 use fathom_layers::{Cache, LayerOptions as _};
 
-use crate::logs::{CacheStores, DiskLog};
+use crate::logs::{CacheStores, DiskLog, NAME_DEVICE};
 use crate::wiring::refusal;
 
 /// What the cache of a disk needs of the daemon.
@@ -65,8 +65,13 @@ impl CacheHost for Host<'_> {
                  `store`, or add an `image`",
             ));
         };
-        let mark = CacheMark::open(&image, self.records)?;
-        let name = image.canonicalize()?.display().to_string();
+        let key = self.definition.key.as_deref();
+        let mark = CacheMark::open_named(&image, self.records, key)?;
+        if let Some(reason) = mark.lacks_key() {
+            let text = format!("{} cannot be marked: {reason}; {NAME_DEVICE}", image.display());
+            return Err(io::Error::other(text));
+        }
+        let name = mark.home();
         let mark = Arc::new(Mark { mark, path: cache.to_owned() });
         // Above a log, the cache sees a change only when the log has written it back.
         let changes = match self.log {
@@ -103,7 +108,8 @@ pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), 
         return Ok(());
     }
     let shown = image.display();
-    let mark = CacheMark::open(&image, records).map_err(|error| {
+    let key = definition.key.as_deref();
+    let mark = CacheMark::open_named(&image, records, key).map_err(|error| {
         let message = format!("it is unknown whether a cache has blocks of {shown}: {error}");
         refusal(ErrorCode::Failed, message, "check its file system")
     })?;

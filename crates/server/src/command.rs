@@ -140,6 +140,10 @@ struct Flags {
     #[arg(long, value_name = "FILE", requires = "nbd", conflicts_with = "tls_certificate")]
     tls_psk: Option<PathBuf>,
 
+    /// A name for a block device that has no lasting one of its own
+    #[arg(long, value_name = "NAME", requires = "image")]
+    key: Option<String>,
+
     /// Bypass the host's page cache
     #[arg(long)]
     direct: bool,
@@ -271,6 +275,7 @@ impl Serve {
             ("serial", "--serial"),
             ("image", "--image"),
             ("format", "--format"),
+            ("key", "--key"),
             ("memory", "--memory"),
             ("null", "--null"),
             ("direct", "--direct"),
@@ -331,6 +336,7 @@ impl Flags {
             serial: self.serial.clone().unwrap_or_default(),
             image: self.image.as_deref().map(absolute),
             format: self.format,
+            key: self.key.clone(),
             memory: self.memory,
             null: self.null,
             direct: self.direct,

@@ -5,6 +5,7 @@ mod attend;
 mod definition;
 mod in_cache;
 mod offload;
+mod owners;
 mod recovery;
 
 use std::fs::{File, OpenOptions};
@@ -30,7 +31,7 @@ use in_cache::LogLoss;
 pub(crate) use offload::{AutoKind, OffloadDefinition};
 
 use crate::clusters::{ClusterPlace, Clusters};
-use crate::configuration::layers;
+use crate::configuration::{image_identity, layers};
 use crate::models::ModelDevices;
 use crate::wiring::{Common, message_and_remedy, refusal};
 
@@ -38,10 +39,15 @@ use crate::wiring::{Common, message_and_remedy, refusal};
 const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
                              with zeroes";
 
+/// The remedy for a block device without a name of its own.
+pub(crate) const NAME_DEVICE: &str =
+    "give it a name that only this device has: `key = \"NAME\"` of the disk, or `--key NAME`";
+
 /// The open log volumes, by path.
 #[derive(Default)]
 pub(crate) struct LogVolumes {
     places: Opened<PathBuf, Place>,
+    known: owners::KnownLogs,
 }
 
 /// A log volume, while a log on it is open.
@@ -167,9 +173,16 @@ impl LogVolumes {
         let unreadable = |error: io::Error| {
             let shown = image.display();
             let message = format!("it is unknown whether {shown} has changes in a log: {error}");
-            refusal(ErrorCode::Failed, message, "check its file system")
+            let folder = fathom_image::marks_folder();
+            let remedy = format!(
+                "check its file system, or, for a block device, the folder of the marks, {}, which the daemon has to \
+                 read and write",
+                folder.display()
+            );
+            refusal(ErrorCode::Failed, message, remedy)
         };
-        let mark = LogMark::open(&image, records).map_err(unreadable)?;
+        let key = definition.key.as_deref();
+        let mark = LogMark::open_named(&image, records, key).map_err(unreadable)?;
         let wal = layers::wal(definition);
         if mark.is_foreign().map_err(unreadable)? {
             return Err(foreign(&image, wal.as_ref(), &mark));
@@ -178,8 +191,21 @@ impl LogVolumes {
         let elsewhere =
             |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, &mark.removal());
         let Some(wal) = &wal else {
-            return marked.map_or(Ok(None), |marked| Err(elsewhere(&marked)));
+            if let Some(marked) = marked {
+                return Err(elsewhere(&marked));
+            }
+            if is_device(&image) {
+                self.known.check(&image, &mark.home())?;
+            }
+            return Ok(None);
         };
+        self.known.add(definition);
+        if let Some(reason) = mark.lacks_key() {
+            let shown = image.display();
+            let message = format!("{shown} cannot be marked as having changes in a log: {reason}");
+            return Err(refusal(ErrorCode::Failed, message, NAME_DEVICE));
+        }
+        mark.settle().map_err(unreadable)?;
         let failed = |text: String| {
             let (message, remedy) = message_and_remedy(&text);
             let remedy = if wal.is_in_cache { in_cache::remedy(remedy) } else { remedy.to_owned() };
@@ -193,6 +219,9 @@ impl LogVolumes {
                 return Err(elsewhere(marked));
             }
         }
+        if marked.is_none() && wal.server().is_none() && !wal.is_in_cache {
+            refuse_unprepared(wal).map_err(|error| failed(error.to_string()))?;
+        }
         let volume = match (&wal.cluster, wal.export()) {
             (Some(place), _) => {
                 self.cluster_volume(wal, place, disk, marked.is_none(), &common.clusters)
@@ -201,10 +230,9 @@ impl LogVolumes {
             (None, None) => self.volume(wal, disk, records, (&common.models, &common.stores)),
         };
         let volume = volume.map_err(|error| failed(error.to_string()))?;
-        let home = image.canonicalize().unwrap_or_else(|_| image.clone());
         let options = WalOptions {
             name: disk.clone(),
-            home: home.display().to_string(),
+            home: mark.home(),
             home_capacity: home_store.capacity(),
             home_alignment: home_store.geometry().alignment,
             offset: wal.offset.0,
@@ -272,6 +300,11 @@ impl LogVolumes {
             tracing::error!(disk = disk.as_str(), "{problem}");
         }
         Ok(Some(log))
+    }
+
+    /// Remembers the logs of disks, before any of the disks is opened.
+    pub(crate) fn know<'d>(&self, disks: impl Iterator<Item = &'d DiskDefinition>) {
+        disks.for_each(|disk| self.known.add(disk));
     }
 
     /// The place of the volume at a path.
@@ -344,7 +377,7 @@ impl LogVolumes {
             make(wal)?;
         }
         let path = wal.log.canonicalize()?;
-        let place = self.place(path.clone());
+        let place = self.place(volume_key(&path));
         // Held while this volume is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volume) = place.volume.upgrade() {
@@ -386,6 +419,14 @@ impl LogVolumes {
         let model = wal.model.clone();
         *place = Place { volume: Arc::downgrade(&volume), model, is_cache: false };
         Ok(volume)
+    }
+}
+
+/// The key of a file or device among the open volumes: one that several paths name is opened once.
+fn volume_key(path: &Path) -> PathBuf {
+    match image_identity(path) {
+        Some((device, number)) => format!("{device}:{number}").into(),
+        None => path.to_owned(),
     }
 }
 
@@ -485,6 +526,31 @@ fn make(wal: &WalDefinition) -> io::Result<()> {
         return Err(io::Error::other("it is neither a file nor a block device; name one"));
     }
     Ok(())
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// Refuses a place on a block device that has neither a log nor leave to make one.
+fn refuse_unprepared(wal: &WalDefinition) -> io::Result<()> {
+    if !is_device(&wal.log) {
+        return Ok(());
+    }
+    let mut head = [0; fathom_layers::wal::SUPERBLOCK_LENGTH];
+    File::open(&wal.log)?.read_exact_at(&mut head, wal.offset.0)?;
+    if fathom_layers::wal::is_place(&head) {
+        return Ok(());
+    }
+    let offset = match wal.offset.0 {
+        0 => String::new(),
+        offset => format!(" --offset {offset}"),
+    };
+    let shown = wal.log.display();
+    Err(io::Error::other(format!(
+        "there is no log on this device, and none is made by itself; prepare the place with `fathom log create \
+         {shown}{offset}`"
+    )))
 }
 
 /// The length of a log of a given size with its copies, in bytes.

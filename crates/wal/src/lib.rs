@@ -27,12 +27,12 @@ pub use log::{Checkpoint, Full, Log, Pin, Reservation, Round};
 pub use map::{Map, Segment, Source};
 pub use record::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, DATA_LENGTH_MAX, Entry, EntryKind, Record, RecordError,
-    entries_max, finish,
+    entries_max, finish, is_record,
 };
 pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
 pub use superblock::{
     HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
-    SuperblockError, select,
+    SuperblockError, is_place, prepared, select,
 };
 
 /// The checksum of an entry's data.

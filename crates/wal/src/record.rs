@@ -116,6 +116,11 @@ impl fmt::Display for RecordError {
 
 impl std::error::Error for RecordError {}
 
+/// Whether a record of any log begins with these bytes.
+pub fn is_record(bytes: &[u8]) -> bool {
+    [MAGIC, MAGIC_1].iter().any(|magic| bytes.starts_with(magic))
+}
+
 /// The fields that the next record must have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {

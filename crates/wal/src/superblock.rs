@@ -14,6 +14,8 @@ pub const SUPERBLOCK_LENGTH: usize = 4096;
 const USED: usize = 512;
 /// The first bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
+/// The first bytes of each superblock's place where a log may be made (`fathom log create`). Zeroes follow.
+const PREPARED: [u8; 8] = *b"\x8eFATHNEW";
 const VERSION: u32 = 2;
 /// The longest name of a disk, in bytes.
 pub const NAME_LENGTH_MAX: usize = 128;
@@ -142,6 +144,19 @@ impl fmt::Display for SuperblockError {
 
 impl std::error::Error for SuperblockError {}
 
+/// The bytes of each superblock's place where a log may be made.
+pub fn prepared() -> [u8; SUPERBLOCK_LENGTH] {
+    let mut bytes = [0; SUPERBLOCK_LENGTH];
+    put(&mut bytes, 0, &PREPARED);
+    bytes
+}
+
+/// Whether there is a log in this place, a part of one, or leave to make one: all else but zeroes is other data.
+/// `bytes` begin with the place of a superblock.
+pub fn is_place(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC) || bytes.starts_with(&PREPARED)
+}
+
 impl Superblock {
     /// The superblock's bytes.
     ///
@@ -188,7 +203,8 @@ impl Superblock {
 
     /// Reads a superblock.
     fn decode(bytes: &[u8]) -> Result<Self, SuperblockError> {
-        if bytes.iter().all(|byte| *byte == 0) {
+        let rest = bytes.strip_prefix(&PREPARED).unwrap_or(bytes);
+        if rest.iter().all(|byte| *byte == 0) {
             return Err(SuperblockError::Blank);
         }
         if bytes.len() < USED || bytes[..8] != MAGIC {
@@ -341,6 +357,11 @@ pub(crate) mod tests {
         let mut other = blank;
         other[1080] = 0x53;
         assert_eq!(select(&other, &blank), Err(SuperblockError::Foreign));
+        let prepared = prepared();
+        assert_eq!(select(&prepared, &prepared), Err(SuperblockError::Blank));
+        // The log was not completely made.
+        assert_eq!(select(&old, &prepared), Err(SuperblockError::Blank));
+        assert!(is_place(&prepared) && is_place(&old) && !is_place(&blank) && !is_place(&other));
         let mut later = new;
         later[8] = 3;
         let checksum = crc32c::crc32c(&later[..CHECKSUM_AT]);

@@ -45,6 +45,8 @@ pub struct FileBackend {
 /// The state that the queues of one file share.
 struct Shared {
     file: File,
+    /// The kernel's node of the device, if the file is another one: it has a lock, too.
+    _node: Option<File>,
     capacity: AtomicU64,
     geometry: Geometry,
     capabilities: Capabilities,

@@ -1,9 +1,9 @@
 //! Opening a file: its kind, its capabilities, and the lock.
 
 use std::fmt;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -54,6 +54,9 @@ pub enum OpenError {
     Permission(PathBuf),
     /// Another process has the image open.
     Locked(PathBuf),
+    /// The device is mounted, a part of another device, or claimed by another process. Contains
+    /// what uses it, and the remedy.
+    Claimed(PathBuf, String),
     /// It is neither a regular file nor a block device.
     NotADisk(PathBuf),
     /// The size is not a multiple of the block size, both in bytes.
@@ -92,6 +95,7 @@ impl fmt::Display for OpenError {
                  read-only from both",
                 path.display()
             ),
+            Self::Claimed(path, holder) => write!(formatter, "{}: {holder}", path.display()),
             Self::NotADisk(path) => {
                 write!(formatter, "{}: neither a regular file nor a block device", path.display())
             }
@@ -143,6 +147,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         Some(libc::ENOENT) => OpenError::Missing(path.clone()),
         Some(libc::EACCES | libc::EPERM | libc::EROFS) => OpenError::Permission(path.clone()),
         Some(libc::EINVAL) if options.direct => OpenError::NoDirect(path.clone()),
+        Some(libc::EBUSY) => OpenError::Claimed(path.clone(), fathom_image::holder(path)),
         _ => OpenError::Io(path.clone(), error),
     };
     let flags = if options.direct { libc::O_DIRECT } else { 0 } | libc::O_CLOEXEC;
@@ -151,10 +156,10 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(OpenError::NotADisk(path.clone()));
     }
-    let open =
-        || OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags).open(path);
+    let access = if options.read_only { Access::Shared } else { Access::Exclusive };
+    let open = || fathom_image::open(path, access, flags);
     let mut file = open().map_err(failed)?;
-    lock(&file, options.read_only, path)?;
+    let mut node = lock(&file, access, path)?;
     let mut metadata = file.metadata().map_err(failed)?;
     // The last holder of the lock may have replaced the file (`disk import --force`).
     let mut attempts = 0;
@@ -163,8 +168,10 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         if attempts > REPLACED_MAX {
             return Err(OpenError::Locked(path.clone()));
         }
+        // Of a device that has another node now, the claim ends first.
+        drop((file, node));
         file = open().map_err(failed)?;
-        lock(&file, options.read_only, path)?;
+        node = lock(&file, access, path)?;
         metadata = file.metadata().map_err(failed)?;
     }
     let file_system = rustix::fs::fstatfs(&file).map_or(0, |status| status.f_type);
@@ -212,6 +219,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     let durability = Durability::open(&file, record, &options.disk, watched).map_err(failed)?;
     Ok(Shared {
         file,
+        _node: node,
         capacity: AtomicU64::new(capacity),
         geometry: Geometry {
             block_size,
@@ -238,16 +246,18 @@ fn is_the_file_at(file: &Metadata, path: &Path) -> io::Result<bool> {
     Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
 }
 
-/// Takes the image's lock: exclusive for writers, shared for readers.
-fn lock(file: &File, read_only: bool, path: &Path) -> Result<(), OpenError> {
-    let access = if read_only { Access::Shared } else { Access::Exclusive };
-    match fathom_image::lock(file, access) {
-        Ok(()) => Ok(()),
+/// Takes the image's lock, and that of a device by its number, which lasts as long as the returned
+/// file is open.
+fn lock(file: &File, access: Access, path: &Path) -> Result<Option<File>, OpenError> {
+    let locked =
+        fathom_image::lock(file, access).and_then(|()| fathom_image::lock_device(file, access));
+    match locked {
+        Ok(node) => Ok(node),
         Err(LockError::Held) => Err(OpenError::Locked(path.to_owned())),
         // Some network file systems have no locks; a warning in the log is enough.
         Err(LockError::Unsupported(error)) => {
             tracing::warn!(path = %path.display(), %error, "the image cannot be locked here");
-            Ok(())
+            Ok(None)
         }
         Err(LockError::Io(error)) => Err(OpenError::Io(path.to_owned(), error)),
     }

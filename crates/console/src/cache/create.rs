@@ -8,6 +8,7 @@ use std::{
 
 use fathom_cache::format::{BLOCK_SIZES, DISKS_MAX, LOG_LENGTHS, LOG_UNIT, Superblock};
 use fathom_control::{Bytes, count};
+use fathom_image::Signature;
 use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
@@ -29,7 +30,7 @@ const SIZE_MIN: u64 = 1 << 20;
 /// The smallest log, in bytes.
 const LOG_MIN: u64 = 1 << 20;
 /// The bytes at the start of a device that are examined for other data.
-const HEAD: usize = 128 << 10;
+const HEAD: usize = 1 << 20;
 /// The least bytes of a cache for each of its disks: a smaller cache has fewer disks.
 const BYTES_PER_DISK: u64 = 1 << 20;
 /// The most pages for the regions of a disk: one page has the regions of 31 GiB.
@@ -167,7 +168,7 @@ fn finish(
 fn new_file(path: &Path, size: u64, options: &CreateOptions) -> Outcome<Volume> {
     let mut open = OpenOptions::new();
     open.read(true).write(true).create_new(true).mode(0o600);
-    let volume = match open.open(path) {
+    let mut volume = match open.open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             if !options.force {
                 return Err(Failure::new(format!("{} exists", path.display()))
@@ -191,7 +192,8 @@ fn new_file(path: &Path, size: u64, options: &CreateOptions) -> Outcome<Volume> 
         let _ = std::fs::remove_file(path);
         return Err(Failure::io("allocate the space of", path, &error));
     }
-    Ok(Volume { size, ..volume })
+    volume.size = size;
+    Ok(volume)
 }
 
 /// Allocates the space of a file, if its file system can.
@@ -204,12 +206,17 @@ fn allocate(file: &File, size: u64) -> io::Result<()> {
 
 /// Refuses a device with other data.
 fn check_unused(volume: &Volume, path: &Path, force: bool) -> Outcome {
-    let head = read_up_to(&volume.file, 0, HEAD);
-    let head = head.map_err(|error| Failure::io("read", path, &error))?;
-    if force || head.iter().all(|byte| *byte == 0) {
+    let failed = |error: io::Error| Failure::io("read", path, &error);
+    let found = Signature::of(&volume.file, volume.size).map_err(failed)?;
+    let head = read_up_to(&volume.file, 0, HEAD).map_err(failed)?;
+    if force || found.is_none() && head.iter().all(|byte| *byte == 0) {
         return Ok(());
     }
-    let what = if volume.superblock(path).is_ok() { "a cache" } else { "other data" };
+    let what = match found {
+        _ if volume.superblock(path).is_ok() => "a cache",
+        Some(Signature(name)) => name,
+        None => "other data",
+    };
     Err(Failure::new(format!("{} holds {what}", path.display()))
         .advise("choose another device, or replace what it holds with --force: it is lost"))
 }

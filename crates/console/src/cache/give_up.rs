@@ -130,6 +130,12 @@ fn end_mark(log: &Log, folders: &[PathBuf]) -> io::Result<Mark> {
         mark.clear()?;
         return Ok(Mark::Removed);
     }
+    // A block device is not found by the name that the log has of it.
+    for folder in folders.iter().filter(|_| !log.is_needed()) {
+        if LogMark::clear_of_devices(&log.identity, folder)? {
+            return Ok(Mark::Removed);
+        }
+    }
     Ok(Mark::Absent)
 }
 

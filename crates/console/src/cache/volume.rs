@@ -1,8 +1,8 @@
 //! The file or block device of a cache: opened exclusively, and made a cache.
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, FileTypeExt},
     path::Path,
 };
 
@@ -25,6 +25,8 @@ pub(super) struct Volume {
     pub file: File,
     /// The size, in bytes.
     pub size: u64,
+    /// The kernel's node of a device that has another one, for its lock.
+    _node: Option<File>,
 }
 
 impl Volume {
@@ -35,29 +37,29 @@ impl Volume {
             match error.kind() {
                 io::ErrorKind::NotFound => failure
                     .advise(format!("make a cache with `fathom cache create {}`", path.display())),
-                io::ErrorKind::ResourceBusy => failure
-                    .advise("it is mounted, or part of another device; choose another device"),
+                io::ErrorKind::ResourceBusy => {
+                    Failure::new(format!("{} is {}", path.display(), fathom_image::holder(path)))
+                }
                 _ => failure,
             }
         };
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
-        let is_device = kind.is_block_device();
-        if !is_device && !kind.is_file() {
+        if !kind.is_block_device() && !kind.is_file() {
             let text = format!("{} is neither a regular file nor a block device", path.display());
             return Err(Failure::new(text));
         }
-        // The kernel refuses a device that is mounted.
-        let exclusive = if is_device && is_changed { OFlags::EXCL } else { OFlags::empty() };
-        let flags = (OFlags::NONBLOCK | exclusive).bits() as i32;
-        let opened = OpenOptions::new().read(true).write(is_changed).custom_flags(flags).open(path);
-        Self::locked(opened.map_err(failed)?, path, is_changed)
+        let file = fathom_image::open(path, access(is_changed), OFlags::NONBLOCK.bits() as i32);
+        Self::locked(file.map_err(failed)?, path, is_changed)
     }
 
     /// A store that was made or opened.
     pub(super) fn locked(mut file: File, path: &Path, is_changed: bool) -> Outcome<Self> {
-        let access = if is_changed { Access::Exclusive } else { Access::Shared };
-        match fathom_image::lock(&file, access) {
-            Ok(()) | Err(LockError::Unsupported(_)) => {}
+        let access = access(is_changed);
+        let locked = fathom_image::lock(&file, access)
+            .and_then(|()| fathom_image::lock_device(&file, access));
+        let node = match locked {
+            Ok(node) => node,
+            Err(LockError::Unsupported(_)) => None,
             Err(LockError::Held) => {
                 return Err(Failure::new(format!(
                     "{} is in use by another process",
@@ -68,10 +70,10 @@ impl Volume {
             Err(error) => {
                 return Err(Failure::new(format!("cannot lock {}: {error}", path.display())));
             }
-        }
+        };
         let size = file.seek(SeekFrom::End(0));
         let size = size.map_err(|error| Failure::io("read", path, &error))?;
-        Ok(Self { file, size })
+        Ok(Self { file, size, _node: node })
     }
 
     /// The superblock.
@@ -152,6 +154,10 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+fn access(is_changed: bool) -> Access {
+    if is_changed { Access::Exclusive } else { Access::Shared }
 }
 
 /// Draws the identity of a new cache.

@@ -8,16 +8,21 @@ use std::{
     fs::{File, Metadata, OpenOptions},
     io,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use fathom_image::{Access, LockError, LogMark, Writers};
+use fathom_image::{
+    Access, CacheMark, Demand, ImageChange, LockError, LogMark, LossRecord, MarkKind, Writers,
+};
 
-use super::holders;
+use super::{holders, info::SERVICE_STATE};
 use crate::{
     failure::{Failure, Outcome},
     output::text::clean,
 };
+
+/// In place of a folder with marks of devices, which are never claimed.
+const NO_FOLDER: &str = "/";
 
 /// An image that is open for writing and locked.
 pub(super) struct Claim {
@@ -58,10 +63,43 @@ impl Claim {
     /// Takes the lock of a file that this process has just created. On a file system without locks
     /// no other process uses it either.
     pub(super) fn made(file: File, path: &Path) -> Outcome<Self> {
-        match fathom_image::lock(&file, Access::Exclusive) {
+        match fathom_image::lock(&file, Access::Alone) {
             Ok(()) | Err(LockError::Unsupported(_)) => Ok(Self { file }),
             Err(error) => Err(Failure::new(format!("cannot lock {}: {error}", path.display()))),
         }
+    }
+
+    /// Asks the marks of the image at `path` for a change: refuses it, or removes those that would be wrong
+    /// afterwards. The image is claimed, so that no daemon marks it meanwhile.
+    pub(super) fn prepare(&self, path: &Path, change: ImageChange) -> Outcome {
+        for kind in MarkKind::ALL {
+            if kind.demand(change) == Demand::Refuse {
+                refuse(kind, path)?;
+            }
+        }
+        self.clear(path, change, Demand::ClearBefore)
+    }
+
+    /// Removes the marks that are wrong after a change, which is durable.
+    pub(super) fn finish(&self, path: &Path, change: ImageChange) -> Outcome {
+        self.clear(path, change, Demand::ClearAfter)
+    }
+
+    fn clear(&self, path: &Path, change: ImageChange, demand: Demand) -> Outcome {
+        for kind in MarkKind::ALL.into_iter().filter(|kind| kind.demand(change) == demand) {
+            let cleared = match kind {
+                MarkKind::Log => {
+                    LogMark::open(path, Path::new(NO_FOLDER)).and_then(|mark| mark.clear())
+                }
+                MarkKind::Cache => {
+                    CacheMark::open(path, Path::new(NO_FOLDER)).and_then(|mark| mark.clear())
+                }
+                MarkKind::Loss => LossRecord::new(&self.file, path, &own_folders())
+                    .and_then(|record| record.clear(&self.file)),
+            };
+            cleared.map_err(|error| Failure::io("remove a mark of", path, &error))?;
+        }
+        Ok(())
     }
 
     /// The image, open for reading and writing.
@@ -70,12 +108,27 @@ impl Claim {
     }
 }
 
+/// Refuses an image with a mark of this kind.
+fn refuse(kind: MarkKind, path: &Path) -> Outcome {
+    match kind {
+        MarkKind::Log => refuse_logged(path),
+        // Neither a cache nor lost writes forbid a change.
+        MarkKind::Cache | MarkKind::Loss => Ok(()),
+    }
+}
+
+/// The folders of daemons in which records of images may be.
+fn own_folders() -> Vec<PathBuf> {
+    let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
+    state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
+}
+
 /// Refuses an image with changes in a log, which are written to whatever is at its path when it is served
-/// again. The image is claimed, so that no daemon marks it meanwhile.
-pub(super) fn refuse_marked(path: &Path) -> Outcome {
+/// again.
+fn refuse_logged(path: &Path) -> Outcome {
     let shown = path.display();
-    // The folder has the marks of devices, which are never claimed.
-    let mark = LogMark::open(path, Path::new("/")).map_err(|e| Failure::io("open", path, &e))?;
+    let mark =
+        LogMark::open(path, Path::new(NO_FOLDER)).map_err(|e| Failure::io("open", path, &e))?;
     let problem = match mark.read() {
         Ok(None) => return Ok(()),
         Ok(Some(log)) => format!("{shown} has changes in the log {}", clean(&log.path)),
@@ -92,8 +145,8 @@ pub(super) fn refuse_marked(path: &Path) -> Outcome {
 fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {
     let locked = match writers {
         // `fathom_image::writers` has already waited for a holder that is about to end.
-        Writers::Some => fathom_image::try_lock(file, Access::Exclusive),
-        Writers::None | Writers::Unknown => fathom_image::lock(file, Access::Exclusive),
+        Writers::Some => fathom_image::try_lock(file, Access::Alone),
+        Writers::None | Writers::Unknown => fathom_image::lock(file, Access::Alone),
     };
     match locked {
         Ok(()) => Ok(()),

@@ -2,20 +2,18 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
+use fathom_image::ImageChange;
 use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
 };
 use serde::Serialize;
 
-use super::{
-    CreateOptions,
-    claim::{self, Claim},
-    exact,
-};
+use super::{CreateOptions, claim::Claim, exact};
 use crate::{
     failure::{Failure, Outcome},
     output::{self, progress::Progress},
@@ -43,6 +41,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
         let _ = std::fs::remove_file(path);
         return Err(Failure::io("create", path, &error));
     }
+    image.finish(path, ImageChange::Empty)?;
     if options.format.json {
         output::json(&Created { path, size_bytes: size, preallocated: options.preallocate })
     } else {
@@ -63,7 +62,10 @@ pub(super) fn check_size(size: u64) -> Outcome {
 /// Opens a new, empty image. Replaces an existing image only with `force`, and only if it is not in
 /// use.
 fn create(path: &Path, force: bool) -> Outcome<Claim> {
-    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
+    let mut options = OpenOptions::new();
+    // A disk has the data of all users of its guest.
+    options.read(true).write(true).create_new(true).mode(0o600);
+    match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         result => {
             let file = result.map_err(|error| Failure::io("create", path, &error))?;
@@ -78,7 +80,7 @@ fn create(path: &Path, force: bool) -> Outcome<Claim> {
         return Err(Failure::new(format!("{} is not a regular file", path.display())));
     }
     let image = Claim::take(path)?;
-    claim::refuse_marked(path)?;
+    image.prepare(path, ImageChange::Empty)?;
     image.file().set_len(0).map_err(|error| Failure::io("replace", path, &error))?;
     Ok(image)
 }

@@ -30,6 +30,7 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         serial: options.serial.clone(),
         image: options.image.as_deref().map(absolute),
         format: options.image_format,
+        key: options.key.clone(),
         memory: options.memory,
         null: options.null,
         direct: options.direct,

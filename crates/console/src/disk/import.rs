@@ -8,18 +8,13 @@ use std::{
 };
 
 use fathom_control::Bytes;
-use fathom_image::ForeignFormat;
+use fathom_image::{ForeignFormat, ImageChange};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::{
-    ImportOptions,
-    claim::{self, Claim},
-    create::sync_directory,
-    exact,
-    image::file_system,
-    interrupted::Interrupted,
-    references,
+    ImportOptions, claim::Claim, create::sync_directory, exact, image::file_system,
+    interrupted::Interrupted, references,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -145,7 +140,7 @@ fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
             .advise("choose another path, or replace it with --force: its data is lost")),
         Ok(_) => {
             let claim = Claim::take(target)?;
-            claim::refuse_marked(target)?;
+            claim.prepare(target, ImageChange::Replace)?;
             Ok(Some(claim))
         }
     }

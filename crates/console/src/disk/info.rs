@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The state folder of the service in `packaging/`.
-const SERVICE_STATE: &str = "/var/lib/fathom";
+pub(super) const SERVICE_STATE: &str = "/var/lib/fathom";
 
 pub(super) fn run(options: &InfoOptions) -> Outcome {
     if is_path(&options.disk) {

@@ -80,7 +80,7 @@ Examples:
 Examples:
   fathom disk add data --image data.img --socket /run/fathom/data.sock
   fathom disk add scratch --memory 1G --socket /run/fathom/scratch.sock --queues 2")]
-    Add(AddOptions),
+    Add(Box<AddOptions>),
     /// Let a disk accept writes again after writes were lost
     #[command(after_help = "\
 A disk is read-only after its store has lost acknowledged writes. Repair the store first: make room,
@@ -207,6 +207,9 @@ pub struct AddOptions {
     /// Serve the image's bytes as they are (raw), even if they look like another format
     #[arg(long = "format", value_name = "FORMAT", requires = "image")]
     image_format: Option<ImageFormat>,
+    /// A name for a block device that has no lasting one of its own
+    #[arg(long, value_name = "NAME", requires = "image")]
+    key: Option<String>,
     /// A disk in memory; its data is lost when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]
     memory: Option<Bytes>,

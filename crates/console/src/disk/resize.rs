@@ -2,16 +2,11 @@
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use fathom_control::{Bytes, Client, parse_bytes};
-use fathom_image::ForeignFormat;
+use fathom_image::{ForeignFormat, ImageChange};
 use serde::Serialize;
 
 use super::{
-    ResizeOptions,
-    claim::{self, Claim},
-    create::check_size,
-    exact,
-    image::Image,
-    is_path, partitions,
+    ResizeOptions, claim::Claim, create::check_size, exact, image::Image, is_path, partitions,
 };
 use crate::{
     failure::{Failure, Outcome},
@@ -135,11 +130,10 @@ fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outco
     if options.image_format.is_none() {
         refuse_foreign(path, ForeignFormat::of(file, before).map_err(failed)?)?;
     }
-    if size < before {
-        // Changes beyond the new end would reappear after a growth.
-        claim::refuse_marked(path)?;
-    }
+    let change = if size < before { ImageChange::Shrink } else { ImageChange::Grow };
+    claim.prepare(path, change)?;
     file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)?;
+    claim.finish(path, change)?;
     Ok((before, size))
 }
 

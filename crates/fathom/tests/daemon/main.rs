@@ -6,6 +6,8 @@ mod cache;
 mod cache_limits;
 mod caches;
 mod changes;
+mod claims;
+mod device_marks;
 mod devices;
 mod events;
 mod flushes;

@@ -128,6 +128,8 @@ impl Drop for Daemon {
 pub fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fathom"));
     command.current_dir(folder).stdin(Stdio::null());
+    // Those of block devices, which all daemons of a host share.
+    command.env("FATHOM_MARKS", folder.join("marks"));
     command
 }
 

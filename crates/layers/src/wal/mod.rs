@@ -25,6 +25,7 @@
 mod agenda;
 pub(crate) mod home;
 mod open;
+mod owner;
 mod places;
 pub(crate) mod queue;
 mod recovery;
@@ -44,8 +45,9 @@ use fathom_block::{
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
-pub use fathom_wal::MAGIC;
+pub use fathom_wal::{MAGIC, SUPERBLOCK_LENGTH, is_place};
 pub use open::{Completion, WalError, WalOptions};
+pub use owner::{LogOwner, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;
 pub use recovery::RECOVERY_PAUSE_MAX;

@@ -9,7 +9,7 @@ use fathom_block::{ErrorKind, Operation, Shared};
 use fathom_wal::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
     RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
-    find_damage, select,
+    find_damage, is_record, select,
 };
 
 use super::recovery::RecoveryState;
@@ -17,6 +17,10 @@ use super::{Inner, LogVolume, Opened, Region, State, Wal};
 use crate::access::Access;
 use crate::offload::gate::Carry;
 
+/// The beginning of the name of a store that is a block device. Other names are paths.
+const DEVICE_PREFIX: &str = "device ";
+/// The bytes behind the superblocks that are examined before a log is made there: with these, the first MiB.
+const EXAMINED: u64 = (1 << 20) - RING_OFFSET;
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 
@@ -34,7 +38,7 @@ pub enum Completion {
 pub struct WalOptions {
     /// The disk's name.
     pub name: String,
-    /// The name of the disk's store, such as its image's path.
+    /// The name of the disk's store, such as its image's path, or `device` and its key.
     pub home: String,
     /// The size of the disk, in bytes.
     pub home_capacity: u64,
@@ -90,7 +94,8 @@ impl fmt::Display for WalError {
             Self::Superblock(error @ SuperblockError::Foreign) => {
                 write!(
                     formatter,
-                    "{error}; choose another place, or fill its first 8 KiB with zeroes"
+                    "{error}; choose another place, or empty this one first (`wipefs`, `blkdiscard`) if \
+                     that data may be lost"
                 )
             }
             Self::Superblock(error @ SuperblockError::Newer(_)) => {
@@ -184,7 +189,12 @@ impl Wal {
             Err(SuperblockError::Blank) if options.expected.is_some() => {
                 return Err(WalError::NotExpected);
             }
-            Err(SuperblockError::Blank) => make(&mut access, volume, &region, &owner, options)?,
+            Err(SuperblockError::Blank) => {
+                if is_alone {
+                    refuse_content(&mut access, &region)?;
+                }
+                make(&mut access, volume, &region, &owner, options)?
+            }
             Err(error) => return Err(error.into()),
         };
         if superblock.owner.name != owner.name {
@@ -212,7 +222,9 @@ impl Wal {
             rewrite(&mut access, region.start, &superblock)?;
         }
         let mut log = recover(&mut access, region.start, &superblock, carry.as_mut())?;
-        if !log.is_empty() && superblock.owner.home != owner.home {
+        // The mark of a device belongs to the device whatever its name, and names this log.
+        let is_marked = options.expected.is_some() && owner.home.starts_with(DEVICE_PREFIX);
+        if !log.is_empty() && superblock.owner.home != owner.home && !is_marked {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
         log.clip(options.home_capacity);
@@ -303,6 +315,18 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
         ));
     }
     Ok(options.offset..end)
+}
+
+/// Refuses a place without a log that has other content: a file system may leave the first 8 KiB empty. Where a
+/// log was given up, the ring still begins with a record.
+fn refuse_content(access: &mut Access, region: &Region) -> Result<(), WalError> {
+    let start = region.start + RING_OFFSET;
+    let length = region.end.saturating_sub(start).min(EXAMINED);
+    let bytes = access.read(start, length)?;
+    if is_record(&bytes) || bytes.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    Err(SuperblockError::Foreign.into())
 }
 
 fn ring_length(region: &Region, block_size: u32) -> u64 {

@@ -8,6 +8,8 @@ use super::{Placed, layers};
 
 /// The most queues of a disk: one for each CPU of a large guest.
 const QUEUES_MAX: u16 = 256;
+/// The longest name of a block device, in bytes.
+const KEY_LENGTH_MAX: usize = 64;
 /// The longest time that a ring may be polled, in nanoseconds.
 const SPIN_NS_MAX: u64 = 1_000_000;
 
@@ -30,8 +32,29 @@ pub(super) fn listener(table: Table<'_>, reading: &Reading<'_>) -> Placed<Listen
     listener
 }
 
-/// Checks the sub-tables of a disk.
+/// Checks the name of a disk's block device.
+fn check_key(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    let Some(key) = &disk.key else { return };
+    let is_sound = (1..=KEY_LENGTH_MAX).contains(&key.len())
+        && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if !is_sound {
+        problems.add(
+            places.of("key"),
+            format!("the key {key:?} cannot name a device"),
+            format!("use 1 to {KEY_LENGTH_MAX} of a to z, A to Z, 0 to 9, `.`, `_` and `-`"),
+        );
+    } else if disk.image.is_none() {
+        problems.add(
+            places.of("key"),
+            "a key names the block device of a disk, and this disk has no image",
+            "remove `key`, or add an `image`",
+        );
+    }
+}
+
+/// Checks the sub-tables of a disk, and the name of its device.
 pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+    check_key(disk, places, problems);
     if let Some(model) = &disk.model {
         check_model(model, &mut Check::new(places, "", problems));
     }

@@ -95,6 +95,8 @@ pub(super) struct Claims {
     socket: Option<PathBuf>,
     /// The identity of the image in its file system when the disk was opened.
     image: Option<(u64, u64)>,
+    /// The name that the operator has given to the image's device.
+    key: Option<String>,
     read_only: bool,
 }
 
@@ -105,6 +107,7 @@ impl Claims {
             name: definition.name.clone(),
             socket: definition.vhost_user.as_ref().map(|guest| normal_path(&guest.socket)),
             image: definition.image.as_deref().and_then(image_identity),
+            key: definition.key.clone(),
             read_only: definition.read_only,
         }
     }
@@ -136,6 +139,13 @@ impl Claims {
                 return conflict(
                     format!("the disk {:?} has this socket", other.name),
                     "choose another socket, or remove that disk first",
+                );
+            }
+            let is_other = self.image != other.image;
+            if self.key.is_some() && self.key == other.key && is_other {
+                return conflict(
+                    format!("the disk {:?} has this key for another device", other.name),
+                    "choose another key",
                 );
             }
             let shares = self.image.is_some() && self.image == other.image;

@@ -218,6 +218,7 @@ impl Daemon {
         });
         daemon.common.background.set_options(daemon.options.idle());
         daemon.common.clusters.set(&configuration.clusters);
+        daemon.common.logs.know(configuration.disks.iter().map(|disk| &disk.definition));
         let observing = Arc::downgrade(&daemon);
         daemon.common.background.on_begin(move || {
             let observing = observing.clone();

@@ -41,6 +41,7 @@ impl Daemon {
         if self.common.clusters.set(&new.clusters) {
             report.changed.push("other clusters, for logs that are opened from now on".into());
         }
+        self.common.logs.know(new.disks.iter().map(|disk| &disk.definition));
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
         if self.flusher.set(&new.guests) {
@@ -231,6 +232,7 @@ fn differences(before: &DiskDefinition, after: &DiskDefinition) -> Vec<&'static 
     compare("vm", before.vm == after.vm);
     compare("serial", before.serial == after.serial);
     compare("image", before.image == after.image);
+    compare("key", before.key == after.key);
     compare("memory", before.memory == after.memory);
     compare("null", before.null == after.null);
     compare("direct", before.direct == after.direct);

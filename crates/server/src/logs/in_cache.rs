@@ -32,7 +32,7 @@ impl CacheStores {
         disk: &str,
         records: &Path,
     ) -> io::Result<Arc<dyn Backend>> {
-        let place = self.places.place(path.to_owned(), |store| store.strong_count() > 0);
+        let place = self.places.place(super::volume_key(path), |store| store.strong_count() > 0);
         // Held while the store is opened, so that two disks do not open it separately.
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = place.upgrade() {

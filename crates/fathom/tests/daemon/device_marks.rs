@@ -1,0 +1,173 @@
+//! The marks of block devices: every daemon finds them, and a device keeps its own when it gets another number.
+
+use std::path::Path;
+
+use fathom_control::{ClientError, DiskDefinition, LayerDefinition};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::claims::LoopDevice;
+use crate::nbd::Nbd;
+use crate::process::{Daemon, command, image};
+
+const SIZE: u64 = 16 << 20;
+const LISTENER: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
+
+/// A folder on a disk: marks are not kept in memory.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+fn plain(image: &Path) -> DiskDefinition {
+    DiskDefinition { name: "d".into(), image: Some(image.to_owned()), ..DiskDefinition::default() }
+}
+
+fn logged(image: &Path, log: &Path) -> DiskDefinition {
+    let options = json!({ "log": log, "size": "1M", "age": "1h" });
+    DiskDefinition { layers: vec![LayerDefinition::new("wal", options)], ..plain(image) }
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, ClientError>, text: &str) {
+    let error = result.err().expect("it is refused");
+    // The remedy is only in the second form.
+    let error = format!("{error} {error:?}");
+    assert!(error.contains(text), "{error}");
+}
+
+/// Writes a block that stays in the log, and kills the daemon.
+fn write_and_kill(daemon: Daemon, definition: &DiskDefinition) -> TempDir {
+    daemon.client().add_disk(definition).unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "d");
+    assert_eq!(nbd.fill_block(0, 0x11), Some(0));
+    daemon.signal(libc::SIGKILL);
+    daemon.wait().1
+}
+
+#[test]
+fn a_device_keeps_its_mark_when_it_gets_another_number() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    image(folder.path(), "other", SIZE);
+    let Some(first) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let path = first.0.clone();
+    let log = folder.path().join("volume");
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&path, &log));
+    // Another device gets the number, and this one another; its file has another name, too.
+    drop(first);
+    let attach = |file: &str| LoopDevice::attach(&folder.path().join(file)).unwrap();
+    let innocent = attach("other");
+    std::fs::rename(folder.path().join("back"), folder.path().join("moved")).unwrap();
+    let device = attach("moved");
+    let daemon = Daemon::start_in(folder, LISTENER);
+    let client = daemon.client();
+    refused(client.add_disk(&plain(&device.0)), "may be out of date");
+    client.add_disk(&plain(&innocent.0)).unwrap();
+    client.remove_disk("d", false).unwrap();
+    client.add_disk(&logged(&device.0, &log)).unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "d");
+    assert_eq!(nbd.read_block(0), 0x11);
+    drop(nbd);
+    // All changes are at home, and the mark is gone.
+    let folder = daemon.end();
+    assert_eq!(std::fs::read_dir(folder.path().join("marks")).unwrap().count(), 0);
+    let daemon = Daemon::start_in(folder, LISTENER);
+    daemon.client().add_disk(&plain(&device.0)).unwrap();
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
+}
+
+/// The state folders of daemons differ; the folder of the marks is that of the host.
+#[test]
+fn every_daemon_and_command_finds_the_mark() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let log = folder.path().join("volume");
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
+    let marks = folder.path().join("marks");
+    let output = command(folder.path())
+        .env("STATE_DIRECTORY", folder.path().join("elsewhere"))
+        .args(["bench", "--image"])
+        .arg(&device.0)
+        .args(["-t", "1s", "-d", "1"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("may be out of date"), "{text}");
+    // A folder in memory forgets marks.
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() {
+        let memory = tempfile::tempdir_in(memory).unwrap();
+        let output = command(folder.path())
+            .env("FATHOM_MARKS", memory.path())
+            .args(["serve", "--nbd", "unix:n.sock", "--control", "m.sock", "--image"])
+            .arg(&device.0)
+            .args(["--layer", "wal,log=other,size=1M"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("is in memory"), "{text}");
+    }
+    assert_eq!(std::fs::read_dir(marks).unwrap().count(), 1);
+}
+
+#[test]
+fn a_device_whose_name_another_has_needs_a_key() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let Some(_twin) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let log = folder.path().join("volume");
+    let daemon = Daemon::start_in(folder, LISTENER);
+    refused(daemon.client().add_disk(&logged(&device.0, &log)), "`key = ");
+    let keyed = DiskDefinition { key: Some("db".into()), ..logged(&device.0, &log) };
+    let folder = write_and_kill(daemon, &keyed);
+    let daemon = Daemon::start_in(folder, LISTENER);
+    let client = daemon.client();
+    // With the key, and without.
+    let without_log = DiskDefinition { layers: Vec::new(), ..keyed.clone() };
+    refused(client.add_disk(&without_log), "may be out of date");
+    refused(client.add_disk(&plain(&device.0)), "may be out of date");
+    client.add_disk(&keyed).unwrap();
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
+}
+
+/// Earlier versions had the marks in the folder of the daemon, by path.
+#[test]
+fn a_mark_of_an_earlier_version_is_found_and_moved() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let log = folder.path().join("volume");
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
+    let marks = folder.path().join("marks");
+    let new = std::fs::read_dir(&marks).unwrap().next().unwrap().unwrap().path();
+    let back = folder.path().join("back").canonicalize().unwrap();
+    let text = std::fs::read_to_string(&new).unwrap();
+    let (text, _) = text.rsplit_once("\nimage:").unwrap();
+    std::fs::remove_file(&new).unwrap();
+    // The device has had another number: the identity in the mark counts.
+    let old = folder.path().join("device-dev-other.fathom-log");
+    std::fs::write(&old, format!("{text}\nimage: backing={}", back.display())).unwrap();
+    let daemon = Daemon::start_in(folder, LISTENER);
+    let client = daemon.client();
+    refused(client.add_disk(&plain(&device.0)), "may be out of date");
+    client.add_disk(&logged(&device.0, &log)).unwrap();
+    assert!(new.exists() && !daemon.path("device-dev-other.fathom-log").exists());
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
+}
+
+/// A log knows its device, too.
+#[test]
+fn a_device_whose_mark_is_lost_is_not_served_without_its_log() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let log = folder.path().join("volume");
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
+    std::fs::remove_dir_all(folder.path().join("marks")).unwrap();
+    let daemon = Daemon::start_in(folder, LISTENER);
+    // The log is known from a definition, although the disk is refused: which of both is older nobody knows.
+    refused(daemon.client().add_disk(&logged(&device.0, &log)), "has no mark of it");
+    refused(daemon.client().add_disk(&plain(&device.0)), "has changes of it, for the disk \"d\"");
+}
