@@ -50,6 +50,8 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     };
     let wal = Wal::open(volume, &options).unwrap();
     support::disk(vec![Arc::new(wal)], backend(&folder.join(name)))

@@ -112,6 +112,8 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         age_ns: age.as_nanos() as u64,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     };
     let wal = Wal::open(&volume, &options).unwrap();
     support::disk(vec![Arc::new(wal)], backend(home))

@@ -247,7 +247,12 @@ fn a_mark_is_changed_after_writes_were_lost() {
     let Some((device, disk)) = faulty() else { return };
     let image = device.mount().join("a.img");
     let mark = LogMark::open(&image, device.mount().as_path()).unwrap();
-    let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+    let log = MarkedLog {
+        identity: *b"0123456789abcdef",
+        age: Some(7),
+        offset: 0,
+        path: "/fast/logs".into(),
+    };
     let mut queue = Queue::open(&disk);
     assert_eq!(queue.write(BAD, 1, false), Ok(()));
     device.write_back();

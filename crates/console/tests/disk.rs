@@ -62,7 +62,12 @@ fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
     let path = directory.join("a.img");
     fs::write(&path, vec![7; 1 << 20]).expect("it is written");
     fs::write(directory.join("raw.img"), [1; 512]).expect("it is written");
-    let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+    let log = MarkedLog {
+        identity: *b"0123456789abcdef",
+        age: Some(7),
+        offset: 0,
+        path: "/fast/logs".into(),
+    };
     let mark = LogMark::open(&path, directory).expect("it opens");
     let commands = [
         &["disk", "create", "a.img", "2M", "--force"][..],

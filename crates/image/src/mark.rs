@@ -5,6 +5,7 @@
 //! acknowledged, and the mark is removed when the log has been emptied.
 
 use std::ffi::CStr;
+use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
@@ -21,6 +22,10 @@ const SUFFIX: &str = ".fathom-log";
 pub struct MarkedLog {
     /// The identity of the log.
     pub identity: [u8; 16],
+    /// The age of the pair of log and image; `None` in a mark of an earlier version.
+    pub age: Option<u64>,
+    /// Where the log begins in its volume, in bytes; 0 in a mark of an earlier version.
+    pub offset: u64,
     /// The path of the log when the mark was written, for messages. Of a long path, the end is
     /// kept.
     pub path: String,
@@ -132,13 +137,24 @@ impl LogMark {
 fn encode(log: &MarkedLog) -> Vec<u8> {
     let mut text = hexadecimal(&log.identity);
     text.push(' ');
+    if let Some(age) = log.age {
+        let _ = write!(text, "{age} {} ", log.offset);
+    }
     text.push_str(end_of(&log.path, text.len()));
     text.into_bytes()
 }
 
 fn parse(text: &[u8]) -> Option<MarkedLog> {
-    let (hex, path) = std::str::from_utf8(text).ok()?.split_once(' ')?;
-    Some(MarkedLog { identity: identity(hex)?, path: path.to_owned() })
+    let (hex, rest) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+    // A path is absolute, or a URI.
+    let mut parts = rest.splitn(3, ' ');
+    let mut number = || parts.next()?.parse().ok();
+    let (age, offset) = (number(), number());
+    let (age, offset, path) = match (age, offset, parts.next()) {
+        (Some(age), Some(offset), Some(path)) => (Some(age), offset, path),
+        _ => (None, 0, rest),
+    };
+    Some(MarkedLog { identity: identity(hex)?, age, offset, path: path.to_owned() })
 }
 
 #[cfg(test)]
@@ -146,6 +162,17 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+
+    #[test]
+    fn a_mark_of_an_earlier_version_has_no_age() {
+        let mark = |text: &str| parse(text.as_bytes()).map(|log| (log.age, log.path));
+        let hex = "30".repeat(16);
+        assert_eq!(mark(&format!("{hex} /fast/12 logs")), Some((None, "/fast/12 logs".into())));
+        let (age, offset, path) = (Some(12), 4096, "/1 2".to_owned());
+        let with_age = MarkedLog { identity: [0x30; 16], age, offset, path };
+        assert_eq!(encode(&with_age), format!("{hex} 12 4096 /1 2").into_bytes());
+        assert_eq!(parse(&encode(&with_age)), Some(with_age));
+    }
 
     #[test]
     fn a_mark_in_a_file_replaces_an_attribute() {
@@ -169,7 +196,12 @@ mod tests {
                 LogMark { place: mark.place.without_attributes() }
             };
             File::create(&path).unwrap();
-            let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+            let log = MarkedLog {
+                identity: *b"0123456789abcdef",
+                age: Some(7),
+                offset: 4096,
+                path: "/fast/logs".into(),
+            };
             open().write(&log).unwrap();
             assert_eq!(open().read().unwrap(), Some(log.clone()));
             // A file system notes times in steps, and may give the number of the old file to the new one.
@@ -200,7 +232,12 @@ mod tests {
             File::create(&path).unwrap();
             let mark = LogMark::open(&path, folder.path()).unwrap();
             assert_eq!(mark.read().unwrap(), None);
-            let log = MarkedLog { identity: *b"0123456789abcdef", path: "/fast/logs".into() };
+            let log = MarkedLog {
+                identity: *b"0123456789abcdef",
+                age: Some(7),
+                offset: 4096,
+                path: "/fast/logs".into(),
+            };
             mark.write(&log).unwrap();
             let link = folder.path().join("link");
             std::os::unix::fs::symlink(&path, &link).unwrap();

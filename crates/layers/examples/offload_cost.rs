@@ -35,6 +35,8 @@ fn offload(copies: u64) -> Arc<dyn Layer> {
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     };
     let settings = OffloadOptions { copies, ..OffloadOptions::default() };
     Arc::new(Offload::open(&Arc::new(LogVolume::new(memory)), &options, settings).expect("a log"))

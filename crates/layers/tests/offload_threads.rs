@@ -82,6 +82,8 @@ fn each_read_finds_the_last_change_of_any_queue() {
         age_ns: 1_000_000,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     };
     let settings = OffloadOptions {
         copies: COPIES,

@@ -40,6 +40,8 @@ fn changes_finer_than_a_greater_alignment_are_refused() {
             age_ns: u64::MAX,
             completion: Completion::Durable,
             expected: None,
+            mark: None,
+            clock_start_ns: 0,
         };
         let wal = Wal::open(&volume, &options).unwrap();
         let home = Arc::new(SimBackend::new(store(512, CAPACITY), 2));

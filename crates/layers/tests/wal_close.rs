@@ -117,6 +117,8 @@ fn a_closed_queue_leaves_the_flush_of_its_last_record_to_another() {
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     };
     let wal = Wal::open(&Arc::new(LogVolume::new(Arc::new(volume))), &options).unwrap();
     let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));

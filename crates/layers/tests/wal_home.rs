@@ -137,6 +137,8 @@ impl Rig {
             age_ns: u64::MAX,
             completion: Completion::Durable,
             expected: None,
+            mark: None,
+            clock_start_ns: 0,
         };
         let wal = Wal::open(&volume, &options).unwrap();
         let store = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fathom_block::{Backend, Disk, DiskOptions, Flags, Operation};
+use fathom_block::{Backend, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_layers::Wal;
-use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
-use fathom_wal::RING_OFFSET;
+use fathom_wal::{Mismatch, RING_OFFSET};
 
 const CAPACITY: u64 = 64 << 10;
 const LOG_CAPACITY: u64 = RING_OFFSET + (256 << 10);
@@ -25,6 +25,8 @@ fn options() -> WalOptions {
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     }
 }
 
@@ -124,4 +126,115 @@ fn a_superblock_that_rots_loses_nothing() {
         }
     }
     assert!(refused > 0);
+}
+
+/// The result of an opening of the log in `image` for a disk's store whose mark has the age `mark`, and the log.
+fn opened(image: Vec<u8>, mark: Option<u64>) -> (Result<Wal, WalError>, Arc<SimBackend>) {
+    let (log, logs) = volume(image);
+    let expected = mark.map(|_| options().identity);
+    (Wal::open(&logs, &WalOptions { expected, mark, ..options() }), log)
+}
+
+fn mismatch(image: Vec<u8>, mark: u64) -> Option<Mismatch> {
+    match opened(image, Some(mark)).0 {
+        Ok(_) => None,
+        Err(WalError::Mismatched { mismatch, .. }) => Some(mismatch),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// One opening after the other, which may end at each of its steps, with changes in between.
+#[test]
+fn an_older_copy_of_a_log_or_an_image_is_refused() {
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (mut image, mut mark, mut copies) = (vec![0; LOG_CAPACITY as usize], None, Vec::new());
+    for round in 0..8 {
+        let (wal, log) = opened(image, mark);
+        let wal = wal.unwrap();
+        assert_eq!(wal.age(), round + 1);
+        // Every third opening dies before the mark is written, or behind it.
+        if round % 3 != 1 {
+            mark = Some(wal.age());
+        }
+        if round % 3 == 0 {
+            wal.pair(wal.age()).unwrap();
+            write(&wal, &home, 1);
+            copies.push((log.durable(), wal.age()));
+        }
+        image = log.durable();
+    }
+    let mark = mark.unwrap();
+    assert_eq!(mismatch(image.clone(), mark), None);
+    for (copy, age) in copies.iter().take(2) {
+        assert_eq!(mismatch(copy.clone(), mark), Some(Mismatch::OlderLog));
+        assert_eq!(mismatch(image.clone(), *age), Some(Mismatch::OlderImage));
+        // Those that belong together are used together.
+        assert_eq!(mismatch(copy.clone(), *age), None);
+    }
+    let error = opened(copies[0].0.clone(), Some(mark)).0.err().unwrap().to_string();
+    assert!(error.contains("the log is an older copy with 1 record of changes"), "{error}");
+    let error = opened(image, Some(copies[0].1)).0.err().unwrap().to_string();
+    assert!(error.contains("has 3 records of changes"), "{error}");
+}
+
+/// The mark cannot be written anew: the pair keeps its age, and both are used again.
+#[test]
+fn a_log_is_used_with_a_mark_that_cannot_be_written_anew() {
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (wal, log) = opened(vec![0; LOG_CAPACITY as usize], None);
+    let wal = wal.unwrap();
+    wal.pair(1).unwrap();
+    write(&wal, &home, 1);
+    let has_problem = |wal: &Wal| !Layer::status(wal).problems.is_empty();
+    assert!(!has_problem(&wal));
+    let mut image = log.durable();
+    for round in 2..5 {
+        let (wal, log) = opened(image, Some(1));
+        let wal = wal.unwrap();
+        assert_eq!(wal.age(), round);
+        wal.pair(1).unwrap();
+        assert!(has_problem(&wal));
+        write(&wal, &home, 1);
+        image = log.durable();
+    }
+    // Now it can.
+    let (wal, log) = opened(image, Some(1));
+    let wal = wal.unwrap();
+    wal.pair(wal.age()).unwrap();
+    let image = log.durable();
+    assert_eq!(mismatch(image.clone(), 1), Some(Mismatch::OlderImage));
+    assert_eq!(mismatch(image, 5), None);
+}
+
+/// The image gets all changes. Its mark is removed; or it cannot be, and is void until the log is used again.
+#[test]
+fn a_log_that_is_given_up_knows_whether_a_mark_is_left() {
+    let is_void = |image: &[u8], mark| {
+        let superblocks = image[..2 * SUPERBLOCK_LENGTH].try_into().unwrap();
+        fathom_layers::wal::is_void(superblocks, options().identity, mark)
+    };
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (wal, log) = opened(vec![0; LOG_CAPACITY as usize], None);
+    let wal = wal.unwrap();
+    wal.pair(1).unwrap();
+    write(&wal, &home, 1);
+    assert!(wal.part(true).is_err(), "it has changes");
+    wal.drain(&disk(&wal, &home), Duration::from_secs(20)).unwrap();
+    let drained = log.durable();
+    wal.part(true).unwrap();
+    assert!(!is_void(&drained, 1) && is_void(&log.durable(), 1) && !is_void(&log.durable(), 2));
+    assert!(!fathom_layers::wal::is_void(
+        log.durable()[..2 * SUPERBLOCK_LENGTH].try_into().unwrap(),
+        [1; 16],
+        1
+    ));
+    // The next opening takes changes again.
+    let (again, other) = opened(log.durable(), Some(1));
+    again.unwrap();
+    assert!(!is_void(&other.durable(), 1));
+    // The mark is removed: a copy of the image that still has it does not fit.
+    let (again, log) = opened(log.durable(), Some(1));
+    again.unwrap().part(false).unwrap();
+    assert_eq!(mismatch(log.durable(), 1), Some(Mismatch::OlderImage));
+    assert!(!is_void(&log.durable(), 1) && opened(log.durable(), None).0.is_ok());
 }

@@ -13,15 +13,15 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
-use fathom_block::{Attendance, Backend, BackendProblem, Disk, Layer};
+use fathom_block::{Attendance, Backend, BackendProblem, Clock, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
-use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
+use fathom_layers::wal::{Completion, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions};
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
@@ -144,15 +144,26 @@ impl DiskLog {
 
     /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a log in the
     /// place of a log in a cache.
+    ///
+    /// If the mark cannot be removed, for example because the file system is full, the log notes that it is void.
     pub(crate) fn end(&self) -> io::Result<()> {
         if self.wal.lost().is_some() {
             return Err(io::Error::other("acknowledged writes may be lost"));
         }
-        self.mark.clear()?;
+        if let Err(error) = self.mark.clear() {
+            if self.wal.part(true).is_err() {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the mark of an image that names its log stays: the log notes that it is void");
+            return Ok(());
+        }
         if self.is_in_cache {
             if let Err(error) = self.wal.erase() {
                 tracing::warn!(%error, "an empty log keeps its place in a cache");
             }
+        } else if let Err(error) = self.wal.part(false) {
+            // A copy of the image with its mark would still fit the log.
+            tracing::warn!(%error, "the end of a log is not noted in it");
         }
         Ok(())
     }
@@ -192,7 +203,13 @@ impl LogVolumes {
             |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, &mark.removal());
         let Some(wal) = &wal else {
             if let Some(marked) = marked {
-                return Err(elsewhere(&marked));
+                if !is_void(&marked) {
+                    return Err(elsewhere(&marked));
+                }
+                if let Err(error) = mark.clear() {
+                    tracing::warn!(disk, %error, "the void mark of an image that names a log stays");
+                }
+                return Ok(None);
             }
             if is_device(&image) {
                 self.known.check(&image, &mark.home())?;
@@ -243,6 +260,8 @@ impl LogVolumes {
             // A cache has the write cache of a disk; the layer `wal` makes each change durable.
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected: marked.as_ref().map(|marked| marked.identity),
+            mark: marked.as_ref().and_then(|marked| marked.age),
+            clock_start_ns: clock_start_ns(),
         };
         let mut offload = None;
         let opened = if let Some(settings) = wal.offload {
@@ -278,15 +297,33 @@ impl LogVolumes {
             ));
         }
         let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
-        let found = MarkedLog { identity: opened.identity(), path: path.display().to_string() };
-        if marked.as_ref() != Some(&found) {
-            mark.write(&found).map_err(|error| {
+        let age = opened.age();
+        let found = MarkedLog {
+            identity: opened.identity(),
+            age: Some(age),
+            offset: opened.offset(),
+            path: path.display().to_string(),
+        };
+        let written = match (mark.write(&found), &marked) {
+            (Ok(()), _) => age,
+            // The old one names the log, too. The log then keeps its age.
+            (Err(error), Some(marked)) => {
+                tracing::warn!(disk, %error, "the mark of its image that names its log is not written anew");
+                marked.age.unwrap_or(0)
+            }
+            (Err(error), None) => {
                 let shown = image.display();
                 let message =
                     format!("{shown} cannot be marked as having changes in a log: {error}");
-                let remedy = "make its folder writable, or remove the layer with the log";
-                refusal(ErrorCode::Failed, message, remedy)
-            })?;
+                let remedy = "make space on its file system and its folder writable, or remove the layer \
+                              with the log";
+                return Err(refusal(ErrorCode::Failed, message, remedy));
+            }
+        };
+        opened.pair(written).map_err(|error| failed(error.to_string()))?;
+        let held = opened.held();
+        if held.records > 0 {
+            tracing::info!(disk, log = %path.display(), "the log has {held}, which it writes home");
         }
         let loss = wal.is_in_cache.then(|| LogLoss::of(&path, records, &opened.identity()));
         let loss = loss.transpose().map_err(|error| failed(error.to_string()))?.map(Arc::new);
@@ -428,6 +465,15 @@ fn volume_key(path: &Path) -> PathBuf {
         Some((device, number)) => format!("{device}:{number}").into(),
         None => path.to_owned(),
     }
+}
+
+/// Whether the log that a mark names has noted that the mark is void: the image has all changes.
+fn is_void(marked: &MarkedLog) -> bool {
+    let mut superblocks = [0; 2 * SUPERBLOCK_LENGTH];
+    let read =
+        File::open(&marked.path).and_then(|log| log.read_exact_at(&mut superblocks, marked.offset));
+    let is_void = |age| fathom_layers::wal::is_void(&superblocks, marked.identity, age);
+    read.is_ok() && marked.age.is_some_and(is_void)
 }
 
 /// The error for an image with the mark of another one, which it may have replaced.
@@ -604,6 +650,12 @@ fn write_zeroes(file: &File, begin: u64, end: u64, path: &Path) -> io::Result<()
         }
     }
     Ok(())
+}
+
+/// The time at which the host's monotonic clock was 0, in nanoseconds since 1970.
+fn clock_start_ns() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).saturating_sub(Clock::System.now_ns())
 }
 
 /// Draws the identity of a new log.

@@ -10,6 +10,8 @@
 //! - [`Log`]: the log's state: space that is reserved before a write begins, records that become
 //!   durable in order, and the checkpoint, which frees space.
 //!
+//! - [`stamps`]: whether a log and an image belong together.
+//!
 //! `docs/wal.md` describes the format byte by byte.
 
 #![forbid(unsafe_code)]
@@ -20,6 +22,7 @@ mod log;
 mod map;
 mod record;
 mod scan;
+pub mod stamps;
 mod superblock;
 
 pub use fuzz::fuzz_log;
@@ -30,6 +33,7 @@ pub use record::{
     entries_max, finish, is_record,
 };
 pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
+pub use stamps::{Held, Mismatch, Utc};
 pub use superblock::{
     HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
     SuperblockError, is_place, prepared, select,

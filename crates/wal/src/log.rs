@@ -24,6 +24,7 @@ use std::ops::Range;
 use crate::map::{Map, Segment, Source};
 use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
 use crate::scan::Found;
+use crate::stamps::{self, Held, Mismatch};
 use crate::superblock::{Owner, SUPERBLOCK_LENGTH, Superblock};
 
 /// The most ranges in the map, which bounds its memory.
@@ -97,9 +98,11 @@ pub struct Log {
     durable: u64,
     /// The sequence of the first record that is not in the map; not before `durable`.
     shown: u64,
-    /// The age of new records, and the highest one of all records so far.
+    /// The age of new records, and the highest one of all records and confirmed marks so far.
     stamp: u64,
     newest: u64,
+    /// When the log was opened, in nanoseconds since 1970; 0 if that is not known.
+    time_ns: u64,
     map: Map,
     pins: BTreeMap<u64, usize>,
 }
@@ -117,6 +120,7 @@ impl Log {
             shown: superblock.tail_sequence,
             stamp: superblock.age,
             newest: superblock.newest,
+            time_ns: 0,
             map: Map::default(),
             pins: BTreeMap::new(),
             superblock,
@@ -139,6 +143,7 @@ impl Log {
     pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
+        (next.age, next.void) = (next.age + 1, 0);
         next.owner.clone_from(owner);
         if self.is_empty() {
             // Records of earlier epochs have lower positions, wherever they are in the ring.
@@ -310,14 +315,55 @@ impl Log {
         first + (self.durable - first).min(self.live.len() as u64)
     }
 
-    /// The age of the newest change that the log has ever had.
-    pub fn newest(&self) -> u64 {
-        self.newest
+    /// Compares the log, all of whose records were found, with the age of the image's mark; see
+    /// [`stamps`](crate::stamps).
+    ///
+    /// # Errors
+    /// If they do not belong together.
+    pub fn compare(&self, mark: u64) -> Result<(), Mismatch> {
+        stamps::compare(mark, self.newest, self.superblock.age)
     }
 
-    /// New records get this age: that of the image's mark.
-    pub fn set_stamp(&mut self, age: u64) {
-        self.stamp = age;
+    /// The image's mark durably has this age: new records get it. The caller reserves nothing before
+    /// the superblock is durable.
+    pub fn pair(&mut self, mark: u64) -> Checkpoint {
+        self.stamp = mark;
+        self.newest = self.newest.max(mark);
+        self.write(self.superblock.clone())
+    }
+
+    /// The image has all changes, and no later ones come to this log. If it `has_mark` that could not
+    /// be removed, the mark is void. Otherwise all marks are too old for the log.
+    pub fn part(&mut self, has_mark: bool) -> Checkpoint {
+        let mut next = self.superblock.clone();
+        if has_mark {
+            next.void = next.age;
+        } else {
+            (next.age, next.void) = (next.age + 1, 0);
+            self.newest = next.age;
+        }
+        self.write(next)
+    }
+
+    /// Whether a checkpoint is being written.
+    pub fn is_checkpointing(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// The log is opened at this time, in nanoseconds since 1970.
+    pub fn set_time(&mut self, time_ns: u64) {
+        self.time_ns = time_ns;
+    }
+
+    /// The records that are not known to be at home.
+    pub fn held(&self) -> Held {
+        let times = || self.live.iter().map(|live| live.record.time_ns).filter(|time| *time > 0);
+        Held {
+            records: self.live.len() as u64,
+            bytes: self.live.iter().map(|live| live.record.length).sum(),
+            first_ns: times().min().unwrap_or(0),
+            last_ns: times().max().unwrap_or(0),
+        }
     }
 
     /// The number of the flush that makes the oldest non-durable records durable; `None` while the
@@ -439,6 +485,7 @@ impl Log {
         next.number += 1;
         next.durable = self.durable_end();
         next.newest = self.newest;
+        next.time_ns = self.time_ns.max(next.time_ns);
         let checkpoint = Checkpoint { offset: next.offset(), bytes: Box::new(next.encode()) };
         self.next = Some(next);
         checkpoint

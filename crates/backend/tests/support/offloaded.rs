@@ -378,6 +378,8 @@ impl Rig {
                 age_ns: 3600 * SECOND,
                 completion: Completion::Durable,
                 expected: None,
+                mark: None,
+                clock_start_ns: 0,
             };
             let settings =
                 OffloadOptions { carry, copies: sizes.copies, ..OffloadOptions::default() };

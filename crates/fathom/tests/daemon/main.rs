@@ -34,4 +34,5 @@ mod stuck;
 mod text_recording;
 mod usage;
 mod wal;
+mod wal_pair;
 mod write_back;

@@ -405,6 +405,7 @@ impl Layer for Offload {
         } else if let Some(kind) = status.home_failed {
             problems.push(not_written_back(status.used, status.size, kind));
         }
+        problems.extend(self.wal.old_mark());
         let state = match status.state {
             OffloadState::Resting => 0,
             OffloadState::Carrying => 1,

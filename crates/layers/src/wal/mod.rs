@@ -10,6 +10,7 @@
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
 //! - `places`: finds the place of a disk's log among several in one volume.
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
+//! - `stamps`: what the log and the image's mark know of each other.
 //! - `recovery`: makes a log usable again after its volume has failed.
 //! - `home`: writes changes back home, in any open queue; `agenda`: what a round still writes, and in how many steps.
 //!
@@ -30,6 +31,7 @@ mod places;
 pub(crate) mod queue;
 mod recovery;
 mod release;
+mod stamps;
 mod volume;
 
 use std::io;
@@ -43,7 +45,7 @@ use fathom_block::{
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
+use fathom_wal::{Checkpoint, Held, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::{MAGIC, SUPERBLOCK_LENGTH, is_place};
 pub use open::{Completion, WalError, WalOptions};
@@ -53,6 +55,7 @@ use queue::WalQueue;
 pub use recovery::RECOVERY_PAUSE_MAX;
 pub(crate) use recovery::emptied;
 use recovery::{OnFailure, RecoveryState};
+pub use stamps::is_void;
 pub(crate) use volume::Claim;
 pub use volume::LogVolume;
 
@@ -194,6 +197,10 @@ pub(crate) struct Inner {
     /// The superblock at the opening. Only its constant fields are used.
     pub(crate) superblock: Superblock,
     age_ns: AtomicU64,
+    /// The time at which the clock of the queues was 0, in nanoseconds since 1970; 0 if that is not known.
+    clock_start_ns: u64,
+    /// Whether the mark of the image could not be written anew.
+    has_old_mark: AtomicBool,
     completion: Completion,
     /// Whether the log carries changes only at times, and its store keeps zeroes in little space.
     frees_zeroes: bool,
@@ -221,6 +228,8 @@ struct Opened {
     sequence: u64,
     /// The size of the disk. What the records before had beyond it is dropped.
     capacity: u64,
+    /// The records before.
+    held: Held,
 }
 
 /// See [`Wal::on_unattended`].
@@ -500,6 +509,7 @@ impl Layer for Wal {
         } else if let Some(kind) = status.home_failed {
             problems.push(not_written_back(status.used, status.size, kind));
         }
+        problems.extend(self.old_mark());
         let figures = vec![
             Figure::gauge("used_bytes", "Bytes of the log in use.", status.used),
             Figure::gauge("size_bytes", "Bytes of the log.", status.size),

@@ -5,11 +5,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use fathom_block::{ErrorKind, Operation, Shared};
+use fathom_block::{Clock, ErrorKind, Operation, Shared};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
-    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
-    find_damage, is_record, select,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Held, Log,
+    Mismatch, Owner, RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock,
+    SuperblockError, Utc, find_damage, is_record, select,
 };
 
 use super::recovery::RecoveryState;
@@ -60,6 +60,21 @@ pub struct WalOptions {
     /// The identity of the log that holds changes of the disk, if there is one. No other log is
     /// accepted.
     pub expected: Option<[u8; 16]>,
+    /// The age in the mark of the disk's store that names the log; `None` if it has none.
+    pub mark: Option<u64>,
+    /// The time at which the clock of the disk's queues was 0, in nanoseconds since 1970; 0 if that is not
+    /// known.
+    pub clock_start_ns: u64,
+}
+
+impl WalOptions {
+    /// The time now, by the system's clock, in nanoseconds since 1970; 0 if that is not known.
+    fn time_ns(&self) -> u64 {
+        match self.clock_start_ns {
+            0 => 0,
+            start_ns => start_ns + Clock::System.now_ns(),
+        }
+    }
 }
 
 /// Why a log cannot be used.
@@ -71,6 +86,15 @@ pub enum WalError {
     Damaged(Damage),
     /// It is not the log that holds changes of the disk.
     NotExpected,
+    /// It and the disk's store do not belong together.
+    Mismatched {
+        /// Which of them is too old.
+        mismatch: Mismatch,
+        /// What the log has.
+        held: Held,
+        /// When the log was opened before, in nanoseconds since 1970; 0 if that is not known.
+        time_ns: u64,
+    },
     /// It belongs to another disk. Contains the disk's name.
     OtherDisk(String),
     /// It holds changes of this disk for another store. Contains the store's name.
@@ -114,6 +138,9 @@ impl fmt::Display for WalError {
             ),
             Self::NotExpected => formatter
                 .write_str("it is not the log that holds changes of the disk; restore that log"),
+            Self::Mismatched { mismatch, held, time_ns } => {
+                mismatched(formatter, *mismatch, held, *time_ns)
+            }
             Self::OtherDisk(name) => write!(
                 formatter,
                 "the log belongs to the disk {name:?}; choose another place, or, if that disk is \
@@ -136,6 +163,29 @@ impl fmt::Display for WalError {
             Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
             Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
         }
+    }
+}
+
+/// Why a log and an image do not belong together.
+fn mismatched(
+    formatter: &mut fmt::Formatter<'_>,
+    mismatch: Mismatch,
+    held: &Held,
+    time_ns: u64,
+) -> fmt::Result {
+    let opened =
+        if time_ns == 0 { String::new() } else { format!(" (opened on {})", Utc(time_ns)) };
+    match mismatch {
+        Mismatch::OlderLog => write!(
+            formatter,
+            "the log is an older copy{opened} with {held}: the image was used with a later state of the \
+             log; restore that state"
+        ),
+        Mismatch::OlderImage => write!(
+            formatter,
+            "the image is an older copy: the log{opened} was used with a later state of it, and has \
+             {held}; restore that state"
+        ),
     }
 }
 
@@ -227,6 +277,12 @@ impl Wal {
         if !log.is_empty() && superblock.owner.home != owner.home && !is_marked {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
+        if let Some(mark) = options.mark {
+            log.compare(mark).map_err(|mismatch| {
+                let (held, time_ns) = (log.held(), superblock.time_ns);
+                WalError::Mismatched { mismatch, held, time_ns }
+            })?;
+        }
         log.clip(options.home_capacity);
         let request_alignment = alignment.max(options.home_alignment);
         if !log.map().is_aligned(request_alignment.into(), alignment.into()) {
@@ -234,7 +290,10 @@ impl Wal {
             return Err(WalError::Alignment(request_alignment));
         }
         let ring_length = ring_length(&region, superblock.block_size);
-        let opened = Opened { sequence: log.head_sequence(), capacity: options.home_capacity };
+        let held = log.held();
+        let opened =
+            Opened { sequence: log.head_sequence(), capacity: options.home_capacity, held };
+        log.set_time(options.time_ns());
         if !log.is_empty() {
             // The next superblock says that all found records are durable.
             access.carry_out(Operation::Flush, 0, &mut [])?;
@@ -250,6 +309,8 @@ impl Wal {
             base: region.start,
             superblock: log.superblock().clone(),
             age_ns: AtomicU64::new(options.age_ns),
+            clock_start_ns: options.clock_start_ns,
+            has_old_mark: AtomicBool::new(false),
             completion: options.completion,
             frees_zeroes,
             shared: Shared::new(State {

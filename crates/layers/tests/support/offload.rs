@@ -32,6 +32,8 @@ pub fn options() -> WalOptions {
         age_ns: 20_000,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     }
 }
 

@@ -103,6 +103,8 @@ pub fn log_options(seed: u64) -> WalOptions {
         age_ns: 20_000,
         completion: Completion::Written,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
     }
 }
 

@@ -79,8 +79,10 @@ impl WalQueue {
                     return;
                 }
                 Some(Err(kind)) => self.fail_prepared(prepared, kind, next),
-                Some(Ok(reservation)) => {
+                Some(Ok(mut reservation)) => {
                     let mut prepared = prepared;
+                    let start_ns = self.inner.clock_start_ns;
+                    reservation.record.time_ns = if start_ns == 0 { 0 } else { start_ns + now_ns };
                     self.note_wait(&mut prepared.whole, now_ns);
                     let is_awaited = has_fua || self.inner.completion == Completion::Durable;
                     if is_alone && is_awaited && self.inner.volume.begin_forced() {
