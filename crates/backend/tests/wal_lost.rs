@@ -51,6 +51,7 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     };
     let wal = Wal::open(volume, &options).unwrap();

@@ -113,6 +113,7 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     };
     let wal = Wal::open(&volume, &options).unwrap();

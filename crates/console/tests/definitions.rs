@@ -7,7 +7,7 @@ use clap::Subcommand;
 use common::run;
 use fathom_console::Command;
 
-/// The command line without `fathom serve`.
+/// The command line without `fathom serve` and `fathom log`.
 fn definition() -> clap::Command {
     Command::augment_subcommands(clap::Command::new("fathom"))
 }
@@ -33,8 +33,13 @@ fn examples(text: &str) -> Vec<String> {
     let joined = text.split("\\\n").map(str::trim_start).collect::<Vec<_>>().join("");
     let lines = joined.lines().map(str::trim);
     let lines = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line));
-    let ours =
-        lines.filter(|line| line.starts_with("fathom ") && !line.starts_with("fathom serve"));
+    let is_server = |line: &str| {
+        ["serve", "log "]
+            .map(|name| format!("fathom {name}"))
+            .iter()
+            .any(|name| line.starts_with(name))
+    };
+    let ours = lines.filter(|line| line.starts_with("fathom ") && !is_server(line));
     ours.map(str::to_owned).collect()
 }
 

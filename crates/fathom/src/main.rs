@@ -21,6 +21,8 @@ enum Command {
     Serve(Box<fathom_server::Serve>),
     #[command(hide = true)]
     Keep(fathom_server::Keep),
+    #[command(subcommand, about = "Keep or discard the changes of a log that is not served")]
+    Log(fathom_server::LogCommand),
     #[command(flatten)]
     Console(fathom_console::Command),
 }
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     match Fathom::parse().command {
         Command::Serve(options) => fathom_server::serve(&options, begun),
         Command::Keep(options) => fathom_server::keep(&options),
+        Command::Log(command) => fathom_server::settle_log(&command),
         Command::Console(command) => fathom_console::run_within(command, Fathom::command()),
     }
 }

@@ -36,6 +36,7 @@ fn offload(copies: u64) -> Arc<dyn Layer> {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     };
     let settings = OffloadOptions { copies, ..OffloadOptions::default() };

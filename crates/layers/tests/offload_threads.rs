@@ -83,6 +83,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     };
     let settings = OffloadOptions {

@@ -45,6 +45,7 @@ fn options() -> WalOptions {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     }
 }

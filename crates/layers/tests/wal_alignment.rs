@@ -41,6 +41,7 @@ fn changes_finer_than_a_greater_alignment_are_refused() {
             completion: Completion::Durable,
             expected: None,
             mark: None,
+            times: None,
             clock_start_ns: 0,
         };
         let wal = Wal::open(&volume, &options).unwrap();

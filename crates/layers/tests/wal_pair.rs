@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fathom_block::{Backend, Disk, DiskOptions, Flags, Layer, Operation};
+use fathom_block::{Backend, Clock, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_layers::Wal;
-use fathom_layers::wal::{Completion, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions};
+use fathom_layers::wal::{
+    Completion, HomeTimes, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
+};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::{Mismatch, RING_OFFSET};
 
@@ -26,6 +28,7 @@ fn options() -> WalOptions {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     }
 }
@@ -237,4 +240,50 @@ fn a_log_that_is_given_up_knows_whether_a_mark_is_left() {
     again.unwrap().part(false).unwrap();
     assert_eq!(mismatch(log.durable(), 1), Some(Mismatch::OlderImage));
     assert!(!is_void(&log.durable(), 1) && opened(log.durable(), None).0.is_ok());
+}
+
+/// The image was made smaller, or changed by another program after the daemon's end.
+#[test]
+fn an_image_that_somebody_else_has_changed_is_refused() {
+    const SECOND: u64 = 1_000_000_000;
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (log, logs) = volume(vec![0; LOG_CAPACITY as usize]);
+    let before_ns = 1000 * SECOND + Clock::System.now_ns();
+    let timed = WalOptions { clock_start_ns: 1000 * SECOND, ..options() };
+    let wal = Wal::open(&logs, &timed).unwrap();
+    let empty = log.durable();
+    write(&wal, &home, 3);
+    let image = log.durable();
+    let open =
+        |image: &[u8], options: &WalOptions| Wal::open(&volume(image.to_vec()).1, options).err();
+    let smaller = WalOptions { home_capacity: 2048, ..options() };
+    let error = open(&image, &smaller).unwrap();
+    assert!(matches!(error, WalError::SmallerHome(2048, _)), "{error}");
+    assert!(error.to_string().contains("made smaller, to 2048 bytes"), "{error}");
+    assert!(open(&empty, &smaller).is_none());
+
+    // Seconds after the opening: the change of the image, the end of the daemon, the start of the host.
+    let changed = |image: &[u8], changed: u64, end: Option<u64>, boot: u64| {
+        let at = |seconds: u64| before_ns - 100 * SECOND + seconds * SECOND;
+        let life_ns = end.map(|end| at(99)..at(end));
+        let times = HomeTimes { changed_ns: at(changed), life_ns, boot_ns: at(boot) };
+        match open(image, &WalOptions { times: Some(times), ..options() }) {
+            Some(WalError::ChangedHome { .. }) => true,
+            None => false,
+            Some(error) => panic!("{error}"),
+        }
+    };
+    for (seconds, end, boot, is_refused) in [
+        (101, Some(120), 0, false),
+        (129, Some(120), 0, false),
+        (131, Some(120), 0, true),
+        // The last life was another one, on this host's earlier start or after it.
+        (500, None, 0, false),
+        (500, None, 200, true),
+        (190, None, 200, false),
+        (500, Some(80), 0, false),
+    ] {
+        assert_eq!(changed(&image, seconds, end, boot), is_refused, "{seconds} {end:?} {boot}");
+        assert!(!changed(&empty, seconds, end, boot), "there is nothing to write home");
+    }
 }

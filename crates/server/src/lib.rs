@@ -43,6 +43,7 @@ pub use command::{Serve, serve};
 #[doc(hidden)]
 pub use flush::fuzz_flush;
 pub use keep::{Keep, keep};
+pub use logs::{LogCommand, settle_log};
 
 /// Locks a mutex, also after a thread has panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

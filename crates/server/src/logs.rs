@@ -4,9 +4,11 @@
 mod attend;
 mod definition;
 mod in_cache;
+mod lives;
 mod offload;
 mod owners;
 mod recovery;
+mod settle;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -21,23 +23,27 @@ use fathom_block::{Attendance, Backend, BackendProblem, Clock, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
-use fathom_layers::wal::{Completion, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions};
+use fathom_layers::wal::{
+    Completion, LogVolume, SUPERBLOCK_LENGTH, Settlement, WalError, WalOptions,
+};
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
 pub(crate) use definition::WalDefinition;
 pub(crate) use in_cache::CacheStores;
 use in_cache::LogLoss;
+pub(crate) use lives::Lives;
 pub(crate) use offload::{AutoKind, OffloadDefinition};
+pub use settle::{LogCommand, settle_log};
 
 use crate::clusters::{ClusterPlace, Clusters};
 use crate::configuration::{image_identity, layers};
 use crate::models::ModelDevices;
 use crate::wiring::{Common, message_and_remedy, refusal};
 
-/// The remedy for changes in a log that are not those of the image.
-const RESTORE_IMAGE: &str = "restore the image, or, if those changes may be lost, fill the log's first 8 KiB \
-                             with zeroes";
+/// The remedy for changes in a log that may not be those of the image.
+const RESTORE_IMAGE: &str = "restore the image. If it is a copy without attributes, `fathom log keep DISK` keeps the \
+                             changes; if they may be lost, run `fathom log discard DISK`";
 
 /// The remedy for a block device without a name of its own.
 pub(crate) const NAME_DEVICE: &str =
@@ -46,6 +52,8 @@ pub(crate) const NAME_DEVICE: &str =
 /// The open log volumes, by path.
 #[derive(Default)]
 pub(crate) struct LogVolumes {
+    /// The lives of the daemon.
+    pub(crate) lives: Lives,
     places: Opened<PathBuf, Place>,
     known: owners::KnownLogs,
 }
@@ -179,6 +187,19 @@ impl LogVolumes {
         records: &Path,
         common: &Common,
     ) -> Result<Option<DiskLog>, ErrorBody> {
+        self.settle(definition, home_store, records, common, Settlement::Refuse)
+    }
+
+    /// As [`open`](Self::open). A log that would be refused is settled first.
+    pub(crate) fn settle(
+        &self,
+        definition: &DiskDefinition,
+        home_store: &dyn Backend,
+        records: &Path,
+        common: &Common,
+        settlement: Settlement,
+    ) -> Result<Option<DiskLog>, ErrorBody> {
+        let refuses = settlement == Settlement::Refuse;
         let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
         let unreadable = |error: io::Error| {
@@ -195,13 +216,19 @@ impl LogVolumes {
         let key = definition.key.as_deref();
         let mark = LogMark::open_named(&image, records, key).map_err(unreadable)?;
         let wal = layers::wal(definition);
-        if mark.is_foreign().map_err(unreadable)? {
-            return Err(foreign(&image, wal.as_ref(), &mark));
+        if refuses && mark.is_foreign().map_err(unreadable)? {
+            return Err(foreign(&image, disk));
         }
-        let marked = mark.read().map_err(unreadable)?;
-        let elsewhere =
-            |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, &mark.removal());
+        let marked = match mark.read() {
+            // It is written anew, or removed.
+            Err(_) if !refuses => None,
+            read => read.map_err(unreadable)?,
+        };
+        let elsewhere = |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, disk);
         let Some(wal) = &wal else {
+            if settlement == Settlement::Discard {
+                return mark.clear().map(|()| None).map_err(unreadable);
+            }
             if let Some(marked) = marked {
                 if !is_void(&marked) {
                     return Err(elsewhere(&marked));
@@ -225,7 +252,7 @@ impl LogVolumes {
         mark.settle().map_err(unreadable)?;
         let failed = |text: String| {
             let (message, remedy) = message_and_remedy(&text);
-            let remedy = if wal.is_in_cache { in_cache::remedy(remedy) } else { remedy.to_owned() };
+            let remedy = remedy.replace("DISK", disk);
             let shown = wal.log.display();
             let message = format!("the log of the disk {disk:?} at {shown}: {message}");
             refusal(ErrorCode::Failed, message, remedy)
@@ -233,6 +260,9 @@ impl LogVolumes {
         if let Some(marked) = &marked {
             // Otherwise a new log would be made in its place.
             if wal.server().is_none() && matches!(wal.log.try_exists(), Ok(false)) {
+                if settlement == Settlement::Discard {
+                    return mark.clear().map(|()| None).map_err(unreadable);
+                }
                 return Err(elsewhere(marked));
             }
         }
@@ -261,10 +291,11 @@ impl LogVolumes {
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected: marked.as_ref().map(|marked| marked.identity),
             mark: marked.as_ref().and_then(|marked| marked.age),
+            times: self.lives.times(&image, marked.as_ref().map(|marked| marked.identity)),
             clock_start_ns: clock_start_ns(),
         };
         let mut offload = None;
-        let opened = if let Some(settings) = wal.offload {
+        let opened = if let Some(settings) = wal.offload.filter(|_| refuses) {
             Offload::open(&volume, &options, settings).map(|opened| {
                 let wal = opened.wal().clone();
                 offload = Some(opened);
@@ -273,15 +304,19 @@ impl LogVolumes {
         } else if wal.is_in_cache {
             let places = in_cache::places(&wal.log, volume.backend().capacity());
             let places = places.map_err(|error| failed(error.to_string()))?;
-            Wal::open_among(&volume, &places, &options)
+            Wal::settle_among(&volume, &places, &options, settlement)
         } else {
-            Wal::open(&volume, &options)
+            Wal::settle(&volume, &options, settlement)
         };
         let opened = match (opened, &marked) {
+            (Err(WalError::NotExpected), Some(_)) if settlement == Settlement::Discard => {
+                // Its log is gone. Another one in the place is left alone.
+                return mark.clear().map(|()| None).map_err(unreadable);
+            }
             (Err(WalError::NotExpected), Some(marked)) => return Err(elsewhere(marked)),
             (opened, _) => opened.map_err(|error| failed(error.to_string()))?,
         };
-        if marked.is_none() && opened.status().used > 0 {
+        if refuses && marked.is_none() && opened.status().used > 0 {
             let (shown, path) = (image.display(), wal.log.display());
             return Err(refusal(
                 ErrorCode::Failed,
@@ -289,11 +324,7 @@ impl LogVolumes {
                     "the log of the disk {disk:?} at {path} holds changes, but {shown} has no mark of \
                      it: this is another image, or it has been used without the log"
                 ),
-                if wal.is_in_cache {
-                    in_cache::remedy(RESTORE_IMAGE)
-                } else {
-                    RESTORE_IMAGE.into()
-                },
+                RESTORE_IMAGE.replace("DISK", disk),
             ));
         }
         let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
@@ -320,6 +351,7 @@ impl LogVolumes {
                 return Err(refusal(ErrorCode::Failed, message, remedy));
             }
         };
+        self.lives.opened(opened.identity());
         opened.pair(written).map_err(|error| failed(error.to_string()))?;
         let held = opened.held();
         if held.records > 0 {
@@ -477,19 +509,15 @@ fn is_void(marked: &MarkedLog) -> bool {
 }
 
 /// The error for an image with the mark of another one, which it may have replaced.
-fn foreign(image: &Path, wal: Option<&WalDefinition>, mark: &LogMark) -> ErrorBody {
+fn foreign(image: &Path, disk: &str) -> ErrorBody {
     let message = format!(
         "{} has the mark of a log that was written for another image or device at this path",
         image.display()
     );
     let remedy = format!(
-        "if this is another one, {}, and fill the log's first 8 KiB with zeroes; if it is the same, for example \
-         a copy, {}",
-        mark.removal(),
-        mark.acceptance()
+        "if it is the same, for example a copy, run `fathom log keep {disk}`; if it is another one, and the \
+         changes may be lost, run `fathom log discard {disk}`"
     );
-    let is_in_cache = wal.is_some_and(|wal| wal.is_in_cache);
-    let remedy = if is_in_cache { in_cache::remedy(&remedy) } else { remedy };
     refusal(ErrorCode::Failed, message, remedy)
 }
 
@@ -498,7 +526,7 @@ fn elsewhere(
     image: &Path,
     wal: Option<&WalDefinition>,
     marked: &MarkedLog,
-    removal: &str,
+    disk: &str,
 ) -> ErrorBody {
     let (shown, path) = (image.display(), &marked.path);
     let is_in_cache = wal.is_some_and(|wal| wal.is_in_cache)
@@ -519,7 +547,7 @@ fn elsewhere(
     let remedy = format!(
         "serve it with {layer} (is its device mounted?). To remove the layer, first serve the disk with \
          it, then reload without it or shut down the daemon: both write the changes back. If the log is \
-         gone and its changes may be lost, {removal}"
+         gone and its changes may be lost, run `fathom log discard {disk}`"
     );
     refusal(ErrorCode::Failed, message, remedy)
 }

@@ -217,7 +217,7 @@ fn too_many_layers(_: ErrorKind) -> ErrorBody {
     )
 }
 
-fn open_backend(
+pub(crate) fn open_backend(
     definition: &DiskDefinition,
     records: &Path,
 ) -> Result<Arc<dyn Backend>, ErrorBody> {

@@ -103,6 +103,8 @@ pub struct Log {
     newest: u64,
     /// When the log was opened, in nanoseconds since 1970; 0 if that is not known.
     time_ns: u64,
+    /// Whether earlier records prove nothing from the next epoch on.
+    gives_up: bool,
     map: Map,
     pins: BTreeMap<u64, usize>,
 }
@@ -121,6 +123,7 @@ impl Log {
             stamp: superblock.age,
             newest: superblock.newest,
             time_ns: 0,
+            gives_up: false,
             map: Map::default(),
             pins: BTreeMap::new(),
             superblock,
@@ -137,6 +140,19 @@ impl Log {
         self.make_durable();
     }
 
+    /// What was durable behind the found records is given up, if something was, and with `discards`, so are
+    /// they. The next superblock has an epoch above `epoch`, the highest one that was seen.
+    pub fn give_up(&mut self, epoch: u64, discards: bool) {
+        self.superblock.epoch = self.superblock.epoch.max(epoch);
+        self.gives_up = true;
+        if discards {
+            self.map.cut(&(0..u64::MAX));
+            self.live.clear();
+            self.superblock.tail_position = self.head_position;
+            self.superblock.tail_sequence = self.head_sequence;
+        }
+    }
+
     /// Begins a new epoch for `owner`, after the records that a scan found, all of which are durable.
     /// If the ring is empty, its length becomes `ring_length` bytes. The caller reserves nothing before
     /// the superblock is durable.
@@ -144,6 +160,9 @@ impl Log {
         let mut next = self.superblock.clone();
         next.epoch += 1;
         (next.age, next.void) = (next.age + 1, 0);
+        if std::mem::take(&mut self.gives_up) {
+            next.proofs_since = next.epoch;
+        }
         next.owner.clone_from(owner);
         if self.is_empty() {
             // Records of earlier epochs have lower positions, wherever they are in the ring.

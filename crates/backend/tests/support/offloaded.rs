@@ -379,6 +379,7 @@ impl Rig {
                 completion: Completion::Durable,
                 expected: None,
                 mark: None,
+                times: None,
                 clock_start_ns: 0,
             };
             let settings =

@@ -34,7 +34,9 @@ use fathom_block::{
 use serde::{Deserialize, Serialize};
 
 use crate::Wal;
-use crate::wal::{Claim, Completion, LogVolume, WalError, WalOptions, emptied, not_written_back};
+use crate::wal::{
+    Claim, Completion, LogVolume, Settlement, WalError, WalOptions, emptied, not_written_back,
+};
 use copies::{Copies, CopyCounts, GRANULE};
 use gate::{Carry, Mode};
 use queue::OffloadQueue;
@@ -184,7 +186,7 @@ impl Offload {
         let area =
             has_copies.then(|| copies_area(volume, &options, settings.copies)).transpose()?;
         let carry = Carry::new(settings.region_shift);
-        let wal = Wal::open_at(volume, &options, true, Some(carry))?;
+        let wal = Wal::open_at(volume, &options, true, (Some(carry), Settlement::Refuse))?;
         let (mut hot, mut claim) = (None, None);
         if let Some(area) = area {
             claim = volume.claim(&area).map(Arc::new);

@@ -48,7 +48,7 @@ use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Held, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::{MAGIC, SUPERBLOCK_LENGTH, is_place};
-pub use open::{Completion, WalError, WalOptions};
+pub use open::{Completion, HomeTimes, Settlement, WalError, WalOptions};
 pub use owner::{LogOwner, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -21,6 +22,8 @@ use crate::offload::gate::Carry;
 const DEVICE_PREFIX: &str = "device ";
 /// The bytes behind the superblocks that are examined before a log is made there: with these, the first MiB.
 const EXAMINED: u64 = (1 << 20) - RING_OFFSET;
+/// How long after the last noted time a daemon may have lived, and the kernel carried out its writes.
+const LIFE_TOLERANCE_NS: u64 = 10_000_000_000;
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
 
@@ -31,6 +34,43 @@ pub enum Completion {
     Durable,
     /// When they are written. A flush makes them durable, as with any disk with a write cache.
     Written,
+}
+
+/// What happens to a log that cannot be used with its disk's store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// It is refused.
+    Refuse,
+    /// The operator says that its changes belong to the store. Of a damaged log, those in front of the damage
+    /// are kept.
+    Keep,
+    /// The operator says that its changes may be lost.
+    Discard,
+}
+
+/// When a disk's store was changed, and when a daemon last could have changed it. All times are in nanoseconds
+/// since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HomeTimes {
+    /// When anybody last changed its content.
+    pub changed_ns: u64,
+    /// The life of the last daemon since the host's start, if it is known.
+    pub life_ns: Option<Range<u64>>,
+    /// When the host was started.
+    pub boot_ns: u64,
+}
+
+impl HomeTimes {
+    /// When the daemon that opened the log at `opened_ns` had ended at the latest; `None` if that is not known.
+    fn end_ns(&self, opened_ns: u64) -> Option<u64> {
+        match &self.life_ns {
+            _ if opened_ns == 0 => None,
+            Some(life) if (life.start..life.end + LIFE_TOLERANCE_NS).contains(&opened_ns) => {
+                Some(life.end + LIFE_TOLERANCE_NS)
+            }
+            _ => Some(self.boot_ns).filter(|boot_ns| opened_ns < *boot_ns),
+        }
+    }
 }
 
 /// The place of a disk's log, and its settings.
@@ -62,6 +102,8 @@ pub struct WalOptions {
     pub expected: Option<[u8; 16]>,
     /// The age in the mark of the disk's store that names the log; `None` if it has none.
     pub mark: Option<u64>,
+    /// When the disk's store was changed, if that is known.
+    pub times: Option<HomeTimes>,
     /// The time at which the clock of the disk's queues was 0, in nanoseconds since 1970; 0 if that is not
     /// known.
     pub clock_start_ns: u64,
@@ -95,6 +137,17 @@ pub enum WalError {
         /// When the log was opened before, in nanoseconds since 1970; 0 if that is not known.
         time_ns: u64,
     },
+    /// Another program has changed the disk's store after the daemon's end.
+    ChangedHome {
+        /// When the store was changed, in nanoseconds since 1970.
+        changed_ns: u64,
+        /// When the daemon had ended, in nanoseconds since 1970.
+        end_ns: u64,
+        /// What the log has.
+        held: Held,
+    },
+    /// The disk's store is smaller than the changes in the log. Contains the store's size in bytes.
+    SmallerHome(u64, Held),
     /// It belongs to another disk. Contains the disk's name.
     OtherDisk(String),
     /// It holds changes of this disk for another store. Contains the store's name.
@@ -127,38 +180,53 @@ impl fmt::Display for WalError {
             }
             Self::Superblock(error @ SuperblockError::Damaged) => write!(
                 formatter,
-                "{error}; restore the log volume, or, if its changes may be lost, fill the log's \
-                 first 8 KiB with zeroes"
+                "{error}; restore the log volume, or, if its changes may be lost, run `fathom log discard DISK`"
             ),
+            Self::Superblock(error @ SuperblockError::Blank) => {
+                write!(formatter, "{error}; restore it")
+            }
             Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
             Self::Damaged(damage) => write!(
                 formatter,
-                "{damage}; restore the log volume, or, if all changes in it may be lost, keep a copy of it \
-                 and fill the log's first 8 KiB with zeroes"
+                "{damage}; restore the log volume. Or make a copy of it; then `fathom log keep DISK` keeps the \
+                 changes in front of the damage, and `fathom log discard DISK` none"
             ),
             Self::NotExpected => formatter
                 .write_str("it is not the log that holds changes of the disk; restore that log"),
             Self::Mismatched { mismatch, held, time_ns } => {
                 mismatched(formatter, *mismatch, held, *time_ns)
             }
+            Self::ChangedHome { changed_ns, end_ns, held } => write!(
+                formatter,
+                "the image was changed on {} by another program: the daemon had ended on {}. The log has {held}; if \
+                 the image was restored, and these changes may be lost, run `fathom log discard DISK`. If they belong \
+                 to it, `fathom log keep DISK` keeps them",
+                Utc(*changed_ns),
+                Utc(*end_ns)
+            ),
+            Self::SmallerHome(capacity, held) => write!(
+                formatter,
+                "the image was made smaller, to {capacity} bytes, and the log has changes behind its end: it has \
+                 {held}; make it as large as it was. Or `fathom log keep DISK` keeps what fits, and `fathom log \
+                 discard DISK` nothing"
+            ),
             Self::OtherDisk(name) => write!(
                 formatter,
-                "the log belongs to the disk {name:?}; choose another place, or, if that disk is \
-                 removed, fill the log's first 8 KiB with zeroes"
+                "the log belongs to the disk {name:?}; choose another place. If that disk was renamed, `fathom \
+                 log keep DISK` keeps its changes: the log is that of this disk then"
             ),
             Self::OtherHome(home) => write!(
                 formatter,
                 "the log holds changes of this disk for {home:?}; serve that store again, so \
-                 that they are written back, or, if they may be lost, fill the log's first \
-                 8 KiB with zeroes"
+                 that they are written back. If it was renamed or copied to its new place, `fathom log keep \
+                 DISK` keeps them; if they may be lost, run `fathom log discard DISK`"
             ),
             Self::Region(text) => formatter.write_str(text),
             Self::Alignment(alignment) => write!(
                 formatter,
                 "the log holds changes that are finer than the {alignment} bytes to which requests have to be \
                  aligned now; serve the disk once as before, for example without `direct`, and shut the daemon \
-                 down, so that they are written back, or, if they may be lost, fill the log's first 8 KiB with \
-                 zeroes"
+                 down, so that they are written back, or, if they may be lost, run `fathom log discard DISK`"
             ),
             Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
             Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
@@ -179,12 +247,14 @@ fn mismatched(
         Mismatch::OlderLog => write!(
             formatter,
             "the log is an older copy{opened} with {held}: the image was used with a later state of the \
-             log; restore that state"
+             log; restore that state. Or use this one: `fathom log keep DISK` keeps its changes, `fathom log \
+             discard DISK` drops them"
         ),
         Mismatch::OlderImage => write!(
             formatter,
             "the image is an older copy: the log{opened} was used with a later state of it, and has \
-             {held}; restore that state"
+             {held}; restore that state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom \
+             log discard DISK` drops them"
         ),
     }
 }
@@ -210,7 +280,19 @@ impl Wal {
     /// # Errors
     /// If the log cannot be used. Nothing has changed then.
     pub fn open(volume: &Arc<LogVolume>, options: &WalOptions) -> Result<Self, WalError> {
-        Self::open_at(volume, options, true, None)
+        Self::open_at(volume, options, true, (None, Settlement::Refuse))
+    }
+
+    /// Opens a log that was refused, or was lost, as the operator has decided. No disk must use it.
+    ///
+    /// # Errors
+    /// If the volume fails, or there is no log to keep.
+    pub fn settle(
+        volume: &Arc<LogVolume>,
+        options: &WalOptions,
+        settlement: Settlement,
+    ) -> Result<Self, WalError> {
+        Self::open_at(volume, options, true, (None, settlement))
     }
 
     /// As [`open`](Self::open). `is_alone` is whether nothing but logs uses the volume, so that it may accept
@@ -219,8 +301,9 @@ impl Wal {
         volume: &Arc<LogVolume>,
         options: &WalOptions,
         is_alone: bool,
-        mut carry: Option<Carry>,
+        (mut carry, settlement): (Option<Carry>, Settlement),
     ) -> Result<Self, WalError> {
+        let refuses = settlement == Settlement::Refuse;
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
         let claim = volume.claim(&region).ok_or_else(|| {
@@ -239,18 +322,28 @@ impl Wal {
             Err(SuperblockError::Blank) if options.expected.is_some() => {
                 return Err(WalError::NotExpected);
             }
-            Err(SuperblockError::Blank) => {
+            Err(SuperblockError::Blank) if settlement != Settlement::Keep => {
                 if is_alone {
                     refuse_content(&mut access, &region)?;
                 }
                 make(&mut access, volume, &region, &owner, options)?
             }
+            Err(SuperblockError::Damaged) if settlement == Settlement::Discard => {
+                make(&mut access, volume, &region, &owner, options)?
+            }
             Err(error) => return Err(error.into()),
         };
-        if superblock.owner.name != owner.name {
+        let is_expected = options.expected.map(|expected| expected == superblock.log);
+        // The mark of an image may say that the disk was renamed.
+        let may_be_renamed = settlement == Settlement::Keep
+            || settlement == Settlement::Discard && is_expected == Some(true);
+        if settlement == Settlement::Discard && is_expected == Some(false) {
+            return Err(WalError::NotExpected);
+        }
+        if !may_be_renamed && superblock.owner.name != owner.name {
             return Err(WalError::OtherDisk(superblock.owner.name));
         }
-        if options.expected.is_some_and(|expected| expected != superblock.log) {
+        if is_expected == Some(false) {
             return Err(WalError::NotExpected);
         }
         let length = region.end - region.start;
@@ -271,17 +364,37 @@ impl Wal {
         if is_restored {
             rewrite(&mut access, region.start, &superblock)?;
         }
-        let mut log = recover(&mut access, region.start, &superblock, carry.as_mut())?;
+        let (mut log, damage) = recover(&mut access, region.start, &superblock, carry.as_mut())?;
+        let held = log.held();
+        match damage {
+            Some(damage) if refuses => return Err(WalError::Damaged(damage)),
+            damage if !refuses => {
+                let epoch = damage.map_or(0, |damage| damage.epoch);
+                log.give_up(epoch, settlement == Settlement::Discard);
+            }
+            _ => {}
+        }
         // The mark of a device belongs to the device whatever its name, and names this log.
         let is_marked = options.expected.is_some() && owner.home.starts_with(DEVICE_PREFIX);
-        if !log.is_empty() && superblock.owner.home != owner.home && !is_marked {
+        let is_other = superblock.owner.home != owner.home && !is_marked;
+        if refuses && !log.is_empty() && is_other {
             return Err(WalError::OtherHome(superblock.owner.home));
         }
-        if let Some(mark) = options.mark {
+        if let Some(mark) = options.mark.filter(|_| refuses) {
             log.compare(mark).map_err(|mismatch| {
-                let (held, time_ns) = (log.held(), superblock.time_ns);
+                let time_ns = superblock.time_ns;
                 WalError::Mismatched { mismatch, held, time_ns }
             })?;
+        }
+        let capacity = options.home_capacity;
+        if refuses && log.map().first(capacity..u64::MAX).length < u64::MAX - capacity {
+            return Err(WalError::SmallerHome(capacity, held));
+        }
+        if let Some(times) = options.times.as_ref().filter(|_| refuses && !log.is_empty()) {
+            let (changed_ns, end_ns) = (times.changed_ns, times.end_ns(superblock.time_ns));
+            if let Some(end_ns) = end_ns.filter(|end_ns| changed_ns > *end_ns) {
+                return Err(WalError::ChangedHome { changed_ns, end_ns, held });
+            }
         }
         log.clip(options.home_capacity);
         let request_alignment = alignment.max(options.home_alignment);
@@ -290,7 +403,6 @@ impl Wal {
             return Err(WalError::Alignment(request_alignment));
         }
         let ring_length = ring_length(&region, superblock.block_size);
-        let held = log.held();
         let opened =
             Opened { sequence: log.head_sequence(), capacity: options.home_capacity, held };
         log.set_time(options.time_ns());
@@ -458,7 +570,7 @@ fn recover(
     start: u64,
     superblock: &Superblock,
     mut carry: Option<&mut Carry>,
-) -> Result<Log, WalError> {
+) -> Result<(Log, Option<Damage>), WalError> {
     let mut log = Log::new(superblock.clone());
     let end = scan(access, start, superblock, |_, found| {
         log.recover(found);
@@ -466,13 +578,10 @@ fn recover(
             carry.recover(&found.record);
         }
     })?;
-    if let Some(end) = end {
-        let read = |offset, length| access.read(start + offset, length);
-        if let Some(damage) = find_damage(superblock, end, read)? {
-            return Err(WalError::Damaged(damage));
-        }
-    }
-    Ok(log)
+    let Some(end) = end else { return Ok((log, None)) };
+    let damage =
+        find_damage(superblock, end, |offset, length| access.read(start + offset, length))?;
+    Ok((log, damage))
 }
 
 /// Writes the valid superblock and records again, because the volume has lost writes. The kernel may

@@ -11,7 +11,7 @@ use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH, SuperblockError};
 
 use super::open::read_superblock;
 use super::volume::wait_until_closed;
-use super::{LogVolume, Wal, WalError, WalOptions};
+use super::{LogVolume, Settlement, Wal, WalError, WalOptions};
 use crate::access::Access;
 
 /// The most names of disks in a message.
@@ -61,12 +61,25 @@ impl Wal {
         places: &LogPlaces,
         options: &WalOptions,
     ) -> Result<Self, WalError> {
+        Self::settle_among(volume, places, options, Settlement::Refuse)
+    }
+
+    /// As [`open_among`](Self::open_among), for a log that was refused; see [`settle`](Self::settle).
+    ///
+    /// # Errors
+    /// As for [`open_among`](Self::open_among).
+    pub fn settle_among(
+        volume: &Arc<LogVolume>,
+        places: &LogPlaces,
+        options: &WalOptions,
+        settlement: Settlement,
+    ) -> Result<Self, WalError> {
         // Held while the log is made, so that two disks do not choose the same place.
         let _choice = volume.choice.lock().unwrap_or_else(PoisonError::into_inner);
         let place = choose(volume, places, options)?;
         let options =
             WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };
-        Self::open_at(volume, &options, false, None)
+        Self::open_at(volume, &options, false, (None, settlement))
     }
 
     /// Removes the log, so that another one can be made in its place. The disk must not have the layer any

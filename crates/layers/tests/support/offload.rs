@@ -33,6 +33,7 @@ pub fn options() -> WalOptions {
         completion: Completion::Durable,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     }
 }

@@ -104,6 +104,7 @@ pub fn log_options(seed: u64) -> WalOptions {
         completion: Completion::Written,
         expected: None,
         mark: None,
+        times: None,
         clock_start_ns: 0,
     }
 }

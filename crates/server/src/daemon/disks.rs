@@ -429,7 +429,7 @@ impl Daemon {
 
 /// The folder for records that outlive the daemon: systemd's state folder of this service, else the
 /// folder of the control socket.
-pub(super) fn records_folder(control: &Path) -> PathBuf {
+pub(crate) fn records_folder(control: &Path) -> PathBuf {
     let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
     let beside = || control.parent().unwrap_or(Path::new(".")).to_owned();
     state.map_or_else(beside, PathBuf::from)

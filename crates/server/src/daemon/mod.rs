@@ -43,7 +43,7 @@ pub(crate) use status::unix_time_ns;
 pub(crate) use usage::DiskGroups;
 
 use changes::{Changes, Claims};
-use disks::records_folder;
+pub(crate) use disks::records_folder;
 use problems::{Health, Problems};
 use withdrawal::Withdrawal;
 
@@ -219,6 +219,7 @@ impl Daemon {
         daemon.common.background.set_options(daemon.options.idle());
         daemon.common.clusters.set(&configuration.clusters);
         daemon.common.logs.know(configuration.disks.iter().map(|disk| &disk.definition));
+        daemon.common.logs.lives.begin(&daemon.options.control);
         let observing = Arc::downgrade(&daemon);
         daemon.common.background.on_begin(move || {
             let observing = observing.clone();

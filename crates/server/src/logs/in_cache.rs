@@ -149,12 +149,6 @@ fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
     file.sync_data()
 }
 
-/// A remedy for a log, in the words for one in a cache: a command gives it up.
-pub(super) fn remedy(text: &str) -> String {
-    let command = "give the log up with `fathom cache clear --log DISK --force`, while nothing uses the cache";
-    text.replace("fill the log's first 8 KiB with zeroes", command)
-}
-
 /// The superblock of the cache at `path`.
 pub(super) fn superblock(path: &Path) -> io::Result<Superblock> {
     let mut copies = [0; 2 * PAGE_LENGTH];
