@@ -131,7 +131,7 @@ class Daemon:
         atexit.register(self.end)
         path = os.path.join(directory, "control.sock")
         for _ in range(500):
-            if os.path.exists(path):
+            if any(" ready in " in line for line in self.lines()):
                 break
             time.sleep(0.02)
         else:

@@ -1,6 +1,5 @@
 //! The daemon under test.
 
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
 use std::time::SystemTime;
@@ -83,9 +82,9 @@ impl Daemon {
         let arguments =
             ["serve", "--config", &configuration, "--control", &control].map(str::to_owned);
         let process = Process::start(&Self::binary()?, &arguments, &self.path("log"))?;
-        until("the daemon's control socket", patience(20), || {
+        until("the daemon to be ready", patience(20), || {
             process.expect_running()?;
-            Ok(UnixStream::connect(&socket).ok().map(drop))
+            Ok(Client::new(&socket).daemon().ok().filter(|daemon| daemon.ready_us > 0).map(drop))
         })?;
         self.process = Some(process);
         Ok(())

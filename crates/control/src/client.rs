@@ -232,6 +232,14 @@ impl Client {
         self.send::<(), _>("POST", &format!("{}/recover", disk_path(name)), None)
     }
 
+    /// Tries at once to serve a disk of the configuration that is not served.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, nothing to try, or the disk still cannot be served.
+    pub fn retry_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.send::<(), _>("POST", &format!("{}/retry", disk_path(name)), None)
+    }
+
     /// Removes a disk from the running daemon; with `force` also while a VMM or an NBD client uses
     /// it.
     ///

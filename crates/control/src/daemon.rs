@@ -22,7 +22,8 @@ pub struct DaemonInfo {
     pub process_id: u32,
     /// The time of the start, in nanoseconds since 1970.
     pub started_unix_time_ns: u64,
-    /// The time from the start until every disk was served, in microseconds.
+    /// The time from the start until every disk was served or had the reason why not, or until the
+    /// start no longer waited for it, in microseconds; 0 before that.
     pub ready_us: u64,
     /// The state of the daemon.
     pub state: DaemonState,
@@ -32,6 +33,10 @@ pub struct DaemonInfo {
     pub metrics_address: Option<String>,
     /// The number of disks that the daemon serves.
     pub disks: u64,
+    /// The number of disks of the configuration that are not served. Those that are still being
+    /// opened count.
+    #[serde(default)]
+    pub disks_unserved: u64,
     /// The number of threads that failed because of a bug in the daemon. Each failure is in the
     /// log.
     pub failed_threads: u64,

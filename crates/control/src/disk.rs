@@ -9,8 +9,40 @@ use crate::problem::Problem;
 /// All disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskList {
-    /// The disks, in order of name.
+    /// The disks that are served, in order of name.
     pub disks: Vec<DiskStatus>,
+    /// The disks of the configuration that are not served, in order of name.
+    #[serde(default)]
+    pub unserved: Vec<UnservedDisk>,
+}
+
+/// A disk of the configuration that is not served. The daemon tries again until it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnservedDisk {
+    /// The disk's name.
+    pub name: String,
+    /// The virtual machine that the disk belongs to; may be empty.
+    pub vm: String,
+    /// The path of the image, for a disk with an image.
+    pub image: Option<String>,
+    /// Whether the daemon tries to open the disk now.
+    pub opening: bool,
+    /// Why the last attempt failed; empty until the first has ended.
+    pub message: String,
+    /// What the user can do next; may be empty.
+    #[serde(default)]
+    pub remedy: String,
+    /// The number of attempts that failed.
+    pub attempts: u64,
+    /// The time since which the disk is to be served, in nanoseconds since 1970.
+    pub since_unix_time_ns: u64,
+}
+
+impl UnservedDisk {
+    /// The state in words: `opening` until the first attempt has ended.
+    pub fn state(&self) -> &'static str {
+        if self.message.is_empty() { "opening" } else { "not served" }
+    }
 }
 
 /// One disk.

@@ -11,6 +11,7 @@
 //! | `GET /v1/disks/{name}` | | [`DiskStatus`] |
 //! | `POST /v1/disks` | [`DiskDefinition`] | [`DiskStatus`] |
 //! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
+//! | `POST /v1/disks/{name}/retry` | | [`DiskStatus`] |
 //! | `DELETE /v1/disks/{name}` | | [`Done`] |
 //! | `GET /v1/statistics` | | [`Statistics`] |
 //! | `GET /v1/devices` | | [`DeviceList`] |
@@ -78,7 +79,7 @@ pub use dirty::{
 };
 pub use disk::{
     BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
-    LayerFigure, LayerFigures, LayerStatus, NbdStatus, VhostUserStatus,
+    LayerFigure, LayerFigures, LayerStatus, NbdStatus, UnservedDisk, VhostUserStatus,
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;

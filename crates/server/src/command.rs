@@ -35,6 +35,9 @@ Examples:
   fathom serve --config /etc/fathom/fathom.toml
   fathom serve --config fathom.toml --check
 
+A disk of a file that cannot be served keeps no other from it: it is a problem that `fathom disk list`
+shows with its remedy, and is tried again until it is served.
+
 Signals: SIGTERM and SIGINT complete requests in flight, flush and end (a second one ends
 immediately); SIGHUP reads the configuration again.
 
@@ -44,9 +47,13 @@ pub struct Serve {
     #[arg(long, short, value_name = "FILE", conflicts_with = "disk")]
     config: Option<PathBuf>,
 
-    /// Only check the configuration and report its errors
+    /// Only check the configuration and report its errors, with the images that it names
     #[arg(long)]
     check: bool,
+
+    /// End if any disk or listener cannot be served [default with flags for one disk]
+    #[arg(long, conflicts_with = "check")]
+    strict: bool,
 
     #[arg(long, value_name = "SOCKET", help = CONTROL_HELP)]
     control: Option<PathBuf>,
@@ -201,7 +208,10 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
         metrics: options.metrics,
         log: options.log,
     });
+    // Who names one disk by flags sees at once why it cannot be served.
+    let is_strict = options.strict || file.is_none();
     let configuration = match &file {
+        Some(file) if options.strict || options.check => file.load_strictly(),
         Some(file) => file.load(),
         None => options.configuration(),
     };
@@ -221,7 +231,7 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
             );
             ExitCode::SUCCESS
         }
-        Ok(configuration) => run(&configuration, file, begun),
+        Ok(configuration) => run(&configuration, file, is_strict, begun),
         Err(problems) => {
             eprintln!("{problems}");
             ExitCode::from(WRONG)

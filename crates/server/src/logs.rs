@@ -642,26 +642,43 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     if wal.size.is_none() {
         return Ok(());
     }
-    let length = length(wal);
-    let end = wal.offset.0.saturating_add(length);
-    if end <= volume.capacity() || !std::fs::metadata(&wal.log)?.is_file() {
+    let (offset, length) = (wal.offset.0, length(wal));
+    let end = offset.saturating_add(length);
+    if !std::fs::metadata(&wal.log)?.is_file() {
         return Ok(());
     }
     let file = OpenOptions::new().read(true).write(true).open(&wal.log)?;
+    // A log further back in the file may have been made first.
+    let is_gap = end <= volume.capacity() && is_hole(&file, offset, end);
+    if end <= volume.capacity() && !is_gap {
+        return Ok(());
+    }
     let mut head = [0; fathom_layers::wal::MAGIC.len()];
     if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
         return Err(io::Error::other("it holds other data; choose another file"));
     }
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), wal.offset.0, length)
-        .map_err(|error| {
-            io::Error::other(format!("{error}; free some space, or choose a smaller `size`"))
-        })?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), offset, length).map_err(
+        |error| io::Error::other(format!("{error}; free some space, or choose a smaller `size`")),
+    )?;
     // A write into space that was only reserved also changes the file's extents, so that its sync writes the file
     // system's journal: three times as slow, for the whole first pass of the log.
-    write_zeroes(&file, volume.capacity().max(wal.offset.0), end, &wal.log)?;
+    let begin = if is_gap { offset } else { volume.capacity().max(offset) };
+    write_zeroes(&file, begin, end, &wal.log)?;
     file.sync_all()?;
+    if is_gap {
+        return Ok(());
+    }
     let end = end.next_multiple_of(u64::from(volume.geometry().block_size));
     volume.resize(end).map_err(io::Error::other)
+}
+
+/// Whether a part of a file has never been written.
+fn is_hole(file: &File, begin: u64, end: u64) -> bool {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(begin)) {
+        Ok(data) => data >= end,
+        // There are no data behind the beginning.
+        Err(error) => error == rustix::io::Errno::NXIO,
+    }
 }
 
 /// Writes zeroes to a part of a new file.

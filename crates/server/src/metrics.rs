@@ -118,6 +118,9 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     page.sample("fathom_ready_seconds", &[], info.ready_us as f64 / 1e6);
     page.family("fathom_disks", "gauge", "Served disks.");
     page.sample("fathom_disks", &[], info.disks);
+    let unserved = "fathom_disks_unserved";
+    page.family(unserved, "gauge", "Disks of the configuration that are not served.");
+    page.sample(unserved, &[], info.disks_unserved);
     let problems = "fathom_problem";
     page.family(problems, "gauge", "A problem of the daemon as a whole, by kind; always 1.");
     for problem in info.problems.iter().filter(|problem| problem.disk.is_none()) {
@@ -424,6 +427,7 @@ mod tests {
             configuration: None,
             metrics_address: None,
             disks: 0,
+            disks_unserved: 0,
             failed_threads: 0,
             problems: Vec::new(),
             listeners: Vec::new(),

@@ -79,6 +79,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks", get(disk_list).post(add_disk))
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/disks/{name}/recover", post(recover_disk))
+        .route("/v1/disks/{name}/retry", post(retry_disk))
         .route("/v1/disks/{name}/offload", get(offload_history).post(change_offload))
         .route("/v1/offload", get(offload))
         .route("/v1/clusters/{cluster}/volumes/{volume}", axum::routing::delete(forget_volume))
@@ -147,6 +148,14 @@ async fn recover_disk(
 ) -> Answer<fathom_control::DiskStatus> {
     let changes = Arc::clone(&app.changes);
     change(&changes, move || app.daemon.recover_disk(&name)).await
+}
+
+async fn retry_disk(
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Answer<fathom_control::DiskStatus> {
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.retry_disk(&name)).await
 }
 
 #[derive(Default, Deserialize)]

@@ -28,16 +28,21 @@ const SIGHUP: &str = "SIGHUP";
 /// of them (`routes::CHANGES_MAX`, `routes::FLUSHES_MAX`), so that other requests always find one.
 const BLOCKING_THREADS_MAX: usize = 64;
 
+/// The longest pause between two attempts to listen at the address of `/metrics`.
+const METRICS_PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// How long the shutdown waits for slow listeners to receive their remaining events.
 const DELIVERY_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// The number of panics of the whole process, counted by the panic hook.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
 
-/// Serves `configuration` until a signal or a request ends the daemon.
+/// Serves `configuration` until a signal or a request ends the daemon. With `is_strict`, a disk or listener that
+/// cannot be served ends the start.
 pub(crate) fn run(
     configuration: &Configuration,
     file: Option<ConfigurationFile>,
+    is_strict: bool,
     begun: Instant,
 ) -> ExitCode {
     let journal = Journal::new(configuration.daemon.definition.log, false);
@@ -53,7 +58,7 @@ pub(crate) fn run(
         .map_err(|error| failed("the event loop cannot be started", &error))
         .map_err(|refused| vec![refused])
         .and_then(|runtime| {
-            let result = runtime.block_on(serve(configuration, file, journal, begun));
+            let result = runtime.block_on(serve(configuration, file, is_strict, journal, begun));
             runtime.shutdown_background();
             result
         });
@@ -90,6 +95,7 @@ fn failed(what: &str, error: &io::Error) -> ErrorBody {
 async fn serve(
     configuration: &Configuration,
     file: Option<ConfigurationFile>,
+    is_strict: bool,
     journal: Arc<Journal>,
     begun: Instant,
 ) -> Result<bool, Vec<ErrorBody>> {
@@ -103,42 +109,8 @@ async fn serve(
     if options.keepsakes == Keepsakes::On {
         keep::begin(&options.control);
     }
-    let start = {
-        let configuration = configuration.clone();
-        // On a separate thread: an image on storage that hangs must not prevent the daemon from
-        // receiving signals.
-        on_own_thread("start", move || Daemon::start(&configuration, file, journal, begun))
-    };
-    let daemon = tokio::select! {
-        started = start => started.ok_or_else(|| one(failed_thread()))??,
-        name = signals.end() => {
-            tracing::error!("stopped before it was ready: {name}");
-            return Ok(false);
-        }
-    };
-    if let Some(monitor) = &configuration.monitor {
-        if let Err(refused) = daemon.start_monitor(&monitor.definition) {
-            daemon.stop();
-            return Err(one(refused));
-        }
-    }
-    let outside = bind_metrics(options.metrics).and_then(|metrics| {
-        // Last, because a client that can connect may rely on all disks being served.
-        Ok((metrics, bind_control(&options.control)?))
-    });
-    let (metrics, control) = match outside {
-        Ok(bound) => bound,
-        Err(refused) => {
-            daemon.stop();
-            return Err(vec![refused]);
-        }
-    };
-    if let Some(listener) = metrics {
-        if let Ok(address) = listener.local_addr() {
-            daemon.set_metrics(address);
-        }
-        tokio::spawn(routes::serve_metrics(listener, Arc::clone(&daemon)));
-    }
+    let control = bind_control(&options.control).map_err(one)?;
+    let daemon = Daemon::new(configuration, file, journal, begun);
     let end = Arc::new(Notify::new());
     let app = App {
         daemon: Arc::clone(&daemon),
@@ -146,30 +118,36 @@ async fn serve(
         changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
         flushes: Arc::new(Semaphore::new(routes::FLUSHES_MAX)),
     };
+    // Before the disks are opened, so that it is known which of them hang.
     let server = tokio::spawn(async move {
         // Accepts connections until the process ends, and pauses after errors.
         let _ = axum::serve(control, routes::router(app)).await;
     });
-    // From now on, commands of queries can use the control interface.
-    if let Err(refused) = daemon.keep_queries(&configuration.queries) {
+    if let Err(refused) = begin_others(&daemon, configuration, is_strict) {
         daemon.stop();
+        let _ = std::fs::remove_file(&options.control);
         return Err(vec![refused]);
     }
-    let took_us = daemon.ready();
-    notify(&[NotifyState::Ready]);
-    daemon.settle_keepsakes();
-    tracing::info!(
-        "ready in {}.{:03} ms: {}, control socket {}",
-        took_us / 1000,
-        took_us % 1000,
-        fathom_control::count(configuration.disks.len(), "disk"),
-        options.control.display()
-    );
+    let mut start = {
+        let (daemon, configuration) = (Arc::clone(&daemon), configuration.clone());
+        // On a separate thread: signals must be received meanwhile.
+        Box::pin(on_own_thread("start", move || daemon.begin(&configuration, is_strict)))
+    };
     tokio::spawn(Arc::clone(&daemon).watch_problems());
     let reloads = Arc::new(Notify::new());
     tokio::spawn(reload_when_asked(Arc::clone(&daemon), Arc::clone(&reloads)));
+    let mut is_starting = true;
     loop {
         tokio::select! {
+            started = &mut start, if is_starting => {
+                is_starting = false;
+                if let Err(refusals) = started.ok_or_else(|| one(failed_thread())).flatten() {
+                    daemon.stop();
+                    let _ = std::fs::remove_file(&options.control);
+                    return Err(refusals);
+                }
+                announce(&daemon, configuration.disks.len());
+            }
             () = end.notified() => {
                 tracing::info!("shutdown requested");
                 break;
@@ -217,6 +195,78 @@ async fn serve(
     let _ = std::fs::remove_file(&options.control);
     tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
     Ok(clean)
+}
+
+/// Begins what does not depend on disks: the link to the centre, the metrics over TCP, and the kept queries, which
+/// see the disks when they are served.
+fn begin_others(
+    daemon: &Arc<Daemon>,
+    configuration: &Configuration,
+    is_strict: bool,
+) -> Result<(), ErrorBody> {
+    if let Some(monitor) = &configuration.monitor {
+        if let Err(refused) = daemon.start_monitor(&monitor.definition) {
+            if is_strict {
+                return Err(refused);
+            }
+            tracing::error!("{}: {}", refused.message, refused.remedy);
+        }
+    }
+    if let Some(address) = configuration.daemon.definition.metrics {
+        match bind_metrics(address) {
+            Ok(listener) => serve_metrics(daemon, listener),
+            Err(refused) if is_strict => return Err(refused),
+            Err(refused) => {
+                daemon.refuse_metrics(Some(refused));
+                tokio::spawn(retry_metrics(Arc::clone(daemon), address));
+            }
+        }
+    }
+    daemon.keep_queries(&configuration.queries)
+}
+
+fn serve_metrics(daemon: &Arc<Daemon>, listener: tokio::net::TcpListener) {
+    if let Ok(address) = listener.local_addr() {
+        daemon.set_metrics(address);
+    }
+    tokio::spawn(routes::serve_metrics(listener, Arc::clone(daemon)));
+}
+
+/// Tries to listen at the address of `/metrics` until it is free.
+async fn retry_metrics(daemon: Arc<Daemon>, address: SocketAddr) {
+    let mut pause = Duration::from_secs(1);
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 3 / 2).min(METRICS_PAUSE_MAX);
+        match bind_metrics(address) {
+            Ok(listener) => {
+                daemon.refuse_metrics(None);
+                serve_metrics(&daemon, listener);
+                return;
+            }
+            Err(refused) => daemon.refuse_metrics(Some(refused)),
+        }
+    }
+}
+
+/// Announces that the daemon is ready. `configured` is the number of disks of the configuration.
+fn announce(daemon: &Daemon, configured: usize) {
+    let took_us = daemon.ready();
+    notify(&[NotifyState::Ready]);
+    daemon.settle_keepsakes();
+    let unserved = daemon.info().disks_unserved;
+    let disks = fathom_control::count(configured, "disk");
+    let disks = if unserved == 0 {
+        disks
+    } else {
+        format!("{} of {disks}", (configured as u64).saturating_sub(unserved))
+    };
+    tracing::info!(
+        "ready in {}.{:03} ms: {disks}, control socket {}",
+        took_us / 1000,
+        took_us % 1000,
+        daemon.control_socket().display()
+    );
 }
 
 /// Runs `work` on a new thread, which does not wait for other work. `None` if the thread cannot be
@@ -339,15 +389,15 @@ fn bind_control(path: &Path) -> Result<tokio::net::UnixListener, ErrorBody> {
     tokio::net::UnixListener::from_std(listener).map_err(|error| refused(&error))
 }
 
-fn bind_metrics(address: Option<SocketAddr>) -> Result<Option<tokio::net::TcpListener>, ErrorBody> {
-    let Some(address) = address else { return Ok(None) };
+fn bind_metrics(address: SocketAddr) -> Result<tokio::net::TcpListener, ErrorBody> {
     let refused = |error: &io::Error| socket_refusal(&address.to_string(), error);
+    let listener = std::net::TcpListener::bind(address).map_err(|error| refused(&error))?;
+    listener.set_nonblocking(true).map_err(|error| refused(&error))?;
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(|error| refused(&error))?;
     if !address.ip().is_loopback() {
         tracing::warn!("metrics are served at {address} to any client, in plain text");
     }
-    let listener = std::net::TcpListener::bind(address).map_err(|error| refused(&error))?;
-    listener.set_nonblocking(true).map_err(|error| refused(&error))?;
-    tokio::net::TcpListener::from_std(listener).map(Some).map_err(|error| refused(&error))
+    Ok(listener)
 }
 
 /// Logs panics like other events. A thread that panics ends; the others continue.

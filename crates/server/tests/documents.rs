@@ -74,6 +74,7 @@ fn the_examples_of_the_interface_are_its_types() {
     }
     check::<fathom_control::DiskDefinition>("DiskDefinition");
     check::<fathom_control::DiskChange>("DiskChange");
+    check::<fathom_control::UnservedDisk>("UnservedDisk");
     check::<fathom_control::Statistics>("Statistics");
     check::<fathom_control::InsightStatus>("InsightStatus");
     check::<fathom_control::Problem>("Problem");

@@ -1,13 +1,13 @@
-//! The commands for the disks of the running daemon: add, recover, remove, list.
+//! The commands for the disks of the running daemon: add, recover, retry, remove, list.
 use std::io::{self, BufRead, IsTerminal};
 
 use fathom_control::{
-    Bytes, ClientError, DiskChange, DiskDefinition, DiskStatus, ErrorCode, FrontendStatus,
-    LayerStatus, VhostUserDefinition,
+    Bytes, ClientError, DiskChange, DiskDefinition, DiskList, DiskStatus, ErrorCode,
+    FrontendStatus, LayerStatus, VhostUserDefinition,
 };
 
 use super::{
-    AddOptions, LayerArguments, ListOptions, RecoverOptions, RemoveOptions, absolute,
+    AddOptions, LayerArguments, ListOptions, RecoverOptions, RemoveOptions, RetryOptions, absolute,
     info::disk_sheet,
 };
 use crate::{
@@ -142,20 +142,30 @@ pub(super) fn list(options: &ListOptions) -> Outcome {
         return output::json(&list);
     }
     let style = Style::stdout();
-    if list.disks.is_empty() {
+    if list.disks.is_empty() && list.unserved.is_empty() {
         output::text_line("The daemon serves no disk. `fathom disk add` adds one.")?;
     } else {
-        output::text_line(&table(&list.disks).render(output::width(), style))?;
+        output::text_line(&table(&list).render(output::width(), style))?;
     }
-    for problem in client.daemon()?.problems.iter().filter(|problem| problem.disk.is_some()) {
+    for disk in list.unserved.iter().filter(|disk| !disk.message.is_empty()) {
         let mark = style.paint(style::BAD, "!");
-        output::text_line(&format!("{mark} {}: {}", problem.kind.name(), problem.message))?;
-        output::text_line(&format!("  → {}", problem.remedy))?;
+        output::text_line(&format!("{mark} {}: not-served: {}", disk.name, disk.message))?;
+        if !disk.remedy.is_empty() {
+            output::text_line(&format!("  → {}", disk.remedy))?;
+        }
     }
     Ok(())
 }
 
-fn table(disks: &[DiskStatus]) -> Table {
+pub(super) fn retry(options: &RetryOptions) -> Outcome {
+    let status = options.control.client().retry_disk(&options.name)?;
+    if options.format.json {
+        return output::json(&status);
+    }
+    output::text_line(&disk_sheet(&status).render(output::width(), Style::stdout()))
+}
+
+fn table(list: &DiskList) -> Table {
     let mut table = Table::new([
         Column::text("NAME").flexible(),
         Column::text("VM").flexible().importance(3),
@@ -165,7 +175,7 @@ fn table(disks: &[DiskStatus]) -> Table {
         Column::text("SOCKET").flexible().importance(4),
         Column::text("LAYERS").importance(1),
     ]);
-    for disk in disks {
+    for disk in &list.disks {
         let layers: Vec<&str> = disk.layers.iter().map(|layer| layer.name.as_str()).collect();
         let backend = disk.backend.image.as_ref().unwrap_or(&disk.backend.name);
         let socket = disk.frontends.iter().find_map(|frontend| match frontend {
@@ -180,6 +190,17 @@ fn table(disks: &[DiskStatus]) -> Table {
             backend.clone(),
             socket.unwrap_or_default(),
             layers.join(" "),
+        ]);
+    }
+    for disk in &list.unserved {
+        table.row([
+            disk.name.clone(),
+            disk.vm.clone(),
+            String::new(),
+            disk.state().to_owned(),
+            disk.image.clone().unwrap_or_default(),
+            String::new(),
+            String::new(),
         ]);
     }
     table

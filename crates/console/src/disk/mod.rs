@@ -91,6 +91,14 @@ guest that keeps running assumes that the lost writes are on the disk.
 Example:
   fathom disk recover data")]
     Recover(RecoverOptions),
+    /// Try at once to serve a disk that is not served
+    #[command(after_help = "\
+A disk of the configuration that cannot be served is tried again every few seconds. `fathom disk list`
+shows why it is not served. This command tries at once, also while somebody still writes the image.
+
+Example:
+  fathom disk retry data")]
+    Retry(RetryOptions),
     /// Show, set or remove a layer of a disk while a guest uses it
     #[command(after_help = "\
 All options of the layer are replaced; those not given get their defaults. A limit keeps its state.
@@ -297,6 +305,17 @@ pub struct RecoverOptions {
     format: Format,
 }
 
+/// Options of `fathom disk retry`.
+#[derive(Debug, Args)]
+pub struct RetryOptions {
+    /// The disk's name
+    name: String,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
 /// Options of `fathom disk list`.
 #[derive(Debug, Args)]
 pub struct ListOptions {
@@ -317,6 +336,7 @@ pub fn run(command: &DiskCommand) -> Outcome {
         DiskCommand::Add(options) => daemon::add(options),
         DiskCommand::Layer(options) => daemon::layer(options),
         DiskCommand::Recover(options) => daemon::recover(options),
+        DiskCommand::Retry(options) => daemon::retry(options),
         DiskCommand::Remove(options) => daemon::remove(options),
         DiskCommand::List(options) => daemon::list(options),
     }

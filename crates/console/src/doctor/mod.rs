@@ -7,7 +7,7 @@ mod storage;
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, ClientError, DiskStatus, Problem, count};
+use fathom_control::{Bytes, ClientError, DiskList, DiskStatus, Problem, count};
 use serde::Serialize;
 
 use crate::{
@@ -179,19 +179,28 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
 fn daemon(control: &ControlOptions) -> (Vec<Finding>, Vec<DiskStatus>) {
     let client = control.client();
     let socket = client.socket().display().to_string();
-    let status = client.daemon().and_then(|daemon| client.disks().map(|list| (daemon, list.disks)));
+    let status = client.daemon().and_then(|daemon| client.disks().map(|list| (daemon, list)));
     match status {
-        Ok((daemon, disks)) => {
+        Ok((daemon, DiskList { disks, unserved })) => {
+            let served = match unserved.len() {
+                0 => count(disks.len(), "disk"),
+                others => format!("{} of {}", disks.len(), count(disks.len() + others, "disk")),
+            };
             let text = format!(
-                "version {} serves {}, process {}, at {socket}",
-                daemon.version,
-                count(disks.len(), "disk"),
-                daemon.process_id
+                "version {} serves {served}, process {}, at {socket}",
+                daemon.version, daemon.process_id
             );
             let mut findings = vec![Finding::ok("daemon", text)];
             findings.extend(daemon.problems.iter().map(|problem| match &problem.disk {
                 Some(disk) => finding(&format!("disk {disk}"), problem),
                 None => finding("daemon", problem),
+            }));
+            let is_new = |name: &String| {
+                !daemon.problems.iter().any(|problem| problem.disk.as_ref() == Some(name))
+            };
+            findings.extend(unserved.iter().filter(|disk| is_new(&disk.name)).map(|disk| {
+                let remedy = "run this command again in a moment";
+                Finding::warn(format!("disk {}", disk.name), "is being opened", remedy)
             }));
             (findings, disks)
         }

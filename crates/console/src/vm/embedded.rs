@@ -172,7 +172,7 @@ fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
 impl Daemon {
     fn wait_until_ready(&mut self) -> Outcome {
         let started = Instant::now();
-        while self.client.daemon().is_err() {
+        while !self.client.daemon().is_ok_and(|daemon| daemon.ready_us > 0) {
             if let Ok(Some(status)) = self.child.try_wait() {
                 let message = format!("the images' daemon ended during its start ({status})");
                 return Err(Failure::new(message).advise("its messages are above"));

@@ -249,7 +249,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     assert_eq!(daemon.client().disks().unwrap().disks.len(), 1);
     for control in ["control.sock", "other.sock"] {
         let second = command(&daemon.path(""))
-            .args(["serve", "--config", "f.toml", "--control", control])
+            .args(["serve", "--strict", "--config", "f.toml", "--control", control])
             .output()
             .unwrap();
         assert_eq!(second.status.code(), Some(1));

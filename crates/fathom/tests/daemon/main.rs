@@ -32,6 +32,7 @@ mod schedule;
 mod stop;
 mod stuck;
 mod text_recording;
+mod unserved;
 mod usage;
 mod wal;
 mod wal_pair;

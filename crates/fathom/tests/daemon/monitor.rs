@@ -224,7 +224,7 @@ fn an_invalid_link_is_reported() {
     let text = "[monitor]\naddress = \"localhost:1\"\ncertificate = \"alpha.pem\"\n\
                 key = \"alpha.key\"\nauthority = \"ca.pem\"\n";
     std::fs::write(folder.path().join("f.toml"), text).unwrap();
-    let serve = ["serve", "--config", "f.toml", "--control", "control.sock"];
+    let serve = ["serve", "--strict", "--config", "f.toml", "--control", "control.sock"];
     let output = command(folder.path()).args(serve).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(

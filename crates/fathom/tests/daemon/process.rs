@@ -29,34 +29,39 @@ impl Daemon {
 
     /// The same, in a prepared folder.
     pub fn start_in(folder: TempDir, configuration: &str) -> Self {
-        std::fs::write(folder.path().join("f.toml"), configuration).unwrap();
-        // An earlier daemon of the same folder may have left its socket.
-        let _ = std::fs::remove_file(folder.path().join("notify"));
-        let notified = UnixDatagram::bind(folder.path().join("notify")).unwrap();
-        notified.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut daemon, notified) = Self::begin_in(folder, configuration);
         let begun = Instant::now();
-        let mut child = command(folder.path())
-            .args(["serve", "--config", "f.toml"])
-            .args(["--control", "control.sock"])
-            .env("NOTIFY_SOCKET", folder.path().join("notify"))
-            .stderr(File::create(folder.path().join("log")).unwrap())
-            .spawn()
-            .unwrap();
+        notified.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut message = [0; 64];
         let length = loop {
             match notified.recv(&mut message) {
                 Ok(length) => break length,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    child.kill().unwrap();
-                    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
-                    panic!("not ready: {error}\n{log}");
+                    daemon.child.kill().unwrap();
+                    panic!("not ready: {error}\n{}", daemon.log());
                 }
             }
         };
-        let ready = begun.elapsed();
+        daemon.ready = begun.elapsed();
         assert_eq!(&message[..length], b"READY=1\n");
-        Self { child, folder, ready }
+        daemon
+    }
+
+    /// The same, without waiting until it is ready. The socket gets its notifications.
+    pub fn begin_in(folder: TempDir, configuration: &str) -> (Self, UnixDatagram) {
+        std::fs::write(folder.path().join("f.toml"), configuration).unwrap();
+        // An earlier daemon of the same folder may have left its socket.
+        let _ = std::fs::remove_file(folder.path().join("notify"));
+        let notified = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        let child = command(folder.path())
+            .args(["serve", "--config", "f.toml"])
+            .args(["--control", "control.sock"])
+            .env("NOTIFY_SOCKET", folder.path().join("notify"))
+            .stderr(File::create(folder.path().join("log")).unwrap())
+            .spawn()
+            .unwrap();
+        (Self { child, folder, ready: Duration::ZERO }, notified)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -102,10 +102,9 @@ fn a_log_of_another_disk_is_refused_with_a_remedy() {
     let refusal = |text: &str| {
         std::fs::write(folder.path().join("g.toml"), text).unwrap();
         let mut command = command(folder.path());
-        command.args(["serve", "--config", "g.toml", "--control", "c.sock"]);
+        command.args(["serve", "--strict", "--config", "g.toml", "--control", "c.sock"]);
         let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
         let begun = Instant::now();
-        // A daemon keeps running with the disks that it can serve.
         while begun.elapsed() < Duration::from_secs(2) && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -210,7 +209,7 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
 
     std::fs::write(folder.path().join("f.toml"), &without).unwrap();
     let mut serve = command(folder.path());
-    serve.args(["serve", "--config", "f.toml", "--control", "control.sock"]);
+    serve.args(["serve", "--strict", "--config", "f.toml", "--control", "control.sock"]);
     let output = serve.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let log = String::from_utf8_lossy(&output.stderr);
@@ -249,7 +248,7 @@ fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
     std::fs::write(&beside, [&mark[..], b"\nimage: born=1 number=1"].concat()).unwrap();
     std::fs::write(folder.path().join("f.toml"), configuration("60s")).unwrap();
     let mut serve = command(folder.path());
-    serve.args(["serve", "--config", "f.toml", "--control", "control.sock"]);
+    serve.args(["serve", "--strict", "--config", "f.toml", "--control", "control.sock"]);
     let output = serve.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let log = String::from_utf8_lossy(&output.stderr);

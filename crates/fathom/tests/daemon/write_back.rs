@@ -79,10 +79,9 @@ fn kill(daemon: Daemon) -> TempDir {
 fn refusal(folder: &Path, configuration: &str) -> String {
     std::fs::write(folder.join("g.toml"), configuration).unwrap();
     let mut command = command(folder);
-    command.args(["serve", "--config", "g.toml", "--control", "c.sock"]);
+    command.args(["serve", "--strict", "--config", "g.toml", "--control", "c.sock"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
-    // A daemon keeps running with the disks that it can serve.
     while begun.elapsed() < Duration::from_secs(2) && child.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(20));
     }

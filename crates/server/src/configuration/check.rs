@@ -1,25 +1,21 @@
 //! Checks that concern more than one table: files, sockets, names, and combinations of keys.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
-use fathom_image::ForeignFormat;
-use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::disk::check_parts;
+use super::host::{
+    ImageKey, check_group, check_image, check_socket, foreign_format, normal, plain,
+};
 use super::layers::check_layers;
 use super::query::check_queries;
 use super::{Configuration, Placed};
 use fathom_options::suggestion;
 use fathom_options::{Place, Places, Problems};
 
-/// The longest path of a Unix socket, in bytes: `sun_path` without its terminator.
-const SOCKET_PATH_MAX: usize = 107;
 /// The longest name of a disk, in bytes.
 pub(super) const NAME_MAX: usize = 128;
 
@@ -45,25 +41,49 @@ pub fn parse_address(text: &str) -> Option<Address> {
     sound.then(|| Address::Tcp(text.to_owned()))
 }
 
+/// How far a configuration is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// What it says, whatever the host has. Accesses no image, so that an image that hangs delays
+    /// nothing.
+    Text,
+    /// Also what it names on this host: images, folders of sockets, groups, certificates.
+    Host,
+}
+
 impl Configuration {
-    /// Checks the configuration as far as that is possible without starting anything.
+    /// Checks the configuration as far as that is possible without starting anything, with the
+    /// images and other files that it names.
     ///
     /// # Errors
     /// All problems that were found.
     pub fn check(&self) -> Result<(), Problems> {
+        self.check_to(Extent::Host)
+    }
+
+    /// Checks what the configuration says, but not whether this host has what it names. Accesses no
+    /// image.
+    ///
+    /// # Errors
+    /// All problems that were found.
+    pub fn check_text(&self) -> Result<(), Problems> {
+        self.check_to(Extent::Text)
+    }
+
+    fn check_to(&self, extent: Extent) -> Result<(), Problems> {
         let mut problems = Problems::default();
         for disk in &self.disks {
-            check_disk_into(&disk.definition, &disk.places, &mut problems);
+            check_disk_into(&disk.definition, &disk.places, extent, &mut problems);
         }
-        self.check_listeners(&mut problems);
+        self.check_listeners(extent, &mut problems);
         self.check_names(&mut problems);
-        self.check_sockets(&mut problems);
-        self.check_images(&mut problems);
+        self.check_sockets(extent, &mut problems);
+        self.check_images(extent, &mut problems);
         super::guest::check_guests(&self.guests, &mut problems);
-        super::cluster::check_clusters(&self.clusters, &mut problems);
+        super::cluster::check_clusters(&self.clusters, extent, &mut problems);
         check_queries(&self.queries, &mut problems);
         if let Some(Placed { definition, places }) = &self.monitor {
-            super::monitor::check_files(definition, places, &mut problems);
+            super::monitor::check_files(definition, places, extent, &mut problems);
         }
         problems.none_or()
     }
@@ -109,7 +129,7 @@ impl Configuration {
         }
     }
 
-    fn check_sockets(&self, problems: &mut Problems) {
+    fn check_sockets(&self, extent: Extent, problems: &mut Problems) {
         let Placed { definition: daemon, places } = &self.daemon;
         let control = (daemon.control.clone(), places.of("control"), "control");
         let mut sockets = vec![control];
@@ -129,7 +149,7 @@ impl Configuration {
             if path.as_os_str().is_empty() {
                 continue;
             }
-            check_socket(path, place, problems);
+            check_socket(path, place, extent, problems);
             if let Some(first) = seen.get(&normal(path)) {
                 problems.add(
                     place.clone(),
@@ -157,11 +177,11 @@ impl Configuration {
         }
     }
 
-    fn check_images(&self, problems: &mut Problems) {
-        let mut seen: BTreeMap<(u64, u64), (&Placed<DiskDefinition>, bool)> = BTreeMap::new();
+    fn check_images(&self, extent: Extent, problems: &mut Problems) {
+        let mut seen: BTreeMap<ImageKey, (&Placed<DiskDefinition>, bool)> = BTreeMap::new();
         for disk in &self.disks {
             let Some(image) = &disk.definition.image else { continue };
-            let Some(identity) = image_identity(image) else { continue };
+            let Some(identity) = ImageKey::of(image, extent) else { continue };
             let writes = !disk.definition.read_only;
             match seen.get(&identity) {
                 Some((first, other_writes)) if writes || *other_writes => problems.add(
@@ -214,7 +234,7 @@ impl Configuration {
         problems.none_or()
     }
 
-    fn check_listeners(&self, problems: &mut Problems) {
+    fn check_listeners(&self, extent: Extent, problems: &mut Problems) {
         for Placed { definition, places } in &self.listeners {
             let address = parse_address(&definition.address);
             if address.is_none() {
@@ -225,7 +245,9 @@ impl Configuration {
                      `address = \"127.0.0.1:10809\"`",
                 );
             }
-            check_group(definition.group.as_deref(), || places.of("group"), problems);
+            if extent == Extent::Host {
+                check_group(definition.group.as_deref(), || places.of("group"), problems);
+            }
             if let Some(tls) = &definition.tls {
                 let certificates = tls.certificate.is_some() || tls.key.is_some();
                 let place = places.of("tls");
@@ -249,7 +271,9 @@ impl Configuration {
                     ("psk", &tls.psk),
                 ];
                 for (key, path) in files {
-                    let Some(path) = path else { continue };
+                    let Some(path) = path.as_ref().filter(|_| extent == Extent::Host) else {
+                        continue;
+                    };
                     if let Err(error) = std::fs::metadata(path) {
                         problems.add(
                             places.of(&format!("tls.{key}")),
@@ -278,16 +302,23 @@ impl Configuration {
 /// All problems that were found.
 pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    check_disk_into(disk, places, &mut problems);
+    let extent = Extent::Host;
+    check_disk_into(disk, places, extent, &mut problems);
     if let Some(vhost_user) = &disk.vhost_user {
-        if !vhost_user.socket.as_os_str().is_empty() {
-            check_socket(&vhost_user.socket, &places.of("vhost_user.socket"), &mut problems);
+        let socket = &vhost_user.socket;
+        if !socket.as_os_str().is_empty() {
+            check_socket(socket, &places.of("vhost_user.socket"), extent, &mut problems);
         }
     }
     problems.none_or()
 }
 
-fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+fn check_disk_into(
+    disk: &DiskDefinition,
+    places: &Places,
+    extent: Extent,
+    problems: &mut Problems,
+) {
     check_name(disk, places, problems);
     if disk.serial.len() > SERIAL_LENGTH {
         problems.add(
@@ -296,10 +327,10 @@ fn check_disk_into(disk: &DiskDefinition, places: &Places, problems: &mut Proble
             "shorten it: a virtio disk has no space for more",
         );
     }
-    check_backend(disk, places, problems);
+    check_backend(disk, places, extent, problems);
     check_layers(disk, places, problems);
     check_parts(disk, places, problems);
-    if let Some(vhost_user) = &disk.vhost_user {
+    if let Some(vhost_user) = disk.vhost_user.as_ref().filter(|_| extent == Extent::Host) {
         check_group(vhost_user.group.as_deref(), || places.of("vhost_user.group"), problems);
     }
 }
@@ -324,7 +355,7 @@ fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
     }
 }
 
-fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+fn check_backend(disk: &DiskDefinition, places: &Places, extent: Extent, problems: &mut Problems) {
     let choices = [
         ("image", disk.image.is_some()),
         ("memory", disk.memory.is_some()),
@@ -348,7 +379,9 @@ fn check_backend(disk: &DiskDefinition, places: &Places, problems: &mut Problems
             "add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
         ),
         None => {}
-        Some(BackendDefinition::Image(image)) => check_image(&image, disk, places, problems),
+        Some(BackendDefinition::Image(image)) => {
+            check_image(&image, disk, places, extent, problems);
+        }
         Some(BackendDefinition::Memory(size)) => check_size("memory", size, disk, places, problems),
         Some(BackendDefinition::Null(size)) => check_size("null", size, disk, places, problems),
     }
@@ -396,186 +429,6 @@ fn check_size(
             format!("the disk {:?} cannot have a size of {size} bytes", disk.name),
             format!("choose a multiple of {SECTOR_SIZE}, for example `{key} = \"1G\"`"),
         );
-    }
-}
-
-fn check_image(image: &Path, disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
-    let place = places.of("image");
-    if !image.is_absolute() && place == Place::Request {
-        let message = format!("the image {} is not an absolute path", image.display());
-        problems.add(place, message, "begin it with a slash: the daemon runs in another folder");
-        return;
-    }
-    let shown = image.display();
-    match std::fs::metadata(image) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => problems.add(
-            place,
-            format!("there is no image {shown}"),
-            format!("make one with `fathom disk create {shown} 10G`, or correct the path"),
-        ),
-        Err(error) => problems.add(
-            place,
-            format!("the image {shown} cannot be examined: {}", plain(&error)),
-            "give the daemon's user access to it and to the folders above",
-        ),
-        Ok(metadata) => check_image_file(image, &metadata, disk, place, problems),
-    }
-}
-
-fn check_image_file(
-    image: &Path,
-    metadata: &Metadata,
-    disk: &DiskDefinition,
-    place: Place,
-    problems: &mut Problems,
-) {
-    let shown = image.display();
-    let kind = metadata.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        problems.add(
-            place,
-            format!("{shown} is neither a file nor a block device"),
-            "name a raw image",
-        );
-    } else if kind.is_file() && metadata.len() == 0 {
-        problems.add(
-            place,
-            format!("the image {shown} is empty"),
-            format!("give it a size with `fathom disk resize {shown} 10G`"),
-        );
-    } else if !accessible(image, !disk.read_only) {
-        problems.add(
-            place,
-            format!(
-                "the daemon may not {} the image {shown}",
-                if disk.read_only { "read" } else { "write" }
-            ),
-            if disk.read_only {
-                "give the daemon's user access to it"
-            } else {
-                "give the daemon's user access to it, or add `read_only = true`"
-            },
-        );
-    }
-}
-
-/// The format that a regular file's content looks like. Devices are examined only when they are
-/// opened.
-fn foreign_format(image: &Path) -> Option<ForeignFormat> {
-    let metadata = std::fs::metadata(image).ok().filter(Metadata::is_file)?;
-    let file = std::fs::File::open(image).ok()?;
-    ForeignFormat::of(&file, metadata.len()).ok()?
-}
-
-/// Whether the file may be opened for reading, or for writing too. Does not open it, because some
-/// devices act on an open.
-fn accessible(path: &Path, write: bool) -> bool {
-    let mode = if write { Access::READ_OK | Access::WRITE_OK } else { Access::READ_OK };
-    accessat(CWD, path, mode, AtFlags::EACCESS).is_ok()
-}
-
-fn check_socket(path: &Path, place: &Place, problems: &mut Problems) {
-    let shown = path.display();
-    if !path.is_absolute() && *place == Place::Request {
-        problems.add(
-            place.clone(),
-            format!("the socket {shown} is not an absolute path"),
-            "begin it with a slash: the daemon runs in another folder",
-        );
-        return;
-    }
-    if path.as_os_str().len() > SOCKET_PATH_MAX {
-        problems.add(
-            place.clone(),
-            format!("the socket's path is longer than {SOCKET_PATH_MAX} bytes: {shown}"),
-            "choose a shorter one, for example in /run/fathom",
-        );
-    }
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    match std::fs::metadata(folder) {
-        Ok(metadata) if metadata.is_dir() => {}
-        // The daemon makes this folder itself.
-        Err(_) if path == Path::new(fathom_control::SOCKET_DEFAULT) => {}
-        Ok(_) => problems.add(
-            place.clone(),
-            format!("{} is not a folder, so a socket cannot be in it", folder.display()),
-            "choose another path",
-        ),
-        Err(error) => problems.add(
-            place.clone(),
-            format!("the socket {shown} cannot be made: {}: {}", folder.display(), plain(&error)),
-            format!("make the folder with `mkdir -p {}`, or choose another", folder.display()),
-        ),
-    }
-    if let Ok(metadata) = std::fs::symlink_metadata(path) {
-        if !metadata.file_type().is_socket() {
-            problems.add(
-                place.clone(),
-                format!("{shown} exists and is not a socket"),
-                "choose another path, or remove it if it is not needed",
-            );
-        }
-    }
-}
-
-fn check_group(name: Option<&str>, place: impl Fn() -> Place, problems: &mut Problems) {
-    let Some(name) = name else { return };
-    if crate::group::id(name).is_none() {
-        problems.add(
-            place(),
-            format!("there is no group {name:?}"),
-            format!("make it with `groupadd --system {name}`, or leave `group` out"),
-        );
-    }
-}
-
-/// The identity of an image: that of the file, or of the device.
-pub(crate) fn image_identity(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::metadata(path).ok()?;
-    if metadata.file_type().is_block_device() {
-        return Some((u64::MAX, metadata.rdev()));
-    }
-    Some((metadata.dev(), metadata.ino()))
-}
-
-/// Normalises a path as far as its folders exist, so that two spellings of it are equal.
-pub(crate) fn normal(path: &Path) -> PathBuf {
-    match (path.parent(), path.file_name()) {
-        (Some(folder), Some(name)) => {
-            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name)
-        }
-        _ => path.to_owned(),
-    }
-}
-
-/// Finds files that do not exist, or are in folders that may not be searched. Each has the name of its key.
-pub(super) fn check_files(
-    files: &[(&str, &Option<PathBuf>)],
-    places: &Places,
-    problems: &mut Problems,
-) {
-    for (key, path) in files {
-        let Some(path) = path else { continue };
-        if let Err(error) = std::fs::metadata(path) {
-            problems.add(
-                places.of(key),
-                format!("{}: {}", path.display(), plain(&error)),
-                "name a file that the daemon may read",
-            );
-        }
-    }
-}
-
-/// The text of an error of the operating system, without its number.
-pub(super) fn plain(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => "no such file or folder".into(),
-        io::ErrorKind::PermissionDenied => "permission denied".into(),
-        _ => error.to_string(),
     }
 }
 

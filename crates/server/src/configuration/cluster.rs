@@ -9,7 +9,8 @@ use fathom_valkey::{ClusterOptions, ClusterTls};
 use serde::Deserialize;
 
 use super::Placed;
-use super::check::{Address, check_files, parse_address};
+use super::check::{Address, Extent, parse_address};
+use super::host::check_files;
 
 /// The most replicas that a write can wait for.
 const COPIES_MAX: u32 = 8;
@@ -145,7 +146,11 @@ impl ClusterDefinition {
 }
 
 /// Finds missing and duplicate names, and files that cannot be read.
-pub(super) fn check_clusters(clusters: &[Placed<ClusterDefinition>], problems: &mut Problems) {
+pub(super) fn check_clusters(
+    clusters: &[Placed<ClusterDefinition>],
+    extent: Extent,
+    problems: &mut Problems,
+) {
     for (index, Placed { definition, places }) in clusters.iter().enumerate() {
         let is_same = |other: &Placed<ClusterDefinition>| other.definition.name == definition.name;
         if !fathom_valkey::is_name(&definition.name) {
@@ -169,6 +174,6 @@ pub(super) fn check_clusters(clusters: &[Placed<ClusterDefinition>], problems: &
             ("certificate", &definition.certificate),
             ("key", &definition.key),
         ];
-        check_files(&files, places, problems);
+        check_files(&files, places, extent, problems);
     }
 }

@@ -10,7 +10,8 @@
 //! - `monitor`: the centre whose queries this host helps to answer.
 //! - `layers`: the kinds of layers, and the options of a disk's layers.
 //! - `order`: the order of a disk's layers.
-//! - `check`: checks that concern more than one table: files, sockets, names, combinations of keys.
+//! - `check`: checks that concern more than one table: sockets, names, combinations of keys.
+//! - `host`: checks of what a configuration names on its host: images, folders, groups.
 //!
 //! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
 
@@ -19,6 +20,7 @@ mod cluster;
 mod daemon;
 mod disk;
 mod guest;
+mod host;
 pub(crate) mod layers;
 mod monitor;
 pub(crate) mod order;
@@ -35,12 +37,12 @@ use fathom_control::{DiskDefinition, ListenerDefinition};
 use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
-pub(crate) use check::{image_identity, normal as normal_path};
 pub use cluster::ClusterDefinition;
 pub use daemon::{DaemonOptions, Keepsakes, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
 pub use guest::GuestOptions;
+pub(crate) use host::{image_identity, normal as normal_path};
 pub use monitor::MonitorOptions;
 
 pub use query::{
@@ -99,11 +101,28 @@ pub struct ConfigurationFile {
 }
 
 impl ConfigurationFile {
-    /// Reads and checks the configuration.
+    /// Reads the configuration, and checks what it says. Whether this host has what it names is seen
+    /// when that is used: an image that is missing or that hangs must not keep the others from being
+    /// served.
     ///
     /// # Errors
     /// All problems that were found.
     pub fn load(&self) -> Result<Configuration, Problems> {
+        self.load_with(Configuration::check_text)
+    }
+
+    /// Reads and checks the configuration, with the images and other files that it names.
+    ///
+    /// # Errors
+    /// All problems that were found.
+    pub fn load_strictly(&self) -> Result<Configuration, Problems> {
+        self.load_with(Configuration::check)
+    }
+
+    fn load_with(
+        &self,
+        check: fn(&Configuration) -> Result<(), Problems>,
+    ) -> Result<Configuration, Problems> {
         let (mut configuration, mut problems) = read_and_parse(&self.path)?;
         let Placed { definition: daemon, places } = &mut configuration.daemon;
         if let Some(control) = &self.control {
@@ -116,7 +135,7 @@ impl ConfigurationFile {
         let tables = configuration.tables();
         let loaded = query::load_files(&mut configuration.queries);
         problems.extend_with(loaded.err().unwrap_or_default(), &tables);
-        problems.extend_with(configuration.check().err().unwrap_or_default(), &tables);
+        problems.extend_with(check(&configuration).err().unwrap_or_default(), &tables);
         problems.none_or()?;
         Ok(configuration)
     }

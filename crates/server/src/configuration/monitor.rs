@@ -10,7 +10,7 @@ use fathom_tls::Certificates;
 use serde::Deserialize;
 
 use super::HELD_MAX;
-use super::check::{Address, parse_address};
+use super::check::{Address, Extent, parse_address};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
@@ -146,7 +146,12 @@ impl MonitorOptions {
 }
 
 /// Finds missing keys, and checks the files.
-pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &mut Problems) {
+pub(super) fn check_files(
+    options: &MonitorOptions,
+    places: &Places,
+    extent: Extent,
+    problems: &mut Problems,
+) {
     if options.address.is_empty() {
         problems.add(
             places.of("address"),
@@ -177,5 +182,5 @@ pub(super) fn check_files(options: &MonitorOptions, places: &Places, problems: &
             "name all of `certificate`, `key` and `authority`, or none",
         );
     }
-    super::check::check_files(&files, places, problems);
+    super::host::check_files(&files, places, extent, problems);
 }

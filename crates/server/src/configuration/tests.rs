@@ -18,7 +18,7 @@ fn load(folder: &Path, text: &str) -> Result<Configuration, Problems> {
     fs::write(&path, text).unwrap();
     let control = Some(folder.join("control.sock"));
     let control = control.filter(|_| !text.contains("control ="));
-    ConfigurationFile { path, control, ..ConfigurationFile::default() }.load()
+    ConfigurationFile { path, control, ..ConfigurationFile::default() }.load_strictly()
 }
 
 /// The problems of `text`, without the folder's name.
@@ -232,6 +232,30 @@ f.toml:3:9: the image empty.img is empty
 f.toml:6:9: . is neither a file nor a block device
   → name a raw image",
     );
+}
+
+/// What the host lacks concerns the disks and listeners that need it, not the configuration.
+#[test]
+fn a_configuration_is_read_without_what_it_names() {
+    let folder = folder();
+    let path = folder.path().join("f.toml");
+    let text = "[daemon]\ncontrol = \"c.sock\"\n\
+                [[disk]]\nname = \"a\"\nimage = \"missing.img\"\n\
+                vhost_user = { socket = \"none/a.sock\", group = \"no-such-group\" }\n\
+                [[disk]]\nname = \"b\"\nimage = \"empty.img\"\n\
+                [[nbd]]\naddress = \"127.0.0.1:1\"\n\
+                tls = { certificate = \"none.pem\", key = \"none.pem\" }\n";
+    fs::write(&path, text).unwrap();
+    let file = ConfigurationFile { path: path.clone(), ..ConfigurationFile::default() };
+    assert_eq!(file.load().unwrap().disks.len(), 2);
+    let problems = file.load_strictly().unwrap_err().to_string();
+    for line in ["f.toml:5:9", "f.toml:6:25", "f.toml:9:9", "f.toml:12:21"] {
+        assert!(problems.contains(line), "{line}: {problems}");
+    }
+    // Two disks with the image at one path contradict each other.
+    fs::write(&path, text.replace("empty.img", "./missing.img")).unwrap();
+    let problems = file.load().unwrap_err().to_string();
+    assert!(problems.contains("is also that of the disk \"a\""), "{problems}");
 }
 
 #[test]

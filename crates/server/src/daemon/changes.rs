@@ -112,9 +112,11 @@ impl Claims {
         }
     }
 
-    /// The disk's name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// Frees the name and the socket, of a disk that is not served after all. Its image is in use until the
+    /// attempt to open it ends.
+    pub(super) fn release(&mut self) {
+        self.name.clear();
+        self.socket = None;
     }
 
     /// Checks these claims against the control socket and the claims of the `others`.

@@ -14,6 +14,7 @@ use fathom_layers::Cache;
 use super::caches::cache_of;
 use super::changes::{Claims, stopping};
 use super::devices::Beneath;
+use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::caches::{self, has_cache};
@@ -70,37 +71,28 @@ impl Daemon {
         check_request(&mut definition)?;
         let name = definition.name.clone();
         let _change = self.change(&name)?;
-        self.serve_disk(definition, None)?;
+        self.serve_disk(definition, None, None)?;
         tracing::info!(disk = name.as_str(), "added");
         self.disk_status(&name)
     }
 
-    /// Serves a disk of the configuration. If it cannot be served, that is a problem until it can,
-    /// or until the configuration no longer has it.
-    pub(super) fn serve_configured(&self, definition: &DiskDefinition) -> Result<(), ErrorBody> {
-        self.serve_disk(definition.clone(), Some(definition.clone())).inspect_err(|refused| {
-            self.with_state(|state| {
-                state.unserved.insert(definition.name.clone(), refused.clone())
-            });
-            self.serve_later(definition);
-            self.wake_watch();
-        })
-    }
-
     /// Opens a disk and offers it to guests and clients. The caller has checked the definition;
-    /// this function checks it against the disks that are served already.
+    /// this function checks it against the disks that are served already. A disk of the configuration has a
+    /// `ticket`: it is not served if the configuration no longer has it when it has been opened.
     pub(super) fn serve_disk(
         &self,
         definition: DiskDefinition,
         configured: Option<DiskDefinition>,
+        ticket: Option<&Ticket>,
     ) -> Result<(), ErrorBody> {
         let claims = Claims::new(&definition);
         let control = normal_path(&self.options.control);
+        let entry = ticket.map_or_else(|| self.instance(), Ticket::number);
         let _entry = self.with_state(|state| {
             let served = state.disks.values().map(|served| &served.claims);
-            claims.check(&control, served.chain(&state.opening))?;
-            state.opening.push(claims.clone());
-            Ok(Entry { daemon: self, name: claims.name().to_owned() })
+            claims.check(&control, served.chain(state.opening.values()))?;
+            state.opening.insert(entry, claims.clone());
+            Ok(Entry { daemon: self, number: entry })
         })?;
         let beginnings = self.common.background.beginnings();
         let number = self.instance();
@@ -113,8 +105,15 @@ impl Daemon {
             &self.records_folder(),
             &self.common,
         )?;
+        let log = watchers.log.clone();
+        let abandon = |refused: ErrorBody| {
+            log.iter().for_each(DiskLog::abandon);
+            refused
+        };
         let server = match &definition.vhost_user {
-            Some(vhost_user) => Some(wiring::start_vhost_user(vhost_user, &disk, &guest)?),
+            Some(vhost_user) => {
+                Some(wiring::start_vhost_user(vhost_user, &disk, &guest).map_err(abandon)?)
+            }
             None => None,
         };
         let name = definition.name.clone();
@@ -140,16 +139,18 @@ impl Daemon {
         let refused = self.with_state(|state| {
             // Checked under the lock under which the shutdown takes the list.
             if self.is_stopping() {
-                return true;
+                return Some(stopping());
             }
-            state.unserved.remove(&name);
+            if !self.unserved.take(&name, ticket) {
+                return Some(superseded(&name));
+            }
             state.disks.insert(name, Arc::clone(&served));
-            false
+            None
         });
-        if refused {
+        if let Some(refused) = refused {
             let server = served.live().server.take();
             drop(server);
-            return Err(stopping());
+            return Err(abandon(refused));
         }
         self.export_disk(&served);
         attend_log(&served);
@@ -233,7 +234,7 @@ impl Daemon {
 
     /// Releases what an earlier daemon has left of files that no disk has, if all disks of the configuration are served.
     pub(crate) fn settle_keepsakes(&self) {
-        if !self.with_state(|state| state.unserved.is_empty()) {
+        if self.unserved.count() > 0 {
             return;
         }
         let records = self.records_folder();
@@ -406,7 +407,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Withdraws a disk. Clients are disconnected once their requests in flight have completed, and
+    /// Withdraws a disk. One that is not served is no longer tried. Clients are disconnected once their requests in flight have completed, and
     /// the back end is flushed. Waits for that up to a limit; the removal continues beyond it. A
     /// disk with a connected VMM or NBD client is removed only with `force`.
     pub(crate) fn remove_disk(
@@ -416,6 +417,9 @@ impl Daemon {
     ) -> Result<Done, ErrorBody> {
         let withdrawal = {
             let _change = self.change(name)?;
+            if let Some(done) = self.give_up_serving(name) {
+                return Ok(done);
+            }
             if !force {
                 refuse_if_used(&self.disk_status(name)?)?;
             }
@@ -456,18 +460,25 @@ fn remove_layer(definition: &mut DiskDefinition, kind: &str) -> Result<(), Error
     Ok(())
 }
 
-/// A name in the list of disks that are being opened; removed from the list when dropped.
+/// The claims of a disk that is being opened; given up when dropped.
 struct Entry<'d> {
     daemon: &'d Daemon,
-    name: String,
+    number: u64,
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.daemon.with_state(|state| {
-            state.opening.retain(|claims| claims.name() != self.name);
-        });
+        self.daemon.with_state(|state| state.opening.remove(&self.number));
     }
+}
+
+/// The error of an attempt to serve a disk that the configuration no longer has.
+fn superseded(name: &str) -> ErrorBody {
+    refusal(
+        ErrorCode::Conflict,
+        format!("the configuration no longer has this disk {name:?}"),
+        "nothing needs to be done",
+    )
 }
 
 /// Waits until `end` for a disk to be removed.
@@ -505,7 +516,7 @@ pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Resu
 }
 
 /// Rejects the removal of a disk that is in use.
-fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
+pub(super) fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
     let (mut machines, mut clients) = (0, 0);
     for frontend in &status.frontends {
         match frontend {

@@ -6,7 +6,6 @@
 
 mod caches;
 mod changes;
-mod deferred;
 mod devices;
 mod dirty;
 mod disks;
@@ -20,9 +19,11 @@ mod offload_history;
 mod problems;
 mod reload;
 mod restore;
+mod start;
 mod statistics;
 mod status;
 mod stop;
+mod unserved;
 mod usage;
 mod withdrawal;
 mod written;
@@ -45,6 +46,7 @@ pub(crate) use usage::DiskGroups;
 use changes::{Changes, Claims};
 pub(crate) use disks::records_folder;
 use problems::{Health, Problems};
+use unserved::Unserved;
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
@@ -82,8 +84,10 @@ pub(crate) struct Daemon {
     idle_flusher: OnceLock<Option<Thread>>,
     /// The disks whose load is carried elsewhere.
     offloads: offload::Offloads,
-    /// The disks that are served when the servers of their logs answer.
-    deferred: deferred::Deferred,
+    /// The disks of the configuration that are not served.
+    unserved: Arc<Unserved>,
+    /// What the daemon would listen at, but cannot yet.
+    closed: Arc<listeners::Closed>,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -101,10 +105,8 @@ pub(crate) struct Daemon {
 #[derive(Default)]
 struct State {
     disks: BTreeMap<String, Arc<Served>>,
-    /// The claims of disks that are being opened.
-    opening: Vec<Claims>,
-    /// Disks of the configuration that could not be served, and the errors.
-    unserved: BTreeMap<String, ErrorBody>,
+    /// The claims of disks that are being opened, by number.
+    opening: BTreeMap<u64, Claims>,
     listeners: Vec<Arc<Listening>>,
 }
 
@@ -145,6 +147,12 @@ struct Listening {
     exports: Arc<nbd::Exports>,
     definition: Mutex<ListenerDefinition>,
     listener: Mutex<Option<nbd::Listener>>,
+    /// Why there is no listener.
+    refused: Mutex<Option<ErrorBody>>,
+    /// Held while it begins to listen.
+    opening: Mutex<()>,
+    /// Whether it is being closed for good.
+    is_leaving: AtomicBool,
 }
 
 impl Listening {
@@ -168,17 +176,13 @@ impl Listening {
 }
 
 impl Daemon {
-    /// Opens and serves all disks and listeners of `configuration`.
-    ///
-    /// # Errors
-    /// The errors of all disks and listeners that could not be opened or served. The others are
-    /// closed again.
-    pub(crate) fn start(
+    /// A daemon that serves nothing yet.
+    pub(crate) fn new(
         configuration: &Configuration,
         file: Option<ConfigurationFile>,
         journal: Arc<Journal>,
         begun: Instant,
-    ) -> Result<Arc<Self>, Vec<ErrorBody>> {
+    ) -> Arc<Self> {
         let daemon = Arc::new(Self {
             options: configuration.daemon.definition.clone(),
             file,
@@ -199,7 +203,8 @@ impl Daemon {
             ),
             idle_flusher: OnceLock::new(),
             offloads: offload::Offloads::default(),
-            deferred: deferred::Deferred::default(),
+            unserved: Arc::default(),
+            closed: Arc::default(),
             events: Events::default(),
             queries: Queries::default(),
             monitor: OnceLock::new(),
@@ -210,6 +215,7 @@ impl Daemon {
             problems: Problems::default(),
             instances: AtomicU64::new(1),
         });
+        daemon.allow_attempts();
         let restoring = Arc::downgrade(&daemon);
         daemon.introspection.on_attached(move || {
             if let Some(daemon) = restoring.upgrade() {
@@ -228,60 +234,7 @@ impl Daemon {
                 tracing::warn!(%error, "disks beside background work are not observed");
             }
         });
-        let (mut refusals, mut unserved) = (Vec::new(), Vec::new());
-        let definitions = configuration.disks.iter().map(|disk| &disk.definition);
-        let (remote, others): (Vec<_>, Vec<_>) =
-            definitions.partition(|definition| deferred::is_remote(definition));
-        let attempts = daemon.serve_remote(Arc::downgrade(&daemon), &remote);
-        for definition in others {
-            match daemon.serve_configured(definition) {
-                Ok(()) => {}
-                // A guest can write the first bytes of another format. That must not prevent other
-                // guests' disks from being served.
-                Err(refused) if refused.code == ErrorCode::ForeignFormat => unserved.push(refused),
-                Err(refused) => refusals.push(refused),
-            }
-        }
-        attempts.wait();
-        if unserved.len() == configuration.disks.len() {
-            refusals.append(&mut unserved);
-        }
-        for listener in &configuration.listeners {
-            if let Err(refused) = daemon.serve_listener(&listener.definition) {
-                refusals.push(refused);
-            }
-        }
-        if refusals.is_empty() {
-            daemon.begin_idle_flushes();
-            daemon.allow_offloads();
-            daemon.begin_balloon_restorations();
-            daemon.warn_of_unreachable_disks();
-            return Ok(daemon);
-        }
-        daemon.stop();
-        Err(refusals)
-    }
-
-    /// Warns of disks that no client can reach, which is rarely intended.
-    fn warn_of_unreachable_disks(&self) {
-        let listening = self.listening();
-        for served in self.served() {
-            let name = served.disk.name();
-            let exported = listening
-                .iter()
-                .any(|listening| listening.exports.list().iter().any(|(other, _)| other == name));
-            if !exported && served.live().server.is_none() {
-                tracing::warn!(
-                    disk = name,
-                    "no client can reach it: it has no [disk.vhost_user], and no [[nbd]] exports it"
-                );
-            }
-        }
-    }
-
-    /// Marks the daemon as ready. Returns the time that the start took, in microseconds.
-    pub(crate) fn ready(&self) -> u64 {
-        *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
+        daemon
     }
 
     /// The kept queries.
@@ -312,9 +265,9 @@ impl Daemon {
     fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.disks.get(name).cloned().ok_or_else(|| {
-            if let Some(reason) = state.unserved.get(name) {
+            if let Some(reason) = self.unserved.reason(name) {
                 let message = format!("the disk {name:?} is not served: {}", reason.message);
-                return refusal(ErrorCode::NotFound, message, reason.remedy.clone());
+                return refusal(ErrorCode::NotFound, message, reason.remedy);
             }
             let remedy = if state.disks.is_empty() {
                 "this daemon serves no disk".to_owned()

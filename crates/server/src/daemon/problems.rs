@@ -222,12 +222,10 @@ impl Daemon {
             let name = served.disk.name();
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
         }
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        found.extend(state.unserved.iter().map(|(name, ErrorBody { message, remedy, .. })| {
-            let found = Found(ProblemKind::NotServed, message.clone(), remedy.clone());
-            (Some(name.clone()), found)
+        found.extend(self.unserved.problems().into_iter().map(|(name, reason)| {
+            let ErrorBody { message, remedy, .. } = reason;
+            (Some(name), Found(ProblemKind::NotServed, message, remedy))
         }));
-        drop(state);
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
         self.problems.compare(found);
     }
@@ -247,11 +245,14 @@ impl Daemon {
                 "see the log, report the bug, and restart the daemon when convenient".to_owned();
             found.push(Found(ProblemKind::ThreadFailed, message, remedy));
         }
-        for listening in self.listening() {
-            if listening.listener().is_none() && !self.is_stopping() {
-                let message = format!("the listener at {} is closed", listening.address());
-                found.push(Found(ProblemKind::ListenerClosed, message, String::new()));
-            }
+        // One problem for all, because a kind has one.
+        let closed = if self.is_stopping() { Vec::new() } else { self.closed_listeners() };
+        if !closed.is_empty() {
+            let (messages, remedies): (Vec<_>, Vec<_>) =
+                closed.into_iter().map(|closed| (closed.message, closed.remedy)).unzip();
+            let found_closed =
+                Found(ProblemKind::ListenerClosed, messages.join("; "), remedies.join("; "));
+            found.push(found_closed);
         }
         if let Some(status) = self.monitor_status() {
             let mut away = self.problems.link_away.lock().unwrap_or_else(PoisonError::into_inner);

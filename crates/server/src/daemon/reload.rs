@@ -1,6 +1,6 @@
 //! Reads the configuration again and applies the differences.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
@@ -8,12 +8,26 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
 use super::Daemon;
 use super::disks::removed;
 use super::stop::{Task, run};
+use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
 use crate::wiring::refusal;
 
 /// How long a reload waits for disks and listeners that are removed. Beyond it the removals
 /// continue, and the reload reports them.
 const REMOVALS_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// How long a reload waits for disks that are opened or changed. Beyond it that continues, and the reload reports it.
+const DISKS_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What a reload does with a disk.
+enum Work {
+    /// It stays as it is.
+    None,
+    /// It is being opened.
+    Serving(Ticket),
+    /// It is being changed, which gives this report.
+    Changing(mpsc::Receiver<ReloadReport>),
+}
 
 impl Daemon {
     /// Reads the configuration file again and applies the differences. Settings that cannot change
@@ -86,7 +100,7 @@ impl Daemon {
     fn reload_removals(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let mut leaving = Vec::new();
         let stays = |name: &str| new.disks.iter().any(|disk| disk.definition.name == name);
-        self.with_state(|state| state.unserved.retain(|name, _| stays(name)));
+        self.forget_unserved(stays);
         for served in self.served() {
             let name = served.disk.name();
             // Disks that were added by request do not depend on the file.
@@ -111,7 +125,7 @@ impl Daemon {
             if others.any(|other| other.address == definition.address) {
                 continue;
             }
-            let listener = listening.listener().take();
+            let listener = listening.leave();
             let name = format!("the listener at {}", definition.address);
             let close = Task::new(name, move || {
                 drop(listener);
@@ -126,72 +140,121 @@ impl Daemon {
         }
     }
 
-    fn reload_disks(&self, new: &Configuration, report: &mut ReloadReport) {
-        for disk in &new.disks {
-            let definition = &disk.definition;
-            let name = &definition.name;
-            let _change = match self.change(name) {
-                Ok(change) => change,
-                Err(refused) => {
-                    report.refused.push(refused.message);
-                    continue;
+    /// Serves new disks and changes others, each in a thread of its own: one whose storage hangs delays no other.
+    fn reload_disks(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
+        let end = Instant::now() + DISKS_TIME_MAX;
+        let begun: Vec<_> =
+            new.disks.iter().map(|disk| self.begin_reload(&disk.definition)).collect();
+        for (disk, work) in new.disks.iter().zip(begun) {
+            let name = &disk.definition.name;
+            match work {
+                Work::None => {}
+                Work::Serving(ticket) => match self.unserved.wait(&ticket, Some(end)) {
+                    Outcome::Gone => report.changed.push(format!("the disk {name:?} was added")),
+                    Outcome::Refused(refused) => report.refused.push(refused.to_string()),
+                    Outcome::Opening => report.refused.push(still_opening(name).to_string()),
+                },
+                Work::Changing(outcome) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    let change = outcome.recv_timeout(left).unwrap_or_else(|_| {
+                        let message = format!(
+                            "the change of the disk {name:?} has not ended: its storage does not answer. It \
+                             continues, and the log shows when it ends"
+                        );
+                        ReloadReport { changed: Vec::new(), refused: vec![message] }
+                    });
+                    report.changed.extend(change.changed);
+                    report.refused.extend(change.refused);
                 }
-            };
-            let Ok(served) = self.find(name) else {
-                match self.serve_configured(definition) {
-                    Ok(()) => report.changed.push(format!("the disk {name:?} was added")),
-                    Err(refused) => report.refused.push(refused.to_string()),
-                }
-                continue;
-            };
-            let before = served.live().configured.clone();
-            let Some(before) = before else {
-                report.refused.push(format!(
-                    "the disk {name:?} was added by request and is not changed: remove it with \
-                     `fathom disk remove {name}`, then reload"
-                ));
-                continue;
-            };
-            if before == *definition {
-                continue;
-            }
-            let fixed = differences(&before, definition);
-            if !fixed.is_empty() {
-                report.refused.push(format!(
-                    "the disk {name:?} cannot change its {} while it is served: remove it with \
-                     `fathom disk remove {name}`, then reload",
-                    fixed.join(", ")
-                ));
-            }
-            let mut next = served.live().definition.clone();
-            next.tap = definition.tap;
-            // Used when the image is opened again.
-            next.format = definition.format;
-            next.classify = definition.classify;
-            next.class_bounds.clone_from(&definition.class_bounds);
-            next.layers.clone_from(&definition.layers);
-            next.model.clone_from(&definition.model);
-            if next != served.live().definition {
-                match self.restack(&served, next) {
-                    Ok(()) => report.changed.push(format!("the disk {name:?} has other layers")),
-                    Err(refused) => {
-                        report.refused.push(refused.to_string());
-                        continue;
-                    }
-                }
-            }
-            if let Some(configured) = &mut served.live().configured {
-                configured.tap = definition.tap;
-                configured.format = definition.format;
-                configured.classify = definition.classify;
-                configured.class_bounds.clone_from(&definition.class_bounds);
-                configured.layers.clone_from(&definition.layers);
-                configured.model.clone_from(&definition.model);
             }
         }
     }
 
-    fn reload_listeners(&self, new: &Configuration, report: &mut ReloadReport) {
+    /// Begins to serve a disk of the file, or to give it the definition of the file.
+    fn begin_reload(self: &Arc<Self>, definition: &DiskDefinition) -> Work {
+        if self.find(&definition.name).is_err() {
+            let asked = if self.is_unserved(definition) {
+                self.ask_to_serve(&definition.name)
+            } else {
+                None
+            };
+            return Work::Serving(asked.unwrap_or_else(|| self.begin_serving(definition)));
+        }
+        let configured = self.find(&definition.name).map(|it| it.live().configured.clone());
+        if configured.is_ok_and(|it| it.as_ref() == Some(definition)) {
+            return Work::None;
+        }
+        let (sender, outcome) = mpsc::channel();
+        let (daemon, definition) = (Arc::clone(self), definition.clone());
+        let change = move || {
+            let mut report = ReloadReport::default();
+            daemon.reload_disk(&definition, &mut report);
+            let _ = sender.send(report);
+        };
+        if let Err(error) = std::thread::Builder::new().name("reload".into()).spawn(change) {
+            // The channel is closed.
+            tracing::error!(%error, "a disk is not changed: a thread cannot be started");
+        }
+        Work::Changing(outcome)
+    }
+
+    /// Gives a served disk the definition of the file.
+    fn reload_disk(&self, definition: &DiskDefinition, report: &mut ReloadReport) {
+        let name = &definition.name;
+        let (_change, served) = match self.change(name).and_then(|it| Ok((it, self.find(name)?))) {
+            Ok(found) => found,
+            Err(refused) => {
+                report.refused.push(refused.message);
+                return;
+            }
+        };
+        let before = served.live().configured.clone();
+        let Some(before) = before else {
+            report.refused.push(format!(
+                "the disk {name:?} was added by request and is not changed: remove it with \
+                 `fathom disk remove {name}`, then reload"
+            ));
+            return;
+        };
+        if before == *definition {
+            return;
+        }
+        let fixed = differences(&before, definition);
+        if !fixed.is_empty() {
+            report.refused.push(format!(
+                "the disk {name:?} cannot change its {} while it is served: remove it with \
+                 `fathom disk remove {name}`, then reload",
+                fixed.join(", ")
+            ));
+        }
+        let mut next = served.live().definition.clone();
+        next.tap = definition.tap;
+        // Used when the image is opened again.
+        next.format = definition.format;
+        next.classify = definition.classify;
+        next.class_bounds.clone_from(&definition.class_bounds);
+        next.layers.clone_from(&definition.layers);
+        next.model.clone_from(&definition.model);
+        if next != served.live().definition {
+            match self.restack(&served, next) {
+                Ok(()) => report.changed.push(format!("the disk {name:?} has other layers")),
+                Err(refused) => {
+                    report.refused.push(refused.to_string());
+                    return;
+                }
+            }
+        }
+        if let Some(configured) = &mut served.live().configured {
+            configured.tap = definition.tap;
+            configured.format = definition.format;
+            configured.classify = definition.classify;
+            configured.class_bounds.clone_from(&definition.class_bounds);
+            configured.layers.clone_from(&definition.layers);
+            configured.model.clone_from(&definition.model);
+        }
+    }
+
+    fn reload_listeners(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         for listener in &new.listeners {
             let definition = &listener.definition;
             let address = &definition.address;
@@ -205,6 +268,13 @@ impl Daemon {
                 continue;
             };
             let before = old.definition();
+            if old.refused().is_some() && before == *definition {
+                match self.open_listener(old) {
+                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
+                    Err(refused) => report.refused.push(refused.to_string()),
+                }
+                continue;
+            }
             if before.exports != definition.exports {
                 self.change_exports(old, definition.exports.clone());
                 report.changed.push(format!("the listener at {address} has other exports"));
@@ -218,6 +288,7 @@ impl Daemon {
                 ));
             }
         }
+        self.retry_listeners();
     }
 }
 

@@ -40,6 +40,7 @@ impl Daemon {
             }),
             metrics_address: self.metrics.get().map(ToString::to_string),
             disks: self.served().len() as u64,
+            disks_unserved: self.unserved.count(),
             failed_threads: crate::run::failed_threads(),
             problems: self.problems.of(None),
             listeners: self
@@ -55,7 +56,7 @@ impl Daemon {
         let listeners = self.listener_snapshots();
         let disk =
             |served: &Arc<Served>| status(served, &listeners, self.problems_of(served.disk.name()));
-        DiskList { disks: self.served().iter().map(disk).collect() }
+        DiskList { disks: self.served().iter().map(disk).collect(), unserved: self.unserved.list() }
     }
 
     /// The status of one disk.
@@ -90,7 +91,10 @@ fn listener_status(listening: &Listening) -> ListenerStatus {
     let listener = listening.listener();
     let connections = listener.as_ref().map_or(0, |listener| listener.connections().len());
     let counters = listener.as_ref().map(nbd::Listener::counters).unwrap_or_default();
-    let problem = listener.is_none().then(|| "it is closed".to_owned());
+    let problem = listener.is_none().then(|| match listening.refused() {
+        Some(refused) => refused.message,
+        None => "it is closed".to_owned(),
+    });
     drop(listener);
     ListenerStatus {
         address,

@@ -26,6 +26,8 @@ impl Daemon {
         // New changes are rejected from now on. Changes in progress check this before they add
         // anything.
         self.stopping.store(true, Ordering::Release);
+        self.unserved.stop();
+        self.closed.stop();
         self.flusher.end();
         self.idle_flusher.get().into_iter().flatten().for_each(Thread::unpark);
         let limit = Duration::from_nanos(self.options.shutdown_time_max.0);
@@ -33,7 +35,7 @@ impl Daemon {
         let mut tasks: Vec<Task> = Vec::new();
         for listening in self.listening() {
             let address = listening.definition().address;
-            let listener = listening.listener().take();
+            let listener = listening.leave();
             if let Some(listener) = listener {
                 tasks.push(Task::new(format!("the listener at {address}"), move || {
                     listener.shutdown();

@@ -12,7 +12,8 @@ use super::{
     QUERY_LENGTH_MAX, QueryDefinition, Unfit,
 };
 use crate::configuration::Placed;
-use crate::configuration::check::{NAME_MAX, plain, the_other};
+use crate::configuration::check::{NAME_MAX, the_other};
+use crate::configuration::host::plain;
 use fathom_options::{Place, Places, Problems, suggestion};
 
 /// The prefixes of the names of Fathom's own metrics.

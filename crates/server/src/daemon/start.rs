@@ -1,0 +1,93 @@
+//! The start: disks are opened side by side, each in a thread of its own, and a disk that cannot be served keeps
+//! no other from it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_control::ErrorBody;
+
+use super::Daemon;
+use super::unserved::{Outcome, Ticket};
+use crate::configuration::Configuration;
+
+/// How long NBD listeners wait for the disks, so that their first clients find them.
+const LISTEN_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long the announcement that the daemon is ready waits for the disks.
+const READY_TIME_MAX: Duration = Duration::from_secs(10);
+
+impl Daemon {
+    /// Serves the disks and listeners of the configuration. Returns when each disk is served or has the reason why
+    /// not, or after some time, although a disk is still being opened. With `is_strict`, waits for all of them.
+    ///
+    /// # Errors
+    /// With `is_strict`, the reasons of all disks and listeners that cannot be served. The caller stops the daemon.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        configuration: &Configuration,
+        is_strict: bool,
+    ) -> Result<(), Vec<ErrorBody>> {
+        // A reload waits until the listeners are there.
+        let change = self.change_configuration().map_err(|refused| vec![refused])?;
+        let begun = Instant::now();
+        let (listen_by, mut tickets) = (begun + LISTEN_TIME_MAX, Vec::<Ticket>::new());
+        for disk in &configuration.disks {
+            let ticket = self.begin_serving(&disk.definition);
+            if disk.definition.model.is_some() {
+                // Disks on one modelled device lie behind each other in the order of the file.
+                self.unserved.wait(&ticket, Some(listen_by));
+            }
+            tickets.push(ticket);
+        }
+        let mut refusals = self.wait_for(&tickets, (!is_strict).then_some(listen_by));
+        if is_strict && !refusals.is_empty() {
+            return Err(refusals);
+        }
+        for listener in &configuration.listeners {
+            refusals.extend(self.serve_listener(&listener.definition).err());
+        }
+        if is_strict && !refusals.is_empty() {
+            return Err(refusals);
+        }
+        self.retry_listeners();
+        self.begin_idle_flushes();
+        self.allow_offloads();
+        self.begin_balloon_restorations();
+        drop(change);
+        self.wait_for(&tickets, Some(begun + READY_TIME_MAX));
+        self.warn_of_unreachable_disks();
+        Ok(())
+    }
+
+    /// Waits until each disk is served or refused, until `end` if there is one. Returns the reasons of those that
+    /// are refused.
+    fn wait_for(&self, tickets: &[Ticket], end: Option<Instant>) -> Vec<ErrorBody> {
+        let outcomes = tickets.iter().map(|ticket| self.unserved.wait(ticket, end));
+        let refused = outcomes.filter_map(|outcome| match outcome {
+            Outcome::Refused(refused) => Some(refused),
+            Outcome::Gone | Outcome::Opening => None,
+        });
+        refused.collect()
+    }
+
+    /// Warns of disks that no client can reach, which is rarely intended.
+    fn warn_of_unreachable_disks(&self) {
+        let listening = self.listening();
+        for served in self.served() {
+            let name = served.disk.name();
+            let exported = listening
+                .iter()
+                .any(|listening| listening.exports.list().iter().any(|(other, _)| other == name));
+            if !exported && served.live().server.is_none() {
+                tracing::warn!(
+                    disk = name,
+                    "no client can reach it: it has no [disk.vhost_user], and no [[nbd]] exports it"
+                );
+            }
+        }
+    }
+
+    /// Marks the daemon as ready. Returns the time that the start took, in microseconds.
+    pub(crate) fn ready(&self) -> u64 {
+        *self.ready_us.get_or_init(|| self.begun.elapsed().as_micros() as u64)
+    }
+}
