@@ -40,6 +40,9 @@ pub struct DaemonInfo {
     /// The number of threads that failed because of a bug in the daemon. Each failure is in the
     /// log.
     pub failed_threads: u64,
+    /// The number of lines of the log that were dropped because nobody read standard error.
+    #[serde(default)]
+    pub log_lines_dropped: u64,
     /// The current problems that concern no single disk, and the disks that are not served.
     #[serde(default)]
     pub problems: Vec<Problem>,

@@ -44,6 +44,18 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
+/// Listens at `path` again if nothing is there any more; `None` if something is.
+///
+/// # Errors
+/// As for [`listen`].
+pub fn listen_again(path: &Path) -> io::Result<Option<UnixListener>> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => listen(path).map(Some),
+        Err(error) => Err(error),
+        Ok(_) => Ok(None),
+    }
+}
+
 /// Whether a process listens at `path`. Does not block, and returns true also for a process that is
 /// stopped while the queue of its socket is full.
 pub fn is_served(path: &Path) -> bool {

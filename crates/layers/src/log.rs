@@ -1,10 +1,11 @@
 //! A layer that writes a line for each request and each response.
 
+use std::any::Any;
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use fathom_block::{
@@ -69,14 +70,7 @@ impl LayerOptions for LogOptions {
     fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
         let lines_max = self.lines_per_second_max;
         let log = if let Some(path) = &self.file {
-            // The lines contain file names of guests, so only the daemon's user may read them.
-            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-            let file = file.map_err(|error| {
-                let shown = path.display();
-                let text = format!("lines cannot be appended to {shown}: {error}");
-                io::Error::other(format!("{text}; name a file that the daemon may write"))
-            })?;
-            Log::to_writer(context.disk, lines_max, file)
+            Log::to_file(context.disk, lines_max, path)?
         } else {
             Log::new("", lines_max, (context.log)())
         };
@@ -116,6 +110,41 @@ struct Shared {
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
     prefix: Arc<str>,
+    /// The file to which the lines are appended, if there is one.
+    file: Option<LogFile>,
+}
+
+/// The file of a log.
+struct LogFile {
+    path: PathBuf,
+    /// The device and the number of the open file.
+    identity: Mutex<(u64, u64)>,
+}
+
+/// Opens the file of a log, and returns its device and number. The lines contain file names of guests, so only the
+/// daemon's user may read them.
+fn open_file(path: &Path) -> io::Result<(File, (u64, u64))> {
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    let opened = file.and_then(|file| {
+        let metadata = file.metadata()?;
+        Ok((file, (metadata.dev(), metadata.ino())))
+    });
+    opened.map_err(|error| {
+        let shown = path.display();
+        let text = format!("lines cannot be appended to {shown}: {error}");
+        io::Error::other(format!("{text}; name a file that the daemon may write"))
+    })
+}
+
+fn sink_of(mut writer: impl io::Write + Send + 'static) -> LogSink {
+    let mut ended = String::new();
+    Box::new(move |line: &str| {
+        // One write for each line, so that concurrent readers of a file never see half a line.
+        ended.clear();
+        ended.push_str(line);
+        ended.push('\n');
+        let _ = writer.write_all(ended.as_bytes());
+    })
 }
 
 impl Log {
@@ -133,7 +162,7 @@ impl Log {
             lines_per_second_max,
             line: String::new(),
         };
-        Self { shared: Arc::new(Mutex::new(shared)), prefix: prefix.into() }
+        Self { shared: Arc::new(Mutex::new(shared)), prefix: prefix.into(), file: None }
     }
 
     /// A layer that writes its lines to `writer`. Errors of the writer are ignored: a log never
@@ -141,17 +170,44 @@ impl Log {
     pub fn to_writer(
         prefix: &str,
         lines_per_second_max: u64,
-        mut writer: impl io::Write + Send + 'static,
+        writer: impl io::Write + Send + 'static,
     ) -> Self {
-        let mut ended = String::new();
-        let sink = move |line: &str| {
-            // One write for each line, so that concurrent readers of a file never see half a line.
-            ended.clear();
-            ended.push_str(line);
-            ended.push('\n');
-            let _ = writer.write_all(ended.as_bytes());
+        Self::new(prefix, lines_per_second_max, sink_of(writer))
+    }
+
+    /// A layer that appends its lines to the file at `path`.
+    ///
+    /// # Errors
+    /// If the file cannot be opened; the text includes a remedy.
+    pub fn to_file(prefix: &str, lines_per_second_max: u64, path: &Path) -> io::Result<Self> {
+        let (file, identity) = open_file(path)?;
+        let log = Self::to_writer(prefix, lines_per_second_max, file);
+        let file = LogFile { path: path.to_owned(), identity: Mutex::new(identity) };
+        Ok(Self { file: Some(file), ..log })
+    }
+
+    /// The layer, if it is one of this kind.
+    pub fn of(layer: &dyn Layer) -> Option<&Self> {
+        layer.as_any()?.downcast_ref()
+    }
+
+    /// Appends lines to the file that is at the path now, for example after the old one has been renamed. Returns
+    /// false if it is the same.
+    ///
+    /// # Errors
+    /// If the file cannot be opened; the layer keeps the file that it has.
+    pub fn open_again(&self) -> io::Result<bool> {
+        let Some(LogFile { path, identity }) = &self.file else { return Ok(false) };
+        let (file, new) = open_file(path)?;
+        let (Ok(mut identity), Ok(mut shared)) = (identity.lock(), self.shared.lock()) else {
+            return Ok(false);
         };
-        Self::new(prefix, lines_per_second_max, Box::new(sink))
+        if *identity == new {
+            return Ok(false);
+        }
+        *identity = new;
+        shared.sink = sink_of(file);
+        Ok(true)
     }
 
     /// Sets the table with the texts of insights.
@@ -203,6 +259,10 @@ impl Layer for Log {
 
     fn capabilities(&self, below: Capabilities) -> Capabilities {
         below
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {

@@ -180,7 +180,10 @@ impl Remote {
     }
 
     async fn attempt(&self, state: &RefCell<State>) -> Result<AnyStream, String> {
-        let (mut stream, export) = reach(&self.uri, self.secure.as_ref()).await?;
+        // The certificates may have been renewed; if they cannot be read now, the known ones are used.
+        let renewed = self.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
+        let secure = renewed.as_ref().or(self.secure.as_ref());
+        let (mut stream, export) = reach(&self.uri, secure).await?;
         let known = self.export;
         if export.capacity < known.capacity
             || export.flags & known.flags != known.flags

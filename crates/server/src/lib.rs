@@ -10,7 +10,7 @@
 //! - `events`: the events of disks, for listeners.
 //! - `queries`: the kept queries, and the actions on their results.
 //! - `run`: the life of the process: start, signals, shutdown.
-//! - `routes`, `metrics`: the control interface and `/metrics`, on one thread.
+//! - `routes`, `scrape`, `metrics`: the control interface and `/metrics`, on one thread.
 //! - `group`: access of a group to the daemon's sockets.
 //! - `log`: rate-limited lines on standard error, kept for the control interface.
 
@@ -35,6 +35,7 @@ mod notify;
 mod queries;
 mod routes;
 mod run;
+mod scrape;
 mod wiring;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

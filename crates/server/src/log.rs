@@ -3,11 +3,13 @@
 //! A misbehaving guest or client must not be able to fill a disk with log lines. So each cause (a
 //! line of code, and the disk that it reports on) has a small allowance of lines, which regenerates
 //! slowly. Lines beyond it are dropped and counted, and the next line of that cause has their
-//! number. There is no timer: an idle daemon sleeps.
+//! number. There is no timer: an idle daemon sleeps. A thread writes the lines (`writer`).
+
+mod writer;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,6 +22,8 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::configuration::LogLevel;
+use writer::Writer;
+pub(crate) use writer::dropped as dropped_lines;
 
 /// The most lines of a cause in a burst.
 const BURST: f64 = 10.0;
@@ -40,7 +44,8 @@ pub(crate) const QUERIES: &str = "fathom::queries";
 pub struct Journal {
     level: AtomicU8,
     colours: bool,
-    quiet: bool,
+    /// Writes to standard error, unless the events are only kept.
+    writer: Option<Arc<Writer>>,
     kept: Mutex<Kept>,
     allowances: Mutex<HashMap<(callsite::Identifier, String), Allowance>>,
     arrived: Notify,
@@ -64,7 +69,7 @@ impl Journal {
         Arc::new(Self {
             level: AtomicU8::new(level as u8),
             colours: io::stderr().is_terminal(),
-            quiet,
+            writer: (!quiet).then(|| Writer::new(Box::new(io::stderr()))),
             kept: Mutex::default(),
             allowances: Mutex::default(),
             arrived: Notify::new(),
@@ -75,6 +80,13 @@ impl Journal {
     pub fn install(self: &Arc<Self>) {
         let subscriber = tracing_subscriber::registry().with(JournalLayer(Arc::clone(self)));
         let _ = tracing::subscriber::set_global_default(subscriber);
+    }
+
+    /// Waits until all lines are written, for at most `limit`.
+    pub fn flush(&self, limit: Duration) {
+        if let Some(writer) = &self.writer {
+            writer.flush(limit);
+        }
     }
 
     /// Sets the log level. Returns false if it is unchanged.
@@ -167,10 +179,10 @@ impl Journal {
             Level::DEBUG | Level::TRACE => EventLevel::Debug,
         };
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        if !self.quiet {
+        if let Some(writer) = &self.writer {
             let line = self.line(since_1970, level, text.disk.as_deref(), &message);
-            // An error cannot be reported if standard error does not work.
-            let _ = io::stderr().lock().write_all(line.as_bytes());
+            // A guest's requests never wait for their lines.
+            writer.write(line, event.metadata().target() != REQUESTS);
         }
         let mut kept = self.kept();
         kept.last += 1;

@@ -39,7 +39,7 @@ pub use settle::{LogCommand, settle_log};
 use crate::clusters::{ClusterPlace, Clusters};
 use crate::configuration::{image_identity, layers};
 use crate::models::ModelDevices;
-use crate::wiring::{Common, message_and_remedy, refusal};
+use crate::wiring::{Common, check_file_limit, message_and_remedy, refusal};
 
 /// The remedy for changes in a log that may not be those of the image.
 const RESTORE_IMAGE: &str = "restore the image. If it is a copy without attributes, `fathom log keep DISK` keeps the \
@@ -564,7 +564,9 @@ fn open_shared(path: &Path, user: String, records: &Path) -> io::Result<FileBack
         records: Some(records.to_owned()),
         foreign_allowed: true,
     };
-    FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))
+    let file = FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
+    check_file_limit(file.capacity(), file.name() == "file")?;
+    Ok(file)
 }
 
 /// Requires that the store of a cache exists. Only `fathom cache create` makes one.
@@ -657,6 +659,7 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
         return Err(io::Error::other("it holds other data; choose another file"));
     }
+    check_file_limit(end, true)?;
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), offset, length).map_err(
         |error| io::Error::other(format!("{error}; free some space, or choose a smaller `size`")),
     )?;

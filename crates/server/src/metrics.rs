@@ -129,6 +129,9 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     let failed = "fathom_failed_threads_total";
     page.family(failed, "counter", "Threads that failed because of a bug in the daemon.");
     page.sample(failed, &[], info.failed_threads);
+    let dropped = "fathom_log_lines_dropped_total";
+    page.family(dropped, "counter", "Lines of the log dropped because nobody read standard error.");
+    page.sample(dropped, &[], info.log_lines_dropped);
     let families: [Family<'_, ListenerStatus>; 4] = [
         ("fathom_nbd_connections", "gauge", "NBD connections now.", |l| l.connections),
         ("fathom_nbd_connections_total", "counter", "NBD connections accepted.", |l| {
@@ -429,6 +432,7 @@ mod tests {
             disks: 0,
             disks_unserved: 0,
             failed_threads: 0,
+            log_lines_dropped: 0,
             problems: Vec::new(),
             listeners: Vec::new(),
         };

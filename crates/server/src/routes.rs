@@ -1,4 +1,4 @@
-//! The control interface over HTTP, and the page of metrics over TCP.
+//! The control interface over HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,6 @@ use fathom_control::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::daemon::Daemon;
@@ -32,14 +31,10 @@ pub(crate) const CHANGES_MAX: usize = 32;
 /// The most flushes of guests in progress; further ones are rejected. A flush lasts up to half a minute, and
 /// must not keep an operator from changing disks.
 pub(crate) const FLUSHES_MAX: usize = 16;
+/// The most counts of what guests write in progress; further ones are rejected. A count lasts up to a minute.
+pub(crate) const COUNTS_MAX: usize = 8;
 /// How long a request waits for its change, which continues beyond that.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(45);
-/// The most connections over TCP that are served at a time.
-const SCRAPERS_MAX: usize = 32;
-/// The time limit of a connection over TCP.
-const SCRAPE_TIME_MAX: Duration = Duration::from_secs(10);
-/// The longest head of a request over TCP, in bytes.
-const HEAD_MAX: usize = 8192;
 
 /// The state that the routes share.
 #[derive(Clone)]
@@ -51,6 +46,8 @@ pub(crate) struct App {
     pub(crate) changes: Arc<Semaphore>,
     /// Permits for further flushes of guests.
     pub(crate) flushes: Arc<Semaphore>,
+    /// Permits for further counts of what guests write.
+    pub(crate) counts: Arc<Semaphore>,
 }
 
 /// An error as a response.
@@ -241,8 +238,9 @@ async fn change_offload(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<fathom_control::OffloadAnswer> {
     let request = read(body)?;
-    // It only sets a state, so it needs no permit for a change.
-    Ok(axum::Json(app.daemon.change_offload(&name, request)?))
+    let changes = Arc::clone(&app.changes);
+    // It waits until the log has been tried out.
+    change(&changes, move || app.daemon.change_offload(&name, request)).await
 }
 
 async fn forget_volume(
@@ -324,6 +322,20 @@ async fn dirty(
     })?;
     let DirtyQuery { guest, files, mapped, tables, written_ms } = query;
     let request = fathom_control::DirtyRequest { files, mapped, tables, written_ms };
+    if written_ms.is_some() {
+        let permit = Arc::clone(&app.counts).try_acquire_owned().map_err(|_| {
+            refusal(
+                ErrorCode::Conflict,
+                format!("what guests write is being counted {COUNTS_MAX} times already"),
+                "try again when one of the counts has ended",
+            )
+        })?;
+        return blocking(move || {
+            let _permit = permit;
+            app.daemon.dirty(guest.as_deref(), request)
+        })
+        .await;
+    }
     blocking(move || app.daemon.dirty(guest.as_deref(), request)).await
 }
 
@@ -412,9 +424,15 @@ async fn monitor(State(app): State<App>) -> Answer<fathom_control::MonitorStatus
     Ok(axum::Json(status))
 }
 
-async fn reload(State(app): State<App>) -> Answer<fathom_control::ReloadReport> {
+async fn reload(
+    State(app): State<App>,
+    query: Result<Query<RemoveQuery>, QueryRejection>,
+) -> Answer<fathom_control::ReloadReport> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/reload?force=true")
+    })?;
     let changes = Arc::clone(&app.changes);
-    change(&changes, move || app.daemon.reload()).await
+    change(&changes, move || app.daemon.reload(query.force)).await
 }
 
 async fn shutdown(State(app): State<App>) -> Answer<Done> {
@@ -427,7 +445,8 @@ async fn metrics_page(State(app): State<App>) -> Response {
         .into_response()
 }
 
-async fn metrics_text(daemon: &Arc<Daemon>) -> String {
+/// The page of metrics.
+pub(crate) async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     daemon.check_problems().await;
     let queries =
         metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
@@ -545,64 +564,4 @@ async fn blocking<T: Serialize + Send + 'static>(
             "see its log, and report it as a bug",
         ))),
     }
-}
-
-/// Serves only `/metrics` over TCP, with limits on the number of connections and their time.
-pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
-    let permits = Arc::new(Semaphore::new(SCRAPERS_MAX));
-    loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "no connection can be accepted at the metrics address");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                continue;
-            }
-        };
-        let daemon = Arc::clone(&daemon);
-        tokio::spawn(async move {
-            let _permit = permit;
-            let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon)).await;
-        });
-    }
-}
-
-async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
-        let mut piece = [0; 1024];
-        stream.readable().await?;
-        match stream.try_read(&mut piece) {
-            Ok(0) => return Ok(()),
-            Ok(count) => head.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-        if head.len() > HEAD_MAX {
-            return Ok(());
-        }
-    }
-    let found = [b"GET /metrics ".as_slice(), b"GET /metrics?"];
-    let (status, body) = if found.iter().any(|start| head.starts_with(start)) {
-        ("200 OK", metrics_text(daemon).await)
-    } else {
-        ("404 Not Found", "only GET /metrics is served here\n".to_owned())
-    };
-    let answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n\
-         {body}",
-        metrics::CONTENT_TYPE,
-        body.len()
-    );
-    let mut rest = answer.as_bytes();
-    while !rest.is_empty() {
-        stream.writable().await?;
-        match stream.try_write(rest) {
-            Ok(count) => rest = &rest[count..],
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

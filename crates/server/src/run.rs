@@ -21,11 +21,12 @@ use crate::keep;
 use crate::log::Journal;
 use crate::notify::notify;
 use crate::routes::{self, App};
+use crate::scrape;
 use crate::wiring::{refusal, socket_refusal};
 
 const SIGHUP: &str = "SIGHUP";
 /// The most threads for changes and for long requests. They end when idle. Changes and flushes use only some
-/// of them (`routes::CHANGES_MAX`, `routes::FLUSHES_MAX`), so that other requests always find one.
+/// of them (`routes::CHANGES_MAX`, `FLUSHES_MAX`, `COUNTS_MAX`), so that other requests always find one.
 const BLOCKING_THREADS_MAX: usize = 64;
 
 /// The longest pause between two attempts to listen at the address of `/metrics`.
@@ -33,6 +34,9 @@ const METRICS_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// How long the shutdown waits for slow listeners to receive their remaining events.
 const DELIVERY_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How long the end waits for who reads the log.
+const LOG_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The number of panics of the whole process, counted by the panic hook.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
@@ -48,8 +52,9 @@ pub(crate) fn run(
     let journal = Journal::new(configuration.daemon.definition.log, false);
     journal.install();
     log_panics();
-    raise_descriptor_limit();
+    raise_limits();
     configuration.log_warnings();
+    let log = Arc::clone(&journal);
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS_MAX)
@@ -68,21 +73,31 @@ pub(crate) fn run(
     }
     #[expect(unsafe_code, reason = "ends the process without destructors")]
     match result {
-        Ok(true) => ExitCode::SUCCESS,
+        Ok(true) => {
+            log.flush(LOG_TIME_MAX);
+            ExitCode::SUCCESS
+        }
         Ok(false) => {
             // Threads that wait for a disk may remain: their data must not be destroyed while they
-            // run. The log has been written.
+            // run.
+            log.flush(LOG_TIME_MAX);
             // SAFETY: the call has no preconditions and does not return.
             unsafe { libc::_exit(1) }
         }
         Err(refusals) => {
-            for refused in refusals {
-                tracing::error!("{}", refused.message);
-                if !refused.remedy.is_empty() {
-                    tracing::error!("  → {}", refused.remedy);
-                }
-            }
+            report(&refusals);
+            log.flush(LOG_TIME_MAX);
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs why the start has failed.
+fn report(refusals: &[ErrorBody]) {
+    for refused in refusals {
+        tracing::error!("{}", refused.message);
+        if !refused.remedy.is_empty() {
+            tracing::error!("  → {}", refused.remedy);
         }
     }
 }
@@ -102,6 +117,9 @@ async fn serve(
     let one = |refused: ErrorBody| vec![refused];
     let mut signals =
         Signals::new().map_err(|error| one(failed("signals cannot be received", &error)))?;
+    // A write beyond the limit of the sizes of files is an error of that write (EFBIG). Without a handler, the signal
+    // would end the process.
+    let _file_size = signal(SignalKind::from_raw(libc::SIGXFSZ));
     let options = &configuration.daemon.definition;
     make_default_folder(&options.control).map_err(one)?;
     // First, because a second daemon with the same configuration is detected here.
@@ -117,13 +135,12 @@ async fn serve(
         end: Arc::clone(&end),
         changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
         flushes: Arc::new(Semaphore::new(routes::FLUSHES_MAX)),
+        counts: Arc::new(Semaphore::new(routes::COUNTS_MAX)),
     };
     // Before the disks are opened, so that it is known which of them hang.
-    let server = tokio::spawn(async move {
-        // Accepts connections until the process ends, and pauses after errors.
-        let _ = axum::serve(control, routes::router(app)).await;
-    });
-    if let Err(refused) = begin_others(&daemon, configuration, is_strict) {
+    let router = routes::router(app);
+    let server = tokio::spawn(serve_control(control, router.clone()));
+    if let Err(refused) = begin_metrics(&daemon, configuration, is_strict) {
         daemon.stop();
         let _ = std::fs::remove_file(&options.control);
         return Err(vec![refused]);
@@ -135,16 +152,26 @@ async fn serve(
     };
     tokio::spawn(Arc::clone(&daemon).watch_problems());
     let reloads = Arc::new(Notify::new());
-    tokio::spawn(reload_when_asked(Arc::clone(&daemon), Arc::clone(&reloads)));
+    tokio::spawn(reload_when_asked(Arc::clone(&daemon), router, Arc::clone(&reloads)));
     let mut is_starting = true;
     loop {
         tokio::select! {
             started = &mut start, if is_starting => {
                 is_starting = false;
-                if let Err(refusals) = started.ok_or_else(|| one(failed_thread())).flatten() {
-                    daemon.stop();
+                let started = started.unwrap_or_else(|| Err(one(failed_thread())));
+                if let Err(refusals) = started {
+                    let problems = daemon.stop();
                     let _ = std::fs::remove_file(&options.control);
-                    return Err(refusals);
+                    if problems.is_empty() {
+                        return Err(refusals);
+                    }
+                    // Guests of disks that were served may have written.
+                    report(&refusals);
+                    for problem in &problems {
+                        tracing::error!("{problem}");
+                    }
+                    keep::end_recorded();
+                    return Ok(false);
                 }
                 announce(&daemon, configuration.disks.len());
             }
@@ -197,39 +224,29 @@ async fn serve(
     Ok(clean)
 }
 
-/// Begins what does not depend on disks: the link to the centre, the metrics over TCP, and the kept queries, which
-/// see the disks when they are served.
-fn begin_others(
+/// Begins to serve `/metrics` over TCP, if it is to be.
+fn begin_metrics(
     daemon: &Arc<Daemon>,
     configuration: &Configuration,
     is_strict: bool,
 ) -> Result<(), ErrorBody> {
-    if let Some(monitor) = &configuration.monitor {
-        if let Err(refused) = daemon.start_monitor(&monitor.definition) {
-            if is_strict {
-                return Err(refused);
-            }
-            tracing::error!("{}: {}", refused.message, refused.remedy);
+    let Some(address) = configuration.daemon.definition.metrics else { return Ok(()) };
+    match bind_metrics(address) {
+        Ok(listener) => serve_metrics(daemon, listener),
+        Err(refused) if is_strict => return Err(refused),
+        Err(refused) => {
+            daemon.refuse_metrics(Some(refused));
+            tokio::spawn(retry_metrics(Arc::clone(daemon), address));
         }
     }
-    if let Some(address) = configuration.daemon.definition.metrics {
-        match bind_metrics(address) {
-            Ok(listener) => serve_metrics(daemon, listener),
-            Err(refused) if is_strict => return Err(refused),
-            Err(refused) => {
-                daemon.refuse_metrics(Some(refused));
-                tokio::spawn(retry_metrics(Arc::clone(daemon), address));
-            }
-        }
-    }
-    daemon.keep_queries(&configuration.queries)
+    Ok(())
 }
 
 fn serve_metrics(daemon: &Arc<Daemon>, listener: tokio::net::TcpListener) {
     if let Ok(address) = listener.local_addr() {
         daemon.set_metrics(address);
     }
-    tokio::spawn(routes::serve_metrics(listener, Arc::clone(daemon)));
+    tokio::spawn(scrape::serve_metrics(listener, Arc::clone(daemon)));
 }
 
 /// Tries to listen at the address of `/metrics` until it is free.
@@ -290,11 +307,28 @@ fn failed_thread() -> ErrorBody {
     refusal(ErrorCode::Failed, "the daemon failed at its start", "see its log, and report a bug")
 }
 
-/// Reads the configuration again at each notification. Notifications during a reload are merged.
-async fn reload_when_asked(daemon: Arc<Daemon>, reloads: Arc<Notify>) {
+/// Accepts connections to the control socket until the process ends, and pauses after errors.
+async fn serve_control(control: tokio::net::UnixListener, router: axum::Router) {
+    let _ = axum::serve(control, router).await;
+}
+
+/// Reads the configuration again at each notification. Notifications during a reload are merged. Makes the control
+/// socket again if its path was deleted.
+async fn reload_when_asked(daemon: Arc<Daemon>, router: axum::Router, reloads: Arc<Notify>) {
     loop {
         reloads.notified().await;
         reload(&daemon).await;
+        let control = daemon.control_socket();
+        if control.symlink_metadata().is_ok() {
+            continue;
+        }
+        match bind_control(control) {
+            Ok(listener) => {
+                tokio::spawn(serve_control(listener, router.clone()));
+                tracing::info!("reload: the control socket was made again");
+            }
+            Err(refused) => tracing::error!("reload: {}: {}", refused.message, refused.remedy),
+        }
     }
 }
 
@@ -305,7 +339,7 @@ async fn reload(daemon: &Arc<Daemon>) {
         Err(_) => notify(&[NotifyState::Reloading]),
     }
     let daemon = Arc::clone(daemon);
-    match tokio::task::spawn_blocking(move || daemon.reload()).await {
+    match tokio::task::spawn_blocking(move || daemon.reload(false)).await {
         Ok(Ok(report)) if report.changed.is_empty() && report.refused.is_empty() => {
             tracing::info!("reload: there are no differences");
         }
@@ -425,10 +459,12 @@ pub(crate) fn failed_threads() -> u64 {
     FAILED_THREADS.load(Ordering::Relaxed)
 }
 
-/// Raises the limit of descriptors to the host's limit: each queue has a ring, and each guest has
-/// its memory.
-fn raise_descriptor_limit() {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    // On an error, the limit stays as it was.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+/// Raises limits to those of the host: of descriptors, because each queue has a ring, and each guest has its memory;
+/// of the sizes of files, because a write of a guest beyond it would fail.
+fn raise_limits() {
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let maximum = getrlimit(resource).maximum;
+        // On an error, the limit stays as it was.
+        let _ = setrlimit(resource, Rlimit { current: maximum, maximum });
+    }
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Layer, Operation};
 use fathom_control::{
-    BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ImageFormat, ListenerDefinition,
-    TlsDefinition, VhostUserDefinition, WhenFull,
+    BackendDefinition, Bytes, DiskDefinition, ErrorBody, ErrorCode, ImageFormat,
+    ListenerDefinition, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
@@ -24,6 +24,7 @@ use fathom_layers::{Classify, LimitGroups, ScheduleDevices, Tap, WaitForRoom, ta
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
+use rustix::process::{Resource, getrlimit};
 
 use crate::background::{BackgroundWork, Scheduled};
 use crate::caches;
@@ -242,6 +243,16 @@ pub(crate) fn open_backend(
                 };
                 refusal(code, message, remedy)
             })?;
+            if !definition.read_only {
+                let shown = definition.image.as_deref().unwrap_or(Path::new("")).display();
+                check_file_limit(backend.capacity(), backend.name() == "file").map_err(
+                    |error| {
+                        let text = format!("the image {shown} of the disk {name:?}: {error}");
+                        let (message, remedy) = message_and_remedy(&text);
+                        refusal(ErrorCode::Failed, message, remedy)
+                    },
+                )?;
+            }
             Ok(Arc::new(backend))
         }
         Some(BackendDefinition::Memory(size)) => {
@@ -261,6 +272,18 @@ pub(crate) fn open_backend(
             "add an image, or a size in memory",
         )),
     }
+}
+
+/// Checks that this process may write a file of `size` bytes.
+pub(crate) fn check_file_limit(size: u64, is_file: bool) -> io::Result<()> {
+    let limit = getrlimit(Resource::Fsize).current;
+    let Some(limit) = limit.filter(|limit| is_file && size > *limit) else { return Ok(()) };
+    Err(io::Error::other(format!(
+        "the daemon may write only the first {} of its {} (RLIMIT_FSIZE); raise the limit (`LimitFSIZE=infinity` of \
+         the service, or `ulimit -f unlimited`), and restart the daemon",
+        Bytes(limit),
+        Bytes(size)
+    )))
 }
 
 /// Whether `definition` lists a layer of the kind `name`.
@@ -392,7 +415,8 @@ pub(crate) fn start_listener(
     Ok(listener)
 }
 
-fn make_tls(definition: &TlsDefinition) -> Result<Tls, ErrorBody> {
+/// The keys of a listener, read from their files.
+pub(crate) fn make_tls(definition: &TlsDefinition) -> Result<Tls, ErrorBody> {
     let unfit = |error: io::Error| {
         let message = format!("TLS for NBD cannot be set up: {error}");
         refusal(ErrorCode::Failed, message, "correct the files in [nbd.tls]")

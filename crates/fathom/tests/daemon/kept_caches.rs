@@ -189,7 +189,8 @@ fn an_image_that_changed_without_the_cache_is_recognised() {
                 assert_eq!(read(&mut nbd, 3), 99, "case {number}, {is_killed}");
             }
             let log = daemon.log();
-            let line = log.lines().find(|line| line.contains("begins empty") && line.contains('a'));
+            let line =
+                log.lines().find(|line| line.contains(" a: ") && line.contains("begins empty"));
             assert!(line.is_some_and(|line| line.contains(reason)), "{number}: {reason}\n{log}");
             if !is_killed && number != 1 {
                 loaded(&daemon, BLOCKS);

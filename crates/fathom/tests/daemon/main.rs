@@ -15,6 +15,7 @@ mod giants;
 mod keepsakes;
 mod kept_caches;
 mod limit;
+mod limits;
 mod log_recovery;
 mod lost_writes;
 mod monitor;

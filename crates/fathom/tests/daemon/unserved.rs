@@ -1,7 +1,7 @@
 //! Disks that cannot be served keep no other from being served, and are served when that is possible.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const DISKS: [(&str, &str, &str); 7] = [
     (
         "logged",
         "logged.img",
-        "layers = [{ kind = \"wal\", log = \"log\", size = \"1M\", age = \"60s\" }]\n",
+        "layers = [{ kind = \"wal\", log = \"changes\", size = \"1M\", age = \"60s\" }]\n",
     ),
     (
         "cached",
@@ -57,7 +57,9 @@ fn folder() -> TempDir {
     }
     succeeds(path, &["create", "cache", "--size", "12M", "--log", "2M", "--logs", "1"]);
     let mut text = String::from("[[nbd]]\naddress = \"unix:nbd.sock\"\n");
-    DISKS[4..6].iter().for_each(|(name, image, lines)| text.push_str(&table(name, image, lines)));
+    for (name, image, lines) in &DISKS[4..6] {
+        text.push_str(&table(name, image, lines));
+    }
     let daemon = Daemon::start_in(folder, &text);
     for name in ["logged", "cached"] {
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), name);
@@ -84,7 +86,7 @@ fn a_bad_disk_keeps_no_other_from_being_served() {
     image(&path, "short.img", 1000);
     std::fs::remove_file(at("folder.img")).unwrap();
     std::fs::create_dir(at("folder.img")).unwrap();
-    std::fs::rename(at("log"), at("log.away")).unwrap();
+    std::fs::rename(at("changes"), at("changes.away")).unwrap();
     std::fs::copy(at("cache"), at("cache.copy")).unwrap();
     image(&path, "cache", 0);
     let held = OpenOptions::new().read(true).write(true).open(at("locked.img")).unwrap();
@@ -92,12 +94,15 @@ fn a_bad_disk_keeps_no_other_from_being_served() {
     stuck.hang();
 
     let mut text = table("hung", &stuck.image().display().to_string(), "");
-    DISKS.iter().for_each(|(name, image, lines)| text.push_str(&table(name, image, lines)));
+    for (name, image, lines) in DISKS {
+        text.push_str(&table(name, image, lines));
+    }
     text.push_str("[[nbd]]\naddress = \"unix:nbd.sock\"\n");
     let (daemon, notified) = Daemon::begin_in(folder, &text);
     let client = daemon.client();
     daemon.until("the good disk", || {
-        client.disks().is_ok_and(|list| names(&list) == ["good"]) && at("nbd.sock").exists()
+        client.disks().is_ok_and(|list| names(&list) == ["good"])
+            && UnixStream::connect(at("nbd.sock")).is_ok()
     });
     assert_eq!(Nbd::connect(&at("nbd.sock"), "good").capacity(), SIZE);
     // The control socket answers although the daemon is not ready yet.
@@ -167,7 +172,7 @@ fn a_bad_disk_keeps_no_other_from_being_served() {
     image(&path, "short.img", SIZE);
     std::fs::remove_dir(at("folder.img")).unwrap();
     image(&path, "folder.img", SIZE);
-    std::fs::rename(at("log.away"), at("log")).unwrap();
+    std::fs::rename(at("changes.away"), at("changes")).unwrap();
     std::fs::rename(at("cache.copy"), at("cache")).unwrap();
     let report = client.reload().unwrap();
     assert!(report.refused.is_empty(), "{report:?}\n{}", daemon.log());

@@ -3,8 +3,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -27,7 +27,7 @@ const OUTPUT_LENGTH_MAX: usize = 64 << 10;
 /// The state that all connections of a listener share.
 pub struct Shared {
     pub(super) exports: Arc<Exports>,
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: RwLock<Option<Tls>>,
     pub(super) security: Security,
     pub(super) negotiation_time_max: Duration,
     pub(super) budget: Arc<Budget>,
@@ -225,8 +225,9 @@ impl Handshake<'_> {
     }
 
     fn start_tls(&mut self, shared: &Shared) -> Result<(), Failure> {
-        let Some(tls) = &shared.tls else { return Err(Failure::Left) };
-        self.channel = std::mem::replace(&mut self.channel, Channel::Closed).secure(tls)?;
+        let tls = shared.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(tls) = tls else { return Err(Failure::Left) };
+        self.channel = std::mem::replace(&mut self.channel, Channel::Closed).secure(&tls)?;
         let mut writable = false;
         loop {
             match self.channel.shake_hands(&mut writable) {

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -110,12 +111,13 @@ pub struct Listener {
     inner: Arc<Inner>,
     acceptor: Option<JoinHandle<()>>,
     /// The socket file's device and inode, so that no other file is removed at its path.
-    file: Option<(u64, u64)>,
+    file: Mutex<Option<(u64, u64)>>,
 }
 
 struct Inner {
     shared: Shared,
-    socket: OwnedFd,
+    /// The socket; another one after [`Listener::listen_again`].
+    socket: Mutex<Arc<OwnedFd>>,
     tcp: bool,
     connections_max: usize,
     stop: AtomicBool,
@@ -137,10 +139,8 @@ impl Listener {
         let (socket, address, file) = match &options.address {
             Address::Unix(path) => {
                 let listener = crate::socket::listen(path)?;
-                listener.set_nonblocking(true)?;
-                let data = fs::symlink_metadata(path)?;
-                let file = Some((data.dev(), data.ino()));
-                (OwnedFd::from(listener), options.address.clone(), file)
+                let (socket, file) = bound(listener, path)?;
+                (socket, options.address.clone(), Some(file))
             }
             Address::Tcp(wanted) => {
                 let listener = TcpListener::bind(wanted)?;
@@ -152,13 +152,13 @@ impl Listener {
         let inner = Arc::new(Inner {
             shared: Shared {
                 exports,
-                tls: options.tls,
+                tls: RwLock::new(options.tls),
                 security,
                 negotiation_time_max: options.negotiation_time_max,
                 budget: options.budget,
                 counters: Counters::default(),
             },
-            socket,
+            socket: Mutex::new(Arc::new(socket)),
             tcp: matches!(options.address, Address::Tcp(_)),
             connections_max: options.connections_max,
             stop: AtomicBool::new(false),
@@ -170,12 +170,36 @@ impl Listener {
             let inner = Arc::clone(&inner);
             move || inner.accept_all()
         })?;
-        Ok(Self { address, inner, acceptor: Some(acceptor), file })
+        Ok(Self { address, inner, acceptor: Some(acceptor), file: Mutex::new(file) })
     }
 
     /// The address on which it listens. For TCP, port 0 is replaced by the allocated port.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Uses other keys from now on. Connections that have been made keep theirs. Does nothing if the listener has no
+    /// TLS.
+    pub fn set_tls(&self, tls: Tls) {
+        let mut place = self.inner.shared.tls.write().unwrap_or_else(PoisonError::into_inner);
+        if place.is_some() {
+            *place = Some(tls);
+        }
+    }
+
+    /// Makes the Unix socket again if its path has been deleted. Returns whether it was made.
+    ///
+    /// # Errors
+    /// If the socket cannot be made.
+    pub fn listen_again(&self) -> io::Result<bool> {
+        let Address::Unix(path) = &self.address else { return Ok(false) };
+        let Some(listener) = crate::socket::listen_again(path)? else { return Ok(false) };
+        let (socket, file) = bound(listener, path)?;
+        *self.inner.socket.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(socket);
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        // Fails only when the counter is full, and then a wake-up is already pending.
+        let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
+        Ok(true)
     }
 
     /// The current counters.
@@ -208,7 +232,8 @@ impl Listener {
         let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
         // Before the wait for connections, which may hang with the disk: so the path is free for
         // the next daemon.
-        if let (Address::Unix(path), Some(file)) = (&self.address, self.file) {
+        let file = *self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Address::Unix(path), Some(file)) = (&self.address, file) {
             let ours =
                 fs::symlink_metadata(path).is_ok_and(|data| (data.dev(), data.ino()) == file);
             if ours {
@@ -220,6 +245,13 @@ impl Listener {
             tracing::error!(address = %self.address, "the thread accepting NBD clients panicked");
         }
     }
+}
+
+/// The socket of a Unix listener, and the device and inode of its file.
+fn bound(listener: UnixListener, path: &Path) -> io::Result<(OwnedFd, (u64, u64))> {
+    listener.set_nonblocking(true)?;
+    let data = fs::symlink_metadata(path)?;
+    Ok((OwnedFd::from(listener), (data.dev(), data.ino())))
 }
 
 impl Drop for Listener {
@@ -267,8 +299,14 @@ impl Inner {
 
     /// Sleeps until a client connects. Returns false when the listener has to end.
     fn wait(&self, limit: Option<Duration>) -> bool {
-        wait(Some(self.socket.as_fd()), self.wake.as_fd(), limit);
+        wait(Some(self.socket().as_fd()), self.wake.as_fd(), limit);
+        // Woken for its end, which is looked at afterwards, or for another socket.
+        let _ = (&self.wake).read(&mut [0; 8]);
         !self.stop.load(Ordering::Acquire)
+    }
+
+    fn socket(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.socket.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sleeps for [`PAUSE`] without polling the socket. Returns false when the listener has to end.
@@ -279,7 +317,7 @@ impl Inner {
 
     fn accept(&self) -> io::Result<(OwnedFd, String)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = accept_with(&self.socket, flags)?;
+        let socket = accept_with(&*self.socket(), flags)?;
         // These options improve performance if the host grants them, and are not required.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         if !self.tcp {

@@ -32,7 +32,7 @@ mod status;
 mod worker;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -115,6 +115,8 @@ pub struct Server {
 
 struct Shared {
     disk: Arc<Disk>,
+    /// The socket; another one after [`Server::listen_again`].
+    listener: Mutex<Arc<UnixListener>>,
     options: VhostUserOptions,
     observer: Arc<dyn GuestObserver>,
     counters: Arc<Counters>,
@@ -174,8 +176,10 @@ impl Server {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a disk has 1 to 256 queues"));
         }
         let listener = crate::socket::listen(&options.socket)?;
+        listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
             disk: Arc::clone(&disk),
+            listener: Mutex::new(Arc::new(listener)),
             observer,
             counters: Arc::default(),
             connections: Mutex::default(),
@@ -186,7 +190,6 @@ impl Server {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             options: options.clone(),
         });
-        listener.set_nonblocking(true)?;
         let listening: Weak<Shared> = Arc::downgrade(&shared);
         disk.listen(Box::new(move |change| {
             let Some(shared) = listening.upgrade() else { return false };
@@ -198,8 +201,21 @@ impl Server {
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(format!("vm-{}", disk.name()))
-            .spawn(move || for_thread.accept(&listener))?;
+            .spawn(move || for_thread.accept())?;
         Ok(Self { socket: options.socket, shared, thread: Some(thread) })
+    }
+
+    /// Makes the socket again if its path has been deleted. Returns whether it was made. Connections stay.
+    ///
+    /// # Errors
+    /// If the socket cannot be made.
+    pub fn listen_again(&self) -> io::Result<bool> {
+        let Some(listener) = crate::socket::listen_again(&self.socket)? else { return Ok(false) };
+        listener.set_nonblocking(true)?;
+        *lock(&self.shared.listener) = Arc::new(listener);
+        // Fails only when the counter is full, and then a wake-up is already pending.
+        let _ = (&self.shared.wake).write(&1_u64.to_ne_bytes());
+        Ok(true)
     }
 
     /// The path of the socket.
@@ -300,8 +316,8 @@ impl Drop for Server {
     }
 }
 
-fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
-    session.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
@@ -344,9 +360,16 @@ impl Shared {
         self.ended.load(Ordering::Acquire)
     }
 
-    fn accept(self: &Arc<Self>, listener: &UnixListener) {
+    fn accept(self: &Arc<Self>) {
         let wake = self.wake.as_fd();
-        while crate::socket::wait(Some(listener.as_fd()), wake, None) && !self.ended() {
+        loop {
+            let listener = Arc::clone(&lock(&self.listener));
+            crate::socket::wait(Some(listener.as_fd()), wake, None);
+            // Woken for its end, which is looked at afterwards, or for another socket.
+            let _ = (&self.wake).read(&mut [0; 8]);
+            if self.ended() {
+                return;
+            }
             let begun = match listener.accept() {
                 Ok((stream, _)) => stream.set_nonblocking(false).and_then(|()| self.begin(stream)),
                 // The client has already disconnected.

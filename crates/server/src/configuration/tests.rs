@@ -249,7 +249,7 @@ fn a_configuration_is_read_without_what_it_names() {
     let file = ConfigurationFile { path: path.clone(), ..ConfigurationFile::default() };
     assert_eq!(file.load().unwrap().disks.len(), 2);
     let problems = file.load_strictly().unwrap_err().to_string();
-    for line in ["f.toml:5:9", "f.toml:6:25", "f.toml:9:9", "f.toml:12:21"] {
+    for line in ["f.toml:5:9", "f.toml:6:25", "f.toml:9:9", "f.toml:12:23"] {
         assert!(problems.contains(line), "{line}: {problems}");
     }
     // Two disks with the image at one path contradict each other.

@@ -8,6 +8,7 @@ use fathom_control::{ErrorBody, ErrorCode, ExportsDefinition, ListenerDefinition
 use fathom_frontend::nbd;
 
 use super::changes::stopping;
+use super::refresh::Content;
 use super::{Daemon, Listening, Served};
 use crate::lock;
 use crate::wiring::{self, refusal};
@@ -72,6 +73,8 @@ impl Daemon {
             return Ok(());
         }
         let definition = listening.definition();
+        // Before they are used: a later change is found.
+        *lock(&listening.keys) = Content::of_keys(&definition);
         let opened = wiring::start_listener(&definition, &listening.exports, &self.nbd_budget);
         let refused = match opened {
             Ok(listener) => {
@@ -199,6 +202,7 @@ impl Listening {
             definition: Mutex::new(definition),
             listener: Mutex::default(),
             refused: Mutex::default(),
+            keys: Mutex::default(),
             opening: Mutex::default(),
             is_leaving: false.into(),
         }

@@ -17,7 +17,9 @@ mod monitor;
 mod offload;
 mod offload_history;
 mod problems;
+mod refresh;
 mod reload;
+mod resize;
 mod restore;
 mod start;
 mod statistics;
@@ -46,6 +48,7 @@ pub(crate) use usage::DiskGroups;
 use changes::{Changes, Claims};
 pub(crate) use disks::records_folder;
 use problems::{Health, Problems};
+use refresh::Content;
 use unserved::Unserved;
 use withdrawal::Withdrawal;
 
@@ -149,6 +152,8 @@ struct Listening {
     listener: Mutex<Option<nbd::Listener>>,
     /// Why there is no listener.
     refused: Mutex<Option<ErrorBody>>,
+    /// The content of the files with its keys.
+    keys: Mutex<Content>,
     /// Held while it begins to listen.
     opening: Mutex<()>,
     /// Whether it is being closed for good.

@@ -8,8 +8,10 @@ use fathom_monitor::link::{Host, HostOptions};
 use fathom_tls::Tls;
 
 use super::Daemon;
+use super::refresh::Content;
 use crate::configuration::MonitorOptions;
 use crate::events::DiskEvents;
+use crate::lock;
 use crate::wiring::refusal;
 
 /// How long the link may take to send its last rows.
@@ -20,6 +22,14 @@ pub(super) struct Monitor {
     options: MonitorOptions,
     name: String,
     host: Mutex<Host>,
+    /// The content of the files with its certificates.
+    keys: Mutex<Content>,
+}
+
+impl MonitorOptions {
+    fn keys(&self) -> Content {
+        Content::of([&self.certificate, &self.key, &self.authority])
+    }
 }
 
 impl Daemon {
@@ -31,26 +41,42 @@ impl Daemon {
         self: &Arc<Self>,
         options: &MonitorOptions,
     ) -> Result<(), ErrorBody> {
-        let refused = |error: std::io::Error| {
-            let remedy = "correct [monitor] in the configuration, or remove it";
-            refusal(ErrorCode::Failed, format!("no link to the centre: {error}"), remedy)
-        };
-        let tls =
-            options.files().map(|files| Tls::mutual_client(&files)).transpose().map_err(refused)?;
-        let of_certificate = tls.as_ref().and_then(Tls::own_name);
-        let name = options.name.clone().or(of_certificate).unwrap_or_else(host_name);
-        let mut host = HostOptions::new(&name, &options.address);
-        host.centre_name.clone_from(&options.centre_name);
-        host.tls = tls;
-        host.buffer_max = usize::try_from(options.buffer.0).unwrap_or(usize::MAX);
-        host.held_max = options.held_max.get();
-        if host.tls.is_none() {
+        let keys = Mutex::new(options.keys());
+        let (options_of_host, name) = host_options(options)?;
+        if options_of_host.tls.is_none() {
             tracing::warn!("events are sent to {} in plain text", options.address);
         }
-        let source = Box::new(DiskEvents::new(self));
-        let host = Mutex::new(Host::start(host, source).map_err(refused)?);
-        let _ = self.monitor.set(Monitor { options: options.clone(), name, host });
+        let host = Mutex::new(self.start_host(options_of_host)?);
+        let _ = self.monitor.set(Monitor { options: options.clone(), name, host, keys });
         Ok(())
+    }
+
+    fn start_host(self: &Arc<Self>, options: HostOptions) -> Result<Host, ErrorBody> {
+        Host::start(options, Box::new(DiskEvents::new(self))).map_err(|error| no_link(&error))
+    }
+
+    /// Begins the link if there is none because of an error, and begins it again with other certificates. Returns
+    /// what was done.
+    pub(super) fn refresh_monitor(
+        self: &Arc<Self>,
+        options: &MonitorOptions,
+    ) -> Result<Option<&'static str>, ErrorBody> {
+        let Some(monitor) = self.monitor.get() else {
+            self.start_monitor(options)?;
+            return Ok(Some("the link to the centre was begun"));
+        };
+        let (mut keys, new) = (lock(&monitor.keys), options.keys());
+        if *keys == new || monitor.options != *options {
+            return Ok(None);
+        }
+        // The old link stays if the certificates cannot be used.
+        let (options_of_host, _) = host_options(options)?;
+        let next = self.start_host(options_of_host)?;
+        // Outside the lock, because the status is read with it.
+        let mut old = std::mem::replace(&mut *lock(&monitor.host), next);
+        old.stop(END_TIME_MAX);
+        *keys = new;
+        Ok(Some("the link to the centre has the certificates of now"))
     }
 
     /// Sends the last rows to the centre, and closes the link.
@@ -86,6 +112,25 @@ impl Daemon {
             dropped_rows: link.dropped_rows,
         })
     }
+}
+
+fn no_link(error: &std::io::Error) -> ErrorBody {
+    let remedy = "correct [monitor] in the configuration, or remove it";
+    refusal(ErrorCode::Failed, format!("no link to the centre: {error}"), remedy)
+}
+
+/// The options of the link, and the name of this host there.
+fn host_options(options: &MonitorOptions) -> Result<(HostOptions, String), ErrorBody> {
+    let tls = options.files().map(|files| Tls::mutual_client(&files)).transpose();
+    let tls = tls.map_err(|error| no_link(&error))?;
+    let of_certificate = tls.as_ref().and_then(Tls::own_name);
+    let name = options.name.clone().or(of_certificate).unwrap_or_else(host_name);
+    let mut host = HostOptions::new(&name, &options.address);
+    host.centre_name.clone_from(&options.centre_name);
+    host.tls = tls;
+    host.buffer_max = usize::try_from(options.buffer.0).unwrap_or(usize::MAX);
+    host.held_max = options.held_max.get();
+    Ok((host, name))
 }
 
 /// The host's name.

@@ -3,10 +3,10 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport, count};
 
 use super::Daemon;
-use super::disks::removed;
+use super::disks::{refuse_if_used, removed};
 use super::stop::{Task, run};
 use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
@@ -31,11 +31,12 @@ enum Work {
 
 impl Daemon {
     /// Reads the configuration file again and applies the differences. Settings that cannot change
-    /// while the daemon runs stay as they are, and the report names them.
+    /// while the daemon runs stay as they are, and the report names them. So do disks and listeners that the file no
+    /// longer has while somebody uses them, unless with `force`: the file may be empty or cut off.
     ///
     /// # Errors
     /// If there is no file, or if it is invalid; nothing is changed then.
-    pub(crate) fn reload(self: &Arc<Self>) -> Result<ReloadReport, ErrorBody> {
+    pub(crate) fn reload(self: &Arc<Self>, force: bool) -> Result<ReloadReport, ErrorBody> {
         let _change = self.change_configuration()?;
         let Some(file) = &self.file else {
             return Err(refusal(
@@ -51,13 +52,14 @@ impl Daemon {
         new.log_warnings();
         let mut report = ReloadReport::default();
         self.reload_daemon(&new, &mut report);
-        self.reload_removals(&new, &mut report);
+        self.reload_removals(&new, force, &mut report);
         if self.common.clusters.set(&new.clusters) {
             report.changed.push("other clusters, for logs that are opened from now on".into());
         }
         self.common.logs.know(new.disks.iter().map(|disk| &disk.definition));
         self.reload_disks(&new, &mut report);
         self.reload_listeners(&new, &mut report);
+        self.refresh(&mut report);
         if self.flusher.set(&new.guests) {
             report.changed.push("other options of guests".into());
             self.begin_idle_flushes();
@@ -72,7 +74,7 @@ impl Daemon {
         Ok(report)
     }
 
-    fn reload_daemon(&self, new: &Configuration, report: &mut ReloadReport) {
+    fn reload_daemon(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let refuse = |key: &str| {
             format!("`{key}` of [daemon] cannot change while the daemon runs: restart it")
         };
@@ -88,7 +90,15 @@ impl Daemon {
         for (key, _) in fixed.iter().filter(|(_, differs)| *differs) {
             report.refused.push(refuse(key));
         }
-        if new.monitor.as_ref().map(|placed| &placed.definition) != self.monitor_options() {
+        let monitor = new.monitor.as_ref().map(|placed| &placed.definition);
+        if let Some(options) =
+            monitor.filter(|it| self.monitor_options().is_none_or(|old| *it == old))
+        {
+            match self.refresh_monitor(options) {
+                Ok(what) => report.changed.extend(what.map(str::to_owned)),
+                Err(refused) => report.refused.push(refused.to_string()),
+            }
+        } else if monitor != self.monitor_options() {
             let what = "[monitor] cannot change while the daemon runs: restart it";
             report.refused.push(what.to_owned());
         }
@@ -97,7 +107,12 @@ impl Daemon {
         }
     }
 
-    fn reload_removals(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
+    fn reload_removals(
+        self: &Arc<Self>,
+        new: &Configuration,
+        force: bool,
+        report: &mut ReloadReport,
+    ) {
         let mut leaving = Vec::new();
         let stays = |name: &str| new.disks.iter().any(|disk| disk.definition.name == name);
         self.forget_unserved(stays);
@@ -107,9 +122,22 @@ impl Daemon {
             if stays(name) || served.live().configured.is_none() {
                 continue;
             }
-            match self.change(name) {
-                Ok(_change) => leaving.push((name.to_owned(), self.withdraw(&served))),
-                Err(refused) => report.refused.push(refused.message),
+            let _change = match self.change(name) {
+                Ok(change) => change,
+                Err(refused) => {
+                    report.refused.push(refused.message);
+                    continue;
+                }
+            };
+            let used = self.disk_status(name).and_then(|status| refuse_if_used(&status));
+            match used {
+                Err(ErrorBody { code: ErrorCode::Conflict, message, .. }) if !force => {
+                    report.refused.push(format!(
+                        "{message}, and stays although the file no longer has it: end that use and reload, or \
+                         remove it with `fathom disk remove {name} --force`"
+                    ));
+                }
+                _ => leaving.push((name.to_owned(), self.withdraw(&served))),
             }
         }
         let end = Instant::now() + REMOVALS_TIME_MAX;
@@ -123,6 +151,19 @@ impl Daemon {
             let definition = listening.definition();
             let mut others = new.listeners.iter().map(|listener| &listener.definition);
             if others.any(|other| other.address == definition.address) {
+                continue;
+            }
+            let clients = {
+                let listener = listening.listener();
+                listener.as_ref().map_or(0, |listener| listener.connections().len())
+            };
+            if clients > 0 && !force {
+                report.refused.push(format!(
+                    "the listener at {} has {}, and stays although the file no longer has it: end them and \
+                     reload, or reload with `force=true`",
+                    definition.address,
+                    count(clients, "client")
+                ));
                 continue;
             }
             let listener = listening.leave();

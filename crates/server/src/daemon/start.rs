@@ -20,7 +20,8 @@ impl Daemon {
     /// not, or after some time, although a disk is still being opened. With `is_strict`, waits for all of them.
     ///
     /// # Errors
-    /// With `is_strict`, the reasons of all disks and listeners that cannot be served. The caller stops the daemon.
+    /// If a kept query cannot be begun. With `is_strict`, the reasons of all disks and listeners that cannot be served.
+    /// The caller stops the daemon.
     pub(crate) fn begin(
         self: &Arc<Self>,
         configuration: &Configuration,
@@ -42,6 +43,8 @@ impl Daemon {
         if is_strict && !refusals.is_empty() {
             return Err(refusals);
         }
+        // After the disks, so that they miss no event of these, and before the clients.
+        self.begin_observers(configuration, is_strict).map_err(|refused| vec![refused])?;
         for listener in &configuration.listeners {
             refusals.extend(self.serve_listener(&listener.definition).err());
         }
@@ -56,6 +59,23 @@ impl Daemon {
         self.wait_for(&tickets, Some(begun + READY_TIME_MAX));
         self.warn_of_unreachable_disks();
         Ok(())
+    }
+
+    /// Begins the link to the centre, and the kept queries.
+    fn begin_observers(
+        self: &Arc<Self>,
+        configuration: &Configuration,
+        is_strict: bool,
+    ) -> Result<(), ErrorBody> {
+        if let Some(monitor) = &configuration.monitor {
+            if let Err(refused) = self.start_monitor(&monitor.definition) {
+                if is_strict {
+                    return Err(refused);
+                }
+                tracing::error!("{}: {}; then reload", refused.message, refused.remedy);
+            }
+        }
+        self.keep_queries(&configuration.queries)
     }
 
     /// Waits until each disk is served or refused, until `end` if there is one. Returns the reasons of those that

@@ -42,6 +42,7 @@ impl Daemon {
             disks: self.served().len() as u64,
             disks_unserved: self.unserved.count(),
             failed_threads: crate::run::failed_threads(),
+            log_lines_dropped: crate::log::dropped_lines(),
             problems: self.problems.of(None),
             listeners: self
                 .listening()

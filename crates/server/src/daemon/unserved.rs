@@ -14,7 +14,7 @@
 //!
 //! An attempt for a disk that is forgotten meanwhile serves nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -52,6 +52,8 @@ pub(super) struct Unserved {
 #[derive(Default)]
 struct Table {
     disks: BTreeMap<String, Candidate>,
+    /// The numbers of disks that are served, but not yet offered to all clients.
+    finishing: BTreeSet<u64>,
     is_stopping: bool,
 }
 
@@ -166,9 +168,17 @@ impl Unserved {
         if let Some(disk) = table.disks.remove(name) {
             disk.wake.notify_all();
         }
+        table.finishing.extend(ticket.map(Ticket::number));
         drop(table);
         self.ended.notify_all();
         true
+    }
+
+    /// The attempt of a ticket has ended.
+    fn finish(&self, ticket: &Ticket) {
+        if self.table().finishing.remove(&ticket.number) {
+            self.ended.notify_all();
+        }
     }
 
     /// Forgets disks for which `stays` is false. Returns the tickets of their attempts in progress.
@@ -190,7 +200,7 @@ impl Unserved {
 
     /// The reason why a disk is not served, if it is to be.
     pub(super) fn reason(&self, name: &str) -> Option<ErrorBody> {
-        self.table().disks.get(name).map(|disk| disk.reason())
+        self.table().disks.get(name).map(Candidate::reason)
     }
 
     /// The number of disks that are not served.
@@ -234,10 +244,15 @@ impl Unserved {
         let mut table = self.table();
         loop {
             let disk = table.disks.get(&ticket.name).filter(|disk| disk.number == ticket.number);
-            let Some(disk) = disk else { return Outcome::Gone };
-            if let Some(refused) = disk.refused.as_ref().filter(|_| disk.attempts > ticket.attempts)
-            {
-                return Outcome::Refused(refused.clone());
+            let is_finishing = table.finishing.contains(&ticket.number);
+            match disk {
+                None if !is_finishing => return Outcome::Gone,
+                Some(Candidate { attempts, refused: Some(refused), .. })
+                    if *attempts > ticket.attempts =>
+                {
+                    return Outcome::Refused(refused.clone());
+                }
+                _ => {}
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if table.is_stopping || left.is_some_and(|left| left.is_zero()) {
@@ -387,7 +402,7 @@ impl Daemon {
     pub(super) fn give_up_serving(&self, name: &str) -> Option<Done> {
         let count = self.forget_unserved(|other| other != name);
         let message = format!("the disk {name:?} was not served, and is no longer tried");
-        (count > 0).then(|| Done { message })
+        (count > 0).then_some(Done { message })
     }
 
     /// Starts the thread that makes the attempts of a disk.
@@ -454,6 +469,7 @@ fn run(daemon: &Weak<Daemon>, unserved: &Unserved, ticket: &Ticket) {
             let remedy = "see the log, and report the bug";
             Err(refusal(ErrorCode::Failed, "opening the disk failed because of a bug", remedy))
         });
+        unserved.finish(ticket);
         let name = ticket.name.as_str();
         let refused = match outcome {
             Ok(()) => {

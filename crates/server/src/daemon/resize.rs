@@ -1,0 +1,94 @@
+//! Changes of a disk's size while it is in use.
+
+use fathom_block::ErrorKind;
+use fathom_control::{BackendDefinition, Bytes, ErrorBody, ErrorCode};
+
+use super::Served;
+use crate::caches::has_cache;
+use crate::wiring::refusal;
+
+/// Gives a disk another size, in bytes.
+pub(super) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
+    let disk = &served.disk;
+    let (name, before) = (disk.name(), disk.capacity());
+    let unit = u64::from(disk.geometry().block_size.max(disk.geometry().alignment));
+    if capacity == 0 || capacity % unit != 0 {
+        return Err(refusal(
+            ErrorCode::Invalid,
+            format!("the disk {name:?} cannot have a size of {capacity} bytes"),
+            format!("choose a multiple of {unit}"),
+        ));
+    }
+    if capacity < before && !shrink {
+        return Err(refusal(
+            ErrorCode::Conflict,
+            format!(
+                "the disk {name:?} has {}, and the data beyond {} would be lost",
+                Bytes(before),
+                Bytes(capacity)
+            ),
+            "shrink the file system first, then try again with --shrink",
+        ));
+    }
+    disk.resize(capacity).map_err(|error| match error {
+        ErrorKind::Unsupported if capacity < before && served.live().watchers.log.is_some() => {
+            refusal(
+                ErrorCode::Unsupported,
+                format!("the disk {name:?} has a log, which may hold changes beyond the new size"),
+                "remove its layer `wal`, shrink the disk, and add the layer again",
+            )
+        }
+        ErrorKind::Unsupported
+            if capacity < before && has_cache(&served.live().definition) =>
+        {
+            refusal(
+                ErrorCode::Unsupported,
+                format!(
+                    "the disk {name:?} has a cache that outlives the daemon, which may have blocks beyond \
+                     the new size"
+                ),
+                format!(
+                    "run `fathom cache detach {name}`, shrink the disk, and attach the cache again"
+                ),
+            )
+        }
+        ErrorKind::Unsupported => refusal(
+            ErrorCode::Unsupported,
+            format!("the size of the disk {name:?} is determined by the device beneath"),
+            "resize that device to this size, then try again",
+        ),
+        ErrorKind::ReadOnly => refusal(
+            ErrorCode::Unsupported,
+            format!("the disk {name:?} is read-only"),
+            "resize the image with `fathom disk resize` while it is not served",
+        ),
+        ErrorKind::NoSpace | ErrorKind::OutOfRange => refusal(
+            ErrorCode::Failed,
+            format!("there is no space for {} beneath the disk {name:?}", Bytes(capacity)),
+            "choose a smaller size",
+        ),
+        // The messages report the actual size, not the requested one.
+        _ if disk.capacity() == before => refusal(
+            ErrorCode::Failed,
+            format!("the disk {name:?} keeps its size of {}: {error}", Bytes(before)),
+            format!("`fathom disk info {name}` and the log show the cause"),
+        ),
+        _ => refusal(
+            ErrorCode::Failed,
+            format!(
+                "the disk {name:?} has {} now, but that could not be made durable: {error}",
+                Bytes(disk.capacity())
+            ),
+            format!("`fathom disk info {name}` shows the cause"),
+        ),
+    })?;
+    let mut live = served.live();
+    match live.definition.backend() {
+        Some(BackendDefinition::Memory(_)) => live.definition.memory = Some(Bytes(capacity)),
+        Some(BackendDefinition::Null(_)) => live.definition.null = Some(Bytes(capacity)),
+        Some(BackendDefinition::Image(_)) | None => {}
+    }
+    drop(live);
+    tracing::info!(disk = name, "resized from {} to {}", Bytes(before), Bytes(capacity));
+    Ok(())
+}
