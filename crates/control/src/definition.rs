@@ -273,6 +273,9 @@ pub struct DiskChange {
     /// Puts the layer of `set_layer` below the last layer of this kind instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub below: Option<String>,
+    /// Whether a cache in `set_layer` may replace another cache of the disk.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replace: bool,
     /// The kind of the layers to remove.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remove_layer: Option<String>,

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Disk, Layer};
-use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode};
+use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
 use fathom_layers::{Cache, LayerOptions as _};
 
 use crate::logs::{CacheStores, DiskLog, NAME_DEVICE};
-use crate::wiring::refusal;
+use crate::wiring::{KeyedLayer, LayerKey, refusal};
 
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {
@@ -99,6 +99,37 @@ pub(crate) fn has_cache(definition: &DiskDefinition) -> bool {
         let cache = || serde_json::from_value::<CacheOptions>(options).ok();
         layer.kind == CacheOptions::KIND && cache().is_some_and(|cache| cache.is_kept())
     })
+}
+
+/// The cache of a disk that `layer` would replace by another one, in words. `made` are the disk's layers.
+pub(crate) fn replaced(
+    definition: &DiskDefinition,
+    layer: &LayerDefinition,
+    made: &[KeyedLayer],
+) -> Option<String> {
+    let is_cache = |layer: &&LayerDefinition| layer.kind == CacheOptions::KIND;
+    let old = definition.layers.iter().find(is_cache).filter(|_| is_cache(&layer))?;
+    let options = |layer: &LayerDefinition| {
+        let options = serde_json::Value::Object(layer.options.clone());
+        serde_json::from_value::<CacheOptions>(options).ok()
+    };
+    let (before, after) = (options(old)?, options(layer)?);
+    let store = |options: &CacheOptions| {
+        options.store.canonicalize().unwrap_or_else(|_| options.store.clone())
+    };
+    let key = LayerKey::listed(old);
+    let is_same = if before.is_kept() && after.is_kept() {
+        store(&before) == store(&after)
+    } else {
+        let made = made.iter().find(|(made, _)| *made == key);
+        made.is_some_and(|(_, made)| after.fits(&**made))
+    };
+    let shown = match (before.is_kept(), before.name.is_empty()) {
+        (true, _) => format!("that at {}", before.store.display()),
+        (false, true) => format!("one of {} in memory", before.size),
+        (false, false) => format!("{:?} of {} in memory", before.name, before.size),
+    };
+    (!is_same).then_some(shown)
 }
 
 /// Rejects what a cache may have of the image of a disk that will change without it.

@@ -53,7 +53,8 @@ pub(super) fn attach(options: &AttachOptions) -> Outcome {
     }
     layer.extend(options.age.map(|age| ("age".to_owned(), json!(age))));
     let layer = LayerDefinition::new(KIND, Value::Object(layer));
-    let change = DiskChange { set_layer: Some(layer), ..DiskChange::default() };
+    let change =
+        DiskChange { set_layer: Some(layer), replace: options.replace, ..DiskChange::default() };
     let begun = Instant::now();
     options.control.client().change_disk(&options.disk, &change)?;
     show(&options.disk, true, begun, None, options.format.json)

@@ -115,6 +115,9 @@ pub struct AttachOptions {
     /// The name of a cache in memory that disks share
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
+    /// Replace another cache of the disk; what only its log has is written back first
+    #[arg(long)]
+    pub(super) replace: bool,
     /// What goes into the cache
     #[arg(long, value_enum, default_value_t = Mode::WriteThrough)]
     pub(super) mode: Mode,

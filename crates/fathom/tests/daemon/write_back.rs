@@ -12,7 +12,7 @@ use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cache::{BLOCK, fails, read, succeeds, write};
+use crate::cache::{BLOCK, cache, fails, read, succeeds, text, write};
 use crate::nbd::Nbd;
 use crate::overwrite::overwrite;
 use crate::process::{Daemon, command};
@@ -79,7 +79,7 @@ fn kill(daemon: Daemon) -> TempDir {
 fn refusal(folder: &Path, configuration: &str) -> String {
     std::fs::write(folder.join("g.toml"), configuration).unwrap();
     let mut command = command(folder);
-    command.args(["serve", "--strict", "--config", "g.toml", "--control", "c.sock"]);
+    command.args(["serve", "--strict", "--config", "g.toml", "--control", "control.sock"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(2) && child.try_wait().unwrap().is_none() {
@@ -212,6 +212,42 @@ fn an_image_whose_changes_are_in_a_cache_needs_it() {
     // All is home: the image needs nothing.
     let daemon = Daemon::start_in(folder, &configuration("", ""));
     assert_eq!(read(&mut connect(&daemon, "a"), 3), 7);
+}
+
+/// Another cache takes the place of one with changes in its log only on request, and these changes are home then.
+#[test]
+fn a_cache_is_replaced_on_request_and_its_log_is_written_home_first() {
+    let daemon = Daemon::start_in(folder(), &write_back("60s"));
+    let client = daemon.client();
+    let root = daemon.path("");
+    let folder = root.as_path();
+    succeeds(folder, &["create", "other", "--size", "8M", "--log", "2M", "--logs", "1"]);
+    let attach = |options: &[&str], replaces: bool| {
+        let mut arguments = vec!["attach", "a", "--control", "control.sock"];
+        arguments.extend_from_slice(options);
+        arguments.extend(replaces.then_some("--replace"));
+        text(&cache(folder, &arguments))
+    };
+    let mut nbd = connect(&daemon, "a");
+    let other = ["--store", "other", "--mode", "write-back", "--age", "60s"];
+    let small = ["--size", "2M"];
+    for (step, options) in [&other[..], &small, &other].into_iter().enumerate() {
+        let (block, content) = (step as u64 + 3, step as u8 + 7);
+        write(&mut nbd, block, content);
+        let layers = || client.disk("a").unwrap().layers;
+        let before = layers();
+        let refused = attach(options, false);
+        assert!(refused.contains("has another cache already"), "{refused}");
+        assert!(refused.contains("detach a") && refused.contains("--replace"), "{refused}");
+        assert_eq!(layers(), before);
+        assert!(attach(options, true).contains("uses the cache"));
+        assert_eq!(of_image(folder, "a.img", block), content, "it was only in the log");
+        assert_eq!(read(&mut nbd, block), content);
+        // The same cache with other options is no other cache.
+        let mut again = vec!["attach", "a", "--control", "control.sock", "--read-ahead", "1M"];
+        again.extend_from_slice(options);
+        succeeds(folder, &again);
+    }
 }
 
 /// The mode changes under load, by a reload and by a change of the disk; nothing old is ever read.

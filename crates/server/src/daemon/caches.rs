@@ -6,14 +6,17 @@ use std::sync::Arc;
 use fathom_block::Clock;
 use fathom_control::{
     CacheClass, CacheCounts, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup,
-    CacheInfo, CacheRefusals, CacheRemovals, CacheReport, ESTIMATES, ErrorBody,
+    CacheInfo, CacheRefusals, CacheRemovals, CacheReport, DiskDefinition, ESTIMATES, ErrorBody,
+    ErrorCode,
 };
-use fathom_layers::Cache;
+use fathom_layers::cache::CacheOptions;
 use fathom_layers::cache::account::{self, CurveSnapshot, class_name};
 use fathom_layers::classify::{Direction, UsageRow};
+use fathom_layers::{Cache, LayerOptions as _};
 
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
+use crate::wiring::refusal;
 
 /// The most points of a curve in a report.
 const POINTS_MAX: usize = 1000;
@@ -54,6 +57,44 @@ impl Daemon {
             time_ns: now_ns,
             unix_time_ns: unix_time_ns(),
             caches: caches.into_iter().map(info).collect(),
+        })
+    }
+}
+
+impl Daemon {
+    /// Gives a disk the layers of `definition`, in which another cache takes the place of `other`. A log of
+    /// the disk in the store of `other` is written home first.
+    pub(super) fn replace_cache(
+        &self,
+        served: &Served,
+        other: &str,
+        definition: DiskDefinition,
+        is_allowed: bool,
+    ) -> Result<(), ErrorBody> {
+        let name = served.disk.name();
+        if !is_allowed {
+            return Err(refusal(
+                ErrorCode::Conflict,
+                format!("the disk {name:?} has another cache already: {other}"),
+                format!(
+                    "run `fathom cache detach {name}` first, or let the new cache replace it with \
+                     `fathom cache attach --replace`"
+                ),
+            ));
+        }
+        let (mut without, has_log) = {
+            let live = served.live();
+            let has_log = live.watchers.log.as_ref().is_some_and(|log| log.is_in_cache);
+            (live.definition.clone(), has_log)
+        };
+        if !has_log {
+            return self.restack(served, definition);
+        }
+        without.layers.retain(|layer| layer.kind != CacheOptions::KIND);
+        self.restack(served, without)?;
+        self.restack(served, definition).map_err(|error| ErrorBody {
+            message: format!("{}. The disk has no cache now", error.message),
+            ..error
         })
     }
 }

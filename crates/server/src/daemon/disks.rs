@@ -213,14 +213,21 @@ impl Daemon {
             if let Some(kind) = &change.remove_layer {
                 remove_layer(&mut definition, kind)?;
             }
+            let mut replaced = None;
             if let Some(layer) = &change.set_layer {
                 let made = served.live().watchers.layers.clone();
+                replaced = caches::replaced(&definition, layer, &made);
                 let beside =
                     Beside { above: change.above.as_deref(), below: change.below.as_deref() };
                 wiring::set_layer(&mut definition, layer, beside, &made)?;
             }
             check_request(&mut definition)?;
-            self.restack(&served, definition)?;
+            match replaced {
+                Some(other) => {
+                    self.replace_cache(&served, &other, definition, change.replace)?;
+                }
+                None => self.restack(&served, definition)?,
+            }
         }
         if let Some(capacity) = change.capacity {
             resize(&served, capacity.0, change.shrink)?;
