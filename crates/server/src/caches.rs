@@ -13,7 +13,7 @@ use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState}
 use fathom_layers::{Cache, LayerOptions as _};
 
 use crate::logs::{CacheStores, DiskLog, NAME_DEVICE};
-use crate::wiring::{KeyedLayer, LayerKey, refusal};
+use crate::wiring::{Common, KeyedLayer, LayerKey, refusal};
 
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {
@@ -133,7 +133,11 @@ pub(crate) fn replaced(
 }
 
 /// Rejects what a cache may have of the image of a disk that will change without it.
-pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), ErrorBody> {
+pub(crate) fn reject(
+    definition: &DiskDefinition,
+    records: &Path,
+    common: &Common,
+) -> Result<(), ErrorBody> {
     let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(()) };
     if definition.read_only || has_cache(definition) {
         return Ok(());
@@ -145,17 +149,43 @@ pub(crate) fn reject(definition: &DiskDefinition, records: &Path) -> Result<(), 
         refusal(ErrorCode::Failed, message, "check its file system")
     })?;
     let cleared = mark.exists().and_then(|exists| if exists { mark.clear() } else { Ok(()) });
-    cleared.map_err(|error| {
-        let message = format!(
-            "{shown} is marked as having blocks in a cache, and the mark cannot be removed: {error}"
-        );
-        let remedy = format!(
+    let Err(error) = cleared else { return Ok(()) };
+    let Err(reason) = give_up(&mark, definition, records, common) else { return Ok(()) };
+    let message = format!(
+        "{shown} is marked as having blocks in a cache, and the mark cannot be removed: {error}. Nor can the \
+         cache forget them: {reason}"
+    );
+    let remedy = if error.kind() == io::ErrorKind::StorageFull {
+        "make space on its file system".to_owned()
+    } else {
+        format!(
             "serve it with the layer `cache` and that cache, or {}: the cache could otherwise return old \
              blocks later",
             mark.removal()
-        );
-        refusal(ErrorCode::Failed, message, remedy)
-    })
+        )
+    };
+    Err(refusal(ErrorCode::Failed, message, remedy))
+}
+
+/// Makes the cache that a mark names forget the blocks of the image, because the mark cannot be removed: on some
+/// full file systems not even that is possible.
+fn give_up(
+    mark: &CacheMark,
+    definition: &DiskDefinition,
+    records: &Path,
+    common: &Common,
+) -> io::Result<()> {
+    // A damaged mark fits no cache.
+    let Some(MarkedCache { identity, generation, path }) = mark.read()? else { return Ok(()) };
+    let path = Path::new(&path).canonicalize()?;
+    let state = CacheState { identity, generation };
+    let open = || common.stores.open(&path, &definition.name, records);
+    common.caches.give_up(&path, &state, open)?;
+    tracing::warn!(
+        disk = definition.name.as_str(),
+        "its image keeps the mark of a cache, which has forgotten its blocks: the mark cannot be removed"
+    );
+    Ok(())
 }
 
 /// The identity of a disk's log, or [`cache::NO_LOG`].

@@ -128,7 +128,7 @@ pub(crate) fn open_disk(
         background: background_of(definition, common),
         layers: Vec::new(),
     };
-    let rejected = caches::reject(definition, records);
+    let rejected = caches::reject(definition, records, common);
     let made =
         rejected.and_then(|()| stack(definition, &mut watchers, guest, common, (backend, records)));
     let disk = made.inspect_err(|_| {

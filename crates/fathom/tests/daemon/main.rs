@@ -4,6 +4,7 @@ mod attend;
 mod bounds;
 mod cache;
 mod cache_limits;
+mod cache_marks;
 mod caches;
 mod changes;
 mod claims;

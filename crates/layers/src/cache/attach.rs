@@ -283,6 +283,25 @@ impl CacheVolume {
         self.write_record(&mut Access::open(&self.backend)?, state, record)
     }
 
+    /// Drops all blocks of the disks whose store had the state `generation`, which a mark still has.
+    pub(super) fn give_up(&self, generation: u64) -> Result<(), CacheError> {
+        let disks = self.keeper.access(|keeper| keeper.disks.clone());
+        for state in disks.values() {
+            let has_state = {
+                let record = lock(&state.record);
+                generation != 0 && [record.generation, record.earlier].contains(&generation)
+            };
+            if !has_state {
+                continue;
+            }
+            if state.is_attached.load(Ordering::Acquire) {
+                return Err(CacheError::Disk("a disk uses these blocks".into()));
+            }
+            self.detach(state)?;
+        }
+        Ok(())
+    }
+
     /// Makes the page of a disk durable.
     fn write_record(
         &self,

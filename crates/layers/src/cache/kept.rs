@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 use fathom_block::{
     Backend, Capabilities, Layer, LayerPart, LayerProblem, LayerReport, OpenContext,
 };
+use fathom_cache::Policy;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
 use super::settle::certain_stamp;
 use super::state::{CacheHost, CacheMark, CacheState};
-use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock};
+use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock, marking};
 use crate::kind::LayerContext;
 use crate::{Opened, Passthrough};
 
@@ -108,20 +109,51 @@ impl Caches {
             return check_size(options, &volume).map(|()| volume);
         }
         let backend = host.open(path).map_err(|error| Unusable::Lost(error.to_string()))?;
-        let settings = VolumeOptions {
-            identity: None,
-            block_size: 0,
-            disks: 0,
-            bitmap_pages: 0,
-            is_kept: true,
-            policy: options.policy.into(),
-            times: CacheTimes::default(),
-        };
-        let volume = CacheVolume::open(backend, &settings);
+        let volume = CacheVolume::open(backend, &settings(options.policy.into()));
         let volume = Arc::new(volume.map_err(|error| Unusable::Lost(error.to_string()))?);
         check_size(options, &volume)?;
         *place = Arc::downgrade(&volume);
         Ok(volume)
+    }
+
+    /// Makes the cache on the store at `path`, which is canonical, forget a state of a disk's store: the mark
+    /// of that store has it, and cannot be removed. No later start uses the blocks then. `open` opens the store.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// If another cache is there, or it cannot be changed.
+    pub fn give_up(
+        &self,
+        path: &Path,
+        state: &CacheState,
+        open: impl FnOnce() -> io::Result<Arc<dyn Backend>>,
+    ) -> io::Result<()> {
+        let place = self.place(format!("store {}", path.display()));
+        let place = lock(&place);
+        let volume = match place.upgrade() {
+            Some(volume) => volume,
+            None => {
+                let volume = CacheVolume::open(open()?, &settings(Policy::None));
+                Arc::new(volume.map_err(io::Error::other)?)
+            }
+        };
+        if volume.identity() != state.identity {
+            return Err(io::Error::other("another cache is there"));
+        }
+        volume.give_up(state.generation).map_err(io::Error::other)
+    }
+}
+
+/// The settings of a volume on a store, which exists.
+fn settings(policy: Policy) -> VolumeOptions {
+    VolumeOptions {
+        identity: None,
+        block_size: 0,
+        disks: 0,
+        bitmap_pages: 0,
+        is_kept: true,
+        policy,
+        times: CacheTimes::default(),
     }
 }
 
@@ -180,8 +212,8 @@ pub(super) fn make(
     if !matches!(home.mark.read(), Ok(None)) {
         home.mark.reject().map_err(|error| {
             io::Error::other(format!(
-                "{message}, and the mark of its image that names the cache cannot be removed: {error}; \
-                 make the image's folder writable"
+                "{message}, and the mark of its image that names the cache cannot be removed: {error}; {}",
+                marking::remedy(&error)
             ))
         })?;
     }
@@ -207,6 +239,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let marked = home.mark.read().map_err(lost)?;
     let identity = volume.identity();
     let is_ours = |state: &CacheState| state.identity == identity;
+    let is_other = marked.as_ref().is_some_and(|state| !is_ours(state));
     // Never 0, which is no state.
     let random = host.random().map_err(Unusable::Refused)?;
     let generation = random.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
@@ -229,13 +262,24 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let cache = Cache::named(&name, &volume, &disk, options.mode, mark, names)?;
     cache.set_share(share).map_err(refused)?;
     cache.set_read_ahead(options.read_ahead.0);
-    home.mark.write(&CacheState { identity, generation }).map_err(|error| {
+    let state = CacheState { identity, generation };
+    let refused = |error: &io::Error| {
+        let remedy = marking::remedy(error);
         Unusable::Refused(io::Error::other(format!(
-            "its image cannot be marked as having blocks in a cache: {error}; make the image's folder \
-             writable, or remove the layer `cache`"
+            "its image cannot be marked as having blocks in a cache: {error}; {remedy}"
         )))
-    })?;
-    cache.confirm();
+    };
+    match home.mark.write(&state) {
+        Ok(()) => cache.inner.confirm(),
+        Err(error) if marking::is_space(&error) && !context.is_served => {
+            // The blocks of another cache must not fit after this.
+            if is_other {
+                home.mark.reject().map_err(|error| refused(&error))?;
+            }
+            cache.inner.marking.failed(state, &error);
+        }
+        Err(error) => return Err(refused(&error)),
+    }
     Ok(cache)
 }
 

@@ -16,6 +16,7 @@
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
 //! - `open`, `attach`: make or open a volume, and add disks to it.
 //! - `state`, `note`: the state of a disk's store that its blocks belong to.
+//! - `marking`: the mark of a store whose file system is full.
 //! - `settle`: the orderly end.
 //! - `options`, `kept`: the configuration, and the caches that disks share.
 //! - `share`: what a disk keeps of a cache that it shares.
@@ -41,6 +42,7 @@ mod index;
 mod insert;
 mod kept;
 mod load;
+mod marking;
 mod note;
 mod open;
 mod options;
@@ -74,6 +76,7 @@ use ahead::AheadState;
 pub use fathom_cache::format;
 pub use format::{FormatError, MAGIC};
 pub use kept::{Caches, NoMark};
+use marking::Marking;
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::CacheOptions;
 use queue::CacheQueue;
@@ -150,6 +153,8 @@ struct Inner {
     disk: Arc<DiskState>,
     mode: AtomicU8,
     mark: Arc<dyn CacheMark>,
+    /// The mark, if it could not be written yet.
+    marking: Marking,
     /// The name of the cache that the disk shares with others; empty for its own.
     name: String,
     /// Why the blocks that the volume had of the disk were dropped, if they were.
@@ -191,8 +196,28 @@ impl Inner {
         ending.0
     }
 
+    /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
+    fn confirm(&self) {
+        lock(&self.disk.record).earlier = 0;
+        self.disk.is_record_dirty.store(true, Ordering::Release);
+        self.volume.keeper.access(|keeper| {
+            keeper.due_ns = keeper.due_ns.max(1);
+            keeper.wake_queues();
+        });
+    }
+
+    /// Removes the mark of the disk's store, if it names this cache. If that is impossible, the cache itself
+    /// forgets the state that the mark names, so that no later start uses its blocks. The blocks are gone then.
+    fn give_up(&self) -> io::Result<()> {
+        let rejected = self.reject();
+        rejected.or_else(|error| self.volume.detach(&self.disk).map_err(|_| error))
+    }
+
     /// Removes the mark of the disk's store, if it names this cache.
     fn reject(&self) -> io::Result<()> {
+        let mut marking = lock(&self.marking.state);
+        *marking = None;
+        self.marking.end();
         let marked = self.mark.read();
         let is_other = |state: &CacheState| state.identity != self.volume.identity();
         match marked {
@@ -347,6 +372,7 @@ impl Cache {
             disk: state,
             mode: AtomicU8::new(mode as u8),
             mark,
+            marking: Marking::default(),
             name: name.to_owned(),
             dropped,
             is_noted: volume.is_kept && disk.stamp.is_some(),
@@ -381,12 +407,6 @@ impl Cache {
     /// Whether the disk can have a share of so many slots.
     fn can_have_share(&self, slots: u64) -> bool {
         self.inner.volume.can_share(self.inner.disk.number, slots)
-    }
-
-    /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
-    fn confirm(&self) {
-        lock(&self.inner.disk.record).earlier = 0;
-        self.inner.disk.is_record_dirty.store(true, Ordering::Release);
     }
 
     /// Notes that the disk has the write-ahead log with this identity beneath the cache from now on, or
@@ -441,9 +461,9 @@ impl Cache {
     /// the cache has of the disk now. The caller calls [`drop_blocks`](Self::drop_blocks) then. Blocks.
     ///
     /// # Errors
-    /// If the mark of the disk's image cannot be changed.
+    /// If neither the mark of the disk's image nor the cache can be changed.
     pub fn reject_state(&self) -> io::Result<()> {
-        if self.inner.volume.is_kept { self.inner.reject() } else { Ok(()) }
+        if self.inner.volume.is_kept { self.inner.give_up() } else { Ok(()) }
     }
 
     /// Takes all blocks of the disk out of the cache.
@@ -575,11 +595,13 @@ impl Layer for Cache {
         {
             problems.push(LayerProblem {
                 message: "the mark of its image cannot be changed: the disk rejects changes".into(),
-                remedy: "make the image's folder writable: a later start could otherwise read old \
-                         blocks from the cache"
-                    .into(),
+                remedy:
+                    "make the image's folder writable, and space on its file system: a later start \
+                         could otherwise read old blocks from the cache"
+                        .into(),
             });
         }
+        problems.extend(self.inner.marking.problem());
         let mut figures = vec![
             Figure::counter("reads_total", "Reads.", status.reads),
             Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
@@ -673,7 +695,7 @@ impl Layer for Cache {
         let inner = &self.inner;
         // The disk changes without the cache from now on.
         if inner.volume.is_kept {
-            inner.reject()?;
+            inner.give_up()?;
             inner.end(true);
         }
         // Without the mark, the blocks fit nothing, also if this fails.
@@ -690,10 +712,11 @@ impl Layer for Cache {
         let waker = context.waker()?;
         let ending = context.work(Urgency::Request)?;
         let noting = context.work(Urgency::Background)?;
+        let marking = context.work(Urgency::Background)?;
         let account = Account::open(&self.inner.ledger);
         let inner = Arc::clone(&self.inner);
         let below = context.below().capabilities;
-        let queue = CacheQueue::new(inner, account, store, waker, below, (ending, noting));
+        let queue = CacheQueue::new(inner, account, store, waker, below, (ending, noting, marking));
         Ok(LayerPart::queue(queue))
     }
 }

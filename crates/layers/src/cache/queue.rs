@@ -109,6 +109,9 @@ pub(super) struct CacheQueue {
     pub(super) ending: Work<bool>,
     /// Reads the modification time of the disk's store.
     pub(super) noting: Work<u64>,
+    /// Writes a mark that could not be written before, next at this time, in nanoseconds.
+    pub(super) marking: Work<()>,
+    pub(super) mark_ns: u64,
     pub(super) is_closed: bool,
     pub(super) count: u64,
     /// The end of the last read, in bytes.
@@ -134,7 +137,7 @@ impl CacheQueue {
         store: StoreId,
         waker: Waker,
         below: Capabilities,
-        (ending, noting): (Work<bool>, Work<u64>),
+        (ending, noting, marking): (Work<bool>, Work<u64>, Work<()>),
     ) -> Self {
         // The tables may have to be loaded.
         waker.wake();
@@ -164,6 +167,8 @@ impl CacheQueue {
             flush_home_ns: 0,
             ending,
             noting,
+            marking,
+            mark_ns: 0,
             is_closed: false,
             count: 0,
             last_end: 0,
@@ -410,6 +415,7 @@ impl Drop for CacheQueue {
         }
         self.abandon_tables();
         self.abandon_note();
+        self.abandon_mark();
         self.inner.volume.keeper.access(|keeper| {
             keeper.queues.retain(|(number, _)| *number != self.number);
             if keeper.loader == Some(self.number) {

@@ -48,6 +48,8 @@ impl Cache {
         end: Instant,
     ) -> io::Result<()> {
         let inner = &self.inner;
+        // There may be space for it now.
+        _ = inner.write_mark();
         let begun = inner.volume.keeper.access(|keeper| keeper.tables);
         self.until(stack, reactor, end, || self.is_written(begun))?;
         // Nothing changes the store from here on.

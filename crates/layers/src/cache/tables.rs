@@ -42,6 +42,7 @@ impl CacheQueue {
             self.write_tables(next);
             self.tend_regions(next);
             self.tend_notes(next);
+            self.tend_mark(next);
         }
         self.begin_waiting(next);
         if self.inner.volume.has_failed() {
