@@ -11,6 +11,9 @@ mod memory;
 pub mod model;
 mod null;
 
-pub use file::{FileBackend, FileOptions, Keeper, Left, OpenError, report_of_keepsake, set_keeper};
+pub use file::{
+    FileBackend, FileOptions, Keeper, Left, OpenError, count_syncs_in_flight, read_syncs_in_flight,
+    report_of_keepsake, set_keeper,
+};
 pub use memory::Memory;
 pub use null::Null;

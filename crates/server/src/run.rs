@@ -124,9 +124,7 @@ async fn serve(
     make_default_folder(&options.control).map_err(one)?;
     // First, because a second daemon with the same configuration is detected here.
     probe(&options.control).map_err(one)?;
-    if options.keepsakes == Keepsakes::On {
-        keep::begin(&options.control);
-    }
+    keep::begin(&options.control, options.keepsakes == Keepsakes::On);
     let control = bind_control(&options.control).map_err(one)?;
     let daemon = Daemon::new(configuration, file, journal, begun);
     let end = Arc::new(Notify::new());

@@ -31,6 +31,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::in_flight;
 use super::keepsake::{Fresh, Kept};
 use fathom_block::BackendProblem;
 use fathom_image::LossRecord;
@@ -80,6 +81,7 @@ impl Durability {
         };
         if watched {
             let keepsake = Fresh::open(file, disk);
+            let suspected = in_flight::ask(file, disk);
             let recorded = durability.record.read(file).map(|loss| loss.errno);
             let mut sentinel = durability.sentinel();
             // A report that no daemon has taken, because the last one was killed before it asked.
@@ -94,7 +96,7 @@ impl Durability {
             let unseen = unseen.filter(|_| refusal.is_none());
             // Each is asked, because a report that is left would poison the file again after its recovery.
             let left = keepsake.ask();
-            if let Some(errno) = recorded.or(unseen).or(left) {
+            if let Some(errno) = recorded.or(unseen).or(left).or(suspected) {
                 durability.earlier.store(true, Ordering::Relaxed);
                 durability.set(&sentinel, file, errno);
             }

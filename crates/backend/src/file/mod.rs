@@ -6,10 +6,12 @@
 //! - `durability`: decides whether a success that the kernel reports is reliable. `fathom_image`
 //!   records what a later daemon has to know of a failure.
 //! - `keepsake`: what outlives the daemon, and tells the next one of a failure.
+//! - `in_flight`: what does a part of that without one.
 //! - `drain`: waits for requests past the new end of a file before it is truncated.
 
 mod drain;
 mod durability;
+mod in_flight;
 mod keepsake;
 mod open;
 mod queue;
@@ -28,6 +30,7 @@ use fathom_reactor::Reactor;
 
 use drain::Drain;
 use durability::Durability;
+pub use in_flight::{count_syncs_in_flight, read_syncs_in_flight};
 pub use keepsake::{Keeper, Left, report_of_keepsake, set_keeper};
 pub use open::{FileOptions, OpenError};
 use queue::FileQueue;

@@ -32,6 +32,7 @@ use rustix::io::Errno;
 
 use super::drain::Member;
 use super::durability::Witness;
+use super::in_flight;
 use super::slot::{BOUNCE_PIECE_MAX, Next, PUNCH_HOLE, Slot, Stage, ZERO_RANGE, is_durable};
 use super::{FileKind, Shared};
 
@@ -254,6 +255,9 @@ impl FileQueue {
             }
             Next::Unsupported(slot) => (slot, Err(ErrorKind::Unsupported)),
         };
+        if is_durable(&slot.request) {
+            in_flight::end();
+        }
         context.complete(slot.request, outcome);
         self.give_bounce(slot.bounce_length, context);
     }
@@ -419,6 +423,9 @@ impl BackendQueue for FileQueue {
             // The crossing has answered it.
             Operation::GetId => return context.complete(request, Ok(())),
         };
+        if is_durable(&request) {
+            in_flight::begin();
+        }
         self.start(Slot::new(request, stage, generation), context);
     }
 

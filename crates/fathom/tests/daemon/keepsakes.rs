@@ -70,7 +70,6 @@ fn lose(device: &FaultyDevice, image: &Path, write: impl FnOnce()) {
     device.break_block(image, BAD);
     let other = File::open(image).unwrap();
     write();
-    device.write_back();
     assert!(other.sync_data().is_err(), "the write-back has failed");
     device.mend();
     assert!(File::open(image).unwrap().sync_data().is_ok(), "the kernel has forgotten it");
@@ -190,6 +189,44 @@ fn nothing_outlives_a_daemon_that_is_told_so() {
     let daemon = Daemon::start_in(folder.unwrap(), &text);
     assert_eq!(flush(&mut connect(&daemon.path(""))), 0);
     daemon.end();
+}
+
+/// Without a keepsake, but with a sync in flight at the kill, the whole file system is asked. That a sync was in flight is
+/// no loss by itself.
+#[test]
+fn the_file_system_is_asked_if_a_sync_was_in_flight() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let image = device.image("a.img", 64);
+    let text = format!("[daemon]\nkeepsakes = \"off\"\n{}", disk_over_nbd(&image, ""));
+    let count = |folder: &Path| std::fs::read(folder.join("control.sock.syncs")).unwrap()[0];
+    let set = |folder: &Path| {
+        use std::os::unix::fs::FileExt;
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).open(folder.join("control.sock.syncs")).unwrap();
+        file.write_all_at(&[1], 0).unwrap();
+    };
+    let daemon = Daemon::start(&text);
+    let mut nbd = connect(&daemon.path(""));
+    assert_eq!((nbd.fill_block(3, 7), flush(&mut nbd), count(&daemon.path(""))), (Some(0), 0, 0));
+    let folder = kill(daemon);
+    set(folder.path());
+    let daemon = Daemon::start_in(folder, &text);
+    let mut nbd = connect(&daemon.path(""));
+    assert_eq!((flush(&mut nbd), count(&daemon.path(""))), (0, 0));
+    assert!(daemon.log().contains("reports no loss"), "{}", daemon.log());
+    let mut folder = None;
+    lose(&device, &image, || {
+        acknowledge(&mut nbd);
+        folder = Some(kill(daemon));
+    });
+    let folder = folder.unwrap();
+    set(folder.path());
+    let daemon = Daemon::start_in(folder, &text);
+    assert_eq!(flush(&mut connect(&daemon.path(""))), IO_ERROR, "{}", daemon.log());
+    daemon.client().recover_disk("a").unwrap();
+    assert_eq!(flush(&mut connect(&daemon.path(""))), 0);
+    let folder = daemon.end();
+    assert!(!folder.path().join("control.sock.syncs").exists());
 }
 
 /// A service manager that keeps descriptors, by name.

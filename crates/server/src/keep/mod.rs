@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use fathom_backend::{Keeper, Left, report_of_keepsake, set_keeper};
+use fathom_backend::{
+    Keeper, Left, count_syncs_in_flight, read_syncs_in_flight, report_of_keepsake, set_keeper,
+};
 use fathom_image::{LossRecord, is_same_file};
 
 pub use holder::{Keep, keep};
@@ -55,16 +57,42 @@ struct Keepsakes {
 
 static KEEPSAKES: OnceLock<Arc<Keepsakes>> = OnceLock::new();
 
+/// Where the syncs in flight are counted, without keepsakes.
+static SYNCS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Without keepsakes: counts the syncs in flight in a file beside the control socket.
+fn count_syncs(path: PathBuf) {
+    match count_syncs_in_flight(&path) {
+        Ok(()) => drop(SYNCS.set(path)),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "syncs in flight are not counted");
+        }
+    }
+}
+
+fn beside(control: &Path, suffix: &str) -> PathBuf {
+    let mut path = control.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
 /// Looks for the keepsakes that an earlier daemon with this control socket has left. From now on, each file that is
-/// opened for writing has one.
-pub(crate) fn begin(control: &Path) {
+/// opened for writing has one, unless `are_kept` is false.
+pub(crate) fn begin(control: &Path, are_kept: bool) {
+    let syncs = beside(control, ".syncs");
+    if let Err(error) = read_syncs_in_flight(&syncs) {
+        tracing::warn!(path = %syncs.display(), %error, "it is unknown whether a sync was in flight");
+    }
+    if !are_kept {
+        return count_syncs(syncs);
+    }
+    // This daemon knows it now.
+    let _ = std::fs::remove_file(&syncs);
     let held = Held::default();
     let (place, left) = if let Some(manager) = Manager::new() {
         (Place::Manager(manager), descriptors::inherited())
     } else {
-        let mut path = control.as_os_str().to_owned();
-        path.push(".keep");
-        let link = Link::new(PathBuf::from(path), Arc::clone(&held));
+        let link = Link::new(beside(control, ".keep"), Arc::clone(&held));
         let left = link.list();
         (Place::Process(link), left)
     };
@@ -97,6 +125,9 @@ pub(crate) fn settle(records: &Path) {
 /// Releases the keepsakes of this process: all is durable, or nothing was written. Those that earlier ones have left
 /// for disks that are not served stay. May wait for a moment.
 pub(crate) fn end() {
+    if let Some(path) = SYNCS.get() {
+        let _ = std::fs::remove_file(path);
+    }
     end_those(|_, _| true);
 }
 
