@@ -205,6 +205,9 @@ fn changes_that_wait_for_space_in_a_log_are_given_back() {
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
+        mark: None,
+        clock_start_ns: 0,
+        times: None,
     };
     let wal = Wal::open(&log, &options).unwrap();
     let store = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));
