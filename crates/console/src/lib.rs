@@ -10,6 +10,7 @@
 mod background;
 mod bench;
 mod cache;
+mod config;
 mod connection;
 mod devices;
 mod dirty;
@@ -56,6 +57,9 @@ pub enum Command {
     /// The logs of the layers `wal` and `offload`
     #[command(subcommand)]
     Log(log::LogCommand),
+    /// Changes of the running daemon that its configuration file does not have
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Carry the load of a disk elsewhere while its device is contended
     #[command(subcommand)]
     Offload(offload::OffloadCommand),
@@ -112,6 +116,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Background(options) => background::run(options).map(done),
         Command::Cache(command) => cache::run(command).map(done),
         Command::Log(command) => log::run(command).map(done),
+        Command::Config(command) => config::run(command).map(done),
         Command::Offload(command) => offload::run(command).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),

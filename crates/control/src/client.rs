@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::background::BackgroundList;
 use crate::cache::CacheReport;
+use crate::configuration::{ConfigurationReport, RevertRequest};
 use crate::connect::connect;
 use crate::daemon::{DaemonInfo, Done, EventList, ReloadReport};
 use crate::definition::{DiskChange, DiskDefinition};
@@ -198,6 +199,14 @@ impl Client {
         self.send("POST", "/v1/disks", Some(definition))
     }
 
+    /// Adds a disk to the running daemon until the daemon ends.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk cannot be served.
+    pub fn add_disk_for_now(&self, definition: &DiskDefinition) -> Result<DiskStatus, ClientError> {
+        self.send("POST", "/v1/disks?temporary=true", Some(definition))
+    }
+
     /// Changes a disk that is in use.
     ///
     /// # Errors
@@ -251,6 +260,31 @@ impl Client {
     pub fn remove_disk(&self, name: &str, force: bool) -> Result<Done, ClientError> {
         let query = if force { "?force=true" } else { "" };
         self.send::<(), _>("DELETE", &format!("{}{query}", disk_path(name)), None)
+    }
+
+    /// Removes a disk from the running daemon until the daemon ends.
+    ///
+    /// # Errors
+    /// The same as those of [`Self::remove_disk`].
+    pub fn remove_disk_for_now(&self, name: &str, force: bool) -> Result<Done, ClientError> {
+        let path = format!("{}?temporary=true&force={force}", disk_path(name));
+        self.send::<(), _>("DELETE", &path, None)
+    }
+
+    /// How the running daemon differs from its configuration file.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn configuration(&self) -> Result<ConfigurationReport, ClientError> {
+        self.get("/v1/configuration")
+    }
+
+    /// Brings a disk, or all, back to what the configuration file says.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk has no change in use.
+    pub fn revert(&self, request: &RevertRequest) -> Result<ReloadReport, ClientError> {
+        self.send("POST", "/v1/configuration/revert", Some(request))
     }
 
     /// A sample of the statistics of all disks.

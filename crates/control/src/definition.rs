@@ -282,6 +282,10 @@ pub struct DiskChange {
     /// Whether a smaller size is allowed. The data beyond the new end is then lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub shrink: bool,
+    /// Whether the change ends with the daemon. Otherwise the next start serves the disk as it was
+    /// changed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub temporary: bool,
 }
 
 /// The socket of a virtio-blk device.

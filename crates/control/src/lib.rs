@@ -30,6 +30,8 @@
 //! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording: events as they occur |
 //! | `GET /v1/monitor` | | [`MonitorStatus`] |
 //! | `POST /v1/reload` | | [`ReloadReport`] |
+//! | `GET /v1/configuration` | | [`ConfigurationReport`] |
+//! | `POST /v1/configuration/revert` | [`RevertRequest`] | [`ReloadReport`] |
 //! | `POST /v1/shutdown` | | [`Done`] |
 //! | `GET /metrics` | | Prometheus text |
 
@@ -39,6 +41,7 @@
 mod background;
 mod cache;
 mod client;
+mod configuration;
 mod connect;
 mod daemon;
 mod definition;
@@ -63,6 +66,9 @@ pub use cache::{
     CacheInfo, CacheRefusals, CacheRemovals, CacheReport, ESTIMATES,
 };
 pub use client::{Client, ClientError};
+pub use configuration::{
+    ConfigurationReport, Deviation, DeviationKind, KeyDeviation, RevertRequest, SetAside,
+};
 pub use connect::connect;
 pub use daemon::{
     DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,

@@ -32,6 +32,7 @@ mod logs;
 mod metrics;
 mod models;
 mod notify;
+mod overlay;
 mod queries;
 mod routes;
 mod run;

@@ -11,7 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use fathom_control::{
-    DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply, FlushRequest,
+    DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply, FlushRequest, RevertRequest,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/recording", get(recording))
         .route("/v1/monitor", get(monitor))
         .route("/v1/reload", post(reload))
+        .route("/v1/configuration", get(configuration))
+        .route("/v1/configuration/revert", post(revert))
         .route("/v1/shutdown", post(shutdown))
         .route("/metrics", get(metrics_page))
         .fallback(no_such_path)
@@ -119,13 +121,24 @@ async fn disk_status(
     Ok(axum::Json(app.daemon.disk_status(&name)?))
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct AddQuery {
+    temporary: bool,
+}
+
 async fn add_disk(
     State(app): State<App>,
+    query: Result<Query<AddQuery>, QueryRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refused> {
+    let Query(query) = query.map_err(|error| {
+        refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/disks?temporary=true")
+    })?;
     let definition: DiskDefinition = read(body)?;
     let changes = Arc::clone(&app.changes);
-    let status = change(&changes, move || app.daemon.add_disk(definition)).await?;
+    let add = move || app.daemon.add_disk(definition, query.temporary);
+    let status = change(&changes, add).await?;
     Ok((StatusCode::CREATED, status).into_response())
 }
 
@@ -159,6 +172,7 @@ async fn retry_disk(
 #[serde(default, deny_unknown_fields)]
 struct RemoveQuery {
     force: bool,
+    temporary: bool,
 }
 
 async fn remove_disk(
@@ -170,7 +184,7 @@ async fn remove_disk(
         refusal(ErrorCode::Invalid, error.body_text(), "use a path like /v1/disks/NAME?force=true")
     })?;
     let changes = Arc::clone(&app.changes);
-    change(&changes, move || app.daemon.remove_disk(&name, query.force)).await
+    change(&changes, move || app.daemon.remove_disk(&name, query.force, query.temporary)).await
 }
 
 async fn statistics(State(app): State<App>) -> Answer<fathom_control::Statistics> {
@@ -433,6 +447,20 @@ async fn reload(
     })?;
     let changes = Arc::clone(&app.changes);
     change(&changes, move || app.daemon.reload(query.force)).await
+}
+
+async fn configuration(State(app): State<App>) -> Answer<fathom_control::ConfigurationReport> {
+    // It reads the file and the records.
+    blocking(move || Ok(app.daemon.configuration_report())).await
+}
+
+async fn revert(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<fathom_control::ReloadReport> {
+    let request: RevertRequest = read(body)?;
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.revert(request.disk.as_deref(), request.force)).await
 }
 
 async fn shutdown(State(app): State<App>) -> Answer<Done> {

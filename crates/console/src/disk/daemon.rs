@@ -45,7 +45,12 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         }),
         ..DiskDefinition::default()
     };
-    let status = options.control.client().add_disk(&definition)?;
+    let client = options.control.client();
+    let status = if options.temporary {
+        client.add_disk_for_now(&definition)?
+    } else {
+        client.add_disk(&definition)?
+    };
     if options.format.json {
         return output::json(&status);
     }
@@ -62,12 +67,17 @@ pub(super) fn layer(options: &LayerArguments) -> Outcome {
                 if !layer.options.is_empty() {
                     return Err(Failure::usage("--remove takes a kind without options"));
                 }
-                DiskChange { remove_layer: Some(layer.kind.clone()), ..DiskChange::default() }
+                DiskChange {
+                    remove_layer: Some(layer.kind.clone()),
+                    temporary: options.temporary,
+                    ..DiskChange::default()
+                }
             } else {
                 DiskChange {
                     set_layer: Some(layer.clone()),
                     above: options.above.clone(),
                     below: options.below.clone(),
+                    temporary: options.temporary,
                     ..DiskChange::default()
                 }
             };
@@ -103,13 +113,20 @@ pub(super) fn recover(options: &RecoverOptions) -> Outcome {
 
 pub(super) fn remove(options: &RemoveOptions) -> Outcome {
     let client = options.control.client();
-    let done = match client.remove_disk(&options.name, options.force) {
+    let remove_with = |force| {
+        if options.temporary {
+            client.remove_disk_for_now(&options.name, force)
+        } else {
+            client.remove_disk(&options.name, force)
+        }
+    };
+    let done = match remove_with(options.force) {
         Err(ClientError::Refused(refused))
             if refused.code == ErrorCode::Conflict
                 && !options.force
                 && agreed(&refused.message) =>
         {
-            client.remove_disk(&options.name, true)?
+            remove_with(true)?
         }
         done => done?,
     };

@@ -251,6 +251,9 @@ pub struct AddOptions {
     /// Do not determine what requests mean: which file, which container
     #[arg(long)]
     no_classify: bool,
+    /// Undo it when the daemon ends; otherwise it is also there after a restart
+    #[arg(long)]
+    temporary: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]
@@ -265,6 +268,9 @@ pub struct RemoveOptions {
     /// Remove it even if a virtual machine or an NBD client uses it
     #[arg(long)]
     force: bool,
+    /// Undo it when the daemon ends; otherwise it is also there after a restart
+    #[arg(long)]
+    temporary: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]
@@ -288,6 +294,9 @@ pub struct LayerArguments {
     /// Put the layer below the last one of this kind
     #[arg(long, value_name = "KIND", requires = "layer", conflicts_with = "remove")]
     below: Option<String>,
+    /// Undo it when the daemon ends; otherwise it is also there after a restart
+    #[arg(long, requires = "layer")]
+    temporary: bool,
     #[command(flatten)]
     control: ControlOptions,
     #[command(flatten)]

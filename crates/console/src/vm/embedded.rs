@@ -138,7 +138,7 @@ impl Embedded {
 
     fn add_others(&self, client: &Client) -> Outcome {
         for (index, image) in self.images.iter().enumerate().skip(1) {
-            client.add_disk(&DiskDefinition {
+            client.add_disk_for_now(&DiskDefinition {
                 name: format!("disk{index}"),
                 image: Some(absolute(&image.image)),
                 format: image.format,

@@ -128,7 +128,8 @@ fn an_attended_log_hinders_nothing() {
         }
         assert_eq!(home(&daemon.path("")), [0; 3], "{kind}");
         // Without its log.
-        let change = DiskChange { layers: Some(Vec::new()), ..DiskChange::default() };
+        let change =
+            DiskChange { layers: Some(Vec::new()), temporary: true, ..DiskChange::default() };
         daemon.client().change_disk("a", &change).unwrap();
         assert_eq!(home(&daemon.path("")), [5; 3], "{kind}");
         daemon.until("its thread ends", || !is_attended(&daemon));
@@ -137,7 +138,7 @@ fn an_attended_log_hinders_nothing() {
         let daemon = Daemon::start_in(folder, &configuration(kind, LONG));
         visit(&daemon, 7);
         daemon.until("a thread for it", || is_attended(&daemon));
-        daemon.client().remove_disk("a", false).unwrap();
+        daemon.client().remove_disk_for_now("a", false).unwrap();
         assert_eq!(home(&daemon.path("")), [7; 3], "{kind}");
         assert!(!is_attended(&daemon));
         let folder = daemon.end();

@@ -17,6 +17,7 @@ mod keepsakes;
 mod kept_caches;
 mod limit;
 mod limits;
+mod live;
 mod log_recovery;
 mod lost_writes;
 mod monitor;

@@ -78,7 +78,7 @@ fn differences_are_applied_or_reported() {
 
     client.remove_disk("a", true).unwrap();
     let report = client.reload().unwrap();
-    assert_eq!(report.changed, ["the disk \"a\" was added"]);
+    assert_eq!(report.changed, ["the disk \"a\": undone, its removal", "the disk \"a\" was added"]);
     assert_eq!(client.disk("a").unwrap().capacity_bytes, 2 << 20);
     daemon.end();
 }

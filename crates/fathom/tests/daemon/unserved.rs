@@ -278,7 +278,10 @@ fn a_disk_that_is_not_served_is_removed_by_request() {
     let refused = client.retry_disk("a");
     assert!(matches!(refused, Err(ClientError::Refused(_))), "{refused:?}");
     // The file still has it.
-    assert_eq!(client.reload().unwrap().changed, ["the disk \"a\" was added"]);
+    assert_eq!(
+        client.reload().unwrap().changed,
+        ["the disk \"a\": undone, its removal", "the disk \"a\" was added"]
+    );
     assert!(Path::new(&daemon.path("nbd.sock")).exists());
     daemon.end();
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_control::{Bytes, DiskChange, DiskStatus, LayerDefinition, ProblemKind};
 use serde_json::json;
 
+use crate::live::records;
 use crate::nbd::Nbd;
 use crate::overwrite::overwrite;
 use crate::process::{Daemon, command};
@@ -183,8 +184,8 @@ fn a_log_volume_that_failed_once_is_used_again() {
     assert_eq!((nbd.read_block(3), nbd.read_block(4)), (7, 8));
 }
 
-/// After a kill the image is marked although all changes were written back: the daemon does not know
-/// the log any more. The message says how to remove the layer then, and that works.
+/// After a kill the image is marked although all changes were written back: a daemon without the records of the
+/// last one does not know the log any more. The message says how to remove the layer then, and that works.
 #[test]
 fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     let folder = tempfile::tempdir().unwrap();
@@ -207,6 +208,7 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     let marked = format!("may be in the log at {}", folder.path().join("logs").display());
     assert!(info(folder.path()).contains(&marked), "{}", info(folder.path()));
 
+    std::fs::remove_dir_all(records(folder.path())).unwrap();
     std::fs::write(folder.path().join("f.toml"), &without).unwrap();
     let mut serve = command(folder.path());
     serve.args(["serve", "--strict", "--config", "f.toml", "--control", "control.sock"]);

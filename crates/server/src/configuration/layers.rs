@@ -146,6 +146,11 @@ pub(crate) fn has_log(layer: &LayerDefinition) -> bool {
     cache_with_log(layer).is_some()
 }
 
+/// Whether `layer` has a log, or has one beneath it.
+pub(crate) fn has_any_log(layer: &LayerDefinition) -> bool {
+    LOG_KINDS.contains(&layer.kind.as_str()) || has_log(layer)
+}
+
 /// Checks a disk with a cache in the mode `write-back`.
 fn check_log_of_cache(disk: &DiskDefinition, place: &Place, problems: &mut Problems) {
     if let Some(layer) = disk.layers.iter().find(|layer| LOG_KINDS.contains(&layer.kind.as_str())) {

@@ -112,6 +112,11 @@ impl Claims {
         }
     }
 
+    /// The identity of the image in its file system when the disk was opened.
+    pub(super) fn image(&self) -> Option<(u64, u64)> {
+        self.image
+    }
+
     /// Frees the name and the socket, of a disk that is not served after all. Its image is in use until the
     /// attempt to open it ends.
     pub(super) fn release(&mut self) {

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use fathom_block::{CHANGE_TIME_MAX, RestackError};
 use fathom_control::{
     DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
-    LayerDefinition,
 };
 use fathom_layers::Cache;
 
 use super::caches::cache_of;
 use super::changes::{Claims, stopping};
 use super::devices::Beneath;
+use super::edits::{check_request, edit_layers, with_capacity};
+use super::lasting::Recording;
 use super::resize::resize;
 use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::caches;
-use crate::configuration::order::{self, Beside};
-use crate::configuration::{Places, Problems, check_disk, layers, normal_path};
+use crate::configuration::{image_identity, layers, normal_path};
 use crate::introspection::DiskGuest;
 use crate::keep;
 use crate::logs::{DiskLog, is_same_log};
-use crate::wiring::{self, KeyedLayer, Place, Watchers, invalid, refusal};
+use crate::wiring::{self, KeyedLayer, Place, Watchers, refusal};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -68,11 +68,18 @@ fn recover_home(served: &Served) -> Result<(), ErrorBody> {
 
 impl Daemon {
     /// Serves a new disk, by request.
-    pub(crate) fn add_disk(&self, mut definition: DiskDefinition) -> Result<DiskStatus, ErrorBody> {
+    pub(crate) fn add_disk(
+        &self,
+        mut definition: DiskDefinition,
+        is_temporary: bool,
+    ) -> Result<DiskStatus, ErrorBody> {
         check_request(&mut definition)?;
         let name = definition.name.clone();
         let _change = self.change(&name)?;
+        let image = definition.image.as_deref().and_then(image_identity);
+        let recording = self.lasting.begin(&name, image, Some(&definition), is_temporary)?;
         self.serve_disk(definition, None, None)?;
+        recording.done()?;
         tracing::info!(disk = name.as_str(), "added");
         self.disk_status(&name)
     }
@@ -98,6 +105,7 @@ impl Daemon {
         let beginnings = self.common.background.beginnings();
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
+        self.note_log(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
         let (disk, watchers) = wiring::open_disk(
             &definition,
@@ -153,6 +161,8 @@ impl Daemon {
             drop(server);
             return Err(abandon(refused));
         }
+        let opened = served.live().definition.clone();
+        self.note_open_log(&opened);
         self.export_disk(&served);
         attend_log(&served);
         if lacks_device {
@@ -194,49 +204,47 @@ impl Daemon {
             || change.set_layer.is_some()
             || change.remove_layer.is_some();
         if changes_layers {
+            let image = served.claims.image();
+            let made = served.live().watchers.layers.clone();
             let mut definition = served.live().definition.clone();
-            if let Some(tap) = change.tap {
-                definition.tap = tap;
-                if !tap && change.layers.is_none() {
-                    definition.layers.retain(|layer| layer.name() != "tap");
-                }
-            }
-            if let Some(classify) = change.classify {
-                definition.classify = classify;
-                if !classify && change.layers.is_none() {
-                    definition.layers.retain(|layer| layer.name() != "classify");
-                }
-            }
-            if let Some(layers) = &change.layers {
-                definition.layers.clone_from(layers);
-            }
-            if let Some(kind) = &change.remove_layer {
-                remove_layer(&mut definition, kind)?;
-            }
-            let mut replaced = None;
-            if let Some(layer) = &change.set_layer {
-                let made = served.live().watchers.layers.clone();
-                replaced = caches::replaced(&definition, layer, &made);
-                let beside =
-                    Beside { above: change.above.as_deref(), below: change.below.as_deref() };
-                wiring::set_layer(&mut definition, layer, beside, &made)?;
-            }
-            check_request(&mut definition)?;
+            // A list of layers, and a removal, say what becomes of a cache.
+            let replacement = change.set_layer.as_ref().filter(|_| {
+                change.layers.is_none() && change.remove_layer.is_none()
+            });
+            let replaced =
+                replacement.and_then(|layer| caches::replaced(&definition, layer, &made));
+            edit_layers(&mut definition, change, &made)?;
+            let lasting = self.lasting.of(name).filter(|_| !change.temporary);
+            let lasting = match lasting.map(|mut it| (edit_layers(&mut it, change, &made), it)) {
+                // What is removed was temporary.
+                Some((Err(refused), _)) if refused.code == ErrorCode::NotFound => None,
+                Some((edited, lasting)) => edited.map(|()| Some(lasting))?,
+                None => None,
+            };
+            let recording = self.lasting.begin(name, image, lasting.as_ref(), lasting.is_none())?;
             match replaced {
                 Some(other) => {
                     self.replace_cache(&served, &other, definition, change.replace)?;
                 }
                 None => self.restack(&served, definition)?,
             }
+            recording.done()?;
         }
         if let Some(capacity) = change.capacity {
+            let image = served.claims.image();
+            let lasting = self.lasting.of(name).filter(|_| !change.temporary);
+            let resized = lasting.and_then(|lasting| with_capacity(lasting, capacity));
+            let recording = resized
+                .map(|resized| self.lasting.begin(name, image, Some(&resized), false))
+                .transpose()?;
             resize(&served, capacity.0, change.shrink)?;
+            recording.map_or(Ok(()), Recording::done)?;
         }
         self.disk_status(name)
     }
 
     /// The folder for records that outlive the daemon.
-    fn records_folder(&self) -> PathBuf {
+    pub(super) fn records_folder(&self) -> PathBuf {
         records_folder(&self.options.control)
     }
 
@@ -314,6 +322,9 @@ impl Daemon {
         let had = layers::wal(&served.live().definition);
         let wanted = layers::wal(&definition);
         let mut new_log = None;
+        if had.is_none() {
+            self.note_log(&definition);
+        }
         watchers.log = match (&had, &wanted) {
             (_, None) => None,
             (None, Some(_)) => {
@@ -373,6 +384,7 @@ impl Daemon {
             log.apply(wal);
         }
         served.guest.set_wanted(watchers.classify.is_some());
+        self.note_open_log(&definition);
         let mut live = served.live();
         live.definition = definition;
         live.watchers = watchers;
@@ -422,21 +434,52 @@ impl Daemon {
         self: &Arc<Self>,
         name: &str,
         force: bool,
+        is_temporary: bool,
     ) -> Result<Done, ErrorBody> {
-        let withdrawal = {
+        let (served, withdrawal, recording) = {
             let _change = self.change(name)?;
-            if let Some(done) = self.give_up_serving(name) {
-                return Ok(done);
+            let is_temporary = is_temporary || self.lasting.of(name).is_none();
+            if self.unserved.reason(name).is_some() {
+                let recording = self.lasting.begin(name, None, None, is_temporary)?;
+                if let Some(done) = self.give_up_serving(name) {
+                    return recording.done().map(|()| done);
+                }
             }
             if !force {
                 refuse_if_used(&self.disk_status(name)?)?;
             }
-            self.withdraw(&self.find(name)?)
+            let served = self.find(name)?;
+            let recording = self.lasting.begin(name, served.claims.image(), None, is_temporary)?;
+            let withdrawal = self.withdraw(&served);
+            (served, withdrawal, recording)
         };
         // The right to change the disk is free during the wait.
-        removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
-        Ok(Done { message: format!("the disk {name:?} is no longer served") })
+        let end = Instant::now() + REMOVAL_TIME_MAX;
+        let outcome = removed(name, &withdrawal, end);
+        let Ok(_change) = self.change(name) else {
+            recording.leave_pending();
+            return outcome.map(|()| done_removing(name));
+        };
+        // Without a thread for its withdrawal, it is still served.
+        if self.find(name).is_ok_and(|now| Arc::ptr_eq(&now, &served))
+            && served.withdrawal().is_none()
+        {
+            drop(recording);
+            return outcome.map(|()| done_removing(name));
+        }
+        match withdrawal.wait(Instant::now()) {
+            Standing::Clean | Standing::Unflushed(_) => recording.done()?,
+            // A log that is not home is a reason to serve the disk at the next start. So is a withdrawal that hangs.
+            Standing::Behind(_) | Standing::Flushing | Standing::Draining => {
+                recording.leave_pending();
+            }
+        }
+        outcome.map(|()| done_removing(name))
     }
+}
+
+fn done_removing(name: &str) -> Done {
+    Done { message: format!("the disk {name:?} is no longer served") }
 }
 
 /// The folder for records that outlive the daemon: systemd's state folder of this service, else the
@@ -445,27 +488,6 @@ pub(crate) fn records_folder(control: &Path) -> PathBuf {
     let state = std::env::var_os("STATE_DIRECTORY").filter(|state| !state.is_empty());
     let beside = || control.parent().unwrap_or(Path::new(".")).to_owned();
     state.map_or_else(beside, PathBuf::from)
-}
-
-/// Removes the layers of a kind from a definition.
-fn remove_layer(definition: &mut DiskDefinition, kind: &str) -> Result<(), ErrorBody> {
-    let count = definition.layers.len();
-    definition.layers.retain(|layer| layer.name() != kind);
-    let is_implied = match kind {
-        "tap" => std::mem::take(&mut definition.tap),
-        "classify" => std::mem::take(&mut definition.classify),
-        _ => false,
-    };
-    if definition.layers.len() == count && !is_implied {
-        let names: Vec<&str> = definition.layers.iter().map(LayerDefinition::name).collect();
-        let shown: String = kind.chars().take(60).collect();
-        return Err(refusal(
-            ErrorCode::NotFound,
-            format!("the disk {:?} has no layer {shown:?}", definition.name),
-            fathom_options::suggestion(&shown, &names),
-        ));
-    }
-    Ok(())
 }
 
 /// The claims of a disk that is being opened; given up when dropped.
@@ -545,14 +567,4 @@ pub(super) fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
         "end that use first, or remove the disk with --force (`force=true`): requests then fail or \
          hang",
     ))
-}
-
-/// Completes and checks a definition from a request.
-fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
-    let (places, mut problems) = (Places::default(), Problems::default());
-    layers::complete(&mut definition.layers, &places, None, &mut problems);
-    problems.none_or().map_err(|problems| invalid(&problems))?;
-    check_disk(definition, &places).map_err(|problems| invalid(&problems))?;
-    order::warn(definition);
-    Ok(())
 }

@@ -9,9 +9,11 @@ mod changes;
 mod devices;
 mod dirty;
 mod disks;
+mod edits;
 mod events;
 mod flush;
 mod idle_flush;
+mod lasting;
 mod listeners;
 mod monitor;
 mod offload;
@@ -91,6 +93,8 @@ pub(crate) struct Daemon {
     unserved: Arc<Unserved>,
     /// What the daemon would listen at, but cannot yet.
     closed: Arc<listeners::Closed>,
+    /// The records of changes in use, which outlive the daemon.
+    lasting: lasting::Lasting,
     /// The listeners to the disks' events.
     events: Events,
     /// The kept queries.
@@ -190,6 +194,7 @@ impl Daemon {
     ) -> Arc<Self> {
         let daemon = Arc::new(Self {
             options: configuration.daemon.definition.clone(),
+            lasting: lasting::Lasting::open(configuration, file.as_ref()),
             file,
             journal,
             common: Common::default(),
@@ -221,6 +226,7 @@ impl Daemon {
             instances: AtomicU64::new(1),
         });
         daemon.allow_attempts();
+        daemon.begin_lasting();
         let restoring = Arc::downgrade(&daemon);
         daemon.introspection.on_attached(move || {
             if let Some(daemon) = restoring.upgrade() {

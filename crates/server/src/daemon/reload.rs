@@ -7,6 +7,7 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport, count};
 
 use super::Daemon;
 use super::disks::{refuse_if_used, removed};
+use super::lasting::differing_keys;
 use super::stop::{Task, run};
 use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
@@ -50,9 +51,12 @@ impl Daemon {
             refusal(ErrorCode::Invalid, problems.to_string(), remedy)
         })?;
         new.log_warnings();
+        self.lasting.set_entries(&new);
         let mut report = ReloadReport::default();
         self.reload_daemon(&new, &mut report);
         self.reload_removals(&new, force, &mut report);
+        // A disk in use stays, and so does its record.
+        self.lasting.undo_missing(|name| self.find(name).is_ok(), &mut report);
         if self.common.clusters.set(&new.clusters) {
             report.changed.push("other clusters, for logs that are opened from now on".into());
         }
@@ -115,7 +119,8 @@ impl Daemon {
     ) {
         let mut leaving = Vec::new();
         let stays = |name: &str| new.disks.iter().any(|disk| disk.definition.name == name);
-        self.forget_unserved(stays);
+        // Disks that were added by request do not depend on the file.
+        self.forget_unserved(|name| stays(name) || self.lasting.is_added(name));
         for served in self.served() {
             let name = served.disk.name();
             // Disks that were added by request do not depend on the file.
@@ -184,6 +189,12 @@ impl Daemon {
     /// Serves new disks and changes others, each in a thread of its own: one whose storage hangs delays no other.
     fn reload_disks(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let end = Instant::now() + DISKS_TIME_MAX;
+        for disk in &new.disks {
+            let name = &disk.definition.name;
+            if self.find(name).is_err() {
+                self.lasting.undo(name, "", report);
+            }
+        }
         let begun: Vec<_> =
             new.disks.iter().map(|disk| self.begin_reload(&disk.definition)).collect();
         for (disk, work) in new.disks.iter().zip(begun) {
@@ -222,7 +233,8 @@ impl Daemon {
             return Work::Serving(asked.unwrap_or_else(|| self.begin_serving(definition)));
         }
         let configured = self.find(&definition.name).map(|it| it.live().configured.clone());
-        if configured.is_ok_and(|it| it.as_ref() == Some(definition)) {
+        let is_changed = self.lasting.has_change(&definition.name);
+        if !is_changed && configured.is_ok_and(|it| it.as_ref() == Some(definition)) {
             return Work::None;
         }
         let (sender, outcome) = mpsc::channel();
@@ -249,6 +261,9 @@ impl Daemon {
                 return;
             }
         };
+        if self.adopts_entry(&served, definition, report) {
+            return;
+        }
         let before = served.live().configured.clone();
         let Some(before) = before else {
             report.refused.push(format!(
@@ -257,10 +272,12 @@ impl Daemon {
             ));
             return;
         };
-        if before == *definition {
+        let is_changed = self.lasting.has_change(name);
+        if before == *definition && !is_changed {
             return;
         }
-        let fixed = differences(&before, definition);
+        let live = served.live().definition.clone();
+        let fixed = differences(&live, definition);
         if !fixed.is_empty() {
             report.refused.push(format!(
                 "the disk {name:?} cannot change its {} while it is served: remove it with \
@@ -268,22 +285,16 @@ impl Daemon {
                 fixed.join(", ")
             ));
         }
-        let mut next = served.live().definition.clone();
-        next.tap = definition.tap;
-        // Used when the image is opened again.
-        next.format = definition.format;
-        next.classify = definition.classify;
-        next.class_bounds.clone_from(&definition.class_bounds);
-        next.layers.clone_from(&definition.layers);
-        next.model.clone_from(&definition.model);
-        if next != served.live().definition {
-            match self.restack(&served, next) {
-                Ok(()) => report.changed.push(format!("the disk {name:?} has other layers")),
-                Err(refused) => {
-                    report.refused.push(refused.to_string());
-                    return;
-                }
+        match self.restack_to(&served, definition) {
+            Ok(true) => report.changed.push(format!("the disk {name:?} has other layers")),
+            Ok(false) => {}
+            Err(refused) => {
+                report.refused.push(refused.to_string());
+                return;
             }
+        }
+        if is_changed {
+            self.lasting.undo(name, &differing_keys(definition, &live), report);
         }
         if let Some(configured) = &mut served.live().configured {
             configured.tap = definition.tap;

@@ -31,9 +31,9 @@ impl Daemon {
         let change = self.change_configuration().map_err(|refused| vec![refused])?;
         let begun = Instant::now();
         let (listen_by, mut tickets) = (begun + LISTEN_TIME_MAX, Vec::<Ticket>::new());
-        for disk in &configuration.disks {
-            let ticket = self.begin_serving(&disk.definition);
-            if disk.definition.model.is_some() {
+        for definition in self.planned(configuration) {
+            let ticket = self.begin_serving(&definition);
+            if definition.model.is_some() {
                 // Disks on one modelled device lie behind each other in the order of the file.
                 self.unserved.wait(&ticket, Some(listen_by));
             }

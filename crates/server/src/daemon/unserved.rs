@@ -443,8 +443,15 @@ impl Daemon {
             ));
         }
         let places = Places::new(Place::Flag("the configuration"));
-        check_disk(definition, &places).map_err(|problems| invalid(&problems))?;
-        self.serve_disk(definition.clone(), Some(definition.clone()), Some(ticket))
+        let serve = |definition: DiskDefinition, configured| {
+            check_disk(&definition, &places).map_err(|problems| invalid(&problems))?;
+            self.serve_disk(definition, configured, Some(ticket))
+        };
+        if !self.serve_planned(definition, serve)? {
+            // It was removed in use.
+            self.unserved.take(&ticket.name, Some(ticket));
+        }
+        Ok(())
     }
 }
 
