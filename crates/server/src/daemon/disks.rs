@@ -208,9 +208,10 @@ impl Daemon {
             let made = served.live().watchers.layers.clone();
             let mut definition = served.live().definition.clone();
             // A list of layers, and a removal, say what becomes of a cache.
-            let replacement = change.set_layer.as_ref().filter(|_| {
-                change.layers.is_none() && change.remove_layer.is_none()
-            });
+            let replacement = change
+                .set_layer
+                .as_ref()
+                .filter(|_| change.layers.is_none() && change.remove_layer.is_none());
             let replaced =
                 replacement.and_then(|layer| caches::replaced(&definition, layer, &made));
             edit_layers(&mut definition, change, &made)?;
