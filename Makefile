@@ -25,13 +25,13 @@ export CARGO_TERM_PROGRESS_WHEN ?= auto
 
 run:
 	@scripts/install $(if $(CLUSTER),cluster,run)
-	@$(CARGO) build --release --quiet
+	@scripts/build
 	@scripts/guest
 	@CLUSTER=$(CLUSTER) scripts/run $(FOR)
 
 pictures:
 	@scripts/install pictures
-	@$(CARGO) build --release --quiet
+	@scripts/build
 	@scripts/guest
 	@scripts/pictures
 

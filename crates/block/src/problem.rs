@@ -79,13 +79,13 @@ impl fmt::Display for BackendProblem {
             ),
             Self::Deleted { path } => write!(
                 formatter,
-                "the image was deleted and is lost when the disk is closed; stop the guest and \
-                 copy the image from {path}"
+                "its file was deleted and is lost when the disk is closed; stop the guest and copy \
+                 the file from {path}"
             ),
             Self::CutShort { length, capacity } => write!(
                 formatter,
-                "the image was truncated to {length} bytes, the disk has {capacity}; reads beyond \
-                 the end fail: stop the guest and restore the image"
+                "its file was truncated to {length} bytes, and had {capacity}; reads beyond the end \
+                 fail: stop the guest and restore the file"
             ),
             Self::TakenOver { text } => write!(
                 formatter,

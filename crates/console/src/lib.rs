@@ -39,6 +39,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+pub use log::LogCommand;
+
 /// A command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -54,9 +56,10 @@ pub enum Command {
     /// The caches of the daemon's disks
     #[command(subcommand)]
     Cache(cache::CacheCommand),
-    /// The logs of the layers `wal` and `offload`
-    #[command(subcommand)]
-    Log(log::LogCommand),
+    /// The logs of the layers `wal` and `offload`: a group that the binary makes, because the server has some of its
+    /// commands.
+    #[command(skip)]
+    Log(LogCommand),
     /// Changes of the running daemon that its configuration file does not have
     #[command(subcommand)]
     Config(config::ConfigCommand),

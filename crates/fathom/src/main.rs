@@ -7,9 +7,12 @@ use std::time::Instant;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+/// The version, and the commit from which it was built; see `build.rs`.
+const VERSION: &str = env!("FATHOM_VERSION");
+
 /// A virtual disk server for VM hosts
 #[derive(Debug, Parser)]
-#[command(name = "fathom", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "fathom", version = VERSION, propagate_version = true, max_term_width = 100)]
 struct Fathom {
     #[command(subcommand)]
     command: Command,
@@ -21,10 +24,22 @@ enum Command {
     Serve(Box<fathom_server::Serve>),
     #[command(hide = true)]
     Keep(fathom_server::Keep),
-    #[command(subcommand, about = "Keep or discard the changes of a log that is not served")]
-    Log(fathom_server::LogCommand),
+    #[command(
+        subcommand,
+        about = "Prepare a place for a log; keep or discard what a refused log has"
+    )]
+    Log(LogCommand),
     #[command(flatten)]
     Console(fathom_console::Command),
+}
+
+/// The commands for logs: those of both sides.
+#[derive(Debug, Subcommand)]
+enum LogCommand {
+    #[command(flatten)]
+    Console(fathom_console::LogCommand),
+    #[command(flatten)]
+    Server(fathom_server::LogCommand),
 }
 
 fn main() -> ExitCode {
@@ -32,7 +47,11 @@ fn main() -> ExitCode {
     match Fathom::parse().command {
         Command::Serve(options) => fathom_server::serve(&options, begun),
         Command::Keep(options) => fathom_server::keep(&options),
-        Command::Log(command) => fathom_server::settle_log(&command),
+        Command::Log(LogCommand::Server(command)) => fathom_server::settle_log(&command),
+        Command::Log(LogCommand::Console(command)) => {
+            let command = fathom_console::Command::Log(command);
+            fathom_console::run_within(command, Fathom::command())
+        }
         Command::Console(command) => fathom_console::run_within(command, Fathom::command()),
     }
 }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// A duration in nanoseconds. In JSON and TOML it is an integer, or a text such as `"5ms"`.
+/// A duration in nanoseconds. In JSON and TOML it is a text with a unit, such as `"5ms"`, or 0: whoever writes
+/// a number without a unit rarely means nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanoseconds(pub u64);
 
@@ -65,10 +66,13 @@ pub fn parse_nanoseconds(text: &str) -> Result<u64, UnitError> {
         "h" | "hour" | "hours" => 3_600_000_000_000,
         "d" | "day" | "days" => 24 * 3_600_000_000_000,
         "" if number.bytes().all(|byte| byte == b'0') => 1,
-        _ => return Err(wrong(text, "time", "250us, 5ms, 1.5s, 10min or 1h")),
+        _ => return Err(wrong(text, "time", EXAMPLES)),
     };
-    scale(number, factor).ok_or_else(|| wrong(text, "time", "250us, 5ms, 1.5s, 10min or 1h"))
+    scale(number, factor).ok_or_else(|| wrong(text, "time", EXAMPLES))
 }
+
+/// Times as they are written.
+const EXAMPLES: &str = "250us, 5ms, 1.5s, 10min or 1h";
 
 fn wrong(text: &str, what: &str, examples: &str) -> UnitError {
     let shown: String = text.chars().take(40).collect();
@@ -96,14 +100,39 @@ fn scale(number: &str, factor: u64) -> Option<u64> {
     u64::try_from(total).ok()
 }
 
-macro_rules! unit {
-    ($name:ident, $parse:ident, $what:literal) => {
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_u64(self.0)
-            }
-        }
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
 
+impl Serialize for Nanoseconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.exact())
+    }
+}
+
+impl Nanoseconds {
+    /// The exact time in the largest unit of which it is a multiple, as [`parse_nanoseconds`] reads it.
+    pub fn exact(self) -> String {
+        const UNITS: [(u64, &str); 6] = [
+            (3_600_000_000_000, "h"),
+            (60_000_000_000, "min"),
+            (1_000_000_000, "s"),
+            (1_000_000, "ms"),
+            (1_000, "us"),
+            (1, "ns"),
+        ];
+        let fits = |unit: &&(u64, &str)| self.0 != 0 && self.0 % unit.0 == 0;
+        match UNITS.iter().find(fits) {
+            Some((factor, unit)) => format!("{}{unit}", self.0 / factor),
+            None => "0".into(),
+        }
+    }
+}
+
+macro_rules! unit {
+    ($name:ident, $parse:ident, needs_unit: $needs_unit:literal, $what:literal) => {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 struct Written;
@@ -116,13 +145,19 @@ macro_rules! unit {
                     }
 
                     fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<$name, E> {
+                        if $needs_unit && number != 0 {
+                            return Err(E::custom(format!(
+                                "{number} is a number without a unit: write it like {EXAMPLES}"
+                            )));
+                        }
                         Ok($name(number))
                     }
 
                     fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<$name, E> {
                         let found = serde::de::Unexpected::Signed(number);
-                        let number = u64::try_from(number);
-                        number.map($name).map_err(|_| E::invalid_value(found, &self))
+                        let number =
+                            u64::try_from(number).map_err(|_| E::invalid_value(found, &self))?;
+                        self.visit_u64(number)
                     }
 
                     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$name, E> {
@@ -144,8 +179,8 @@ macro_rules! unit {
     };
 }
 
-unit!(Bytes, parse_bytes, "a size");
-unit!(Nanoseconds, parse_nanoseconds, "a time");
+unit!(Bytes, parse_bytes, needs_unit: false, "a size");
+unit!(Nanoseconds, parse_nanoseconds, needs_unit: true, "a time with a unit");
 
 impl fmt::Display for Bytes {
     /// Writes the largest unit that gives at least 1, for example `10 GiB`.
@@ -231,8 +266,31 @@ mod tests {
     fn json_accepts_both_forms_and_has_numbers() {
         assert_eq!(serde_json::from_str::<Bytes>("\"4K\"").unwrap(), Bytes(4096));
         assert_eq!(serde_json::from_str::<Bytes>("4096").unwrap(), Bytes(4096));
-        assert_eq!(serde_json::to_string(&Nanoseconds(5)).unwrap(), "5");
+        assert_eq!(serde_json::to_string(&Bytes(5)).unwrap(), "5");
         assert!(serde_json::from_str::<Bytes>("-1").is_err());
         assert!(serde_json::from_str::<Bytes>("true").is_err());
+    }
+
+    #[test]
+    fn a_time_has_a_unit() {
+        let hour = 3_600_000_000_000;
+        for (time, text) in [
+            (0, "0"),
+            (5, "5ns"),
+            (1_500, "1500ns"),
+            (250_000, "250us"),
+            (1_500_000_000, "1500ms"),
+            (90 * 60_000_000_000, "90min"),
+            (36 * hour, "36h"),
+        ] {
+            let written = serde_json::to_string(&Nanoseconds(time)).unwrap();
+            assert_eq!(written, format!("\"{text}\""));
+            assert_eq!(serde_json::from_str::<Nanoseconds>(&written).unwrap(), Nanoseconds(time));
+        }
+        assert_eq!(serde_json::from_str::<Nanoseconds>("0").unwrap(), Nanoseconds(0));
+        for text in ["5", "-5", "300000000", "1.5", "true"] {
+            let error = serde_json::from_str::<Nanoseconds>(text).unwrap_err().to_string();
+            assert!(error.contains("unit"), "{text}: {error}");
+        }
     }
 }

@@ -72,11 +72,12 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     // Held until the new image has been renamed to the target.
     let _replaced = claim_existing(options)?;
     let format = options.source_format.as_deref();
+    let source_path = source_of(&options.source)?;
     if !options.follow_backing {
         // This check precedes `qemu-img info`, which opens some of the files that an image names.
         refuse_references(options, references::of(Path::new(&options.source), format))?;
     }
-    let source = qemu_image_info(&options.source, format)?;
+    let source = qemu_image_info(&source_path, format)?;
     if !options.follow_backing {
         let found = references::of(Path::new(&options.source), Some(&source.format));
         refuse_references(options, found.or_else(|| source.reference().map(str::to_owned)))?;
@@ -104,7 +105,7 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
         *removed = Some(part.path().to_owned());
         part
     };
-    convert(options, &source, part.path())?;
+    convert(options, &source_path, &source, part.path())?;
     finish(part, target, options.force, &interrupted).map_err(|error| failed(&error))?;
     let metadata = fs::metadata(target).map_err(|error| Failure::io("read", target, &error))?;
     let allocated = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
@@ -125,6 +126,20 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
         source.format,
         Bytes(allocated)
     ))
+}
+
+/// The source as `qemu-img` reads it. A source is a path, or an address with `://`. `qemu-img` would
+/// take what precedes a colon in a relative path for a protocol: a file `nbd:x` for a server.
+fn source_of(source: &str) -> Outcome<String> {
+    if Path::new(source).exists() {
+        let is_plain = source.starts_with('/') || !source.contains(':');
+        return Ok(if is_plain { source.to_owned() } else { format!("./{source}") });
+    }
+    if source.contains("://") {
+        return Ok(source.to_owned());
+    }
+    Err(Failure::new(format!("there is no image {source}"))
+        .advise("give the path of an image, or an address such as nbd://host/export"))
 }
 
 /// Claims the target, if it exists.
@@ -241,14 +256,14 @@ fn refused(source: &str, output: &Output) -> Failure {
     }
 }
 
-fn convert(options: &ImportOptions, source: &QemuImage, part: &Path) -> Outcome {
+fn convert(options: &ImportOptions, source_path: &str, source: &QemuImage, part: &Path) -> Outcome {
     // The target exists and has its size, and a new file reads as zeroes.
     let fixed = ["convert", "-p", "-n", "--target-is-zero", "-O", "raw", "-f"];
     let mut arguments: Vec<OsString> = fixed.map(Into::into).into();
     // The format is fixed to the one that was checked, even if the image has changed since.
     arguments.push((&source.format).into());
     arguments.push("--".into());
-    arguments.push((&options.source).into());
+    arguments.push(source_path.into());
     arguments.push(part.into());
     let mut command = Command::new("qemu-img");
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -311,6 +326,19 @@ fn finish(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_colon_in_a_path_is_no_protocol() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a:b.qcow2");
+        File::create(&path).unwrap();
+        let absolute = path.to_str().unwrap();
+        assert_eq!(source_of(absolute).unwrap(), absolute);
+        // Relative to this crate's folder.
+        assert_eq!(source_of("Cargo.toml").unwrap(), "Cargo.toml");
+        assert!(source_of("nbd:x").is_err() && source_of("json:{}").is_err());
+        assert_eq!(source_of("nbd://host/a").unwrap(), "nbd://host/a");
+    }
 
     #[test]
     fn the_last_whole_report_counts() {

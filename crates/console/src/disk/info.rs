@@ -29,7 +29,7 @@ use crate::{
 pub(super) const SERVICE_STATE: &str = "/var/lib/fathom";
 
 pub(super) fn run(options: &InfoOptions) -> Outcome {
-    if is_path(&options.disk) {
+    if is_path(&options.disk, &options.control.client()) {
         return show_image(Path::new(&options.disk), options);
     }
     let status = options.control.client().disk(&options.disk).map_err(|error| {

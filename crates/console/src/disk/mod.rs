@@ -28,7 +28,7 @@ mod signatures;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use fathom_control::{Bytes, ImageFormat, LayerDefinition};
+use fathom_control::{Bytes, Client, ImageFormat, LayerDefinition};
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
@@ -351,9 +351,10 @@ pub fn run(command: &DiskCommand) -> Outcome {
     }
 }
 
-/// Whether a word that may be a path or a disk's name is a path.
-fn is_path(word: &str) -> bool {
-    word.contains('/') || Path::new(word).exists()
+/// Whether a word that may be a path or a disk's name is a path. A disk of the daemon is meant even if the working
+/// directory has an entry of its name: that is `./NAME`.
+fn is_path(word: &str, client: &Client) -> bool {
+    word.contains('/') || (Path::new(word).exists() && client.disk(word).is_err())
 }
 
 /// An absolute path, for another process that may have another working directory.

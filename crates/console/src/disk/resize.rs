@@ -53,7 +53,7 @@ pub(super) fn run(options: &ResizeOptions) -> Outcome {
     let target = Target::parse(&options.size)?;
     let client = options.control.client();
     let mut note = None;
-    let (online, before, size) = if is_path(&options.disk) {
+    let (online, before, size) = if is_path(&options.disk, &client) {
         let path = Path::new(&options.disk);
         let image = Image::open(path)?;
         if let Some(name) = served_as(&client, path) {

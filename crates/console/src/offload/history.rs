@@ -285,7 +285,7 @@ fn axes(picture: &mut String, scale: &Scale) {
     for quarter in 0..=4_u64 {
         let at = scale.length_ns / 4 * quarter;
         let left = (scale.length_ns - at) / SECOND_NS;
-        let text = if quarter == 4 { "now".into() } else { format!("−{left} s") };
+        let text = if left == 0 { "now".into() } else { format!("−{left} s") };
         let _ = writeln!(
             picture,
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{}\">{text}</text>",

@@ -443,13 +443,6 @@ pub(super) fn distribution(
 }
 
 fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
-    let widest = KEYS.iter().map(|(_, text)| text.width()).max().unwrap_or(0) + 18;
-    let area = frame.area();
-    let [area] =
-        Layout::horizontal([Constraint::Length(widest as u16)]).flex(Flex::Center).areas(area);
-    let [area] = Layout::vertical([Constraint::Length(KEYS.len() as u16 + 9)])
-        .flex(Flex::Center)
-        .areas(area);
     let mut lines: Vec<Line<'_>> = KEYS
         .iter()
         .map(|(keys, text)| {
@@ -473,6 +466,12 @@ fn draw_help(frame: &mut Frame<'_>, theme: Theme) {
         theme.dim(),
     ));
     lines.push(Line::styled(" HIT the share of the reads that caches had wholly.", theme.dim()));
+    // With the frame.
+    let height = lines.len() as u16 + 2;
+    let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 3;
+    let [area] =
+        Layout::horizontal([Constraint::Length(width)]).flex(Flex::Center).areas(frame.area());
+    let [area] = Layout::vertical([Constraint::Length(height)]).flex(Flex::Center).areas(area);
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" Keys ")), area);
 }
@@ -618,6 +617,10 @@ pub(super) mod tests {
                 }
             }
         }
-        assert!(screen(&app, 80, 24).contains("Keys"));
+        // The whole help fits a terminal of the usual size.
+        for (width, height) in [(80, 24), (200, 60)] {
+            let text = screen(&app, width, height);
+            assert!(text.contains("Keys") && text.contains("caches had wholly."), "{text}");
+        }
     }
 }

@@ -249,7 +249,7 @@ fn the_file_wins_when_it_is_reloaded_or_edited() {
     let report = client.reload().unwrap();
     let changed = report.changed.join("\n");
     for expected in [
-        "\"a\" has other layers",
+        "the layers of the disk \"a\" were changed",
         "\"a\": undone, the change of its `layers`",
         "\"b\" was added",
         "\"b\": undone, its removal",

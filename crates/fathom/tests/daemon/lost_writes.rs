@@ -141,7 +141,7 @@ fn a_deleted_image_is_reported_in_status_and_log() {
     let daemon = Daemon::start_in(folder, text);
     std::fs::remove_file(daemon.path("a.img")).unwrap();
     daemon.until("the problem", || !daemon.client().disk("a").unwrap().problems.is_empty());
-    daemon.until("the line", || daemon.log().contains("the image was deleted"));
+    daemon.until("the line", || daemon.log().contains("its file was deleted"));
     daemon.end();
 }
 

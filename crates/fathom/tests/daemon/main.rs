@@ -20,6 +20,7 @@ mod limits;
 mod live;
 mod log_recovery;
 mod lost_writes;
+mod metrics;
 mod monitor;
 mod nbd;
 mod neighbours;

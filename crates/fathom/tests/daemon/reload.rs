@@ -52,7 +52,7 @@ fn differences_are_applied_or_reported() {
         report.changed,
         [
             "the disk \"b\" was removed",
-            "the disk \"a\" has other layers",
+            "the layers of the disk \"a\" were changed",
             "the disk \"c\" was added",
             "the listener at unix:nbd.sock has other exports",
             "a listener at unix:second.sock was added",

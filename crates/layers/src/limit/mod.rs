@@ -213,7 +213,7 @@ impl Layer for Limit {
                 ),
                 Figure::counter(
                     "held_nanoseconds_total",
-                    "Time for which requests have waited for the limit, in nanoseconds.",
+                    "Time for which requests have waited for the limit.",
                     of(&inner.held_ns),
                 ),
             ],

@@ -213,7 +213,7 @@ impl Layer for Schedule {
             Figure::gauge("held_bytes", "Bytes of these requests.", of(&inner.held_bytes)),
             Figure::counter(
                 "held_nanoseconds_total",
-                "Time for which background requests were held back, in nanoseconds.",
+                "Time for which background requests were held back.",
                 of(&counters.held_ns),
             ),
         ];
@@ -234,7 +234,7 @@ impl Layer for Schedule {
             ),
             Figure::counter(
                 "waited_nanoseconds_total",
-                "Time for which requests have waited for the disk's share, in nanoseconds.",
+                "Time for which requests have waited for the disk's share.",
                 of(&counters.waited_ns),
             ),
             Figure::counter(

@@ -394,7 +394,10 @@ impl Daemon {
         drop(live);
         attend_log(served);
         self.begin_offloads();
-        tracing::info!(disk = served.disk.name(), "has other layers");
+        let layers = served.disk.layers();
+        let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
+        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        tracing::info!(disk = served.disk.name(), layers = names, "its layers were changed");
         Ok(())
     }
 

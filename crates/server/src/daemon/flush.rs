@@ -101,7 +101,6 @@ impl Daemon {
     ) -> Result<FlushReport, ErrorBody> {
         let flusher = &self.flusher;
         let options = flusher.options(vm).unwrap_or_default();
-        let by = allowed_way(&options, vm, by)?;
         if self.served_of(vm).is_empty() {
             return Err(refusal(
                 ErrorCode::NotFound,
@@ -109,6 +108,7 @@ impl Daemon {
                 "`fathom disk list` shows the disks with their virtual machines",
             ));
         }
+        let by = allowed_way(&options, vm, by)?;
         let active = flusher.begin(vm, by)?;
         let outcome = self.flush_marked(&options, vm, by, is_disturbed);
         drop(active);

@@ -273,7 +273,13 @@ impl Daemon {
             let (message, remedy) = message_and_remedy(&text);
             refusal(ErrorCode::Failed, format!("{path}: {message}"), remedy)
         })?;
-        Ok(Done { message: format!("{path}: {removed} keys were removed") })
+        if removed == 0 {
+            let message = format!("there is no volume at {path}");
+            let remedy = "`fathom offload status` shows the volumes of the disks that are served";
+            return Err(refusal(ErrorCode::NotFound, message, remedy));
+        }
+        let keys = fathom_control::count(removed, "key");
+        Ok(Done { message: format!("the volume at {path} was removed, with {keys}") })
     }
 
     fn carried(&self, name: &str) -> Result<Carried, ErrorBody> {

@@ -286,7 +286,9 @@ impl Daemon {
             ));
         }
         match self.restack_to(&served, definition) {
-            Ok(true) => report.changed.push(format!("the disk {name:?} has other layers")),
+            Ok(true) => {
+                report.changed.push(format!("the layers of the disk {name:?} were changed"))
+            }
             Ok(false) => {}
             Err(refused) => {
                 report.refused.push(refused.to_string());

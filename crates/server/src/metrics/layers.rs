@@ -12,7 +12,7 @@ pub(super) fn of_layers(page: &mut Page, disks: &DiskList) {
         for layer in &disk.layers {
             for figure in &layer.figures {
                 let name = layer.name.replace('-', "_");
-                let family = format!("fathom_layer_{name}_{}", figure.name);
+                let family = format!("fathom_layer_{name}_{}", in_seconds(&figure.name));
                 families.entry(family).or_default().push((disk, figure));
             }
         }
@@ -22,7 +22,17 @@ pub(super) fn of_layers(page: &mut Page, disks: &DiskList) {
         let meaning = samples.first().map_or("", |(_, figure)| &figure.meaning);
         page.family(family, kind, meaning);
         for (disk, figure) in samples {
-            page.sample(family, &disk_labels(&disk.name, &disk.vm), figure.value);
+            let labels = disk_labels(&disk.name, &disk.vm);
+            if in_seconds(&figure.name) == figure.name {
+                page.sample(family, &labels, figure.value);
+            } else {
+                page.sample(family, &labels, figure.value as f64 / 1e9);
+            }
         }
     }
+}
+
+/// The name of a figure in the metrics: Prometheus has times in seconds.
+fn in_seconds(name: &str) -> String {
+    name.replace("_nanoseconds", "_seconds")
 }

@@ -1,0 +1,53 @@
+//! The metrics by Prometheus' rules for names: by `promtool check metrics` where it is installed.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::process::{Daemon, image};
+
+#[test]
+fn metrics_have_the_names_that_prometheus_expects() {
+    let folder = tempfile::tempdir().unwrap();
+    image(folder.path(), "a.img", 8 << 20);
+    let layers = "layers = [{ kind = \"limit\", total_iops_sec = 100000 }, { kind = \"schedule\" }, \
+                  { kind = \"cache\", size = \"4M\" }, { kind = \"wal\", log = \"a.log\", size = \"1M\" }]\n";
+    let disk = format!("[[disk]]\nname = \"a\"\nimage = \"a.img\"\n{layers}");
+    let listener = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
+    let daemon = Daemon::start_in(folder, &format!("{disk}{listener}"));
+    let client = daemon.client();
+    daemon.until("the disk is served", || client.disk("a").is_ok());
+    let text = client.metrics().unwrap();
+    let mut families = 0;
+    for line in text.lines() {
+        let Some((family, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' '))
+        else {
+            continue;
+        };
+        families += 1;
+        // Prometheus has base units, and counters have a suffix.
+        let units = ["ns", "us", "ms", "nanoseconds", "microseconds", "milliseconds", "kilobytes"];
+        let is_base = !family.split('_').any(|word| units.contains(&word));
+        let has_suffix = (kind == "counter") == family.ends_with("_total");
+        assert!(is_base && has_suffix, "{family} is a {kind}");
+    }
+    assert!(families > 50, "{families}");
+    for family in ["limit_held", "schedule_waited", "cache_hit"] {
+        let sample = format!("fathom_layer_{family}_seconds_total{{disk=\"a\"");
+        assert!(text.contains(&sample), "{sample}\n{text}");
+    }
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = promtool else {
+        eprintln!("skipped: promtool, of Debian's package prometheus, is not installed");
+        return;
+    };
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+}
