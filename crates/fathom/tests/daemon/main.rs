@@ -27,6 +27,7 @@ mod neighbours;
 mod offload;
 mod overwrite;
 mod parquet;
+mod power;
 mod problems;
 mod process;
 mod queries;

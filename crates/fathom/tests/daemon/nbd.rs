@@ -1,6 +1,6 @@
 //! A small NBD client: simple replies, one request at a time or many in flight.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -19,45 +19,45 @@ pub struct Nbd {
 
 impl Nbd {
     pub fn connect(socket: &Path, export: &str) -> Self {
-        let mut stream = UnixStream::connect(socket).unwrap();
+        Self::try_connect(socket, export).unwrap()
+    }
+
+    /// Connects if the server is there and has the export.
+    pub fn try_connect(socket: &Path, export: &str) -> io::Result<Self> {
+        let mut stream = UnixStream::connect(socket)?;
         let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting).unwrap();
+        stream.read_exact(&mut greeting)?;
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
         // Fixed newstyle, no zeroes.
-        stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        stream.write_all(&3_u32.to_be_bytes())?;
         let mut option = b"IHAVEOPT".to_vec();
         option.extend(OPTION_GO.to_be_bytes());
         option.extend((export.len() as u32 + 6).to_be_bytes());
         option.extend((export.len() as u32).to_be_bytes());
         option.extend(export.as_bytes());
         option.extend(0_u16.to_be_bytes());
-        stream.write_all(&option).unwrap();
+        stream.write_all(&option)?;
         let mut nbd = Self { stream, capacity: 0 };
         loop {
-            let head: [u8; 20] = nbd.array();
+            let mut head = [0; 20];
+            nbd.stream.read_exact(&mut head)?;
             let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
             let length = u32::from_be_bytes(head[16..].try_into().unwrap());
             let mut data = vec![0; length as usize];
-            nbd.stream.read_exact(&mut data).unwrap();
+            nbd.stream.read_exact(&mut data)?;
             match kind {
-                REPLY_ACK => return nbd,
+                REPLY_ACK => return Ok(nbd),
                 REPLY_INFO if data[..2] == [0, 0] => {
                     nbd.capacity = u64::from_be_bytes(data[2..10].try_into().unwrap());
                 }
                 REPLY_INFO => {}
-                other => panic!("reply {other:#x}"),
+                other => return Err(io::Error::other(format!("reply {other:#x}"))),
             }
         }
     }
 
     pub fn capacity(&self) -> u64 {
         self.capacity
-    }
-
-    fn array<const N: usize>(&mut self) -> [u8; N] {
-        let mut array = [0; N];
-        self.stream.read_exact(&mut array).unwrap();
-        array
     }
 
     /// Sends a request. Returns false if the server has closed the connection.
@@ -92,6 +92,13 @@ impl Nbd {
         assert_eq!(reply[..4], REPLY_MAGIC.to_be_bytes());
         let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
         Some((u64::from_be_bytes(reply[8..].try_into().unwrap()), error))
+    }
+
+    /// The data of a reply.
+    pub fn data(&mut self, length: usize) -> Option<Vec<u8>> {
+        let mut data = vec![0; length];
+        self.stream.read_exact(&mut data).ok()?;
+        Some(data)
     }
 
     /// Takes the reply to a read of `length` bytes.

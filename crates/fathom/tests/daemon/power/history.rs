@@ -1,0 +1,152 @@
+//! What a client has written and flushed, and so what each block may hold: now, and after a power loss at any instant.
+
+/// The size of a block, in bytes.
+pub const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
+/// The instant of what has not happened.
+const NEVER: usize = usize::MAX;
+
+#[derive(Clone, Copy)]
+struct Write {
+    content: u32,
+    begun: usize,
+    acknowledged: usize,
+    is_durable: bool,
+    /// When it was found that it has had no effect.
+    gone: usize,
+}
+
+/// The history of one disk. All blocks begin with the content 0.
+pub struct History {
+    /// The writes of each block, in order: no two of a block are in flight at once.
+    blocks: Vec<Vec<Write>>,
+    /// The instants at which successful flushes began and were acknowledged.
+    flushes: Vec<(usize, usize)>,
+    contents: u32,
+}
+
+impl History {
+    pub fn new(blocks: usize) -> Self {
+        let first = Write { content: 0, begun: 0, acknowledged: 0, is_durable: true, gone: NEVER };
+        Self { blocks: vec![vec![first]; blocks], flushes: Vec::new(), contents: 0 }
+    }
+
+    /// A write of `block` begins, which is durable once it is acknowledged if `is_durable`. Returns its content: another
+    /// one for each write, or zeroes.
+    pub fn write(
+        &mut self,
+        block: usize,
+        (is_zeroes, is_durable): (bool, bool),
+        now: usize,
+    ) -> u32 {
+        self.contents += 1;
+        let content = if is_zeroes { 0 } else { self.contents };
+        let (begun, acknowledged, gone) = (now, NEVER, NEVER);
+        self.blocks[block].push(Write { content, begun, acknowledged, is_durable, gone });
+        content
+    }
+
+    /// The last write of `block` is acknowledged.
+    pub fn acknowledge(&mut self, block: usize, now: usize) {
+        self.blocks[block].last_mut().unwrap().acknowledged = now;
+    }
+
+    pub fn flushed(&mut self, begun: usize, acknowledged: usize) {
+        self.flushes.push((begun, acknowledged));
+    }
+
+    /// A read has found `content` in `block`, in which nothing is in flight.
+    ///
+    /// # Errors
+    /// If it cannot be there.
+    pub fn read(&mut self, block: usize, content: &[u8], now: usize) -> Result<(), String> {
+        let writes = &mut self.blocks[block];
+        let last = writes.iter().rposition(|write| write.acknowledged != NEVER).unwrap();
+        let Some(found) = number(block, content) else {
+            return Err(format!("block {block} is torn or foreign"));
+        };
+        let fits = |write: &Write| write.content == found && write.gone == NEVER;
+        let Some(at) = writes[last..].iter().rposition(fits) else {
+            return Err(format!(
+                "block {block} has {found}, and may have {:?}",
+                contents(&writes[last..])
+            ));
+        };
+        // What was not acknowledged either stays or does not appear later.
+        for (index, write) in writes.iter_mut().enumerate().skip(last + 1) {
+            match index == last + at {
+                true => write.acknowledged = now,
+                false if write.gone == NEVER => write.gone = now,
+                false => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the content of the disk after a power loss at `instant`, at which the last `lost` flushes and durable writes
+    /// may have been in vain.
+    ///
+    /// # Errors
+    /// The blocks with content that cannot be there.
+    pub fn check(&self, instant: usize, lost: usize, disk: &[u8]) -> Result<(), String> {
+        let mut honoured: Vec<(usize, usize)> = self
+            .flushes
+            .iter()
+            .map(|(begun, acknowledged)| (*acknowledged, *begun))
+            .filter(|(acknowledged, _)| *acknowledged <= instant)
+            .collect();
+        honoured.sort_unstable();
+        honoured.truncate(honoured.len().saturating_sub(lost));
+        let covered = honoured.iter().map(|(_, begun)| *begun).max().unwrap_or(0);
+        let mut wrong = Vec::new();
+        for (block, writes) in self.blocks.iter().enumerate() {
+            let is_covered = |write: &Write| {
+                write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
+            };
+            let first = writes.iter().rposition(is_covered).unwrap_or(0);
+            let can_be = |write: &&Write| write.begun <= instant && write.gone > instant;
+            let may: Vec<u32> =
+                writes[first..].iter().filter(can_be).map(|write| write.content).collect();
+            for sector in disk[block * BLOCK..][..BLOCK].chunks(SECTOR) {
+                let found = number(block, sector);
+                if !found.is_some_and(|found| may.contains(&found)) {
+                    wrong.push(format!(
+                        "block {block} has {found:?} and may have {may:?} (all: {:?})",
+                        contents(writes)
+                    ));
+                    break;
+                }
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        wrong.truncate(8);
+        Err(format!("a flush at {covered} is not honoured:\n  {}", wrong.join("\n  ")))
+    }
+}
+
+fn contents(writes: &[Write]) -> Vec<u32> {
+    writes.iter().map(|write| write.content).collect()
+}
+
+/// The data of `block` with `content`.
+pub fn data(block: usize, content: u32) -> Vec<u8> {
+    if content == 0 {
+        return vec![0; BLOCK];
+    }
+    word(block, content).to_le_bytes().repeat(BLOCK / 8)
+}
+
+fn word(block: usize, content: u32) -> u64 {
+    (block as u64 + 1) << 32 | u64::from(content)
+}
+
+/// The content whose data `bytes` of `block` are.
+fn number(block: usize, bytes: &[u8]) -> Option<u32> {
+    let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let content = first as u32;
+    let is_own = first == 0 || first == word(block, content);
+    let is_whole = bytes.chunks(8).all(|word| word == first.to_le_bytes());
+    (is_own && is_whole).then_some(content)
+}
