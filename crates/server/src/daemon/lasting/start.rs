@@ -1,7 +1,6 @@
 //! The disks of a start: which definition of each applies, and logs that it does not have.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -101,8 +100,8 @@ impl Daemon {
         }
         let Some(change) = change else { return Ok(Some(planned.clone())) };
         let (before, after) = (change.before.clone(), change.after.clone());
-        let image = after.as_ref().or(before.as_ref()).and_then(|disk| disk.image.clone());
-        let marked = || image.map_or(Ok(None), |image| self.marked_log(&image));
+        let known = after.clone().or_else(|| before.clone());
+        let marked = || known.map_or(Ok(None), |known| self.marked_log(&known));
         let definition = match choose(entry.as_ref(), &change, marked)? {
             Choice::File => {
                 tracing::warn!(
@@ -130,9 +129,11 @@ impl Daemon {
         Ok(definition)
     }
 
-    /// The log that the mark of an image names, if it has a mark.
-    fn marked_log(&self, image: &Path) -> Result<Option<String>, ErrorBody> {
-        let mark = LogMark::open(image, &self.records_folder());
+    /// The log that the mark of a disk's image names, if it has a mark.
+    fn marked_log(&self, definition: &DiskDefinition) -> Result<Option<String>, ErrorBody> {
+        let Some(image) = &definition.image else { return Ok(None) };
+        let key = definition.key.as_deref();
+        let mark = LogMark::open_named(image, &self.records_folder(), key);
         let read = |mark: LogMark| {
             // The mark of another image, of which opening the disk reports more.
             if mark.is_foreign()? {
@@ -196,15 +197,15 @@ impl Daemon {
         {
             return None;
         }
-        let marked = self.marked_log(definition.image.as_deref()?).ok()??;
+        let marked = self.marked_log(definition).ok()??;
         is_named(&log, &marked).then_some(noted.layers)
     }
 
     /// Notes the place of a log before it is opened, if the image needs no log yet. A log that the image needs is noted
     /// when it has been opened ([`Self::note_open_log`]): it may be another one.
     pub(in super::super) fn note_log(&self, definition: &DiskDefinition) {
-        let Some(image) = definition.image.as_deref() else { return };
-        if layers::wal(definition).is_some() && self.marked_log(image).is_ok_and(|it| it.is_none())
+        if layers::wal(definition).is_some()
+            && self.marked_log(definition).is_ok_and(|it| it.is_none())
         {
             self.lasting.note_log(definition);
         }
