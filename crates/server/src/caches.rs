@@ -118,11 +118,14 @@ pub(crate) fn replaced(
         options.store.canonicalize().unwrap_or_else(|_| options.store.clone())
     };
     let key = LayerKey::listed(old);
-    let is_same = if before.is_kept() && after.is_kept() {
-        store(&before) == store(&after)
-    } else {
-        let made = made.iter().find(|(made, _)| *made == key);
-        made.is_some_and(|(_, made)| after.fits(&**made))
+    let is_same = match (before.is_kept(), after.is_kept()) {
+        (true, true) => store(&before) == store(&after),
+        (false, false) => {
+            let what = |it: &CacheOptions| (it.name.clone(), it.size, it.block_size, it.policy);
+            let made = made.iter().find(|(made, _)| *made == key);
+            what(&before) == what(&after) || made.is_some_and(|(_, made)| after.fits(&**made))
+        }
+        _ => false,
     };
     let shown = match (before.is_kept(), before.name.is_empty()) {
         (true, _) => format!("that at {}", before.store.display()),

@@ -92,7 +92,9 @@ fn figure(daemon: &Daemon, name: &str) -> u64 {
 fn problems(daemon: &Daemon) -> String {
     let problems = daemon.client().disk("a").unwrap().problems.into_iter();
     let problems = problems.filter(|problem| problem.kind == ProblemKind::LayerFailed);
-    problems.map(|problem| format!("{}: {}\n", problem.message, problem.remedy)).collect()
+    let lines: Vec<_> =
+        problems.map(|problem| format!("{}: {}", problem.message, problem.remedy)).collect();
+    lines.join("\n")
 }
 
 /// Reads the blocks until the cache has all of them.

@@ -130,12 +130,11 @@ impl Caches {
     ) -> io::Result<()> {
         let place = self.place(format!("store {}", path.display()));
         let place = lock(&place);
-        let volume = match place.upgrade() {
-            Some(volume) => volume,
-            None => {
-                let volume = CacheVolume::open(open()?, &settings(Policy::None));
-                Arc::new(volume.map_err(io::Error::other)?)
-            }
+        let volume = if let Some(volume) = place.upgrade() {
+            volume
+        } else {
+            let volume = CacheVolume::open(open()?, &settings(Policy::None));
+            Arc::new(volume.map_err(io::Error::other)?)
         };
         if volume.identity() != state.identity {
             return Err(io::Error::other("another cache is there"));
