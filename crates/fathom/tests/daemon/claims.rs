@@ -78,17 +78,17 @@ fn a_device_has_one_writer_by_any_of_its_nodes() {
     let node = device.node(one.path("node"));
     prepare(&node, &["--offset", "1M"]).unwrap();
     let (first, second) = (one.client(), other.client());
-    first.add_disk(&disk("a", &device.0)).unwrap();
+    first.add_disk_for_now(&disk("a", &device.0)).unwrap();
     for path in [&device.0, &node] {
-        refused(second.add_disk(&disk("b", path)), "in use by another process");
+        refused(second.add_disk_for_now(&disk("b", path)), "in use by another process");
         let reader = DiskDefinition { read_only: true, ..disk("b", path) };
-        refused(second.add_disk(&reader), "in use by another process");
+        refused(second.add_disk_for_now(&reader), "in use by another process");
     }
-    refused(first.add_disk(&disk("c", &node)), "has this image");
+    refused(first.add_disk_for_now(&disk("c", &node)), "has this image");
     // Neither is it a log, nor the store of a cache.
     image(&other.path(""), "i.img", SIZE);
     let logged = with_log(disk("b", &other.path("i.img")), &node, "1M");
-    refused(second.add_disk(&logged), "in use by another process");
+    refused(second.add_disk_for_now(&logged), "in use by another process");
     let output = Command::new(env!("CARGO_BIN_EXE_fathom"))
         .args(["cache", "create", "--force"])
         .arg(&node)
@@ -99,12 +99,12 @@ fn a_device_has_one_writer_by_any_of_its_nodes() {
     first.remove_disk("a", false).unwrap();
     // Readers share it, and exclude a writer.
     for (client, path) in [(&first, &device.0), (&second, &node)] {
-        client.add_disk(&DiskDefinition { read_only: true, ..disk("a", path) }).unwrap();
+        client.add_disk_for_now(&DiskDefinition { read_only: true, ..disk("a", path) }).unwrap();
     }
     first.remove_disk("a", false).unwrap();
-    refused(first.add_disk(&disk("a", &device.0)), "in use by another process");
+    refused(first.add_disk_for_now(&disk("a", &device.0)), "in use by another process");
     second.remove_disk("a", false).unwrap();
-    first.add_disk(&disk("a", &node)).unwrap();
+    first.add_disk_for_now(&disk("a", &node)).unwrap();
 }
 
 #[test]
@@ -123,16 +123,16 @@ fn a_mounted_device_is_not_served_for_writing() {
     }
     let node = device.node(daemon.path("node"));
     let client = daemon.client();
-    let results = [&device.0, &node].map(|path| client.add_disk(&disk("a", path)));
+    let results = [&device.0, &node].map(|path| client.add_disk_for_now(&disk("a", path)));
     let reader = DiskDefinition { read_only: true, ..disk("a", &device.0) };
-    let reader = client.add_disk(&reader);
+    let reader = client.add_disk_for_now(&reader);
     assert!(run("umount", &[&point]));
     for result in results {
         refused(result, &format!("mounted at {}", point.display()));
     }
     reader.unwrap();
     client.remove_disk("a", false).unwrap();
-    client.add_disk(&disk("a", &device.0)).unwrap();
+    client.add_disk_for_now(&disk("a", &device.0)).unwrap();
 }
 
 #[test]
@@ -151,18 +151,24 @@ fn logs_on_one_volume_do_not_overlap_by_any_of_its_nodes() {
     let logged = |name: &str, image: &str, log: &Path, offset: &str| {
         with_log(disk(name, &daemon.path(image)), log, offset)
     };
-    client.add_disk(&logged("i", "i.img", &device.0, "0")).unwrap();
-    refused(client.add_disk(&logged("j", "j.img", &node, "0")), "overlaps another disk's log");
-    client.add_disk(&logged("j", "j.img", &node, "1M")).unwrap();
+    client.add_disk_for_now(&logged("i", "i.img", &device.0, "0")).unwrap();
+    refused(
+        client.add_disk_for_now(&logged("j", "j.img", &node, "0")),
+        "overlaps another disk's log",
+    );
+    client.add_disk_for_now(&logged("j", "j.img", &node, "1M")).unwrap();
     // The same for a file with two names.
     client.remove_disk("i", false).unwrap();
     client.remove_disk("j", false).unwrap();
     image(&daemon.path(""), "volume", SIZE);
     std::fs::hard_link(daemon.path("volume"), daemon.path("link")).unwrap();
-    client.add_disk(&logged("i", "i.img", &daemon.path("volume"), "0")).unwrap();
+    client.add_disk_for_now(&logged("i", "i.img", &daemon.path("volume"), "0")).unwrap();
     let link = daemon.path("link");
-    refused(client.add_disk(&logged("j", "j.img", &link, "0")), "overlaps another disk's log");
-    client.add_disk(&logged("j", "j.img", &link, "1M")).unwrap();
+    refused(
+        client.add_disk_for_now(&logged("j", "j.img", &link, "0")),
+        "overlaps another disk's log",
+    );
+    client.add_disk_for_now(&logged("j", "j.img", &link, "1M")).unwrap();
 }
 
 /// A file system may leave the first 64 KiB empty, as btrfs does.
@@ -175,7 +181,7 @@ fn other_data_is_not_taken_for_an_empty_log() {
     log.write_all_at(b"_BHRfS_M", 0x10040).unwrap();
     let client = daemon.client();
     let logged = with_log(disk("i", &daemon.path("i.img")), &daemon.path("volume"), "0");
-    refused(client.add_disk(&logged), "other data than a log");
+    refused(client.add_disk_for_now(&logged), "other data than a log");
     let content = |file: &File| {
         let mut bytes = vec![0; 1 << 20];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -183,7 +189,7 @@ fn other_data_is_not_taken_for_an_empty_log() {
     };
     assert_eq!(content(&log).iter().filter(|byte| **byte != 0).count(), 8);
     log.write_all_at(&[0; 8], 0x10040).unwrap();
-    client.add_disk(&logged).unwrap();
+    client.add_disk_for_now(&logged).unwrap();
     client.remove_disk("i", false).unwrap();
     // What is left of a log that was given up is no other data.
     daemon.signal(libc::SIGTERM);
@@ -192,7 +198,7 @@ fn other_data_is_not_taken_for_an_empty_log() {
     log.write_all_at(b"WREC", 8192).unwrap();
     let daemon = Daemon::start_in(folder, "[[nbd]]\naddress = \"unix:nbd.sock\"\n");
     let logged = with_log(disk("i", &daemon.path("i.img")), &daemon.path("volume"), "0");
-    daemon.client().add_disk(&logged).unwrap();
+    daemon.client().add_disk_for_now(&logged).unwrap();
 }
 
 #[test]
@@ -203,7 +209,7 @@ fn a_log_on_a_device_is_made_by_a_command() {
     let Some(device) = LoopDevice::attach(&daemon.path("device")) else { return };
     let client = daemon.client();
     let logged = |offset: &str| with_log(disk("i", &daemon.path("i.img")), &device.0, offset);
-    refused(client.add_disk(&logged("1M")), "`fathom log create");
+    refused(client.add_disk_for_now(&logged("1M")), "`fathom log create");
     // Signatures at the beginning, amid zeroes, and at the end.
     let at = |offset: u64, bytes: &[u8]| {
         let file = OpenOptions::new().write(true).open(&device.0).unwrap();
@@ -228,14 +234,14 @@ fn a_log_on_a_device_is_made_by_a_command() {
     // One cannot begin so close before another.
     let error = prepare(&device.0, &["--offset", "512K", "--force"]).unwrap_err();
     assert!(error.contains("another log"), "{error}");
-    client.add_disk(&logged("1M")).unwrap();
+    client.add_disk_for_now(&logged("1M")).unwrap();
     let error = prepare(&device.0, &["--offset", "4M"]).unwrap_err();
     assert!(error.contains("in use by another process"), "{error}");
     client.remove_disk("i", false).unwrap();
     // A log stays, whatever is asked.
     let error = prepare(&device.0, &["--offset", "1M", "--force"]).unwrap_err();
     assert!(error.contains("the log of the disk \"i\""), "{error}");
-    client.add_disk(&logged("1M")).unwrap();
+    client.add_disk_for_now(&logged("1M")).unwrap();
 }
 
 /// QEMU's programs read an image that is served, if they say so, and write none.
@@ -243,7 +249,7 @@ fn a_log_on_a_device_is_made_by_a_command() {
 fn qemu_shares_an_image_as_its_options_say() {
     let daemon = daemon();
     image(&daemon.path(""), "i.img", SIZE);
-    daemon.client().add_disk(&disk("i", &daemon.path("i.img"))).unwrap();
+    daemon.client().add_disk_for_now(&disk("i", &daemon.path("i.img"))).unwrap();
     let qemu_io = |options: &[&str], command: &str| {
         let output = Command::new("qemu-io")
             .args(["-f", "raw"])
@@ -258,7 +264,7 @@ fn qemu_shares_an_image_as_its_options_say() {
     assert_eq!(qemu_io(&[], "write 0 4096"), Some(false));
     daemon.client().remove_disk("i", false).unwrap();
     let reader = DiskDefinition { read_only: true, ..disk("i", &daemon.path("i.img")) };
-    daemon.client().add_disk(&reader).unwrap();
+    daemon.client().add_disk_for_now(&reader).unwrap();
     assert_eq!(qemu_io(&["-r"], "read 0 4096"), Some(true));
     assert_eq!(qemu_io(&[], "write 0 4096"), Some(false));
 }

@@ -37,7 +37,7 @@ fn refused<T>(result: Result<T, ClientError>, text: &str) {
 
 /// Writes a block that stays in the log, and kills the daemon.
 fn write_and_kill(daemon: Daemon, definition: &DiskDefinition) -> TempDir {
-    daemon.client().add_disk(definition).unwrap();
+    daemon.client().add_disk_for_now(definition).unwrap();
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "d");
     assert_eq!(nbd.fill_block(0, 0x11), Some(0));
     daemon.signal(libc::SIGKILL);
@@ -61,10 +61,10 @@ fn a_device_keeps_its_mark_when_it_gets_another_number() {
     let device = attach("moved");
     let daemon = Daemon::start_in(folder, LISTENER);
     let client = daemon.client();
-    refused(client.add_disk(&plain(&device.0)), "may be out of date");
-    client.add_disk(&plain(&innocent.0)).unwrap();
+    refused(client.add_disk_for_now(&plain(&device.0)), "may be out of date");
+    client.add_disk_for_now(&plain(&innocent.0)).unwrap();
     client.remove_disk("d", false).unwrap();
-    client.add_disk(&logged(&device.0, &log)).unwrap();
+    client.add_disk_for_now(&logged(&device.0, &log)).unwrap();
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "d");
     assert_eq!(nbd.read_block(0), 0x11);
     drop(nbd);
@@ -72,7 +72,7 @@ fn a_device_keeps_its_mark_when_it_gets_another_number() {
     let folder = daemon.end();
     assert_eq!(std::fs::read_dir(folder.path().join("marks")).unwrap().count(), 0);
     let daemon = Daemon::start_in(folder, LISTENER);
-    daemon.client().add_disk(&plain(&device.0)).unwrap();
+    daemon.client().add_disk_for_now(&plain(&device.0)).unwrap();
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
 }
 
@@ -119,16 +119,16 @@ fn a_device_whose_name_another_has_needs_a_key() {
     let Some(_twin) = LoopDevice::attach(&folder.path().join("back")) else { return };
     let log = folder.path().join("volume");
     let daemon = Daemon::start_in(folder, LISTENER);
-    refused(daemon.client().add_disk(&logged(&device.0, &log)), "`key = ");
+    refused(daemon.client().add_disk_for_now(&logged(&device.0, &log)), "`key = ");
     let keyed = DiskDefinition { key: Some("db".into()), ..logged(&device.0, &log) };
     let folder = write_and_kill(daemon, &keyed);
     let daemon = Daemon::start_in(folder, LISTENER);
     let client = daemon.client();
     // With the key, and without.
     let without_log = DiskDefinition { layers: Vec::new(), ..keyed.clone() };
-    refused(client.add_disk(&without_log), "may be out of date");
-    refused(client.add_disk(&plain(&device.0)), "may be out of date");
-    client.add_disk(&keyed).unwrap();
+    refused(client.add_disk_for_now(&without_log), "may be out of date");
+    refused(client.add_disk_for_now(&plain(&device.0)), "may be out of date");
+    client.add_disk_for_now(&keyed).unwrap();
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
 }
 
@@ -151,8 +151,8 @@ fn a_mark_of_an_earlier_version_is_found_and_moved() {
     std::fs::write(&old, format!("{text}\nimage: backing={}", back.display())).unwrap();
     let daemon = Daemon::start_in(folder, LISTENER);
     let client = daemon.client();
-    refused(client.add_disk(&plain(&device.0)), "may be out of date");
-    client.add_disk(&logged(&device.0, &log)).unwrap();
+    refused(client.add_disk_for_now(&plain(&device.0)), "may be out of date");
+    client.add_disk_for_now(&logged(&device.0, &log)).unwrap();
     assert!(new.exists() && !daemon.path("device-dev-other.fathom-log").exists());
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
 }
@@ -168,6 +168,9 @@ fn a_device_whose_mark_is_lost_is_not_served_without_its_log() {
     std::fs::remove_dir_all(folder.path().join("marks")).unwrap();
     let daemon = Daemon::start_in(folder, LISTENER);
     // The log is known from a definition, although the disk is refused: which of both is older nobody knows.
-    refused(daemon.client().add_disk(&logged(&device.0, &log)), "has no mark of it");
-    refused(daemon.client().add_disk(&plain(&device.0)), "has changes of it, for the disk \"d\"");
+    refused(daemon.client().add_disk_for_now(&logged(&device.0, &log)), "has no mark of it");
+    refused(
+        daemon.client().add_disk_for_now(&plain(&device.0)),
+        "has changes of it, for the disk \"d\"",
+    );
 }
