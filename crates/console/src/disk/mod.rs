@@ -109,7 +109,7 @@ Examples:
   fathom disk layer root                            the layers and their options
   fathom disk layer root limit,total_iops_sec=500   at most 500 requests a second
   fathom disk layer root limit,write_bytes_sec=10M,containers=[/docker/backup*]
-  fathom disk layer root delay,time=5ms --below wal  the device beneath the log is slow
+  fathom disk layer root delay,time=5ms --below wal   the device beneath the log is slow
   fathom disk layer root limit --remove             without limits")]
     Layer(LayerArguments),
     /// Remove a disk from the running daemon; its image is kept
