@@ -351,7 +351,7 @@ impl LogVolumes {
                 return Err(refusal(ErrorCode::Failed, message, remedy));
             }
         };
-        self.lives.opened(opened.identity());
+        self.lives.opened(&opened);
         opened.pair(written).map_err(|error| failed(error.to_string()))?;
         let held = opened.held();
         if held.records > 0 {

@@ -287,7 +287,7 @@ impl Daemon {
         }
         match self.restack_to(&served, definition) {
             Ok(true) => {
-                report.changed.push(format!("the layers of the disk {name:?} were changed"))
+                report.changed.push(format!("the layers of the disk {name:?} were changed"));
             }
             Ok(false) => {}
             Err(refused) => {

@@ -1,15 +1,18 @@
-//! The lives of daemons on this host: until when the last one could have changed an image. A thread writes the
-//! time into a file beside the control socket, once a second. The file names the host's start, because what it
-//! says is worth nothing after the next one.
+//! The lives of daemons on this host: until when the last one could have changed an image. While a log has changes,
+//! a thread writes the time into a file beside the control socket, once a second; otherwise it sleeps. Nobody needs
+//! the time if no log has changes. The file names the host's start, because what it says is worth nothing after the
+//! next one.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, SystemTime};
 
-use fathom_layers::wal::HomeTimes;
+use fathom_layers::Wal;
+use fathom_layers::wal::{HomeTimes, WeakWal};
 
 /// How often the time is written.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -24,41 +27,74 @@ pub(crate) struct Lives {
     before: OnceLock<Option<Range<u64>>>,
     /// The logs that this daemon has opened: it may have changed their images itself.
     opened: Mutex<Vec<[u8; 16]>>,
-    /// Ends the thread.
-    alive: Arc<()>,
+    /// The open logs.
+    logs: Arc<Mutex<Vec<WeakWal>>>,
+    /// The file, and the identity of the host's start.
+    place: OnceLock<(PathBuf, String)>,
+    /// The thread that notes the life of this daemon, once there has been a log.
+    thread: OnceLock<Option<Thread>>,
 }
 
 impl Lives {
-    /// Reads the life of the last daemon, and begins to note this one. `control` is the control socket.
+    /// Reads the life of the last daemon. `control` is the control socket.
     pub(crate) fn begin(&self, control: &Path) {
         let path = control.with_extension("life");
         let Some(boot) = boot_identity() else { return };
         let before = std::fs::read_to_string(&path).ok().and_then(|text| parse(&text, &boot));
         let _ = self.before.set(before);
+        let _ = self.place.set((path, boot));
+    }
+
+    /// This daemon has opened a log. With the first one, it begins to note its own life.
+    pub(crate) fn opened(&self, log: &Wal) {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(log.identity());
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        logs.retain(|log| log.has_changes().is_some());
+        logs.push(log.downgrade());
+        drop(logs);
+        let Some(thread) = self.thread.get_or_init(|| self.note()) else { return };
+        let woken = thread.clone();
+        log.on_filled(move || woken.unpark());
+        thread.unpark();
+    }
+
+    /// Starts the thread that notes the life of this daemon.
+    fn note(&self) -> Option<Thread> {
+        let (path, boot) = self.place.get()?.clone();
         // No link of another user is followed.
         let _ = std::fs::remove_file(&path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let alive = Arc::downgrade(&self.alive);
+        let logs = Arc::downgrade(&self.logs);
+        let begin_ns = now_ns();
         let spawned = file.and_then(|file| {
             let note = move || {
-                let (begin_ns, mut last_ns) = (now_ns(), 0);
-                while alive.strong_count() > 0 {
+                let mut last_ns = begin_ns;
+                while let Some(logs) = logs.upgrade() {
                     // A clock may be set back.
                     last_ns = now_ns().max(last_ns);
                     let _ = file.write_all_at(text(&boot, begin_ns, last_ns).as_bytes(), 0);
-                    std::thread::sleep(INTERVAL);
+                    let has_changes = {
+                        let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
+                        logs.iter().any(|log| log.has_changes() == Some(true))
+                    };
+                    drop(logs);
+                    if has_changes {
+                        std::thread::park_timeout(INTERVAL);
+                    } else {
+                        // A change that enters an empty log wakes this thread.
+                        std::thread::park();
+                    }
                 }
             };
-            std::thread::Builder::new().name("life".into()).spawn(note).map(drop)
+            std::thread::Builder::new().name("life".into()).spawn(note)
         });
-        if let Err(error) = spawned {
-            tracing::warn!(path = %path.display(), %error, "the life of the daemon is not noted");
+        match spawned {
+            Ok(thread) => Some(thread.thread().clone()),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the life of the daemon is not noted");
+                None
+            }
         }
-    }
-
-    /// This daemon has opened a log.
-    pub(crate) fn opened(&self, log: [u8; 16]) {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(log);
     }
 
     /// When `image` was changed, and when the daemon before had ended; `None` if that is not known, or if this
