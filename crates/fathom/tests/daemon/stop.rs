@@ -151,7 +151,14 @@ fn flags_serve_one_disk() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert!(status.read_only && !status.capabilities.write);
-    let mut nbd = Nbd::connect(&folder.path().join("nbd.sock"), "");
+    // The daemon listens a moment after the disk is served.
+    let mut nbd = loop {
+        match Nbd::try_connect(&folder.path().join("nbd.sock"), "") {
+            Ok(nbd) => break nbd,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(20), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
     assert_eq!(nbd.capacity(), 1 << 20);
     assert!(nbd.send(1, 9, 0, 512, &[1; 512]));
     assert_eq!(nbd.reply(), Some((9, 1)), "EPERM");

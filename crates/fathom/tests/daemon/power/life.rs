@@ -44,7 +44,9 @@ impl Layers {
             let mode = cache.definition.options["mode"].as_str().unwrap_or_default();
             MODES.into_iter().find(|known| *known == mode).expect("a mode that was set")
         });
-        Self { cache: mode, log: LOGS.into_iter().find(|kind| find(kind).is_some()) }
+        // The log of a cache is a layer, too.
+        let has_own = mode != Some("write-back");
+        Self { cache: mode, log: LOGS.into_iter().find(|kind| has_own && find(kind).is_some()) }
     }
 }
 

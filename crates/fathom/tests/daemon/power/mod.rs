@@ -119,6 +119,7 @@ fn flushed_writes_survive_a_power_loss_at_any_instant() {
             .iter()
             .map(|change| format!("{}: {}", change.instant, change.text))
             .collect();
+        recorded.shared.recorder.end();
         assert!(
             wrong.is_empty(),
             "{} of {LOSSES}:\n{}\nchanges:\n  {}",
@@ -150,6 +151,8 @@ fn live(volumes: &Volumes, recorder: &Recorder, random: &mut fastrand::Rng) -> R
     let socket = daemon.as_ref().unwrap().socket();
     let begun = Instant::now();
     std::thread::scope(|scope| {
+        // A check that fails must not leave the clients running.
+        let stop = Stop(&shared);
         let clients: Vec<_> = (0..LANES)
             .map(|lane| {
                 let (shared, socket, random) = (&shared, &socket, random.fork());
@@ -175,7 +178,7 @@ fn live(volumes: &Volumes, recorder: &Recorder, random: &mut fastrand::Rng) -> R
             let text = format!("{text}: {result:?}, now {layers:?}");
             changes.push(Change { instant: recorder.now(), may: vec![layers], text });
         }
-        shared.stop();
+        drop(stop);
         for client in clients {
             if let Err(error) = client.join().unwrap() {
                 panic!("{error}\n{}", log(volumes));
@@ -192,6 +195,15 @@ fn live(volumes: &Volumes, recorder: &Recorder, random: &mut fastrand::Rng) -> R
         texts.join("\n  ")
     );
     Recorded { shared, changes, end }
+}
+
+/// Stops the clients when it is dropped.
+struct Stop<'s>(&'s Shared);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 fn log(volumes: &Volumes) -> String {

@@ -129,6 +129,11 @@ impl Recorder {
         contents
     }
 
+    /// Frees the record: the threads that serve the devices keep it.
+    pub fn end(&self) {
+        *self.record() = Record::default();
+    }
+
     /// The bytes written to each device since the beginning of the record.
     pub fn written(&self) -> Vec<usize> {
         let record = self.record();
