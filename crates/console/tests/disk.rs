@@ -289,12 +289,18 @@ fn an_import_reads_no_file_that_the_image_names() {
     fs::copy(directory.join("backed.qcow2"), directory.join("guest.img")).expect("it is copied");
     let text = "version=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"secret\" 0\n";
     fs::write(directory.join("text.img"), text).expect("it is written");
-    for source in ["backed.qcow2", "split.qcow2", "guest.img", "text.img", "file:text.img"] {
+    for source in ["backed.qcow2", "split.qcow2", "guest.img", "text.img"] {
         let (status, _, stderr) = run(directory, &["disk", "import", source, "new.img"]);
         assert!(status == 1 && stderr.contains("in another file"), "{source}: {stderr}");
         assert!(stderr.contains("--follow-backing"), "{source}: {stderr}");
         assert!(!directory.join("new.img").exists(), "{source}");
     }
+    // A source is a path: what precedes a colon selects no protocol.
+    let (status, _, stderr) = run(directory, &["disk", "import", "file:text.img", "new.img"]);
+    assert!(status == 1 && stderr.contains("there is no image file:text.img"), "{stderr}");
+    fs::copy(directory.join("text.img"), directory.join("a:b.img")).expect("it is copied");
+    let (status, _, stderr) = run(directory, &["disk", "import", "a:b.img", "new.img"]);
+    assert!(status == 1 && stderr.contains("in another file"), "{stderr}");
     // With the format given, the guest's disk is imported.
     let arguments = ["disk", "import", "--source-format", "raw", "guest.img", "raw.img"];
     assert_eq!(run(directory, &arguments).0, 0);
@@ -469,6 +475,7 @@ fn formats_of_qemu_img_are_imported() {
 #[test]
 fn a_missing_qemu_img_is_named_with_its_package() {
     let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("a.qcow2"), "QFI").expect("it is written");
     let output = common::console()
         .env("PATH", "/nowhere")
         .args(["disk", "import", "a.qcow2", "b.img"])

@@ -128,14 +128,15 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     ))
 }
 
-/// The source as `qemu-img` reads it. A source is a path, or an address with `://`. `qemu-img` would
-/// take what precedes a colon in a relative path for a protocol: a file `nbd:x` for a server.
+/// The source as `qemu-img` reads it. A source is a path, an address with `://`, or a description that begins with
+/// `json:{`. `qemu-img` would take what precedes a colon in a relative path for a protocol: a file `nbd:x` for a
+/// server.
 fn source_of(source: &str) -> Outcome<String> {
     if Path::new(source).exists() {
         let is_plain = source.starts_with('/') || !source.contains(':');
         return Ok(if is_plain { source.to_owned() } else { format!("./{source}") });
     }
-    if source.contains("://") {
+    if source.contains("://") || source.starts_with("json:{") {
         return Ok(source.to_owned());
     }
     Err(Failure::new(format!("there is no image {source}"))
@@ -336,8 +337,10 @@ mod tests {
         assert_eq!(source_of(absolute).unwrap(), absolute);
         // Relative to this crate's folder.
         assert_eq!(source_of("Cargo.toml").unwrap(), "Cargo.toml");
-        assert!(source_of("nbd:x").is_err() && source_of("json:{}").is_err());
-        assert_eq!(source_of("nbd://host/a").unwrap(), "nbd://host/a");
+        assert!(source_of("nbd:x").is_err() && source_of("file:Cargo.toml").is_err());
+        for other in ["nbd://host/a", "json:{}"] {
+            assert_eq!(source_of(other).unwrap(), other);
+        }
     }
 
     #[test]

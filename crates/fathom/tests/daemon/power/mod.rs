@@ -98,7 +98,7 @@ impl Recorded {
 
 #[test]
 fn flushed_writes_survive_a_power_loss_at_any_instant() {
-    each_seed(6, |seed| {
+    each_seed(4, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let recorder = Recorder::default();
         let Some(mut volumes) = Volumes::new(&recorder, seed) else { return };
