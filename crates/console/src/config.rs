@@ -34,7 +34,7 @@ disks, then reload. Without --all, only disks that differ are written.
 
 Examples:
   fathom config save                       print the tables
-  fathom config save --output changes.toml  write them into a new file")]
+  fathom config save --output changes.toml   write them into a new file")]
     Save(SaveOptions),
     /// Bring a disk, or all, back to what the file says
     #[command(after_help = "\

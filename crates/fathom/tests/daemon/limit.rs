@@ -202,7 +202,7 @@ fn layers_are_set_and_removed_by_a_command() {
     assert!(run(&["delay,time=2us"]).0);
     assert_eq!(layers(), ["classify", "tap", "delay", "limit", "limit"]);
     let (_, text) = run(&[]);
-    for expected in ["total_bytes_sec=10485760", "containers=[\"/docker/*\"]", "time=2us"] {
+    for expected in ["total_bytes_sec=10485760", "containers=[\"/docker/*\"]", "time=\"2us\""] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     assert!(!text.contains("total_iops_sec="), "{text}");
