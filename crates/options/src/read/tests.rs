@@ -49,7 +49,7 @@ fn read_options(value: &Value, folder: Option<&Path>) -> (Option<Options>, Vec<S
 #[test]
 fn valid_values_are_read_and_relative_paths_start_in_the_folder() {
     let value = json!({
-        "name": "a", "size": "4K", "time": 5, "queues": 7, "rate": 1, "file": "b/c",
+        "name": "a", "size": "4K", "time": "5ns", "queues": 7, "rate": 1, "file": "b/c",
         "word": "two-words", "inner": { "kind": "x" }, "list": [{ "kind": "y", "on": true }],
     });
     let (options, problems) = read_options(&value, Some(Path::new("/etc")));

@@ -101,7 +101,7 @@ mod tests {
             image: Some("/images/a".into()),
             ..DiskDefinition::default()
         };
-        disk.layers.push(LayerDefinition::new("delay", json!({ "time": delay_ns })));
+        disk.layers.push(LayerDefinition::new("delay", json!({ "time": format!("{delay_ns}ns") })));
         let wal =
             log.map(|log| LayerDefinition::new("wal", json!({ "log": log, "size": 1 << 20 })));
         disk.layers.extend(wal);

@@ -39,7 +39,7 @@ fn a_layer_is_the_same_from_toml_json_and_flags() {
     complete(&mut layers, &Places::default(), None, &mut problems);
     assert_eq!(problems.0, []);
     let expected = serde_json::json!({
-        "kind": "delay", "time": 5_000_000, "jitter": 0, "operations": ["read"], "seed": 0,
+        "kind": "delay", "time": "5ms", "jitter": "0", "operations": ["read"], "seed": 0,
     });
     assert_eq!(serde_json::to_value(&layers[0]).unwrap(), expected);
 }
