@@ -58,6 +58,7 @@ fn held_writes_of_a_lost_client_never_land() {
         wait_until("the writes are held", || in_flight(&server) == count);
         drop(first);
         let mut second = server.client("a", Mode::Simple);
+        wait_until("the writes are dropped", || in_flight(&server) == 0);
         holds.store(false, Ordering::Relaxed);
         assert_eq!(second.write(0, &[2; LENGTH]), 0);
         wait_until("the first connection ends", || server.listener.connections().len() == 1);
