@@ -114,6 +114,13 @@ fn survive(
     change(&daemon, OffloadAction::Start)?;
     disturb(1, false)?;
     until("changes in the log", patience(60), || {
+        // A log that failed and was recovered carries nothing before it is started again.
+        for name in ["raw", "files"] {
+            if state(&daemon, name).state != OffloadState::Carrying {
+                let start = OffloadRequest { action: OffloadAction::Start, dry_run: false };
+                let _ = daemon.client().change_offload(name, start);
+            }
+        }
         Ok((state(&daemon, "raw").log_used_bytes > 1 << 20).then_some(()))
     })?;
     disturb(3, true)?;
