@@ -1,6 +1,5 @@
-//! The lives of daemons on this host: until when the last one could have changed an image. While a log has changes,
-//! a thread writes the time into a file beside the control socket, once a second; otherwise it sleeps. Nobody needs
-//! the time if no log has changes. The file names the host's start, because what it says is worth nothing after the
+//! The lives of daemons on this host: until when the last one could have changed an image. Once there has been a log,
+//! a thread writes the time into a file beside the control socket, once a second. The file names the host's start, because what it says is worth nothing after the
 //! next one.
 
 use std::fs::{File, OpenOptions};
@@ -73,17 +72,8 @@ impl Lives {
                     // A clock may be set back.
                     last_ns = now_ns().max(last_ns);
                     let _ = file.write_all_at(text(&boot, begin_ns, last_ns).as_bytes(), 0);
-                    let has_changes = {
-                        let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
-                        logs.iter().any(|log| log.has_changes() == Some(true))
-                    };
                     drop(logs);
-                    if has_changes {
-                        std::thread::park_timeout(INTERVAL);
-                    } else {
-                        // A change that enters an empty log wakes this thread.
-                        std::thread::park();
-                    }
+                    std::thread::park_timeout(INTERVAL);
                 }
             };
             std::thread::Builder::new().name("life".into()).spawn(note)
