@@ -37,7 +37,7 @@ mod volume;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
@@ -213,8 +213,6 @@ pub(crate) struct Inner {
     notes: Mutex<Option<Arc<dyn ChangeNotes>>>,
     /// Called when the last queue has closed while the log has work.
     unattended: OnceLock<Unattended>,
-    /// Called when a change enters the empty log.
-    on_filled: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Called when the log volume has failed.
     on_failure: OnceLock<OnFailure>,
     /// Whether nothing but logs uses the volume.
@@ -232,18 +230,6 @@ struct Opened {
     capacity: u64,
     /// The records before.
     held: Held,
-}
-
-/// A log that others keep open.
-#[derive(Clone)]
-pub struct WeakWal(Weak<Inner>);
-
-impl WeakWal {
-    /// Whether the log has changes that are not home; `None` if it is not open any more.
-    pub fn has_changes(&self) -> Option<bool> {
-        let inner = self.0.upgrade()?;
-        Some(inner.shared.access(|state| !state.log.is_empty()))
-    }
 }
 
 /// See [`Wal::on_unattended`].
@@ -414,17 +400,6 @@ impl Wal {
     /// that queue, so `call` must not block. Only the first of several calls is kept.
     pub fn on_unattended(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
         let _ = self.inner.unattended.set(Box::new(call));
-    }
-
-    /// Calls `call` from now on when a change enters the empty log: in a queue's thread, so `call` must not block. Only
-    /// the first of several calls is kept.
-    pub fn on_filled(&self, call: impl Fn() + Send + Sync + 'static) {
-        let _ = self.inner.on_filled.set(Box::new(call));
-    }
-
-    /// The log, for who must not keep it open.
-    pub fn downgrade(&self) -> WeakWal {
-        WeakWal(Arc::downgrade(&self.inner))
     }
 
     /// Sets the layer above that makes notes of changes. From now on, changes are brought home only when

@@ -450,7 +450,6 @@ impl Wal {
             is_home_flushed: AtomicBool::new(false),
             notes: Mutex::default(),
             unattended: OnceLock::new(),
-            on_filled: OnceLock::new(),
             on_failure: OnceLock::new(),
             is_alone,
             opened,

@@ -7,11 +7,10 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::Thread;
 use std::time::{Duration, SystemTime};
 
 use fathom_layers::Wal;
-use fathom_layers::wal::{HomeTimes, WeakWal};
+use fathom_layers::wal::HomeTimes;
 
 /// How often the time is written.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -26,12 +25,12 @@ pub(crate) struct Lives {
     before: OnceLock<Option<Range<u64>>>,
     /// The logs that this daemon has opened: it may have changed their images itself.
     opened: Mutex<Vec<[u8; 16]>>,
-    /// The open logs.
-    logs: Arc<Mutex<Vec<WeakWal>>>,
+    /// Ends the thread.
+    alive: Arc<()>,
     /// The file, and the identity of the host's start.
     place: OnceLock<(PathBuf, String)>,
-    /// The thread that notes the life of this daemon, once there has been a log.
-    thread: OnceLock<Option<Thread>>,
+    /// Set once there has been a log, and so a thread that notes the life of this daemon.
+    noting: OnceLock<()>,
 }
 
 impl Lives {
@@ -47,43 +46,31 @@ impl Lives {
     /// This daemon has opened a log. With the first one, it begins to note its own life.
     pub(crate) fn opened(&self, log: &Wal) {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(log.identity());
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        logs.retain(|log| log.has_changes().is_some());
-        logs.push(log.downgrade());
-        drop(logs);
-        let Some(thread) = self.thread.get_or_init(|| self.note()) else { return };
-        let woken = thread.clone();
-        log.on_filled(move || woken.unpark());
-        thread.unpark();
+        self.noting.get_or_init(|| self.note());
     }
 
     /// Starts the thread that notes the life of this daemon.
-    fn note(&self) -> Option<Thread> {
-        let (path, boot) = self.place.get()?.clone();
+    fn note(&self) {
+        let Some((path, boot)) = self.place.get().cloned() else { return };
         // No link of another user is followed.
         let _ = std::fs::remove_file(&path);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let logs = Arc::downgrade(&self.logs);
+        let alive = Arc::downgrade(&self.alive);
         let begin_ns = now_ns();
         let spawned = file.and_then(|file| {
             let note = move || {
                 let mut last_ns = begin_ns;
-                while let Some(logs) = logs.upgrade() {
+                while alive.strong_count() > 0 {
                     // A clock may be set back.
                     last_ns = now_ns().max(last_ns);
                     let _ = file.write_all_at(text(&boot, begin_ns, last_ns).as_bytes(), 0);
-                    drop(logs);
-                    std::thread::park_timeout(INTERVAL);
+                    std::thread::sleep(INTERVAL);
                 }
             };
-            std::thread::Builder::new().name("life".into()).spawn(note)
+            std::thread::Builder::new().name("life".into()).spawn(note).map(drop)
         });
-        match spawned {
-            Ok(thread) => Some(thread.thread().clone()),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the life of the daemon is not noted");
-                None
-            }
+        if let Err(error) = spawned {
+            tracing::warn!(path = %path.display(), %error, "the life of the daemon is not noted");
         }
     }
 
