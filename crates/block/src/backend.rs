@@ -63,8 +63,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Whether a change may still take effect after it has failed, because the store is elsewhere and has given the
-    /// change up.
+    /// Whether a change that has failed may still take effect from now on, because the store is elsewhere and the change
+    /// was given up.
     fn may_act_late(&self) -> bool {
         false
     }

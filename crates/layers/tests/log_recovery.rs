@@ -215,14 +215,11 @@ fn a_recovered_log_carries_nothing_before_it_is_started_again() {
 /// A store that is elsewhere carries out writes after it has given them up. If the log continued behind the last
 /// record that was found, as an opening does, new records would be lost. If a tail counted once it is in one superblock,
 /// old content would reappear.
-///
-/// A hole is known and not yet understood (docs/wal.md, "Recovery in use"): `FATHOM_SEED=423` finds content after a crash
-/// that cannot be there, a `wal` of which only superblocks fail and take effect up to 100 effects later. It is older than
-/// the format 2 of logs.
+/// If a log were recovered while superblocks were given up in both places, both could be replaced by older ones.
 #[test]
 fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
-    let (mut cases, mut recoveries) = (0, 0);
-    each_seed(420, |seed| {
+    let (mut cases, mut recoveries, mut waits) = (0, 0, 0);
+    each_seed(600, |seed| {
         let mut log = SimOptions::new(LOG_LENGTH);
         (log.write_error_rate, log.late_max) = (0.03, 11);
         if seed % 3 == 0 {
@@ -240,15 +237,20 @@ fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
             if !rig.has_failed() {
                 continue;
             }
-            if let Err(error) = rig.recover(&mut harness) {
-                assert!(matches!(error, WalError::Volume(_)), "{error}");
+            match rig.recover(&mut harness) {
+                Err(WalError::InUse(_)) => waits += 1,
+                Err(WalError::Volume(_)) | Ok(()) => {}
+                Err(error) => panic!("{error}"),
             }
         }
         harness.drain(|model: &ModelDisk| rig.check_crashes(model));
         harness.verify(CAPACITY);
         recoveries += rig.volume.recoveries();
     });
-    assert!(recoveries > cases, "{cases} cases, {recoveries} recoveries");
+    assert!(
+        recoveries > cases && waits > cases / 10,
+        "{cases} cases, {recoveries} recoveries, {waits} waits"
+    );
 }
 
 /// A log that another daemon has opened meanwhile, whose superblocks are older than they were, or that lacks a durable

@@ -76,6 +76,10 @@ impl Job {
     }
 }
 
+/// For how long a server may still carry out a change of a connection that was given up. The protocol knows no limit; this
+/// is twice the time limit of an operating system for a request to its disk.
+const LATE_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// What the back end reports of its thread.
 #[derive(Default)]
 pub(crate) struct Shared {
@@ -83,9 +87,17 @@ pub(crate) struct Shared {
     pub(crate) unreachable: Mutex<Option<String>>,
     /// How often acknowledged changes may have been lost, and how often changes were accepted again after that.
     losses: AtomicU64,
+    /// When a connection was last given up whose server had a change.
+    given_up: Mutex<Option<Instant>>,
 }
 
 impl Shared {
+    /// Whether a server may still carry out a change of a connection that was given up.
+    pub(crate) fn may_act_late(&self) -> bool {
+        let given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        given_up.is_some_and(|given_up| given_up.elapsed() < LATE_TIME_MAX)
+    }
+
     /// The number of losses and recoveries so far.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
@@ -261,11 +273,30 @@ impl State {
         sent.into_iter().chain(held).min()
     }
 
+    /// A connection is given up, perhaps while it repeated what an earlier one had left. Its server may still carry out the
+    /// changes that it has.
+    pub(crate) fn give_up(&self, was_repeating: bool) {
+        let mut sent = self.sent.values().filter(|sent| sent.is_submitted);
+        let has_change = sent.any(|sent| sent.job.asked.operation.modifies());
+        if has_change || was_repeating && !self.unflushed.is_empty() {
+            self.note_late();
+        }
+    }
+
+    fn note_late(&self) {
+        let mut given_up = self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        *given_up = Some(Instant::now());
+    }
+
     /// Ends the requests whose time is over. Returns whether there were some.
     pub(crate) fn expire(&mut self) -> bool {
         let (now, mut has_any) = (Instant::now(), false);
         while let Some(first) = self.sent.first_entry().filter(|it| it.get().job.deadline <= now) {
-            let Sent { job, .. } = first.remove();
+            let Sent { job, is_submitted, .. } = first.remove();
+            if is_submitted && job.asked.operation.modifies() {
+                // Before anybody knows that it has failed.
+                self.note_late();
+            }
             self.has_own_flush &= job.answer.is_some();
             job.finish(Err(ErrorKind::Io));
             has_any = true;

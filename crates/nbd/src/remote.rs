@@ -131,6 +131,7 @@ impl Remote {
                 End::Closed => return,
                 End::Failed(reason) => reason,
             };
+            state.borrow().give_up(false);
             let server = self.uri.server();
             tracing::warn!(server, "the connection to an NBD server is lost: {reason}");
             self.shared.set_unreachable(Some(format!("{server}: {reason}")));
@@ -193,7 +194,11 @@ impl Remote {
         {
             return Err("the export is not what it was".into());
         }
-        repeat(&mut stream, state).await?;
+        let repeated = repeat(&mut stream, state).await;
+        if repeated.is_err() {
+            state.borrow().give_up(true);
+        }
+        repeated?;
         Ok(stream)
     }
 }
@@ -255,7 +260,7 @@ impl Backend for RemoteDisk {
     }
 
     fn may_act_late(&self) -> bool {
-        true
+        self.shared.may_act_late()
     }
 
     fn inspect(&self) {}

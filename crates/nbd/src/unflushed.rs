@@ -57,6 +57,11 @@ impl Unflushed {
         self.length > 2 * LENGTH_MAX
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
     /// All of them.
     pub(crate) fn all(&self) -> Vec<Asked> {
         self.changes.iter().map(|(_, asked)| asked.clone()).collect()

@@ -293,7 +293,7 @@ impl Backend for SimBackend {
     }
 
     fn may_act_late(&self) -> bool {
-        self.options.late_max > 0
+        !lock(&self.state).late.is_empty()
     }
 
     fn frees_zeroes(&self) -> bool {

@@ -453,15 +453,14 @@ impl WalQueue {
     }
 
     pub(super) fn checkpoint_written(&mut self, outcome: Outcome) {
-        self.checkpoint_in_flight = None;
+        let offset = self.checkpoint_in_flight.take().map_or(0, |checkpoint| checkpoint.offset);
         match outcome {
             Ok(()) => {
                 let needed = self.inner.volume.next();
                 self.inner.shared.access(|state| state.checkpoint_flush = Some(needed));
             }
             Err(kind) => {
-                let acts_late = self.inner.volume.backend().may_act_late();
-                self.inner.shared.access(|state| state.recovery.repeats_checkpoints |= acts_late);
+                self.inner.give_up(offset);
                 self.inner.fail(kind);
             }
         }

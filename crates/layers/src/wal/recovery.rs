@@ -12,7 +12,8 @@
 //! A store that is elsewhere may carry out a write after it has given it up. So the places of the records that were
 //! not found stay unused until the log has been emptied: until then, the disk rejects changes as before. A superblock
 //! that such a store has given up could replace a newer one at any time. So from then on each tail is written to
-//! both places before it counts.
+//! both places before it counts. If one was given up in each place, both could be replaced. Then the log stays failed as
+//! long as the store may carry out what was given up.
 //!
 //! A log whose changes complete before they are durable stays failed, too: what a failed flush has lost must be
 //! reported to every later flush.
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_block::{ErrorKind, LayerProblem};
-use fathom_wal::Log;
+use fathom_wal::{Checkpoint, Log, SUPERBLOCK_LENGTH};
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::{Completion, Inner, LogVolume, State, Wal, WalError};
@@ -31,6 +32,8 @@ use crate::access::Access;
 
 /// The longest pause between two attempts to [`recover`](LogVolume::recover) the logs of a volume.
 pub const RECOVERY_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Why a log stays failed of which a superblock was given up in each place.
+const GIVEN_UP: &str = "the volume may still carry out superblocks that it has given up";
 /// How often the wait for a quiet log checks.
 const QUIET_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -46,8 +49,9 @@ pub(super) struct RecoveryState {
     emptied_after: Option<ErrorKind>,
     /// Whether a queue has ended with writes in the kernel, which may take effect at any time.
     pub(super) is_stuck: bool,
-    /// Whether each checkpoint is written twice: a store has given a superblock up that it may still write.
-    pub(super) repeats_checkpoints: bool,
+    /// In which of their places a superblock was given up that the store may still write. While there is one, each
+    /// checkpoint is written to both.
+    given_up: [bool; 2],
     /// Whether the checkpoint that is being written is the repetition of one that is durable.
     is_repetition: bool,
     /// The `errno` of a loss of acknowledged changes that the operator has not confirmed. The log has failed meanwhile.
@@ -104,7 +108,7 @@ impl State {
     /// The superblock of a checkpoint is durable. Returns whether that is all: if it may be replaced by an older one, it
     /// is written once more.
     pub(super) fn is_checkpoint_safe(&mut self) -> bool {
-        if !self.recovery.repeats_checkpoints {
+        if self.recovery.given_up == [false; 2] {
             return true;
         }
         self.recovery.is_repetition = !self.recovery.is_repetition;
@@ -135,6 +139,27 @@ impl Inner {
         }
     }
 
+    /// A superblock was given up at `offset` bytes from the start of the region.
+    pub(super) fn give_up(&self, offset: u64) {
+        if self.volume.backend().may_act_late() {
+            let place = (offset / SUPERBLOCK_LENGTH as u64) as usize % 2;
+            self.shared.access(|state| state.recovery.given_up[place] = true);
+        }
+    }
+
+    /// Writes a superblock during a recovery.
+    fn write_superblock(
+        &self,
+        access: &mut Access,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), WalError> {
+        let written = write_checkpoint(access, self.base, checkpoint);
+        if written.is_err() {
+            self.give_up(checkpoint.offset);
+        }
+        Ok(written?)
+    }
+
     /// Reports that the log volume has failed, outside of the lock.
     pub(super) fn report_failure(self: &Arc<Self>) {
         if let Some(call) = self.on_failure.get() {
@@ -161,8 +186,21 @@ impl Inner {
         if superblock.tail_sequence < before.tail_sequence {
             return Err(WalError::Changed("the volume has an older state of the log"));
         }
+        let acts_late = self.volume.backend().may_act_late();
+        let given_up = self.shared.access(|state| {
+            let given_up = &mut state.recovery.given_up;
+            given_up.iter_mut().for_each(|is_given_up| *is_given_up &= acts_late);
+            *given_up
+        });
+        if given_up == [true; 2] {
+            return Err(WalError::InUse(GIVEN_UP));
+        }
         if is_lost {
-            rewrite(access, self.base, &superblock)?;
+            let rewritten = rewrite(access, self.base, &superblock);
+            if rewritten.is_err() {
+                self.give_up(superblock.offset());
+            }
+            rewritten?;
         }
         let mut log = Log::new(superblock.clone());
         let (opened, mut is_clipped) = (self.opened, false);
@@ -182,9 +220,9 @@ impl Inner {
         });
         let checkpoint =
             checkpoint.ok_or(WalError::Changed("the volume lacks content of the log"))?;
-        write_checkpoint(access, self.base, &checkpoint)?;
+        self.write_superblock(access, &checkpoint)?;
         if let Some(checkpoint) = log.repeat() {
-            write_checkpoint(access, self.base, &checkpoint)?;
+            self.write_superblock(access, &checkpoint)?;
         }
         log.checkpointed();
         Ok(log)
