@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::{Backend, Disk, DiskOptions, Layer};
-use fathom_layers::offload::OffloadState;
+use fathom_layers::offload::{OffloadOptions, OffloadState};
 use fathom_layers::wal::{Completion, LogVolume, WalError, WalOptions};
 use fathom_layers::{Offload, Wal};
 use fathom_sim::{
@@ -41,7 +41,10 @@ impl Rig {
         let home = record.store(SimOptions::new(CAPACITY), seed + 1_000_000, home_image);
         let volume = Arc::new(LogVolume::new(Arc::clone(&log) as Arc<dyn Backend>));
         let (wal, offload) = if seed % 2 == 0 {
-            let offload = Offload::open(&volume, &options(), settings()).ok()?;
+            // Every change touches a region of the log, or only some do.
+            let region_shift = [12, 20][seed as usize / 2 % 2];
+            let settings = OffloadOptions { region_shift, ..settings() };
+            let offload = Offload::open(&volume, &options(), settings).ok()?;
             offload.start().unwrap();
             (offload.wal().clone(), Some(offload))
         } else {
@@ -189,25 +192,31 @@ fn a_log_is_recovered_when_its_volume_works_again() {
     );
 }
 
-/// A log that was recovered carries nothing before it is started again, and shows that; then it carries.
+/// A log that has failed rejects changes of what it has, and none beside that. It carries nothing before it is started
+/// again, and then it does.
 #[test]
-fn a_recovered_log_carries_nothing_before_it_is_started_again() {
-    let rig = Rig::new(0, 0.0, SimOptions::new(LOG_LENGTH)).unwrap();
+fn a_failed_log_rejects_only_what_it_has() {
+    // All of the disk is one region.
+    let rig = Rig::new(2, 0.0, SimOptions::new(LOG_LENGTH)).unwrap();
     let offload = rig.offload.clone().unwrap();
-    let mut harness = rig.harness(0);
+    let mut harness = rig.harness(2);
     let mut change = |offset: u64, content: u64| {
+        let before = harness.statistics().failed;
         harness.submit(0, &write(offset, content));
         harness.drain(|_| {});
+        harness.statistics().failed == before
     };
-    change(0, 1);
-    let status = offload.status();
-    assert_eq!((status.state, status.carried), (OffloadState::Carrying, 1));
+    assert!(change(0, 1) && change(32 << 10, 2));
+    assert_eq!((offload.status().state, offload.status().carried), (OffloadState::Carrying, 2));
     rig.log.die();
-    change(0, 2);
-    assert_eq!(offload.status().state, OffloadState::Returning, "it takes no changes");
+    assert!(!change(0, 3), "the log fails with it");
+    assert_eq!(offload.status().state, OffloadState::Returning);
+    // Behind and before what it has.
+    assert!(change(36 << 10, 4) && change(28 << 10, 5) && !change(32 << 10, 6) && !change(0, 7));
+    assert_eq!(offload.status().bypassed, 2);
     rig.log.revive();
     rig.recover(&mut harness).unwrap();
-    assert_eq!(offload.status().state, OffloadState::Returning);
+    assert_eq!(offload.status().state, OffloadState::Returning, "its changes go home");
     rig.end(&mut harness);
     assert_eq!(offload.status().state, OffloadState::Carrying, "it was started again");
 }

@@ -10,8 +10,9 @@
 //! else is decided under the lock of the log's state.
 //!
 //! **What goes past the log.** A change that goes home must not overlap anything that a scan of the log could
-//! find (`Regions`). The change and the record that overlaps it may also be in flight at the same time, if the
-//! change was submitted first: then either may be the last. But once both have completed, reads must not find
+//! find (`Regions`): while the log works, no region of it, and after it has failed, no place of it. The
+//! change and the record that overlaps it may also be in flight at the same time, if the change was
+//! submitted first: then either may be the last. But once both have completed, reads must not find
 //! the content of the one first and, after write-back, that of the other. So a round of write-back copies
 //! nothing before all changes have completed that had gone past the log when the round began. Changes under
 //! the lock are counted by the number of the round. Those at rest are counted by their queue alone: the queue
@@ -359,7 +360,12 @@ impl Carry {
     pub(crate) fn choose(&mut self, range: &Range<u64>, conditions: Conditions) -> Way {
         let Conditions { log_works, has_space, may_wait, has_waited, now_ns } = conditions;
         let carries = self.mode == Mode::Carrying && log_works && has_space;
-        if carries || self.regions.overlap(range) {
+        let is_kept = carries || self.regions.overlap(range);
+        // A log that rejects changes need not reject those beside what it has.
+        let may_pass = !log_works && is_kept && {
+            !self.is_on_way(range) && !self.regions.overlap_records(range)
+        };
+        if is_kept && !may_pass {
             if !carries && may_wait && self.holds(now_ns) {
                 self.counts.held += u64::from(!has_waited);
                 return Way::Wait(self.finish_until_ns);

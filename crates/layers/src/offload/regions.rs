@@ -5,6 +5,9 @@
 //! any of these records has an entry in its range: the old content would reappear. The map of the log is not
 //! sufficient, because it forgets content as soon as it is at home.
 //!
+//! While the log works, a change that only touches a region of a record costs no more than another way. A log that has
+//! failed rejects what it may have, so that then the [places](Regions::overlap_records) of the records decide.
+//!
 //! The parts are counted, not listed: a range counts in the smallest regions of which it touches at most
 //! [`SPAN_MAX`], so that a discard of a whole disk costs no more than a write. Larger regions only make more
 //! changes take the way through the log.
@@ -38,12 +41,14 @@ pub(crate) struct Regions {
     counts: [BTreeMap<u64, u64>; LEVELS],
     /// The entries of the records that a scan could find, in order of their sequence.
     kept: VecDeque<Kept>,
+    /// Their ranges, merged, in the order of the disk; `None` if they are not known.
+    places: Option<Vec<Range<u64>>>,
 }
 
 impl Regions {
     /// Counts of nothing. The smallest regions have 2^`shift` bytes.
     pub(crate) fn new(shift: u32) -> Self {
-        Self { shift, counts: Default::default(), kept: VecDeque::new() }
+        Self { shift, counts: Default::default(), kept: VecDeque::new(), places: None }
     }
 
     /// The size of the regions number `level`, as a power of two.
@@ -93,8 +98,18 @@ impl Regions {
         }
     }
 
+    /// Whether an entry of a record that a scan could find overlaps `range`, which must not be empty. The first call
+    /// after a change of the records sorts them.
+    pub(crate) fn overlap_records(&mut self, range: &Range<u64>) -> bool {
+        let kept = &self.kept;
+        let places = self.places.get_or_insert_with(|| merged(kept));
+        let after = places.partition_point(|place| place.start < range.end);
+        after > 0 && places[after - 1].end > range.start
+    }
+
     /// A scan could find `record` from now on. Records are added in order of their sequence.
     pub(crate) fn add_record(&mut self, record: &Record) {
+        self.places = None;
         for entry in &record.entries {
             let range = entry.offset..entry.offset + entry.length;
             self.add(&range);
@@ -111,6 +126,9 @@ impl Regions {
             self.remove(&kept.range);
             count += 1;
         }
+        if count > 0 {
+            self.places = None;
+        }
         count
     }
 
@@ -118,6 +136,20 @@ impl Regions {
     pub(crate) fn is_empty(&self) -> bool {
         self.counts.iter().all(BTreeMap::is_empty)
     }
+}
+
+/// The ranges of entries, in order, without overlaps.
+fn merged(kept: &VecDeque<Kept>) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = kept.iter().map(|kept| kept.range.clone()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|range, last| {
+        let is_merged = range.start <= last.end;
+        if is_merged {
+            last.end = last.end.max(range.end);
+        }
+        is_merged
+    });
+    ranges
 }
 
 #[cfg(test)]
@@ -192,6 +224,8 @@ mod tests {
                 let is_found = regions.overlap(&range);
                 assert!(is_found || !live().any(meets), "{range:?} overlaps a live range");
                 assert_eq!(is_found, live().any(near), "{range:?}");
+                let is_recorded = records.iter().flat_map(|(_, ranges)| ranges).any(meets);
+                assert_eq!(regions.overlap_records(&range), is_recorded, "{range:?}");
                 (found, free) = (found + u32::from(is_found), free + u32::from(!is_found));
             }
             regions.drop_records(u64::MAX);
