@@ -68,6 +68,9 @@ return values
 "
 );
 
+/// `KEYS`: the state. `ARGV`: volume, epoch. Returns 1.
+pub(crate) const EXAMINE: &str = guarded!("return 1");
+
 /// `KEYS`: the volume. `ARGV`: the identity of a new volume (empty if none is made), the wanted capacity, the
 /// block size, the number of shards, the owner's name. Returns whether a new volume is incomplete, and its fields.
 /// The epoch is a new one.

@@ -24,8 +24,10 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const WRONG_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long an error is reported if no request follows.
 const REPORT_TIME: Duration = Duration::from_secs(60);
-/// Shards that are claimed at the same time.
+/// Shards that are claimed or examined at the same time.
 const CLAIMS: usize = 32;
+/// After this time without a change, the next one finds out first whether all shards are still there.
+const REST_TIME: Duration = Duration::from_secs(5);
 /// The oldest version of the nodes.
 const VERSION_MIN: u32 = 8;
 /// The largest volume, in bytes: the versions of its blocks are in memory.
@@ -88,6 +90,9 @@ pub(crate) struct Volume {
     versions: Versions,
     witnesses: Witnesses,
     trouble: Mutex<Trouble>,
+    /// When a change was last carried out, or all shards were there.
+    used: Mutex<Instant>,
+    examination: tokio::sync::Mutex<()>,
 }
 
 /// What a part of a request does with the blocks of one group.
@@ -130,6 +135,8 @@ impl Volume {
             versions: Versions::default(),
             witnesses: Witnesses::default(),
             trouble: Mutex::default(),
+            used: Mutex::new(Instant::now()),
+            examination: tokio::sync::Mutex::default(),
         };
         opened.claim(is_made).await?;
         if !is_made {
@@ -213,9 +220,13 @@ impl Volume {
             let attempt = async {
                 match &mut work {
                     Work::Read(range) => self.read(range).await,
-                    Work::Write(values) => self.write(values).await.map(|()| Vec::new()),
+                    Work::Write(values) => {
+                        self.examine_after_rest().await?;
+                        self.write(values).await.map(|()| self.used())
+                    }
                     Work::Merge(offset, bytes) => {
-                        self.merge(*offset, bytes).await.map(|()| Vec::new())
+                        self.examine_after_rest().await?;
+                        self.merge(*offset, bytes).await.map(|()| self.used())
                     }
                 }
             };
@@ -255,6 +266,45 @@ impl Volume {
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MAX);
         }
+    }
+
+    /// A change was carried out, which has no bytes.
+    fn used(&self) -> Vec<u8> {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        Vec::new()
+    }
+
+    fn has_rested(&self) -> bool {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.elapsed() > REST_TIME
+    }
+
+    /// A node that was emptied while nobody used the volume would be found by the changes of its own shards only, too late
+    /// for whoever relies on the whole volume. So the first change after a rest examines all shards. Those that do not
+    /// answer are no obstacle.
+    async fn examine_after_rest(&self) -> Result<(), Failure> {
+        if !self.has_rested() {
+            return Ok(());
+        }
+        let _turn = self.examination.lock().await;
+        if !self.has_rested() {
+            return Ok(());
+        }
+        let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
+        let examine = async |shard: u64| {
+            let keys = [state_key(&self.name, shard)];
+            let call = Call { script: scripts::EXAMINE, keys: &keys, arguments: &arguments };
+            match self.client.read(shard, &call).await {
+                Ok(Value::Int(1)) | Err(_) => Ok(()),
+                Ok(other) => Err(self.refused(shard, &other)),
+            }
+        };
+        for begin in (0..SHARDS).step_by(CLAIMS) {
+            let shards = begin..(begin + CLAIMS as u64).min(SHARDS);
+            join_all(shards.map(&examine)).await.into_iter().collect::<Result<(), _>>()?;
+        }
+        self.used();
+        Ok(())
     }
 
     fn keys(&self, blocks: impl Iterator<Item = u64>, group: u64) -> Vec<String> {

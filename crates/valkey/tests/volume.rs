@@ -146,6 +146,29 @@ fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening(
     assert!(text.contains("not in this cluster"), "{text}");
 }
 
+/// Whoever relies on the whole volume again after a rest has to find out with the first change.
+#[test]
+fn a_shard_that_was_emptied_during_a_rest_is_found_by_the_first_change_of_any_other() {
+    let Some((_folder, cluster)) = steady_cluster() else { return };
+    let first = open(&impatient(&cluster), "v");
+    let mut queue = OneRequest::open(&disk(&first));
+    let mut write = |group: u64| queue.write(group * 16 * BLOCK, &[1; 4096]);
+    (0..64).for_each(|group| write(group).unwrap());
+    let state = "fathom:{v#9}:state";
+    cluster.ask(0, &["-c", "RENAME", state, "fathom:{v#9}:kept"]).unwrap();
+    // Nothing is examined between changes that follow each other.
+    write(5).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    assert_eq!(write(5), Err(ErrorKind::Io));
+    let problems = first.problems();
+    let [BackendProblem::ContentWrong { text }] = &problems[..] else { panic!("{problems:?}") };
+    assert!(text.contains("shard 9") && text.contains("lost its state"), "{text}");
+    cluster.ask(0, &["-c", "RENAME", "fathom:{v#9}:kept", state]).unwrap();
+    write(5).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    write(5).unwrap();
+}
+
 #[test]
 fn nodes_that_would_lose_writes_are_refused() {
     let Some((_folder, cluster)) = steady_cluster() else { return };

@@ -351,10 +351,17 @@ pub fn run(command: &DiskCommand) -> Outcome {
     }
 }
 
-/// Whether a word that may be a path or a disk's name is a path. A disk of the daemon is meant even if the working
-/// directory has an entry of its name: that is `./NAME`.
+/// Whether a word that may be a path or a disk's name is a path. A disk of the daemon, served or
+/// not, is meant even if the working directory has an entry of its name: that is `./NAME`.
 fn is_path(word: &str, client: &Client) -> bool {
-    word.contains('/') || (Path::new(word).exists() && client.disk(word).is_err())
+    let is_disk = || {
+        client.disks().is_ok_and(|list| {
+            let mut names = list.disks.iter().map(|disk| &disk.name);
+            let mut unserved = list.unserved.iter().map(|disk| &disk.name);
+            names.any(|name| name == word) || unserved.any(|name| name == word)
+        })
+    };
+    word.contains('/') || (Path::new(word).exists() && !is_disk())
 }
 
 /// An absolute path, for another process that may have another working directory.

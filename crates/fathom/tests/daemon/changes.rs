@@ -71,8 +71,10 @@ fn an_image_of_another_format_is_served_only_as_a_raw_one() {
         assert!(metrics.contains(line), "{metrics}");
     }
     let control = daemon.path("control.sock");
+    // An entry of the disk's name changes nothing.
+    std::fs::create_dir(daemon.path("a")).unwrap();
     let output = |arguments: &[&str]| {
-        let mut command = command(&std::env::temp_dir());
+        let mut command = command(&daemon.path("."));
         let output = command.args(arguments).arg("--control").arg(&control).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         String::from_utf8_lossy(&text).into_owned()
