@@ -22,6 +22,7 @@ use crate::error::{ErrorBody, ErrorReply};
 use crate::flush::{FlushReport, FlushRequest, FlushWay};
 use crate::http::{escape, exchange, request};
 use crate::insight::{GuestList, SlowReport};
+use crate::log::{LogAnswer, LogDecision, LogRequest};
 use crate::monitor::MonitorStatus;
 use crate::offload::{OffloadAnswer, OffloadHistory, OffloadReport, OffloadRequest};
 use crate::query::QueryList;
@@ -247,6 +248,15 @@ impl Client {
     /// When there is no answer, no disk of this name, nothing to try, or the disk still cannot be served.
     pub fn retry_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
         self.send::<(), _>("POST", &format!("{}/retry", disk_path(name)), None)
+    }
+
+    /// Decides about the log of a disk that is not served because its log was refused. Then tries to serve the
+    /// disk at once.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, the disk is served, or the log cannot be settled so.
+    pub fn decide_log(&self, name: &str, decision: LogDecision) -> Result<LogAnswer, ClientError> {
+        self.send("POST", &format!("{}/log", disk_path(name)), Some(&LogRequest { decision }))
     }
 
     /// Removes a disk from the running daemon; with `force` also while a VMM or an NBD client uses

@@ -12,6 +12,7 @@
 //! | `POST /v1/disks` | [`DiskDefinition`] | [`DiskStatus`] |
 //! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
 //! | `POST /v1/disks/{name}/retry` | | [`DiskStatus`] |
+//! | `POST /v1/disks/{name}/log` | [`LogRequest`] | [`LogAnswer`] |
 //! | `DELETE /v1/disks/{name}` | | [`Done`] |
 //! | `GET /v1/statistics` | | [`Statistics`] |
 //! | `GET /v1/devices` | | [`DeviceList`] |
@@ -52,6 +53,7 @@ mod error;
 mod flush;
 mod http;
 mod insight;
+mod log;
 mod monitor;
 mod offload;
 mod problem;
@@ -96,6 +98,7 @@ pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowReport, SlowRequest,
 };
+pub use log::{LogAnswer, LogDecision, LogRequest};
 pub use monitor::MonitorStatus;
 pub use offload::{
     OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadReport,

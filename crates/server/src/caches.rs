@@ -141,10 +141,20 @@ pub(crate) fn reject(
     records: &Path,
     common: &Common,
 ) -> Result<(), ErrorBody> {
-    let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(()) };
     if definition.read_only || has_cache(definition) {
-        return Ok(());
+        Ok(())
+    } else {
+        forget(definition, records, common)
     }
+}
+
+/// Makes a cache forget what it may have of the image of a disk that nobody serves.
+pub(crate) fn forget(
+    definition: &DiskDefinition,
+    records: &Path,
+    common: &Common,
+) -> Result<(), ErrorBody> {
+    let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(()) };
     let shown = image.display();
     let key = definition.key.as_deref();
     let mark = CacheMark::open_named(&image, records, key).map_err(|error| {

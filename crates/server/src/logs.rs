@@ -34,6 +34,7 @@ pub(crate) use in_cache::CacheStores;
 use in_cache::LogLoss;
 pub(crate) use lives::Lives;
 pub(crate) use offload::{AutoKind, OffloadDefinition};
+pub(crate) use settle::settle_disk;
 pub use settle::{LogCommand, settle_log};
 
 use crate::clusters::{ClusterPlace, Clusters};

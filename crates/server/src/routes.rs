@@ -11,7 +11,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use fathom_control::{
-    DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply, FlushRequest, RevertRequest,
+    DiskChange, DiskDefinition, Done, ErrorBody, ErrorCode, ErrorReply, FlushRequest, LogRequest,
+    RevertRequest,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/disks/{name}", get(disk_status).patch(change_disk).delete(remove_disk))
         .route("/v1/disks/{name}/recover", post(recover_disk))
         .route("/v1/disks/{name}/retry", post(retry_disk))
+        .route("/v1/disks/{name}/log", post(decide_log))
         .route("/v1/disks/{name}/offload", get(offload_history).post(change_offload))
         .route("/v1/offload", get(offload))
         .route("/v1/clusters/{cluster}/volumes/{volume}", axum::routing::delete(forget_volume))
@@ -166,6 +168,16 @@ async fn retry_disk(
 ) -> Answer<fathom_control::DiskStatus> {
     let changes = Arc::clone(&app.changes);
     change(&changes, move || app.daemon.retry_disk(&name)).await
+}
+
+async fn decide_log(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<fathom_control::LogAnswer> {
+    let LogRequest { decision } = read(body)?;
+    let changes = Arc::clone(&app.changes);
+    change(&changes, move || app.daemon.decide_log(&name, decision)).await
 }
 
 #[derive(Default, Deserialize)]

@@ -18,6 +18,7 @@ mod kept_caches;
 mod limit;
 mod limits;
 mod live;
+mod log_decisions;
 mod log_recovery;
 mod lost_writes;
 mod metrics;

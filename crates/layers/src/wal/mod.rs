@@ -45,9 +45,9 @@ use fathom_block::{
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Held, Log, Reservation, Source, Superblock};
+use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
-pub use fathom_wal::{MAGIC, SUPERBLOCK_LENGTH, is_place};
+pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
 pub use open::{Completion, HomeTimes, Settlement, WalError, WalOptions};
 pub use owner::{LogOwner, owner_of_changes};
 pub use places::{LogPlaces, logs_in};

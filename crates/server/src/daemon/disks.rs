@@ -94,14 +94,8 @@ impl Daemon {
         ticket: Option<&Ticket>,
     ) -> Result<(), ErrorBody> {
         let claims = Claims::new(&definition);
-        let control = normal_path(&self.options.control);
         let entry = ticket.map_or_else(|| self.instance(), Ticket::number);
-        let _entry = self.with_state(|state| {
-            let served = state.disks.values().map(|served| &served.claims);
-            claims.check(&control, served.chain(state.opening.values()))?;
-            state.opening.insert(entry, claims.clone());
-            Ok(Entry { daemon: self, number: entry })
-        })?;
+        let _entry = self.begin_opening(claims.clone(), entry)?;
         let beginnings = self.common.background.beginnings();
         let number = self.instance();
         let wanted = wiring::is_classified(&definition);
@@ -174,6 +168,21 @@ impl Daemon {
         }
         self.begin_offloads();
         Ok(())
+    }
+
+    /// Enters the claims of a disk that is being opened, under a number of its own.
+    pub(super) fn begin_opening(
+        &self,
+        claims: Claims,
+        number: u64,
+    ) -> Result<Entry<'_>, ErrorBody> {
+        let control = normal_path(&self.options.control);
+        self.with_state(|state| {
+            let served = state.disks.values().map(|served| &served.claims);
+            claims.check(&control, served.chain(state.opening.values()))?;
+            state.opening.insert(number, claims);
+            Ok(Entry { daemon: self, number })
+        })
     }
 
     /// Changes a disk while it is in use.
@@ -495,7 +504,7 @@ pub(crate) fn records_folder(control: &Path) -> PathBuf {
 }
 
 /// The claims of a disk that is being opened; given up when dropped.
-struct Entry<'d> {
+pub(super) struct Entry<'d> {
     daemon: &'d Daemon,
     number: u64,
 }

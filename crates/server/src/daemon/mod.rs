@@ -6,6 +6,7 @@
 
 mod caches;
 mod changes;
+mod decision;
 mod devices;
 mod dirty;
 mod disks;

@@ -12,7 +12,8 @@
 //! | refused | opening | the pause is over, or somebody asks |
 //! | opening, refused | forgotten | the disk leaves the configuration or gets another definition there |
 //!
-//! An attempt for a disk that is forgotten meanwhile serves nothing.
+//! An attempt for a disk that is forgotten meanwhile serves nothing. What an operator decides about the disk's log
+//! is carried out by the same thread, between two attempts ([`super::decision`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use fathom_control::{DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, UnservedDisk};
 
 use super::changes::stopping;
+use super::decision::Decision;
 use super::{Daemon, unix_time_ns};
 use crate::configuration::{Place, Places, check_disk};
 use crate::lock;
@@ -73,6 +75,8 @@ struct Candidate {
     has_thread: bool,
     /// Why the last attempt failed.
     refused: Option<ErrorBody>,
+    /// What is to become of its log before the next attempt.
+    decision: Option<Decision>,
     /// Ends the pause of its thread.
     wake: Arc<Condvar>,
 }
@@ -151,7 +155,11 @@ impl Unserved {
     pub(super) fn stop(&self) {
         let mut table = self.table();
         table.is_stopping = true;
-        table.disks.values().for_each(|disk| disk.wake.notify_all());
+        for disk in table.disks.values_mut() {
+            // The request of a decision that waits ends.
+            disk.decision = None;
+            disk.wake.notify_all();
+        }
         drop(table);
         self.ended.notify_all();
     }
@@ -268,6 +276,39 @@ impl Unserved {
         }
     }
 
+    /// Leaves a decision about the log of a disk to its thread, for the time before the next attempt. Returns the number
+    /// of the disk; `None` if no such disk is to be served.
+    pub(super) fn decide(&self, name: &str, decision: Decision) -> Result<Option<u64>, ErrorBody> {
+        let mut table = self.table();
+        if table.is_stopping {
+            return Err(stopping());
+        }
+        let Some(disk) = table.disks.get_mut(name) else { return Ok(None) };
+        if disk.decision.is_some() {
+            let message = format!("another decision about the log of {name:?} waits already");
+            return Err(refusal(ErrorCode::Conflict, message, "try again when it has ended"));
+        }
+        disk.decision = Some(decision);
+        Ok(Some(disk.number))
+    }
+
+    /// Takes back a decision that has not begun. Returns false if it has.
+    pub(super) fn take_back(&self, name: &str, number: u64) -> bool {
+        let mut table = self.table();
+        let disk = table.disks.get_mut(name).filter(|disk| disk.number == number);
+        disk.is_some_and(|disk| disk.decision.take().is_some())
+    }
+
+    /// The decision that the thread of a disk has to carry out now, and the ticket of the attempt after it.
+    fn decision(&self, ticket: &Ticket) -> Option<(Decision, Ticket)> {
+        let mut table = self.table();
+        let disk = table.disks.get_mut(&ticket.name)?;
+        if disk.number != ticket.number {
+            return None;
+        }
+        disk.decision.take().map(|decision| (decision, disk.ticket(&ticket.name)))
+    }
+
     /// Begins an attempt: the definition to serve, and whether it was asked for. `None` if the disk was forgotten.
     fn begin(&self, ticket: &Ticket) -> Option<(DiskDefinition, bool)> {
         let mut table = self.table();
@@ -338,6 +379,7 @@ impl Daemon {
             is_asked: false,
             has_thread: true,
             refused: None,
+            decision: None,
             wake: Arc::default(),
         };
         let ticket = candidate.ticket(name);
@@ -470,6 +512,9 @@ fn run(daemon: &Weak<Daemon>, unserved: &Unserved, ticket: &Ticket) {
     loop {
         let Some(strong) = daemon.upgrade() else { return };
         let Some((definition, is_asked)) = unserved.begin(ticket) else { return };
+        if let Some((decision, ticket)) = unserved.decision(ticket) {
+            decision.carry_out(&strong, &definition, ticket);
+        }
         let before = stamp.as_ref().filter(|_| !is_asked);
         let attempt = AssertUnwindSafe(|| strong.attempt(&definition, ticket, before));
         let outcome = catch_unwind(attempt).unwrap_or_else(|_| {

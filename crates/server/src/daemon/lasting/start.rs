@@ -129,6 +129,18 @@ impl Daemon {
         Ok(definition)
     }
 
+    /// The definition with which [`Self::serve_planned`] opens a disk now. `None`: it is not to be served.
+    pub(in super::super) fn definition_to_open(
+        &self,
+        planned: &DiskDefinition,
+    ) -> Result<Option<DiskDefinition>, ErrorBody> {
+        let Some(definition) = self.settled(planned)? else { return Ok(None) };
+        Ok(Some(match self.layers_with_marked_log(&definition) {
+            Some(layers) => DiskDefinition { layers, ..definition },
+            None => definition,
+        }))
+    }
+
     /// The log that the mark of a disk's image names, if it has a mark.
     fn marked_log(&self, definition: &DiskDefinition) -> Result<Option<String>, ErrorBody> {
         let Some(image) = &definition.image else { return Ok(None) };
