@@ -189,7 +189,9 @@ impl Inner {
         let acts_late = self.volume.backend().may_act_late();
         let given_up = self.shared.access(|state| {
             let given_up = &mut state.recovery.given_up;
-            given_up.iter_mut().for_each(|is_given_up| *is_given_up &= acts_late);
+            for is_given_up in given_up.iter_mut() {
+                *is_given_up &= acts_late;
+            }
             *given_up
         });
         if given_up == [true; 2] {
