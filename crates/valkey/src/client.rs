@@ -79,7 +79,9 @@ pub(crate) enum CallError {
 
 /// The connections to a cluster.
 pub(crate) struct Client {
-    cluster: ClusterClient,
+    options: ClusterOptions,
+    /// Makes connections with the passwords and certificates that were last read.
+    cluster: Mutex<ClusterClient>,
     lanes: Mutex<Vec<ClusterConnection>>,
     /// When the connections were made, while nobody makes new ones.
     made: tokio::sync::Mutex<Instant>,
@@ -100,19 +102,29 @@ impl Client {
             format!("no node answers ({error}); check `nodes`, the user, and that the cluster runs")
         })?;
         let (lanes, made) = (Mutex::new(lanes), tokio::sync::Mutex::new(Instant::now()));
-        Ok(Self { cluster: client, lanes, made, copies: options.copies })
+        let (options, cluster) = (options.clone(), Mutex::new(client));
+        Ok(Self { copies: options.copies, options, cluster, lanes, made })
     }
 
     /// Makes new connections, which ask the nodes again who has what: a node that hangs has been replaced, but the
-    /// client learns that only from nodes that answer.
+    /// client learns that only from nodes that answer. The password and the certificates are read again; if they
+    /// cannot be read now, the known ones are used.
     pub(crate) async fn renew(&self) {
         // Who comes meanwhile has the new connections afterwards.
         let Ok(mut made) = self.made.try_lock() else { return };
         if made.elapsed() < RENEWAL_INTERVAL {
             return;
         }
+        let renewed = client(&self.options).ok();
+        let cluster = {
+            let mut known = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(renewed) = renewed {
+                *known = renewed;
+            }
+            known.clone()
+        };
         let limit = 2 * CONNECT_TIME_MAX;
-        if let Ok(Ok(new)) = tokio::time::timeout(limit, lanes(&self.cluster)).await {
+        if let Ok(Ok(new)) = tokio::time::timeout(limit, lanes(&cluster)).await {
             *self.lanes.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
         *made = Instant::now();
@@ -286,7 +298,7 @@ fn of_error(error: &redis::RedisError) -> CallError {
     let code = error.code().unwrap_or_default();
     if code == "OOM" || text.contains("OOM command not allowed") {
         CallError::Full(text)
-    } else if matches!(code, "NOPERM" | "WRONGPASS" | "NOAUTH" | "WRONGTYPE" | "CROSSSLOT") {
+    } else if matches!(code, "NOPERM" | "WRONGTYPE" | "CROSSSLOT") {
         CallError::Never(text)
     } else {
         CallError::Later(text)

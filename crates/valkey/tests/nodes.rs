@@ -233,6 +233,17 @@ fn connections_are_encrypted_and_users_need_few_rights() {
     queue.write(512, &vec![5; 70_000 / 512 * 512]).unwrap();
     assert_eq!(queue.read(512, 1024).unwrap(), [5; 1024]);
     assert!(opened.problems().is_empty(), "{:?}", opened.problems());
+    // Another password: the next connections use it.
+    for node in 0..cluster.count() {
+        for command in ["ACL SETUSER fathom >renewed <secret", "CLIENT KILL USER fathom"] {
+            let words: Vec<&str> = command.split(' ').collect();
+            assert!(cluster.ask(node, &words).is_some(), "{command}");
+        }
+    }
+    std::fs::write(file("password"), "renewed\n").unwrap();
+    queue.write(512, &[6; 1024]).unwrap();
+    assert_eq!(queue.read(512, 1024).unwrap(), [6; 1024]);
+    assert!(opened.problems().is_empty(), "{:?}", opened.problems());
     let refusal = |options: &ClusterOptions| {
         ClusterVolume::open(options, &volume("v")).err().map(|error| error.0).unwrap_or_default()
     };

@@ -3,7 +3,7 @@ use std::io::{self, BufRead, IsTerminal};
 
 use fathom_control::{
     Bytes, ClientError, DiskChange, DiskDefinition, DiskList, DiskStatus, ErrorCode,
-    FrontendStatus, LayerStatus, VhostUserDefinition,
+    FrontendStatus, LayerStatus, VhostUserDefinition, WhenFull,
 };
 
 use super::{
@@ -35,13 +35,17 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
         null: options.null,
         direct: options.direct,
         read_only: options.read_only,
+        when_full: if options.wait_when_full { WhenFull::Wait } else { WhenFull::Fail },
         block_size: options.block_size,
         tap: !options.no_tap,
         classify: !options.no_classify,
+        layers: options.layers.clone(),
         vhost_user: options.socket.as_deref().map(|socket| VhostUserDefinition {
             socket: absolute(socket),
-            queues: options.queues,
-            ..VhostUserDefinition::default()
+            queues: options.queues.unwrap_or(VhostUserDefinition::default().queues),
+            threads: options.threads,
+            spin: options.spin,
+            group: options.group.clone(),
         }),
         ..DiskDefinition::default()
     };

@@ -28,7 +28,7 @@ mod signatures;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use fathom_control::{Bytes, Client, ImageFormat, LayerDefinition};
+use fathom_control::{Bytes, Client, ImageFormat, LayerDefinition, Nanoseconds};
 
 use crate::{connection::ControlOptions, failure::Outcome, output::Format};
 
@@ -227,15 +227,30 @@ pub struct AddOptions {
     /// A vhost-user socket for a guest
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Queues offered to the guest
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "socket")]
-    queues: u16,
+    /// The most queues that the guest can use [default: 4]
+    #[arg(long, value_name = "N", requires = "socket")]
+    queues: Option<u16>,
+    /// The number of threads that serve the queues [default: one for each processor]
+    #[arg(long, value_name = "N", requires = "socket")]
+    threads: Option<u16>,
+    /// The longest to watch a ring before its thread sleeps, for example 32us; 0 never watches
+    #[arg(long, value_name = "TIME", requires = "socket")]
+    spin: Option<Nanoseconds>,
+    /// A group whose members may also connect to the socket
+    #[arg(long, value_name = "NAME", requires = "socket")]
+    group: Option<String>,
     /// Bypass the host's page cache
     #[arg(long)]
     direct: bool,
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
+    /// Make writes wait while the image's file system is full, instead of failing
+    #[arg(long, requires = "image")]
+    wait_when_full: bool,
+    /// Add a layer, for example wal,log=/nvme/logs,size=1G; the uppermost first
+    #[arg(long = "layer", value_name = "KIND[,KEY=VALUE…]", value_parser = LayerDefinition::from_flag)]
+    layers: Vec<LayerDefinition>,
     /// The block size that guests see
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Bytes>,

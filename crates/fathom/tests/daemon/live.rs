@@ -145,6 +145,40 @@ fn temporary_changes_end_with_the_daemon() {
     daemon.end();
 }
 
+/// What a file can say of a disk, `disk add` can.
+#[test]
+fn a_disk_that_is_added_has_layers_and_threads_also_after_a_kill() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", 4 << 20);
+    let daemon = Daemon::start_in(folder, LISTENER);
+    let run = |daemon: &Daemon, arguments: &[&str]| {
+        let mut command = command(&daemon.path(""));
+        command.env("FATHOM_CONTROL", daemon.path("control.sock"));
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let added = format!(
+        "disk add a --image a.img --socket a.sock --queues 3 --threads 2 --spin 0 --wait-when-full \
+         --layer limit,total_iops_sec=5000 --layer wal,log={},size=1M,age=1h",
+        daemon.path("logs").display()
+    );
+    run(&daemon, &added.split(' ').collect::<Vec<_>>());
+    let check = |daemon: &Daemon| {
+        assert_eq!(layers(daemon, "a"), ["classify", "tap", "limit", "wal", "wait-for-room"]);
+        let saved = run(daemon, &["config", "save"]);
+        for part in ["queues = 3", "threads = 2", "spin = ", "when_full = \"wait\""] {
+            assert!(saved.contains(part), "{part} is missing:\n{saved}");
+        }
+    };
+    check(&daemon);
+    connect(&daemon, "a").write(0, &[1; 4096]);
+    let daemon = killed(daemon, LISTENER);
+    check(&daemon);
+    assert_eq!(connect(&daemon, "a").read(0, 4096), [1; 4096]);
+    daemon.end();
+}
+
 #[test]
 fn a_log_that_was_changed_in_use_is_found_after_a_kill() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
