@@ -3,6 +3,7 @@
 
 mod attend;
 mod definition;
+mod identity;
 mod in_cache;
 mod lives;
 mod offload;
@@ -30,6 +31,7 @@ use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
 pub(crate) use definition::WalDefinition;
+pub(crate) use identity::is_named;
 pub(crate) use in_cache::CacheStores;
 use in_cache::LogLoss;
 pub(crate) use lives::Lives;

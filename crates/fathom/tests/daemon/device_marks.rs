@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fathom_control::{ClientError, DiskDefinition, LayerDefinition};
+use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -173,4 +173,49 @@ fn a_device_whose_mark_is_lost_is_not_served_without_its_log() {
         daemon.client().add_disk_for_now(&plain(&device.0)),
         "has changes of it, for the disk \"d\"",
     );
+}
+
+/// A log's device has another number after a restart of the host, and the log is known by its identity.
+#[test]
+fn a_log_that_the_file_does_not_have_is_found_on_a_device_with_another_number() {
+    let folder = folder();
+    let path = folder.path().to_owned();
+    image(&path, "a.img", SIZE);
+    image(&path, "volume", SIZE);
+    image(&path, "other", SIZE);
+    // The name that does not change.
+    let link = |device: &LoopDevice| {
+        let _ = std::fs::remove_file(path.join("log-device"));
+        std::os::unix::fs::symlink(&device.0, path.join("log-device")).unwrap();
+    };
+    let Some(device) = LoopDevice::attach(&path.join("volume")) else { return };
+    link(&device);
+    let made = command(&path).args(["log", "create", "log-device"]).status().unwrap();
+    assert!(made.success());
+    let text = format!("[[disk]]\nname = \"d\"\nimage = \"{}/a.img\"\n{LISTENER}", path.display());
+    let daemon = Daemon::start_in(folder, &text);
+    let wal = json!({ "log": path.join("log-device"), "size": "1M", "age": "1h" });
+    let change = DiskChange {
+        set_layer: Some(LayerDefinition::new("wal", wal)),
+        temporary: true,
+        ..DiskChange::default()
+    };
+    daemon.client().change_disk("d", &change).unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "d");
+    assert_eq!(nbd.fill_block(0, 0x11), Some(0));
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    drop(device);
+    let _other = LoopDevice::attach(&path.join("other")).unwrap();
+    let device = LoopDevice::attach(&path.join("volume")).unwrap();
+    link(&device);
+    let daemon = Daemon::start_in(folder, &text);
+    let problems = || daemon.client().disks().unwrap().unserved;
+    assert!(problems().is_empty(), "{:?}", problems());
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
+    let has_log = || {
+        let layers = daemon.client().disk("d").unwrap().layers;
+        layers.iter().any(|layer| layer.name == "wal")
+    };
+    daemon.until("the log is removed", || !has_log());
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, select};
+use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, Superblock, select};
 
 /// The disk whose changes a log has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +23,7 @@ pub struct LogOwner {
 /// When it cannot be read.
 pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>> {
     let file = File::open(path)?;
-    let mut copies = [0; 2 * SUPERBLOCK_LENGTH];
-    file.read_exact_at(&mut copies, offset)?;
-    let (first, second) = copies.split_at(SUPERBLOCK_LENGTH);
-    let Ok(superblock) = select(first, second) else { return Ok(None) };
+    let Some(superblock) = superblock(&file, offset)? else { return Ok(None) };
     let mut scanner = Scanner::new(&superblock);
     let mut bytes = Vec::new();
     while let Some((at, length)) = scanner.next_read() {
@@ -38,4 +35,19 @@ pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>
         }
     }
     Ok(None)
+}
+
+/// The identity of the log at `offset` of a file or device; `None` if there is no sound log. Takes no lock.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn identity_of_log(path: &Path, offset: u64) -> io::Result<Option<[u8; 16]>> {
+    Ok(superblock(&File::open(path)?, offset)?.map(|superblock| superblock.log))
+}
+
+fn superblock(file: &File, offset: u64) -> io::Result<Option<Superblock>> {
+    let mut copies = [0; 2 * SUPERBLOCK_LENGTH];
+    file.read_exact_at(&mut copies, offset)?;
+    let (first, second) = copies.split_at(SUPERBLOCK_LENGTH);
+    Ok(select(first, second).ok())
 }

@@ -13,10 +13,11 @@
 //! direction would leave changes in a log that the definition does not have.
 
 use fathom_control::DiskDefinition;
+use fathom_image::MarkedLog;
 
 use super::record::{Change, State, as_recorded};
 use crate::configuration::layers;
-use crate::logs::{WalDefinition, is_same_log};
+use crate::logs::{is_named, is_same_log};
 
 /// The definition that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,21 +43,15 @@ pub(crate) fn is_as_in_file(
     entry.map(as_recorded) == after.map(as_recorded)
 }
 
-/// Whether a mark names the log of a definition. Of a long path, the mark has the end.
-pub(crate) fn is_named(log: &WalDefinition, marked: &str) -> bool {
-    let path = log.log.canonicalize().unwrap_or_else(|_| log.log.clone());
-    !marked.is_empty() && path.display().to_string().ends_with(marked)
-}
-
-/// Decides which definition of a disk applies. `entry` is the file's entry, and `marked` finds the path of the
-/// log that the mark of the image names.
+/// Decides which definition of a disk applies. `entry` is the file's entry, and `marked` finds the mark of the
+/// image.
 ///
 /// # Errors
 /// Those of `marked`.
 pub(crate) fn choose<E>(
     entry: Option<&DiskDefinition>,
     change: &Change,
-    marked: impl FnOnce() -> Result<Option<String>, E>,
+    marked: impl FnOnce() -> Result<Option<MarkedLog>, E>,
 ) -> Result<Choice, E> {
     if !is_unchanged(entry, change) {
         return Ok(Choice::File);
@@ -118,7 +113,13 @@ mod tests {
     }
 
     fn chosen(change: &Change, marked: Option<&str>) -> Choice {
-        choose::<()>(Some(&disk(None, 0)), change, || Ok(marked.map(str::to_owned))).unwrap()
+        let mark = |path: &str| MarkedLog {
+            identity: [7; 16],
+            age: None,
+            offset: 0,
+            path: path.to_owned(),
+        };
+        choose::<()>(Some(&disk(None, 0)), change, || Ok(marked.map(mark))).unwrap()
     }
 
     #[test]

@@ -25,6 +25,6 @@ mod decide;
 mod folder;
 mod record;
 
-pub(crate) use decide::{Choice, choose, is_as_in_file, is_named, is_unchanged};
+pub(crate) use decide::{Choice, choose, is_as_in_file, is_unchanged};
 pub(crate) use folder::{Folder, Found};
 pub(crate) use record::{Change, Damage, Kind, State, as_recorded, stem};

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
-use fathom_image::LogMark;
+use fathom_image::{LogMark, MarkedLog};
 
 use super::super::{Daemon, Served};
 use super::Recording;
 use crate::configuration::{Configuration, layers};
-use crate::logs::is_same_log;
-use crate::overlay::{Change, Choice, Damage, Kind, State, choose, is_named, is_unchanged, stem};
+use crate::logs::{is_named, is_same_log};
+use crate::overlay::{Change, Choice, Damage, Kind, State, choose, is_unchanged, stem};
 use crate::wiring::refusal;
 
 /// The time between two attempts to write a log home that the definition of its disk does not have.
@@ -142,16 +142,16 @@ impl Daemon {
     }
 
     /// The log that the mark of a disk's image names, if it has a mark.
-    fn marked_log(&self, definition: &DiskDefinition) -> Result<Option<String>, ErrorBody> {
+    fn marked_log(&self, definition: &DiskDefinition) -> Result<Option<MarkedLog>, ErrorBody> {
         let Some(image) = &definition.image else { return Ok(None) };
         let key = definition.key.as_deref();
         let mark = LogMark::open_named(image, &self.records_folder(), key);
         let read = |mark: LogMark| {
             // The mark of another image, of which opening the disk reports more.
             if mark.is_foreign()? {
-                Ok(Some(String::new()))
+                Ok(Some(MarkedLog { identity: [0; 16], age: None, offset: 0, path: String::new() }))
             } else {
-                Ok(mark.read()?.map(|it| it.path))
+                mark.read()
             }
         };
         mark.and_then(read).map_err(|error| {
