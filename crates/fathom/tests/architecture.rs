@@ -208,3 +208,38 @@ fn the_code_is_for_the_oldest_compiler() {
     }
     assert!(found.is_empty(), "{found:#?}");
 }
+
+/// The modules of `crates/layers/src` that are no layers: any layer may use them.
+const NO_LAYERS: [&str; 6] = ["access", "bucket", "change_notes", "kind", "opened", "passthrough"];
+/// The layers that are made of another one.
+const MADE_OF: [(&str, &str); 1] = [("offload", "wal")];
+
+/// No layer knows another one, so that each can be left out, added or replaced by itself.
+#[test]
+fn no_layer_imports_another_but_what_it_is_made_of() {
+    let folder = root().join("crates/layers/src");
+    let library = fs::read_to_string(folder.join("lib.rs")).unwrap();
+    let modules: BTreeSet<&str> =
+        library.lines().filter_map(|line| line.split("mod ").nth(1)?.strip_suffix(';')).collect();
+    assert!(modules.contains("wal") && NO_LAYERS.iter().all(|name| modules.contains(name)));
+    let mut found = BTreeSet::new();
+    for path in sources(&folder) {
+        let inner = path.strip_prefix(&folder).unwrap();
+        let first = inner.iter().next().unwrap().to_str().unwrap();
+        let layer = first.strip_suffix(".rs").unwrap_or(first);
+        if !modules.contains(layer) || NO_LAYERS.contains(&layer) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for part in code.flat_map(|line| line.split("crate::").skip(1)) {
+            let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
+            let other = &part[..end.unwrap_or(part.len())];
+            if modules.contains(other) && other != layer && !NO_LAYERS.contains(&other) {
+                found.insert((layer.to_owned(), other.to_owned()));
+            }
+        }
+    }
+    let known = MADE_OF.map(|(layer, other)| (layer.to_owned(), other.to_owned()));
+    assert_eq!(found, BTreeSet::from(known));
+}

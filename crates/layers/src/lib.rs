@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod bucket;
 pub mod cache;
 mod change_notes;
 pub mod classify;

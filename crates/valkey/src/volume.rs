@@ -28,6 +28,8 @@ const REPORT_TIME: Duration = Duration::from_secs(60);
 const CLAIMS: usize = 32;
 /// After this time without a change, the next one finds out first whether all shards are still there.
 const REST_TIME: Duration = Duration::from_secs(5);
+/// How long it waits for shards that do not answer.
+const EXAMINATION_TIME_MAX: Duration = Duration::from_secs(2);
 /// The oldest version of the nodes.
 const VERSION_MIN: u32 = 8;
 /// The largest volume, in bytes: the versions of its blocks are in memory.
@@ -90,9 +92,8 @@ pub(crate) struct Volume {
     versions: Versions,
     witnesses: Witnesses,
     trouble: Mutex<Trouble>,
-    /// When a change was last carried out, or all shards were there.
+    /// When a part of a change last began or ended.
     used: Mutex<Instant>,
-    examination: tokio::sync::Mutex<()>,
 }
 
 /// What a part of a request does with the blocks of one group.
@@ -136,7 +137,6 @@ impl Volume {
             witnesses: Witnesses::default(),
             trouble: Mutex::default(),
             used: Mutex::new(Instant::now()),
-            examination: tokio::sync::Mutex::default(),
         };
         opened.claim(is_made).await?;
         if !is_made {
@@ -213,20 +213,22 @@ impl Volume {
     pub(crate) async fn carry_out(&self, mut work: Work) -> Result<Vec<u8>, ErrorKind> {
         let begin = Instant::now();
         let (mut pause, mut was_wrong, mut was_late) = (PAUSE, false, false);
+        let is_change = !matches!(work, Work::Read(_));
+        let mut is_first = is_change && self.use_now() > REST_TIME;
         loop {
             if self.is_lost() {
                 return Err(ErrorKind::Io);
             }
             let attempt = async {
+                if is_first {
+                    self.examine().await?;
+                    is_first = false;
+                }
                 match &mut work {
                     Work::Read(range) => self.read(range).await,
-                    Work::Write(values) => {
-                        self.examine_after_rest().await?;
-                        self.write(values).await.map(|()| self.used())
-                    }
+                    Work::Write(values) => self.write(values).await.map(|()| Vec::new()),
                     Work::Merge(offset, bytes) => {
-                        self.examine_after_rest().await?;
-                        self.merge(*offset, bytes).await.map(|()| self.used())
+                        self.merge(*offset, bytes).await.map(|()| Vec::new())
                     }
                 }
             };
@@ -234,6 +236,9 @@ impl Volume {
             let found = tokio::time::timeout(left, attempt).await;
             let failure = match found {
                 Ok(Ok(bytes)) => {
+                    if is_change {
+                        self.use_now();
+                    }
                     if was_late || was_wrong {
                         self.trouble(|trouble| {
                             // This part has found the trouble, and its end. Others may still have theirs.
@@ -268,28 +273,16 @@ impl Volume {
         }
     }
 
-    /// A change was carried out, which has no bytes.
-    fn used(&self) -> Vec<u8> {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        Vec::new()
+    /// A part of a change begins or ends. Returns for how long none had.
+    fn use_now(&self) -> Duration {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *used, Instant::now()).elapsed()
     }
 
-    fn has_rested(&self) -> bool {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.elapsed() > REST_TIME
-    }
-
-    /// A node that was emptied while nobody used the volume would be found by the changes of its own shards only, too late
-    /// for whoever relies on the whole volume. So the first change after a rest examines all shards. Those that do not
-    /// answer are no obstacle.
-    async fn examine_after_rest(&self) -> Result<(), Failure> {
-        if !self.has_rested() {
-            return Ok(());
-        }
-        let _turn = self.examination.lock().await;
-        if !self.has_rested() {
-            return Ok(());
-        }
+    /// Finds out whether all shards have their states. A node that was emptied while nobody used the volume would be found
+    /// by the changes of its own shards only, too late for whoever relies on the whole volume. So the first change after a
+    /// rest calls this. Shards that do not answer are no obstacle.
+    async fn examine(&self) -> Result<(), Failure> {
         let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
         let examine = async |shard: u64| {
             let keys = [state_key(&self.name, shard)];
@@ -299,12 +292,14 @@ impl Volume {
                 Ok(other) => Err(self.refused(shard, &other)),
             }
         };
-        for begin in (0..SHARDS).step_by(CLAIMS) {
-            let shards = begin..(begin + CLAIMS as u64).min(SHARDS);
-            join_all(shards.map(&examine)).await.into_iter().collect::<Result<(), _>>()?;
-        }
-        self.used();
-        Ok(())
+        let all = async {
+            for begin in (0..SHARDS).step_by(CLAIMS) {
+                let shards = begin..(begin + CLAIMS as u64).min(SHARDS);
+                join_all(shards.map(&examine)).await.into_iter().collect::<Result<(), _>>()?;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(EXAMINATION_TIME_MAX, all).await.unwrap_or(Ok(()))
     }
 
     fn keys(&self, blocks: impl Iterator<Item = u64>, group: u64) -> Vec<String> {

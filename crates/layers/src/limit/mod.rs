@@ -10,7 +10,6 @@
 //! - `queue`: the part in one queue.
 //! - `options`: the configuration.
 
-mod bucket;
 mod group;
 mod options;
 mod queue;
@@ -28,7 +27,6 @@ use fathom_block::{
 use fathom_insight::{Name, Names};
 use wildmatch::WildMatch;
 
-pub(crate) use bucket::{Bucket, Rate};
 use group::{Group, Place};
 pub use options::LimitOptions;
 use queue::LimitQueue;

@@ -12,9 +12,9 @@ use fathom_block::{Kind, Layer};
 use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
-use super::bucket::Rate;
 use super::rates::Rates;
 use super::{Limit, Scope};
+use crate::bucket::Rate;
 use crate::kind::{LayerContext, LayerOptions, Rank};
 
 /// The largest rate, and the largest product of a burst's rate and its length.

@@ -2,7 +2,7 @@
 
 use fathom_block::{Operation, Request};
 
-use super::bucket::{Bucket, Rate};
+use crate::bucket::{Bucket, Rate};
 
 /// The direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

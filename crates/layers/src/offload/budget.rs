@@ -1,6 +1,6 @@
 //! How much of what passes becomes copies.
 
-use crate::limit::{Bucket, Rate};
+use crate::bucket::{Bucket, Rate};
 
 /// The bytes of a second, and the most at once.
 const RATE: u64 = 64 << 20;

@@ -6,7 +6,7 @@
 //! changes go home past it. Both may be called at any time, from any thread. `docs/offload.md` describes what
 //! is guaranteed.
 //!
-//! - `gate`: the states, and what may go past the log.
+//! - `wal::switch`: the states, and what may go past the log.
 //! - `regions`: which parts of the disk a scan of the log could still write to.
 //! - `queue`: one queue's work. It passes requests to a part of the layer `wal`, or past it.
 //! - `copies`, `heat`, `weight`, `serve`: copies of blocks that are read often, their choice, and one queue's work
@@ -14,10 +14,8 @@
 
 mod budget;
 mod copies;
-pub(crate) mod gate;
 mod heat;
 mod queue;
-mod regions;
 mod serve;
 mod weight;
 
@@ -34,11 +32,11 @@ use fathom_block::{
 use serde::{Deserialize, Serialize};
 
 use crate::Wal;
+use crate::wal::switch::{Carry, Mode};
 use crate::wal::{
     Claim, Completion, LogVolume, Settlement, WalError, WalOptions, emptied, not_written_back,
 };
 use copies::{Copies, CopyCounts, GRANULE};
-use gate::{Carry, Mode};
 use queue::OffloadQueue;
 use serve::{Hot, HotQueue};
 

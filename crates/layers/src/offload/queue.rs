@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Operation, Outcome, Request};
 
-use super::gate::{Carry, Conditions, Gate, View, Way};
 use super::serve::{HotQueue, Returned};
 use crate::wal::queue::{WalQueue, purpose};
+use crate::wal::switch::{Carry, Conditions, Gate, View, Way};
 
 pub(super) struct OffloadQueue {
     /// The log's part, through which all requests go that may concern the log.

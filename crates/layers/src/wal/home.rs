@@ -22,8 +22,8 @@ use fathom_wal::{Round, Source};
 
 use super::agenda::{Agenda, Piece};
 use super::queue::{WalQueue, purpose};
+use super::switch::Carry;
 use crate::ChangeNotes;
-use crate::offload::gate::Carry;
 
 /// The least average of a step's bytes that is reckoned with.
 const STEP_BYTES_MIN: u64 = 4096;

@@ -32,6 +32,7 @@ pub(crate) mod queue;
 mod recovery;
 mod release;
 mod stamps;
+pub(crate) mod switch;
 mod volume;
 
 use std::io;
@@ -56,11 +57,11 @@ pub use recovery::RECOVERY_PAUSE_MAX;
 pub(crate) use recovery::emptied;
 use recovery::{OnFailure, RecoveryState};
 pub use stamps::is_void;
+use switch::{Carry, Mode};
 pub(crate) use volume::Claim;
 pub use volume::LogVolume;
 
 use crate::ChangeNotes;
-use crate::offload::gate::{Carry, Mode};
 
 /// How often a drain checks its progress.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(1);

@@ -14,9 +14,9 @@ use fathom_wal::{
 };
 
 use super::recovery::RecoveryState;
+use super::switch::Carry;
 use super::{Inner, LogVolume, Opened, Region, State, Wal};
 use crate::access::Access;
-use crate::offload::gate::Carry;
 
 /// The beginning of the name of a store that is a block device. Other names are paths.
 const DEVICE_PREFIX: &str = "device ";

@@ -21,8 +21,8 @@ use super::agenda::STEP_LENGTH_MAX;
 use super::home::WriteBack;
 use super::open::Completion;
 use super::release::Releasing;
+use super::switch::Carry;
 use super::volume::FlushAnswer;
-use crate::offload::gate::Carry;
 
 /// The most records that a queue writes at a time. Changes that arrive meanwhile are gathered in
 /// the next record.

@@ -9,7 +9,7 @@ use fathom_wal::Pin;
 
 use super::State;
 use super::queue::{WalQueue, purpose};
-use crate::offload::gate::Mode;
+use super::switch::Mode;
 
 /// The most bytes of a piece.
 const PIECE: u64 = 1 << 20;

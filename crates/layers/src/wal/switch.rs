@@ -25,6 +25,8 @@
 //! **A trial.** A log volume may have died while the log rested. So a start writes an empty record first, and changes
 //! are carried only when it is durable: a log that fails then has failed no change, and holds none.
 
+mod regions;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_wal::Record;
 
-use super::regions::Regions;
+use regions::Regions;
 
 /// The size of the regions by which changes on their way to the log are found, as a power of two.
 const WAY_SHIFT: u32 = 14;
