@@ -56,6 +56,31 @@ fn images_are_created_and_replaced_only_by_force() {
 }
 
 #[test]
+fn an_image_that_is_not_served_is_recovered_after_lost_writes() {
+    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let directory = directory.path();
+    let path = directory.join("a.img");
+    fs::write(&path, vec![7; 1 << 20]).expect("it is written");
+    let (status, _, stderr) = run(directory, &["disk", "recover", "a.img"]);
+    assert!(status == 1 && stderr.contains("no record of lost writes"), "{stderr}");
+    let open = || fs::OpenOptions::new().read(true).write(true).open(&path).expect("it opens");
+    let file = open();
+    let record = LossRecord::new(&file, &path, &[]).expect("the places");
+    record.write(&file, libc::EIO).expect("it is recorded");
+    let mark = CacheMark::open(&path, directory).expect("it opens");
+    let cache = MarkedCache { identity: [1; 16], generation: 7, path: "/fast/cache".into() };
+    mark.write(&cache).expect("it is marked");
+    // Whoever has it open for writing may lose more.
+    let (status, _, stderr) = run(directory, &["disk", "recover", "a.img"]);
+    assert!(status == 1 && record.read(&file).is_some(), "{stderr}");
+    drop(file);
+    let recovered = json(directory, &["disk", "recover", "a.img", "--json"]);
+    assert_eq!(recovered["errno"], libc::EIO);
+    assert_eq!(record.read(&open()), None);
+    assert!(mark.read().expect("it is read").is_none(), "the cache may have lost content");
+}
+
+#[test]
 fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();

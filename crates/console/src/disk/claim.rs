@@ -136,8 +136,8 @@ fn refuse_logged(path: &Path) -> Outcome {
     };
     Err(Failure::new(problem).advise(format!(
         "serve it once more with its log, then remove that layer or shut down the daemon; or, if the changes \
-         may be lost, give up the log (`fathom cache clear --log` for that of a cache; else fill its first \
-         8 KiB with zeroes), then {}",
+         may be lost, run `fathom log discard DISK`, or `fathom cache clear --log` for a log in a cache; if \
+         there is no such disk any more, {}",
         mark.removal()
     )))
 }

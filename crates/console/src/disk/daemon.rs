@@ -1,4 +1,4 @@
-//! The commands for the disks of the running daemon: add, recover, retry, remove, list.
+//! The commands for the disks of the running daemon: add, retry, remove, list.
 use std::io::{self, BufRead, IsTerminal};
 
 use fathom_control::{
@@ -7,7 +7,7 @@ use fathom_control::{
 };
 
 use super::{
-    AddOptions, LayerArguments, ListOptions, RecoverOptions, RemoveOptions, RetryOptions, absolute,
+    AddOptions, LayerArguments, ListOptions, RemoveOptions, RetryOptions, absolute,
     info::disk_sheet,
 };
 use crate::{
@@ -102,17 +102,6 @@ pub(super) fn layer(options: &LayerArguments) -> Outcome {
 fn layer_options(layer: &LayerStatus) -> String {
     let options = layer.definition.options.iter();
     options.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", ")
-}
-
-pub(super) fn recover(options: &RecoverOptions) -> Outcome {
-    let status = options.control.client().recover_disk(&options.name)?;
-    if options.format.json {
-        return output::json(&status);
-    }
-    output::text_line(&format!(
-        "{} accepts writes again; check the guest's file systems: lost writes are not restored",
-        options.name
-    ))
 }
 
 pub(super) fn remove(options: &RemoveOptions) -> Outcome {

@@ -21,6 +21,7 @@ mod import;
 mod info;
 mod interrupted;
 mod partitions;
+mod recover;
 mod references;
 mod resize;
 mod signatures;
@@ -88,8 +89,9 @@ replace the cable. Data written since the guest's last successful flush may be l
 or unmount the file systems, then recover the disk. Check the file systems at the next start: a
 guest that keeps running assumes that the lost writes are on the disk.
 
-Example:
-  fathom disk recover data")]
+Examples:
+  fathom disk recover data          a disk that the daemon serves
+  fathom disk recover data.img      an image that is not served: its record of lost writes is removed")]
     Recover(RecoverOptions),
     /// Try at once to serve a disk that is not served
     #[command(after_help = "\
@@ -321,7 +323,7 @@ pub struct LayerArguments {
 /// Options of `fathom disk recover`.
 #[derive(Debug, Args)]
 pub struct RecoverOptions {
-    /// The disk's name
+    /// The disk's name, or the path of an image that is not served
     name: String,
     #[command(flatten)]
     control: ControlOptions,
@@ -359,7 +361,7 @@ pub fn run(command: &DiskCommand) -> Outcome {
         DiskCommand::Import(options) => import::run(options),
         DiskCommand::Add(options) => daemon::add(options),
         DiskCommand::Layer(options) => daemon::layer(options),
-        DiskCommand::Recover(options) => daemon::recover(options),
+        DiskCommand::Recover(options) => recover::run(options),
         DiskCommand::Retry(options) => daemon::retry(options),
         DiskCommand::Remove(options) => daemon::remove(options),
         DiskCommand::List(options) => daemon::list(options),

@@ -103,7 +103,7 @@ fn new_size(options: &ResizeOptions, target: Target, before: u64) -> Outcome<u64
 }
 
 /// The name of the daemon's disk with this image, if a daemon runs and has such a disk.
-fn served_as(client: &Client, path: &Path) -> Option<String> {
+pub(super) fn served_as(client: &Client, path: &Path) -> Option<String> {
     let same = |other: &str| {
         let (Ok(ours), Ok(theirs)) = (fs::metadata(path), fs::metadata(other)) else {
             return false;

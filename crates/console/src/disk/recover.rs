@@ -1,0 +1,72 @@
+//! `fathom disk recover`: accepts writes again after acknowledged ones were lost.
+use std::path::Path;
+
+use fathom_image::{CacheMark, LossRecord};
+use rustix::fs::{Advice, fadvise};
+use serde::Serialize;
+
+use super::{RecoverOptions, claim::Claim, info::folders_of_daemons, is_path, resize::served_as};
+use crate::{
+    failure::{Failure, Outcome},
+    output,
+};
+
+/// What `--json` prints of an image.
+#[derive(Serialize)]
+struct Recovered<'a> {
+    image: &'a Path,
+    /// The kernel's error when the writes were lost.
+    errno: i32,
+}
+
+pub(super) fn run(options: &RecoverOptions) -> Outcome {
+    let client = options.control.client();
+    let path = Path::new(&options.name);
+    let mut name = options.name.clone();
+    if is_path(&options.name, &client) {
+        match served_as(&client, path) {
+            Some(disk) => name = disk,
+            None => return recover_image(path, options),
+        }
+    }
+    let status = client.recover_disk(&name)?;
+    if options.format.json {
+        return output::json(&status);
+    }
+    output::text_line(&message(&name))
+}
+
+fn message(name: &str) -> String {
+    format!(
+        "{name} accepts writes again; check the guest's file systems: lost writes are not restored"
+    )
+}
+
+/// Recovers an image that no daemon serves, in the steps of a daemon.
+fn recover_image(path: &Path, options: &RecoverOptions) -> Outcome {
+    let claim = Claim::take(path)?;
+    let file = claim.file();
+    let folders = folders_of_daemons(&options.control.socket());
+    let record = LossRecord::new(file, path, &folders)
+        .map_err(|error| Failure::io("examine", path, &error))?;
+    let Some(loss) = record.read(file) else {
+        return Err(Failure::new(format!("{} has no record of lost writes", path.display()))
+            .advise("nothing is to be done; `fathom disk info` shows what an image has"));
+    };
+    // The first one may still report what the record reports.
+    let _ = file.sync_data();
+    file.sync_data().map_err(|error| {
+        Failure::io("sync", path, &error).advise("repair the storage first, then try again")
+    })?;
+    // The page cache, and a cache that outlives daemons, may have what the storage has lost.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+    // The image is claimed: it is a file, whose mark is beside it.
+    CacheMark::open(path, Path::new("/"))
+        .and_then(|mark| mark.clear())
+        .map_err(|error| Failure::io("remove the mark of a cache from", path, &error))?;
+    record.clear(file).map_err(|error| Failure::io("remove the record of", path, &error))?;
+    if options.format.json {
+        return output::json(&Recovered { image: path, errno: loss.errno });
+    }
+    output::text_line(&message(&options.name))
+}
