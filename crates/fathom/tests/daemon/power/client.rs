@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::history::{BLOCK, History, data};
+use super::history::{self, BLOCK, History, data};
 use super::recorder::Recorder;
 use crate::nbd::Nbd;
 
@@ -18,6 +18,8 @@ const COMMAND_WRITE_ZEROES: u16 = 6;
 const FLAG_FUA: u16 = 1;
 /// The most requests in flight.
 const DEPTH: u64 = 12;
+/// How many instants of the record a message shows.
+const TRACE_LENGTH: usize = 8000;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What the clients of a disk know, and the record of the devices.
@@ -103,6 +105,7 @@ impl Client<'_> {
         let count = 1 + self.random.u64(0..DEPTH);
         let mut sent: BTreeMap<usize, u16> = BTreeMap::new();
         let mut flush = None;
+        let begun = self.shared.recorder.now();
         let mut is_open = true;
         for _ in 0..count {
             let block = self.block();
@@ -138,8 +141,16 @@ impl Client<'_> {
             match (sent[&block], error) {
                 (COMMAND_READ, 0) => {
                     let Some(content) = nbd.data(BLOCK) else { break };
-                    let found = self.shared.history().read(block, &content, now);
-                    found.map_err(|error| format!("a read at {now}: {error}"))?;
+                    let found = self.shared.history().read(block, &content, (begun, now));
+                    found.map_err(|error| {
+                        let find = |sector: &[u8]| {
+                            history::number(block, sector)
+                                .filter(|_| history::is_of(&[block], sector))
+                        };
+                        let first = now.saturating_sub(TRACE_LENGTH);
+                        let trace = self.shared.recorder.trace(first..now, find).join("\n  ");
+                        format!("a read since {begun} at {now}: {error}\n  {trace}")
+                    })?;
                 }
                 (COMMAND_READ, _) => {}
                 (_, 0) => self.shared.history().acknowledge(block, now),

@@ -23,12 +23,72 @@ pub struct History {
     /// The instants at which successful flushes began and were acknowledged.
     flushes: Vec<(usize, usize)>,
     contents: u32,
+    /// Whether devices fail, so that what was acknowledged and not flushed may be lost.
+    is_failing: bool,
+    /// The instant from which nothing is lost any more.
+    mended: usize,
 }
 
 impl History {
     pub fn new(blocks: usize) -> Self {
         let first = Write { content: 0, begun: 0, acknowledged: 0, is_durable: true, gone: NEVER };
-        Self { blocks: vec![vec![first]; blocks], flushes: Vec::new(), contents: 0 }
+        Self {
+            blocks: vec![vec![first]; blocks],
+            flushes: Vec::new(),
+            contents: 0,
+            is_failing: false,
+            mended: 0,
+        }
+    }
+
+    /// Devices fail from now on.
+    pub fn begin_failures(&mut self) {
+        self.is_failing = true;
+    }
+
+    /// Devices do not fail any more. `is_lost` is whether a flush has reported that: what was not flushed then may be there
+    /// or not, and no later flush makes it durable unless it is found before.
+    pub fn end_failures(&mut self, is_lost: bool, now: usize) {
+        self.is_failing = false;
+        if !is_lost {
+            return;
+        }
+        self.mended = now;
+        let covered = self.covered(usize::MAX, 0);
+        for write in self.blocks.iter_mut().flatten() {
+            if write.acknowledged > covered && !write.is_durable {
+                write.acknowledged = NEVER;
+            }
+        }
+    }
+
+    /// The latest beginning of a flush that was acknowledged by `instant`, without the last `lost` of these.
+    fn covered(&self, instant: usize, lost: usize) -> usize {
+        let mut honoured: Vec<(usize, usize)> = self
+            .flushes
+            .iter()
+            .map(|(begun, acknowledged)| (*acknowledged, *begun))
+            .filter(|(acknowledged, _)| *acknowledged <= instant)
+            .collect();
+        honoured.sort_unstable();
+        honoured.truncate(honoured.len().saturating_sub(lost));
+        honoured.iter().map(|(_, begun)| *begun).max().unwrap_or(0)
+    }
+
+    /// The last writes of `block` before `instant`: content, and the instants of their beginning and acknowledgement.
+    fn recent(&self, block: usize, instant: usize) -> String {
+        let writes = self.blocks[block].iter().filter(|write| write.begun <= instant);
+        let shown: Vec<_> = writes
+            .map(|write| {
+                let durable = if write.is_durable { " durably" } else { "" };
+                let acknowledged = match write.acknowledged {
+                    NEVER => "?".to_owned(),
+                    instant => instant.to_string(),
+                };
+                format!("{} at {}..{acknowledged}{durable}", write.content, write.begun)
+            })
+            .collect();
+        shown[shown.len().saturating_sub(12)..].join(", ")
     }
 
     /// A write of `block` begins, which is durable once it is acknowledged if `is_durable`. Returns its content: another
@@ -48,30 +108,46 @@ impl History {
 
     /// The last write of `block` is acknowledged.
     pub fn acknowledge(&mut self, block: usize, now: usize) {
-        self.blocks[block].last_mut().unwrap().acknowledged = now;
+        let write = self.blocks[block].last_mut().unwrap();
+        // Failures have ended meanwhile, and it may have been before.
+        if write.begun >= self.mended {
+            write.acknowledged = now;
+        }
     }
 
     pub fn flushed(&mut self, begun: usize, acknowledged: usize) {
         self.flushes.push((begun, acknowledged));
     }
 
-    /// A read has found `content` in `block`, in which nothing is in flight.
+    /// A read that began at `begun` has found `content` in `block`, in which nothing is in flight.
     ///
     /// # Errors
     /// If it cannot be there.
-    pub fn read(&mut self, block: usize, content: &[u8], now: usize) -> Result<(), String> {
+    pub fn read(
+        &mut self,
+        block: usize,
+        content: &[u8],
+        (begun, now): (usize, usize),
+    ) -> Result<(), String> {
+        let is_failing = self.is_failing || begun < self.mended;
+        let covered = if is_failing { self.covered(now, 0) } else { NEVER - 1 };
         let writes = &mut self.blocks[block];
-        let last = writes.iter().rposition(|write| write.acknowledged != NEVER).unwrap();
+        let is_sure = |write: &Write| {
+            write.acknowledged <= covered || (write.is_durable && write.acknowledged != NEVER)
+        };
+        let last = writes.iter().rposition(is_sure).unwrap();
         let Some(found) = number(block, content) else {
             return Err(format!("block {block} is torn or foreign"));
         };
         let fits = |write: &Write| write.content == found && write.gone == NEVER;
         let Some(at) = writes[last..].iter().rposition(fits) else {
-            return Err(format!(
-                "block {block} has {found}, and may have {:?}",
-                contents(&writes[last..])
-            ));
+            let writes = self.recent(block, now);
+            return Err(format!("block {block} has {found}, and may not, of {writes}"));
         };
+        // It is in the page cache, and may not be there later.
+        if is_failing {
+            return Ok(());
+        }
         // What was not acknowledged either stays or does not appear later.
         for (index, write) in writes.iter_mut().enumerate().skip(last + 1) {
             match index == last + at {
@@ -87,17 +163,9 @@ impl History {
     /// may have been in vain.
     ///
     /// # Errors
-    /// The blocks with content that cannot be there.
-    pub fn check(&self, instant: usize, lost: usize, disk: &[u8]) -> Result<(), String> {
-        let mut honoured: Vec<(usize, usize)> = self
-            .flushes
-            .iter()
-            .map(|(begun, acknowledged)| (*acknowledged, *begun))
-            .filter(|(acknowledged, _)| *acknowledged <= instant)
-            .collect();
-        honoured.sort_unstable();
-        honoured.truncate(honoured.len().saturating_sub(lost));
-        let covered = honoured.iter().map(|(_, begun)| *begun).max().unwrap_or(0);
+    /// The first block with content that cannot be there, and what is wrong.
+    pub fn check(&self, instant: usize, lost: usize, disk: &[u8]) -> Result<(), (usize, String)> {
+        let covered = self.covered(instant, lost);
         let mut wrong = Vec::new();
         for (block, writes) in self.blocks.iter().enumerate() {
             let is_covered = |write: &Write| {
@@ -110,10 +178,7 @@ impl History {
             for sector in disk[block * BLOCK..][..BLOCK].chunks(SECTOR) {
                 let found = number(block, sector);
                 if !found.is_some_and(|found| may.contains(&found)) {
-                    wrong.push(format!(
-                        "block {block} has {found:?} and may have {may:?} (all: {:?})",
-                        contents(writes)
-                    ));
+                    wrong.push((block, found, may));
                     break;
                 }
             }
@@ -121,13 +186,17 @@ impl History {
         if wrong.is_empty() {
             return Ok(());
         }
+        let first = wrong[0].0;
         wrong.truncate(8);
-        Err(format!("a flush at {covered} is not honoured:\n  {}", wrong.join("\n  ")))
+        let wrong: Vec<_> = wrong
+            .into_iter()
+            .map(|(block, found, may)| {
+                let writes = self.recent(block, instant);
+                format!("\n  block {block} has {found:?} and may have {may:?} of {writes}")
+            })
+            .collect();
+        Err((first, format!("a flush at {covered} is not honoured:{}", wrong.concat())))
     }
-}
-
-fn contents(writes: &[Write]) -> Vec<u32> {
-    writes.iter().map(|write| write.content).collect()
 }
 
 /// The data of `block` with `content`.
@@ -143,10 +212,16 @@ fn word(block: usize, content: u32) -> u64 {
 }
 
 /// The content whose data `bytes` of `block` are.
-fn number(block: usize, bytes: &[u8]) -> Option<u32> {
+pub fn number(block: usize, bytes: &[u8]) -> Option<u32> {
     let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     let content = first as u32;
     let is_own = first == 0 || first == word(block, content);
     let is_whole = bytes.chunks(8).all(|word| word == first.to_le_bytes());
     (is_own && is_whole).then_some(content)
+}
+
+/// Whether `bytes` are, or may be, a part of the data of one of `blocks`.
+pub fn is_of(blocks: &[usize], bytes: &[u8]) -> bool {
+    let high = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+    high > 0 && blocks.contains(&(high - 1)) && number(high - 1, bytes).is_some()
 }

@@ -2,14 +2,15 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use fathom_control::{
-    Client, DiskChange, DiskStatus, LayerDefinition, OffloadAction, OffloadRequest,
+    Client, ClientError, DiskChange, DiskStatus, LayerDefinition, OffloadAction, OffloadRequest,
+    ProblemKind,
 };
-use serde_json::{Value, json};
 
+use super::setup::Setup;
 use crate::nbd::Nbd;
 use crate::process::kill;
 
@@ -27,16 +28,6 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Options of the layer `kind`.
-    pub fn options(kind: &str, folder: &Path, mode: &str) -> Value {
-        let path = |name: &str| folder.join(name).display().to_string();
-        match kind {
-            "cache" => json!({ "store": path("cache/store"), "mode": mode, "age": "300ms" }),
-            "wal" => json!({ "log": path("log/wal"), "size": "1M", "age": "200ms" }),
-            _ => json!({ "log": path("log/offload"), "size": "1M", "age": "200ms" }),
-        }
-    }
-
     /// The layers in the list of a status.
     fn of(disk: &DiskStatus) -> Self {
         let find = |kind: &str| disk.layers.iter().find(|layer| layer.name == kind);
@@ -55,18 +46,11 @@ pub const MODES: [&str; 3] = ["write-through", "write-around", "write-back"];
 /// The layers with a log.
 pub const LOGS: [&str; 2] = ["wal", "offload"];
 
-/// The configuration of the daemon: a disk without layers.
-fn configuration(folder: &Path) -> String {
-    format!(
-        "[daemon]\nkeepsakes = \"off\"\n[[disk]]\nname = \"a\"\nimage = \"{}\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
-        folder.join("home/a.img").display(),
-    )
-}
-
 /// A running daemon.
 pub struct Life {
     child: Child,
     folder: PathBuf,
+    setup: Setup,
 }
 
 impl Life {
@@ -74,8 +58,9 @@ impl Life {
     ///
     /// # Errors
     /// If it does not serve it: the daemon's log.
-    pub fn start(folder: &Path) -> Result<Self, String> {
-        std::fs::write(folder.join("f.toml"), configuration(folder)).unwrap();
+    pub fn start(folder: &Path, setup: &Setup, has_keepsakes: bool) -> Result<Self, String> {
+        let configuration = setup.configuration(folder, has_keepsakes);
+        std::fs::write(folder.join("f.toml"), configuration).unwrap();
         for socket in ["nbd.sock", "control.sock"] {
             let _ = std::fs::remove_file(folder.join(socket));
         }
@@ -90,7 +75,7 @@ impl Life {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut life = Self { child, folder: folder.to_owned() };
+        let mut life = Self { child, folder: folder.to_owned(), setup: *setup };
         let begun = Instant::now();
         while Nbd::try_connect(&life.socket(), "a").is_err() {
             let has_ended = life.child.try_wait().unwrap().is_some();
@@ -130,7 +115,7 @@ impl Life {
 
     /// Gives the disk a layer, or other options of it.
     pub fn set_layer(&self, kind: &str, mode: &str) -> Result<(), String> {
-        let layer = LayerDefinition::new(kind, Layers::options(kind, &self.folder, mode));
+        let layer = LayerDefinition::new(kind, self.setup.options(kind, &self.folder, mode));
         self.change(&DiskChange { set_layer: Some(layer), ..DiskChange::default() })
     }
 
@@ -147,22 +132,68 @@ impl Life {
         self.client().change_offload("a", request).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Ends the daemon: cleanly, or by SIGKILL.
-    pub fn end(mut self, is_clean: bool) {
-        kill(&self.child, if is_clean { libc::SIGTERM } else { libc::SIGKILL });
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
+    /// Whether acknowledged writes may be lost, as the daemon says.
+    pub fn has_lost_writes(&self) -> bool {
+        let problems = self.client().disk("a").unwrap().problems;
+        problems.iter().any(|problem| problem.kind == ProblemKind::WritesLost)
+    }
+
+    /// Has the disk accept writes again after a loss.
+    ///
+    /// # Errors
+    /// The reason, and whether the daemon has to be restarted first.
+    pub fn recover(&self) -> Result<(), (String, bool)> {
+        match self.client().recover_disk("a") {
+            Ok(_) => Ok(()),
+            Err(ClientError::Refused(body)) => {
+                Err((body.message.clone(), body.remedy.contains("restart the daemon")))
             }
-            assert!(begun.elapsed() < TIME_MAX, "the daemon does not end");
-            std::thread::sleep(PAUSE);
-        };
+            Err(error) => Err((error.to_string(), false)),
+        }
+    }
+
+    /// Ends the daemon: cleanly, or by SIGKILL.
+    pub fn end(self, is_clean: bool) {
+        let folder = self.folder.clone();
+        let status = self.signal(if is_clean { libc::SIGTERM } else { libc::SIGKILL });
         if is_clean {
-            let log = std::fs::read_to_string(self.folder.join("log.txt")).unwrap_or_default();
+            let log = std::fs::read_to_string(folder.join("log.txt")).unwrap_or_default();
             assert_eq!(status.code(), Some(0), "{log}");
         }
     }
+
+    /// Ends the daemon by a signal.
+    pub fn signal(mut self, signal: i32) -> ExitStatus {
+        kill(&self.child, signal);
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < TIME_MAX, "the daemon does not end");
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Kills the holders of keepsakes of the daemons in `folder`, which would not outlive a power loss.
+pub fn kill_keepers(folder: &Path) {
+    let socket = folder.join("control.sock.keep");
+    let find = || {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut found = entries.filter(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.starts_with("fathom\0keep\0") && line.contains(&*socket.to_string_lossy())
+        });
+        found.find_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+    };
+    while let Some(id) = find() {
+        let pid = rustix::process::Pid::from_raw(id).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        std::thread::sleep(PAUSE);
+    }
+    let _ = std::fs::remove_file(socket);
 }
 
 impl Drop for Life {

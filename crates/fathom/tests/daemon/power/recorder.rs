@@ -22,9 +22,13 @@ const REPLY_UNSUPPORTED: u32 = 0x8000_0001;
 /// Flushes, durable writes, and several connections of which each flush covers all.
 const FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 8;
 const COMMAND_FLAG_FUA: u16 = 1;
+const IO_ERROR: u32 = 5;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const LENGTH_MAX: u32 = 32 << 20;
+
+/// Whether a sector of a write cannot be written.
+pub type Fault = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// What happened at one instant.
 enum Event {
@@ -42,12 +46,25 @@ struct Device {
     content: Vec<u8>,
     /// The content at the beginning of the record.
     base: Vec<u8>,
+    fault: Option<Fault>,
 }
 
 #[derive(Default)]
 struct Record {
     devices: Vec<Device>,
     events: Vec<Event>,
+    /// How many writes have failed.
+    failed: usize,
+}
+
+impl Record {
+    /// A write begins. Returns its instant.
+    fn write(&mut self, device: usize, offset: usize, data: Vec<u8>, is_durable: bool) -> usize {
+        let begun = self.events.len();
+        self.devices[device].content[offset..offset + data.len()].copy_from_slice(&data);
+        self.events.push(Event::Write { device, offset, data, is_durable });
+        begun
+    }
 }
 
 /// The devices and their record.
@@ -65,7 +82,7 @@ impl Recorder {
         let mut record = self.record();
         let device = record.devices.len();
         let content = vec![0; size];
-        record.devices.push(Device { base: Vec::new(), content });
+        record.devices.push(Device { base: Vec::new(), content, fault: None });
         drop(record);
         let recorder = self.clone();
         std::thread::spawn(move || {
@@ -129,6 +146,49 @@ impl Recorder {
         contents
     }
 
+    /// Gives an idle device another content, and ends its record.
+    pub fn restore(&self, device: usize, content: Vec<u8>) {
+        self.record().devices[device].content = content;
+    }
+
+    /// From now on, the writes to `device` of which `fault` finds a sector fail. Their other sectors are written.
+    pub fn fail(&self, device: usize, fault: Fault) {
+        self.record().devices[device].fault = Some(fault);
+    }
+
+    /// No write fails any more. Returns how many have failed.
+    pub fn mend(&self) -> usize {
+        let mut record = self.record();
+        for device in &mut record.devices {
+            device.fault = None;
+        }
+        std::mem::take(&mut record.failed)
+    }
+
+    /// The writes that have a sector of which `find` knows what is in it, and the flushes, in `instants`: for messages.
+    pub fn trace(
+        &self,
+        instants: std::ops::Range<usize>,
+        find: impl Fn(&[u8]) -> Option<u32>,
+    ) -> Vec<String> {
+        let record = self.record();
+        let events = record.events.iter().enumerate();
+        let events = events.skip(instants.start).take(instants.len());
+        let lines = events.filter_map(|(at, event)| match event {
+            Event::Write { device, offset, data, is_durable } => {
+                let found: Vec<_> = data.chunks(SECTOR).filter_map(&find).collect();
+                let (length, durable) = (data.len(), if *is_durable { " durably" } else { "" });
+                let first = found.first()?;
+                Some(format!("{at}: {first} to {device} at {offset} + {length}{durable}"))
+            }
+            Event::Flushed { device, begun } => {
+                Some(format!("{at}: {device} is flushed since {begun}"))
+            }
+            Event::Written(_) | Event::Mark => None,
+        });
+        lines.collect()
+    }
+
     /// Frees the record: the threads that serve the devices keep it.
     pub fn end(&self) {
         *self.record() = Record::default();
@@ -164,35 +224,49 @@ impl Recorder {
             let length = number(24) as usize;
             assert!(length <= LENGTH_MAX as usize && offset + length <= size);
             let mut answer = Vec::new();
+            let mut error: u32 = 0;
             match kind {
                 0 => answer = self.record().devices[device].content[offset..][..length].to_vec(),
                 1 => {
                     let mut data = vec![0; length];
                     stream.read_exact(&mut data)?;
-                    self.write(device, offset, data, flags & COMMAND_FLAG_FUA != 0);
+                    if !self.write(device, offset, data, flags & COMMAND_FLAG_FUA != 0) {
+                        error = IO_ERROR;
+                    }
                 }
                 2 => return Ok(()),
                 3 => self.flush(device),
                 other => panic!("command {other}"),
             }
             let mut reply = REPLY_MAGIC.to_be_bytes().to_vec();
-            // No error.
-            reply.extend([0; 4]);
+            reply.extend(error.to_be_bytes());
             reply.extend(&head[8..16]);
             reply.extend(answer);
             stream.write_all(&reply)?;
         }
     }
 
-    fn write(&self, device: usize, offset: usize, data: Vec<u8>, is_durable: bool) {
+    /// Returns whether it has succeeded.
+    fn write(&self, device: usize, offset: usize, data: Vec<u8>, is_durable: bool) -> bool {
         let mut record = self.record();
-        let begun = record.events.len();
-        record.devices[device].content[offset..offset + data.len()].copy_from_slice(&data);
-        record.events.push(Event::Write { device, offset, data, is_durable });
+        if let Some(fault) = &record.devices[device].fault {
+            let sound: Vec<_> = data.chunks(SECTOR).map(|sector| !fault(sector)).collect();
+            if sound.contains(&false) {
+                record.failed += 1;
+                for (index, sector) in data.chunks(SECTOR).enumerate().filter(|it| sound[it.0]) {
+                    let begun =
+                        record.write(device, offset + index * SECTOR, sector.to_vec(), false);
+                    record.events.push(Event::Written(begun));
+                }
+                return false;
+            }
+        }
+        let begun = record.write(device, offset, data, is_durable);
         drop(record);
         // Others may begin and complete meanwhile.
         std::thread::yield_now();
         self.record().events.push(Event::Written(begun));
+        true
     }
 
     fn flush(&self, device: usize) {

@@ -1,4 +1,4 @@
-//! File systems on recorded block devices, and the same file systems after a power loss.
+//! Recorded block devices, file systems on them, and the same devices and file systems after a power loss.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,9 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::recorder::Recorder;
+use super::setup::Setup;
 
 /// The file systems: of the image, of logs, of caches, and of the daemon's state.
 pub const NAMES: [&str; 4] = ["home", "log", "cache", "state"];
+/// The index of the device of the image.
+pub const HOME: usize = 0;
 /// The index of the device of logs.
 pub const LOG: usize = 1;
 /// The index of the device of caches.
@@ -18,25 +21,27 @@ pub const CACHE: usize = 2;
 pub const SIZES: [usize; 4] = [32 << 20, 24 << 20, 40 << 20, 16 << 20];
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// A folder in which the file systems are mounted by their names. Dropping it unmounts them.
+/// A folder in which the file systems are mounted by their names. Devices without a file system have a link there. Dropping it unmounts them.
 pub struct Volumes {
     folder: PathBuf,
     /// In memory: the devices after a power loss.
     store: PathBuf,
     devices: Vec<String>,
-    servers: Vec<Child>,
+    servers: Vec<Option<Child>>,
+    setup: Setup,
 }
 
 impl Volumes {
     /// New file systems on devices that `recorder` serves. Returns `None`, and prints the reason, if this machine or
     /// user cannot have them.
-    pub fn new(recorder: &Recorder, seed: u64) -> Option<Self> {
+    pub fn new(recorder: &Recorder, setup: &Setup, seed: u64) -> Option<Self> {
         let name = format!("fathom-power-{}-{seed}", std::process::id());
         let mut volumes = Self {
             folder: std::env::temp_dir().join(&name),
             store: Path::new("/dev/shm").join(&name),
             devices: Vec::new(),
             servers: Vec::new(),
+            setup: *setup,
         };
         match volumes.make(recorder) {
             Ok(()) => Some(volumes),
@@ -54,7 +59,8 @@ impl Volumes {
 
     fn make(&mut self, recorder: &Recorder) -> io::Result<()> {
         fs::create_dir_all(&self.store)?;
-        for (name, size) in NAMES.into_iter().zip(SIZES) {
+        for (volume, name) in NAMES.into_iter().enumerate() {
+            let size = SIZES[volume];
             fs::create_dir_all(self.folder.join(name))?;
             let (socket, file) = (self.store.join(format!("{name}.sock")), self.store.join(name));
             recorder.serve(&socket, size);
@@ -66,7 +72,7 @@ impl Volumes {
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .spawn()?;
-            self.servers.push(server);
+            self.servers.push(Some(server));
             let begun = Instant::now();
             while fs::metadata(&file)?.len() != size as u64 {
                 if begun.elapsed() > MOUNT_TIME_MAX {
@@ -75,53 +81,94 @@ impl Volumes {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let device = self.attach(&file)?;
-            let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", EXTENDED, &device];
-            run(Command::new("mkfs.ext4").args(options))?;
-            self.mount(name, &device)?;
+            if self.setup.link(volume).is_none() {
+                let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", EXTENDED, &device];
+                run(Command::new("mkfs.ext4").args(options))?;
+            }
+            self.show(volume, &device)?;
         }
         Ok(())
     }
 
     fn attach(&mut self, file: &Path) -> io::Result<String> {
-        let found = run(Command::new("losetup").args(["--find", "--show"]).arg(file))?;
+        let found =
+            run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file))?;
         let device = found.trim().to_owned();
         self.devices.push(device.clone());
         Ok(device)
     }
 
-    fn mount(&self, name: &str, device: &str) -> io::Result<()> {
+    /// Mounts the file system of a device, or makes the link to the device.
+    fn show(&self, volume: usize, device: &str) -> io::Result<()> {
+        if let Some(link) = self.setup.link(volume) {
+            let link = self.folder.join(link);
+            let _ = fs::remove_file(&link);
+            return std::os::unix::fs::symlink(device, link);
+        }
         let options = ["-t", "ext4", "-o", "noatime,nodiscard", device];
-        run(Command::new("mount").args(options).arg(self.folder.join(name))).map(drop)
+        run(Command::new("mount").args(options).arg(self.folder.join(NAMES[volume]))).map(drop)
     }
 
-    /// Makes everything durable that the file systems have.
+    /// Makes everything durable that the devices have.
     pub fn sync(&self) {
-        for name in NAMES {
-            let folder = self.folder.join(name);
-            run(Command::new("sync").arg("--file-system").arg(folder)).unwrap();
+        for (volume, name) in NAMES.into_iter().enumerate() {
+            let link = self.setup.link(volume);
+            let option = if link.is_some() { "--data" } else { "--file-system" };
+            let path = self.folder.join(link.unwrap_or(name));
+            run(Command::new("sync").arg(option).arg(path)).unwrap();
         }
     }
 
-    /// Mounts `contents` instead of what is mounted. No file on them is open.
-    pub fn replace(&mut self, contents: &[Vec<u8>]) {
+    /// Shows `contents` instead of what is there, on devices with other numbers. No file on them is open.
+    pub fn replace(
+        &mut self,
+        mut contents: Vec<Vec<u8>>,
+        recorder: &Recorder,
+        random: &mut fastrand::Rng,
+    ) {
         self.unmount();
-        for (name, content) in NAMES.into_iter().zip(contents) {
-            let file = self.store.join(format!("{name}.after"));
-            fs::write(&file, content).unwrap();
+        let mut order: Vec<usize> = (0..contents.len()).collect();
+        random.shuffle(&mut order);
+        for volume in order {
+            let content = std::mem::take(&mut contents[volume]);
+            let file = if self.is_kept(volume) {
+                recorder.restore(volume, content);
+                self.store.join(NAMES[volume])
+            } else {
+                let file = self.store.join(format!("{}.after", NAMES[volume]));
+                fs::write(&file, content).unwrap();
+                file
+            };
             let device = self.attach(&file).unwrap();
-            self.mount(name, &device).unwrap();
+            self.show(volume, &device).unwrap();
         }
     }
 
+    /// Whether the device has to be on the same file later: it is the image, and known by that.
+    fn is_kept(&self, volume: usize) -> bool {
+        volume == HOME && self.setup.is_device[HOME]
+    }
+
+    /// Ends what uses the devices.
     fn unmount(&mut self) {
-        for name in NAMES {
+        for name in (0..NAMES.len()).filter(|at| self.setup.link(*at).is_none()).map(|at| NAMES[at])
+        {
             let _ = run(Command::new("umount").arg("--lazy").arg(self.folder.join(name)));
         }
         for device in self.devices.drain(..) {
             let _ = run(Command::new("losetup").args(["--detach", &device]));
         }
-        for (mut server, name) in self.servers.drain(..).zip(NAMES) {
-            let _ = run(Command::new("fusermount3").arg("-uz").arg(self.store.join(name)));
+        for volume in 0..NAMES.len() {
+            if !self.is_kept(volume) {
+                self.end_server(volume);
+            }
+        }
+    }
+
+    fn end_server(&mut self, volume: usize) {
+        if let Some(mut server) = self.servers.get_mut(volume).and_then(Option::take) {
+            let file = self.store.join(NAMES[volume]);
+            let _ = run(Command::new("fusermount3").arg("-uz").arg(file));
             let _ = server.kill();
             let _ = server.wait();
         }
@@ -134,6 +181,7 @@ const EXTENDED: &str = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
 impl Drop for Volumes {
     fn drop(&mut self) {
         self.unmount();
+        (0..NAMES.len()).for_each(|volume| self.end_server(volume));
         let _ = fs::remove_dir_all(&self.folder);
         let _ = fs::remove_dir_all(&self.store);
     }

@@ -1,0 +1,179 @@
+//! A power loss: the devices at an instant of the record, and what a daemon makes of them.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use super::history::{self, BLOCK};
+use super::life::{self, Layers, Life};
+use super::setup::Setup;
+use super::volumes::{self, CACHE, LOG, Volumes};
+use super::{BLOCKS, Change, Recorded, log};
+use crate::nbd::Nbd;
+
+/// The most flushes that no record of a log proves.
+const UNPROVED_MAX: usize = 4;
+/// How many instants of the record a message shows.
+const TRACE_LENGTH: usize = 1500;
+/// The size of a log, in bytes.
+const LOG_SIZE: u64 = 1 << 20;
+
+/// What else has happened to the stores when the daemon starts again.
+#[derive(Clone, Copy, Debug)]
+pub enum Damage {
+    None,
+    /// The device of the log, or that of the cache, is as it was at an instant before the daemon last opened it. A
+    /// log may be refused then.
+    Old(usize, usize),
+    /// A byte of the log has another value. The disk may be refused then. If it is in one of the last records, which
+    /// nothing proves to have been durable, these are lost.
+    Rotten,
+}
+
+impl Recorded {
+    /// An instant of a power loss: often one soon after a change.
+    pub fn instant(&self, random: &mut fastrand::Rng) -> usize {
+        let first = self.end / 20;
+        if random.bool() {
+            return random.usize(first..self.end);
+        }
+        let change = &self.changes[random.usize(0..self.changes.len())];
+        (change.instant + random.usize(0..1500)).clamp(first, self.end - 1)
+    }
+
+    pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
+        // A roll-back since the last opening cannot be seen.
+        let before = |opening: &str| {
+            let opens = |change: &&Change| {
+                change.instant < instant
+                    && ["restart", "kill", opening].contains(&change.text.as_str())
+            };
+            self.changes.iter().rfind(opens).map_or(0, |change| change.instant)
+        };
+        let (log, cache) = (before("add log"), before("attach"));
+        match random.u8(0..8) {
+            0 if log > 0 => Damage::Old(LOG, random.usize(0..log)),
+            1 if cache > 0 => Damage::Old(CACHE, random.usize(0..cache)),
+            2 => Damage::Rotten,
+            _ => Damage::None,
+        }
+    }
+}
+
+/// The power fails at `instant`. Starts a daemon on what is left, and checks the disk.
+pub fn lose_power(
+    volumes: &mut Volumes,
+    recorded: &Recorded,
+    instant: usize,
+    damage: Damage,
+    random: &mut fastrand::Rng,
+) -> Result<(), String> {
+    let shares: Vec<u8> = volumes::NAMES.map(|_| [0, 10, 50, 90, 100][random.usize(0..5)]).into();
+    let recorder = &recorded.shared.recorder;
+    let mut contents =
+        recorder.after_power_loss(instant, |device| random.u8(0..100) < shares[device]);
+    if let Damage::Old(device, instant) = damage {
+        contents[device] = recorder.after_power_loss(instant, |_| true).swap_remove(device);
+    }
+    volumes.replace(contents, recorder, random);
+    if let Damage::Rotten = damage {
+        rot(volumes, &recorded.setup, random);
+    }
+    let change = recorded.changes.iter().rfind(|change| change.instant <= instant).unwrap();
+    let context = format!("{shares:?} after {:?}", change.text);
+    life::kill_keepers(volumes.path());
+    let life = match Life::start(volumes.path(), &recorded.setup, false) {
+        Ok(life) => life,
+        Err(log) => {
+            let has_log = |it: &Layers| it.log.is_some() || it.cache == Some("write-back");
+            if !matches!(damage, Damage::None) && change.may.iter().any(has_log) {
+                return Ok(());
+            }
+            return Err(format!("{context}: the disk is not served:\n{log}"));
+        }
+    };
+    let layers = life.layers();
+    if !change.may.contains(&layers) {
+        return Err(format!("{context}: the disk has {layers:?}"));
+    }
+    let lost = if matches!(damage, Damage::Rotten) { UNPROVED_MAX } else { 0 };
+    let result = check(life, layers, recorded, (instant, lost), volumes);
+    result.map_err(|error| format!("{context} with {layers:?}: {error}\n{}", last_lines(volumes)))
+}
+
+/// Changes a byte of each log.
+fn rot(volumes: &Volumes, setup: &Setup, random: &mut fastrand::Rng) {
+    let places: &[(&str, u64)] = if setup.is_device[LOG] {
+        &[(Setup::LOGS, 0), (Setup::LOGS, 8 << 20)]
+    } else {
+        &[("log/wal", 0), ("log/offload", 0)]
+    };
+    for (name, offset) in places {
+        let file = File::options().read(true).write(true).open(volumes.path().join(name));
+        let Ok(mut file) = file else { continue };
+        let length = file.seek(SeekFrom::End(0)).unwrap().clamp(1, LOG_SIZE);
+        let mut byte = [0];
+        let at = offset + random.u64(0..length);
+        if file.read_at(&mut byte, at).unwrap() == 1 {
+            file.write_all_at(&[byte[0] ^ 1 << random.u8(0..8)], at).unwrap();
+        }
+    }
+}
+
+fn last_lines(volumes: &Volumes) -> String {
+    let text = log(volumes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+/// Reads the disk twice, flushes it, removes its layers, reads it again, and compares it with its image after the end.
+fn check(
+    life: Life,
+    layers: Layers,
+    recorded: &Recorded,
+    (instant, lost): (usize, usize),
+    volumes: &Volumes,
+) -> Result<(), String> {
+    let mut nbd = Nbd::try_connect(&life.socket(), "a").unwrap();
+    let length = (BLOCKS * BLOCK) as u32;
+    let content = nbd.read(0, length);
+    let checked = recorded.shared.history().check(instant, lost, &content);
+    checked.map_err(|(block, error)| {
+        let find = |sector: &[u8]| {
+            history::number(block, sector).filter(|_| history::is_of(&[block], sector))
+        };
+        let first = instant.saturating_sub(TRACE_LENGTH);
+        let trace = recorded.shared.recorder.trace(first..instant, find);
+        format!("{error}\nblock {block} on the devices:\n  {}", trace.join("\n  "))
+    })?;
+    let same = |other: &[u8], what: &str| {
+        let differs =
+            |block: &usize| content[block * BLOCK..][..BLOCK] != other[block * BLOCK..][..BLOCK];
+        let blocks: Vec<_> = (0..BLOCKS).filter(differs).collect();
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        Err(format!("{what}: other content in the blocks {blocks:?}"))
+    };
+    same(&nbd.read(0, length), "read twice")?;
+    if recorded.setup.fails && life.has_lost_writes() {
+        life.recover().map_err(|(reason, _)| reason)?;
+        same(&nbd.read(0, length), "after the recovery")?;
+    }
+    assert!(nbd.send(3, 7, 0, 0, &[]));
+    if nbd.reply() != Some((7, 0)) {
+        return Err("a flush fails".into());
+    }
+    same(&nbd.read(0, length), "after a flush")?;
+    if layers.cache.is_some() {
+        life.remove_layer("cache")?;
+        same(&nbd.read(0, length), "without the cache")?;
+    }
+    if let Some(log) = layers.log {
+        life.remove_layer(log)?;
+        same(&nbd.read(0, length), "without the log")?;
+    }
+    drop(nbd);
+    life.end(true);
+    same(&std::fs::read(volumes.path().join(Setup::IMAGE)).unwrap(), "the image")
+}

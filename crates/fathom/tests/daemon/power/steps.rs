@@ -1,0 +1,64 @@
+//! The changes of a disk in use.
+
+use fathom_control::OffloadAction;
+
+use super::life::{LOGS, Layers, Life, MODES};
+use super::setup::Setup;
+
+/// A change, and the layers after it.
+pub fn step(now: Layers, random: &mut fastrand::Rng) -> (Layers, String) {
+    match random.u8(0..12) {
+        0 => (now, "restart".into()),
+        1 => (now, "kill".into()),
+        // The configuration has no layers.
+        2 => (Layers::default(), "reload".into()),
+        3..6 => match now.cache {
+            None => {
+                let mode = MODES[random.usize(0..if now.log.is_some() { 2 } else { 3 })];
+                (Layers { cache: Some(mode), ..now }, "attach".into())
+            }
+            Some(_) => (Layers { cache: None, ..now }, "detach".into()),
+        },
+        6 if now.cache.is_some() && now.log.is_none() => {
+            (Layers { cache: Some(MODES[random.usize(0..3)]), ..now }, "mode".into())
+        }
+        7 | 8 if now.cache != Some("write-back") => match now.log {
+            None => {
+                let kind = LOGS[random.usize(0..2)];
+                (Layers { log: Some(kind), ..now }, "add log".into())
+            }
+            Some(_) => (Layers { log: None, ..now }, "remove log".into()),
+        },
+        9 | 10 if now.log == Some("offload") => {
+            (now, ["offload start", "offload stop"][random.usize(0..2)].into())
+        }
+        _ => (now, "nothing".into()),
+    }
+}
+
+/// Carries a change out. Returns the daemon after it.
+pub fn carry_out(
+    life: Life,
+    setup: &Setup,
+    (now, next): (Layers, Layers),
+    text: &str,
+) -> (Life, Result<(), String>) {
+    let folder = life.socket().parent().unwrap().to_owned();
+    let result = match text {
+        "restart" | "kill" => {
+            life.end(text == "restart");
+            let life = Life::start(&folder, setup, setup.fails)
+                .unwrap_or_else(|log| panic!("{now:?}: {log}"));
+            return (life, Ok(()));
+        }
+        "reload" => life.reload(),
+        "attach" | "mode" => life.set_layer("cache", next.cache.unwrap()),
+        "detach" => life.remove_layer("cache"),
+        "add log" => life.set_layer(next.log.unwrap(), ""),
+        "remove log" => life.remove_layer(now.log.unwrap()),
+        "offload start" => life.offload(OffloadAction::Start),
+        "offload stop" => life.offload(OffloadAction::Stop),
+        _ => Ok(()),
+    };
+    (life, result)
+}
