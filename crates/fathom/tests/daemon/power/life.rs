@@ -17,6 +17,8 @@ use crate::process::kill;
 /// How long a start, an end or a change may take.
 const TIME_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
+/// The error of a start whose daemon does not have the disk, because it was removed in use.
+pub const ABSENT: &str = "the disk is absent";
 
 /// The layers of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +27,7 @@ pub struct Layers {
     pub cache: Option<&'static str>,
     /// The kind of the layer with a log.
     pub log: Option<&'static str>,
+    pub is_limited: bool,
 }
 
 impl Layers {
@@ -37,7 +40,8 @@ impl Layers {
         });
         // The log of a cache is a layer, too.
         let has_own = mode != Some("write-back");
-        Self { cache: mode, log: LOGS.into_iter().find(|kind| has_own && find(kind).is_some()) }
+        let log = LOGS.into_iter().find(|kind| has_own && find(kind).is_some());
+        Self { cache: mode, log, is_limited: find("limit").is_some() }
     }
 }
 
@@ -77,15 +81,62 @@ impl Life {
             .unwrap();
         let mut life = Self { child, folder: folder.to_owned(), setup: *setup };
         let begun = Instant::now();
+        let mut is_kept = false;
         while Nbd::try_connect(&life.socket(), "a").is_err() {
+            if setup.keeps_log && !is_kept && life.is_refused() {
+                is_kept = true;
+                life.keep_log()?;
+            }
             let has_ended = life.child.try_wait().unwrap().is_some();
+            let text = std::fs::read_to_string(folder.join("log.txt")).unwrap_or_default();
+            let text = text.get(before as usize..).unwrap_or_default();
+            if text.contains(" ready in ") && life.is_absent() {
+                return Err(ABSENT.into());
+            }
             if has_ended || life.is_refused() || begun.elapsed() > TIME_MAX {
-                let text = std::fs::read_to_string(folder.join("log.txt")).unwrap_or_default();
-                return Err(text.get(before as usize..).unwrap_or_default().to_owned());
+                return Err(text.to_owned());
             }
             std::thread::sleep(PAUSE);
         }
         Ok(life)
+    }
+
+    /// Runs `fathom log keep`.
+    fn keep_log(&self) -> Result<(), String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_fathom"))
+            .current_dir(&self.folder)
+            .args(["log", "keep", "a", "--config", "f.toml", "--control", "control.sock"])
+            .env("STATE_DIRECTORY", self.folder.join("state"))
+            .env("FATHOM_MARKS", self.folder.join("state/marks"))
+            .output()
+            .unwrap();
+        if output.status.success() {
+            return Ok(());
+        }
+        let log = std::fs::read_to_string(self.folder.join("log.txt")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(6)..].join("\n");
+        Err(format!("log keep: {}\n{last}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// Whether the daemon does not have the disk.
+    fn is_absent(&self) -> bool {
+        let list = self.client().disks();
+        list.is_ok_and(|list| list.disks.is_empty() && list.unserved.is_empty())
+    }
+
+    /// Removes the disk while it is used, and adds it again.
+    pub fn replace(&self, layers: Layers) -> Result<(), String> {
+        let definition = self.setup.definition(&self.folder, layers);
+        let text = |error: ClientError| error.to_string();
+        self.client().remove_disk("a", true).map_err(text)?;
+        self.client().add_disk(&definition).map_err(text)?;
+        if self.layers() == layers { Ok(()) } else { Err(format!("it has {:?}", self.layers())) }
+    }
+
+    /// Gives the disk another size. Returns an error if it is refused.
+    pub fn resize(&self, size: u64) -> Result<(), String> {
+        self.client().resize_disk("a", size, true).map(drop).map_err(|error| error.to_string())
     }
 
     /// Whether the daemon has a reason not to serve the disk.

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use super::history::{self, BLOCK};
 use super::life::{self, Layers, Life};
 use super::setup::Setup;
-use super::volumes::{self, CACHE, LOG, Volumes};
+use super::volumes::{self, CACHE, HOME, LOG, Volumes};
 use super::{BLOCKS, Change, Recorded, log};
 use crate::nbd::Nbd;
 
@@ -22,12 +23,16 @@ const LOG_SIZE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub enum Damage {
     None,
-    /// The device of the log, or that of the cache, is as it was at an instant before the daemon last opened it. A
-    /// log may be refused then.
+    /// The device of the log, of the cache or of the image is as it was at an instant before the daemon last opened the
+    /// log or cache. A log may be refused then.
     Old(usize, usize),
     /// A byte of the log has another value. The disk may be refused then. If it is in one of the last records, which
     /// nothing proves to have been durable, these are lost.
     Rotten,
+    /// The image has another name, and the configuration names it and the layers. A log that is refused is kept.
+    Renamed,
+    /// The image is a copy of what it was: with its attributes, or without. A log that is refused is kept.
+    Copied(bool),
 }
 
 impl Recorded {
@@ -41,6 +46,16 @@ impl Recorded {
         (change.instant + random.usize(0..1500)).clamp(first, self.end - 1)
     }
 
+    /// The last change before an instant.
+    fn change(&self, instant: usize) -> &Change {
+        self.changes.iter().rfind(|change| change.instant <= instant).unwrap()
+    }
+
+    /// Whether the disk has a log at an instant that has changes as long as the disk is used.
+    fn has_log(&self, instant: usize) -> bool {
+        self.change(instant).may.iter().all(|layers| layers.log == Some("wal"))
+    }
+
     pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
         // A roll-back since the last opening cannot be seen.
         let before = |opening: &str| {
@@ -51,10 +66,16 @@ impl Recorded {
             self.changes.iter().rfind(opens).map_or(0, |change| change.instant)
         };
         let (log, cache) = (before("add log"), before("attach"));
-        match random.u8(0..8) {
+        let is_file = !self.setup.is_device[HOME];
+        match random.u8(0..12) {
             0 if log > 0 => Damage::Old(LOG, random.usize(0..log)),
             1 if cache > 0 => Damage::Old(CACHE, random.usize(0..cache)),
             2 => Damage::Rotten,
+            3 if is_file && log > 0 && self.has_log(instant) => {
+                Damage::Old(HOME, random.usize(0..log))
+            }
+            4 if is_file && self.change(instant).may.len() == 1 => Damage::Renamed,
+            5 if is_file => Damage::Copied(random.bool()),
             _ => Damage::None,
         }
     }
@@ -79,26 +100,57 @@ pub fn lose_power(
     if let Damage::Rotten = damage {
         rot(volumes, &recorded.setup, random);
     }
-    let change = recorded.changes.iter().rfind(|change| change.instant <= instant).unwrap();
+    let change = recorded.change(instant);
+    let setup = move_image(volumes, &recorded.setup, damage, change);
     let context = format!("{shares:?} after {:?}", change.text);
     life::kill_keepers(volumes.path());
-    let life = match Life::start(volumes.path(), &recorded.setup, false) {
+    let life = match Life::start(volumes.path(), &setup, false) {
         Ok(life) => life,
         Err(log) => {
             let has_log = |it: &Layers| it.log.is_some() || it.cache == Some("write-back");
-            if !matches!(damage, Damage::None) && change.may.iter().any(has_log) {
+            if log == life::ABSENT && change.text == "remove and add" {
+                let image = std::fs::read(volumes.path().join(setup.image())).unwrap();
+                let checked = recorded.shared.history().check(instant, 0, &image);
+                return checked
+                    .map_err(|error| format!("{context}: without the disk: {}", error.1));
+            }
+            let may_be_refused = matches!(damage, Damage::Old(..) | Damage::Rotten);
+            if may_be_refused && change.may.iter().any(has_log) {
                 return Ok(());
             }
             return Err(format!("{context}: the disk is not served:\n{log}"));
         }
     };
+    // An image is taken for a backup if the log has no changes.
+    if matches!(damage, Damage::Old(HOME, _)) && !last_lines(volumes).contains("it writes home") {
+        return Ok(());
+    }
     let layers = life.layers();
     if !change.may.contains(&layers) {
         return Err(format!("{context}: the disk has {layers:?}"));
     }
     let lost = if matches!(damage, Damage::Rotten) { UNPROVED_MAX } else { 0 };
-    let result = check(life, layers, recorded, (instant, lost), volumes);
+    let result = check(life, layers, recorded, &setup, (instant, lost), volumes);
     result.map_err(|error| format!("{context} with {layers:?}: {error}\n{}", last_lines(volumes)))
+}
+
+/// Renames or copies the image. Returns what the daemon gets.
+fn move_image(volumes: &Volumes, setup: &Setup, damage: Damage, change: &Change) -> Setup {
+    let (image, other) = (volumes.path().join(Setup::IMAGE), volumes.path().join(Setup::RENAMED));
+    match damage {
+        Damage::Renamed => {
+            std::fs::rename(image, other).unwrap();
+            Setup { renamed: Some(change.may[0]), keeps_log: true, ..*setup }
+        }
+        Damage::Copied(has_attributes) => {
+            let option = if has_attributes { "-a" } else { "--sparse=always" };
+            let status = Command::new("cp").arg(option).args([&image, &other]).status().unwrap();
+            assert!(status.success());
+            std::fs::rename(other, image).unwrap();
+            Setup { keeps_log: true, ..*setup }
+        }
+        _ => *setup,
+    }
 }
 
 /// Changes a byte of each log.
@@ -131,6 +183,7 @@ fn check(
     life: Life,
     layers: Layers,
     recorded: &Recorded,
+    setup: &Setup,
     (instant, lost): (usize, usize),
     volumes: &Volumes,
 ) -> Result<(), String> {
@@ -165,6 +218,9 @@ fn check(
         return Err("a flush fails".into());
     }
     same(&nbd.read(0, length), "after a flush")?;
+    if layers.is_limited {
+        life.remove_layer("limit")?;
+    }
     if layers.cache.is_some() {
         life.remove_layer("cache")?;
         same(&nbd.read(0, length), "without the cache")?;
@@ -175,5 +231,5 @@ fn check(
     }
     drop(nbd);
     life.end(true);
-    same(&std::fs::read(volumes.path().join(Setup::IMAGE)).unwrap(), "the image")
+    same(&std::fs::read(volumes.path().join(setup.image())).unwrap(), "the image")
 }

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use fathom_control::{DiskDefinition, LayerDefinition};
 use serde_json::{Value, json};
 
+use super::life::Layers;
 use super::volumes::{CACHE, HOME, LOG};
 
 /// The places of the two logs on a block device.
@@ -16,31 +18,68 @@ pub struct Setup {
     pub fails: bool,
     /// For the image, the logs and the cache: whether it is a block device itself instead of a file on one.
     pub is_device: [bool; 3],
+    /// The layers that the configuration has since the image has got another name.
+    pub renamed: Option<Layers>,
+    /// Whether a log that is refused is kept.
+    pub keeps_log: bool,
 }
 
 impl Setup {
     pub fn draw(random: &mut fastrand::Rng) -> Self {
-        Self { fails: random.bool(), is_device: [(); 3].map(|()| random.u8(0..3) == 0) }
+        let is_device = [(); 3].map(|()| random.u8(0..3) == 0);
+        Self { fails: random.bool(), is_device, renamed: None, keeps_log: false }
     }
 
     /// The name below the mount points of the disk's image, or of a link to its device.
     pub const IMAGE: &str = "home/a.img";
+    /// The image's other name.
+    pub const RENAMED: &str = "home/b.img";
     /// The same for the store of the cache.
     pub const STORE: &str = "cache/store";
     /// The link to a device with both logs.
     pub const LOGS: &str = "log/volume";
 
-    /// The configuration of the daemon: a disk without layers. While devices fail, it has keepsakes, without which not
+    /// The image, or the link to its device.
+    pub fn image(&self) -> &'static str {
+        if self.renamed.is_some() { Self::RENAMED } else { Self::IMAGE }
+    }
+
+    /// The configuration of the daemon: a disk without layers, or with those of `renamed`. While devices fail, it has keepsakes, without which not
     /// every loss is seen.
     pub fn configuration(&self, folder: &Path, has_keepsakes: bool) -> String {
         let keepsakes = if has_keepsakes { "on" } else { "off" };
         let key = if self.is_device[HOME] { "key = \"home-of-a\"\n" } else { "" };
-        let image = folder.join(Self::IMAGE);
+        let image = folder.join(self.image());
+        let layers = self.renamed.map_or_else(String::new, |layers| self.layers(folder, layers));
         format!(
-            "[daemon]\nkeepsakes = \"{keepsakes}\"\n[[disk]]\nname = \"a\"\nimage = \"{}\"\n{key}[[nbd]]\naddress = \
+            "[daemon]\nkeepsakes = \"{keepsakes}\"\n[[disk]]\nname = \"a\"\nimage = \"{}\"\n{key}{layers}[[nbd]]\naddress = \
              \"unix:nbd.sock\"\n",
             image.display(),
         )
+    }
+
+    /// The disk with these layers.
+    pub fn definition(&self, folder: &Path, layers: Layers) -> DiskDefinition {
+        let limit = layers.is_limited.then_some("limit");
+        let cache = layers.cache.map(|_| "cache");
+        let kinds = [limit, cache, layers.log].into_iter().flatten();
+        let mode = layers.cache.unwrap_or_default();
+        let layers = kinds.map(|kind| LayerDefinition::new(kind, self.options(kind, folder, mode)));
+        DiskDefinition {
+            name: "a".into(),
+            image: Some(folder.join(self.image())),
+            key: self.is_device[HOME].then(|| "home-of-a".into()),
+            layers: layers.collect(),
+            ..DiskDefinition::default()
+        }
+    }
+
+    fn layers(&self, folder: &Path, layers: Layers) -> String {
+        let layers = self.definition(folder, layers).layers.into_iter().map(|layer| {
+            let options = layer.options.iter().map(|(key, value)| format!(", {key} = {value}"));
+            format!("{{ kind = \"{}\"{} }}", layer.kind, options.collect::<Vec<_>>().concat())
+        });
+        format!("layers = [{}]\n", layers.collect::<Vec<_>>().join(", "))
     }
 
     /// Options of the layer `kind`.
@@ -48,6 +87,9 @@ impl Setup {
         let path = |name: &str| folder.join(name).display().to_string();
         if kind == "cache" {
             return json!({ "store": path(Self::STORE), "mode": mode, "age": "300ms" });
+        }
+        if kind == "limit" {
+            return json!({ "total_iops_sec": 1_000_000 });
         }
         let (file, offset) = match (self.is_device[LOG], kind) {
             (false, "wal") => ("log/wal", "0"),

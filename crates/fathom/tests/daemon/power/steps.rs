@@ -2,12 +2,19 @@
 
 use fathom_control::OffloadAction;
 
+use super::BLOCKS;
+use super::history::BLOCK;
 use super::life::{LOGS, Layers, Life, MODES};
 use super::setup::Setup;
+use super::volumes::HOME;
+use crate::nbd::Nbd;
+
+/// By how much the disk grows, in bytes.
+const GROWTH: usize = 256 << 10;
 
 /// A change, and the layers after it.
 pub fn step(now: Layers, random: &mut fastrand::Rng) -> (Layers, String) {
-    match random.u8(0..12) {
+    match random.u8(0..16) {
         0 => (now, "restart".into()),
         1 => (now, "kill".into()),
         // The configuration has no layers.
@@ -32,8 +39,26 @@ pub fn step(now: Layers, random: &mut fastrand::Rng) -> (Layers, String) {
         9 | 10 if now.log == Some("offload") => {
             (now, ["offload start", "offload stop"][random.usize(0..2)].into())
         }
+        12 => (Layers { is_limited: !now.is_limited, ..now }, "limit".into()),
+        13 => (now, "remove and add".into()),
+        14 | 15 => (now, "resize".into()),
         _ => (now, "nothing".into()),
     }
+}
+
+/// Makes the disk larger, or as large as it was. What it gets has no content.
+fn resize(life: &Life) -> Result<(), String> {
+    let size = (BLOCKS * BLOCK) as u64;
+    let mut nbd = Nbd::try_connect(&life.socket(), "a").map_err(|error| error.to_string())?;
+    let has_grown = nbd.capacity() > size;
+    if has_grown {
+        nbd.write(size, &vec![0x5a; GROWTH]);
+        return life.resize(size);
+    }
+    life.resize(size + GROWTH as u64)?;
+    let mut nbd = Nbd::try_connect(&life.socket(), "a").map_err(|error| error.to_string())?;
+    assert!(nbd.read(size, GROWTH as u32) == vec![0; GROWTH], "content beyond the end is back");
+    Ok(())
 }
 
 /// Carries a change out. Returns the daemon after it.
@@ -52,6 +77,10 @@ pub fn carry_out(
             return (life, Ok(()));
         }
         "reload" => life.reload(),
+        "limit" if next.is_limited => life.set_layer("limit", ""),
+        "limit" => life.remove_layer("limit"),
+        "remove and add" => life.replace(now),
+        "resize" if !setup.is_device[HOME] => resize(&life),
         "attach" | "mode" => life.set_layer("cache", next.cache.unwrap()),
         "detach" => life.remove_layer("cache"),
         "add log" => life.set_layer(next.log.unwrap(), ""),
