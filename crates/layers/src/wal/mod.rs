@@ -27,6 +27,7 @@ mod agenda;
 pub(crate) mod home;
 mod open;
 mod owner;
+mod phase;
 mod places;
 pub(crate) mod queue;
 mod recovery;

@@ -27,6 +27,7 @@ use fathom_block::{ErrorKind, LayerProblem};
 use fathom_wal::{Checkpoint, Log, SUPERBLOCK_LENGTH};
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
+use super::phase::Phase;
 use super::{Completion, Inner, LogVolume, State, Wal, WalError};
 use crate::access::Access;
 
@@ -46,7 +47,8 @@ pub(super) struct RecoveryState {
     /// While a failed log gets quiet: the queues that may have begun something before it failed.
     busy: Option<Vec<u64>>,
     /// The failure after which the log was recovered, until it has been emptied.
-    emptied_after: Option<ErrorKind>,
+    pub(super) emptied_after: Option<ErrorKind>,
+    pub(super) phase: Phase,
     /// Whether a queue has ended with writes in the kernel, which may take effect at any time.
     pub(super) is_stuck: bool,
     /// In which of their places a superblock was given up that the store may still write. While there is one, each
@@ -55,7 +57,7 @@ pub(super) struct RecoveryState {
     /// Whether the checkpoint that is being written is the repetition of one that is durable.
     is_repetition: bool,
     /// The `errno` of a loss of acknowledged changes that the operator has not confirmed. The log has failed meanwhile.
-    lost: Option<i32>,
+    pub(super) lost: Option<i32>,
 }
 
 /// What the logs of a volume share for their recovery.
@@ -78,6 +80,7 @@ impl State {
     pub(crate) fn fail(&mut self, kind: ErrorKind) -> bool {
         let is_new = self.failed.is_none();
         self.failed.get_or_insert(kind);
+        self.has_moved();
         is_new
     }
 
@@ -102,6 +105,7 @@ impl State {
     pub(super) fn end_emptying(&mut self) {
         if self.log.is_empty() {
             self.recovery.emptied_after = None;
+            self.has_moved();
         }
     }
 
@@ -238,6 +242,7 @@ impl Inner {
             let kind = state.failed.take();
             state.recovery.busy = None;
             state.recovery.emptied_after = kind.filter(|_| !state.log.is_empty());
+            state.has_moved();
             state.orphans.clear();
             (state.checkpoint, state.checkpoint_flush) = (None, None);
             state.recovery.is_repetition = false;
@@ -290,6 +295,7 @@ impl Wal {
             if state.recovery.lost.take().is_some() {
                 state.failed = None;
                 state.recovery.busy = None;
+                state.has_moved();
             }
             state.wake_queues();
         });
