@@ -18,7 +18,7 @@ pub const LOG: usize = 1;
 /// The index of the device of caches.
 pub const CACHE: usize = 2;
 /// The size of each device, in bytes.
-pub const SIZES: [usize; 4] = [32 << 20, 24 << 20, 40 << 20, 16 << 20];
+pub const SIZES: [usize; 4] = [20 << 20, 16 << 20, 24 << 20, 12 << 20];
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A folder in which the file systems are mounted by their names. Devices without a file system have a link there. Dropping it unmounts them.
