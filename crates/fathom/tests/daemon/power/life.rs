@@ -16,6 +16,8 @@ use crate::process::kill;
 
 /// How long a start, an end or a change may take.
 const TIME_MAX: Duration = Duration::from_secs(60);
+/// How long a disk may stay refused after its log was kept.
+const RETRY_TIME_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 /// The error of a start whose daemon does not have the disk, because it was removed in use.
 pub const ABSENT: &str = "the disk is absent";
@@ -31,6 +33,11 @@ pub struct Layers {
 }
 
 impl Layers {
+    /// Whether there is a log, also that of a cache.
+    pub fn has_log(&self) -> bool {
+        self.log.is_some() || self.cache == Some("write-back")
+    }
+
     /// The layers in the list of a status.
     fn of(disk: &DiskStatus) -> Self {
         let find = |kind: &str| disk.layers.iter().find(|layer| layer.name == kind);
@@ -81,11 +88,14 @@ impl Life {
             .unwrap();
         let mut life = Self { child, folder: folder.to_owned(), setup: *setup };
         let begun = Instant::now();
-        let mut is_kept = false;
+        let mut kept = None;
         while Nbd::try_connect(&life.socket(), "a").is_err() {
-            if setup.keeps_log && !is_kept && life.is_refused() {
-                is_kept = true;
-                life.keep_log()?;
+            let mut is_refused = life.is_refused();
+            if setup.keeps_log && is_refused {
+                // Then the daemon tries again.
+                let kept = kept.get_or_insert_with(|| (life.keep_log(), Instant::now()));
+                kept.0.clone()?;
+                is_refused = kept.1.elapsed() > RETRY_TIME_MAX;
             }
             let has_ended = life.child.try_wait().unwrap().is_some();
             let text = std::fs::read_to_string(folder.join("log.txt")).unwrap_or_default();
@@ -93,7 +103,7 @@ impl Life {
             if text.contains(" ready in ") && life.is_absent() {
                 return Err(ABSENT.into());
             }
-            if has_ended || life.is_refused() || begun.elapsed() > TIME_MAX {
+            if has_ended || is_refused || begun.elapsed() > TIME_MAX {
                 return Err(text.to_owned());
             }
             std::thread::sleep(PAUSE);

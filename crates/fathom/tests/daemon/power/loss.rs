@@ -51,11 +51,6 @@ impl Recorded {
         self.changes.iter().rfind(|change| change.instant <= instant).unwrap()
     }
 
-    /// Whether the disk has a log at an instant that has changes as long as the disk is used.
-    fn has_log(&self, instant: usize) -> bool {
-        self.change(instant).may.iter().all(|layers| layers.log == Some("wal"))
-    }
-
     pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
         // A roll-back since the last opening cannot be seen.
         let before = |opening: &str| {
@@ -66,18 +61,29 @@ impl Recorded {
             self.changes.iter().rfind(opens).map_or(0, |change| change.instant)
         };
         let (log, cache) = (before("add log"), before("attach"));
+        let may = &self.change(instant).may;
+        let has_log = may.iter().all(Layers::has_log);
         let is_file = !self.setup.is_device[HOME];
-        match random.u8(0..12) {
-            0 if log > 0 => Damage::Old(LOG, random.usize(0..log)),
-            1 if cache > 0 => Damage::Old(CACHE, random.usize(0..cache)),
-            2 => Damage::Rotten,
-            3 if is_file && log > 0 && self.has_log(instant) => {
-                Damage::Old(HOME, random.usize(0..log))
-            }
-            4 if is_file && self.change(instant).may.len() == 1 => Damage::Renamed,
-            5 if is_file => Damage::Copied(random.bool()),
-            _ => Damage::None,
+        let mut possible = Vec::new();
+        if has_log && log > 0 {
+            possible.push(Damage::Old(LOG, random.usize(0..log)));
+            possible.push(Damage::Rotten);
         }
+        if may.iter().all(|layers| layers.cache.is_some()) && cache > 0 {
+            possible.push(Damage::Old(CACHE, random.usize(0..cache)));
+        }
+        if is_file && log > 0 && may.iter().all(|layers| layers.log == Some("wal")) {
+            possible.push(Damage::Old(HOME, random.usize(0..log)));
+        }
+        // While a log is being added or removed, an image without its mark says that the log has nothing of it.
+        if is_file && may.len() == 1 {
+            possible.push(Damage::Copied(random.bool()));
+            possible.push(Damage::Renamed);
+        }
+        if possible.is_empty() || random.bool() {
+            return Damage::None;
+        }
+        possible[random.usize(0..possible.len())]
     }
 }
 
@@ -107,7 +113,6 @@ pub fn lose_power(
     let life = match Life::start(volumes.path(), &setup, false) {
         Ok(life) => life,
         Err(log) => {
-            let has_log = |it: &Layers| it.log.is_some() || it.cache == Some("write-back");
             if log == life::ABSENT && change.text == "remove and add" {
                 let image = std::fs::read(volumes.path().join(setup.image())).unwrap();
                 let checked = recorded.shared.history().check(instant, 0, &image);
@@ -115,7 +120,7 @@ pub fn lose_power(
                     .map_err(|error| format!("{context}: without the disk: {}", error.1));
             }
             let may_be_refused = matches!(damage, Damage::Old(..) | Damage::Rotten);
-            if may_be_refused && change.may.iter().any(has_log) {
+            if may_be_refused && change.may.iter().any(Layers::has_log) {
                 return Ok(());
             }
             return Err(format!("{context}: the disk is not served:\n{log}"));

@@ -37,7 +37,7 @@ const LANES: usize = 2;
 const LIFE_TIME: Duration = Duration::from_secs(4);
 const STEPS_MIN: usize = 12;
 /// The power losses for each seed.
-const LOSSES: u64 = 20;
+const LOSSES: u64 = 24;
 /// The options of the cache.
 const CACHE_OPTIONS: [&str; 8] =
     ["--size", "8M", "--log", "1M", "--logs", "1", "--block-size", "16K"];

@@ -19,6 +19,7 @@ pub const LOG: usize = 1;
 pub const CACHE: usize = 2;
 /// The size of each device, in bytes.
 pub const SIZES: [usize; 4] = [20 << 20, 16 << 20, 24 << 20, 12 << 20];
+const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(2);
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A folder in which the file systems are mounted by their names. Devices without a file system have a link there. Dropping it unmounts them.
@@ -149,14 +150,28 @@ impl Volumes {
         volume == HOME && self.setup.is_device[HOME]
     }
 
-    /// Ends what uses the devices.
+    /// Ends what uses the devices, and waits for that: a process that has ended may have files open for a moment longer, and
+    /// what it left unwritten would be written over what comes next.
     fn unmount(&mut self) {
-        for name in (0..NAMES.len()).filter(|at| self.setup.link(*at).is_none()).map(|at| NAMES[at])
-        {
-            let _ = run(Command::new("umount").arg("--lazy").arg(self.folder.join(name)));
+        for volume in (0..NAMES.len()).filter(|volume| self.setup.link(*volume).is_none()) {
+            let path = self.folder.join(NAMES[volume]);
+            let begun = Instant::now();
+            while run(Command::new("umount").arg(&path)).is_err() {
+                if begun.elapsed() > UNMOUNT_TIME_MAX {
+                    let _ = run(Command::new("umount").arg("--lazy").arg(&path));
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
         for device in self.devices.drain(..) {
             let _ = run(Command::new("losetup").args(["--detach", &device]));
+            let attached =
+                Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("loop");
+            let begun = Instant::now();
+            while attached.exists() && begun.elapsed() < UNMOUNT_TIME_MAX {
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
         for volume in 0..NAMES.len() {
             if !self.is_kept(volume) {
