@@ -4,6 +4,16 @@
 //! of the record; a daemon is started on each, and everything that was flushed must be there ([`loss`]).
 //!
 //! What a host has is drawn from the seed ([`setup`]). On some, devices fail at times ([`failures`]).
+//!
+//! Rules were taken away by hand to see whether this test notices:
+//!
+//! | taken away | noticed |
+//! |---|---|
+//! | a report of lost writes poisons the image | with seed 1: a repeated flush succeeds, and acknowledged writes are gone |
+//! | a mark names a log by its identity, not by its path | with one of six seeds: the disk is not served |
+//! | log and mark have an age | not with seeds 0 to 7; `wal_pair` has tests of it |
+//! | damage in a log is told apart from its end | not with seeds 0 to 7; `wal_pair` has tests of it |
+//! | a kept cache takes no block before home was flushed | not with seeds 0 to 5; `cache_attach` of the layers has a test of it |
 
 mod client;
 mod failures;
