@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use crate::aside::{Aside, StoreId};
 use crate::clock::Moment;
+use crate::layer::LAYERS_MAX;
 #[expect(unused_imports, reason = "for the documentation")]
 use crate::layer::LayerQueue;
 use crate::request::{Operation, Outcome, Request};
@@ -93,8 +94,8 @@ pub(crate) struct Pool {
     boxes: Vec<Box<Request>>,
     made: u64,
     prefix: u64,
-    /// The number of requests of layers in flight.
-    own: usize,
+    /// The number of requests in flight of the layer at each level.
+    own: [usize; LAYERS_MAX],
 }
 
 impl Pool {
@@ -112,17 +113,26 @@ impl Pool {
         request.id = self.prefix | self.made & ((1 << Self::COUNT_BITS) - 1);
         request.origin = origin;
         self.made += 1;
-        self.own += usize::from(origin > 0);
+        if let Some(level) = origin.checked_sub(1) {
+            self.own[level] += 1;
+        }
         request
     }
 
     /// The number of requests of layers in flight.
     pub(crate) fn own(&self) -> usize {
-        self.own
+        self.own.iter().sum()
+    }
+
+    /// The number of requests in flight of the layer at `level`.
+    pub(crate) fn own_of(&self, level: usize) -> usize {
+        self.own[level]
     }
 
     pub(crate) fn give(&mut self, mut request: Box<Request>) {
-        self.own -= usize::from(request.origin > 0);
+        if let Some(level) = request.origin.checked_sub(1) {
+            self.own[level] -= 1;
+        }
         if self.boxes.len() < Self::KEPT_MAX {
             request.reset();
             self.boxes.push(request);

@@ -29,6 +29,8 @@ const POLLS: u32 = 64;
 /// How long a failed thread waits for the kernel's operations to end, and how long the layers of an
 /// ended queue may take to finish their work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a queue then waits for requests of its layers that [may be left](crate::LayerQueue::may_be_left).
+const LEFT_LIMIT_NS: u64 = 2_000_000_000;
 /// How long a thread pauses after the kernel has refused its ring.
 const PAUSE: Duration = Duration::from_millis(20);
 const WAKE: u64 = 0;
@@ -82,6 +84,15 @@ type Change<S> = Box<dyn FnOnce(&mut Drive<S>) + Send>;
 struct Leaving<S> {
     source: S,
     until_ns: u64,
+    /// The latest end if only requests that may be left are in flight.
+    left_until_ns: u64,
+}
+
+impl<S> Leaving<S> {
+    /// When to look whether only requests that may be left are in flight, in nanoseconds.
+    fn left_deadline_ns(&self, now_ns: u64) -> u64 {
+        if self.left_until_ns > now_ns { self.left_until_ns } else { u64::MAX }
+    }
 }
 
 /// A thread's reactor and the sources that it drives.
@@ -234,14 +245,16 @@ impl<S: Source> Drive<S> {
     /// Removes the sources that have ended, and closes their queues.
     #[cold]
     fn remove_ended(&mut self) {
-        let until_ns = self.clock.now_ns().saturating_add(DRAIN_LIMIT.as_nanos() as u64);
+        let now_ns = self.clock.now_ns();
+        let until_ns = now_ns.saturating_add(DRAIN_LIMIT.as_nanos() as u64);
+        let left_until_ns = now_ns.saturating_add(LEFT_LIMIT_NS);
         while let Some(index) = self.sources.iter().position(Source::is_ended) {
             let mut source = self.sources.remove(index);
             self.reactor.retire_group(source.group());
             if source.stack().in_flight() == 0 {
                 source.stack().close(&mut self.reactor);
             }
-            self.leaving.push(Leaving { source, until_ns });
+            self.leaving.push(Leaving { source, until_ns, left_until_ns });
         }
     }
 
@@ -251,7 +264,12 @@ impl<S: Source> Drive<S> {
         let now_ns = self.clock.now_ns();
         for leaving in &mut self.leaving {
             let stack = leaving.source.stack();
-            if stack.is_drained() && !stack.is_pending() || leaving.until_ns <= now_ns {
+            let has_finished = stack.is_drained() && !stack.is_pending();
+            let is_left = stack.has_finished() && leaving.left_until_ns <= now_ns;
+            if is_left && !has_finished {
+                self.reactor.leave_behind();
+            }
+            if has_finished || is_left || leaving.until_ns <= now_ns {
                 stack.end(&mut self.reactor);
                 leaving.until_ns = 0;
             }
@@ -292,7 +310,7 @@ impl<S: Source> Drive<S> {
             deadline_ns = deadline_ns.min(source.stack().deadline_ns().unwrap_or(u64::MAX));
         }
         for leaving in &mut self.leaving {
-            deadline_ns = deadline_ns.min(leaving.until_ns);
+            deadline_ns = deadline_ns.min(leaving.until_ns).min(leaving.left_deadline_ns(start_ns));
             deadline_ns = deadline_ns.min(leaving.source.stack().deadline_ns().unwrap_or(u64::MAX));
         }
         if self.reactor.has_unsubmitted() {

@@ -218,6 +218,14 @@ pub trait LayerQueue {
         let _ = next;
     }
 
+    /// Whether the layer's own requests in flight need not be awaited when the queue closes, because a store
+    /// of the layer does not answer. None of them may change the disk or use memory that is not the layer's. The
+    /// part stays until they have returned, beside the part that follows it in the queue. Asked only while
+    /// the queue closes.
+    fn may_be_left(&self) -> bool {
+        false
+    }
+
     /// Takes back a held request at its deadline. `outcome` is the outcome with which it was held.
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
         match outcome {

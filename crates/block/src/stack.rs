@@ -1,5 +1,6 @@
 //! A disk opened for one queue, and the checked crossing.
 
+mod left;
 mod life;
 mod withdraw;
 
@@ -77,6 +78,8 @@ pub struct Stack {
     pending: Pending,
     /// The stack that will replace this one.
     successor: Option<Box<Stack>>,
+    /// Stacks that this one has replaced, and of which a layer has requests in a store that does not answer.
+    left: Vec<Stack>,
     /// Events of the successor, which it gets when it takes over.
     late_events: Vec<Event>,
     /// The queue's participation in changes of the layers, and the phases that it has completed
@@ -183,6 +186,7 @@ impl Stack {
             group,
             pending: reactor.pending(),
             successor: None,
+            left: Vec::new(),
             late_events: Vec::new(),
             registration: None,
             seen: 0,
@@ -295,6 +299,9 @@ impl Stack {
             // The successor handles no events before it has taken over.
             return self.late_events.push(*event);
         }
+        if !self.left.is_empty() && self.take_event_of_left(event, reactor) {
+            return;
+        }
         self.update_round(reactor);
         let mut context =
             BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
@@ -314,6 +321,9 @@ impl Stack {
     /// of the back end and of further stores.
     pub fn advance(&mut self, reactor: &mut Reactor) {
         self.round_ns.set(0);
+        if !self.left.is_empty() {
+            self.advance_left(reactor);
+        }
         if self.look_ns != u64::MAX {
             self.look_at_leftovers();
         }
@@ -365,6 +375,7 @@ impl Stack {
     pub fn owns(&self, event: &Event) -> bool {
         event.group == self.group
             || self.successor.as_ref().is_some_and(|successor| successor.owns(event))
+            || self.left.iter().any(|left| left.owns(event))
     }
 
     /// Clears the time of the round if a new round has begun.
@@ -381,6 +392,8 @@ impl Stack {
         let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
         let deadline_ns =
             held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns).min(self.look_ns);
+        let left_ns = self.left.iter().filter_map(Self::deadline_ns).min();
+        let deadline_ns = deadline_ns.min(left_ns.unwrap_or(u64::MAX));
         (deadline_ns != u64::MAX).then_some(deadline_ns)
     }
 
@@ -415,10 +428,11 @@ impl Stack {
         self.pool.own()
     }
 
-    /// Whether neither the owner nor the layers have requests or computations in flight.
+    /// Whether neither the owner nor the layers have requests or computations in flight, but for requests that
+    /// [may be left](LayerQueue::may_be_left).
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0
-            && self.pool.own() == 0
+            && (self.pool.own() == 0 || !self.are_own_awaited())
             && self.aside.computing.load(Ordering::Relaxed) == 0
     }
 

@@ -16,6 +16,8 @@ pub(crate) struct Access {
     reactor: Reactor,
     stack: Stack,
     events: Vec<Event>,
+    /// The time limit of each request.
+    limit: Duration,
 }
 
 impl Access {
@@ -24,18 +26,26 @@ impl Access {
     /// # Errors
     /// If the store cannot open a queue.
     pub(crate) fn open(backend: &Arc<dyn Backend>) -> io::Result<Self> {
+        Self::open_within(backend, REQUEST_TIME_MAX)
+    }
+
+    /// Opens a queue of the store. Each request gets `limit`.
+    ///
+    /// # Errors
+    /// If the store cannot open a queue.
+    pub(crate) fn open_within(backend: &Arc<dyn Backend>, limit: Duration) -> io::Result<Self> {
         let backend = Arc::clone(backend);
         let disk =
             Disk::new(DiskOptions::default(), Vec::new(), backend).map_err(io::Error::other)?;
         let mut reactor = Reactor::new(8)?;
         let stack = disk.open_queue(&mut reactor, Clock::System)?;
-        Ok(Self { reactor, stack, events: Vec::new() })
+        Ok(Self { reactor, stack, events: Vec::new(), limit })
     }
 
     /// Carries out an operation on as many bytes as `bytes` has.
     ///
     /// # Errors
-    /// If the store fails, or does not answer within a minute.
+    /// If the store fails, or does not answer within the time limit.
     pub(crate) fn carry_out(
         &mut self,
         operation: Operation,
@@ -65,7 +75,7 @@ impl Access {
             request.buffers.copy_from(0, bytes);
         }
         self.stack.submit(request, &mut self.reactor);
-        let end = Instant::now() + REQUEST_TIME_MAX;
+        let end = Instant::now() + self.limit;
         loop {
             self.stack.advance(&mut self.reactor);
             if let Some((request, outcome)) = self.stack.completed() {
@@ -76,6 +86,7 @@ impl Access {
                 return outcome.map_err(io::Error::other);
             }
             if Instant::now() > end {
+                self.reactor.leave_behind();
                 return Err(io::ErrorKind::TimedOut.into());
             }
             // A store without requests in the kernel advances only in rounds, so do not wait.

@@ -41,7 +41,7 @@ fn volume_options(seed: u64) -> VolumeOptions {
         bitmap_pages: 1,
         is_kept: true,
         policy: [Policy::None, Policy::Sky, Policy::Auto][seed as usize / 2 % 3],
-        times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000 },
+        times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000, store_ns: u64::MAX },
     }
 }
 

@@ -110,7 +110,7 @@ impl Rig {
             bitmap_pages: 0,
             is_kept: true,
             policy: Policy::None,
-            times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000 },
+            times: CacheTimes { write_ns: 20_000, quiet_ns: 50_000, store_ns: u64::MAX },
         };
         let store = store as Arc<dyn Backend>;
         let volume = Arc::new(CacheVolume::open(Arc::clone(&store), &options).unwrap());

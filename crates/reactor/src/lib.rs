@@ -35,6 +35,8 @@ const NO_OWNER: u16 = u16::MAX;
 const USES_NO_MEMORY: u16 = 1 << 15;
 /// How long a dropped reactor waits for operations in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long it waits if some of them are known not to end soon.
+const DRAIN_LIMIT_LEFT: Duration = Duration::from_millis(100);
 
 /// A component that submits work to a reactor, made by [`Reactor::register`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +100,8 @@ impl Registration {
 
 /// One thread's ring. The thread that submits first must make all later submissions too.
 ///
-/// Dropping it cancels the operations in flight and waits for their end, for at most 10 s.
-/// Afterwards [`Pending`] has the number of those that have not ended.
+/// Dropping it cancels the operations in flight and waits for their end, for at most 10 s, or much less
+/// after [`leave_behind`](Reactor::leave_behind). Afterwards [`Pending`] has the number of those that have not ended.
 pub struct Reactor {
     ring: IoUring,
     owners: Vec<Registration>,
@@ -119,6 +121,8 @@ pub struct Reactor {
     unsubmitted: usize,
     /// The number of calls that may have taken time: see [`Reactor::rounds`].
     rounds: u64,
+    /// How long the drop waits for operations in flight.
+    drain_limit: Duration,
     /// Whether the kernel's flag for deferred work is ignored. Another processor may set the flag
     /// after this processor has already done the work; a thread that respected it then would never
     /// sleep. The flag is respected again after the next push or sleep.
@@ -159,6 +163,7 @@ impl Reactor {
             backlog: VecDeque::new(),
             unsubmitted: 0,
             rounds: 0,
+            drain_limit: DRAIN_LIMIT,
             false_alarm: false,
         })
     }
@@ -333,13 +338,20 @@ impl Reactor {
         unsafe { self.enqueue(NO_OWNER, 0, opcode::PollRemove::new(data).build()) };
     }
 
-    /// Cancels all submissions and waits, for at most `limit`, until none that uses memory is in
+    /// Operations in flight are known not to end soon, and their memory will be kept: the drop hardly waits.
+    pub fn leave_behind(&mut self) {
+        self.drain_limit = DRAIN_LIMIT_LEFT;
+    }
+
+    /// Cancels all submissions and waits, for at most `limit`, and hardly after
+    /// [`leave_behind`](Self::leave_behind), until none that uses memory is in
     /// flight. Returns whether none is. Events are dropped: this is for the end of a reactor after
     /// a failure.
     pub fn drain(&mut self, limit: Duration) -> bool {
         if self.in_flight == 0 {
             return true;
         }
+        let limit = limit.min(self.drain_limit);
         let start = Instant::now();
         let all = types::CancelBuilder::any();
         // Kernels before 5.19 cannot cancel all submissions in one step: there they are only waited

@@ -29,7 +29,7 @@ impl Stack {
         let value = self.disk.life().value();
         if self.is_leaving {
             // It does not delay the change once its layers have finished.
-            if self.is_drained() && !self.is_pending() {
+            if self.has_finished() {
                 self.report(value);
             }
             return;
@@ -43,7 +43,7 @@ impl Stack {
                 // This prepares a queue that was opened after the previous phase.
                 self.prepare(value, reactor);
                 self.close_layers(reactor);
-                if self.is_drained() && !self.is_pending() {
+                if self.has_finished() {
                     self.report(value);
                 }
             }
@@ -174,7 +174,7 @@ impl Stack {
     pub fn finish(&mut self, reactor: &mut Reactor, limit: Duration) -> io::Result<bool> {
         self.close(reactor);
         let end = Instant::now() + limit;
-        while !self.is_drained() || self.is_pending() {
+        while !self.has_finished() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
@@ -182,6 +182,9 @@ impl Stack {
             // A store without operations in the kernel does not wake the thread: it continues in the next round.
             let limit = if self.is_pending() { left } else { left.min(FINISH_INTERVAL) };
             self.wait(reactor, Some(limit))?;
+        }
+        if self.is_left() || !self.left.is_empty() {
+            reactor.leave_behind();
         }
         Ok(true)
     }
@@ -232,11 +235,10 @@ impl Stack {
         }
         let Some(successor) = self.successor.take() else { return };
         let mut closed = std::mem::replace(self, *successor);
-        closed.end(reactor);
         self.registration = closed.registration.take();
         (self.seen, self.reported) = (closed.seen, closed.reported);
         let events = std::mem::take(&mut closed.late_events);
-        drop(closed);
+        self.keep_left(closed, reactor);
         for event in &events {
             self.event(event, reactor);
         }
@@ -248,6 +250,10 @@ impl Stack {
         reactor.retire_group(self.group);
         if let Some(mut successor) = self.successor.take() {
             successor.end(reactor);
+        }
+        for left in &mut self.left {
+            left.end(reactor);
+            reactor.leave_behind();
         }
     }
 }

@@ -5,6 +5,7 @@ mod bounds;
 mod cache;
 mod cache_limits;
 mod cache_marks;
+mod cache_silent;
 mod caches;
 mod changes;
 mod claims;

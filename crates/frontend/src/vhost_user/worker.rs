@@ -490,7 +490,7 @@ impl Source for Worker {
 impl Drop for Worker {
     /// After a failure requests may be in flight, and the kernel may still use their memory.
     fn drop(&mut self) {
-        if self.stack.is_pending() {
+        if self.stack.holds_memory() {
             tracing::error!(
                 disk = self.disk.name(),
                 "requests of a failed queue are still in flight: their memory stays mapped"

@@ -23,7 +23,7 @@ use crate::access::{Access, REQUEST_TIME_MAX};
 
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of the writer while no queue writes.
-const NO_QUEUE: u64 = u64::MAX;
+pub(super) const NO_QUEUE: u64 = u64::MAX;
 
 /// The right to write pages outside of any queue, until it is dropped.
 struct Turn<'v>(&'v CacheVolume);
@@ -103,6 +103,8 @@ impl CacheVolume {
         let end = disk.capacity.div_ceil(u64::from(self.format.block_size));
         self.sweep(found.number, end);
         self.drop_changed(&found, disk);
+        // The mark names the disk's blocks again.
+        found.regions.access(|regions| regions.is_unmarked = false);
         Ok((found, dropped))
     }
 

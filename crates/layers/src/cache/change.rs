@@ -38,6 +38,8 @@ impl CacheQueue {
         }
         if let Some(request) = self.begin_change(request, next) {
             self.waiting.push_back(request);
+            self.waiting_ns = next.round_ns();
+            self.look_at_changes(next);
             self.tend(next);
         }
     }
@@ -48,6 +50,7 @@ impl CacheQueue {
             if let Some(request) = self.begin_change(request, next) {
                 return self.waiting.push_front(request);
             }
+            self.waiting_ns = next.round_ns();
         }
     }
 
@@ -113,7 +116,7 @@ impl CacheQueue {
             && inner.mode().inserts_writes()
             && ranges.is_empty()
             && length <= volume.policy.write_inserted_max(access.class)
-            && volume.is_loaded()
+            && volume.is_usable()
             && volume.reserve_copy(length);
         let mut changing =
             Changing { offset, length, request: None, copied: 0, ranges, access, continued };

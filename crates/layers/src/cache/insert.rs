@@ -30,12 +30,14 @@ pub(super) struct Part {
 pub(super) struct Inserting {
     /// The bytes of the copied content.
     pub(super) length: u64,
+    /// When its writing to the store began, in nanoseconds.
+    pub(super) asked_ns: u64,
     pub(super) rooms: Vec<(Part, Room)>,
     /// The checksums of the granules of each block.
     sums: Vec<u16>,
     access: Access,
     /// The number of the read-ahead that has read the content; 0 is none.
-    fetch: u64,
+    pub(super) fetch: u64,
 }
 
 /// The runs of granules in a mask: the first byte within the block and the number of bytes of each.
@@ -64,7 +66,7 @@ impl CacheQueue {
     ) {
         let (rooms, sums) = self.rooms(&data, &mut parts);
         self.keep_parts(parts);
-        let inserting = Inserting { length: data.length, rooms, sums, access, fetch };
+        let inserting = Inserting { length: data.length, asked_ns: 0, rooms, sums, access, fetch };
         if inserting.rooms.is_empty() {
             // Slots may have been taken out of use.
             next.recycle(data);
@@ -89,7 +91,7 @@ impl CacheQueue {
         let may_replace =
             || regions.access(|regions| regions.may_replace(data.offset, data.length));
         for part in parts.drain(..) {
-            if volume.has_failed() {
+            if volume.has_failed() || volume.is_silent() {
                 volume.shard(part.shard).cancel(part.key, part.number);
                 continue;
             }
@@ -133,7 +135,8 @@ impl CacheQueue {
     }
 
     /// Begins to write the content to its slots.
-    fn write(&mut self, mut data: Box<Request>, inserting: Inserting, next: &mut Crossing<'_>) {
+    fn write(&mut self, mut data: Box<Request>, mut inserting: Inserting, next: &mut Crossing<'_>) {
+        inserting.asked_ns = self.watch(next);
         self.count += 1;
         let number = self.count;
         *next.word(&mut data) = number;
@@ -160,7 +163,7 @@ impl CacheQueue {
         outcome: Outcome,
         next: &mut Crossing<'_>,
     ) {
-        let Inserting { length, rooms, sums, access, fetch } = inserting;
+        let Inserting { length, rooms, sums, access, fetch, .. } = inserting;
         let volume = &self.inner.volume;
         volume.end_copy(length);
         let granules = volume.format.granules() as usize;

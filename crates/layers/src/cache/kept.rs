@@ -106,6 +106,11 @@ impl Caches {
                     "another disk uses this `store` with another `policy`; use the same for both",
                 )));
             }
+            if volume.is_silent() {
+                return Err(Unusable::Lost(
+                    "it does not answer; check the device beneath it".into(),
+                ));
+            }
             return check_size(options, &volume).map(|()| volume);
         }
         let backend = host.open(path).map_err(|error| Unusable::Lost(error.to_string()))?;

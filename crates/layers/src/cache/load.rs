@@ -19,6 +19,8 @@ const PAGES: u32 = 64;
 pub(super) struct Loading {
     first: u32,
     count: u32,
+    /// When it began, in nanoseconds.
+    pub(super) asked_ns: u64,
 }
 
 impl CacheQueue {
@@ -45,7 +47,8 @@ impl CacheQueue {
             return self.note_change(next);
         }
         let count = PAGES.min(total - first);
-        self.loading = Some(Loading { first, count });
+        let asked_ns = self.watch(next);
+        self.loading = Some(Loading { first, count, asked_ns });
         let mut own = next.request();
         (own.operation, own.token) = (Operation::Read, purpose::LOAD);
         own.offset = volume.format.page_offset(volume.format.table_first() + first, 0);
@@ -62,7 +65,7 @@ impl CacheQueue {
         next: &mut Crossing<'_>,
     ) {
         let loading = self.loading.take();
-        if let (Some(Loading { first, count }), Ok(())) = (loading, outcome) {
+        if let (Some(Loading { first, count, .. }), Ok(())) = (loading, outcome) {
             let volume = Arc::clone(&self.inner.volume);
             let mut disks = volume.keeper.access(|keeper| keeper.disks.clone());
             // A disk without a state does not use the cache any more.

@@ -7,8 +7,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use fathom_block::{Crossing, LayerProblem};
 
@@ -51,6 +51,20 @@ impl Marking {
     pub(super) fn failed(&self, state: CacheState, error: &io::Error) {
         *lock(&self.state) = Some(state);
         *lock(&self.error) = Some(error.to_string());
+        self.is_pending.store(true, Ordering::Release);
+    }
+
+    /// The state, if no thread changes the mark now.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<CacheState>>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// There is something to write.
+    pub(super) fn begin(&self) {
         self.is_pending.store(true, Ordering::Release);
     }
 

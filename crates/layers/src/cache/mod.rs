@@ -10,7 +10,8 @@
 //! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `blocks` is what most
 //!   hits read of it without the lock: `index` finds the slot of a block, and `pins` counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
-//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes; `sweep`: changes of many blocks.
+//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes, and what it does while the store does
+//!   not answer; `sweep`: changes of many blocks.
 //! - `ahead`: reads files ahead of the guest.
 //! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
@@ -59,7 +60,7 @@ mod volume;
 
 use std::any::Any;
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -137,6 +138,23 @@ impl CacheMode {
     }
 }
 
+/// Whether later starts may use what a volume has of a disk, if the volume has been silent; `queue::silent`
+/// describes the transitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Use {
+    /// They may if the mark of the disk's store names the volume.
+    Marked = 0,
+    /// They may not, because a change has waited for the volume for too long.
+    Left = 1,
+    /// They may not, but the mark will be written.
+    Returning = 2,
+}
+
+impl Use {
+    const ALL: [Self; 3] = [Self::Marked, Self::Left, Self::Returning];
+}
+
 /// Whether a disk still uses a cache that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
@@ -169,6 +187,11 @@ struct Inner {
     mismatches: AtomicU64,
     /// The state of the ending, and the time of the next attempt.
     ending: Mutex<(Ending, u64)>,
+    /// A [`Use`], and the number of the bits that must be durable before the mark is written again.
+    used: AtomicU8,
+    bits_awaited: AtomicU64,
+    /// Whether the store has not answered just before the disk leaves the volume.
+    was_silent: AtomicBool,
 }
 
 impl Inner {
@@ -213,11 +236,25 @@ impl Inner {
         rejected.or_else(|error| self.volume.detach(&self.disk).map_err(|_| error))
     }
 
-    /// Removes the mark of the disk's store, if it names this cache.
+    fn of_disk(&self) -> Use {
+        Use::ALL[usize::from(self.used.load(Ordering::Acquire)) % Use::ALL.len()]
+    }
+
+    fn set_use(&self, used: Use) {
+        self.used.store(used as u8, Ordering::Release);
+    }
+
+    /// Removes the mark of the disk's store, if it names this cache. It is not written again.
     fn reject(&self) -> io::Result<()> {
         let mut marking = lock(&self.marking.state);
         *marking = None;
         self.marking.end();
+        self.set_use(Use::Marked);
+        self.reject_mark()
+    }
+
+    /// Removes the mark of the disk's store, if it names this cache. The caller has the lock of the marking.
+    fn reject_mark(&self) -> io::Result<()> {
         let marked = self.mark.read();
         let is_other = |state: &CacheState| state.identity != self.volume.identity();
         match marked {
@@ -230,6 +267,9 @@ impl Inner {
 
     /// An attempt to change the mark has ended.
     fn end(&self, has_succeeded: bool) {
+        if has_succeeded {
+            self.disk.regions.access(|regions| regions.is_unmarked = true);
+        }
         {
             let mut ending = lock(&self.ending);
             if ending.0 != Ending::Ended {
@@ -381,6 +421,9 @@ impl Cache {
             ahead: AheadState::default(),
             mismatches: AtomicU64::new(0),
             ending: Mutex::new((Ending::InUse, 0)),
+            used: AtomicU8::new(Use::Marked as u8),
+            bits_awaited: AtomicU64::new(0),
+            was_silent: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -469,6 +512,12 @@ impl Cache {
     /// Takes all blocks of the disk out of the cache.
     pub fn drop_blocks(&self) {
         self.inner.volume.drop_blocks(self.inner.disk.number);
+    }
+
+    /// Whether the cache's store answers, which it gets at most `limit` for. Blocks.
+    pub fn answers(&self, limit: Duration) -> bool {
+        self.inner.ask_store(limit);
+        !self.inner.is_silent()
     }
 
     /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends it.
@@ -593,8 +642,10 @@ impl Layer for Cache {
         if *lock(&self.inner.ending) != (Ending::InUse, 0)
             && lock(&self.inner.ending).0 == Ending::Failed
         {
+            let state =
+                if status.failed.is_some() { "the disk rejects changes" } else { "changes wait" };
             problems.push(LayerProblem {
-                message: "the mark of its image cannot be changed: the disk rejects changes".into(),
+                message: format!("the mark of its image cannot be changed: {state}"),
                 remedy:
                     "make the image's folder writable, and space on its file system: a later start \
                          could otherwise read old blocks from the cache"
@@ -602,6 +653,7 @@ impl Layer for Cache {
             });
         }
         problems.extend(self.inner.marking.problem());
+        problems.extend(self.silence());
         let mut figures = vec![
             Figure::counter("reads_total", "Reads.", status.reads),
             Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
@@ -690,13 +742,29 @@ impl Layer for Cache {
         vec![Arc::clone(&self.inner.volume.backend)]
     }
 
+    fn retire(&self, disk: &Arc<Disk>, limit: Duration) {
+        let _ = disk;
+        let store_ns = self.inner.volume.times.store_ns;
+        self.inner.ask_store(limit.min(Duration::from_nanos(store_ns)));
+    }
+
     fn leave(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         let _ = (disk, limit);
         let inner = &self.inner;
+        let is_silent = inner.is_silent();
         // The disk changes without the cache from now on.
         if inner.volume.is_kept {
-            inner.give_up()?;
+            if is_silent {
+                inner.reject()?;
+            } else {
+                inner.give_up()?;
+            }
             inner.end(true);
+        }
+        if is_silent {
+            // Its page stays. Without the mark, it fits nothing.
+            inner.volume.drop_blocks(inner.disk.number);
+            return Ok(());
         }
         // Without the mark, the blocks fit nothing, also if this fails.
         let _ = inner.volume.detach(&inner.disk);

@@ -1,6 +1,7 @@
 //! What the requests of a queue have in common.
 
 mod read;
+mod silent;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use super::tables::Writing;
 /// The purposes of the layer's own requests, in the low bits of their tokens.
 pub(super) mod purpose {
     pub(crate) const BITS: u32 = 3;
+    /// A part of a read, in the store. Its number is that of the read.
+    pub(crate) const PIECE: u64 = 0;
     pub(crate) const FILL: u64 = 1;
     pub(crate) const WRITE: u64 = 2;
     pub(crate) const PAGE: u64 = 3;
@@ -64,8 +67,16 @@ struct Begin {
 
 /// A read in flight that uses the cache.
 struct Reading {
-    /// The request, if its data is read into other memory first.
+    /// The request, if its data is read into other memory first. It is gone if it was sent home because the
+    /// store did not answer.
     request: Option<Box<Request>>,
+    /// The parts that the store has not answered, and when they were sent, in nanoseconds.
+    in_store: u32,
+    asked_ns: u64,
+    /// Whether the store has not answered in time, and not since.
+    is_late: bool,
+    /// Whether memory for a copy is reserved.
+    is_reserved: bool,
     hits: Vec<Hit>,
     /// The parts that will be inserted.
     parts: Vec<Part>,
@@ -95,10 +106,17 @@ pub(super) struct CacheQueue {
     pub(super) sweeps: Sweeps,
     pub(super) insertions: HashMap<u64, Inserting>,
     pub(super) ahead: Ahead,
-    /// Slots whose content is being read again to find out whether the volume is sound.
-    probes: HashMap<u64, Hit>,
-    /// Changes that wait for the bits of their regions, or for the end of the cache.
+    /// Slots whose content is being read again to find out whether the volume is sound, and since when, in
+    /// nanoseconds.
+    probes: HashMap<u64, (Hit, u64)>,
+    /// When to look for requests that the store does not answer, in nanoseconds; 0 is never.
+    watch_ns: u64,
+    /// Whether requests besides reads are late.
+    is_late: bool,
+    /// Changes that wait for the bits of their regions, or for the end of the cache, and since when the
+    /// first one is the first, in nanoseconds.
     pub(super) waiting: VecDeque<Box<Request>>,
+    pub(super) waiting_ns: u64,
     pub(super) writing: Option<Writing>,
     pub(super) loading: Option<Loading>,
     /// The number of the flush of home that this queue has begun by itself.
@@ -127,7 +145,6 @@ pub(super) struct CacheQueue {
     spare_hits: Vec<Hit>,
     spare_parts: Vec<Vec<Part>>,
     pub(super) spare_rooms: Vec<SpareRooms>,
-    pub(super) scratch: Vec<u8>,
 }
 
 impl CacheQueue {
@@ -160,7 +177,10 @@ impl CacheQueue {
             insertions: HashMap::new(),
             ahead: Ahead::default(),
             probes: HashMap::new(),
+            watch_ns: 0,
+            is_late: false,
             waiting: VecDeque::new(),
+            waiting_ns: 0,
             writing: None,
             loading: None,
             flushing_home: None,
@@ -179,7 +199,6 @@ impl CacheQueue {
             spare_hits: Vec::new(),
             spare_parts: Vec::new(),
             spare_rooms: Vec::new(),
-            scratch: Vec::new(),
         }
     }
 
@@ -326,6 +345,7 @@ impl LayerQueue for CacheQueue {
             }
         }
         match which {
+            purpose::PIECE => self.piece_returned(number),
             purpose::FILL if self.is_fetch(number) => {
                 return self.fetched(number, request, outcome, next);
             }
@@ -367,6 +387,7 @@ impl LayerQueue for CacheQueue {
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
         self.continue_sweeps(next);
+        self.look_for_late(next);
         self.tend(next);
     }
 
@@ -381,6 +402,10 @@ impl LayerQueue for CacheQueue {
         self.tend(next);
     }
 
+    fn may_be_left(&self) -> bool {
+        self.inner.volume.is_silent()
+    }
+
     fn reopen(&mut self, next: &mut Crossing<'_>) {
         self.is_closed = false;
         self.tend(next);
@@ -392,15 +417,21 @@ impl Drop for CacheQueue {
     /// busy, such a slot is not used any more, and such a region keeps its bit.
     fn drop(&mut self) {
         for (_, reading) in std::mem::take(&mut self.reads) {
-            let Reading { hits, mut parts, request, .. } = reading;
+            let Reading { hits, mut parts, request, is_late, is_reserved, .. } = reading;
             self.unpin(&hits);
-            if request.is_some() {
+            if is_late {
+                self.inner.volume.end_late();
+            }
+            if is_reserved {
                 let length = request.map_or(0, |request| request.length);
                 self.inner.volume.end_copy(length);
             }
             self.cancel(&mut parts);
         }
-        let hits: Vec<Hit> = self.probes.drain().map(|(_, hit)| hit).collect();
+        if self.is_late {
+            self.inner.volume.end_late();
+        }
+        let hits: Vec<Hit> = self.probes.drain().map(|(_, (hit, _))| hit).collect();
         self.unpin(&hits);
         self.abandon_ahead();
         for (_, inserting) in std::mem::take(&mut self.insertions) {

@@ -65,6 +65,9 @@ pub(super) struct Regions {
     /// page that names this log is durable. If both, changes do not wait for their bits.
     pub(super) has_log: bool,
     pub(super) is_log_noted: bool,
+    /// Whether the mark of the disk's store has been removed, so that no start uses the disk's blocks: changes
+    /// do not wait for their bits.
+    pub(super) is_unmarked: bool,
     /// The notes of the store's modification time.
     pub(super) notes: Notes,
 }
@@ -89,6 +92,7 @@ impl Regions {
             bits_awaited: 0,
             has_log: false,
             is_log_noted: false,
+            is_unmarked: false,
             notes: Notes::default(),
         }
     }
@@ -116,12 +120,12 @@ impl Regions {
         Self::is_set(&self.wanted, *self.range(offset, 1).start())
     }
 
-    /// A change of a range begins, if the bits of its regions are durable, or a log has it first. Otherwise
-    /// they will be written, and the caller tries again.
+    /// A change of a range begins, if the bits of its regions are durable, or a log has it first, or no start
+    /// uses the disk's blocks. Otherwise they will be written, and the caller tries again.
     pub(super) fn begin(&mut self, offset: u64, length: u64, now_ns: u64) -> bool {
         let range = self.range(offset, length);
         let is_durable = range.clone().all(|region| Self::is_set(&self.durable, region));
-        let begins = is_durable || self.has_log && self.is_log_noted;
+        let begins = is_durable || self.has_log && self.is_log_noted || self.is_unmarked;
         for region in range {
             if !is_durable {
                 self.set(region, now_ns);

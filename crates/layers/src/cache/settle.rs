@@ -31,6 +31,9 @@ impl Cache {
         if !self.inner.volume.is_kept {
             return Ok(());
         }
+        if self.inner.volume.is_silent() {
+            return Err(silent());
+        }
         let end = Instant::now() + limit;
         let mut reactor = Reactor::new(64)?;
         let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
@@ -89,6 +92,9 @@ impl Cache {
             if let Some(kind) = failed {
                 return Err(io::Error::other(kind));
             }
+            if self.inner.volume.is_silent() {
+                return Err(silent());
+            }
             if Instant::now() >= end {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -112,6 +118,10 @@ impl Cache {
             || (0..volume.shards.len()).any(|shard| volume.shard(shard).has_changes());
         writings >= WRITINGS || is_idle && !has_changes()
     }
+}
+
+fn silent() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the store of the cache does not answer")
 }
 
 /// The modification time of a disk's store; 0 if it is not known. Waits a moment until it is certain after

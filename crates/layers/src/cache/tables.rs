@@ -29,9 +29,18 @@ pub(super) struct Writing {
     /// The pages that were sent.
     written: Vec<(u32, WrittenPage)>,
     in_flight: usize,
+    /// When the last of its requests was sent or answered, in nanoseconds.
+    pub(super) asked_ns: u64,
     is_flushing: bool,
     /// The disks, each with the number of its last bit on these pages.
     bits: Vec<(Arc<DiskState>, u64)>,
+}
+
+impl Writing {
+    /// The number of its requests that the store has not answered.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
 }
 
 impl CacheQueue {
@@ -42,6 +51,7 @@ impl CacheQueue {
             self.write_tables(next);
             self.tend_regions(next);
             self.tend_notes(next);
+            self.tend_return(next);
             self.tend_mark(next);
         }
         self.begin_waiting(next);
@@ -99,6 +109,7 @@ impl CacheQueue {
                 }
             }
             writing.in_flight = 1;
+            self.ask(next);
             let mut own = next.request();
             (own.operation, own.token) = (Operation::Flush, purpose::VOLUME_FLUSH);
             next.submit_to(self.store, own);
@@ -163,7 +174,8 @@ impl CacheQueue {
             bits.push((disk, last));
         }
         let (next, written) = ((0, 0), Vec::new());
-        Some(Writing { tables, pages, next, written, in_flight: 0, is_flushing: false, bits })
+        let is_flushing = false;
+        Some(Writing { tables, pages, next, written, in_flight: 0, asked_ns: 0, is_flushing, bits })
     }
 
     /// The next page of the writing.
@@ -214,6 +226,7 @@ impl CacheQueue {
         let Some(writing) = &mut self.writing else { return };
         writing.written.push((page, kind));
         writing.in_flight += 1;
+        self.ask(next);
         let mut own = next.request();
         (own.operation, own.token) = (Operation::Write, purpose::PAGE);
         (own.offset, own.length) = (format.page_offset(page, sequence), bytes.len() as u64);
@@ -223,10 +236,19 @@ impl CacheQueue {
         next.submit_to(self.store, own);
     }
 
+    /// A request of the writing is sent.
+    fn ask(&mut self, next: &mut Crossing<'_>) {
+        let asked_ns = self.watch(next);
+        if let Some(writing) = &mut self.writing {
+            writing.asked_ns = asked_ns;
+        }
+    }
+
     /// A page or the flush of the writing has completed. Errors were noted before.
     pub(super) fn table_returned(&mut self, outcome: Outcome, next: &mut Crossing<'_>) {
         let Some(writing) = &mut self.writing else { return };
         writing.in_flight -= 1;
+        writing.asked_ns = next.round_ns();
         if writing.is_flushing && outcome.is_ok() && !self.inner.volume.has_failed() {
             self.end_tables(next);
         }
@@ -360,12 +382,10 @@ impl CacheQueue {
         }
     }
 
-    /// Ends the use of a cache that has failed: from then on, the image's mark rejects the content of
+    /// Ends the use of a cache that has failed, or does not answer: from then on, the image's mark rejects the content of
     /// the cache, and changes are not noted in it.
     pub(super) fn end_of_use(&mut self, next: &mut Crossing<'_>) -> Ending {
-        while let Some((_, answer)) = self.ending.answer() {
-            self.inner.end(answer.unwrap_or(false));
-        }
+        self.take_ending();
         if !self.inner.volume.is_kept {
             return Ending::Ended;
         }
@@ -373,12 +393,21 @@ impl CacheQueue {
         match self.inner.ending(now_ns) {
             Ending::InUse if self.ending.in_flight() == 0 => {
                 let inner = Arc::clone(&self.inner);
-                if !self.ending.begin(0, move || inner.reject().is_ok()) {
+                if !self.ending.begin(0, move || inner.end_use()) {
                     next.wake_at(now_ns + 10_000_000);
                 }
                 Ending::InUse
             }
             state => state,
+        }
+    }
+
+    /// Takes the answer of a thread that was to change the mark. It has noted what it has done.
+    pub(super) fn take_ending(&mut self) {
+        while let Some((_, answer)) = self.ending.answer() {
+            if answer.is_none() {
+                self.inner.end(false);
+            }
         }
     }
 

@@ -17,6 +17,8 @@ use super::shard::{Counts, Shard};
 const WRITE_INTERVAL_NS: u64 = 1_000_000_000;
 /// How long a region must have had no change until its bit is cleared, in nanoseconds.
 const QUIET_NS: u64 = 5_000_000_000;
+/// How long the store may take for a request, in nanoseconds.
+const STORE_NS: u64 = 2_000_000_000;
 /// The most bytes of copies on their way into the cache, of all disks.
 const COPIES_MAX: u64 = 64 << 20;
 /// The most slots of a shard.
@@ -32,11 +34,14 @@ pub struct CacheTimes {
     pub write_ns: u64,
     /// How long a region must have had no change until its bit is cleared.
     pub quiet_ns: u64,
+    /// How long the store may take for a request. After that, reads are answered by home, and changes
+    /// do not wait for the store.
+    pub store_ns: u64,
 }
 
 impl Default for CacheTimes {
     fn default() -> Self {
-        Self { write_ns: WRITE_INTERVAL_NS, quiet_ns: QUIET_NS }
+        Self { write_ns: WRITE_INTERVAL_NS, quiet_ns: QUIET_NS, store_ns: STORE_NS }
     }
 }
 
@@ -143,6 +148,11 @@ pub struct CacheVolume {
     /// Whether the tables have been loaded.
     pub(super) is_loaded: AtomicBool,
     pub(super) has_failed: AtomicBool,
+    /// What the store has not answered in time: reads, and queues with other requests. While there is
+    /// any, all reads go home, and nothing is inserted.
+    pub(super) late: AtomicU64,
+    /// Whether a thread waits for an answer of the store to find out whether there is one.
+    pub(super) is_asked: AtomicBool,
     /// Whether mappings have changed since the last writing of the tables.
     pub(super) has_changed: AtomicBool,
     pub(super) copies: Apart<AtomicU64>,
@@ -213,6 +223,8 @@ impl CacheVolume {
             keeper: Shared::new(keeper),
             is_loaded: AtomicBool::new(!is_kept),
             has_failed: AtomicBool::new(false),
+            late: AtomicU64::new(0),
+            is_asked: AtomicBool::new(false),
             has_changed: AtomicBool::new(false),
             copies: Apart::default(),
             ahead: Apart::default(),
@@ -316,7 +328,26 @@ impl CacheVolume {
     /// Whether the index can be used.
     #[inline]
     pub(super) fn is_usable(&self) -> bool {
-        self.is_loaded.load(Ordering::Acquire) && !self.has_failed()
+        self.is_loaded.load(Ordering::Acquire) && !self.has_failed() && !self.is_silent()
+    }
+
+    /// Whether requests of the store have a time limit.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_kept && self.times.store_ns != u64::MAX
+    }
+
+    /// Whether the store does not answer.
+    #[inline]
+    pub fn is_silent(&self) -> bool {
+        self.late.load(Ordering::Relaxed) > 0
+    }
+
+    /// The store has answered what was late.
+    pub(super) fn end_late(&self) {
+        if self.late.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.keeper.access(|keeper| keeper.wake_queues());
+        }
     }
 
     #[inline]

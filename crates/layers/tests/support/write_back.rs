@@ -155,8 +155,8 @@ impl Rig {
             policy,
             // The log writes changes back before the tables are written, or after that.
             times: [
-                CacheTimes { write_ns: 20_000, quiet_ns: 50_000 },
-                CacheTimes { write_ns: 1_000_000_000, quiet_ns: 3_000_000_000 },
+                CacheTimes { write_ns: 20_000, quiet_ns: 50_000, store_ns: u64::MAX },
+                CacheTimes { write_ns: 1_000_000_000, quiet_ns: 3_000_000_000, store_ns: u64::MAX },
             ][seed as usize / 3 % 2],
         };
         let opened = Arc::new(CacheVolume::open(store, &options).ok()?);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use fathom_block::Clock;
 use fathom_control::{
@@ -16,12 +17,16 @@ use fathom_layers::{Cache, LayerOptions as _};
 
 use super::status::unix_time_ns;
 use super::{Daemon, Served};
+use crate::logs::DiskLog;
 use crate::wiring::refusal;
 
 /// The most points of a curve in a report.
 const POINTS_MAX: usize = 1000;
 /// The most files of a disk in a report.
 const FILES_MAX: usize = 1000;
+
+/// How long the store of a cache may take for an answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A disk with a cache.
 struct Cached {
@@ -96,6 +101,23 @@ impl Daemon {
             message: format!("{}. The disk has no cache now", error.message),
             ..error
         })
+    }
+}
+
+/// Checks that the store of a disk's cache answers, if a log in it is to be written home.
+pub(super) fn check_answers(served: &Served, log: Option<&DiskLog>) -> Result<(), ErrorBody> {
+    let cache = log.filter(|log| log.is_in_cache).and_then(|_| cache_of(served));
+    match cache {
+        Some(cache) if !cache.answers(ANSWER_TIME_MAX) => Err(refusal(
+            ErrorCode::Failed,
+            format!(
+                "the disk {:?} has changes only in a log in the store of its cache, {}, which does not answer",
+                served.disk.name(),
+                cache.shared_name()
+            ),
+            "check the device beneath the store, then try again; the disk is served as before",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -10,7 +10,7 @@ use fathom_control::{
 };
 use fathom_layers::Cache;
 
-use super::caches::cache_of;
+use super::caches::{cache_of, check_answers};
 use super::changes::{Claims, stopping};
 use super::devices::Beneath;
 use super::edits::{check_request, edit_layers, with_capacity};
@@ -334,6 +334,9 @@ impl Daemon {
         let mut new_log = None;
         if had.is_none() {
             self.note_log(&definition);
+        }
+        if wanted.is_none() {
+            check_answers(served, kept.log.as_ref())?;
         }
         watchers.log = match (&had, &wanted) {
             (_, None) => None,

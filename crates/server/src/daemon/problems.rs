@@ -9,9 +9,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fathom_block::{Backend, BackendProblem, FailureCounts};
+use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
 use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
+use fathom_layers::Cache;
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
@@ -65,6 +66,8 @@ struct Found(ProblemKind, String, String);
 pub(super) struct Health {
     /// When the inspection in progress began.
     inspecting: Option<Instant>,
+    /// The store of a layer that is being inspected; `None` for the image.
+    inspected: Option<String>,
     counts: FailureCounts,
     no_space_at: Option<Instant>,
     io_at: Option<Instant>,
@@ -206,9 +209,13 @@ impl Daemon {
                     if served.begin_inspection() {
                         served.disk.backend().inspect();
                         for layer in served.disk.layers() {
-                            layer.stores().iter().for_each(|store| store.inspect());
+                            for store in layer.stores() {
+                                served.health().inspected = Some(store_of(&*layer, &*store));
+                                store.inspect();
+                            }
                         }
-                        served.health().inspecting = None;
+                        let mut health = served.health();
+                        (health.inspecting, health.inspected) = (None, None);
                     }
                 }
                 let _ = sender.send(());
@@ -362,9 +369,16 @@ fn of_disk(served: &Served) -> Vec<Found> {
             && waiting == 0
             && now - *health.stalled.get_or_insert(now) > STALL_TIME_MAX
     });
+    let inspected = health.inspected.clone().filter(|_| silent);
     drop(health);
-    if silent || stalled {
-        found.push(not_answering(&image, silent, &layers));
+    if let (Some(store), false) = (&inspected, stalled) {
+        let message = format!("{store} does not respond");
+        let remedy =
+            "check whether its device, or the file system or host beneath it, hangs".to_owned();
+        found.push(Found(ProblemKind::NotAnswering, message, remedy));
+    } else if silent || stalled {
+        let is_image = silent && inspected.is_none();
+        found.push(not_answering(&image, is_image, &layers));
     }
     if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
         let message = "it is being removed, but its requests in flight do not complete".to_owned();
@@ -396,8 +410,7 @@ fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
         let mut names = Vec::new();
         for (_, layer) in layers {
             let stores = layer.stores().into_iter().filter(|store| is_chosen(store));
-            names
-                .extend(stores.map(|it| format!("the store of `{}`, {}", layer.name(), it.name())));
+            names.extend(stores.map(|it| store_of(&**layer, &*it)));
         }
         names
     };
@@ -416,6 +429,12 @@ fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
     let message =
         format!("{} does not respond: requests in flight do not complete", suspects.join(", or "));
     Found(ProblemKind::NotAnswering, message, remedy.to_owned())
+}
+
+/// A store of a layer, for people.
+fn store_of(layer: &dyn Layer, store: &dyn Backend) -> String {
+    let path = Cache::of(layer).map(Cache::shared_name).filter(|path| !path.is_empty());
+    format!("the store of `{}`, {}", layer.name(), path.unwrap_or(store.name()))
 }
 
 /// The problems that the layers of a disk report, and those of their stores.

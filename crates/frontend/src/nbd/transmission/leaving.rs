@@ -83,7 +83,7 @@ impl Transmission {
     /// The connection ends. What a failed thread has left in the kernel may still change the disk.
     pub(super) fn end_leftovers(&self) {
         let leftovers = self.export.disk().leftovers();
-        if !self.stack.is_pending() {
+        if !self.stack.holds_memory() {
             return leftovers.end_all(self.client);
         }
         tracing::error!(

@@ -125,6 +125,10 @@ impl CacheQueue {
             let (is_hit, is_other) = (whole, followed.is_other);
             let reading = Reading {
                 request: None,
+                in_store: 0,
+                asked_ns: 0,
+                is_late: false,
+                is_reserved: false,
                 hits,
                 parts,
                 access,
@@ -148,8 +152,11 @@ impl CacheQueue {
         mut reading: Reading,
         next: &mut Crossing<'_>,
     ) {
-        if !reading.parts.is_empty() && !self.inner.volume.reserve_copy(request.length) {
-            self.cancel(&mut reading.parts);
+        if !reading.parts.is_empty() {
+            reading.is_reserved = self.inner.volume.reserve_copy(request.length);
+            if !reading.is_reserved {
+                self.cancel(&mut reading.parts);
+            }
         }
         if reading.is_other {
             self.other_begins();
@@ -163,13 +170,14 @@ impl CacheQueue {
         }
         self.count += 1;
         let number = self.count;
-        if reading.parts.is_empty() {
+        if reading.parts.is_empty() && !self.inner.volume.is_kept {
             *next.word(&mut request) = number;
-            self.send(request, &reading.hits, next);
+            self.send(request, number, &reading.hits, next);
             self.reads.insert(number, reading);
             return;
         }
-        // The data goes into the cache, so that it must not be in memory that the guest can change.
+        // What goes into the cache, or is compared with checksums, must not be in memory that the guest can
+        // change. And a store that does not answer in time may fill the memory when the request has ended.
         let mut own = next.request();
         own.operation = Operation::Read;
         (own.offset, own.length) = (request.offset, request.length);
@@ -181,7 +189,8 @@ impl CacheQueue {
             reading.sent_ns = next.round_ns();
             next.submit(own);
         } else {
-            self.send(own, &reading.hits, next);
+            reading.in_store = self.send(own, number, &reading.hits, next);
+            reading.asked_ns = self.watch(next);
         }
         reading.request = Some(request);
         self.reads.insert(number, reading);
@@ -212,8 +221,16 @@ impl CacheQueue {
         Some(outcome)
     }
 
-    /// Sends the parts of a read to the slots that have them, and the rest to the disk beneath.
-    fn send(&mut self, request: Box<Request>, hits: &[Hit], next: &mut Crossing<'_>) {
+    /// Sends the parts of the read `number` to the slots that have them, and the rest to the disk beneath.
+    /// Returns the number of requests to the store.
+    fn send(
+        &mut self,
+        request: Box<Request>,
+        number: u64,
+        hits: &[Hit],
+        next: &mut Crossing<'_>,
+    ) -> u32 {
+        let mut in_store = 0;
         let volume = &self.inner.volume;
         let size = u64::from(volume.format.block_size);
         let (offset, end) = (request.offset, request.offset + request.length);
@@ -244,10 +261,13 @@ impl CacheQueue {
             }
             let mut piece = next.piece(split, at - offset, length);
             piece.offset = place;
+            piece.token = number << purpose::BITS | purpose::PIECE;
             next.submit_to(self.store, piece);
+            in_store += 1;
             at += length;
         }
         next.join(split);
+        in_store
     }
 
     /// Releases the pins of slots.
@@ -259,20 +279,22 @@ impl CacheQueue {
 
     /// The first hit whose content is not what the cache has noted. `data` has the request from
     /// `offset` on.
-    fn wrong(&mut self, data: &Request, hits: &[Hit]) -> Option<Hit> {
+    fn wrong(&self, data: &Request, hits: &[Hit]) -> Option<Hit> {
         let volume = &self.inner.volume;
         if !volume.is_kept {
             return None;
         }
         let (size, granule) = (u64::from(volume.format.block_size), u64::from(GRANULE));
-        self.scratch.resize(GRANULE as usize, 0);
         for hit in hits {
             let covered = Self::covered(hit.start, hit.length, size);
             for number in (0..16).filter(|number| covered >> number & 1 == 1) {
                 let place = hit.start / size * size + number * granule;
-                data.buffers.copy_to(place - data.offset, &mut self.scratch);
+                let from = (place - data.offset) as usize;
+                let own = data.buffers.owned().unwrap_or_default();
+                // The memory of a kept cache's reads is the layer's.
+                let Some(bytes) = own.get(from..from + granule as usize) else { return Some(*hit) };
                 let noted = volume.shard(hit.shard).sum(hit.slot, number as usize);
-                if checksum(&self.scratch) != noted {
+                if checksum(bytes) != noted {
                     return Some(*hit);
                 }
             }
@@ -289,6 +311,10 @@ impl CacheQueue {
     ) {
         let number = std::mem::take(next.word(&mut data));
         let Some(reading) = self.reads.remove(&number) else { return next.complete(data, outcome) };
+        if reading.request.is_none() && self.inner.volume.is_kept {
+            return self.answered_late(&reading, data, next);
+        }
+        let is_reserved = reading.is_reserved;
         let Reading { request, mut hits, mut parts, access, looked, is_hit, .. } = reading;
         let (begin_ns, sent_ns) = (reading.begin_ns, reading.sent_ns);
         if reading.is_other {
@@ -326,7 +352,9 @@ impl CacheQueue {
         };
         if outcome.is_err() || wrong.is_some() {
             self.cancel(&mut parts);
-            self.inner.volume.end_copy(data.length);
+            if is_reserved {
+                self.inner.volume.end_copy(data.length);
+            }
             next.recycle(data);
             if is_again {
                 return next.submit(request);
@@ -340,7 +368,11 @@ impl CacheQueue {
         }
         let lost = if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) };
         next.complete(request, lost);
-        self.insert(data, parts, access, 0, next);
+        if is_reserved {
+            return self.insert(data, parts, access, 0, next);
+        }
+        next.recycle(data);
+        self.keep_parts(parts);
     }
 
     /// Reads a block again into memory that no guest can change. If its content is still wrong, the
@@ -357,7 +389,8 @@ impl CacheQueue {
         own.offset = volume.place(hit.shard, hit.slot) + hit.start % size;
         own.length = hit.length;
         own.buffers.allocate(hit.length as usize);
-        self.probes.insert(self.count, hit);
+        let asked_ns = self.watch(next);
+        self.probes.insert(self.count, (hit, asked_ns));
         next.submit_to(self.store, own);
     }
 
@@ -368,7 +401,7 @@ impl CacheQueue {
         mut data: Box<Request>,
         outcome: Outcome,
     ) -> Box<Request> {
-        if let Some(hit) = self.probes.remove(&number) {
+        if let Some((hit, _)) = self.probes.remove(&number) {
             data.offset = hit.start;
             if outcome.is_err() || self.wrong(&data, &[hit]).is_some() {
                 // The volume does not hold what was written to it.
