@@ -6,7 +6,7 @@ use std::time::Duration;
 use fathom_block::{Backend, Clock, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_layers::Wal;
 use fathom_layers::wal::{
-    Completion, HomeTimes, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
+    Completion, HomeTimes, Life, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
 };
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::{Mismatch, RING_OFFSET};
@@ -263,27 +263,36 @@ fn an_image_that_somebody_else_has_changed_is_refused() {
     assert!(open(&empty, &smaller).is_none());
 
     // Seconds after the opening: the change of the image, the end of the daemon, the start of the host.
-    let changed = |image: &[u8], changed: u64, end: Option<u64>, boot: u64| {
+    let changed = |image: &[u8], changed: u64, end: Option<u64>, boot: u64, has_ended: bool| {
         let at = |seconds: u64| before_ns - 100 * SECOND + seconds * SECOND;
-        let life_ns = end.map(|end| at(99)..at(end));
-        let times = HomeTimes { changed_ns: at(changed), life_ns, boot_ns: at(boot) };
+        let life = |time_ns, has_ended| Life { time_ns, has_ended };
+        let lives = end.map(|end| {
+            // Those before and after it do not matter.
+            let others = [life(at(1)..at(50), true), life(at(600)..at(700), true)];
+            others.into_iter().chain([life(at(99)..at(end), has_ended)]).collect()
+        });
+        let lives = lives.unwrap_or_default();
+        let times = HomeTimes { changed_ns: at(changed), lives, boot_ns: at(boot) };
         match open(image, &WalOptions { times: Some(times), ..options() }) {
             Some(WalError::ChangedHome { .. }) => true,
             None => false,
             Some(error) => panic!("{error}"),
         }
     };
-    for (seconds, end, boot, is_refused) in [
-        (101, Some(120), 0, false),
-        (129, Some(120), 0, false),
-        (131, Some(120), 0, true),
+    for (seconds, end, boot, has_ended, is_refused) in [
+        (101, Some(120), 0, false, false),
+        (129, Some(120), 0, false, false),
+        (131, Some(120), 0, false, true),
+        (120, Some(120), 0, true, false),
+        (121, Some(120), 0, true, true),
         // The last life was another one, on this host's earlier start or after it.
-        (500, None, 0, false),
-        (500, None, 200, true),
-        (190, None, 200, false),
-        (500, Some(80), 0, false),
+        (500, None, 0, false, false),
+        (500, None, 200, false, true),
+        (190, None, 200, false, false),
+        (500, Some(80), 0, false, false),
     ] {
-        assert_eq!(changed(&image, seconds, end, boot), is_refused, "{seconds} {end:?} {boot}");
-        assert!(!changed(&empty, seconds, end, boot), "there is nothing to write home");
+        let found = changed(&image, seconds, end, boot, has_ended);
+        assert_eq!(found, is_refused, "{seconds} {end:?} {boot} {has_ended}");
+        assert!(!changed(&empty, seconds, end, boot, has_ended), "there is nothing to write home");
     }
 }

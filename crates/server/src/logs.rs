@@ -5,7 +5,7 @@ mod attend;
 mod definition;
 mod identity;
 mod in_cache;
-mod lives;
+pub(crate) mod lives;
 mod offload;
 mod owners;
 mod recovery;

@@ -50,7 +50,7 @@ use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
-pub use open::{Completion, HomeTimes, Settlement, WalError, WalOptions};
+pub use open::{Completion, HomeTimes, Life, Settlement, WalError, WalOptions};
 pub use owner::{LogOwner, identity_of_log, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;

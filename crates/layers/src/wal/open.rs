@@ -22,7 +22,7 @@ use crate::access::Access;
 const DEVICE_PREFIX: &str = "device ";
 /// The bytes behind the superblocks that are examined before a log is made there: with these, the first MiB.
 const EXAMINED: u64 = (1 << 20) - RING_OFFSET;
-/// How long after the last noted time a daemon may have lived, and the kernel carried out its writes.
+/// How long after the last noted time a daemon may have lived, if its end was not noted.
 const LIFE_TOLERANCE_NS: u64 = 10_000_000_000;
 /// The most bytes of one read during a scan.
 const READ_LENGTH: u64 = DATA_LENGTH_MAX + BLOCK_SIZE_MAX as u64;
@@ -48,14 +48,30 @@ pub enum Settlement {
     Discard,
 }
 
+/// The life of a daemon. All times are in nanoseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// From its beginning until it was last seen.
+    pub time_ns: Range<u64>,
+    /// Whether it was seen to end then.
+    pub has_ended: bool,
+}
+
+impl Life {
+    /// When it had ended at the latest.
+    fn end_ns(&self) -> u64 {
+        self.time_ns.end + if self.has_ended { 0 } else { LIFE_TOLERANCE_NS }
+    }
+}
+
 /// When a disk's store was changed, and when a daemon last could have changed it. All times are in nanoseconds
 /// since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HomeTimes {
     /// When anybody last changed its content.
     pub changed_ns: u64,
-    /// The life of the last daemon since the host's start, if it is known.
-    pub life_ns: Option<Range<u64>>,
+    /// The lives of daemons since the host's start, as far as they are known.
+    pub lives: Vec<Life>,
     /// When the host was started.
     pub boot_ns: u64,
 }
@@ -63,13 +79,13 @@ pub struct HomeTimes {
 impl HomeTimes {
     /// When the daemon that opened the log at `opened_ns` had ended at the latest; `None` if that is not known.
     fn end_ns(&self, opened_ns: u64) -> Option<u64> {
-        match &self.life_ns {
-            _ if opened_ns == 0 => None,
-            Some(life) if (life.start..life.end + LIFE_TOLERANCE_NS).contains(&opened_ns) => {
-                Some(life.end + LIFE_TOLERANCE_NS)
-            }
-            _ => Some(self.boot_ns).filter(|boot_ns| opened_ns < *boot_ns),
+        if opened_ns == 0 {
+            return None;
         }
+        let has_opened = |life: &&Life| (life.time_ns.start..=life.end_ns()).contains(&opened_ns);
+        // If two claim it, the later end is right for both.
+        let ends = self.lives.iter().filter(has_opened).map(Life::end_ns);
+        ends.max().or_else(|| Some(self.boot_ns).filter(|boot_ns| opened_ns < *boot_ns))
     }
 }
 

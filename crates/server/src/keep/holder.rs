@@ -6,6 +6,7 @@
 //! - no daemon has come back for a day.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +23,10 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use super::descriptors;
 use super::link::{HELD_MAX, TIME_MAX, receive, send};
 use super::{NAME_LENGTH_MAX, PREFIX};
+use crate::logs::lives;
 
+/// The highest priority; only root gets it.
+const PRIORITY: i32 = -20;
 /// How long a process without a daemon holds keepsakes.
 const ABSENCE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How long it waits for its first connection.
@@ -45,12 +49,15 @@ pub fn keep(options: &Keep) -> ExitCode {
     let _ = rustix::thread::set_name(c"fathom-keep");
     // What ends the daemon's terminal or process group does not end this process.
     let _ = rustix::process::setsid();
+    // It sleeps until the daemon has ended, and then has to note the time before anybody changes an image.
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
     let standard_input = io::stdin();
     let mut holder = Holder {
         options,
         number: socket_number(options),
         held: BTreeMap::new(),
         connection: None,
+        life: None,
         alone: Instant::now(),
         pause: PAUSE_MIN,
         is_first: true,
@@ -72,6 +79,8 @@ struct Holder<'o> {
     held: BTreeMap<String, OwnedFd>,
     /// The daemon, and one of a pair of sockets, of which it watches the other.
     connection: Option<(OwnedFd, Option<OwnedFd>)>,
+    /// The file with the life of the daemon.
+    life: Option<File>,
     /// Since when there is no daemon.
     alone: Instant,
     pause: Duration,
@@ -113,6 +122,7 @@ impl Holder<'_> {
         }
         if self.connection.is_some() && is_ready[1] && !self.answer().unwrap_or(false) {
             self.connection = None;
+            self.note_end();
             (self.alone, self.pause) = (Instant::now(), PAUSE_MIN);
         }
         if is_ready[0] {
@@ -120,6 +130,7 @@ impl Holder<'_> {
             while self.has_message() && self.answer().unwrap_or(false) {}
             match accept(listener) {
                 Ok(Some(socket)) => {
+                    self.note_end();
                     self.connection = Some((socket, None));
                     self.is_first = false;
                 }
@@ -127,6 +138,14 @@ impl Holder<'_> {
                 // A lack of descriptors or memory.
                 Err(_) => std::thread::sleep(PAUSE_MIN),
             }
+        }
+    }
+
+    /// The daemon has ended. If it only has another connection, it soon notes that it lives.
+    fn note_end(&mut self) {
+        if let Some(life) = self.life.take() {
+            // Without it, the next daemon reckons with some seconds more.
+            let _ = lives::end(&life);
         }
     }
 
@@ -149,6 +168,7 @@ impl Holder<'_> {
                     self.held.insert(name.to_owned(), file);
                 }
             }
+            ("life", Some(file)) if is_keepsake(&file) => self.life = Some(File::from(file)),
             ("release", None) => drop(self.held.remove(name)),
             ("list", None) => {
                 for (name, file) in &self.held {

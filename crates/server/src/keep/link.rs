@@ -7,6 +7,7 @@
 //! | `watch` | one of a pair of sockets | it is closed when the process ends, or gets another connection |
 //! | `keep NAME` | the keepsake | hold it |
 //! | `release NAME` | | drop it |
+//! | `life` | the file with the daemon's life | note its end when the connection ends |
 //! | `list` | | answered with `held NAME` and the keepsake for each, then `end` |
 //! | `end` | | answered with `end` or, if it still holds something, `held`, when all before it has been carried out |
 
@@ -133,6 +134,8 @@ struct State {
     count: u64,
     renewals: u32,
     is_ended: bool,
+    /// The file with the life of this process.
+    life: Option<File>,
 }
 
 /// The connection to a process `fathom keep`, which is started for the first keepsake.
@@ -189,6 +192,18 @@ impl Link {
         self.connect(&mut state)
     }
 
+    /// The process notes the end of this one in a file.
+    pub(super) fn note_end(&self, life: &File) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let life = state.life.insert(life.try_clone()?);
+        let life = life.try_clone()?;
+        match &state.connection {
+            Some(connection) => send(connection.socket.as_fd(), "life", Some(life.as_fd())),
+            // The next connection begins with it.
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn release(&self, name: &str) {
         if let Some(connection) = &lock(&self.state).connection {
             // If this fails, the process has ended, and holds nothing.
@@ -215,6 +230,7 @@ impl Link {
     /// Connects to a process that holds keepsakes already, or starts one, and hands over all that it has to hold.
     fn connect(&self, state: &mut State) -> io::Result<()> {
         state.connection = None;
+        let life = state.life.as_ref().map(File::try_clone).transpose()?;
         let connected = if let Ok(socket) = connect(&self.path) {
             self.adopt(state, socket, None)
         } else {
@@ -225,7 +241,7 @@ impl Link {
             for (name, file) in &*lock(&self.held) {
                 send(socket, &format!("keep {name}"), Some(file.as_fd()))?;
             }
-            Ok(())
+            life.map_or(Ok(()), |life| send(socket, "life", Some(life.as_fd())))
         });
         handed_over.inspect_err(|_| state.connection = None)
     }

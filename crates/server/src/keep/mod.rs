@@ -150,6 +150,15 @@ fn end_those(is_over: impl Fn(&Keepsakes, &str) -> bool) {
     }
 }
 
+/// The end of this process is noted in `life`, if a process holds keepsakes.
+pub(crate) fn note_end(life: &File) {
+    if let Some(Place::Process(link)) = KEEPSAKES.get().map(|keepsakes| &keepsakes.place) {
+        if let Err(error) = link.note_end(life) {
+            tracing::warn!(%error, "the end of this process will not be noted");
+        }
+    }
+}
+
 /// The path of an open file.
 fn path_of(file: &File) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
