@@ -43,6 +43,14 @@ impl OneRequest {
         self.carry_out(Operation::Write, offset, bytes.to_vec()).map(drop)
     }
 
+    /// Fills a range with zeroes.
+    ///
+    /// # Errors
+    /// The outcome of the request.
+    pub fn write_zeroes(&mut self, offset: u64, length: u64) -> Result<(), ErrorKind> {
+        self.carry_out(Operation::WriteZeroes, offset, vec![0; length as usize]).map(drop)
+    }
+
     /// Makes completed writes durable.
     ///
     /// # Errors

@@ -51,6 +51,11 @@ const EXTENTS_MAX: usize = 1024;
 /// The most segments that the kernel takes in one call (`UIO_MAXIOV`).
 const SEGMENTS_MAX: usize = 1024;
 
+/// Writes pages to the store, and waits for that.
+const WRITE_AND_WAIT: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+    | libc::SYNC_FILE_RANGE_WRITE
+    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
 /// The token of the watch on the descriptor that asks a queue to drain.
 const TOKEN_DRAIN: u64 = (1 << 48) - 1;
 
@@ -226,6 +231,12 @@ impl FileQueue {
             Stage::Transfer { done } | Stage::Zeroes { done } => {
                 transfer_entry(file, request, slot.remaining(), request.offset + done)
             }
+            Stage::WriteBack { .. } => {
+                // 0 is up to the end of the file.
+                let length = u32::try_from(request.length).unwrap_or(0);
+                let entry = opcode::SyncFileRange::new(file, length);
+                entry.offset(request.offset).flags(WRITE_AND_WAIT).build()
+            }
             Stage::Fallocate { mode } => opcode::Fallocate::new(file, request.length)
                 .offset(request.offset)
                 .mode(mode)
@@ -276,11 +287,12 @@ impl FileQueue {
     /// The error of a failed request. A failure may also poison all earlier writes.
     fn failed(&self, slot: &Slot, errno: i32) -> ErrorKind {
         let shared = &self.shared;
+        // Both report once that the kernel could not write.
+        let was_sync = matches!(slot.stage, Stage::Sync | Stage::WriteBack { .. });
         // A fault in the request's memory does not concern the store.
-        if !is_durable(&slot.request) || errno == libc::EFAULT {
+        if !(is_durable(&slot.request) || was_sync) || errno == libc::EFAULT {
             return failure(&slot.request, errno);
         }
-        let was_sync = matches!(slot.stage, Stage::Sync);
         self.witness.failed(&shared.durability, &shared.file, errno, was_sync);
         // Lost writes are not reported as a lack of space, even if that is the kernel's error.
         if shared.durability.is_poisoned() { ErrorKind::Io } else { failure(&slot.request, errno) }
@@ -298,6 +310,14 @@ impl FileQueue {
         if !self.draining {
             self.shared.drain.answer(&self.member, round);
         }
+    }
+
+    /// The first step of a `fallocate` with this mode.
+    fn fallocate(&self, mode: i32) -> Stage {
+        if self.shared.direct || self.shared.kind == FileKind::InMemory {
+            return Stage::Fallocate { mode };
+        }
+        Stage::WriteBack { mode }
     }
 
     fn extents(&self, request: &mut Request) -> Outcome {
@@ -412,10 +432,8 @@ impl BackendQueue for FileQueue {
                 }
                 Stage::Sync
             }
-            Operation::WriteZeroes if request.flags.keep_allocated => {
-                Stage::Fallocate { mode: ZERO_RANGE }
-            }
-            Operation::WriteZeroes | Operation::Discard => Stage::Fallocate { mode: PUNCH_HOLE },
+            Operation::WriteZeroes if request.flags.keep_allocated => self.fallocate(ZERO_RANGE),
+            Operation::WriteZeroes | Operation::Discard => self.fallocate(PUNCH_HOLE),
             Operation::Extents => {
                 let outcome = self.extents(&mut request);
                 return context.complete(request, outcome);

@@ -19,6 +19,10 @@ pub(super) enum Stage {
     Transfer { done: u64 },
     /// A write of zeroes, because the file system has no better operation.
     Zeroes { done: u64 },
+    /// What the page cache has of the range is written to the store, before `Fallocate`. That would drop it (a block
+    /// device, a range of ext4 that is zeroed), so that a flush of an earlier write finds nothing to write, and
+    /// completes before the range is zeroed.
+    WriteBack { mode: i32 },
     /// The file system punches a hole or zeroes a range.
     Fallocate { mode: i32 },
     /// A sync that makes the request's effect durable.
@@ -112,7 +116,10 @@ impl Slot {
                 // SAFETY: the queue keeps the zeroes as long as it has slots.
                 unsafe { self.rest.borrow_from(zeroes, 0, (length - done).min(ZERO_PIECE_MAX)) };
             }
-            Stage::Transfer { .. } | Stage::Fallocate { .. } | Stage::Sync => {}
+            Stage::Transfer { .. }
+            | Stage::WriteBack { .. }
+            | Stage::Fallocate { .. }
+            | Stage::Sync => {}
         }
         true
     }
@@ -128,6 +135,10 @@ impl Slot {
             }
             Stage::Fallocate { mode } if result < 0 => self.fallback(mode, -result),
             _ if result < 0 => Next::Done(self, Err(-result)),
+            Stage::WriteBack { mode } => {
+                self.stage = Stage::Fallocate { mode };
+                Next::Step(self)
+            }
             Stage::Fallocate { .. } if self.request.flags.force_unit_access => {
                 self.stage = Stage::Sync;
                 Next::Step(self)
@@ -182,7 +193,9 @@ impl Slot {
                 }
                 Next::Done(self, Ok(()))
             }
-            Stage::Fallocate { .. } | Stage::Sync => Next::Done(self, Ok(())),
+            Stage::WriteBack { .. } | Stage::Fallocate { .. } | Stage::Sync => {
+                Next::Done(self, Ok(()))
+            }
         }
     }
 
