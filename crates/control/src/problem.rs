@@ -56,6 +56,8 @@ pub enum ProblemKind {
     ListenerClosed,
     /// There is no link to the centre of `[monitor]`, or the centre's queries do not run.
     MonitorLink,
+    /// The folder of changes in use is not the one that the configuration had before.
+    FolderReplaced,
     /// A thread of the daemon failed because of a bug.
     ThreadFailed,
     /// A kind of a newer daemon.
@@ -83,6 +85,7 @@ impl ProblemKind {
             Self::NotServed => "not-served",
             Self::ListenerClosed => "listener-closed",
             Self::MonitorLink => "monitor-link",
+            Self::FolderReplaced => "folder-replaced",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",
         }

@@ -22,6 +22,7 @@ mod marks;
 mod place;
 mod record;
 mod signature;
+mod state;
 
 pub use cached::{CacheMark, MarkedCache};
 pub use device::{holder, lock_device, open};
@@ -32,3 +33,4 @@ pub use mark::{LogMark, MarkedLog};
 pub use marks::marks_folder;
 pub use record::{Loss, LossRecord, is_same_file};
 pub use signature::Signature;
+pub use state::{NotedState, StateNote};

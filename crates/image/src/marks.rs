@@ -147,33 +147,34 @@ impl DeviceMarks {
         Ok(files)
     }
 
-    /// Makes the folder if it is missing, and refuses one that forgets its files. A folder that root makes belongs to the
-    /// owner of the folder above, as that of a service does.
+    /// Makes the folder if it is missing, and refuses one that forgets its files.
     pub(crate) fn prepare(&self) -> io::Result<()> {
-        self.try_prepare().map_err(|error| {
+        prepare(&self.folder).map_err(|error| {
             let shown = self.folder.display();
             io::Error::other(format!("the folder of the marks of devices, {shown}: {error}"))
         })
     }
+}
 
-    fn try_prepare(&self) -> io::Result<()> {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        const RAMFS_MAGIC: i64 = 0x8584_58f6;
-        if !self.folder.exists() {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-            give_to_owner(&self.folder);
-            let parent = self.folder.parent().unwrap_or(Path::new("/"));
-            File::open(parent)?.sync_all()?;
-        }
-        let kind = rustix::fs::statfs(&self.folder)?.f_type;
-        if matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC) {
-            return Err(io::Error::other(format!(
-                "it is in memory and is lost when the host starts again; set {FOLDER_VARIABLE} to a folder on a disk, \
-                 for all daemons and commands"
-            )));
-        }
-        Ok(())
+/// Makes the folder of the marks if it is missing, and refuses one that forgets its files. A folder that root makes
+/// belongs to the owner of the folder above, as that of a service does.
+pub(crate) fn prepare(folder: &Path) -> io::Result<()> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    if !folder.exists() {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        give_to_owner(folder);
+        let parent = folder.parent().unwrap_or(Path::new("/"));
+        File::open(parent)?.sync_all()?;
     }
+    let kind = rustix::fs::statfs(folder)?.f_type;
+    if matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC) {
+        return Err(io::Error::other(format!(
+            "it is in memory and is lost when the host starts again; set {FOLDER_VARIABLE} to a folder on a disk, \
+             for all daemons and commands"
+        )));
+    }
+    Ok(())
 }
 
 /// Gives a file to the owner of its folder, if this process may: what root writes, a service has to read later.
@@ -198,7 +199,7 @@ fn own_key(number: u64, identity: &Identity) -> Result<String, String> {
 }
 
 /// The beginning of the name of a key's file. The number at its end tells keys apart that look alike.
-fn file_name(key: &str) -> String {
+pub(crate) fn file_name(key: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let shown: String = key.chars().map(clean).collect();
     let shown = &shown[..shown.len().min(SHOWN_LENGTH_MAX)];

@@ -305,7 +305,7 @@ pub(crate) fn read_mark(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Removes a file with a mark, if it exists. On return, that is durable.
-fn remove(file: &Path) -> io::Result<()> {
+pub(crate) fn remove(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Ok(()) => sync_folder(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -314,7 +314,7 @@ fn remove(file: &Path) -> io::Result<()> {
 }
 
 /// Makes the names in the folder of `file` durable.
-fn sync_folder(file: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 

@@ -1,6 +1,6 @@
 //! The marks of block devices: every daemon finds them, and a device keeps its own when it gets another number.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition};
 use serde_json::json;
@@ -16,6 +16,13 @@ const LISTENER: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
 /// A folder on a disk: marks are not kept in memory.
 fn folder() -> TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+/// The marks of logs in the folder of all marks.
+fn marks(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder.join("marks")).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "fathom-log")).collect()
 }
 
 fn plain(image: &Path) -> DiskDefinition {
@@ -70,7 +77,7 @@ fn a_device_keeps_its_mark_when_it_gets_another_number() {
     drop(nbd);
     // All changes are at home, and the mark is gone.
     let folder = daemon.end();
-    assert_eq!(std::fs::read_dir(folder.path().join("marks")).unwrap().count(), 0);
+    assert!(marks(folder.path()).is_empty());
     let daemon = Daemon::start_in(folder, LISTENER);
     daemon.client().add_disk_for_now(&plain(&device.0)).unwrap();
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
@@ -84,7 +91,6 @@ fn every_daemon_and_command_finds_the_mark() {
     let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
     let log = folder.path().join("volume");
     let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
-    let marks = folder.path().join("marks");
     let output = command(folder.path())
         .env("STATE_DIRECTORY", folder.path().join("elsewhere"))
         .args(["bench", "--image"])
@@ -108,7 +114,7 @@ fn every_daemon_and_command_finds_the_mark() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains("is in memory"), "{text}");
     }
-    assert_eq!(std::fs::read_dir(marks).unwrap().count(), 1);
+    assert_eq!(marks(folder.path()).len(), 1);
 }
 
 #[test]
@@ -140,8 +146,7 @@ fn a_mark_of_an_earlier_version_is_found_and_moved() {
     let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
     let log = folder.path().join("volume");
     let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
-    let marks = folder.path().join("marks");
-    let new = std::fs::read_dir(&marks).unwrap().next().unwrap().unwrap().path();
+    let new = marks(folder.path()).remove(0);
     let back = folder.path().join("back").canonicalize().unwrap();
     let text = std::fs::read_to_string(&new).unwrap();
     let (text, _) = text.rsplit_once("\nimage:").unwrap();

@@ -111,7 +111,7 @@ fn disks_are_as_they_were_changed_after_a_kill() {
     daemon.client().add_disk(&memory("c", 1 << 20)).unwrap();
     let folder = records(&daemon.path(""));
     let left = std::fs::read_dir(&folder).unwrap().count();
-    assert_eq!(left, 2, "the lock and the record of b");
+    assert_eq!(left, 3, "the lock, the identity and the record of b");
     let daemon = killed(daemon, &configuration);
     assert_eq!(names(&daemon), ["a", "b", "c"]);
     daemon.end();

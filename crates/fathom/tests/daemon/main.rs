@@ -13,6 +13,7 @@ mod device_marks;
 mod devices;
 mod events;
 mod flushes;
+mod folders;
 mod giants;
 mod keepsakes;
 mod kept_caches;

@@ -16,6 +16,7 @@ use fathom_layers::Cache;
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
+use crate::overlay::Strange;
 use crate::wiring::{KeyedLayer, Watchers};
 
 /// The interval between checks while there are problems.
@@ -261,6 +262,7 @@ impl Daemon {
                 Found(ProblemKind::ListenerClosed, messages.join("; "), remedies.join("; "));
             found.push(found_closed);
         }
+        found.extend(self.strange_folder());
         if let Some(status) = self.monitor_status() {
             let mut away = self.problems.link_away.lock().unwrap_or_else(PoisonError::into_inner);
             let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
@@ -271,6 +273,30 @@ impl Daemon {
             }
         }
         found
+    }
+}
+
+impl Daemon {
+    /// The folder of changes in use is not the one that the configuration had before.
+    fn strange_folder(&self) -> Option<Found> {
+        let folder = self.lasting.folder();
+        let shown = folder.path().display();
+        let message = match folder.strange()? {
+            Strange::Missing(earlier) => {
+                format!(
+                    "the folder of changes in use, {earlier}, is gone: the disks are served as in the file"
+                )
+            }
+            Strange::Other(earlier) => format!(
+                "the folder of changes in use, {shown}, is not the one that this configuration had before, at {earlier}"
+            ),
+            Strange::Older => format!(
+                "the folder of changes in use, {shown}, is an older copy: changes since then are missing"
+            ),
+        };
+        let remedy = "end the daemon, restore the folder and start again. Or look at `fathom config diff`: the next change \
+                      in use that lasts, or a reload, accepts what there is";
+        Some(Found(ProblemKind::FolderReplaced, message, remedy.to_owned()))
     }
 }
 

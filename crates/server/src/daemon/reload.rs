@@ -69,6 +69,7 @@ impl Daemon {
             self.begin_idle_flushes();
         }
         self.queries().set(self, &new.queries, &mut report);
+        self.lasting.folder().accept();
         for line in &report.changed {
             tracing::info!("reload: {line}");
         }

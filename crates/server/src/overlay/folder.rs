@@ -11,9 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use fathom_image::{Access, LockError};
+use fathom_image::{Access, LockError, StateNote};
 
-use super::record::{Change, Damage, Kind, LENGTH_MAX, stem};
+use super::lineage::{Lineage, Strange};
+use super::record::{Change, Damage, Kind, LENGTH_MAX, State, stem};
 use crate::lock;
 
 /// The most records that are read.
@@ -28,6 +29,8 @@ pub(crate) struct Folder {
     path: PathBuf,
     /// Held during each write, so that two writers do not share a draft.
     inner: Mutex<Inner>,
+    /// Why it is not the folder that the configuration had before.
+    strange: Mutex<Option<Strange>>,
 }
 
 #[derive(Default)]
@@ -40,6 +43,8 @@ struct Inner {
     problem: Option<String>,
     /// The number of the newest record.
     number: u64,
+    /// What the marks know of the folder.
+    lineage: Option<Lineage>,
 }
 
 /// The records of a folder, by the kind and the stem of their files.
@@ -67,9 +72,11 @@ impl Found {
 }
 
 impl Folder {
-    /// Opens the folder and reads its records. A folder that cannot be used has a [problem](Self::problem).
-    pub(crate) fn open(path: PathBuf) -> (Self, Found) {
+    /// Opens the folder and reads its records. A folder that cannot be used has a [problem](Self::problem). `note` is
+    /// the note that the marks have of it.
+    pub(crate) fn open(path: PathBuf, note: Option<StateNote>) -> (Self, Found) {
         let mut inner = Inner::default();
+        let mut strange = None;
         let mut found = Found::default();
         if fs::symlink_metadata(&path).is_ok() {
             match check_owner(&path).and_then(|()| claim(&path)) {
@@ -88,7 +95,42 @@ impl Folder {
         }
         let newest = found.0.values().flatten().map(|change| change.number).max();
         inner.number = newest.unwrap_or(0);
-        (Self { path, inner: Mutex::new(inner) }, found)
+        if let Some(note) = note.filter(|_| !inner.is_of_another) {
+            let (lineage, found) = Lineage::compare(note, &path);
+            (inner.lineage, strange) = (Some(lineage), found);
+        }
+        (Self { path, inner: Mutex::new(inner), strange: Mutex::new(strange) }, found)
+    }
+
+    /// Why it is not the folder that the configuration had before, until it is changed or accepted.
+    pub(crate) fn strange(&self) -> Option<Strange> {
+        lock(&self.strange).clone()
+    }
+
+    /// The operator accepts the folder as it is, or that there is none.
+    pub(crate) fn accept(&self) {
+        if self.strange().is_none() {
+            return;
+        }
+        let mut inner = lock(&self.inner);
+        if inner.lock.is_some() {
+            self.advance(&mut inner);
+        } else if inner.lineage.as_mut().is_some_and(|lineage| lineage.forget().is_ok()) {
+            *lock(&self.strange) = None;
+        }
+    }
+
+    /// The folder has been changed: the marks get to know it. Without that, an older copy would not be noticed.
+    fn advance(&self, inner: &mut Inner) {
+        let Some(lineage) = &mut inner.lineage else { return };
+        match lineage.advance(&self.path) {
+            Ok(()) => *lock(&self.strange) = None,
+            Err(error) => {
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "an older copy of the folder of changes in use would not be noticed");
+                inner.lineage = None;
+            }
+        }
     }
 
     /// Its path.
@@ -116,6 +158,10 @@ impl Folder {
             let change = Change { number: inner.number + 1, ..change.clone() };
             self.replace(kind, &change)?;
             inner.number += 1;
+            // A change that is pending is not acknowledged.
+            if change.state == State::Done {
+                self.advance(&mut inner);
+            }
             Ok(change)
         });
         inner.problem = written.as_ref().err().map(ToString::to_string);
@@ -153,7 +199,11 @@ impl Folder {
             return Ok(());
         }
         self.ready(&mut inner)?;
-        if remove(&file)? { self.sync() } else { Ok(()) }
+        if remove(&file)? {
+            self.sync()?;
+            self.advance(&mut inner);
+        }
+        Ok(())
     }
 
     /// Sets the record of a change aside, sound or not. An earlier one that was set aside is replaced.
@@ -161,11 +211,14 @@ impl Folder {
     /// # Errors
     /// If it cannot be renamed.
     pub(crate) fn set_aside(&self, name: &str) -> io::Result<()> {
-        self.ready(&mut lock(&self.inner))?;
+        let mut inner = lock(&self.inner);
+        self.ready(&mut inner)?;
         match fs::rename(self.file(Kind::Change, name), self.file(Kind::Aside, name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            renamed => renamed.and_then(|()| self.sync()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            renamed => renamed.and_then(|()| self.sync())?,
         }
+        self.advance(&mut inner);
+        Ok(())
     }
 
     /// Makes the folder and takes its lock, unless that was done before.
@@ -274,7 +327,6 @@ fn read(path: &Path) -> Result<Vec<u8>, Damage> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overlay::record::State;
     use fathom_control::DiskDefinition;
 
     fn change(name: &str) -> Change {
@@ -293,7 +345,7 @@ mod tests {
     fn records_outlive_the_daemon_and_a_kill_leaves_the_old_or_the_new_one() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("live");
-        let (folder, found) = Folder::open(path.clone());
+        let (folder, found) = Folder::open(path.clone(), None);
         assert!(folder.problem().is_none() && found.0.is_empty());
         let first = folder.write(Kind::Change, &change("a/b")).unwrap();
         let second = folder.write(Kind::Change, &Change { after: None, ..change("c") }).unwrap();
@@ -303,7 +355,7 @@ mod tests {
         // Each length of a draft, as after a kill during the write.
         for length in [0, 1, bytes.len() / 2, bytes.len()] {
             fs::write(path.join(stem("a/b") + DRAFT), &bytes[..length]).unwrap();
-            let (folder, found) = Folder::open(path.clone());
+            let (folder, found) = Folder::open(path.clone(), None);
             assert_eq!(found.of(Kind::Change, "a/b"), Some(&Ok(first.clone())));
             assert_eq!(found.of(Kind::Change, "c"), Some(&Ok(second.clone())));
             assert!(found.of(Kind::Aside, "a/b").is_none() && found.damaged().next().is_none());
@@ -311,12 +363,12 @@ mod tests {
             assert_eq!(next.number, 3, "numbers continue");
             fs::write(folder.file(Kind::Change, "a/b"), &bytes).unwrap();
         }
-        let (folder, _) = Folder::open(path.clone());
+        let (folder, _) = Folder::open(path.clone(), None);
         folder.set_aside("a/b").unwrap();
         folder.remove(Kind::Change, "c").unwrap();
         folder.remove(Kind::Change, "c").unwrap();
         drop(folder);
-        let (_, found) = Folder::open(path);
+        let (_, found) = Folder::open(path, None);
         assert!(found.sound(Kind::Change).next().is_none());
         assert_eq!(found.of(Kind::Aside, "a/b"), Some(&Ok(first)));
     }
@@ -324,7 +376,7 @@ mod tests {
     #[test]
     fn a_damaged_record_is_that_of_one_disk() {
         let place = tempfile::tempdir().unwrap();
-        let (folder, _) = Folder::open(place.path().join("live"));
+        let (folder, _) = Folder::open(place.path().join("live"), None);
         folder.write(Kind::Change, &change("a")).unwrap();
         folder.write(Kind::Change, &change("b")).unwrap();
         // A record under the name of another disk, and a link, are not followed.
@@ -334,7 +386,7 @@ mod tests {
         fs::write(folder.file(Kind::Change, "a"), "fathom 9 00000000\n{}").unwrap();
         let path = folder.path().to_owned();
         drop(folder);
-        let (_, found) = Folder::open(path);
+        let (_, found) = Folder::open(path, None);
         assert_eq!(found.of(Kind::Change, "a"), Some(&Err(Damage::Newer(9))));
         assert!(found.of(Kind::Change, "b").unwrap().is_ok());
         assert_eq!(found.damaged().map(|(stem, _)| stem).collect::<Vec<_>>(), ["a", "d", "e"]);
@@ -343,18 +395,18 @@ mod tests {
     #[test]
     fn a_folder_of_another_daemon_is_not_used() {
         let place = tempfile::tempdir().unwrap();
-        let (folder, _) = Folder::open(place.path().join("live"));
+        let (folder, _) = Folder::open(place.path().join("live"), None);
         folder.write(Kind::Change, &change("a")).unwrap();
-        let (other, found) = Folder::open(folder.path().to_owned());
+        let (other, found) = Folder::open(folder.path().to_owned(), None);
         assert_eq!(other.problem().as_deref(), Some(IN_USE));
         assert!(found.0.is_empty() && other.write(Kind::Change, &change("b")).is_err());
         let missing = place.path().join("nowhere").join("further").join("live");
-        let (folder, _) = Folder::open(missing);
+        let (folder, _) = Folder::open(missing, None);
         assert!(folder.problem().is_none() && folder.remove(Kind::Change, "a").is_ok());
         assert!(folder.write(Kind::Change, &change("a")).is_err() && folder.problem().is_some());
         let open = place.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        assert!(Folder::open(open).0.problem().is_some());
+        assert!(Folder::open(open, None).0.problem().is_some());
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! - `record`: the records, and their format.
 //! - `folder`: the folder: its lock, and durable writes.
+//! - `lineage`: whether it is the folder that the configuration had before.
 //! - `decide`: which definition of a disk applies at a start.
 //!
 //! A record says what a disk is, not what was done to it. It has the entry of the file as it was when the
@@ -23,8 +24,10 @@
 
 mod decide;
 mod folder;
+mod lineage;
 mod record;
 
 pub(crate) use decide::{Choice, choose, is_as_in_file, is_unchanged};
 pub(crate) use folder::{Folder, Found};
+pub(crate) use lineage::Strange;
 pub(crate) use record::{Change, Damage, Kind, State, as_recorded, stem};

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, Weak};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, SOCKET_DEFAULT};
+use fathom_image::StateNote;
 
 pub(super) use requests::differing_keys;
 
@@ -81,7 +82,8 @@ impl Lasting {
     /// Reads the records of the daemon with this configuration.
     pub(super) fn open(configuration: &Configuration, file: Option<&ConfigurationFile>) -> Self {
         let folder = folder_of(&configuration.daemon.definition.control, file);
-        let (folder, found) = Folder::open(folder);
+        let note = folder.file_name().map(|name| StateNote::new(&name.to_string_lossy()));
+        let (folder, found) = Folder::open(folder, note);
         let by_name = |found: &Found, kind| -> BTreeMap<String, Change> {
             found.sound(kind).map(|change| (change.name.clone(), change.clone())).collect()
         };

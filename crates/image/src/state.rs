@@ -1,0 +1,107 @@
+//! What the folder of the marks knows of a daemon's folder of records: which one it was, and how old. So a start
+//! notices that it has another folder, or an older copy.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use crate::marks::{file_name, give_to_owner, marks_folder, prepare};
+use crate::place::{end_of, hexadecimal, identity, read_mark, remove, sync_folder};
+
+/// The suffix of the files.
+const SUFFIX: &str = ".fathom-state";
+
+/// A state of a daemon's folder of records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedState {
+    /// The identity of the folder, drawn at random when it was made.
+    pub identity: [u8; 16],
+    /// Counts the changes of the folder.
+    pub age: u64,
+    /// The path of the folder, for messages. Of a long path, the end is kept.
+    pub path: String,
+}
+
+/// The place of the note about the folder of records of one configuration.
+#[derive(Clone, Debug)]
+pub struct StateNote {
+    file: PathBuf,
+}
+
+impl StateNote {
+    /// The note about folders of this name.
+    pub fn new(name: &str) -> Self {
+        Self { file: marks_folder().join(file_name(name) + SUFFIX) }
+    }
+
+    /// The noted state; `None` if there is none, or if the note is damaged.
+    ///
+    /// # Errors
+    /// When the note cannot be read.
+    pub fn read(&self) -> io::Result<Option<NotedState>> {
+        Ok(read_mark(&self.file)?
+            .and_then(|text| NotedState::parse(std::str::from_utf8(&text).ok()?)))
+    }
+
+    /// Notes a state. On return, that is durable.
+    ///
+    /// # Errors
+    /// When the note cannot be written.
+    pub fn write(&self, state: &NotedState) -> io::Result<()> {
+        prepare(&marks_folder())?;
+        let draft = self.file.with_extension("new");
+        match std::fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        new.write_all(state.text().as_bytes())?;
+        give_to_owner(&draft);
+        new.sync_all()?;
+        std::fs::rename(&draft, &self.file)?;
+        sync_folder(&self.file)
+    }
+
+    /// Removes the note. On return, that is durable.
+    ///
+    /// # Errors
+    /// When the note cannot be removed.
+    pub fn clear(&self) -> io::Result<()> {
+        remove(&self.file)
+    }
+}
+
+impl NotedState {
+    /// The state as one line.
+    pub fn text(&self) -> String {
+        let mut text = format!("{} {} ", hexadecimal(&self.identity), self.age);
+        text.push_str(end_of(&self.path, text.len()));
+        text.push('\n');
+        text
+    }
+
+    /// Reads a state.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (hex, rest) = text.strip_suffix('\n')?.split_once(' ')?;
+        let (age, path) = rest.split_once(' ')?;
+        Some(Self { identity: identity(hex)?, age: age.parse().ok()?, path: path.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_read_as_it_was_written() {
+        let state = NotedState { identity: [7; 16], age: u64::MAX, path: "/a b/live".into() };
+        assert_eq!(NotedState::parse(&state.text()), Some(state.clone()));
+        let text = state.text();
+        for damaged in [&text[1..], &text[..40], "", " \n", "0 0 0\n"] {
+            assert_eq!(NotedState::parse(damaged), None, "{damaged:?}");
+        }
+        let long = NotedState { path: "/x".repeat(2000), ..state };
+        assert!(NotedState::parse(&long.text()).is_some_and(|it| it.path.len() < 1024));
+    }
+}
