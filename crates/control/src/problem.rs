@@ -42,6 +42,8 @@ pub enum ProblemKind {
     /// A layer reports a problem, such as a log volume that fails, or a log whose changes are not
     /// written back.
     LayerFailed,
+    /// A log that may have changes of the disk's device has not been asked, because it does not answer.
+    LogUnknown,
     /// The disk is being removed, but its requests in flight do not complete.
     Leaving,
     /// A queue's thread failed because of a bug in the daemon.
@@ -78,6 +80,7 @@ impl ProblemKind {
             Self::IoErrors => "io-errors",
             Self::NotAnswering => "not-answering",
             Self::LayerFailed => "layer-failed",
+            Self::LogUnknown => "log-unknown",
             Self::Leaving => "leaving",
             Self::QueueFailed => "queue-failed",
             Self::VmmRefused => "vmm-refused",

@@ -242,11 +242,11 @@ impl LogVolumes {
                 return Ok(None);
             }
             if is_device(&image) {
-                self.known.check(&image, &mark.home())?;
+                self.known.check(disk, &image, &mark.home())?;
             }
             return Ok(None);
         };
-        self.known.add(definition);
+        self.known.add(definition, |path| self.place(path));
         if let Some(reason) = mark.lacks_key() {
             let shown = image.display();
             let message = format!("{shown} cannot be marked as having changes in a log: {reason}");
@@ -276,7 +276,7 @@ impl LogVolumes {
             (Some(place), _) => {
                 self.cluster_volume(wal, place, disk, marked.is_none(), &common.clusters)
             }
-            (None, Some(export)) => self.export_volume(wal, export),
+            (None, Some(export)) => export_volume(&self.place(wal.log.clone()), export),
             (None, None) => self.volume(wal, disk, records, (&common.models, &common.stores)),
         };
         let volume = volume.map_err(|error| failed(error.to_string()))?;
@@ -376,7 +376,12 @@ impl LogVolumes {
 
     /// Remembers the logs of disks, before any of the disks is opened.
     pub(crate) fn know<'d>(&self, disks: impl Iterator<Item = &'d DiskDefinition>) {
-        disks.for_each(|disk| self.known.add(disk));
+        disks.for_each(|disk| self.known.add(disk, |path| self.place(path)));
+    }
+
+    /// Why it is not certain that a disk on a device without a mark has all its changes: a message and a remedy.
+    pub(crate) fn doubt(&self, disk: &str) -> Option<(String, String)> {
+        self.known.doubt(disk)
     }
 
     /// The place of the volume at a path.
@@ -404,27 +409,6 @@ impl LogVolumes {
             return Err(io::Error::other(text));
         }
         let volume = Arc::new(LogVolume::new(clusters.open(place, capacity, may_make, disk)?));
-        *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
-        Ok(volume)
-    }
-
-    /// The volume that is an NBD export.
-    fn export_volume(
-        &self,
-        wal: &WalDefinition,
-        export: Result<NbdUri, String>,
-    ) -> io::Result<Arc<LogVolume>> {
-        let open = self.place(wal.log.clone());
-        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(volume) = open.volume.upgrade() {
-            return Ok(volume);
-        }
-        let options = RemoteOptions::new(export.map_err(io::Error::other)?);
-        let remote = RemoteDisk::open(&options)?;
-        if !remote.capabilities().write {
-            return Err(io::Error::other("the export is read-only; make it writable"));
-        }
-        let volume = Arc::new(LogVolume::new(Arc::new(remote)));
         *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
         Ok(volume)
     }
@@ -492,6 +476,25 @@ impl LogVolumes {
         *place = Place { volume: Arc::downgrade(&volume), model, is_cache: false };
         Ok(volume)
     }
+}
+
+/// The volume that is an NBD export, at its place among the open ones.
+fn export_volume(
+    open: &Mutex<Place>,
+    export: Result<NbdUri, String>,
+) -> io::Result<Arc<LogVolume>> {
+    let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(volume) = open.volume.upgrade() {
+        return Ok(volume);
+    }
+    let options = RemoteOptions::new(export.map_err(io::Error::other)?);
+    let remote = RemoteDisk::open(&options)?;
+    if !remote.capabilities().write {
+        return Err(io::Error::other("the export is read-only; make it writable"));
+    }
+    let volume = Arc::new(LogVolume::new(Arc::new(remote)));
+    *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
+    Ok(volume)
 }
 
 /// The key of a file or device among the open volumes: one that several paths name is opened once.

@@ -1,11 +1,14 @@
 //! The marks of block devices: every daemon finds them, and a device keeps its own when it gets another number.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
 
-use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition};
+use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition, ProblemKind};
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::cache::succeeds;
 use crate::claims::LoopDevice;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, image};
@@ -223,4 +226,91 @@ fn a_log_that_the_file_does_not_have_is_found_on_a_device_with_another_number() 
         layers.iter().any(|layer| layer.name == "wal")
     };
     daemon.until("the log is removed", || !has_log());
+}
+
+/// An NBD server for the file `volume`, at the socket `log.sock`; `None` without nbdkit.
+fn serve_volume(folder: &Path) -> Option<Child> {
+    let socket = folder.join("log.sock");
+    let _ = std::fs::remove_file(&socket);
+    let server = Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--unix"])
+        .arg(&socket)
+        .arg("file")
+        .arg(folder.join("volume"))
+        .spawn();
+    let Ok(server) = server else {
+        eprintln!("SKIPPED: this needs nbdkit");
+        return None;
+    };
+    while !socket.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(server)
+}
+
+fn end(mut server: Child) {
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+/// The message and the remedy of the problem of a disk whose log has not answered.
+fn doubt(daemon: &Daemon) -> Option<String> {
+    let problems = daemon.client().disk("d").unwrap().problems;
+    let doubt = problems.into_iter().find(|it| it.kind == ProblemKind::LogUnknown)?;
+    Some(format!("{} → {}", doubt.message, doubt.remedy))
+}
+
+/// A log at another host is asked, too. While it does not answer, the device is served, with a problem.
+#[test]
+fn a_log_at_a_server_is_asked_for_a_device_whose_mark_is_lost() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    image(folder.path(), "volume", 1 << 20);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    let Some(server) = serve_volume(folder.path()) else { return };
+    let log = format!("nbd+unix:///?socket={}", folder.path().join("log.sock").display());
+    let logged = logged(&device.0, Path::new(&log));
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged);
+    end(server);
+    std::fs::remove_dir_all(folder.path().join("marks")).unwrap();
+    let daemon = Daemon::start_in(folder, LISTENER);
+    let client = daemon.client();
+    assert!(client.add_disk_for_now(&logged).is_err());
+    client.add_disk_for_now(&plain(&device.0)).unwrap();
+    let text = doubt(&daemon).unwrap();
+    assert!(text.contains("is not known") && text.contains("log.sock"), "{text}");
+    // It answers, and has changes of the device.
+    let server = serve_volume(&daemon.path("")).unwrap();
+    daemon.until("the log has answered", || doubt(&daemon).unwrap().contains("has changes of it"));
+    client.remove_disk("d", false).unwrap();
+    refused(client.add_disk_for_now(&plain(&device.0)), "has changes of it, for the disk \"d\"");
+    // An empty log that answers ends the doubt.
+    end(server);
+    std::fs::write(daemon.path("volume"), vec![0; 1 << 20]).unwrap();
+    client.add_disk_for_now(&plain(&device.0)).unwrap();
+    assert!(doubt(&daemon).is_some());
+    let server = serve_volume(&daemon.path("")).unwrap();
+    daemon.until("the doubt ends", || doubt(&daemon).is_none());
+    end(server);
+}
+
+/// So is a log in a cache.
+#[test]
+fn a_log_in_a_cache_is_asked_for_a_device_whose_mark_is_lost() {
+    let folder = folder();
+    image(folder.path(), "back", SIZE);
+    let Some(device) = LoopDevice::attach(&folder.path().join("back")) else { return };
+    succeeds(folder.path(), &["create", "cache", "--size", "12M", "--log", "2M", "--logs", "2"]);
+    let store = folder.path().join("cache");
+    let options = json!({ "store": store, "mode": "write-back", "age": "1h" });
+    let cached =
+        DiskDefinition { layers: vec![LayerDefinition::new("cache", options)], ..plain(&device.0) };
+    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &cached);
+    std::fs::remove_dir_all(folder.path().join("marks")).unwrap();
+    let daemon = Daemon::start_in(folder, LISTENER);
+    refused(daemon.client().add_disk_for_now(&cached), "has no mark of it");
+    refused(
+        daemon.client().add_disk_for_now(&plain(&device.0)),
+        "has changes of it, for the disk \"d\"",
+    );
 }

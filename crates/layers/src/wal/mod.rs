@@ -51,7 +51,7 @@ use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
 pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
 pub use open::{Completion, HomeTimes, Life, Settlement, WalError, WalOptions};
-pub use owner::{LogOwner, identity_of_log, owner_of_changes};
+pub use owner::{LogOwner, identity_of_log, owner_in, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;
 pub use recovery::RECOVERY_PAUSE_MAX;

@@ -4,8 +4,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
+use fathom_block::Backend;
 use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, Superblock, select};
+
+use crate::access::Access;
 
 /// The disk whose changes a log has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +27,47 @@ pub struct LogOwner {
 /// When it cannot be read.
 pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>> {
     let file = File::open(path)?;
-    let Some(superblock) = superblock(&file, offset)? else { return Ok(None) };
+    owner(|at, length| read_file(&file, offset + at, length))
+}
+
+/// The same for a log at `offset` of an open volume. Blocks.
+///
+/// # Errors
+/// When it cannot be read, or a request is not answered within a minute.
+pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<LogOwner>> {
+    let capacity = volume.capacity();
+    let mut access = Access::open(volume)?;
+    owner(|at, length| {
+        let at = offset.saturating_add(at);
+        if at.checked_add(length as u64).is_none_or(|end| end > capacity) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        access.read(at, length as u64)
+    })
+}
+
+/// The identity of the log at `offset` of a file or device; `None` if there is no sound log. Takes no lock.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn identity_of_log(path: &Path, offset: u64) -> io::Result<Option<[u8; 16]>> {
+    let file = File::open(path)?;
+    let read = |at, length| read_file(&file, offset + at, length);
+    Ok(superblock(read)?.map(|superblock| superblock.log))
+}
+
+fn read_file(file: &File, at: u64, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(bytes)
+}
+
+/// The owner of the changes in a log. `read` returns bytes of it: their offset from its beginning, and their number.
+fn owner(mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>) -> io::Result<Option<LogOwner>> {
+    let Some(superblock) = superblock(&mut read)? else { return Ok(None) };
     let mut scanner = Scanner::new(&superblock);
-    let mut bytes = Vec::new();
     while let Some((at, length)) = scanner.next_read() {
-        bytes.resize(length, 0);
-        file.read_exact_at(&mut bytes, offset + at)?;
+        let bytes = read(at, length)?;
         if scanner.feed(&bytes).is_some_and(|found| !found.record.entries.is_empty()) {
             let owner = superblock.owner;
             return Ok(Some(LogOwner { name: owner.name, home: owner.home }));
@@ -37,17 +76,10 @@ pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>
     Ok(None)
 }
 
-/// The identity of the log at `offset` of a file or device; `None` if there is no sound log. Takes no lock.
-///
-/// # Errors
-/// When it cannot be read.
-pub fn identity_of_log(path: &Path, offset: u64) -> io::Result<Option<[u8; 16]>> {
-    Ok(superblock(&File::open(path)?, offset)?.map(|superblock| superblock.log))
-}
-
-fn superblock(file: &File, offset: u64) -> io::Result<Option<Superblock>> {
-    let mut copies = [0; 2 * SUPERBLOCK_LENGTH];
-    file.read_exact_at(&mut copies, offset)?;
+fn superblock(
+    mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>,
+) -> io::Result<Option<Superblock>> {
+    let copies = read(0, 2 * SUPERBLOCK_LENGTH)?;
     let (first, second) = copies.split_at(SUPERBLOCK_LENGTH);
     Ok(select(first, second).ok())
 }

@@ -229,6 +229,10 @@ impl Daemon {
         for served in self.served() {
             let name = served.disk.name();
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
+            let doubt = self.common.logs.doubt(name);
+            found.extend(doubt.map(|(message, remedy)| {
+                (Some(name.to_owned()), Found(ProblemKind::LogUnknown, message, remedy))
+            }));
         }
         found.extend(self.unserved.problems().into_iter().map(|(name, reason)| {
             let ErrorBody { message, remedy, .. } = reason;

@@ -179,6 +179,14 @@ pub(super) fn places(path: &Path, capacity: u64) -> io::Result<LogPlaces> {
     Ok(places_of(&format))
 }
 
+/// Where the logs in the cache at `path` begin, in bytes; none if there is no cache.
+pub(super) fn log_offsets(path: &Path) -> io::Result<Vec<u64>> {
+    let mut copies = [0; 2 * PAGE_LENGTH];
+    File::open(path)?.read_exact_at(&mut copies, 0)?;
+    let Ok(format) = Superblock::decode(&copies) else { return Ok(Vec::new()) };
+    Ok((0..format.logs).map(|number| format.log_offset(number)).collect())
+}
+
 fn places_of(format: &Superblock) -> LogPlaces {
     LogPlaces { offset: format.log_offset(0), length: format.log_length, count: format.logs }
 }
