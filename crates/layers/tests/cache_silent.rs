@@ -409,3 +409,23 @@ fn an_orderly_end_does_not_wait_for_the_store() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(ended.to_string().contains("does not answer"), "{ended}");
 }
+
+/// Disks of one cache ask its store at the same time, as at a reload: each of them gets its answer.
+#[test]
+fn a_store_answers_several_disks_at_once() {
+    let rig = Rig::new(1);
+    let ask = |limit: Duration| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let cache = rig.cache.clone();
+                thread::spawn(move || cache.answers(limit))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(LIMIT), [true; 8]);
+    rig.store.hang(true);
+    assert_eq!(ask(Duration::from_millis(50)), [false; 8]);
+    rig.store.hang(false);
+    assert_eq!(ask(LIMIT), [true; 8]);
+}

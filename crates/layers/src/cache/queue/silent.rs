@@ -19,7 +19,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_block::{CacheHit, Crossing, LayerProblem, Operation, Request};
 
@@ -31,6 +31,8 @@ use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use, lock};
 
 /// The part of the time of a request after which what is late is looked at again.
 const LOOKS: u64 = 10;
+/// How often a thread checks whether another one still asks the store.
+const ASK_INTERVAL: Duration = Duration::from_millis(2);
 
 impl CacheQueue {
     /// A request is sent to the store: it is looked at when its time is over. Returns the time, in
@@ -259,17 +261,25 @@ impl Inner {
         self.volume.is_silent() || self.was_silent.load(Ordering::Relaxed)
     }
 
-    /// Finds out whether the store answers, for at most `limit`: with a flush, because the kernel may have what is
+    /// Finds out whether the store answers, for at most twice `limit`: with a flush, because the kernel may have what is
     /// read. Blocks.
     pub(in crate::cache) fn ask_store(&self, limit: Duration) {
         let volume = &self.volume;
-        if !volume.is_kept || volume.is_silent() || volume.has_failed() {
+        if !volume.is_kept || volume.has_failed() {
             return;
         }
+        if volume.is_silent() {
+            // Whether or not it has answered a moment later.
+            return self.was_silent.store(true, Ordering::Relaxed);
+        }
         let is_silent = || {
-            // An earlier thread has not got an answer.
-            if volume.is_asked.swap(true, Ordering::AcqRel) {
-                return true;
+            // One thread asks at a time. If an earlier one gets no answer, there is none.
+            let begun = Instant::now();
+            while volume.is_asked.swap(true, Ordering::AcqRel) {
+                if begun.elapsed() >= limit {
+                    return true;
+                }
+                std::thread::sleep(ASK_INTERVAL);
             }
             let (sender, answer) = mpsc::sync_channel(1);
             let asked = Arc::clone(volume);
