@@ -31,6 +31,7 @@ pub use kinds::{Demand, ImageChange, MarkKind};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};
 pub use marks::marks_folder;
+pub use place::replace_file;
 pub use record::{Loss, LossRecord, is_same_file};
 pub use signature::Signature;
 pub use state::{NotedState, StateNote};

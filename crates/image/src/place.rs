@@ -129,20 +129,8 @@ impl Place {
         }
         let mut draft = file.clone().into_os_string();
         draft.push(".new");
-        let draft = PathBuf::from(draft);
-        match std::fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        // `create_new` does not follow a link that another user may have put there.
-        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        new.write_all(&self.identity.append_to(text))?;
-        if let Files::OfDevice(_) = self.files {
-            give_to_owner(&draft);
-        }
-        new.sync_all()?;
-        std::fs::rename(&draft, &file)?;
-        sync_folder(&file)?;
+        let for_owner = matches!(self.files, Files::OfDevice(_));
+        replace_file(&file, Path::new(&draft), &self.identity.append_to(text), for_owner)?;
         // An older mark would hide this one.
         self.clear_attribute()?;
         self.clear_earlier(Some(&file))
@@ -313,8 +301,31 @@ pub(crate) fn remove(file: &Path) -> io::Result<()> {
     }
 }
 
+/// Replaces the content of `file`, by way of `draft` in the same folder. On return, that is durable; after a crash, the
+/// file has the old content or the new. `for_owner` gives the file to the owner of its folder.
+///
+/// # Errors
+/// When it cannot be written. Then it has the old content.
+pub fn replace_file(file: &Path, draft: &Path, bytes: &[u8], for_owner: bool) -> io::Result<()> {
+    match std::fs::remove_file(draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // `create_new` does not follow a link that another user may have put there.
+    let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft)?;
+    if for_owner {
+        give_to_owner(draft);
+    }
+    let written = new.write_all(bytes).and_then(|()| new.sync_all());
+    if let Err(error) = written.and_then(|()| std::fs::rename(draft, file)) {
+        let _ = std::fs::remove_file(draft);
+        return Err(error);
+    }
+    sync_folder(file)
+}
+
 /// Makes the names in the folder of `file` durable.
-pub(crate) fn sync_folder(file: &Path) -> io::Result<()> {
+fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 

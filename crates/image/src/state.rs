@@ -1,13 +1,11 @@
 //! What the folder of the marks knows of a daemon's folder of records: which one it was, and how old. So a start
 //! notices that it has another folder, or an older copy.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::PathBuf;
 
-use crate::marks::{file_name, give_to_owner, marks_folder, prepare};
-use crate::place::{end_of, hexadecimal, identity, read_mark, remove, sync_folder};
+use crate::marks::{file_name, marks_folder, prepare};
+use crate::place::{end_of, hexadecimal, identity, read_mark, remove, replace_file};
 
 /// The suffix of the files.
 const SUFFIX: &str = ".fathom-state";
@@ -51,16 +49,7 @@ impl StateNote {
     pub fn write(&self, state: &NotedState) -> io::Result<()> {
         prepare(&marks_folder())?;
         let draft = self.file.with_extension("new");
-        match std::fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        new.write_all(state.text().as_bytes())?;
-        give_to_owner(&draft);
-        new.sync_all()?;
-        std::fs::rename(&draft, &self.file)?;
-        sync_folder(&self.file)
+        replace_file(&self.file, &draft, state.text().as_bytes(), true)
     }
 
     /// Removes the note. On return, that is durable.

@@ -53,7 +53,8 @@ impl FaultyDevice {
     /// # Panics
     /// When a file on it is open.
     pub fn unmount(&mut self) {
-        run(Command::new("umount").arg(self.mount())).expect("the file system is not in use");
+        run_command(Command::new("umount").arg(self.mount()))
+            .expect("the file system is not in use");
         self.mounted = false;
     }
 
@@ -66,19 +67,24 @@ impl FaultyDevice {
         }
         let store = self.folder.join("store");
         let size = format!("size={STORE_SIZE}");
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "fathom-faulty"]).arg(&store))?;
+        run_command(
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "fathom-faulty"]).arg(&store),
+        )?;
         self.store_mounted = true;
         let length = DEVICE_SIZE.to_string();
-        run(Command::new("fallocate").args(["--length", &length]).arg(self.device_file()))?;
-        let found =
-            run(Command::new("losetup").args(["--find", "--show"]).arg(self.device_file()))?;
+        run_command(Command::new("fallocate").args(["--length", &length]).arg(self.device_file()))?;
+        let found = run_command(
+            Command::new("losetup").args(["--find", "--show"]).arg(self.device_file()),
+        )?;
         let device = found.trim().to_owned();
         self.device = Some(device.clone());
         // Discards are off: each discarded block would later be a broken one.
         let extended = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", extended, &device]))?;
+        run_command(
+            Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", extended, &device]),
+        )?;
         let options = ["-t", "ext4", "-o", "nodiscard,noatime"];
-        run(Command::new("mount").args(options).arg(&device).arg(self.mount()))?;
+        run_command(Command::new("mount").args(options).arg(&device).arg(self.mount()))?;
         self.mounted = true;
         Ok(())
     }
@@ -128,9 +134,11 @@ impl FaultyDevice {
     /// When the store cannot be changed.
     pub fn break_at(&self, place: u64) {
         let (offset, length) = (place.to_string(), DEVICE_BLOCK.to_string());
-        run(Command::new("fallocate")
-            .args(["--punch-hole", "--offset", &offset, "--length", &length])
-            .arg(self.device_file()))
+        run_command(
+            Command::new("fallocate")
+                .args(["--punch-hole", "--offset", &offset, "--length", &length])
+                .arg(self.device_file()),
+        )
         .expect("a hole in the store");
         let mut filler =
             OpenOptions::new().append(true).create(true).open(self.filler()).expect("a filler");
@@ -173,7 +181,8 @@ impl FaultyDevice {
     /// # Panics
     /// When it cannot be frozen.
     pub fn freeze(&self) {
-        run(Command::new("fsfreeze").arg("--freeze").arg(self.mount())).expect("a frozen mount");
+        run_command(Command::new("fsfreeze").arg("--freeze").arg(self.mount()))
+            .expect("a frozen mount");
     }
 
     /// Lets the waiting writes continue.
@@ -181,7 +190,8 @@ impl FaultyDevice {
     /// # Panics
     /// When it is not frozen.
     pub fn thaw(&self) {
-        run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount())).expect("a thawed mount");
+        run_command(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount()))
+            .expect("a thawed mount");
     }
 
     /// Makes the kernel write back all dirty pages, without taking its reports of failures.
@@ -195,8 +205,8 @@ impl FaultyDevice {
     /// # Panics
     /// When the block is not allocated.
     pub fn place_of(&self, image: &Path, index: u64) -> u64 {
-        let text =
-            run(Command::new("filefrag").args(["-v", "-b4096"]).arg(image)).expect("extents");
+        let text = run_command(Command::new("filefrag").args(["-v", "-b4096"]).arg(image))
+            .expect("extents");
         for line in text.lines() {
             // `   0:        0..    1023:       1549..      2572:   1024: …`
             let fields: Vec<u64> = line
@@ -218,15 +228,16 @@ impl Drop for FaultyDevice {
         if self.mounted {
             // A test may have failed while the file system was frozen; its writers could not end
             // otherwise.
-            let _ = run(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount()));
-            let _ = run(Command::new("umount").arg("--lazy").arg(self.mount()));
+            let _ = run_command(Command::new("fsfreeze").arg("--unfreeze").arg(self.mount()));
+            let _ = run_command(Command::new("umount").arg("--lazy").arg(self.mount()));
         }
         if let Some(device) = &self.device {
             // The kernel detaches a device in use after its last use.
-            let _ = run(Command::new("losetup").args(["--detach", device]));
+            let _ = run_command(Command::new("losetup").args(["--detach", device]));
         }
         if self.store_mounted {
-            let _ = run(Command::new("umount").arg("--lazy").arg(self.folder.join("store")));
+            let _ =
+                run_command(Command::new("umount").arg("--lazy").arg(self.folder.join("store")));
         }
         let _ = std::fs::remove_dir(self.folder.join("store"));
         let _ = std::fs::remove_dir(self.folder.join("mount"));
@@ -234,8 +245,34 @@ impl Drop for FaultyDevice {
     }
 }
 
+/// A loop device on a file. Dropping this detaches it.
+pub struct LoopDevice(pub PathBuf);
+
+impl LoopDevice {
+    /// Attaches the file. Returns `None`, and prints the reason to standard error, without the right to do so.
+    pub fn attach(file: &Path) -> Option<Self> {
+        match run_command(Command::new("losetup").args(["--find", "--show"]).arg(file)) {
+            Ok(shown) => Some(Self(shown.trim().into())),
+            Err(error) => {
+                eprintln!("skipped: no loop device is available here: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // The kernel detaches a device in use after its last use.
+        let _ = run_command(Command::new("losetup").arg("--detach").arg(&self.0));
+    }
+}
+
 /// Runs a command and returns its standard output.
-fn run(command: &mut Command) -> io::Result<String> {
+///
+/// # Errors
+/// If it cannot be started, or fails: what it has written to standard error.
+pub fn run_command(command: &mut Command) -> io::Result<String> {
     // The system administrator's programs are not on every user's path.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));

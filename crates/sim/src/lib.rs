@@ -26,7 +26,7 @@ mod workload;
 
 pub use backend::{JournalEntry, SimBackend, SimCounts, SimOptions};
 pub use certificates::certificates;
-pub use device::{DEVICE_BLOCK, FaultyDevice};
+pub use device::{DEVICE_BLOCK, FaultyDevice, LoopDevice, run_command};
 pub use harness::{Harness, HarnessOptions, Statistics};
 pub use model::{ModelDisk, Violation};
 pub use one_request::OneRequest;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fathom_control::{ClientError, DiskDefinition, LayerDefinition};
+use fathom_sim::LoopDevice;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
@@ -13,29 +14,11 @@ use crate::process::{Daemon, image};
 
 const SIZE: u64 = 16 << 20;
 
-/// A loop device on a file.
-pub(crate) struct LoopDevice(pub PathBuf);
-
-impl LoopDevice {
-    /// Attaches the file; `None` without the right to do so.
-    pub(crate) fn attach(file: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
-        let shown = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        output.status.success().then(|| Self(shown.into()))
-    }
-
-    /// Makes another node of the device.
-    pub(crate) fn node(&self, path: PathBuf) -> PathBuf {
-        let number = std::fs::metadata(&self.0).unwrap().rdev();
-        mknodat(CWD, &path, FileType::BlockDevice, Mode::RUSR | Mode::WUSR, number).unwrap();
-        path
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).output();
-    }
+/// Makes another node of the device.
+fn node(device: &LoopDevice, path: PathBuf) -> PathBuf {
+    let number = std::fs::metadata(&device.0).unwrap().rdev();
+    mknodat(CWD, &path, FileType::BlockDevice, Mode::RUSR | Mode::WUSR, number).unwrap();
+    path
 }
 
 fn disk(name: &str, image: &Path) -> DiskDefinition {
@@ -75,7 +58,7 @@ fn a_device_has_one_writer_by_any_of_its_nodes() {
     let (one, other) = (daemon(), daemon());
     image(one.path("").as_path(), "device", SIZE);
     let Some(device) = LoopDevice::attach(&one.path("device")) else { return };
-    let node = device.node(one.path("node"));
+    let node = node(&device, one.path("node"));
     prepare(&node, &["--offset", "1M"]).unwrap();
     let (first, second) = (one.client(), other.client());
     first.add_disk_for_now(&disk("a", &device.0)).unwrap();
@@ -121,7 +104,7 @@ fn a_mounted_device_is_not_served_for_writing() {
     if !run("mount", &[&device.0, &point]) {
         return;
     }
-    let node = device.node(daemon.path("node"));
+    let node = node(&device, daemon.path("node"));
     let client = daemon.client();
     let results = [&device.0, &node].map(|path| client.add_disk_for_now(&disk("a", path)));
     let reader = DiskDefinition { read_only: true, ..disk("a", &device.0) };
@@ -143,7 +126,7 @@ fn logs_on_one_volume_do_not_overlap_by_any_of_its_nodes() {
         image(&daemon.path(""), name, SIZE);
     }
     let Some(device) = LoopDevice::attach(&daemon.path("device")) else { return };
-    let node = device.node(daemon.path("node"));
+    let node = node(&device, daemon.path("node"));
     for offset in ["0", "1M"] {
         prepare(&device.0, &["--offset", offset]).unwrap();
     }

@@ -5,11 +5,11 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition, ProblemKind};
+use fathom_sim::LoopDevice;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::cache::succeeds;
-use crate::claims::LoopDevice;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, image};
 

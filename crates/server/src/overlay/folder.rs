@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use fathom_image::{Access, LockError, StateNote};
+use fathom_image::{Access, LockError, StateNote, replace_file};
 
 use super::lineage::{Lineage, Strange};
 use super::record::{Change, Damage, Kind, LENGTH_MAX, State, stem};
@@ -174,15 +174,7 @@ impl Folder {
         })?;
         let path = self.file(kind, &change.name);
         let draft = self.path.join(stem(&change.name) + DRAFT);
-        remove(&draft)?;
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
-        let written = file.write_all(&bytes).and_then(|()| file.sync_all());
-        if let Err(error) = written.and_then(|()| fs::rename(&draft, &path)) {
-            let _ = remove(&draft);
-            return Err(error);
-        }
-        self.sync()
+        replace_file(&path, &draft, &bytes, false)
     }
 
     /// Removes a record, if there is one. On return, that is durable.

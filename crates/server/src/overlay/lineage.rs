@@ -5,12 +5,12 @@
 //! note; only then is the change acknowledged. So the note is never ahead of the folder that it was written
 //! for. A folder in memory has no note, because it is lost with the host.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use fathom_image::{NotedState, StateNote};
+use fathom_image::{NotedState, StateNote, replace_file};
 
 /// The file with the identity and the age.
 const FILE: &str = "identity";
@@ -70,16 +70,7 @@ impl Lineage {
             age: self.own.as_ref().map_or(0, |own| own.age).max(self.noted_age) + 1,
             path: path.display().to_string(),
         };
-        let draft = path.join(DRAFT);
-        match fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(next.text().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, path.join(FILE))?;
-        File::open(path)?.sync_all()?;
+        replace_file(&path.join(FILE), &path.join(DRAFT), next.text().as_bytes(), false)?;
         self.own = Some(next.clone());
         self.note.write(&next)?;
         self.noted_age = next.age;

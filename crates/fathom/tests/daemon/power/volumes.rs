@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fathom_sim::run_command;
+
 use super::recorder::Recorder;
 use super::setup::Setup;
 
@@ -84,7 +86,7 @@ impl Volumes {
             let device = self.attach(&file)?;
             if self.setup.link(volume).is_none() {
                 let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", EXTENDED, &device];
-                run(Command::new("mkfs.ext4").args(options))?;
+                run_command(Command::new("mkfs.ext4").args(options))?;
             }
             self.show(volume, &device)?;
         }
@@ -92,8 +94,9 @@ impl Volumes {
     }
 
     fn attach(&mut self, file: &Path) -> io::Result<String> {
-        let found =
-            run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file))?;
+        let found = run_command(
+            Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file),
+        )?;
         let device = found.trim().to_owned();
         self.devices.push(device.clone());
         Ok(device)
@@ -107,7 +110,8 @@ impl Volumes {
             return std::os::unix::fs::symlink(device, link);
         }
         let options = ["-t", "ext4", "-o", "noatime,nodiscard", device];
-        run(Command::new("mount").args(options).arg(self.folder.join(NAMES[volume]))).map(drop)
+        run_command(Command::new("mount").args(options).arg(self.folder.join(NAMES[volume])))
+            .map(drop)
     }
 
     /// Makes everything durable that the devices have.
@@ -116,7 +120,7 @@ impl Volumes {
             let link = self.setup.link(volume);
             let option = if link.is_some() { "--data" } else { "--file-system" };
             let path = self.folder.join(link.unwrap_or(name));
-            run(Command::new("sync").arg(option).arg(path)).unwrap();
+            run_command(Command::new("sync").arg(option).arg(path)).unwrap();
         }
     }
 
@@ -156,16 +160,16 @@ impl Volumes {
         for volume in (0..NAMES.len()).filter(|volume| self.setup.link(*volume).is_none()) {
             let path = self.folder.join(NAMES[volume]);
             let begun = Instant::now();
-            while run(Command::new("umount").arg(&path)).is_err() {
+            while run_command(Command::new("umount").arg(&path)).is_err() {
                 if begun.elapsed() > UNMOUNT_TIME_MAX {
-                    let _ = run(Command::new("umount").arg("--lazy").arg(&path));
+                    let _ = run_command(Command::new("umount").arg("--lazy").arg(&path));
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         for device in self.devices.drain(..) {
-            let _ = run(Command::new("losetup").args(["--detach", &device]));
+            let _ = run_command(Command::new("losetup").args(["--detach", &device]));
             let attached =
                 Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("loop");
             let begun = Instant::now();
@@ -183,7 +187,7 @@ impl Volumes {
     fn end_server(&mut self, volume: usize) {
         if let Some(mut server) = self.servers.get_mut(volume).and_then(Option::take) {
             let file = self.store.join(NAMES[volume]);
-            let _ = run(Command::new("fusermount3").arg("-uz").arg(file));
+            let _ = run_command(Command::new("fusermount3").arg("-uz").arg(file));
             let _ = server.kill();
             let _ = server.wait();
         }
@@ -200,17 +204,4 @@ impl Drop for Volumes {
         let _ = fs::remove_dir_all(&self.folder);
         let _ = fs::remove_dir_all(&self.store);
     }
-}
-
-/// Runs a command and returns its standard output.
-fn run(command: &mut Command) -> io::Result<String> {
-    // The system administrator's programs are not on every user's path.
-    let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-    let output = command.output()?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("{:?}: {}", command.get_program(), stderr.trim())))
 }
