@@ -2,50 +2,27 @@
 //!
 //! - [`Serve`]: the flags of `fathom serve`.
 //! - [`configuration`]: the configuration, read from a file or flags and checked.
-//! - `wiring`: makes back ends, layers and front ends from definitions.
-//! - `daemon`: the served disks and listeners, and their changes.
-//! - `introspection`: the guests whose memory is read, and the thread that follows them.
-//! - `flush`: makes guests write their dirty data.
-//! - `keep`: what tells the next daemon of lost writes whose report this one does not get.
-//! - `events`: the events of disks, for listeners.
-//! - `queries`: the kept queries, and the actions on their results.
-//! - `run`: the life of the process: start, signals, shutdown.
-//! - `routes`, `scrape`, `metrics`: the control interface and `/metrics`, on one thread.
-//! - `group`: access of a group to the daemon's sockets.
-//! - `log`: rate-limited lines on standard error, kept for the control interface.
+//! - `daemon`: the served disks and their changes, the stack of a disk, reload, problems, the
+//!   control interface and metrics.
+//! - `features`: what the daemon does beyond that, a folder each.
+//! - `stores`: clusters and modelled devices.
+//! - `process`: the life of the process, and its log.
 
 #![warn(missing_docs)]
 
-mod background;
-mod caches;
-mod clusters;
-mod command;
 pub mod configuration;
 mod daemon;
-mod events;
-mod flush;
-mod group;
-mod introspection;
-mod keep;
-mod log;
-mod logs;
-mod metrics;
-mod models;
-mod notify;
-mod overlay;
-mod queries;
-mod routes;
-mod run;
-mod scrape;
-mod wiring;
+mod features;
+mod process;
+mod stores;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use command::{Serve, serve};
 #[doc(hidden)]
-pub use flush::fuzz_flush;
-pub use keep::{Keep, keep};
-pub use logs::{LogCommand, settle_log};
+pub use features::flush::fuzz_flush;
+pub use features::keep::{Keep, keep};
+pub use features::log::{LogCommand, settle_log};
+pub use process::command::{Serve, serve};
 
 /// Locks a mutex, also after a thread has panicked with it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -151,7 +151,7 @@ pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems:
 
 pub(super) fn check_group(name: Option<&str>, place: impl Fn() -> Place, problems: &mut Problems) {
     let Some(name) = name else { return };
-    if crate::group::id(name).is_none() {
+    if crate::process::group::id(name).is_none() {
         problems.add(
             place(),
             format!("there is no group {name:?}"),

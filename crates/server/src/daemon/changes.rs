@@ -14,21 +14,21 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 
 use super::Daemon;
 use crate::configuration::{image_identity, normal_path};
-use crate::wiring::refusal;
+use crate::daemon::stack::refusal;
 
 /// How long a change waits for an earlier change of the same disk.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The changes in progress.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     /// The disks that are being changed; the empty name stands for the configuration file.
     subjects: Mutex<BTreeSet<String>>,
     ended: Condvar,
 }
 
 /// The right to change a disk, held until it is dropped.
-pub(super) struct Change<'d> {
+pub(crate) struct Change<'d> {
     changes: &'d Changes,
     subject: String,
 }
@@ -48,12 +48,12 @@ impl Drop for Change<'_> {
 
 impl Daemon {
     /// Waits for the right to change the disk `name`.
-    pub(super) fn change(&self, name: &str) -> Result<Change<'_>, ErrorBody> {
+    pub(crate) fn change(&self, name: &str) -> Result<Change<'_>, ErrorBody> {
         self.change_within(name, CHANGE_WAIT_MAX)
     }
 
     /// Waits for the right to read the configuration file again.
-    pub(super) fn change_configuration(&self) -> Result<Change<'_>, ErrorBody> {
+    pub(crate) fn change_configuration(&self) -> Result<Change<'_>, ErrorBody> {
         self.change_within("", CHANGE_WAIT_MAX)
     }
 
@@ -84,13 +84,13 @@ impl Daemon {
 }
 
 /// The error of a change while the daemon shuts down.
-pub(super) fn stopping() -> ErrorBody {
+pub(crate) fn stopping() -> ErrorBody {
     refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "")
 }
 
 /// The claims of a disk: no other disk may have the same.
 #[derive(Clone)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     name: String,
     socket: Option<PathBuf>,
     /// The identity of the image in its file system when the disk was opened.
@@ -102,7 +102,7 @@ pub(super) struct Claims {
 
 impl Claims {
     /// The claims of `definition`. Queries file systems, which may take long.
-    pub(super) fn new(definition: &DiskDefinition) -> Self {
+    pub(crate) fn new(definition: &DiskDefinition) -> Self {
         Self {
             name: definition.name.clone(),
             socket: definition.vhost_user.as_ref().map(|guest| normal_path(&guest.socket)),
@@ -113,19 +113,19 @@ impl Claims {
     }
 
     /// The identity of the image in its file system when the disk was opened.
-    pub(super) fn image(&self) -> Option<(u64, u64)> {
+    pub(crate) fn image(&self) -> Option<(u64, u64)> {
         self.image
     }
 
     /// Frees the name and the socket, of a disk that is not served after all. Its image is in use until the
     /// attempt to open it ends.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.name.clear();
         self.socket = None;
     }
 
     /// Checks these claims against the control socket and the claims of the `others`.
-    pub(super) fn check<'c>(
+    pub(crate) fn check<'c>(
         &self,
         control: &Path,
         others: impl Iterator<Item = &'c Claims>,

@@ -10,21 +10,21 @@ use fathom_control::{
 };
 use fathom_layers::Cache;
 
-use super::caches::{cache_of, check_answers};
 use super::changes::{Claims, stopping};
-use super::devices::Beneath;
 use super::edits::{check_request, edit_layers, with_capacity};
 use super::lasting::Recording;
 use super::resize::resize;
 use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
-use crate::caches;
 use crate::configuration::{image_identity, layers, normal_path};
-use crate::introspection::DiskGuest;
-use crate::keep;
-use crate::logs::{DiskLog, is_same_log};
-use crate::wiring::{self, KeyedLayer, Place, Watchers, refusal};
+use crate::daemon::stack::{self, KeyedLayer, Place, Watchers, refusal};
+use crate::features::cache;
+use crate::features::cache::changes::{cache_of, check_answers};
+use crate::features::devices::Beneath;
+use crate::features::guests::DiskGuest;
+use crate::features::keep;
+use crate::features::log::{DiskLog, is_same_log};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -87,7 +87,7 @@ impl Daemon {
     /// Opens a disk and offers it to guests and clients. The caller has checked the definition;
     /// this function checks it against the disks that are served already. A disk of the configuration has a
     /// `ticket`: it is not served if the configuration no longer has it when it has been opened.
-    pub(super) fn serve_disk(
+    pub(crate) fn serve_disk(
         &self,
         definition: DiskDefinition,
         configured: Option<DiskDefinition>,
@@ -98,10 +98,10 @@ impl Daemon {
         let _entry = self.begin_opening(claims.clone(), entry)?;
         let beginnings = self.common.background.beginnings();
         let number = self.instance();
-        let wanted = wiring::is_classified(&definition);
+        let wanted = stack::is_classified(&definition);
         self.note_log(&definition);
         let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
-        let (disk, watchers) = wiring::open_disk(
+        let (disk, watchers) = stack::open_disk(
             &definition,
             number as u32,
             &guest,
@@ -115,7 +115,7 @@ impl Daemon {
         };
         let server = match &definition.vhost_user {
             Some(vhost_user) => {
-                Some(wiring::start_vhost_user(vhost_user, &disk, &guest).map_err(abandon)?)
+                Some(stack::start_vhost_user(vhost_user, &disk, &guest).map_err(abandon)?)
             }
             None => None,
         };
@@ -171,7 +171,7 @@ impl Daemon {
     }
 
     /// Enters the claims of a disk that is being opened, under a number of its own.
-    pub(super) fn begin_opening(
+    pub(crate) fn begin_opening(
         &self,
         claims: Claims,
         number: u64,
@@ -221,8 +221,7 @@ impl Daemon {
                 .set_layer
                 .as_ref()
                 .filter(|_| change.layers.is_none() && change.remove_layer.is_none());
-            let replaced =
-                replacement.and_then(|layer| caches::replaced(&definition, layer, &made));
+            let replaced = replacement.and_then(|layer| cache::replaced(&definition, layer, &made));
             edit_layers(&mut definition, change, &made)?;
             let lasting = self.lasting.of(name).filter(|_| !change.temporary);
             let lasting = match lasting.map(|mut it| (edit_layers(&mut it, change, &made), it)) {
@@ -254,7 +253,7 @@ impl Daemon {
     }
 
     /// The folder for records that outlive the daemon.
-    pub(super) fn records_folder(&self) -> PathBuf {
+    pub(crate) fn records_folder(&self) -> PathBuf {
         records_folder(&self.options.control)
     }
 
@@ -307,7 +306,7 @@ impl Daemon {
     }
 
     /// Gives a disk the layers of `definition`. Counters and accounts of layers that stay continue.
-    pub(super) fn restack(
+    pub(crate) fn restack(
         &self,
         served: &Served,
         definition: DiskDefinition,
@@ -318,17 +317,17 @@ impl Daemon {
         };
         let number = self.instance();
         let mut watchers = Watchers {
-            tap: wiring::make_tap(&definition, number as u32),
-            classify: wiring::make_classify(&definition, &served.guest)?,
+            tap: stack::make_tap(&definition, number as u32),
+            classify: stack::make_classify(&definition, &served.guest)?,
             room: kept.room.clone(),
             log: None,
             background: kept
                 .background
                 .clone()
-                .or_else(|| wiring::background_of(&definition, &self.common)),
+                .or_else(|| stack::background_of(&definition, &self.common)),
             layers: Vec::new(),
         };
-        wiring::schedule(&served.disk, &watchers);
+        stack::schedule(&served.disk, &watchers);
         let had = layers::wal(&served.live().definition);
         let wanted = layers::wal(&definition);
         let mut new_log = None;
@@ -342,8 +341,7 @@ impl Daemon {
             (_, None) => None,
             (None, Some(_)) => {
                 let home = &**served.disk.backend();
-                new_log =
-                    wiring::open_log(&definition, home, &self.records_folder(), &self.common)?;
+                new_log = stack::open_log(&definition, home, &self.records_folder(), &self.common)?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
@@ -363,17 +361,17 @@ impl Daemon {
         let mut classes = None;
         match (kept.classify, &mut watchers.classify) {
             (Some(kept), Some(classify)) => {
-                classes = Some(wiring::class_table(&definition)?);
+                classes = Some(stack::class_table(&definition)?);
                 *classify = kept;
             }
             _ => usage_instance = number,
         }
         if watchers.log.is_none() {
-            caches::leave_log(&served.disk.layers());
+            cache::leave_log(&served.disk.layers());
         }
         let changed = self.exchange(served, &definition, &mut watchers, &kept.layers);
         if changed.is_err() {
-            caches::note_log(&served.disk.layers(), kept.log.as_ref());
+            cache::note_log(&served.disk.layers(), kept.log.as_ref());
         }
         // A log that was removed, or that was not added because of the error, is empty.
         let ended = match &changed {
@@ -389,7 +387,7 @@ impl Daemon {
             tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
         }
         changed?;
-        caches::note_log(watchers.layers.iter().map(|(_, layer)| layer), watchers.log.as_ref());
+        cache::note_log(watchers.layers.iter().map(|(_, layer)| layer), watchers.log.as_ref());
         if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
             classify.set_table(classes);
         }
@@ -424,7 +422,7 @@ impl Daemon {
         let (guest, capacity) = (&served.guest, served.disk.capacity());
         let records = self.records_folder();
         let place = Place { capacity, records: &records, is_served: true };
-        let made = wiring::make_layers(definition, watchers, kept, guest, &self.common, &place)?;
+        let made = stack::make_layers(definition, watchers, kept, guest, &self.common, &place)?;
         served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
             let remedy = match &error {
                 RestackError::Leave(..) => {
@@ -507,7 +505,7 @@ pub(crate) fn records_folder(control: &Path) -> PathBuf {
 }
 
 /// The claims of a disk that is being opened; given up when dropped.
-pub(super) struct Entry<'d> {
+pub(crate) struct Entry<'d> {
     daemon: &'d Daemon,
     number: u64,
 }
@@ -528,7 +526,7 @@ fn superseded(name: &str) -> ErrorBody {
 }
 
 /// Waits until `end` for a disk to be removed.
-pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Result<(), ErrorBody> {
+pub(crate) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Result<(), ErrorBody> {
     let refused = |message: String, remedy: &str| Err(refusal(ErrorCode::Failed, message, remedy));
     match withdrawal.wait(end) {
         Standing::Clean => Ok(()),
@@ -562,7 +560,7 @@ pub(super) fn removed(name: &str, withdrawal: &Withdrawal, end: Instant) -> Resu
 }
 
 /// Rejects the removal of a disk that is in use.
-pub(super) fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
+pub(crate) fn refuse_if_used(status: &DiskStatus) -> Result<(), ErrorBody> {
     let (mut machines, mut clients) = (0, 0);
     for frontend in &status.frontends {
         match frontend {

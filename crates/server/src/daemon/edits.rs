@@ -6,10 +6,10 @@ use fathom_control::{
 
 use crate::configuration::order::{self, Beside};
 use crate::configuration::{Places, Problems, check_disk, layers};
-use crate::wiring::{self, KeyedLayer, invalid, refusal};
+use crate::daemon::stack::{self, KeyedLayer, invalid, refusal};
 
 /// Applies the change of a request to the layers of a definition, and checks them.
-pub(super) fn edit_layers(
+pub(crate) fn edit_layers(
     definition: &mut DiskDefinition,
     change: &DiskChange,
     made: &[KeyedLayer],
@@ -34,13 +34,13 @@ pub(super) fn edit_layers(
     }
     if let Some(layer) = &change.set_layer {
         let beside = Beside { above: change.above.as_deref(), below: change.below.as_deref() };
-        wiring::set_layer(definition, layer, beside, made)?;
+        stack::set_layer(definition, layer, beside, made)?;
     }
     check_request(definition)
 }
 
 /// The definition of a disk with another size; `None` if its image has the size.
-pub(super) fn with_capacity(
+pub(crate) fn with_capacity(
     mut definition: DiskDefinition,
     capacity: Bytes,
 ) -> Option<DiskDefinition> {
@@ -74,7 +74,7 @@ fn remove_layer(definition: &mut DiskDefinition, kind: &str) -> Result<(), Error
 }
 
 /// Completes and checks a definition from a request.
-pub(super) fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
+pub(crate) fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
     let (places, mut problems) = (Places::default(), Problems::default());
     layers::complete(&mut definition.layers, &places, None, &mut problems);
     problems.none_or().map_err(|problems| invalid(&problems))?;

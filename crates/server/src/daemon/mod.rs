@@ -4,34 +4,24 @@
 //! but it delays no other disk. The tables that readers use (`state`) are locked only for short
 //! times, so status and metrics never wait for a change.
 
-mod caches;
-mod changes;
-mod decision;
-mod devices;
-mod dirty;
-mod disks;
-mod edits;
-mod events;
-mod flush;
-mod idle_flush;
-mod lasting;
-mod listeners;
-mod monitor;
-mod offload;
-mod offload_history;
-mod problems;
-mod refresh;
-mod reload;
-mod resize;
-mod restore;
-mod start;
-mod statistics;
-mod status;
-mod stop;
-mod unserved;
-mod usage;
-mod withdrawal;
-mod written;
+pub(crate) mod changes;
+pub(crate) mod disks;
+pub(crate) mod edits;
+pub(crate) mod http;
+pub(crate) mod lasting;
+pub(crate) mod metrics;
+pub(crate) mod overlay;
+pub(crate) mod problems;
+pub(crate) mod refresh;
+pub(crate) mod reload;
+pub(crate) mod resize;
+pub(crate) mod stack;
+pub(crate) mod start;
+pub(crate) mod statistics;
+pub(crate) mod status;
+pub(crate) mod stop;
+pub(crate) mod unserved;
+pub(crate) mod withdrawal;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -44,9 +34,9 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 
-pub(crate) use devices::placement_within;
+pub(crate) use crate::features::devices::placement_within;
+pub(crate) use crate::features::guests::usage::DiskGroups;
 pub(crate) use status::unix_time_ns;
-pub(crate) use usage::DiskGroups;
 
 use changes::{Changes, Claims};
 pub(crate) use disks::records_folder;
@@ -56,122 +46,122 @@ use unserved::Unserved;
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
-use crate::events::Events;
-use crate::flush::{FlushCounts, Flusher};
-use crate::introspection::{DiskGuest, Introspection};
-use crate::log::Journal;
-use crate::queries::Queries;
-use crate::wiring::{Common, Watchers, refusal};
+use crate::daemon::stack::{Common, Watchers, refusal};
+use crate::features::events::Events;
+use crate::features::flush::{FlushCounts, Flusher};
+use crate::features::guests::{DiskGuest, Introspection};
+use crate::features::queries::Queries;
+use crate::process::log::Journal;
 
 /// The daemon.
 pub(crate) struct Daemon {
     /// The options of the daemon at its start.
     pub(crate) options: DaemonOptions,
     /// The configuration file, if there is one.
-    file: Option<ConfigurationFile>,
+    pub(crate) file: Option<ConfigurationFile>,
     /// The daemon's log.
     pub(crate) journal: Arc<Journal>,
     /// The log volumes of the disks.
     pub(crate) common: Common,
-    begun: Instant,
-    begun_unix: SystemTime,
-    ready_us: OnceLock<u64>,
+    pub(crate) begun: Instant,
+    pub(crate) begun_unix: SystemTime,
+    pub(crate) ready_us: OnceLock<u64>,
     /// The TCP address of `/metrics`, once it is served.
-    metrics: OnceLock<SocketAddr>,
-    stopping: AtomicBool,
+    pub(crate) metrics: OnceLock<SocketAddr>,
+    pub(crate) stopping: AtomicBool,
     /// The changes in progress.
-    changes: Changes,
-    state: RwLock<State>,
+    pub(crate) changes: Changes,
+    pub(crate) state: RwLock<State>,
     /// The guests whose memory is read.
-    introspection: Arc<Introspection>,
+    pub(crate) introspection: Arc<Introspection>,
     /// The guests that may be made to write their dirty data.
-    flusher: Flusher,
+    pub(crate) flusher: Flusher,
     /// The thread that flushes guests whose devices are idle, once there has been such a guest.
-    idle_flusher: OnceLock<Option<Thread>>,
+    pub(crate) idle_flusher: OnceLock<Option<Thread>>,
     /// The disks whose load is carried elsewhere.
-    offloads: offload::Offloads,
+    pub(crate) offloads: crate::features::offload::Offloads,
     /// The disks of the configuration that are not served.
-    unserved: Arc<Unserved>,
+    pub(crate) unserved: Arc<Unserved>,
     /// What the daemon would listen at, but cannot yet.
-    closed: Arc<listeners::Closed>,
+    pub(crate) closed: Arc<crate::features::nbd::Closed>,
     /// The records of changes in use, which outlive the daemon.
-    lasting: lasting::Lasting,
+    pub(crate) lasting: lasting::Lasting,
     /// The listeners to the disks' events.
-    events: Events,
+    pub(crate) events: Events,
     /// The kept queries.
-    queries: Queries,
+    pub(crate) queries: Queries,
     /// The link to the centre, if one is configured.
-    monitor: OnceLock<monitor::Monitor>,
+    pub(crate) monitor: OnceLock<crate::features::monitor::Monitor>,
     /// The memory of all NBD clients' requests.
-    nbd_budget: Arc<nbd::Budget>,
+    pub(crate) nbd_budget: Arc<nbd::Budget>,
     /// The current problems.
-    problems: Problems,
+    pub(crate) problems: Problems,
     /// Numbers disks and taps, so that no two of them have the same number while the daemon runs.
-    instances: AtomicU64,
+    pub(crate) instances: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
-    disks: BTreeMap<String, Arc<Served>>,
+pub(crate) struct State {
+    pub(crate) disks: BTreeMap<String, Arc<Served>>,
     /// The claims of disks that are being opened, by number.
-    opening: BTreeMap<u64, Claims>,
-    listeners: Vec<Arc<Listening>>,
+    pub(crate) opening: BTreeMap<u64, Claims>,
+    pub(crate) listeners: Vec<Arc<Listening>>,
 }
 
 /// A disk that is served.
-struct Served {
-    disk: Arc<Disk>,
-    guest: Arc<DiskGuest>,
-    claims: Claims,
-    health: Mutex<Health>,
-    beneath: devices::Beneath,
-    live: Mutex<Live>,
+pub(crate) struct Served {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) guest: Arc<DiskGuest>,
+    pub(crate) claims: Claims,
+    pub(crate) health: Mutex<Health>,
+    pub(crate) beneath: crate::features::devices::Beneath,
+    pub(crate) live: Mutex<Live>,
     /// Set once the disk is withdrawn.
-    withdrawal: Mutex<Option<Arc<Withdrawal>>>,
+    pub(crate) withdrawal: Mutex<Option<Arc<Withdrawal>>>,
 }
 
 /// The parts of a served disk that can change.
-struct Live {
+pub(crate) struct Live {
     /// The current definition.
-    definition: DiskDefinition,
+    pub(crate) definition: DiskDefinition,
     /// The definition in the configuration file, for a disk from there.
-    configured: Option<DiskDefinition>,
-    watchers: Watchers,
+    pub(crate) configured: Option<DiskDefinition>,
+    pub(crate) watchers: Watchers,
     /// The number of the tap.
-    instance: u64,
+    pub(crate) instance: u64,
     /// The number of the accounts of `classify`.
-    usage_instance: u64,
-    server: Option<vhost_user::Server>,
+    pub(crate) usage_instance: u64,
+    pub(crate) server: Option<vhost_user::Server>,
 }
 
 impl Served {
-    fn live(&self) -> MutexGuard<'_, Live> {
+    pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// An NBD listener.
-struct Listening {
-    exports: Arc<nbd::Exports>,
-    definition: Mutex<ListenerDefinition>,
-    listener: Mutex<Option<nbd::Listener>>,
+pub(crate) struct Listening {
+    pub(crate) exports: Arc<nbd::Exports>,
+    pub(crate) definition: Mutex<ListenerDefinition>,
+    pub(crate) listener: Mutex<Option<nbd::Listener>>,
     /// Why there is no listener.
-    refused: Mutex<Option<ErrorBody>>,
+    pub(crate) refused: Mutex<Option<ErrorBody>>,
     /// The content of the files with its keys.
-    keys: Mutex<Content>,
+    pub(crate) keys: Mutex<Content>,
     /// Held while it begins to listen.
-    opening: Mutex<()>,
+    pub(crate) opening: Mutex<()>,
     /// Whether it is being closed for good.
-    is_leaving: AtomicBool,
+    pub(crate) is_leaving: AtomicBool,
 }
 
 impl Listening {
-    fn definition(&self) -> ListenerDefinition {
+    pub(crate) fn definition(&self) -> ListenerDefinition {
         self.definition.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The address in the definition, but with the actual port in place of port 0.
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         match self.listener().as_ref().map(nbd::Listener::address) {
             Some(nbd::Address::Tcp(address)) if self.definition().address.ends_with(":0") => {
                 address.to_string()
@@ -180,7 +170,7 @@ impl Listening {
         }
     }
 
-    fn listener(&self) -> MutexGuard<'_, Option<nbd::Listener>> {
+    pub(crate) fn listener(&self) -> MutexGuard<'_, Option<nbd::Listener>> {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -213,7 +203,7 @@ impl Daemon {
                 &configuration.daemon.definition.control,
             ),
             idle_flusher: OnceLock::new(),
-            offloads: offload::Offloads::default(),
+            offloads: crate::features::offload::Offloads::default(),
             unserved: Arc::default(),
             closed: Arc::default(),
             events: Events::default(),
@@ -274,7 +264,7 @@ impl Daemon {
         self.stopping.load(Ordering::Acquire)
     }
 
-    fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
+    pub(crate) fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.disks.get(name).cloned().ok_or_else(|| {
             if let Some(reason) = self.unserved.reason(name) {
@@ -291,21 +281,21 @@ impl Daemon {
         })
     }
 
-    fn served(&self) -> Vec<Arc<Served>> {
+    pub(crate) fn served(&self) -> Vec<Arc<Served>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.disks.values().cloned().collect()
     }
 
-    fn listening(&self) -> Vec<Arc<Listening>> {
+    pub(crate) fn listening(&self) -> Vec<Arc<Listening>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.listeners.clone()
     }
 
-    fn with_state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn instance(&self) -> u64 {
+    pub(crate) fn instance(&self) -> u64 {
         self.instances.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -16,8 +16,8 @@ use fathom_layers::Cache;
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
-use crate::overlay::Strange;
-use crate::wiring::{KeyedLayer, Watchers};
+use crate::daemon::overlay::Strange;
+use crate::daemon::stack::{KeyedLayer, Watchers};
 
 /// The interval between checks while there are problems.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -64,7 +64,7 @@ struct Found(ProblemKind, String, String);
 
 /// The state of a disk's health between two checks.
 #[derive(Default)]
-pub(super) struct Health {
+pub(crate) struct Health {
     /// When the inspection in progress began.
     inspecting: Option<Instant>,
     /// The store of a layer that is being inspected; `None` for the image.
@@ -85,7 +85,7 @@ impl Problems {
 
     /// The problems of the disk `name`; for `None` those of the daemon and of disks that are not
     /// served.
-    pub(super) fn of(&self, name: Option<&str>) -> Vec<Problem> {
+    pub(crate) fn of(&self, name: Option<&str>) -> Vec<Problem> {
         let known = self.known();
         let mine = known.iter().filter(|known| match known.problem.disk {
             Some(_) => name.is_none(),
@@ -188,12 +188,12 @@ impl Daemon {
     }
 
     /// Wakes the watch for a check.
-    pub(super) fn wake_watch(&self) {
+    pub(crate) fn wake_watch(&self) {
         self.problems.wake.notify_one();
     }
 
     /// Wakes the watch when requests of a disk fail.
-    pub(super) fn watch_disk(&self, served: &Served) {
+    pub(crate) fn watch_disk(&self, served: &Served) {
         let wake = Arc::clone(&self.problems.wake);
         served.disk.failures().watch(move || wake.notify_one());
     }
@@ -243,13 +243,13 @@ impl Daemon {
     }
 
     /// The problems of the disk `name` at the last check.
-    pub(super) fn problems_of(&self, name: &str) -> Vec<Problem> {
+    pub(crate) fn problems_of(&self, name: &str) -> Vec<Problem> {
         self.problems.of(Some(name))
     }
 
     fn of_daemon(&self) -> Vec<Found> {
         let mut found = Vec::new();
-        let threads = crate::run::failed_threads();
+        let threads = crate::process::run::failed_threads();
         if threads > 0 {
             let message =
                 format!("the daemon has lost {} because of a bug", count(threads, "thread"));
@@ -312,7 +312,7 @@ fn link(status: &MonitorStatus) -> Found {
 }
 
 impl Served {
-    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+    pub(crate) fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -11,20 +11,20 @@ use fathom_layers::Log;
 
 use super::{Daemon, Listening};
 use crate::configuration::{Address, parse_address};
-use crate::group::admit;
+use crate::daemon::stack::make_tls;
 use crate::lock;
-use crate::wiring::make_tls;
+use crate::process::group::admit;
 
 /// The most bytes of a file with keys that are looked at.
 const LENGTH_MAX: u64 = 1 << 20;
 
 /// What tells the content of some files from another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Content(u64);
+pub(crate) struct Content(u64);
 
 impl Content {
     /// That of the files. One that cannot be read counts as empty.
-    pub(super) fn of<'f>(files: impl IntoIterator<Item = &'f Option<PathBuf>>) -> Self {
+    pub(crate) fn of<'f>(files: impl IntoIterator<Item = &'f Option<PathBuf>>) -> Self {
         let mut hasher = DefaultHasher::new();
         for path in files.into_iter().flatten() {
             let mut bytes = Vec::new();
@@ -38,7 +38,7 @@ impl Content {
     }
 
     /// That of the files with the keys of a listener.
-    pub(super) fn of_keys(definition: &ListenerDefinition) -> Self {
+    pub(crate) fn of_keys(definition: &ListenerDefinition) -> Self {
         let tls = definition.tls.iter();
         Self::of(tls.flat_map(|tls| [&tls.certificate, &tls.key, &tls.client_ca, &tls.psk]))
     }
@@ -46,7 +46,7 @@ impl Content {
 
 impl Daemon {
     /// Reads the keys of listeners again, makes deleted sockets again, and opens renamed log files again.
-    pub(super) fn refresh(&self, report: &mut ReloadReport) {
+    pub(crate) fn refresh(&self, report: &mut ReloadReport) {
         for listening in self.listening() {
             let address = listening.address();
             let mut note = |outcome: Result<bool, ErrorBody>, what: String| match outcome {
@@ -126,7 +126,7 @@ fn make_again(listening: &Listening) -> Result<bool, ErrorBody> {
     let definition = listening.definition();
     let listener = listening.listener();
     let Some(listener) = &*listener else { return Ok(false) };
-    let refused = |error| crate::wiring::socket_refusal(&definition.address, &error);
+    let refused = |error| crate::daemon::stack::socket_refusal(&definition.address, &error);
     let is_made = listener.listen_again().map_err(refused)?;
     if let (true, Some(Address::Unix(path)), Some(group)) =
         (is_made, parse_address(&definition.address), &definition.group)

@@ -11,7 +11,7 @@ use super::lasting::differing_keys;
 use super::stop::{Task, run};
 use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
-use crate::wiring::refusal;
+use crate::daemon::stack::refusal;
 
 /// How long a reload waits for disks and listeners that are removed. Beyond it the removals
 /// continue, and the reload reports them.

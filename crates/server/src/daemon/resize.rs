@@ -4,11 +4,11 @@ use fathom_block::ErrorKind;
 use fathom_control::{BackendDefinition, Bytes, ErrorBody, ErrorCode};
 
 use super::Served;
-use crate::caches::has_cache;
-use crate::wiring::refusal;
+use crate::daemon::stack::refusal;
+use crate::features::cache::has_cache;
 
 /// Gives a disk another size, in bytes.
-pub(super) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
+pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
     let disk = &served.disk;
     let (name, before) = (disk.name(), disk.capacity());
     let unit = u64::from(disk.geometry().block_size.max(disk.geometry().alignment));

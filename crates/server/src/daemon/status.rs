@@ -13,7 +13,7 @@ use fathom_control::{
 use fathom_frontend::{nbd, vhost_user};
 
 use super::{Daemon, Listening, Served};
-use crate::wiring::{self, KeyedLayer, LayerKey};
+use crate::daemon::stack::{self, KeyedLayer, LayerKey};
 
 /// The state of a listener at one time, shared by the status of all disks.
 struct ListenerSnapshot {
@@ -41,8 +41,8 @@ impl Daemon {
             metrics_address: self.metrics.get().map(ToString::to_string),
             disks: self.served().len() as u64,
             disks_unserved: self.unserved.count(),
-            failed_threads: crate::run::failed_threads(),
-            log_lines_dropped: crate::log::dropped_lines(),
+            failed_threads: crate::process::run::failed_threads(),
+            log_lines_dropped: crate::process::log::dropped_lines(),
             problems: self.problems.of(None),
             listeners: self
                 .listening()
@@ -135,7 +135,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
             }));
         }
     }
-    let insight = super::usage::insight(served);
+    let insight = crate::features::guests::usage::insight(served);
     DiskStatus {
         name: disk.name().to_owned(),
         vm: disk.vm().to_owned(),
@@ -191,7 +191,7 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
     let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
     let implied = implied
         .into_iter()
-        .filter(|(wanted, name)| *wanted && !wiring::names_layer(definition, name))
+        .filter(|(wanted, name)| *wanted && !stack::names_layer(definition, name))
         .map(|(_, name)| LayerDefinition::new(name, serde_json::Value::Null));
     let mut layers = Vec::new();
     for definition in implied.chain(definition.layers.iter().cloned()) {
@@ -222,7 +222,7 @@ fn figures_of(layer: &dyn Layer) -> Vec<LayerFigure> {
 }
 
 /// The figures of layers, without the layers that have none.
-pub(super) fn figures(made: &[KeyedLayer]) -> Vec<LayerFigures> {
+pub(crate) fn figures(made: &[KeyedLayer]) -> Vec<LayerFigures> {
     made.iter()
         .map(|(key, layer)| LayerFigures {
             layer: key.name().into(),
@@ -247,8 +247,8 @@ fn guest_status(
         connected: guest.connected,
         queues_max: definition.queues,
         queues_active: guest.running_queues,
-        features: wiring::virtio_features(guest.features),
-        protocol_features: wiring::protocol_features(guest.protocol_features),
+        features: stack::virtio_features(guest.features),
+        protocol_features: stack::protocol_features(guest.protocol_features),
         connections: guest.connections,
         refused: guest.refused,
         broken_queues: guest.broken_rings,

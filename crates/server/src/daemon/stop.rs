@@ -97,7 +97,7 @@ fn behind(name: &str, error: &str) -> String {
 }
 
 /// A named task with a time limit.
-pub(super) struct Task {
+pub(crate) struct Task {
     name: String,
     work: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
@@ -106,7 +106,7 @@ pub(super) struct Task {
 type Started = (String, Result<mpsc::Receiver<Result<(), String>>, std::io::Error>);
 
 impl Task {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: String,
         work: impl FnOnce() -> Result<(), String> + Send + 'static,
     ) -> Self {
@@ -147,7 +147,7 @@ impl Task {
 }
 
 /// Runs all `tasks` in parallel until `end`. Returns messages for tasks that failed or did not end.
-pub(super) fn run(tasks: Vec<Task>, end: Instant) -> Vec<String> {
+pub(crate) fn run(tasks: Vec<Task>, end: Instant) -> Vec<String> {
     Task::finish_all(Task::start_all(tasks), end)
 }
 

@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 use fathom_control::{DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, UnservedDisk};
 
 use super::changes::stopping;
-use super::decision::Decision;
 use super::{Daemon, unix_time_ns};
 use crate::configuration::{Place, Places, check_disk};
+use crate::daemon::stack::{invalid, refusal};
+use crate::features::log::decision::Decision;
 use crate::lock;
-use crate::wiring::{invalid, refusal};
 
 /// The pause after the first attempt that fails; each further one is longer by half.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ const OPENING_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The disks that are not served.
 #[derive(Default)]
-pub(super) struct Unserved {
+pub(crate) struct Unserved {
     daemon: OnceLock<Weak<Daemon>>,
     table: Mutex<Table>,
     /// Notified when an attempt has ended, or a disk is forgotten.
@@ -83,7 +83,7 @@ struct Candidate {
 
 /// A disk that is to be served.
 #[derive(Clone)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     name: String,
     number: u64,
     /// The number of failed attempts after which the outcome counts.
@@ -91,7 +91,7 @@ pub(super) struct Ticket {
 }
 
 /// What has become of a disk that is to be served.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// It is served, or the configuration no longer has it.
     Gone,
     /// The attempt failed.
@@ -152,7 +152,7 @@ impl Unserved {
     }
 
     /// Ends all threads that wait for their next attempts.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let mut table = self.table();
         table.is_stopping = true;
         for disk in table.disks.values_mut() {
@@ -166,7 +166,7 @@ impl Unserved {
 
     /// Forgets a disk that is served from now on. With a `ticket`, the attempt of that ticket serves it; returns
     /// false if that disk has been forgotten, so that it must not be served.
-    pub(super) fn take(&self, name: &str, ticket: Option<&Ticket>) -> bool {
+    pub(crate) fn take(&self, name: &str, ticket: Option<&Ticket>) -> bool {
         let mut table = self.table();
         if let Some(ticket) = ticket {
             if table.disks.get(name).is_none_or(|disk| disk.number != ticket.number) {
@@ -207,17 +207,17 @@ impl Unserved {
     }
 
     /// The reason why a disk is not served, if it is to be.
-    pub(super) fn reason(&self, name: &str) -> Option<ErrorBody> {
+    pub(crate) fn reason(&self, name: &str) -> Option<ErrorBody> {
         self.table().disks.get(name).map(Candidate::reason)
     }
 
     /// The number of disks that are not served.
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.table().disks.len() as u64
     }
 
     /// All disks that are not served.
-    pub(super) fn list(&self) -> Vec<UnservedDisk> {
+    pub(crate) fn list(&self) -> Vec<UnservedDisk> {
         let table = self.table();
         let disks = table.disks.iter().map(|(name, disk)| {
             let ErrorBody { message, remedy, .. } =
@@ -237,7 +237,7 @@ impl Unserved {
     }
 
     /// The reasons of all disks that could not be served, or are being opened for long.
-    pub(super) fn problems(&self) -> Vec<(String, ErrorBody)> {
+    pub(crate) fn problems(&self) -> Vec<(String, ErrorBody)> {
         let table = self.table();
         let is_known = |disk: &Candidate| {
             disk.refused.is_some()
@@ -248,7 +248,7 @@ impl Unserved {
     }
 
     /// Waits until the attempt of a ticket has ended, or until `end`, if there is one.
-    pub(super) fn wait(&self, ticket: &Ticket, end: Option<Instant>) -> Outcome {
+    pub(crate) fn wait(&self, ticket: &Ticket, end: Option<Instant>) -> Outcome {
         let mut table = self.table();
         loop {
             let disk = table.disks.get(&ticket.name).filter(|disk| disk.number == ticket.number);
@@ -278,7 +278,7 @@ impl Unserved {
 
     /// Leaves a decision about the log of a disk to its thread, for the time before the next attempt. Returns the number
     /// of the disk; `None` if no such disk is to be served.
-    pub(super) fn decide(&self, name: &str, decision: Decision) -> Result<Option<u64>, ErrorBody> {
+    pub(crate) fn decide(&self, name: &str, decision: Decision) -> Result<Option<u64>, ErrorBody> {
         let mut table = self.table();
         if table.is_stopping {
             return Err(stopping());
@@ -293,7 +293,7 @@ impl Unserved {
     }
 
     /// Takes back a decision that has not begun. Returns false if it has.
-    pub(super) fn take_back(&self, name: &str, number: u64) -> bool {
+    pub(crate) fn take_back(&self, name: &str, number: u64) -> bool {
         let mut table = self.table();
         let disk = table.disks.get_mut(name).filter(|disk| disk.number == number);
         disk.is_some_and(|disk| disk.decision.take().is_some())
@@ -355,19 +355,19 @@ impl Unserved {
 
 impl Ticket {
     /// The number of the disk that is to be served.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 }
 
 impl Daemon {
     /// Lets threads begin to serve disks.
-    pub(super) fn allow_attempts(self: &Arc<Self>) {
+    pub(crate) fn allow_attempts(self: &Arc<Self>) {
         let _ = self.unserved.daemon.set(Arc::downgrade(self));
     }
 
     /// Begins to serve a disk of the configuration, on a thread of its own.
-    pub(super) fn begin_serving(&self, definition: &DiskDefinition) -> Ticket {
+    pub(crate) fn begin_serving(&self, definition: &DiskDefinition) -> Ticket {
         let name = &definition.name;
         self.forget_unserved(|other| other != name);
         let candidate = Candidate {
@@ -389,7 +389,7 @@ impl Daemon {
     }
 
     /// Makes the attempts to serve a disk begin with one at once. `None` if no such disk is to be served.
-    pub(super) fn ask_to_serve(&self, name: &str) -> Option<Ticket> {
+    pub(crate) fn ask_to_serve(&self, name: &str) -> Option<Ticket> {
         let mut table = self.unserved.table();
         let disk = table.disks.get_mut(name)?;
         disk.is_asked = true;
@@ -404,14 +404,14 @@ impl Daemon {
     }
 
     /// Whether a disk of this definition is not served although it is to be.
-    pub(super) fn is_unserved(&self, definition: &DiskDefinition) -> bool {
+    pub(crate) fn is_unserved(&self, definition: &DiskDefinition) -> bool {
         let table = self.unserved.table();
         table.disks.get(&definition.name).is_some_and(|disk| disk.definition == *definition)
     }
 
     /// Forgets disks that are not served and for which `stays` is false. Their attempts in progress serve nothing,
     /// and keep neither the name nor the socket.
-    pub(super) fn forget_unserved(&self, stays: impl Fn(&str) -> bool) -> usize {
+    pub(crate) fn forget_unserved(&self, stays: impl Fn(&str) -> bool) -> usize {
         let forgotten = self.unserved.forget(stays);
         self.with_state(|state| {
             for ticket in &forgotten {
@@ -441,7 +441,7 @@ impl Daemon {
     }
 
     /// Ends the attempts to serve a disk, by request. `None` if no such disk is to be served.
-    pub(super) fn give_up_serving(&self, name: &str) -> Option<Done> {
+    pub(crate) fn give_up_serving(&self, name: &str) -> Option<Done> {
         let count = self.forget_unserved(|other| other != name);
         let message = format!("the disk {name:?} was not served, and is no longer tried");
         (count > 0).then_some(Done { message })
@@ -498,7 +498,7 @@ impl Daemon {
 }
 
 /// The answer while an attempt has not ended.
-pub(super) fn still_opening(name: &str) -> ErrorBody {
+pub(crate) fn still_opening(name: &str) -> ErrorBody {
     refusal(
         ErrorCode::Failed,
         format!("the disk {name:?} is still being opened: its storage does not answer"),

@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Daemon, Served};
-use crate::{caches, wiring};
+use crate::daemon::stack;
+use crate::features::cache;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -20,7 +21,7 @@ const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A withdrawal, in progress or ended.
-pub(super) struct Withdrawal {
+pub(crate) struct Withdrawal {
     begun: Instant,
     /// Whether all requests have completed.
     drained: AtomicBool,
@@ -30,7 +31,7 @@ pub(super) struct Withdrawal {
 
 /// The progress or outcome of a withdrawal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// Requests in flight have not completed.
     Draining,
     /// The last flush has not completed.
@@ -45,7 +46,7 @@ pub(super) enum Standing {
 
 impl Withdrawal {
     /// Waits until `end` for the withdrawal to end. Returns its progress or outcome.
-    pub(super) fn wait(&self, end: Instant) -> Standing {
+    pub(crate) fn wait(&self, end: Instant) -> Standing {
         let left = end.saturating_duration_since(Instant::now());
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let (outcome, _) = self
@@ -60,7 +61,7 @@ impl Withdrawal {
     }
 
     /// The time since the withdrawal began.
-    pub(super) fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.begun.elapsed()
     }
 
@@ -72,14 +73,14 @@ impl Withdrawal {
 
 impl Served {
     /// The withdrawal of the disk, once it has begun.
-    pub(super) fn withdrawal(&self) -> Option<Arc<Withdrawal>> {
+    pub(crate) fn withdrawal(&self) -> Option<Arc<Withdrawal>> {
         self.withdrawal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Daemon {
     /// Begins to withdraw a disk. Returns the withdrawal in progress if there is one.
-    pub(super) fn withdraw(self: &Arc<Self>, served: &Arc<Served>) -> Arc<Withdrawal> {
+    pub(crate) fn withdraw(self: &Arc<Self>, served: &Arc<Served>) -> Arc<Withdrawal> {
         let mut place = served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(withdrawal) = &*place {
             return Arc::clone(withdrawal);
@@ -148,10 +149,10 @@ impl Daemon {
         let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
         if had_log && home.is_ok() {
             // The image has what its cache has.
-            caches::note_log(&served.disk.layers(), None);
+            cache::note_log(&served.disk.layers(), None);
         }
-        let flushed = wiring::flush(&served.disk, FLUSH_TIME_MAX);
-        caches::settle(&served.disk, SETTLE_TIME_MAX);
+        let flushed = stack::flush(&served.disk, FLUSH_TIME_MAX);
+        cache::settle(&served.disk, SETTLE_TIME_MAX);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             self.with_state(|state| state.disks.remove(name));

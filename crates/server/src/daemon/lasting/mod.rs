@@ -1,6 +1,6 @@
 //! What is served after a start: the disks of the file, with the changes that requests have made to them.
 //!
-//! [`crate::overlay`] has the records of these changes, and decides between them and the file.
+//! `overlay` has the records of these changes, and decides between them and the file.
 //!
 //! - `start`: the disks of a start, and logs that their definitions do not have.
 //! - `requests`: the differences from the file, and the way back to it.
@@ -15,27 +15,27 @@ use std::sync::{Mutex, OnceLock, Weak};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, SOCKET_DEFAULT};
 use fathom_image::StateNote;
 
-pub(super) use requests::differing_keys;
+pub(crate) use requests::differing_keys;
 
 use super::Daemon;
 use crate::configuration::{Configuration, ConfigurationFile, image_identity, layers};
+use crate::daemon::overlay::{Change, Damage, Folder, Found, Kind, State, is_as_in_file, stem};
+use crate::daemon::stack::refusal;
+use crate::features::log::is_same_log;
 use crate::lock;
-use crate::logs::is_same_log;
-use crate::overlay::{Change, Damage, Folder, Found, Kind, State, is_as_in_file, stem};
-use crate::wiring::refusal;
 
 /// The folder of a daemon with the default control socket that systemd did not start.
 const FOLDER_DEFAULT: &str = "/var/lib/fathom";
 
 /// The records of changes, and the entries of the file.
-pub(super) struct Lasting {
+pub(crate) struct Lasting {
     folder: Folder,
     records: Mutex<Records>,
     daemon: OnceLock<Weak<Daemon>>,
 }
 
 #[derive(Default)]
-pub(super) struct Records {
+pub(crate) struct Records {
     /// The entries of the file, by the names of the disks.
     pub entries: BTreeMap<String, DiskDefinition>,
     /// The changes that apply, by the names of the disks.
@@ -80,7 +80,7 @@ fn folder_of(control: &Path, file: Option<&ConfigurationFile>) -> PathBuf {
 
 impl Lasting {
     /// Reads the records of the daemon with this configuration.
-    pub(super) fn open(configuration: &Configuration, file: Option<&ConfigurationFile>) -> Self {
+    pub(crate) fn open(configuration: &Configuration, file: Option<&ConfigurationFile>) -> Self {
         let folder = folder_of(&configuration.daemon.definition.control, file);
         let note = folder.file_name().map(|name| StateNote::new(&name.to_string_lossy()));
         let (folder, found) = Folder::open(folder, note);
@@ -106,12 +106,12 @@ impl Lasting {
     }
 
     /// The folder of the records.
-    pub(super) fn folder(&self) -> &Folder {
+    pub(crate) fn folder(&self) -> &Folder {
         &self.folder
     }
 
     /// Looks at the records.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
         look(&lock(&self.records))
     }
 
@@ -120,22 +120,22 @@ impl Lasting {
     }
 
     /// Replaces the entries of the file.
-    pub(super) fn set_entries(&self, configuration: &Configuration) {
+    pub(crate) fn set_entries(&self, configuration: &Configuration) {
         self.change(|records| records.entries = entries_of(configuration));
     }
 
     /// What the next start serves under a name.
-    pub(super) fn of(&self, name: &str) -> Option<DiskDefinition> {
+    pub(crate) fn of(&self, name: &str) -> Option<DiskDefinition> {
         self.with(|records| records.of(name).cloned())
     }
 
     /// The entry of the file for a disk.
-    pub(super) fn entry(&self, name: &str) -> Option<DiskDefinition> {
+    pub(crate) fn entry(&self, name: &str) -> Option<DiskDefinition> {
         self.with(|records| records.entries.get(name).cloned())
     }
 
     /// Sets the change of a disk aside, so that the file applies. Returns whether there was one.
-    pub(super) fn set_aside(&self, name: &str) -> Result<bool, ErrorBody> {
+    pub(crate) fn set_aside(&self, name: &str) -> Result<bool, ErrorBody> {
         self.set_aside_file(name)?;
         Ok(self.change(|records| {
             let was_temporary = records.temporary.remove(name);
@@ -170,7 +170,7 @@ impl Lasting {
 
     /// Records that a disk becomes `after`, or is removed, before it does. `image` is the identity of its image. A
     /// temporary change is not recorded.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         name: &str,
         image: Option<(u64, u64)>,
@@ -250,7 +250,7 @@ fn entries_of(configuration: &Configuration) -> BTreeMap<String, DiskDefinition>
 
 /// A change in progress. Dropped before it is done, it puts the earlier record back. It does nothing any more once
 /// another change of the disk has been recorded.
-pub(super) struct Recording<'l> {
+pub(crate) struct Recording<'l> {
     lasting: &'l Lasting,
     name: String,
     /// The record, unless the change is temporary.
@@ -267,7 +267,7 @@ impl Recording<'_> {
     }
 
     /// The change has taken effect. On return, it outlives the daemon, unless it is temporary.
-    pub(super) fn done(mut self) -> Result<(), ErrorBody> {
+    pub(crate) fn done(mut self) -> Result<(), ErrorBody> {
         if self.pending.is_none() {
             self.lasting.change(|records| records.temporary.insert(self.name.clone()));
             return Ok(());
@@ -299,7 +299,7 @@ impl Recording<'_> {
     }
 
     /// Leaves the record pending: it is not known yet how the change ends, and the next start decides.
-    pub(super) fn leave_pending(mut self) {
+    pub(crate) fn leave_pending(mut self) {
         self.pending = None;
     }
 }

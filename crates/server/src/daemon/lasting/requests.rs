@@ -10,12 +10,12 @@ use fathom_control::{
 };
 use serde_json::{Map, Value};
 
-use super::super::disks::{refuse_if_used, removed};
-use super::super::unserved::{Outcome, still_opening};
-use super::super::{Daemon, Served};
 use super::{Lasting, Recording, entries_of};
-use crate::overlay::{Change, Kind, State, as_recorded, is_as_in_file, stem};
-use crate::wiring::refusal;
+use crate::daemon::disks::{refuse_if_used, removed};
+use crate::daemon::overlay::{Change, Kind, State, as_recorded, is_as_in_file, stem};
+use crate::daemon::stack::refusal;
+use crate::daemon::unserved::{Outcome, still_opening};
+use crate::daemon::{Daemon, Served};
 
 /// How long the way back to the file waits for a disk that is removed.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ const SERVE_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Lasting {
     /// Whether a disk has a change in use, lasting or not.
-    pub(in super::super) fn has_change(&self, name: &str) -> bool {
+    pub(crate) fn has_change(&self, name: &str) -> bool {
         self.with(|records| {
             records.changes.contains_key(name)
                 || records.temporary.contains(name)
@@ -34,7 +34,7 @@ impl Lasting {
 
     /// Sets aside the change of a disk that the file describes. Adds a line to the report if there was one. `keys`
     /// are those that differed.
-    pub(in super::super) fn undo(&self, name: &str, keys: &str, report: &mut ReloadReport) {
+    pub(crate) fn undo(&self, name: &str, keys: &str, report: &mut ReloadReport) {
         let change = self.with(|records| records.changes.get(name).cloned());
         let what = match &change {
             Some(Change { after: None, .. }) => "its removal".to_owned(),
@@ -50,7 +50,7 @@ impl Lasting {
     }
 
     /// The file has what was changed in use.
-    pub(in super::super) fn adopt(&self, name: &str, report: &mut ReloadReport) {
+    pub(crate) fn adopt(&self, name: &str, report: &mut ReloadReport) {
         let recording = self.with(|records| {
             let entry = records.entries.get(name).cloned();
             let change = records.changes.get(name)?;
@@ -70,17 +70,13 @@ impl Lasting {
     }
 
     /// Whether a request has added a disk that the file did not have.
-    pub(in super::super) fn is_added(&self, name: &str) -> bool {
+    pub(crate) fn is_added(&self, name: &str) -> bool {
         let is_added = |change: &Change| change.entry.is_none() && change.after.is_some();
         self.with(|records| records.changes.get(name).is_some_and(is_added))
     }
 
     /// Sets aside the changes of disks that the file no longer has and that are not served any more.
-    pub(in super::super) fn undo_missing(
-        &self,
-        is_served: impl Fn(&str) -> bool,
-        report: &mut ReloadReport,
-    ) {
+    pub(crate) fn undo_missing(&self, is_served: impl Fn(&str) -> bool, report: &mut ReloadReport) {
         let missing: Vec<String> = self.with(|records| {
             let changes = records.changes.iter();
             let missing = changes.filter(|(name, change)| {
@@ -122,7 +118,7 @@ fn key_deviations(
 }
 
 /// What differs between two definitions, in words.
-pub(in super::super) fn differing_keys(file: &DiskDefinition, now: &DiskDefinition) -> String {
+pub(crate) fn differing_keys(file: &DiskDefinition, now: &DiskDefinition) -> String {
     let keys = key_deviations(Some(file), Some(now));
     keys.iter().map(|it| format!("`{}`", it.key)).collect::<Vec<_>>().join(", ")
 }
@@ -294,7 +290,7 @@ impl Daemon {
 
     /// Gives a served disk what an entry of the file has, as far as that can change in use. Returns whether anything
     /// differed.
-    pub(in super::super) fn restack_to(
+    pub(crate) fn restack_to(
         &self,
         served: &Served,
         entry: &DiskDefinition,
@@ -314,7 +310,7 @@ impl Daemon {
     }
 
     /// Whether a served disk is as the file's entry says. Then it has no change in use any more.
-    pub(in super::super) fn adopts_entry(
+    pub(crate) fn adopts_entry(
         &self,
         served: &Served,
         entry: &DiskDefinition,

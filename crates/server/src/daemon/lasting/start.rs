@@ -8,25 +8,25 @@ use std::time::Duration;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{LogMark, MarkedLog};
 
-use super::super::{Daemon, Served};
 use super::Recording;
 use crate::configuration::{Configuration, layers};
-use crate::logs::{is_named, is_same_log};
-use crate::overlay::{Change, Choice, Damage, Kind, State, choose, is_unchanged, stem};
-use crate::wiring::refusal;
+use crate::daemon::overlay::{Change, Choice, Damage, Kind, State, choose, is_unchanged, stem};
+use crate::daemon::stack::refusal;
+use crate::daemon::{Daemon, Served};
+use crate::features::log::{is_named, is_same_log};
 
 /// The time between two attempts to write a log home that the definition of its disk does not have.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Daemon {
     /// Lets the thread that writes logs home find the daemon.
-    pub(in super::super) fn begin_lasting(self: &Arc<Self>) {
+    pub(crate) fn begin_lasting(self: &Arc<Self>) {
         let _ = self.lasting.daemon.set(Arc::downgrade(self));
     }
 
     /// The disks to serve at a start: those of the file in its order, and those of the records. Which definition of a
     /// changed disk applies is decided when it is served ([`Self::serve_planned`]), because that may need its image.
-    pub(in super::super) fn planned(&self, configuration: &Configuration) -> Vec<DiskDefinition> {
+    pub(crate) fn planned(&self, configuration: &Configuration) -> Vec<DiskDefinition> {
         let (mut planned, mut edited) = (Vec::new(), Vec::new());
         self.lasting.with(|records| {
             let mut stems = BTreeSet::new();
@@ -130,7 +130,7 @@ impl Daemon {
     }
 
     /// The definition with which [`Self::serve_planned`] opens a disk now. `None`: it is not to be served.
-    pub(in super::super) fn definition_to_open(
+    pub(crate) fn definition_to_open(
         &self,
         planned: &DiskDefinition,
     ) -> Result<Option<DiskDefinition>, ErrorBody> {
@@ -164,7 +164,7 @@ impl Daemon {
     /// Serves a disk of the file or of the records with `serve`, which gets the definition and the entry of the file. If
     /// the image needs a log that the definition does not have, the disk is first served with that log, which is
     /// written home and removed while the disk is used. Returns false if the disk is not to be served.
-    pub(in super::super) fn serve_planned(
+    pub(crate) fn serve_planned(
         &self,
         planned: &DiskDefinition,
         serve: impl FnOnce(DiskDefinition, Option<DiskDefinition>) -> Result<(), ErrorBody>,
@@ -215,7 +215,7 @@ impl Daemon {
 
     /// Notes the place of a log before it is opened, if the image needs no log yet. A log that the image needs is noted
     /// when it has been opened ([`Self::note_open_log`]): it may be another one.
-    pub(in super::super) fn note_log(&self, definition: &DiskDefinition) {
+    pub(crate) fn note_log(&self, definition: &DiskDefinition) {
         if layers::wal(definition).is_some()
             && self.marked_log(definition).is_ok_and(|it| it.is_none())
         {
@@ -224,13 +224,13 @@ impl Daemon {
     }
 
     /// Notes the place of a log that has been opened.
-    pub(in super::super) fn note_open_log(&self, definition: &DiskDefinition) {
+    pub(crate) fn note_open_log(&self, definition: &DiskDefinition) {
         self.lasting.note_log(definition);
     }
 
     /// Gives a disk the layers of `wanted`. If these have another log than the disk has, that is written home and removed
     /// first.
-    pub(in super::super) fn restack_over(
+    pub(crate) fn restack_over(
         &self,
         served: &Served,
         wanted: DiskDefinition,

@@ -1,0 +1,4 @@
+//! The control interface and `/metrics` over HTTP, on one thread.
+
+pub(crate) mod routes;
+pub(crate) mod scrape;

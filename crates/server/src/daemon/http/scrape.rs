@@ -1,0 +1,78 @@
+//! The page of metrics over TCP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::daemon::Daemon;
+use crate::daemon::http::routes::metrics_text;
+use crate::daemon::metrics;
+
+/// The most connections that are served at a time.
+const SCRAPERS_MAX: usize = 32;
+/// The time limit of a connection.
+const SCRAPE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest head of a request, in bytes.
+const HEAD_MAX: usize = 8192;
+
+/// Serves only `/metrics` over TCP, with limits on the number of connections and their time.
+pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
+    let permits = Arc::new(Semaphore::new(SCRAPERS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be accepted at the metrics address");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
+            }
+        };
+        let daemon = Arc::clone(&daemon);
+        tokio::spawn(async move {
+            let _permit = permit;
+            let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon)).await;
+        });
+    }
+}
+
+async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let mut piece = [0; 1024];
+        stream.readable().await?;
+        match stream.try_read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(count) => head.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if head.len() > HEAD_MAX {
+            return Ok(());
+        }
+    }
+    let found = [b"GET /metrics ".as_slice(), b"GET /metrics?"];
+    let (status, body) = if found.iter().any(|start| head.starts_with(start)) {
+        ("200 OK", metrics_text(daemon).await)
+    } else {
+        ("404 Not Found", "only GET /metrics is served here\n".to_owned())
+    };
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n\
+         {body}",
+        metrics::CONTENT_TYPE,
+        body.len()
+    );
+    let mut rest = answer.as_bytes();
+    while !rest.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(rest) {
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Live events and their listeners.
+//!
+//! While there are listeners, one thread collects the events of their disks. It puts them into
+//! blocks of a recording, each with events of one disk, and sends each block to all listeners of
+//! that disk. The thread never waits for a listener: if a listener's buffer is full, the listener
+//! loses blocks, and gets a report of the number of lost events.
+
+mod collector;
+mod columns;
+mod feed;
+mod listener;
+pub(crate) mod requests;
+mod source;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fathom_block::Clock;
+use fathom_control::{ErrorBody, ErrorCode};
+use fathom_layers::Tap;
+use fathom_monitor::io_stream;
+use fathom_monitor::recording::{self, Header};
+
+pub(crate) use feed::{EventFeed, FeedWaker, follow};
+pub(crate) use listener::EventBody;
+pub(crate) use source::DiskEvents;
+
+use crate::daemon::Daemon;
+use crate::daemon::stack::refusal;
+use listener::Listener;
+
+/// The most listeners.
+const LISTENERS_MAX: usize = 64;
+
+/// The state that listeners and the collector share.
+#[derive(Default)]
+pub(crate) struct Events {
+    state: Mutex<State>,
+    /// Wakes the collector immediately.
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    listeners: Vec<Arc<Listener>>,
+    collecting: bool,
+    /// Set when the daemon shuts down: past events are sent, then all streams end.
+    ending: bool,
+}
+
+/// A disk with a tap.
+pub(crate) struct Source {
+    pub name: String,
+    pub tap: Tap,
+}
+
+impl Events {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all streams in order, and waits for that up to `limit`.
+    pub(crate) fn end(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        self.state().ending = true;
+        self.woken.notify_all();
+        while self.state().collecting && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether every listener has received all events.
+    pub(crate) fn all_delivered(&self) -> bool {
+        self.state().listeners.iter().all(|listener| listener.has_left())
+    }
+}
+
+/// The request of a listener.
+#[derive(Default)]
+pub(crate) struct ListenRequest {
+    /// The disks; an empty set stands for all disks.
+    pub disks: BTreeSet<String>,
+    /// How often to report the instant before which all events have been sent.
+    pub pulse: Option<Duration>,
+    /// How often to report it while there are no events.
+    pub idle_pulse: Option<Duration>,
+}
+
+/// The header of a recording that begins now.
+fn header(daemon: &Daemon) -> Header {
+    let unix_ns = daemon.unix_time_ns();
+    let offset = unix_ns as i64 - Clock::System.now_ns() as i64;
+    Header::new(&io_stream(), recording::Clock::Monotonic, offset)
+}
+
+/// A stream of the requested events from now on.
+pub(crate) fn listen(daemon: &Arc<Daemon>, request: ListenRequest) -> Result<EventBody, ErrorBody> {
+    subscribe(daemon, request).map(|(listener, _)| EventBody::new(listener))
+}
+
+/// Adds a listener to disks that have taps. Returns it with the header of its blocks.
+fn subscribe(
+    daemon: &Arc<Daemon>,
+    request: ListenRequest,
+) -> Result<(Arc<Listener>, Header), ErrorBody> {
+    for name in &request.disks {
+        if daemon.tap_of(name)?.is_none() {
+            let message = format!("the disk {name:?} has no tap, so its events are not collected");
+            return Err(refusal(ErrorCode::Conflict, message, "set `tap = true` for it"));
+        }
+    }
+    let (listener, header) = add_listener(daemon, request, LISTENERS_MAX)?;
+    // Events are sent only after the collection has begun. After this wait, the client misses no
+    // event that follows its response.
+    listener.wait_until_begun(Duration::from_secs(1));
+    Ok((listener, header))
+}
+
+/// Adds a listener if there are fewer than `listeners_max`, and starts the collector if necessary.
+fn add_listener(
+    daemon: &Arc<Daemon>,
+    request: ListenRequest,
+    listeners_max: usize,
+) -> Result<(Arc<Listener>, Header), ErrorBody> {
+    let header = header(daemon);
+    let bytes = header.to_bytes().map_err(|error| {
+        refusal(ErrorCode::Failed, format!("the header cannot be written: {error}"), "")
+    })?;
+    let listener = Arc::new(Listener::new(request, bytes));
+    let events = daemon.events();
+    let mut state = events.state();
+    state.listeners.retain(|listener| !listener.has_left());
+    if state.ending {
+        return Err(refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", ""));
+    }
+    if state.listeners.len() >= listeners_max {
+        let message = format!("there are {listeners_max} listeners already");
+        return Err(refusal(ErrorCode::Conflict, message, "close one of their streams"));
+    }
+    if !state.collecting {
+        let collector = collector::Collector::new(Arc::clone(daemon), header.clone());
+        let thread = std::thread::Builder::new().name("events".into());
+        thread.spawn(move || collector.run()).map_err(|error| {
+            refusal(
+                ErrorCode::Failed,
+                format!("the thread that collects events cannot be started: {error}"),
+                "",
+            )
+        })?;
+        state.collecting = true;
+    }
+    state.listeners.push(Arc::clone(&listener));
+    drop(state);
+    events.woken.notify_all();
+    Ok((listener, header))
+}

@@ -1,0 +1,42 @@
+//! The daemon's part in the collection of events.
+
+use std::sync::Arc;
+
+use fathom_control::ErrorBody;
+use fathom_insight::Names;
+use fathom_layers::Tap;
+
+use crate::daemon::{Daemon, status};
+use crate::features::events::{Events, Source};
+
+impl Daemon {
+    /// The event listeners.
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The texts of the numbers in events.
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        self.introspection.names()
+    }
+
+    /// The tap of a disk, if it has one.
+    pub(crate) fn tap_of(&self, name: &str) -> Result<Option<Tap>, ErrorBody> {
+        Ok(self.find(name)?.live().watchers.tap.clone())
+    }
+
+    /// The taps of all disks that have one.
+    pub(crate) fn taps(&self) -> Vec<Source> {
+        let source = |served: Arc<crate::daemon::Served>| {
+            let tap = served.live().watchers.tap.clone()?;
+            Some(Source { name: served.disk.name().to_owned(), tap })
+        };
+        self.served().into_iter().filter_map(source).collect()
+    }
+
+    /// Nanoseconds since 1970.
+    #[allow(clippy::unused_self, reason = "it is the daemon's time")]
+    pub(crate) fn unix_time_ns(&self) -> u64 {
+        status::unix_time_ns()
+    }
+}

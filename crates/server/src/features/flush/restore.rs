@@ -1,0 +1,132 @@
+//! Gives guests back what flushes have changed: their memory and their tunables.
+//!
+//! A flush does this itself at its end. What it could not give back, or what an earlier daemon has left, is
+//! tried again: the memory by a few threads for all guests, until QEMU accepts it; the tunables whenever the
+//! guest's kernel has been found, and at the beginning and the end of each flush.
+
+use std::sync::Arc;
+
+use fathom_control::FlushWay;
+use fathom_frontend::vhost_user;
+use fathom_introspect::Kernel;
+
+use crate::daemon::{Daemon, Served};
+use crate::features::flush::Restoration;
+use crate::features::guests::GuestView;
+use crate::features::guests::usage::vm_of;
+
+impl Daemon {
+    /// Gives guests their memory again that an earlier daemon has taken by the balloon.
+    pub(crate) fn begin_balloon_restorations(self: &Arc<Self>) {
+        for vm in self.flusher.balloons() {
+            self.begin_balloon_restoration(&vm);
+        }
+    }
+
+    /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until QEMU accepts it:
+    /// the guest may have ended, or start again later. A few threads try all such guests in turn.
+    pub(crate) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
+        if !self.flusher.begin_restorer(vm) {
+            return;
+        }
+        let daemon = Arc::downgrade(self);
+        let body = move || {
+            loop {
+                let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
+                    return;
+                };
+                match daemon.flusher.next_restoration() {
+                    Restoration::Try(vm) => {
+                        if daemon.flusher.restore_balloon(&vm) {
+                            tracing::info!(vm, "the guest has its own memory again");
+                        }
+                        daemon.flusher.end_restoration(&vm);
+                    }
+                    Restoration::Wait(time) => {
+                        drop(daemon);
+                        std::thread::sleep(time);
+                    }
+                    Restoration::End => return,
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
+            tracing::error!(vm, %error, "the guest does not get its memory: a thread cannot be started");
+            self.flusher.forget_restorer();
+        }
+    }
+
+    /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
+    /// been found.
+    pub(crate) fn restore_all_tunables(&self) {
+        for vm in self.flusher.tunables() {
+            self.restore_tunables_of(&vm);
+        }
+    }
+
+    /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this at its
+    /// beginning, and again at its end.
+    pub(crate) fn restore_tunables_of(&self, vm: &str) {
+        if !self.flusher.has_tunables(vm) {
+            return;
+        }
+        let Ok(_active) = self.flusher.begin(vm, FlushWay::Tunables) else { return };
+        if self.put_tunables_back(vm) {
+            tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
+        }
+    }
+
+    /// Puts the tunables of the guest of `vm` back, if they are replaced, through the kernel that it has now:
+    /// it may have booted another one since. Without a kernel the record of them stays. The caller has
+    /// marked the guest. Returns whether the guest's value was written.
+    pub(crate) fn put_tunables_back(&self, vm: &str) -> bool {
+        let kernel = self.flusher.has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
+        let Some(kernel) = kernel.filter(|kernel| self.flusher.restore(vm, kernel)) else {
+            return false;
+        };
+        // If a migration has begun, the value has to reach the destination.
+        if let Some(place) = kernel.dirty_expire_place() {
+            for served in self.served_of(vm) {
+                served.live().server.iter().for_each(|it| it.mark_written(place, 4));
+            }
+        }
+        true
+    }
+
+    /// Whether the guest of `vm` is being migrated. What is changed in it then may be changed at the
+    /// destination for ever.
+    pub(crate) fn is_migrating(&self, vm: &str) -> bool {
+        let is_logging = |served: &Arc<Served>| {
+            served.live().server.as_ref().is_some_and(vhost_user::Server::is_logging)
+        };
+        self.served_of(vm).iter().any(is_logging)
+    }
+
+    /// The kernels of all guests with their virtual machines, in order of appearance.
+    fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
+        let served = self.served();
+        let guests = self.introspection.guests().into_iter();
+        let kernel_of = |guest: GuestView| {
+            let vm = vm_of(&served, &guest.disks).to_owned();
+            Some((vm, guest.kernel?))
+        };
+        guests.filter_map(kernel_of).collect()
+    }
+
+    /// The kernel that the guest of `vm` has now.
+    pub(crate) fn kernel_of(&self, vm: &str) -> Option<Arc<Kernel>> {
+        self.kernels().into_iter().rev().find(|(other, _)| other == vm).map(|(_, kernel)| kernel)
+    }
+}
+
+/// The lowered tunable of the guest of a virtual machine. Dropping it puts the guest's value back.
+pub(crate) struct Lowered<'a> {
+    pub(crate) daemon: &'a Daemon,
+    pub(crate) vm: &'a str,
+}
+
+impl Drop for Lowered<'_> {
+    fn drop(&mut self) {
+        self.daemon.put_tunables_back(self.vm);
+    }
+}

@@ -1,0 +1,4 @@
+//! The stores of disks and logs that need more than a path.
+
+pub(crate) mod clusters;
+pub(crate) mod models;
