@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::guest::Guest;
 use crate::process::Process;
-use crate::{Assets, Kernel, Qemu, Result, accelerator};
+use crate::{Assets, Kernel, Qemu, Result, accelerator, until};
 
 /// How often a guest is started. On a busy machine, an emulating QEMU with several processors sometimes fails
 /// an assertion of its own while the guest sets its devices up (`iotlb_to_section`, `msix_table_mmio_write`).
@@ -181,7 +181,12 @@ impl Builder {
         let mut starts = 1;
         loop {
             let guest = self.start_once(&qemu)?;
-            if self.incoming.is_some() {
+            if let Some(address) = &self.incoming {
+                let socket = address.strip_prefix("unix:").map(Path::new);
+                until("QEMU to wait for a migration", crate::patience(30), || {
+                    guest.process().expect_running()?;
+                    Ok(socket.is_none_or(Path::exists).then_some(()))
+                })?;
                 return Ok(guest);
             }
             match guest.wait_until_ready(1, crate::patience(self.ready_seconds)) {
@@ -233,7 +238,7 @@ impl Builder {
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
         // Only errors and warnings of the kernel are printed on the console.
-        let append = format!("console=ttyS0 loglevel=5 mitigations=off{root}{}", self.append);
+        let append = format!("console=ttyS0 loglevel=5 mitigations=off no_timer_check{root}{}", self.append);
         add(&["-append", &append]);
         for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {
             for part in disk.arguments(index, qemu) {

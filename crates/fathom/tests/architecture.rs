@@ -243,3 +243,49 @@ fn no_layer_imports_another_but_what_it_is_made_of() {
     let known = MADE_OF.map(|(layer, other)| (layer.to_owned(), other.to_owned()));
     assert_eq!(found, BTreeSet::from(known));
 }
+
+/// The features of the daemon whose folders have no `feature.rs`: they serve others and have no part of their own in
+/// the life of the daemon.
+const NO_FEATURES: [&str; 1] = ["keep"];
+
+/// The features that each feature of the daemon imports.
+fn imports_of_features() -> BTreeMap<String, BTreeSet<String>> {
+    let folder = root().join("crates/server/src/features");
+    let mut graph = BTreeMap::new();
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_dir() {
+            continue;
+        }
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut others = BTreeSet::new();
+        for file in sources(&path) {
+            let text = fs::read_to_string(&file).unwrap();
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            for part in code.flat_map(|line| line.split("features::").skip(1)) {
+                let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
+                others.insert(part[..end.unwrap_or(part.len())].to_owned());
+            }
+        }
+        others.retain(|other| *other != name && folder.join(other).is_dir());
+        graph.insert(name, others);
+    }
+    graph
+}
+
+/// A feature of the daemon can be read, changed and left out with those that it stands on.
+#[test]
+fn features_stand_on_each_other_without_a_circle() {
+    let graph = imports_of_features();
+    let mut left = graph.clone();
+    while !left.is_empty() {
+        let names: BTreeSet<String> = left.keys().cloned().collect();
+        let before = left.len();
+        left.retain(|_, others| others.iter().any(|other| names.contains(other)));
+        assert!(left.len() < before, "a circle among {left:#?}");
+    }
+    let table = fs::read_to_string(root().join("crates/server/src/features/mod.rs")).unwrap();
+    for name in graph.keys().filter(|name| !NO_FEATURES.contains(&name.as_str())) {
+        assert!(table.contains(&format!("    &{name}::feature::")), "`{name}` is not in FEATURES");
+    }
+}

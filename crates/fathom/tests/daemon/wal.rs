@@ -339,11 +339,12 @@ fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
         let output = bench.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
+        // Before write-back fails, because the log would soon be full.
+        stop.store(true, Ordering::Relaxed);
+        let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
         // Write-back fails: the layer stays, and the disk continues to use its log.
         let failing = vec![log(), fails];
         let before = client.change_disk("a", &layers(failing)).unwrap();
-        stop.store(true, Ordering::Relaxed);
-        let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
         let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
         assert_eq!(nbd.fill_block(2000, 9), Some(0));
         let refused = client.change_disk("a", &layers(vec![])).unwrap_err().to_string();

@@ -19,25 +19,18 @@ use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
 use crate::daemon::stack::{self, KeyedLayer, Place, Watchers, refusal};
+use crate::features::FEATURES;
+use crate::features::background::BackgroundWork;
 use crate::features::cache;
 use crate::features::cache::changes::{cache_of, check_answers};
 use crate::features::devices::Beneath;
 use crate::features::guests::DiskGuest;
+use crate::features::guests::Introspection;
 use crate::features::keep;
 use crate::features::log::{DiskLog, is_same_log};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
-
-/// Lets the log of a disk be written back even while no front end has a queue, and be recovered after its volume has
-/// failed.
-fn attend_log(served: &Served) {
-    let log = served.live().watchers.log.clone();
-    if let Some(log) = log {
-        log.attend(&served.disk);
-        log.recover_when_failed(served.disk.name());
-    }
-}
 
 /// Makes the image of a disk accept writes again after some were lost.
 fn recover_home(served: &Served) -> Result<(), ErrorBody> {
@@ -96,17 +89,17 @@ impl Daemon {
         let claims = Claims::new(&definition);
         let entry = ticket.map_or_else(|| self.instance(), Ticket::number);
         let _entry = self.begin_opening(claims.clone(), entry)?;
-        let beginnings = self.common.background.beginnings();
+        let beginnings = self.part::<BackgroundWork>().beginnings();
         let number = self.instance();
         let wanted = stack::is_classified(&definition);
         self.note_log(&definition);
-        let guest = DiskGuest::new(&self.introspection, &definition.name, wanted);
+        let guest = DiskGuest::new(self.part::<Arc<Introspection>>(), &definition.name, wanted);
         let (disk, watchers) = stack::open_disk(
             &definition,
             number as u32,
             &guest,
             &self.records_folder(),
-            &self.common,
+            &self.parts,
         )?;
         let log = watchers.log.clone();
         let abandon = |refused: ErrorBody| {
@@ -157,16 +150,17 @@ impl Daemon {
         }
         let opened = served.live().definition.clone();
         self.note_open_log(&opened);
-        self.export_disk(&served);
-        attend_log(&served);
+        for feature in FEATURES {
+            feature.opened(self, &served);
+            feature.stacked(self, &served);
+        }
         if lacks_device {
             self.wake_watch();
         }
-        if self.common.background.beginnings() != beginnings {
+        if self.part::<BackgroundWork>().beginnings() != beginnings {
             // The disk may have been opened before work began on its devices, and listed after.
-            self.common.background.announce();
+            self.part::<BackgroundWork>().announce();
         }
-        self.begin_offloads();
         Ok(())
     }
 
@@ -324,7 +318,7 @@ impl Daemon {
             background: kept
                 .background
                 .clone()
-                .or_else(|| stack::background_of(&definition, &self.common)),
+                .or_else(|| stack::background_of(&definition, &self.parts)),
             layers: Vec::new(),
         };
         stack::schedule(&served.disk, &watchers);
@@ -341,7 +335,7 @@ impl Daemon {
             (_, None) => None,
             (None, Some(_)) => {
                 let home = &**served.disk.backend();
-                new_log = stack::open_log(&definition, home, &self.records_folder(), &self.common)?;
+                new_log = stack::open_log(&definition, home, &self.records_folder(), &self.parts)?;
                 new_log.clone()
             }
             (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
@@ -402,8 +396,9 @@ impl Daemon {
         live.instance = instance;
         live.usage_instance = usage_instance;
         drop(live);
-        attend_log(served);
-        self.begin_offloads();
+        for feature in FEATURES {
+            feature.stacked(self, served);
+        }
         let layers = served.disk.layers();
         let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -422,7 +417,7 @@ impl Daemon {
         let (guest, capacity) = (&served.guest, served.disk.capacity());
         let records = self.records_folder();
         let place = Place { capacity, records: &records, is_served: true };
-        let made = stack::make_layers(definition, watchers, kept, guest, &self.common, &place)?;
+        let made = stack::make_layers(definition, watchers, kept, guest, &self.parts, &place)?;
         served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
             let remedy = match &error {
                 RestackError::Leave(..) => {

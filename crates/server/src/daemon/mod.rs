@@ -7,6 +7,7 @@
 pub(crate) mod changes;
 pub(crate) mod disks;
 pub(crate) mod edits;
+pub(crate) mod feature;
 pub(crate) mod http;
 pub(crate) mod lasting;
 pub(crate) mod metrics;
@@ -27,7 +28,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::thread::Thread;
 use std::time::{Instant, SystemTime};
 
 use fathom_block::Disk;
@@ -46,11 +46,10 @@ use unserved::Unserved;
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
-use crate::daemon::stack::{Common, Watchers, refusal};
-use crate::features::events::Events;
-use crate::features::flush::{FlushCounts, Flusher};
-use crate::features::guests::{DiskGuest, Introspection};
-use crate::features::queries::Queries;
+use crate::daemon::feature::Parts;
+use crate::daemon::stack::{Watchers, refusal};
+use crate::features::FEATURES;
+use crate::features::guests::DiskGuest;
 use crate::process::log::Journal;
 
 /// The daemon.
@@ -61,8 +60,8 @@ pub(crate) struct Daemon {
     pub(crate) file: Option<ConfigurationFile>,
     /// The daemon's log.
     pub(crate) journal: Arc<Journal>,
-    /// The log volumes of the disks.
-    pub(crate) common: Common,
+    /// What the features keep.
+    pub(crate) parts: Parts,
     pub(crate) begun: Instant,
     pub(crate) begun_unix: SystemTime,
     pub(crate) ready_us: OnceLock<u64>,
@@ -72,28 +71,10 @@ pub(crate) struct Daemon {
     /// The changes in progress.
     pub(crate) changes: Changes,
     pub(crate) state: RwLock<State>,
-    /// The guests whose memory is read.
-    pub(crate) introspection: Arc<Introspection>,
-    /// The guests that may be made to write their dirty data.
-    pub(crate) flusher: Flusher,
-    /// The thread that flushes guests whose devices are idle, once there has been such a guest.
-    pub(crate) idle_flusher: OnceLock<Option<Thread>>,
-    /// The disks whose load is carried elsewhere.
-    pub(crate) offloads: crate::features::offload::Offloads,
     /// The disks of the configuration that are not served.
     pub(crate) unserved: Arc<Unserved>,
-    /// What the daemon would listen at, but cannot yet.
-    pub(crate) closed: Arc<crate::features::nbd::Closed>,
     /// The records of changes in use, which outlive the daemon.
     pub(crate) lasting: lasting::Lasting,
-    /// The listeners to the disks' events.
-    pub(crate) events: Events,
-    /// The kept queries.
-    pub(crate) queries: Queries,
-    /// The link to the centre, if one is configured.
-    pub(crate) monitor: OnceLock<crate::features::monitor::Monitor>,
-    /// The memory of all NBD clients' requests.
-    pub(crate) nbd_budget: Arc<nbd::Budget>,
     /// The current problems.
     pub(crate) problems: Problems,
     /// Numbers disks and taps, so that no two of them have the same number while the daemon runs.
@@ -188,7 +169,7 @@ impl Daemon {
             lasting: lasting::Lasting::open(configuration, file.as_ref()),
             file,
             journal,
-            common: Common::default(),
+            parts: Parts::new(Some(configuration)),
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),
@@ -196,57 +177,16 @@ impl Daemon {
             stopping: AtomicBool::new(false),
             changes: Changes::default(),
             state: RwLock::default(),
-            introspection: Introspection::new(configuration.daemon.definition.metrics_cgroups_max),
-            flusher: Flusher::new(
-                &configuration.guests,
-                records_folder(&configuration.daemon.definition.control),
-                &configuration.daemon.definition.control,
-            ),
-            idle_flusher: OnceLock::new(),
-            offloads: crate::features::offload::Offloads::default(),
             unserved: Arc::default(),
-            closed: Arc::default(),
-            events: Events::default(),
-            queries: Queries::default(),
-            monitor: OnceLock::new(),
-            nbd_budget: Arc::new(nbd::Budget::new(
-                configuration.daemon.definition.nbd_memory.0,
-                configuration.daemon.definition.nbd_client_memory.0,
-            )),
             problems: Problems::default(),
             instances: AtomicU64::new(1),
         });
         daemon.allow_attempts();
         daemon.begin_lasting();
-        let restoring = Arc::downgrade(&daemon);
-        daemon.introspection.on_attached(move || {
-            if let Some(daemon) = restoring.upgrade() {
-                daemon.restore_all_tunables();
-            }
-        });
-        daemon.common.background.set_options(daemon.options.idle());
-        daemon.common.clusters.set(&configuration.clusters);
-        daemon.common.logs.know(configuration.disks.iter().map(|disk| &disk.definition));
-        daemon.common.logs.lives.begin(&daemon.options.control);
-        let observing = Arc::downgrade(&daemon);
-        daemon.common.background.on_begin(move || {
-            let observing = observing.clone();
-            let observe = move || observing.upgrade().iter().for_each(|it| it.observe_disks());
-            if let Err(error) = std::thread::Builder::new().name("observe".into()).spawn(observe) {
-                tracing::warn!(%error, "disks beside background work are not observed");
-            }
-        });
+        for feature in FEATURES {
+            feature.prepare(&daemon, configuration);
+        }
         daemon
-    }
-
-    /// The kept queries.
-    pub(crate) fn queries(&self) -> &Queries {
-        &self.queries
-    }
-
-    /// The counts of flushes by virtual machine.
-    pub(crate) fn flush_counts(&self) -> BTreeMap<String, FlushCounts> {
-        self.flusher.counts()
     }
 
     /// The path of the control socket.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
-use fathom_control::{ErrorBody, MonitorStatus, Problem, ProblemKind, WhenFull, count};
+use fathom_control::{ErrorBody, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
 use fathom_layers::Cache;
 use tokio::sync::Notify;
@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use super::{Daemon, Served, unix_time_ns};
 use crate::daemon::overlay::Strange;
 use crate::daemon::stack::{KeyedLayer, Watchers};
+use crate::features::FEATURES;
 
 /// The interval between checks while there are problems.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -39,15 +40,10 @@ const DEVICE_SEARCH_TIME_MAX: Duration = Duration::from_secs(300);
 const DEVICE_RETRY_TIME: Duration = Duration::from_secs(60);
 /// How long failures remain a problem after the last of them.
 const FAILURES_TIME: Duration = Duration::from_secs(30);
-/// How long the link may be away before that is a problem: longer than a restart of the centre.
-const LINK_TIME_MAX: Duration = Duration::from_secs(10);
-
 /// The problems of the whole daemon.
 #[derive(Default)]
 pub(crate) struct Problems {
     known: Mutex<Vec<Known>>,
-    /// When the watch first saw that the link to the centre does not run.
-    link_away: Mutex<Option<Instant>>,
     /// When the search for the devices that disks lack may begin again.
     device_search: Mutex<Option<Instant>>,
     wake: Arc<Notify>,
@@ -60,7 +56,7 @@ struct Known {
 }
 
 /// A problem that a check has found: its kind, message and remedy.
-struct Found(ProblemKind, String, String);
+pub(crate) struct Found(pub ProblemKind, pub String, pub String);
 
 /// The state of a disk's health between two checks.
 #[derive(Default)]
@@ -161,7 +157,8 @@ impl Daemon {
     pub(crate) async fn watch_problems(self: Arc<Self>) {
         loop {
             // A failure of the link to a centre does not wake the watch.
-            let sound = self.problems.known().is_empty() && self.monitor_options().is_none();
+            let sound = self.problems.known().is_empty()
+                && !FEATURES.iter().any(|feature| feature.is_watched(&self));
             let interval = if sound { CHECK_INTERVAL_SOUND } else { CHECK_INTERVAL };
             let _ = tokio::time::timeout(interval, self.problems.wake.notified()).await;
             self.check_problems().await;
@@ -229,10 +226,11 @@ impl Daemon {
         for served in self.served() {
             let name = served.disk.name();
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
-            let doubt = self.common.logs.doubt(name);
-            found.extend(doubt.map(|(message, remedy)| {
-                (Some(name.to_owned()), Found(ProblemKind::LogUnknown, message, remedy))
-            }));
+            let mut of_features = Vec::new();
+            for feature in FEATURES {
+                feature.disk_problems(self, &served, &mut of_features);
+            }
+            found.extend(of_features.into_iter().map(|one| (Some(name.to_owned()), one)));
         }
         found.extend(self.unserved.problems().into_iter().map(|(name, reason)| {
             let ErrorBody { message, remedy, .. } = reason;
@@ -257,24 +255,9 @@ impl Daemon {
                 "see the log, report the bug, and restart the daemon when convenient".to_owned();
             found.push(Found(ProblemKind::ThreadFailed, message, remedy));
         }
-        // One problem for all, because a kind has one.
-        let closed = if self.is_stopping() { Vec::new() } else { self.closed_listeners() };
-        if !closed.is_empty() {
-            let (messages, remedies): (Vec<_>, Vec<_>) =
-                closed.into_iter().map(|closed| (closed.message, closed.remedy)).unzip();
-            let found_closed =
-                Found(ProblemKind::ListenerClosed, messages.join("; "), remedies.join("; "));
-            found.push(found_closed);
-        }
         found.extend(self.strange_folder());
-        if let Some(status) = self.monitor_status() {
-            let mut away = self.problems.link_away.lock().unwrap_or_else(PoisonError::into_inner);
-            let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
-            if !fails {
-                *away = None;
-            } else if away.get_or_insert_with(Instant::now).elapsed() >= LINK_TIME_MAX {
-                found.push(link(&status));
-            }
+        for feature in FEATURES {
+            feature.problems(self, &mut found);
         }
         found
     }
@@ -302,13 +285,6 @@ impl Daemon {
                       in use that lasts, or a reload, accepts what there is";
         Some(Found(ProblemKind::FolderReplaced, message, remedy.to_owned()))
     }
-}
-
-fn link(status: &MonitorStatus) -> Found {
-    let reason = status.problem.as_deref().unwrap_or("there has been no connection yet");
-    let message = format!("the centre at {} gets no events: {reason}", status.address);
-    let remedy = "start the centre, or correct [monitor]; `fathom monitor --status` shows the link";
-    Found(ProblemKind::MonitorLink, message, remedy.to_owned())
 }
 
 impl Served {

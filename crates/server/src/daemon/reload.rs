@@ -12,6 +12,7 @@ use super::stop::{Task, run};
 use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
 use crate::daemon::stack::refusal;
+use crate::features::FEATURES;
 
 /// How long a reload waits for disks and listeners that are removed. Beyond it the removals
 /// continue, and the reload reports them.
@@ -57,18 +58,14 @@ impl Daemon {
         self.reload_removals(&new, force, &mut report);
         // A disk in use stays, and so does its record.
         self.lasting.undo_missing(|name| self.find(name).is_ok(), &mut report);
-        if self.common.clusters.set(&new.clusters) {
-            report.changed.push("other clusters, for logs that are opened from now on".into());
+        for feature in FEATURES {
+            feature.reread(self, &new, &mut report);
         }
-        self.common.logs.know(new.disks.iter().map(|disk| &disk.definition));
         self.reload_disks(&new, &mut report);
-        self.reload_listeners(&new, &mut report);
-        self.refresh(&mut report);
-        if self.flusher.set(&new.guests) {
-            report.changed.push("other options of guests".into());
-            self.begin_idle_flushes();
+        for feature in FEATURES {
+            feature.reload(self, &new, &mut report);
         }
-        self.queries().set(self, &new.queries, &mut report);
+        self.refresh(&mut report);
         self.lasting.folder().accept();
         for line in &report.changed {
             tracing::info!("reload: {line}");
@@ -94,18 +91,6 @@ impl Daemon {
         ];
         for (key, _) in fixed.iter().filter(|(_, differs)| *differs) {
             report.refused.push(refuse(key));
-        }
-        let monitor = new.monitor.as_ref().map(|placed| &placed.definition);
-        if let Some(options) =
-            monitor.filter(|it| self.monitor_options().is_none_or(|old| *it == old))
-        {
-            match self.refresh_monitor(options) {
-                Ok(what) => report.changed.extend(what.map(str::to_owned)),
-                Err(refused) => report.refused.push(refused.to_string()),
-            }
-        } else if monitor != self.monitor_options() {
-            let what = "[monitor] cannot change while the daemon runs: restart it";
-            report.refused.push(what.to_owned());
         }
         if self.journal.set_level(wanted.log) {
             report.changed.push("another level of the log".into());
@@ -307,43 +292,6 @@ impl Daemon {
             configured.layers.clone_from(&definition.layers);
             configured.model.clone_from(&definition.model);
         }
-    }
-
-    fn reload_listeners(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
-        for listener in &new.listeners {
-            let definition = &listener.definition;
-            let address = &definition.address;
-            let listening = self.listening();
-            let Some(old) = listening.iter().find(|old| old.definition().address == *address)
-            else {
-                match self.serve_listener(definition) {
-                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
-                    Err(refused) => report.refused.push(refused.to_string()),
-                }
-                continue;
-            };
-            let before = old.definition();
-            if old.refused().is_some() && before == *definition {
-                match self.open_listener(old) {
-                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
-                    Err(refused) => report.refused.push(refused.to_string()),
-                }
-                continue;
-            }
-            if before.exports != definition.exports {
-                self.change_exports(old, definition.exports.clone());
-                report.changed.push(format!("the listener at {address} has other exports"));
-            }
-            let mut same = definition.clone();
-            same.exports = before.exports.clone();
-            if before != same {
-                report.refused.push(format!(
-                    "the listener at {address} cannot change its TLS or group while it listens: \
-                     restart the daemon"
-                ));
-            }
-        }
-        self.retry_listeners();
     }
 }
 

@@ -9,6 +9,9 @@ use fathom_control::ErrorBody;
 use super::Daemon;
 use super::unserved::{Outcome, Ticket};
 use crate::configuration::Configuration;
+use crate::daemon::feature::Beginning;
+use crate::daemon::feature::Start;
+use crate::features::FEATURES;
 
 /// How long NBD listeners wait for the disks, so that their first clients find them.
 const LISTEN_TIME_MAX: Duration = Duration::from_secs(1);
@@ -43,39 +46,33 @@ impl Daemon {
         if is_strict && !refusals.is_empty() {
             return Err(refusals);
         }
-        // After the disks, so that they miss no event of these, and before the clients.
-        self.begin_observers(configuration, is_strict).map_err(|refused| vec![refused])?;
-        for listener in &configuration.listeners {
-            refusals.extend(self.serve_listener(&listener.definition).err());
-        }
-        if is_strict && !refusals.is_empty() {
-            return Err(refusals);
+        let start = Start { configuration, is_strict };
+        for stage in [Beginning::Observers, Beginning::Clients] {
+            refusals.extend(self.begin_features(&start, stage)?);
+            if is_strict && !refusals.is_empty() {
+                return Err(refusals);
+            }
         }
         self.retry_listeners();
-        self.begin_idle_flushes();
-        self.allow_offloads();
-        self.begin_balloon_restorations();
+        self.begin_features(&start, Beginning::Work)?;
         drop(change);
         self.wait_for(&tickets, Some(begun + READY_TIME_MAX));
         self.warn_of_unreachable_disks();
         Ok(())
     }
 
-    /// Begins the link to the centre, and the kept queries.
-    fn begin_observers(
+    /// Begins the features' work at a stage. Returns what they cannot do yet.
+    fn begin_features(
         self: &Arc<Self>,
-        configuration: &Configuration,
-        is_strict: bool,
-    ) -> Result<(), ErrorBody> {
-        if let Some(monitor) = &configuration.monitor {
-            if let Err(refused) = self.start_monitor(&monitor.definition) {
-                if is_strict {
-                    return Err(refused);
-                }
-                tracing::error!("{}: {}; then reload", refused.message, refused.remedy);
-            }
+        start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, Vec<ErrorBody>> {
+        let mut refusals = Vec::new();
+        for feature in FEATURES {
+            let refused = feature.begin(self, start, stage).map_err(|refused| vec![refused])?;
+            refusals.extend(refused);
         }
-        self.keep_queries(&configuration.queries)
+        Ok(refusals)
     }
 
     /// Waits until each disk is served or refused, until `end` if there is one. Returns the reasons of those that

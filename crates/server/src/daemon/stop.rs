@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::Daemon;
 use super::withdrawal::Standing;
+use crate::daemon::feature::Ending;
+use crate::features::FEATURES;
 
 /// The least time that remains for the last flushes.
 const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
-/// How long the listeners' event streams may take to end.
-const EVENTS_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long queries may take to write their last results.
-const QUERIES_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long what a feature returns for its last stages may take.
+const RESULTS_TIME_MAX: Duration = Duration::from_secs(3);
 
 impl Daemon {
     /// Stops accepting connections, completes requests in flight, disconnects guests and clients,
@@ -27,23 +26,9 @@ impl Daemon {
         // anything.
         self.stopping.store(true, Ordering::Release);
         self.unserved.stop();
-        self.closed.stop();
-        self.flusher.end();
-        self.idle_flusher.get().into_iter().flatten().for_each(Thread::unpark);
         let limit = Duration::from_nanos(self.options.shutdown_time_max.0);
         let end = Instant::now() + limit;
-        let mut tasks: Vec<Task> = Vec::new();
-        for listening in self.listening() {
-            let address = listening.definition().address;
-            let listener = listening.leave();
-            if let Some(listener) = listener {
-                tasks.push(Task::new(format!("the listener at {address}"), move || {
-                    listener.shutdown();
-                    Ok(())
-                }));
-            }
-        }
-        let listeners = Task::start_all(tasks);
+        let listeners = Task::start_all(self.end_features(Ending::Work));
         let disks: Vec<_> = self
             .served()
             .iter()
@@ -82,11 +67,15 @@ impl Daemon {
             }
         }
         // Last, so that listeners receive all events.
-        self.queries.begin_end();
-        self.events.end(EVENTS_TIME_MAX);
-        self.queries.end(QUERIES_TIME_MAX);
-        self.end_monitor();
+        let end = Instant::now() + RESULTS_TIME_MAX;
+        problems.extend(run(self.end_features(Ending::Observers), end));
+        problems.extend(run(self.end_features(Ending::Results), end));
         problems
+    }
+
+    /// Ends the features' work at a stage. Returns what may end beside that.
+    fn end_features(self: &Arc<Self>, stage: Ending) -> Vec<Task> {
+        FEATURES.iter().flat_map(|feature| feature.end(self, stage)).collect()
     }
 }
 

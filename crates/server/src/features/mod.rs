@@ -1,4 +1,5 @@
-//! What the daemon does beyond serving disks. Each feature is a folder.
+//! What the daemon does beyond serving disks. Each feature is a folder, and a line in [`FEATURES`]:
+//! its `feature.rs` says when the daemon calls it.
 
 pub(crate) mod background;
 pub(crate) mod cache;
@@ -13,3 +14,23 @@ pub(crate) mod monitor;
 pub(crate) mod nbd;
 pub(crate) mod offload;
 pub(crate) mod queries;
+
+use crate::daemon::feature::Feature;
+use crate::stores;
+
+/// The features, in the order in which they are called.
+pub(crate) static FEATURES: [&dyn Feature; 13] = [
+    &stores::feature::Stores,
+    &log::feature::Logs,
+    &cache::feature::CachesOfDisks,
+    &background::feature::Background,
+    &offload::feature::Offload,
+    &devices::feature::Devices,
+    &guests::feature::Guests,
+    &dirty::feature::Dirty,
+    &flush::feature::Flush,
+    &queries::feature::KeptQueries,
+    &monitor::feature::Centre,
+    &events::feature::EventStreams,
+    &nbd::feature::Nbd,
+];

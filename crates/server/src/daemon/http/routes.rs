@@ -21,6 +21,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use crate::daemon::Daemon;
 use crate::daemon::metrics;
 use crate::daemon::stack::{invalid, refusal};
+use crate::features::background::BackgroundWork;
 use crate::features::events::{self, ListenRequest};
 use fathom_options::{Places, Problems, Title, Written};
 
@@ -210,7 +211,7 @@ async fn devices(State(app): State<App>) -> Answer<fathom_control::DeviceList> {
 }
 
 async fn background(State(app): State<App>) -> Answer<fathom_control::BackgroundList> {
-    Ok(axum::Json(app.daemon.common.background.list()))
+    Ok(axum::Json(app.daemon.part::<BackgroundWork>().list()))
 }
 
 #[derive(Default, Deserialize)]
@@ -488,34 +489,8 @@ async fn metrics_page(State(app): State<App>) -> Response {
 /// The page of metrics.
 pub(crate) async fn metrics_text(daemon: &Arc<Daemon>) -> String {
     daemon.check_problems().await;
-    let queries =
-        metrics::QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
-    let monitor = daemon.monitor_status();
-    let for_devices = Arc::clone(daemon);
-    // Without a name of a guest, a count of dirty pages does not fail.
-    let all = move || {
-        (
-            for_devices.devices(),
-            for_devices.caches(None, 0, 0).unwrap_or_default(),
-            for_devices.dirty(None, fathom_control::DirtyRequest::default()).unwrap_or_default(),
-        )
-    };
-    let (devices, caches, dirty) = tokio::task::spawn_blocking(all).await.unwrap_or_default();
-    let page = metrics::Facts {
-        info: &daemon.info(),
-        disks: &daemon.disk_list(),
-        statistics: &daemon.statistics(),
-        devices: &devices,
-        caches: &caches,
-        background: &daemon.common.background.list(),
-        offload: &daemon.offload_report(None).unwrap_or_default(),
-        groups: &daemon.groups(),
-        dirty: &dirty,
-        flushes: &daemon.flush_counts(),
-        queries: &queries,
-        monitor: monitor.as_ref(),
-    };
-    metrics::text(&page)
+    let page = Arc::clone(daemon);
+    tokio::task::spawn_blocking(move || metrics::text(&page)).await.unwrap_or_default()
 }
 
 async fn no_such_path() -> Refused {

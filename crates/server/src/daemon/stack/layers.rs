@@ -15,18 +15,23 @@ use fathom_layers::{
 use serde_json::{Map, Value};
 
 use super::{
-    Common, SEARCH_TIME_MAX, Watchers, invalid, message_and_remedy, names_layer, refusal,
-    too_many_layers,
+    SEARCH_TIME_MAX, Watchers, invalid, message_and_remedy, names_layer, refusal, too_many_layers,
 };
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
+use crate::daemon::feature::Parts;
 use crate::daemon::placement_within;
 use crate::features::background::Activity;
 use crate::features::cache::Host;
 use crate::features::guests::DiskGuest;
+use crate::features::log::CacheStores;
 use crate::features::log::WalDefinition;
 use crate::process::log::REQUESTS;
+use crate::stores::models::ModelDevices;
+use fathom_layers::LimitGroups;
+use fathom_layers::ScheduleDevices;
+use fathom_layers::cache::Caches;
 
 /// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]
@@ -229,7 +234,7 @@ pub(crate) fn make_layers(
     watchers: &Watchers,
     kept: &[KeyedLayer],
     guest: &DiskGuest,
-    common: &Common,
+    parts: &Parts,
     place: &Place<'_>,
 ) -> Result<NewLayers, ErrorBody> {
     let mut kept = kept.to_vec();
@@ -257,15 +262,15 @@ pub(crate) fn make_layers(
         disk: &definition.name,
         names: guest.names(),
         log: &log,
-        limits: &common.limits,
+        limits: parts.of::<LimitGroups>(),
         device: &device.name,
         device_problem: device.problem.as_deref(),
-        devices: &common.devices,
-        caches: &common.caches,
+        devices: parts.of::<ScheduleDevices>(),
+        caches: parts.of::<Caches>(),
         cache_host: &Host {
             definition,
             records: place.records,
-            stores: &common.stores,
+            stores: parts.of::<CacheStores>(),
             log: watchers.log.as_ref(),
         },
         is_served: place.is_served,
@@ -330,7 +335,9 @@ pub(crate) fn make_layers(
         Ok(())
     };
     if let Some(model) = &definition.model {
-        let make = || Ok(Arc::new(common.models.make(model, place.capacity)?) as Arc<dyn Layer>);
+        let make = || {
+            Ok(Arc::new(parts.of::<ModelDevices>().make(model, place.capacity)?) as Arc<dyn Layer>)
+        };
         add(LayerKey::Model(model.clone()), &make)?;
     }
     if let Some(room) = &watchers.room {

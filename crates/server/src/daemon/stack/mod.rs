@@ -18,23 +18,21 @@ use fathom_control::{
 use fathom_frontend::nbd;
 use fathom_frontend::vhost_user;
 use fathom_insight::ClassTable;
-use fathom_layers::cache::Caches;
 use fathom_layers::classify::UsageOptions;
-use fathom_layers::{Classify, LimitGroups, ScheduleDevices, Tap, WaitForRoom, tap};
+use fathom_layers::{Classify, Tap, WaitForRoom, tap};
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use fathom_tls::{Certificates, Tls};
 use rustix::process::{Resource, getrlimit};
 
 use crate::configuration::{Address, layers as layers_of, parse_address};
+use crate::daemon::feature::Parts;
 use crate::daemon::placement_within;
 use crate::features::background::{BackgroundWork, Scheduled};
 use crate::features::cache;
 use crate::features::guests::DiskGuest;
-use crate::features::log::{CacheStores, DiskLog, LogVolumes};
+use crate::features::log::{DiskLog, LogVolumes};
 use crate::process::group::admit;
-use crate::stores::clusters::Clusters;
-use crate::stores::models::ModelDevices;
 pub(crate) use layers::{
     KeyedLayer, LayerKey, Place, finds_device, lacks_device, make_layers, set_layer,
 };
@@ -88,49 +86,28 @@ impl Watchers {
     }
 }
 
-/// The parts that disks share.
-#[derive(Default)]
-pub(crate) struct Common {
-    /// The open log volumes.
-    pub logs: LogVolumes,
-    /// The caches.
-    pub caches: Caches,
-    /// The open stores of caches.
-    pub stores: CacheStores,
-    /// The Valkey clusters.
-    pub clusters: Clusters,
-    /// The limits of groups of disks.
-    pub limits: LimitGroups,
-    /// The devices that disks share.
-    pub devices: ScheduleDevices,
-    /// The modelled devices.
-    pub models: ModelDevices,
-    /// The background work of all disks.
-    pub background: BackgroundWork,
-}
-
 /// Opens the back end of `definition`, with its layers above it. `number` is the disk's number in
 /// events, `records` the folder for records that outlive the daemon, and
-/// `common` the parts that disks share.
+/// `parts` what the features keep.
 pub(crate) fn open_disk(
     definition: &DiskDefinition,
     number: u32,
     guest: &DiskGuest,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
 ) -> Result<(Arc<Disk>, Watchers), ErrorBody> {
     let backend = open_backend(definition, records)?;
     let mut watchers = Watchers {
         tap: make_tap(definition, number),
         classify: make_classify(definition, guest)?,
         room: (definition.when_full == WhenFull::Wait).then(WaitForRoom::new),
-        log: open_log(definition, &*backend, records, common)?,
-        background: background_of(definition, common),
+        log: open_log(definition, &*backend, records, parts)?,
+        background: background_of(definition, parts),
         layers: Vec::new(),
     };
-    let rejected = cache::reject(definition, records, common);
+    let rejected = cache::reject(definition, records, parts);
     let made =
-        rejected.and_then(|()| stack(definition, &mut watchers, guest, common, (backend, records)));
+        rejected.and_then(|()| stack(definition, &mut watchers, guest, parts, (backend, records)));
     let disk = made.inspect_err(|_| {
         if let Some(log) = &watchers.log {
             log.abandon();
@@ -152,9 +129,9 @@ pub(crate) fn open_log(
     definition: &DiskDefinition,
     home: &dyn Backend,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
 ) -> Result<Option<DiskLog>, ErrorBody> {
-    common.logs.open(definition, home, records, common)
+    parts.of::<LogVolumes>().open(definition, home, records, parts)
 }
 
 /// Makes a disk of `backend` and the layers of `definition`.
@@ -162,11 +139,11 @@ fn stack(
     definition: &DiskDefinition,
     watchers: &mut Watchers,
     guest: &DiskGuest,
-    common: &Common,
+    parts: &Parts,
     (backend, records): (Arc<dyn Backend>, &Path),
 ) -> Result<Arc<Disk>, ErrorBody> {
     let place = Place { capacity: backend.capacity(), records, is_served: false };
-    let made = make_layers(definition, watchers, &[], guest, common, &place)?;
+    let made = make_layers(definition, watchers, &[], guest, parts, &place)?;
     let layers = made.list();
     watchers.layers = made.layers;
     let serial = if definition.serial.is_empty() { &definition.name } else { &definition.serial };
@@ -187,17 +164,14 @@ const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The scheduler of background work for a disk that has such work, or whose devices are shared with one
 /// that has. Without a scheduler, work is done when it is due.
-pub(crate) fn background_of(
-    definition: &DiskDefinition,
-    common: &Common,
-) -> Option<Arc<Scheduled>> {
+pub(crate) fn background_of(definition: &DiskDefinition, parts: &Parts) -> Option<Arc<Scheduled>> {
     let has_work = layers_of::wal(definition).is_some();
-    if !has_work && common.background.is_empty() {
+    if !has_work && parts.of::<BackgroundWork>().is_empty() {
         return None;
     }
     let placement = placement_within(definition, SEARCH_TIME_MAX);
     let is_known = placement.problem.is_none();
-    is_known.then(|| common.background.of(&placement, has_work)).flatten()
+    is_known.then(|| parts.of::<BackgroundWork>().of(&placement, has_work)).flatten()
 }
 
 /// Gives a disk the scheduler of its background work. A disk keeps its scheduler.

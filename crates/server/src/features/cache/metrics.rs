@@ -59,3 +59,21 @@ fn labels<'a>(disk: &'a CacheDisk, name: &'a str, value: &'a str) -> Vec<(&'a st
     labels.push((name, value));
     labels
 }
+
+#[cfg(test)]
+mod tests {
+    use fathom_control::{CacheCurve, CacheDisk, CacheInfo};
+
+    use super::*;
+    use crate::daemon::metrics::assert_documented;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let curve = CacheCurve { accesses: 1, ..CacheCurve::default() };
+        let disks = vec![CacheDisk { curve, ..CacheDisk::default() }];
+        let caches = vec![CacheInfo { disks, ..CacheInfo::default() }];
+        let mut page = Page::default();
+        of_caches(&mut page, &CacheReport { caches, ..CacheReport::default() });
+        assert_documented(&page.text);
+    }
+}

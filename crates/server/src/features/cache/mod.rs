@@ -1,6 +1,7 @@
 //! The caches that outlive the daemon: their stores, and the marks of images that name them.
 
 pub(crate) mod changes;
+pub(crate) mod feature;
 pub(crate) mod metrics;
 
 use std::fs::File;
@@ -15,8 +16,10 @@ use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
 use fathom_layers::{Cache, LayerOptions as _};
 
-use crate::daemon::stack::{Common, KeyedLayer, LayerKey, refusal};
+use crate::daemon::feature::Parts;
+use crate::daemon::stack::{KeyedLayer, LayerKey, refusal};
 use crate::features::log::{CacheStores, DiskLog, NAME_DEVICE};
+use fathom_layers::cache::Caches;
 
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {
@@ -142,12 +145,12 @@ pub(crate) fn replaced(
 pub(crate) fn reject(
     definition: &DiskDefinition,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
 ) -> Result<(), ErrorBody> {
     if definition.read_only || has_cache(definition) {
         Ok(())
     } else {
-        forget(definition, records, common)
+        forget(definition, records, parts)
     }
 }
 
@@ -155,7 +158,7 @@ pub(crate) fn reject(
 pub(crate) fn forget(
     definition: &DiskDefinition,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
 ) -> Result<(), ErrorBody> {
     let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(()) };
     let shown = image.display();
@@ -166,7 +169,7 @@ pub(crate) fn forget(
     })?;
     let cleared = mark.exists().and_then(|exists| if exists { mark.clear() } else { Ok(()) });
     let Err(error) = cleared else { return Ok(()) };
-    let Err(reason) = give_up(&mark, definition, records, common) else { return Ok(()) };
+    let Err(reason) = give_up(&mark, definition, records, parts) else { return Ok(()) };
     let message = format!(
         "{shown} is marked as having blocks in a cache, and the mark cannot be removed: {error}. Nor can the \
          cache forget them: {reason}"
@@ -189,14 +192,14 @@ fn give_up(
     mark: &CacheMark,
     definition: &DiskDefinition,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
 ) -> io::Result<()> {
     // A damaged mark fits no cache.
     let Some(MarkedCache { identity, generation, path }) = mark.read()? else { return Ok(()) };
     let path = Path::new(&path).canonicalize()?;
     let state = CacheState { identity, generation };
-    let open = || common.stores.open(&path, &definition.name, records);
-    common.caches.give_up(&path, &state, open)?;
+    let open = || parts.of::<CacheStores>().open(&path, &definition.name, records);
+    parts.of::<Caches>().give_up(&path, &state, open)?;
     tracing::warn!(
         disk = definition.name.as_str(),
         "its image keeps the mark of a cache, which has forgotten its blocks: the mark cannot be removed"

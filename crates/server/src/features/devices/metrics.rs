@@ -58,3 +58,18 @@ pub(crate) fn of_devices(page: &mut Page, devices: &DeviceList) {
     let counted = counted.filter_map(|device| Some((labels(device), device.host.as_ref()?)));
     page.families(&families, &counted);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::metrics::assert_documented;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let host = Some(DeviceActivity::default());
+        let devices = vec![DeviceStatus { host, ..DeviceStatus::default() }];
+        let mut page = Page::default();
+        of_devices(&mut page, &DeviceList { devices, ..DeviceList::default() });
+        assert_documented(&page.text);
+    }
+}

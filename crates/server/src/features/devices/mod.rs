@@ -1,5 +1,6 @@
 //! The devices beneath the disks.
 
+pub(crate) mod feature;
 pub(crate) mod metrics;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +18,7 @@ use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve, resolve
 use crate::configuration::layers;
 use crate::daemon::stack;
 use crate::daemon::{Daemon, Served};
+use crate::features::background::BackgroundWork;
 use crate::lock;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
@@ -190,7 +192,7 @@ impl Daemon {
             let Ok(served) = self.find(name) else { continue };
             let definition = served.live().definition.clone();
             let is_left = is_observed(&served) || served.withdrawal().is_some();
-            if is_left || stack::background_of(&definition, &self.common).is_none() {
+            if is_left || stack::background_of(&definition, &self.parts).is_none() {
                 continue;
             }
             if let Err(refused) = self.restack(&served, definition) {
@@ -258,7 +260,7 @@ impl Daemon {
         }
         let sys = SysDevices::default();
         let devices = found.into_iter().map(|(medium, mut device)| {
-            device.idle_time = self.common.background.idle_time(&medium);
+            device.idle_time = self.part::<BackgroundWork>().idle_time(&medium);
             if medium.kind == MediumKind::Device {
                 let facts = sys.facts(&medium.name);
                 (device.size_bytes, device.rotational) = (facts.size_bytes, facts.rotational);

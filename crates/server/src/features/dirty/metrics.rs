@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use fathom_control::{DirtyReport, GuestDirty};
 
-use crate::daemon::metrics::{Family, Page};
-use crate::features::flush::FlushCounts;
+use crate::daemon::metrics::Page;
 
 /// The value of a family for one guest; `None` if it is not known.
 type Value = fn(&GuestDirty) -> Option<f64>;
@@ -59,24 +58,4 @@ pub(crate) fn of_dirty(page: &mut Page, report: &DirtyReport) {
             page.sample(name, &[("disk", disk), ("vm", vm)], [dirty, writeback][place]);
         }
     }
-}
-
-/// The flushes of each virtual machine.
-pub(crate) fn of_flushes(page: &mut Page, counts: &BTreeMap<String, FlushCounts>) {
-    let families: [Family<'_, FlushCounts>; 3] = [
-        ("fathom_guest_flushes_total", "counter", "Flushes of the guest.", |counts| counts.flushes),
-        (
-            "fathom_guest_flushes_incomplete_total",
-            "counter",
-            "Flushes that ended before all dirty data was written.",
-            |counts| counts.incomplete,
-        ),
-        (
-            "fathom_guest_flushed_bytes_total",
-            "counter",
-            "Bytes that the guest wrote during its flushes.",
-            |counts| counts.written_bytes,
-        ),
-    ];
-    page.families(&families, &counts.iter().map(|(vm, counts)| ([("vm", vm.as_str())], counts)));
 }

@@ -1,5 +1,6 @@
 //! Counts of the guests' dirty pages, made when they are requested.
 
+pub(crate) mod feature;
 pub(crate) mod metrics;
 pub(crate) mod written;
 
@@ -21,6 +22,7 @@ use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::guests::GuestView;
+use crate::features::guests::Introspection;
 
 /// The most files of a guest in a report.
 const FILES_MAX: usize = 10_000;
@@ -35,20 +37,21 @@ impl Daemon {
         request: DirtyRequest,
     ) -> Result<DirtyReport, ErrorBody> {
         let served = self.served();
-        let selected_views = self.introspection.guests().into_iter().filter_map(|view| {
-            let disks: Vec<&Arc<Served>> = view
-                .disks
-                .iter()
-                .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
-                .collect();
-            let vm = vm_of(&served, &view.disks);
-            let is_selected = selected.is_none_or(|name| {
-                vm == name
-                    || view.disks.iter().any(|disk| disk == name)
-                    || view.number.to_string() == name
+        let selected_views =
+            self.part::<Arc<Introspection>>().guests().into_iter().filter_map(|view| {
+                let disks: Vec<&Arc<Served>> = view
+                    .disks
+                    .iter()
+                    .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
+                    .collect();
+                let vm = vm_of(&served, &view.disks);
+                let is_selected = selected.is_none_or(|name| {
+                    vm == name
+                        || view.disks.iter().any(|disk| disk == name)
+                        || view.number.to_string() == name
+                });
+                is_selected.then_some((view, vm, disks))
             });
-            is_selected.then_some((view, vm, disks))
-        });
         let views: Vec<_> = selected_views.collect();
         let interval = request.written_ms.map(Duration::from_millis);
         if interval.is_some_and(|interval| interval > INTERVAL_MAX) {
@@ -70,7 +73,7 @@ impl Daemon {
         for (view, vm, disks) in views {
             // What the next count reads comes while this one is made.
             following.next().into_iter().flatten().for_each(|kernel| kernel.expect_dirty());
-            let names = self.introspection.names();
+            let names = self.part::<Arc<Introspection>>().names();
             let mut counted = count(view, vm, &disks, names, request, shares.next());
             counted.written = written.next().flatten();
             guests.push(counted);

@@ -7,6 +7,7 @@
 
 mod collector;
 mod columns;
+pub(crate) mod feature;
 mod feed;
 mod listener;
 pub(crate) mod requests;

@@ -8,16 +8,17 @@ use fathom_layers::Tap;
 
 use crate::daemon::{Daemon, status};
 use crate::features::events::{Events, Source};
+use crate::features::guests::Introspection;
 
 impl Daemon {
     /// The event listeners.
     pub(crate) fn events(&self) -> &Events {
-        &self.events
+        self.part::<Events>()
     }
 
     /// The texts of the numbers in events.
     pub(crate) fn names(&self) -> &Arc<Names> {
-        self.introspection.names()
+        self.part::<Arc<Introspection>>().names()
     }
 
     /// The tap of a disk, if it has one.

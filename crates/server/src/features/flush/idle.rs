@@ -15,7 +15,9 @@ use fathom_devices::{Medium, MediumKind, SysDevices};
 
 use crate::configuration::GuestOptions;
 use crate::daemon::{Daemon, Served};
+use crate::features::flush::Flusher;
 use crate::lock;
+use std::sync::OnceLock;
 
 /// The interval between two samples of the devices' counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
@@ -64,6 +66,12 @@ fn choose(candidates: &[Candidate], idle: Duration) -> Option<&Candidate> {
     candidates.iter().filter(is_due).max_by_key(|guest| guest.dirty).filter(|_| idle >= IDLE_TIME)
 }
 
+/// The thread that flushes guests whose devices are idle, once there has been such a guest.
+#[derive(Default)]
+pub(crate) struct IdleFlusher {
+    pub thread: OnceLock<Option<Thread>>,
+}
+
 /// The requests of a device.
 #[derive(Clone, Copy, Default)]
 struct Requests {
@@ -74,10 +82,11 @@ struct Requests {
 impl Daemon {
     /// Starts the thread if a guest is to be flushed while its device is idle, and wakes it.
     pub(crate) fn begin_idle_flushes(self: &Arc<Self>) {
-        if self.flusher.idle_guests().is_empty() && self.idle_flusher.get().is_none() {
+        let flusher = &self.part::<IdleFlusher>().thread;
+        if self.part::<Flusher>().idle_guests().is_empty() && flusher.get().is_none() {
             return;
         }
-        let thread = self.idle_flusher.get_or_init(|| {
+        let thread = flusher.get_or_init(|| {
             let daemon = Arc::downgrade(self);
             let body = move || run(&daemon);
             match thread::Builder::new().name("idle-flush".into()).spawn(body) {
@@ -165,7 +174,7 @@ fn run(daemon: &Weak<Daemon>) {
     let mut searched: Option<Instant> = None;
     loop {
         let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else { return };
-        let guests = daemon.flusher.idle_guests();
+        let guests = daemon.part::<Flusher>().idle_guests();
         if guests.is_empty() {
             watched.clear();
             drop(daemon);

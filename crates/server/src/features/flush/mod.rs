@@ -13,10 +13,12 @@
 
 mod agent;
 mod balloon;
+pub(crate) mod feature;
 mod fuzz;
 pub(crate) mod idle;
 mod line;
 mod marks;
+mod metrics;
 #[cfg(test)]
 mod peer;
 mod qmp;

@@ -12,6 +12,7 @@ use crate::configuration::GuestOptions;
 use crate::daemon::stack::{self, refusal};
 use crate::daemon::stop::{self, Task};
 use crate::daemon::{Daemon, Served};
+use crate::features::flush::Flusher;
 use crate::features::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
 
 /// How long a flush may take.
@@ -99,7 +100,7 @@ impl Daemon {
         by: Option<FlushWay>,
         is_disturbed: &dyn Fn() -> bool,
     ) -> Result<FlushReport, ErrorBody> {
-        let flusher = &self.flusher;
+        let flusher = self.part::<Flusher>();
         let options = flusher.options(vm).unwrap_or_default();
         if self.served_of(vm).is_empty() {
             return Err(refusal(
@@ -194,7 +195,7 @@ impl Daemon {
             let is_over = report.is_complete || is_exhausted || elapsed > FLUSH_TIME_MAX;
             let has_to_end = changes_guest(by) && self.is_migrating(vm);
             if is_over || has_to_end || is_disturbed() {
-                self.flusher.count(&report);
+                self.part::<Flusher>().count(&report);
                 return Ok(report);
             }
             if by == FlushWay::Sysrq && !has_reacted && elapsed > REACTION_TIME_MAX {
@@ -230,7 +231,7 @@ impl Daemon {
             (FlushWay::Tunables, Some(kernel)) => {
                 // First, so that the value is put back whatever happens.
                 let lowered = Lowered { daemon: self, vm };
-                self.flusher.lower(vm, kernel, &go_on)?;
+                self.part::<Flusher>().lower(vm, kernel, &go_on)?;
                 Action::Tunables { _lowered: lowered }
             }
             (FlushWay::Tunables, None) => {
@@ -242,7 +243,7 @@ impl Daemon {
             }
             (FlushWay::Agent, _) => Action::Agent(begin_sync(vm, options.agent.as_deref())?),
             (FlushWay::Balloon, _) => {
-                Action::Balloon(self.flusher.inflate(options, kernel, dirty)?)
+                Action::Balloon(self.part::<Flusher>().inflate(options, kernel, dirty)?)
             }
         })
     }

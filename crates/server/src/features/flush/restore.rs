@@ -11,14 +11,16 @@ use fathom_frontend::vhost_user;
 use fathom_introspect::Kernel;
 
 use crate::daemon::{Daemon, Served};
+use crate::features::flush::Flusher;
 use crate::features::flush::Restoration;
 use crate::features::guests::GuestView;
+use crate::features::guests::Introspection;
 use crate::features::guests::usage::vm_of;
 
 impl Daemon {
     /// Gives guests their memory again that an earlier daemon has taken by the balloon.
     pub(crate) fn begin_balloon_restorations(self: &Arc<Self>) {
-        for vm in self.flusher.balloons() {
+        for vm in self.part::<Flusher>().balloons() {
             self.begin_balloon_restoration(&vm);
         }
     }
@@ -26,7 +28,7 @@ impl Daemon {
     /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until QEMU accepts it:
     /// the guest may have ended, or start again later. A few threads try all such guests in turn.
     pub(crate) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
-        if !self.flusher.begin_restorer(vm) {
+        if !self.part::<Flusher>().begin_restorer(vm) {
             return;
         }
         let daemon = Arc::downgrade(self);
@@ -35,12 +37,12 @@ impl Daemon {
                 let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
                     return;
                 };
-                match daemon.flusher.next_restoration() {
+                match daemon.part::<Flusher>().next_restoration() {
                     Restoration::Try(vm) => {
-                        if daemon.flusher.restore_balloon(&vm) {
+                        if daemon.part::<Flusher>().restore_balloon(&vm) {
                             tracing::info!(vm, "the guest has its own memory again");
                         }
-                        daemon.flusher.end_restoration(&vm);
+                        daemon.part::<Flusher>().end_restoration(&vm);
                     }
                     Restoration::Wait(time) => {
                         drop(daemon);
@@ -52,14 +54,14 @@ impl Daemon {
         };
         if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
             tracing::error!(vm, %error, "the guest does not get its memory: a thread cannot be started");
-            self.flusher.forget_restorer();
+            self.part::<Flusher>().forget_restorer();
         }
     }
 
     /// Puts back the tunables that an earlier daemon has replaced. Called when a guest's kernel has
     /// been found.
     pub(crate) fn restore_all_tunables(&self) {
-        for vm in self.flusher.tunables() {
+        for vm in self.part::<Flusher>().tunables() {
             self.restore_tunables_of(&vm);
         }
     }
@@ -67,10 +69,10 @@ impl Daemon {
     /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this at its
     /// beginning, and again at its end.
     pub(crate) fn restore_tunables_of(&self, vm: &str) {
-        if !self.flusher.has_tunables(vm) {
+        if !self.part::<Flusher>().has_tunables(vm) {
             return;
         }
-        let Ok(_active) = self.flusher.begin(vm, FlushWay::Tunables) else { return };
+        let Ok(_active) = self.part::<Flusher>().begin(vm, FlushWay::Tunables) else { return };
         if self.put_tunables_back(vm) {
             tracing::info!(vm, "the guest has its own vm.dirty_expire_centisecs again");
         }
@@ -80,8 +82,9 @@ impl Daemon {
     /// it may have booted another one since. Without a kernel the record of them stays. The caller has
     /// marked the guest. Returns whether the guest's value was written.
     pub(crate) fn put_tunables_back(&self, vm: &str) -> bool {
-        let kernel = self.flusher.has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
-        let Some(kernel) = kernel.filter(|kernel| self.flusher.restore(vm, kernel)) else {
+        let kernel = self.part::<Flusher>().has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
+        let Some(kernel) = kernel.filter(|kernel| self.part::<Flusher>().restore(vm, kernel))
+        else {
             return false;
         };
         // If a migration has begun, the value has to reach the destination.
@@ -105,7 +108,7 @@ impl Daemon {
     /// The kernels of all guests with their virtual machines, in order of appearance.
     fn kernels(&self) -> Vec<(String, Arc<Kernel>)> {
         let served = self.served();
-        let guests = self.introspection.guests().into_iter();
+        let guests = self.part::<Arc<Introspection>>().guests().into_iter();
         let kernel_of = |guest: GuestView| {
             let vm = vm_of(&served, &guest.disks).to_owned();
             Some((vm, guest.kernel?))

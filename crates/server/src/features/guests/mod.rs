@@ -5,6 +5,7 @@
 //! that ran with this memory is connected, so that a reboot does not require a new search.
 
 mod disk;
+pub(crate) mod feature;
 mod memory;
 pub(crate) mod metrics;
 pub(crate) mod usage;

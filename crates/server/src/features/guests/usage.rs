@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::guests::GuestView;
+use crate::features::guests::Introspection;
 
 /// The accounts of a disk's control groups, for metrics.
 pub(crate) struct DiskGroups {
@@ -86,7 +87,7 @@ impl Daemon {
         GuestList {
             time_ns: Clock::System.now_ns(),
             unix_time_ns: unix_time_ns(),
-            guests: self.introspection.guests().into_iter().map(to_status).collect(),
+            guests: self.part::<Arc<Introspection>>().guests().into_iter().map(to_status).collect(),
         }
     }
 

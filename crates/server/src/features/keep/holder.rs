@@ -22,8 +22,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::descriptors;
 use super::link::{HELD_MAX, TIME_MAX, receive, send};
+use super::lives;
 use super::{NAME_LENGTH_MAX, PREFIX};
-use crate::features::log::lives;
 
 /// The highest priority; only root gets it.
 const PRIORITY: i32 = -20;

@@ -9,6 +9,7 @@
 mod descriptors;
 mod holder;
 mod link;
+pub(crate) mod lives;
 mod manager;
 
 use std::collections::{BTreeMap, BTreeSet};

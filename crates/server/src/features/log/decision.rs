@@ -123,7 +123,7 @@ impl Daemon {
         if decision == LogDecision::Keep {
             self.note_log(&definition);
         }
-        let answer = settle_disk(&definition, &self.records_folder(), &self.common, decision)?;
+        let answer = settle_disk(&definition, &self.records_folder(), &self.parts, decision)?;
         let (disk, records) = (definition.name.as_str(), answer.records);
         match decision {
             LogDecision::Keep => tracing::warn!(disk, records, "the changes of its log are kept"),

@@ -4,9 +4,10 @@
 mod attend;
 pub(crate) mod decision;
 pub(crate) mod definition;
+pub(crate) mod feature;
 mod identity;
 mod in_cache;
-pub(crate) mod lives;
+mod offload;
 mod owners;
 mod recovery;
 mod settle;
@@ -30,17 +31,18 @@ use fathom_layers::wal::{
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 
-pub(crate) use crate::features::offload::definition::{AutoKind, OffloadDefinition};
+use crate::features::keep::lives::Lives;
 pub(crate) use definition::WalDefinition;
 pub(crate) use identity::is_named;
 pub(crate) use in_cache::CacheStores;
 use in_cache::LogLoss;
-pub(crate) use lives::Lives;
+pub(crate) use offload::{AutoKind, OffloadDefinition};
 pub(crate) use settle::settle_disk;
 pub use settle::{LogCommand, settle_log};
 
 use crate::configuration::{image_identity, layers};
-use crate::daemon::stack::{Common, check_file_limit, message_and_remedy, refusal};
+use crate::daemon::feature::Parts;
+use crate::daemon::stack::{check_file_limit, message_and_remedy, refusal};
 use crate::stores::clusters::{ClusterPlace, Clusters};
 use crate::stores::models::ModelDevices;
 
@@ -188,9 +190,9 @@ impl LogVolumes {
         definition: &DiskDefinition,
         home_store: &dyn Backend,
         records: &Path,
-        common: &Common,
+        parts: &Parts,
     ) -> Result<Option<DiskLog>, ErrorBody> {
-        self.settle(definition, home_store, records, common, Settlement::Refuse)
+        self.settle(definition, home_store, records, parts, Settlement::Refuse)
     }
 
     /// As [`open`](Self::open). A log that would be refused is settled first.
@@ -199,7 +201,7 @@ impl LogVolumes {
         definition: &DiskDefinition,
         home_store: &dyn Backend,
         records: &Path,
-        common: &Common,
+        parts: &Parts,
         settlement: Settlement,
     ) -> Result<Option<DiskLog>, ErrorBody> {
         let refuses = settlement == Settlement::Refuse;
@@ -274,10 +276,15 @@ impl LogVolumes {
         }
         let volume = match (&wal.cluster, wal.export()) {
             (Some(place), _) => {
-                self.cluster_volume(wal, place, disk, marked.is_none(), &common.clusters)
+                self.cluster_volume(wal, place, disk, marked.is_none(), parts.of::<Clusters>())
             }
             (None, Some(export)) => export_volume(&self.place(wal.log.clone()), export),
-            (None, None) => self.volume(wal, disk, records, (&common.models, &common.stores)),
+            (None, None) => self.volume(
+                wal,
+                disk,
+                records,
+                (parts.of::<ModelDevices>(), parts.of::<CacheStores>()),
+            ),
         };
         let volume = volume.map_err(|error| failed(error.to_string()))?;
         let options = WalOptions {

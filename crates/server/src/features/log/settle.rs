@@ -14,9 +14,12 @@ use fathom_image::LogMark;
 use fathom_layers::wal::{Held, Settlement};
 
 use crate::configuration::{Configuration, ConfigurationFile, normal_path};
+use crate::daemon::feature::Parts;
 use crate::daemon::records_folder;
-use crate::daemon::stack::{Common, open_backend, refusal};
-use crate::features::cache;
+use crate::daemon::stack::{open_backend, refusal};
+use crate::features::FEATURES;
+use crate::features::log::LogVolumes;
+use crate::stores::clusters::Clusters;
 
 /// The folder of the service's state.
 const SERVICE_STATE: &str = "/var/lib/fathom";
@@ -166,9 +169,9 @@ fn settle(options: &LogOptions, decision: LogDecision) -> Result<LogAnswer, Erro
     };
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
     let folder = folder(image, &control);
-    let common = Common::default();
-    common.clusters.set(&configuration.clusters);
-    settle_disk(&definition, &folder, &common, decision)
+    let parts = Parts::new(None);
+    parts.of::<Clusters>().set(&configuration.clusters);
+    settle_disk(&definition, &folder, &parts, decision)
 }
 
 /// Lets a daemon decide that has the disk. `None` if none runs, or if it has no such disk: then no daemon holds the
@@ -213,7 +216,7 @@ fn ask_daemon(
 pub(crate) fn settle_disk(
     definition: &DiskDefinition,
     records: &Path,
-    common: &Common,
+    parts: &Parts,
     decision: LogDecision,
 ) -> Result<LogAnswer, ErrorBody> {
     let name = &definition.name;
@@ -222,12 +225,14 @@ pub(crate) fn settle_disk(
     // It has the image's lock, so that no daemon serves the disk.
     let home = open_backend(definition, records)?;
     // A cache may have what the log loses now, and would return it.
-    cache::forget(definition, records, common)?;
+    for feature in FEATURES {
+        feature.forget_home(definition, records, parts)?;
+    }
     let settlement = match decision {
         LogDecision::Keep => Settlement::Keep,
         LogDecision::Discard => Settlement::Discard,
     };
-    let log = common.logs.settle(definition, &*home, records, common, settlement)?;
+    let log = parts.of::<LogVolumes>().settle(definition, &*home, records, parts, settlement)?;
     if log.is_none() && decision == LogDecision::Keep {
         let message = format!("the disk {name:?} has no log in the configuration");
         return Err(refusal(ErrorCode::Invalid, message, "add the layer with the log"));

@@ -32,3 +32,16 @@ pub(crate) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
     ];
     page.families(&families, &std::iter::once(([], monitor)));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::metrics::assert_documented;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let mut page = Page::default();
+        of_monitor(&mut page, &MonitorStatus::default());
+        assert_documented(&page.text);
+    }
+}

@@ -1,5 +1,6 @@
 //! The link to the centre, if one is configured.
 
+pub(crate) mod feature;
 pub(crate) mod metrics;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use crate::daemon::Daemon;
 use crate::daemon::refresh::Content;
 use crate::daemon::stack::refusal;
 use crate::features::events::DiskEvents;
+use crate::features::monitor::feature::Link;
 use crate::lock;
 
 /// How long the link may take to send its last rows.
@@ -49,7 +51,8 @@ impl Daemon {
             tracing::warn!("events are sent to {} in plain text", options.address);
         }
         let host = Mutex::new(self.start_host(options_of_host)?);
-        let _ = self.monitor.set(Monitor { options: options.clone(), name, host, keys });
+        let _ =
+            self.part::<Link>().monitor.set(Monitor { options: options.clone(), name, host, keys });
         Ok(())
     }
 
@@ -63,7 +66,7 @@ impl Daemon {
         self: &Arc<Self>,
         options: &MonitorOptions,
     ) -> Result<Option<&'static str>, ErrorBody> {
-        let Some(monitor) = self.monitor.get() else {
+        let Some(monitor) = self.part::<Link>().monitor.get() else {
             self.start_monitor(options)?;
             return Ok(Some("the link to the centre was begun"));
         };
@@ -83,19 +86,19 @@ impl Daemon {
 
     /// Sends the last rows to the centre, and closes the link.
     pub(crate) fn end_monitor(&self) {
-        if let Some(monitor) = self.monitor.get() {
+        if let Some(monitor) = self.part::<Link>().monitor.get() {
             monitor.host.lock().unwrap_or_else(PoisonError::into_inner).stop(END_TIME_MAX);
         }
     }
 
     /// The configuration of the link.
     pub(crate) fn monitor_options(&self) -> Option<&MonitorOptions> {
-        self.monitor.get().map(|monitor| &monitor.options)
+        self.part::<Link>().monitor.get().map(|monitor| &monitor.options)
     }
 
     /// The status of the link.
     pub(crate) fn monitor_status(&self) -> Option<MonitorStatus> {
-        let monitor = self.monitor.get()?;
+        let monitor = self.part::<Link>().monitor.get()?;
         let link = monitor.host.lock().unwrap_or_else(PoisonError::into_inner).status();
         Some(MonitorStatus {
             address: monitor.options.address.clone(),

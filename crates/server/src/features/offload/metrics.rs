@@ -80,3 +80,18 @@ pub(crate) fn of_offload(page: &mut Page, report: &OffloadReport) {
         &forecasts.map(|(disk, forecast)| ([("disk", disk.disk.as_str())], forecast)),
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::metrics::assert_documented;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let forecast = Some(OffloadForecast::default());
+        let disks = vec![OffloadDisk { forecast, ..OffloadDisk::default() }];
+        let mut page = Page::default();
+        of_offload(&mut page, &OffloadReport { disks, ..OffloadReport::default() });
+        assert_documented(&page.text);
+    }
+}

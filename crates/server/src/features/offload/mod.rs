@@ -3,7 +3,7 @@
 //! A thread follows the devices beneath disks whose layer `offload` has `auto`. It sleeps while there is no such
 //! disk, and looks seldom while nothing happens. What was started by hand is only stopped by hand.
 
-pub(crate) mod definition;
+pub(crate) mod feature;
 pub(crate) mod history;
 pub(crate) mod metrics;
 
@@ -31,9 +31,11 @@ use crate::daemon::stack::{message_and_remedy, refusal};
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
+use crate::features::log::LogVolumes;
 use crate::features::log::{AutoKind, OffloadDefinition};
 use crate::lock;
 use crate::stores::clusters::ClusterPlace;
+use crate::stores::clusters::Clusters;
 
 /// The interval between two looks at a device while its disks are used.
 const STEP: Duration = Duration::from_millis(100);
@@ -197,7 +199,7 @@ impl Daemon {
             Some(name) => vec![self.carried(name)?],
             None => self.served().into_iter().filter_map(carried).collect(),
         };
-        let known = lock(&self.offloads.known);
+        let known = lock(&self.part::<Offloads>().known);
         let none = Known::default();
         let disks =
             selected.iter().map(|disk| disk.report(known.get(disk.name()).unwrap_or(&none)));
@@ -211,7 +213,7 @@ impl Daemon {
     /// The last minutes of a disk's forecast.
     pub(crate) fn offload_history(&self, name: &str) -> Result<OffloadHistory, ErrorBody> {
         self.carried(name)?;
-        let known = lock(&self.offloads.known);
+        let known = lock(&self.part::<Offloads>().known);
         let (devices, samples) = known.get(name).map_or_else(Default::default, |known| {
             let devices = known.forecast.as_ref().map(|forecast| forecast.devices.clone());
             (devices.unwrap_or_default(), known.history.samples())
@@ -226,7 +228,7 @@ impl Daemon {
         request: OffloadRequest,
     ) -> Result<OffloadAnswer, ErrorBody> {
         let disk = self.carried(name)?;
-        let mut guard = lock(&self.offloads.known);
+        let mut guard = lock(&self.part::<Offloads>().known);
         let known = guard.entry(name.to_owned()).or_default();
         let is_tried_out = disk.offload.is_tried_out();
         let is_carrying = is_tried_out || disk.offload.status().state == LayerState::Carrying;
@@ -249,7 +251,7 @@ impl Daemon {
                 start(&disk, known, Starter::Hand)?;
                 drop(guard);
                 disk.wait_for_trial();
-                guard = lock(&self.offloads.known);
+                guard = lock(&self.part::<Offloads>().known);
             } else {
                 stop(&disk, known, Starter::Hand);
             }
@@ -268,11 +270,11 @@ impl Daemon {
     pub(crate) fn forget_volume(&self, cluster: String, volume: String) -> Result<Done, ErrorBody> {
         let place = ClusterPlace { cluster, volume };
         let path = place.path();
-        if self.common.logs.is_open(&place) {
+        if self.part::<LogVolumes>().is_open(&place) {
             let message = format!("a disk has its log in {path}");
             return Err(refusal(ErrorCode::Conflict, message, "remove its layer `offload` first"));
         }
-        let removed = self.common.clusters.forget(&place).map_err(|error| {
+        let removed = self.part::<Clusters>().forget(&place).map_err(|error| {
             let text = error.to_string();
             let (message, remedy) = message_and_remedy(&text);
             refusal(ErrorCode::Failed, format!("{path}: {message}"), remedy)
@@ -309,17 +311,17 @@ impl Daemon {
 
     /// Allows the thread to start.
     pub(crate) fn allow_offloads(self: &Arc<Self>) {
-        let _ = self.offloads.daemon.set(Arc::downgrade(self));
+        let _ = self.part::<Offloads>().daemon.set(Arc::downgrade(self));
         self.begin_offloads();
     }
 
     /// Starts the thread if a device is to be observed, and wakes it.
     pub(crate) fn begin_offloads(&self) {
-        let Some(daemon) = self.offloads.daemon.get() else { return };
-        if self.offloads.thread.get().is_none() && self.observed().is_empty() {
+        let Some(daemon) = self.part::<Offloads>().daemon.get() else { return };
+        if self.part::<Offloads>().thread.get().is_none() && self.observed().is_empty() {
             return;
         }
-        let thread = self.offloads.thread.get_or_init(|| {
+        let thread = self.part::<Offloads>().thread.get_or_init(|| {
             let daemon = daemon.clone();
             match thread::Builder::new().name("offload".into()).spawn(move || run(&daemon)) {
                 Ok(handle) => Some(handle.thread().clone()),
@@ -503,7 +505,9 @@ fn run(daemon: &Weak<Daemon>) {
             observed.iter().any(|(_, beneath)| Arc::ptr_eq(beneath, &device.beneath))
         });
         if observed.is_empty() {
-            lock(&daemon.offloads.known).values_mut().for_each(|known| known.forecast = None);
+            lock(&daemon.part::<Offloads>().known)
+                .values_mut()
+                .for_each(|known| known.forecast = None);
             drop((observed, daemon));
             thread::park();
             continue;
@@ -527,7 +531,7 @@ fn run(daemon: &Weak<Daemon>) {
 
 /// Starts or stops what the verdict on a device requires.
 fn decide(daemon: &Daemon, device: &Device, disks: &[&Carried]) {
-    let mut known = lock(&daemon.offloads.known);
+    let mut known = lock(&daemon.part::<Offloads>().known);
     let now = Instant::now();
     for disk in disks {
         let known = known.entry(disk.name().to_owned()).or_default();

@@ -10,6 +10,7 @@
 //! - `action`: the actions on rows.
 
 mod action;
+pub(crate) mod feature;
 mod kept;
 pub(crate) mod metrics;
 mod thread;
@@ -228,12 +229,12 @@ impl Queries {
 impl Daemon {
     /// The status of all kept queries.
     pub(crate) fn query_list(&self) -> QueryList {
-        self.queries().list()
+        self.part::<Queries>().list()
     }
 
     /// The series of the queries' metrics.
     pub(crate) fn query_series(&self) -> Vec<MetricSeries> {
-        self.queries().series()
+        self.part::<Queries>().series()
     }
 
     /// Keeps the queries of a configuration.
@@ -242,7 +243,7 @@ impl Daemon {
         queries: &[Placed<QueryDefinition>],
     ) -> Result<(), fathom_control::ErrorBody> {
         let mut report = ReloadReport::default();
-        self.queries().set(self, queries, &mut report);
+        self.part::<Queries>().set(self, queries, &mut report);
         match report.refused.first() {
             Some(refused) => Err(refusal(ErrorCode::Failed, refused.clone(), "")),
             None => Ok(()),

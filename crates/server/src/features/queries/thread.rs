@@ -49,7 +49,7 @@ enum Halt {
 /// Runs the queries until there are none, or until the events end.
 pub(super) fn run(daemon: &Arc<Daemon>) {
     give_way();
-    let queries = daemon.queries();
+    let queries = daemon.part::<Queries>();
     let _ended = Ended(queries);
     let mut feed = match follow(daemon, PULSE, IDLE_PULSE) {
         Ok(feed) => feed,

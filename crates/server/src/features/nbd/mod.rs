@@ -1,12 +1,16 @@
 //! NBD listeners and their exports. A listener that cannot listen is a state: a thread tries again until it can.
 
+pub(crate) mod feature;
+mod metrics;
+
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use fathom_control::{ErrorBody, ErrorCode, ExportsDefinition, ListenerDefinition};
+use fathom_control::{ErrorBody, ErrorCode, ExportsDefinition, ListenerDefinition, ReloadReport};
 use fathom_frontend::nbd;
 
+use crate::configuration::Configuration;
 use crate::daemon::changes::stopping;
 use crate::daemon::refresh::Content;
 use crate::daemon::stack::{self, refusal};
@@ -75,7 +79,8 @@ impl Daemon {
         let definition = listening.definition();
         // Before they are used: a later change is found.
         *lock(&listening.keys) = Content::of_keys(&definition);
-        let opened = stack::start_listener(&definition, &listening.exports, &self.nbd_budget);
+        let opened =
+            stack::start_listener(&definition, &listening.exports, self.part::<Arc<nbd::Budget>>());
         let refused = match opened {
             Ok(listener) => {
                 let mut place = listening.listener();
@@ -99,29 +104,30 @@ impl Daemon {
     /// Lets a thread try again to listen where the daemon cannot yet, if there is such a place.
     pub(crate) fn retry_listeners(self: &Arc<Self>) {
         let is_closed = self.listening().iter().any(|listening| listening.is_to_be_opened());
-        let mut attempts = lock(&self.closed.attempts);
+        let mut attempts = lock(&self.part::<Arc<Closed>>().attempts);
         if !is_closed || attempts.is_stopping || attempts.has_thread {
             return;
         }
         attempts.has_thread = true;
         drop(attempts);
-        let (daemon, closed) = (Arc::downgrade(self), Arc::clone(&self.closed));
+        let (daemon, closed) = (Arc::downgrade(self), Arc::clone(self.part::<Arc<Closed>>()));
         let work = move || retry(&daemon, &closed);
         if let Err(error) = std::thread::Builder::new().name("listen".into()).spawn(work) {
-            lock(&self.closed.attempts).has_thread = false;
+            lock(&self.part::<Arc<Closed>>().attempts).has_thread = false;
             tracing::error!(%error, "closed listeners are not opened: a thread cannot be started");
         }
     }
 
     /// Notes why `/metrics` is not served over TCP.
     pub(crate) fn refuse_metrics(&self, refused: Option<ErrorBody>) {
-        *lock(&self.closed.metrics) = refused;
+        *lock(&self.part::<Arc<Closed>>().metrics) = refused;
         self.wake_watch();
     }
 
     /// The reasons why the daemon does not listen where it should.
     pub(crate) fn closed_listeners(&self) -> Vec<ErrorBody> {
-        let mut reasons: Vec<ErrorBody> = lock(&self.closed.metrics).iter().cloned().collect();
+        let mut reasons: Vec<ErrorBody> =
+            lock(&self.part::<Arc<Closed>>().metrics).iter().cloned().collect();
         for listening in self.listening() {
             if listening.listener().is_some() {
                 continue;
@@ -140,6 +146,48 @@ impl Daemon {
             });
         }
         reasons
+    }
+
+    /// Serves new listeners, and gives others the exports of a configuration.
+    pub(crate) fn reload_listeners(
+        self: &Arc<Self>,
+        new: &Configuration,
+        report: &mut ReloadReport,
+    ) {
+        for listener in &new.listeners {
+            let definition = &listener.definition;
+            let address = &definition.address;
+            let listening = self.listening();
+            let Some(old) = listening.iter().find(|old| old.definition().address == *address)
+            else {
+                match self.serve_listener(definition) {
+                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
+                    Err(refused) => report.refused.push(refused.to_string()),
+                }
+                continue;
+            };
+            let before = old.definition();
+            if old.refused().is_some() && before == *definition {
+                match self.open_listener(old) {
+                    Ok(()) => report.changed.push(format!("a listener at {address} was added")),
+                    Err(refused) => report.refused.push(refused.to_string()),
+                }
+                continue;
+            }
+            if before.exports != definition.exports {
+                self.change_exports(old, definition.exports.clone());
+                report.changed.push(format!("the listener at {address} has other exports"));
+            }
+            let mut same = definition.clone();
+            same.exports = before.exports.clone();
+            if before != same {
+                report.refused.push(format!(
+                    "the listener at {address} cannot change its TLS or group while it listens: \
+                     restart the daemon"
+                ));
+            }
+        }
+        self.retry_listeners();
     }
 
     /// Offers a new disk on all listeners that export it.

@@ -1,0 +1,153 @@
+//! What a feature of the daemon is: its part in the life of the daemon and of a disk.
+
+use std::any::{Any, TypeId, type_name};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use fathom_control::{DiskDefinition, ErrorBody, ReloadReport};
+
+use super::metrics::Page;
+use super::problems::Found;
+use super::stop::Task;
+use super::{Daemon, Served};
+use crate::configuration::Configuration;
+use crate::features::FEATURES;
+
+/// What the daemon does beyond serving disks. A feature is a folder in `features`, and a line in
+/// [`FEATURES`]. A method does nothing unless the feature defines it. The features
+/// are called in the order of the table.
+pub(crate) trait Feature: Sync {
+    /// Adds what the feature keeps for all disks while the daemon runs. A command that opens a
+    /// disk without a daemon has no configuration: then it adds what the opening needs.
+    fn keep(&self, _configuration: Option<&Configuration>, _parts: &mut Parts) {}
+
+    /// The daemon has been made, and no disk has been opened.
+    fn prepare(&self, _daemon: &Arc<Daemon>, _configuration: &Configuration) {}
+
+    /// Begins the feature's work at a stage of the start. Returns why it cannot do a part of that
+    /// yet. With `is_strict` any such reason ends the start.
+    ///
+    /// # Errors
+    /// Why the daemon cannot start.
+    fn begin(
+        &self,
+        _daemon: &Arc<Daemon>,
+        _start: &Start<'_>,
+        _stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        Ok(Vec::new())
+    }
+
+    /// A disk has been opened and can be found by its name.
+    fn opened(&self, _daemon: &Daemon, _served: &Served) {}
+
+    /// A disk has its first layers, after [`opened`](Self::opened), or others.
+    fn stacked(&self, _daemon: &Daemon, _served: &Served) {}
+
+    /// The configuration has been read again, and the disks have not been changed yet.
+    fn reread(&self, _daemon: &Arc<Daemon>, _new: &Configuration, _report: &mut ReloadReport) {}
+
+    /// The configuration has been read again. Called after the disks have been changed.
+    fn reload(&self, _daemon: &Arc<Daemon>, _new: &Configuration, _report: &mut ReloadReport) {}
+
+    /// Whether what it does may fail without a request that fails, so that checks for problems are
+    /// frequent.
+    fn is_watched(&self, _daemon: &Daemon) -> bool {
+        false
+    }
+
+    /// The image of a disk that nobody serves is about to get other content: what the feature keeps
+    /// of the old one becomes invalid.
+    ///
+    /// # Errors
+    /// Why that cannot be done. The image stays as it is.
+    fn forget_home(
+        &self,
+        _definition: &DiskDefinition,
+        _records: &Path,
+        _parts: &Parts,
+    ) -> Result<(), ErrorBody> {
+        Ok(())
+    }
+
+    /// Ends the feature's work at a stage of the shutdown. Returns work that may run beside the
+    /// other features' work of that stage.
+    fn end(&self, _daemon: &Arc<Daemon>, _stage: Ending) -> Vec<Task> {
+        Vec::new()
+    }
+
+    /// Adds the current problems of the daemon. Waits for nothing.
+    fn problems(&self, _daemon: &Daemon, _found: &mut Vec<Found>) {}
+
+    /// Adds the current problems of a disk. Waits for nothing.
+    fn disk_problems(&self, _daemon: &Daemon, _served: &Served, _found: &mut Vec<Found>) {}
+
+    /// Writes its metrics. It runs on a thread of its own and may wait for a limited time.
+    fn metrics(&self, _daemon: &Daemon, _page: &mut Page) {}
+}
+
+/// The start of the daemon.
+pub(crate) struct Start<'a> {
+    pub configuration: &'a Configuration,
+    /// Whether a disk or listener that cannot be served ends the start.
+    pub is_strict: bool,
+}
+
+/// A stage of the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    /// The disks are open and no client can reach them: who observes them misses nothing.
+    Observers,
+    /// Clients may come.
+    Clients,
+    /// Work of the daemon's own accord begins.
+    Work,
+}
+
+/// A stage of the shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// No new work begins, and clients leave. The disks end beside it.
+    Work,
+    /// All disks have ended: what observed them gets its last events.
+    Observers,
+    /// The last results are delivered.
+    Results,
+}
+
+/// What the features keep for all disks, by type.
+pub(crate) struct Parts(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
+
+impl Parts {
+    /// The parts of all features.
+    pub(crate) fn new(configuration: Option<&Configuration>) -> Self {
+        let mut parts = Self(HashMap::new());
+        for feature in FEATURES {
+            feature.keep(configuration, &mut parts);
+        }
+        parts
+    }
+
+    /// Adds a part. A type has one.
+    pub(crate) fn add<T: Any + Send + Sync>(&mut self, part: T) {
+        let former = self.0.insert(TypeId::of::<T>(), Box::new(part));
+        debug_assert!(former.is_none(), "two parts of the type {}", type_name::<T>());
+    }
+
+    /// A part that a feature has added in [`Feature::keep`].
+    ///
+    /// # Panics
+    /// If no feature has: then the type is named wrongly, which the first call shows.
+    pub(crate) fn of<T: Any + Send + Sync>(&self) -> &T {
+        let part = self.0.get(&TypeId::of::<T>()).and_then(|part| part.downcast_ref());
+        part.unwrap_or_else(|| panic!("no feature keeps a {}", type_name::<T>()))
+    }
+}
+
+impl Daemon {
+    /// What a feature keeps, by its type.
+    pub(crate) fn part<T: Any + Send + Sync>(&self) -> &T {
+        self.parts.of()
+    }
+}

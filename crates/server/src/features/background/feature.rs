@@ -1,0 +1,36 @@
+//! Work of the daemon's own accord on the devices of disks, as a feature.
+
+use std::sync::Arc;
+
+use super::BackgroundWork;
+use super::metrics::of_background;
+use crate::configuration::Configuration;
+use crate::daemon::Daemon;
+use crate::daemon::feature::{Feature, Parts};
+use crate::daemon::metrics::Page;
+
+/// The work that waits for idle devices.
+pub(crate) struct Background;
+
+impl Feature for Background {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(BackgroundWork::default());
+    }
+
+    fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {
+        let work = daemon.part::<BackgroundWork>();
+        work.set_options(daemon.options.idle());
+        let observing = Arc::downgrade(daemon);
+        work.on_begin(move || {
+            let observing = observing.clone();
+            let observe = move || observing.upgrade().iter().for_each(|it| it.observe_disks());
+            if let Err(error) = std::thread::Builder::new().name("observe".into()).spawn(observe) {
+                tracing::warn!(%error, "disks beside background work are not observed");
+            }
+        });
+    }
+
+    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
+        of_background(page, &daemon.part::<BackgroundWork>().list());
+    }
+}

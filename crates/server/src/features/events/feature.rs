@@ -1,0 +1,29 @@
+//! The events of disks for listeners, as a feature of the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Events;
+use crate::configuration::Configuration;
+use crate::daemon::Daemon;
+use crate::daemon::feature::{Ending, Feature, Parts};
+use crate::daemon::stop::Task;
+
+/// How long the listeners' event streams may take to end.
+const END_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The events of disks.
+pub(crate) struct EventStreams;
+
+impl Feature for EventStreams {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(Events::default());
+    }
+
+    fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
+        if stage == Ending::Observers {
+            daemon.part::<Events>().end(END_TIME_MAX);
+        }
+        Vec::new()
+    }
+}

@@ -1,0 +1,70 @@
+//! The flushes of guests, as a feature of the daemon.
+
+use std::sync::Arc;
+use std::thread::Thread;
+
+use fathom_control::{ErrorBody, ReloadReport};
+
+use super::Flusher;
+use super::idle::IdleFlusher;
+use super::metrics::of_flushes;
+use crate::configuration::Configuration;
+use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
+use crate::daemon::metrics::Page;
+use crate::daemon::stop::Task;
+use crate::daemon::{Daemon, records_folder};
+use crate::features::guests::Introspection;
+
+/// Makes guests write their dirty data.
+pub(crate) struct Flush;
+
+impl Feature for Flush {
+    fn keep(&self, configuration: Option<&Configuration>, parts: &mut Parts) {
+        let Some(configuration) = configuration else { return };
+        let control = &configuration.daemon.definition.control;
+        parts.add(Flusher::new(&configuration.guests, records_folder(control), control));
+        parts.add(IdleFlusher::default());
+    }
+
+    fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {
+        let restoring = Arc::downgrade(daemon);
+        daemon.part::<Arc<Introspection>>().on_attached(move || {
+            if let Some(daemon) = restoring.upgrade() {
+                daemon.restore_all_tunables();
+            }
+        });
+    }
+
+    fn begin(
+        &self,
+        daemon: &Arc<Daemon>,
+        _start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        if stage == Beginning::Work {
+            daemon.begin_idle_flushes();
+            daemon.begin_balloon_restorations();
+        }
+        Ok(Vec::new())
+    }
+
+    fn reload(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
+        if daemon.part::<Flusher>().set(&new.guests) {
+            report.changed.push("other options of guests".into());
+            daemon.begin_idle_flushes();
+        }
+    }
+
+    fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
+        if stage == Ending::Work {
+            daemon.part::<Flusher>().end();
+            let thread = daemon.part::<IdleFlusher>().thread.get();
+            thread.into_iter().flatten().for_each(Thread::unpark);
+        }
+        Vec::new()
+    }
+
+    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
+        of_flushes(page, &daemon.part::<Flusher>().counts());
+    }
+}

@@ -1,0 +1,47 @@
+//! The logs of disks, as a feature of the daemon.
+
+use std::sync::Arc;
+
+use fathom_control::{ProblemKind, ReloadReport};
+
+use super::{CacheStores, LogVolumes};
+use crate::configuration::Configuration;
+use crate::daemon::feature::{Feature, Parts};
+use crate::daemon::problems::Found;
+use crate::daemon::{Daemon, Served};
+
+/// The logs in which changes are durable before they are written home.
+pub(crate) struct Logs;
+
+impl Feature for Logs {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(LogVolumes::default());
+        parts.add(CacheStores::default());
+    }
+
+    fn prepare(&self, daemon: &Arc<Daemon>, configuration: &Configuration) {
+        let logs = daemon.part::<LogVolumes>();
+        logs.know(configuration.disks.iter().map(|disk| &disk.definition));
+        logs.lives.begin(&daemon.options.control);
+    }
+
+    fn stacked(&self, _daemon: &Daemon, served: &Served) {
+        let log = served.live().watchers.log.clone();
+        if let Some(log) = log {
+            // Also while no front end has a queue, and after its volume has failed.
+            log.attend(&served.disk);
+            log.recover_when_failed(served.disk.name());
+        }
+    }
+
+    fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, _report: &mut ReloadReport) {
+        let disks = new.disks.iter().map(|disk| &disk.definition);
+        daemon.part::<LogVolumes>().know(disks);
+    }
+
+    fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<Found>) {
+        let doubt = daemon.part::<LogVolumes>().doubt(served.disk.name());
+        found
+            .extend(doubt.map(|(message, remedy)| Found(ProblemKind::LogUnknown, message, remedy)));
+    }
+}

@@ -1,0 +1,41 @@
+//! The disks whose load is carried elsewhere, as a feature of the daemon.
+
+use std::sync::Arc;
+
+use fathom_control::ErrorBody;
+
+use super::Offloads;
+use super::metrics::of_offload;
+use crate::configuration::Configuration;
+use crate::daemon::feature::{Beginning, Feature, Parts, Start};
+use crate::daemon::metrics::Page;
+use crate::daemon::{Daemon, Served};
+
+/// The load that is carried elsewhere.
+pub(crate) struct Offload;
+
+impl Feature for Offload {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(Offloads::default());
+    }
+
+    fn begin(
+        &self,
+        daemon: &Arc<Daemon>,
+        _start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        if stage == Beginning::Work {
+            daemon.allow_offloads();
+        }
+        Ok(Vec::new())
+    }
+
+    fn stacked(&self, daemon: &Daemon, _served: &Served) {
+        daemon.begin_offloads();
+    }
+
+    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
+        of_offload(page, &daemon.offload_report(None).unwrap_or_default());
+    }
+}

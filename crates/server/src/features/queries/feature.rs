@@ -1,0 +1,57 @@
+//! The kept queries, as a feature of the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fathom_control::{ErrorBody, ReloadReport};
+
+use super::Queries;
+use super::metrics::{QueryMetrics, of_queries};
+use crate::configuration::Configuration;
+use crate::daemon::Daemon;
+use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
+use crate::daemon::metrics::Page;
+use crate::daemon::stop::Task;
+
+/// How long queries may take to write their last results.
+const END_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The queries of the configuration.
+pub(crate) struct KeptQueries;
+
+impl Feature for KeptQueries {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(Queries::default());
+    }
+
+    fn begin(
+        &self,
+        daemon: &Arc<Daemon>,
+        start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        if stage == Beginning::Observers {
+            daemon.keep_queries(&start.configuration.queries)?;
+        }
+        Ok(Vec::new())
+    }
+
+    fn reload(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
+        daemon.part::<Queries>().set(daemon, &new.queries, report);
+    }
+
+    fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
+        let queries = daemon.part::<Queries>();
+        match stage {
+            Ending::Work => {}
+            Ending::Observers => queries.begin_end(),
+            Ending::Results => queries.end(END_TIME_MAX),
+        }
+        Vec::new()
+    }
+
+    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
+        let queries = QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
+        of_queries(page, &queries);
+    }
+}
