@@ -238,7 +238,8 @@ impl Builder {
         add(&["-kernel", &image.display().to_string(), "-initrd", &initrd.display().to_string()]);
         let root = if self.root.is_some() { " root=/dev/vda rw" } else { "" };
         // Only errors and warnings of the kernel are printed on the console.
-        let append = format!("console=ttyS0 loglevel=5 mitigations=off no_timer_check{root}{}", self.append);
+        let append =
+            format!("console=ttyS0 loglevel=5 mitigations=off no_timer_check{root}{}", self.append);
         add(&["-append", &append]);
         for (index, disk) in self.root.iter().chain(&self.disks).enumerate() {
             for part in disk.arguments(index, qemu) {
