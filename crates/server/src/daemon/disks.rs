@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fathom_block::{CHANGE_TIME_MAX, RestackError};
+use fathom_block::{CHANGE_TIME_MAX, Disk, RestackError};
 use fathom_control::{
     DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
 };
@@ -18,16 +18,13 @@ use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
-use crate::daemon::stack::{self, KeyedLayer, Place, Watchers, refusal};
+use crate::daemon::stack::{self, Before, Equipment, KeyedLayer, refusal};
 use crate::features::FEATURES;
 use crate::features::background::BackgroundWork;
 use crate::features::cache;
-use crate::features::cache::changes::{cache_of, check_answers};
-use crate::features::devices::Beneath;
-use crate::features::guests::DiskGuest;
-use crate::features::guests::Introspection;
+use crate::features::cache::changes::cache_of;
 use crate::features::keep;
-use crate::features::log::{DiskLog, is_same_log};
+use crate::features::log::DiskLog;
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
@@ -57,6 +54,27 @@ fn recover_home(served: &Served) -> Result<(), ErrorBody> {
         cache.drop_blocks();
     }
     Ok(())
+}
+
+/// Gives a disk's queues its new layers, and returns these.
+fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLayer>, ErrorBody> {
+    let made = stack::make_layers(equipment)?;
+    equipment.exchanging();
+    disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
+        let remedy = match &error {
+            RestackError::Leave(..) => {
+                "repair the store beneath, then try again; the disk is served as before"
+            }
+            RestackError::Hangs => {
+                "find out which storage beneath it hangs; the disk is served as before"
+            }
+            _ => "the disk is served as before",
+        };
+        let message = format!("the disk {:?} keeps its layers: {error}", disk.name());
+        refusal(ErrorCode::Failed, message, remedy)
+    })?;
+    made.apply();
+    Ok(made.layers)
 }
 
 impl Daemon {
@@ -91,42 +109,28 @@ impl Daemon {
         let _entry = self.begin_opening(claims.clone(), entry)?;
         let beginnings = self.part::<BackgroundWork>().beginnings();
         let number = self.instance();
-        let wanted = stack::is_classified(&definition);
         self.note_log(&definition);
-        let guest = DiskGuest::new(self.part::<Arc<Introspection>>(), &definition.name, wanted);
-        let (disk, watchers) = stack::open_disk(
-            &definition,
-            number as u32,
-            &guest,
-            &self.records_folder(),
-            &self.parts,
-        )?;
-        let log = watchers.log.clone();
+        let records = self.records_folder();
+        let (disk, parts, layers) = stack::open_disk(&definition, number, &records, &self.parts)?;
+        let opened = parts.clone();
         let abandon = |refused: ErrorBody| {
-            log.iter().for_each(DiskLog::abandon);
+            for feature in FEATURES.iter().rev() {
+                feature.unopened(&opened);
+            }
             refused
         };
         let server = match &definition.vhost_user {
             Some(vhost_user) => {
-                Some(stack::start_vhost_user(vhost_user, &disk, &guest).map_err(abandon)?)
+                Some(stack::start_vhost_user(vhost_user, &disk, parts.get()).map_err(abandon)?)
             }
             None => None,
         };
         let name = definition.name.clone();
-        let live = Live {
-            definition,
-            configured,
-            watchers,
-            instance: number,
-            usage_instance: number,
-            server,
-        };
+        let live = Live { definition, configured, parts, layers, server };
         let served = Arc::new(Served {
             disk,
-            guest,
             claims,
             health: Mutex::default(),
-            beneath: Beneath::default(),
             live: Mutex::new(live),
             withdrawal: Mutex::default(),
         });
@@ -208,7 +212,7 @@ impl Daemon {
             || change.remove_layer.is_some();
         if changes_layers {
             let image = served.claims.image();
-            let made = served.live().watchers.layers.clone();
+            let made = served.live().layers.clone();
             let mut definition = served.live().definition.clone();
             // A list of layers, and a removal, say what becomes of a cache.
             let replacement = change
@@ -267,7 +271,7 @@ impl Daemon {
         let _change = self.change(name)?;
         let served = self.find(name)?;
         let backend = served.disk.backend();
-        let log = served.live().watchers.log.clone();
+        let log = served.part::<DiskLog>();
         if log.as_ref().is_some_and(DiskLog::has_lost_store) {
             return Err(refusal(
                 ErrorCode::Failed,
@@ -305,96 +309,30 @@ impl Daemon {
         served: &Served,
         definition: DiskDefinition,
     ) -> Result<(), ErrorBody> {
-        let (kept, mut instance, mut usage_instance) = {
+        let before = {
             let live = served.live();
-            (live.watchers.clone(), live.instance, live.usage_instance)
+            Before {
+                disk: &served.disk,
+                definition: live.definition.clone(),
+                parts: live.parts.clone(),
+                layers: live.layers.clone(),
+            }
         };
-        let number = self.instance();
-        let mut watchers = Watchers {
-            tap: stack::make_tap(&definition, number as u32),
-            classify: stack::make_classify(&definition, &served.guest)?,
-            room: kept.room.clone(),
-            log: None,
-            background: kept
-                .background
-                .clone()
-                .or_else(|| stack::background_of(&definition, &self.parts)),
-            layers: Vec::new(),
-        };
-        stack::schedule(&served.disk, &watchers);
-        let had = layers::wal(&served.live().definition);
-        let wanted = layers::wal(&definition);
-        let mut new_log = None;
-        if had.is_none() {
+        if layers::wal(&before.definition).is_none() {
             self.note_log(&definition);
         }
-        if wanted.is_none() {
-            check_answers(served, kept.log.as_ref())?;
-        }
-        watchers.log = match (&had, &wanted) {
-            (_, None) => None,
-            (None, Some(_)) => {
-                let home = &**served.disk.backend();
-                new_log = stack::open_log(&definition, home, &self.records_folder(), &self.parts)?;
-                new_log.clone()
-            }
-            (Some(had), Some(wanted)) if is_same_log(had, wanted) => kept.log.clone(),
-            (Some(_), Some(_)) => {
-                return Err(refusal(
-                    ErrorCode::Conflict,
-                    "a disk cannot change from one log to another while it is served",
-                    "remove its layer `wal` or `offload`, or choose another `mode` of its cache: that writes its changes back. \
-                     Then add the other log",
-                ));
-            }
-        };
-        match (kept.tap, &mut watchers.tap) {
-            (Some(kept), Some(tap)) => *tap = kept,
-            _ => instance = number,
-        }
-        let mut classes = None;
-        match (kept.classify, &mut watchers.classify) {
-            (Some(kept), Some(classify)) => {
-                classes = Some(stack::class_table(&definition)?);
-                *classify = kept;
-            }
-            _ => usage_instance = number,
-        }
-        if watchers.log.is_none() {
-            cache::leave_log(&served.disk.layers());
-        }
-        let changed = self.exchange(served, &definition, &mut watchers, &kept.layers);
-        if changed.is_err() {
-            cache::note_log(&served.disk.layers(), kept.log.as_ref());
-        }
-        // A log that was removed, or that was not added because of the error, is empty.
-        let ended = match &changed {
-            Ok(()) => kept.log.filter(|_| watchers.log.is_none()),
-            Err(_) => new_log,
-        };
-        let end = |log: DiskLog| {
-            log.end_attendance();
-            log.end()
-        };
-        if let Some(Err(error)) = ended.map(end) {
-            let disk = served.disk.name();
-            tracing::error!(disk, %error, "the mark of its image stays, although its log is empty");
-        }
-        changed?;
-        cache::note_log(watchers.layers.iter().map(|(_, layer)| layer), watchers.log.as_ref());
-        if let (Some(classify), Some(classes)) = (&watchers.classify, classes) {
-            classify.set_table(classes);
-        }
-        if let (Some(log), Some(wal)) = (&watchers.log, &wanted) {
-            log.apply(wal);
-        }
-        served.guest.set_wanted(watchers.classify.is_some());
+        let (records, number) = (self.records_folder(), self.instance());
+        let (home, shared) = (served.disk.backend(), (&self.parts, &*records));
+        let equipment = Equipment::new(&definition, shared, home, number, Some(before))?;
+        let made = exchange(&served.disk, &equipment).inspect_err(|_| equipment.abandon())?;
+        equipment.equipped(&served.disk);
+        let parts = equipment.parts.clone();
+        drop(equipment);
         self.note_open_log(&definition);
         let mut live = served.live();
         live.definition = definition;
-        live.watchers = watchers;
-        live.instance = instance;
-        live.usage_instance = usage_instance;
+        live.parts = parts;
+        live.layers = made;
         drop(live);
         for feature in FEATURES {
             feature.stacked(self, served);
@@ -403,36 +341,6 @@ impl Daemon {
         let names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         tracing::info!(disk = served.disk.name(), layers = names, "its layers were changed");
-        Ok(())
-    }
-
-    /// Gives a disk's queues the layers of `definition`, and keeps those of `kept` that it still has.
-    fn exchange(
-        &self,
-        served: &Served,
-        definition: &DiskDefinition,
-        watchers: &mut Watchers,
-        kept: &[KeyedLayer],
-    ) -> Result<(), ErrorBody> {
-        let (guest, capacity) = (&served.guest, served.disk.capacity());
-        let records = self.records_folder();
-        let place = Place { capacity, records: &records, is_served: true };
-        let made = stack::make_layers(definition, watchers, kept, guest, &self.parts, &place)?;
-        served.disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
-            let remedy = match &error {
-                RestackError::Leave(..) => {
-                    "repair the store beneath, then try again; the disk is served as before"
-                }
-                RestackError::Hangs => {
-                    "find out which storage beneath it hangs; the disk is served as before"
-                }
-                _ => "the disk is served as before",
-            };
-            let message = format!("the disk {:?} keeps its layers: {error}", served.disk.name());
-            refusal(ErrorCode::Failed, message, remedy)
-        })?;
-        made.apply();
-        watchers.layers = made.layers;
         Ok(())
     }
 

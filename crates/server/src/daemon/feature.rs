@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ReloadReport};
 
 use super::metrics::Page;
 use super::problems::Found;
+use super::stack::{DiskParts, Equipment};
 use super::stop::Task;
 use super::{Daemon, Served};
 use crate::configuration::Configuration;
@@ -38,6 +40,28 @@ pub(crate) trait Feature: Sync {
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
         Ok(Vec::new())
     }
+
+    /// Adds what the feature gives a disk that is opened or gets other layers. What is not added
+    /// again is gone with the former layers.
+    ///
+    /// # Errors
+    /// Why the disk cannot be opened or changed so. [`abandon`](Self::abandon) is called then.
+    fn equip(&self, _disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        Ok(())
+    }
+
+    /// The layers of a disk in use are about to be exchanged.
+    fn exchanging(&self, _disk: &Equipment<'_>) {}
+
+    /// The disk was not opened, or keeps its former layers: what [`equip`](Self::equip) has begun
+    /// is undone. The last feature is called first.
+    fn abandon(&self, _disk: &Equipment<'_>) {}
+
+    /// A disk that was made is not served after all.
+    fn unopened(&self, _parts: &DiskParts) {}
+
+    /// The disk has been made with its layers, or has its new ones.
+    fn equipped(&self, _equipment: &Equipment<'_>, _disk: &Arc<Disk>) {}
 
     /// A disk has been opened and can be found by its name.
     fn opened(&self, _daemon: &Daemon, _served: &Served) {}

@@ -24,6 +24,7 @@ pub(crate) mod stop;
 pub(crate) mod unserved;
 pub(crate) mod withdrawal;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +35,6 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 
-pub(crate) use crate::features::devices::placement_within;
 pub(crate) use crate::features::guests::usage::DiskGroups;
 pub(crate) use status::unix_time_ns;
 
@@ -47,9 +47,8 @@ use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::daemon::feature::Parts;
-use crate::daemon::stack::{Watchers, refusal};
+use crate::daemon::stack::{DiskParts, KeyedLayer, refusal};
 use crate::features::FEATURES;
-use crate::features::guests::DiskGuest;
 use crate::process::log::Journal;
 
 /// The daemon.
@@ -92,10 +91,8 @@ pub(crate) struct State {
 /// A disk that is served.
 pub(crate) struct Served {
     pub(crate) disk: Arc<Disk>,
-    pub(crate) guest: Arc<DiskGuest>,
     pub(crate) claims: Claims,
     pub(crate) health: Mutex<Health>,
-    pub(crate) beneath: crate::features::devices::Beneath,
     pub(crate) live: Mutex<Live>,
     /// Set once the disk is withdrawn.
     pub(crate) withdrawal: Mutex<Option<Arc<Withdrawal>>>,
@@ -107,15 +104,19 @@ pub(crate) struct Live {
     pub(crate) definition: DiskDefinition,
     /// The definition in the configuration file, for a disk from there.
     pub(crate) configured: Option<DiskDefinition>,
-    pub(crate) watchers: Watchers,
-    /// The number of the tap.
-    pub(crate) instance: u64,
-    /// The number of the accounts of `classify`.
-    pub(crate) usage_instance: u64,
+    /// What the features keep of it.
+    pub(crate) parts: DiskParts,
+    /// Its layers, the uppermost first.
+    pub(crate) layers: Vec<KeyedLayer>,
     pub(crate) server: Option<vhost_user::Server>,
 }
 
 impl Served {
+    /// What a feature keeps of the disk, by its type, if it has that.
+    pub(crate) fn part<T: Any + Clone + Send + Sync>(&self) -> Option<T> {
+        self.live().parts.get()
+    }
+
     pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }

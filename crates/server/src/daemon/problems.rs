@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
 use fathom_control::{ErrorBody, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
-use fathom_layers::Cache;
+use fathom_layers::{Cache, Tap, WaitForRoom};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
 use crate::daemon::overlay::Strange;
-use crate::daemon::stack::{KeyedLayer, Watchers};
+use crate::daemon::stack::KeyedLayer;
 use crate::features::FEATURES;
+use crate::features::log::DiskLog;
 
 /// The interval between checks while there are problems.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -306,16 +307,17 @@ impl Served {
 /// The problems of a disk. Accesses no file system.
 fn of_disk(served: &Served) -> Vec<Found> {
     let disk = &served.disk;
-    let (definition, Watchers { tap, room, layers, log, .. }, guest) = {
+    let (definition, parts, layers, guest) = {
         let live = served.live();
         let guest = live.server.as_ref().map(Server::status);
-        (live.definition.clone(), live.watchers.clone(), guest)
+        (live.definition.clone(), live.parts.clone(), live.layers.clone(), guest)
     };
+    let (tap, room) = (parts.get::<Tap>(), parts.get::<WaitForRoom>());
     let image = definition.image.as_deref().map(|path| path.display().to_string());
     let image = image.unwrap_or_else(|| disk.backend().name().to_owned());
     let mut problems = disk.backend().problems();
     if !disk.backend().has_lost_writes() {
-        problems.extend(log.and_then(|log| log.problem()));
+        problems.extend(parts.get::<DiskLog>().and_then(|log| log.problem()));
     }
     let mut found: Vec<Found> = problems.iter().map(of_backend).collect();
     let is_backend_failed = !found.is_empty();

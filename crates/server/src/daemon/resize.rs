@@ -6,6 +6,7 @@ use fathom_control::{BackendDefinition, Bytes, ErrorBody, ErrorCode};
 use super::Served;
 use crate::daemon::stack::refusal;
 use crate::features::cache::has_cache;
+use crate::features::log::DiskLog;
 
 /// Gives a disk another size, in bytes.
 pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
@@ -31,7 +32,7 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
         ));
     }
     disk.resize(capacity).map_err(|error| match error {
-        ErrorKind::Unsupported if capacity < before && served.live().watchers.log.is_some() => {
+        ErrorKind::Unsupported if capacity < before && served.part::<DiskLog>().is_some() => {
             refusal(
                 ErrorCode::Unsupported,
                 format!("the disk {name:?} has a log, which may hold changes beyond the new size"),

@@ -53,7 +53,6 @@ impl Daemon {
                 return Err(refusals);
             }
         }
-        self.retry_listeners();
         self.begin_features(&start, Beginning::Work)?;
         drop(change);
         self.wait_for(&tickets, Some(begun + READY_TIME_MAX));

@@ -8,6 +8,8 @@ use fathom_control::{DiskStatistics, Histogram, OperationStatistics, SizeStatist
 use fathom_layers::tap::{OperationSnapshot, SIZE_CLASSES, size_class_length_max};
 
 use super::{Daemon, Served};
+use crate::features::events::tap::TapNumber;
+use fathom_layers::Tap;
 
 impl Daemon {
     /// The statistics of all disks now.
@@ -30,15 +32,15 @@ impl Daemon {
 
 fn of_disk(served: &Served, time_ns: u64) -> DiskStatistics {
     let disk = &served.disk;
-    let (tap, instance, layers) = {
+    let (tap, number, layers) = {
         let live = served.live();
-        (live.watchers.tap.clone(), live.instance, live.watchers.layers.clone())
+        (live.parts.get::<Tap>(), live.parts.get::<TapNumber>(), live.layers.clone())
     };
     let mut statistics = DiskStatistics {
         name: disk.name().into(),
         vm: disk.vm().into(),
         capacity_bytes: disk.capacity(),
-        instance,
+        instance: number.map_or(0, |TapNumber(number)| number),
         counted: tap.is_some(),
         refused: disk.counters().refused.load(Ordering::Relaxed),
         layers: super::status::figures(&layers),

@@ -119,7 +119,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
     let live = served.live();
     let definition = live.definition.clone();
     let guest = live.server.as_ref().map(vhost_user::Server::status);
-    let made = live.watchers.layers.clone();
+    let made = live.layers.clone();
     drop(live);
     let mut frontends = Vec::new();
     if let (Some(vhost_user), Some(guest)) = (&definition.vhost_user, guest) {

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use super::{Daemon, Served};
 use crate::daemon::stack;
 use crate::features::cache;
+use crate::features::log::DiskLog;
+use fathom_layers::WaitForRoom;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -123,7 +125,7 @@ impl Daemon {
             .collect();
         let (server, room, log) = {
             let mut live = served.live();
-            (live.server.take(), live.watchers.room.clone(), live.watchers.log.clone())
+            (live.server.take(), live.parts.get::<WaitForRoom>(), live.parts.get::<DiskLog>())
         };
         if let Some(log) = &log {
             log.leave();

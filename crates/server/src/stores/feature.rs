@@ -10,6 +10,10 @@ use super::models::ModelDevices;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Feature, Parts};
+use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
+use fathom_block::{Disk, Layer};
+use fathom_control::{ErrorBody, WhenFull};
+use fathom_layers::WaitForRoom;
 
 /// The clusters, modelled devices, and what layers of several disks share.
 pub(crate) struct Stores;
@@ -22,6 +26,44 @@ impl Feature for Stores {
         parts.add(LimitGroups::default());
         parts.add(ScheduleDevices::default());
         parts.add(ModelDevices::default());
+    }
+
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        if let Some(model) = &disk.definition.model {
+            let (devices, capacity) = (disk.shared.of::<ModelDevices>(), disk.home.capacity());
+            disk.fitted.push(Fitted {
+                key: LayerKey::Model(model.clone()),
+                position: Position::Lowest,
+                make: Box::new(move || {
+                    Ok(Arc::new(devices.make(model, capacity)?) as Arc<dyn Layer>)
+                }),
+            });
+        }
+        let waits = disk.definition.when_full == WhenFull::Wait;
+        let had = disk.had::<WaitForRoom>();
+        let room = if disk.before.is_some() { had } else { waits.then(WaitForRoom::new) };
+        if let Some(room) = room {
+            let layer = room.clone();
+            disk.fitted.push(Fitted {
+                key: LayerKey::Room,
+                position: Position::Lowest,
+                make: Box::new(move || Ok(Arc::new(layer.clone()) as Arc<dyn Layer>)),
+            });
+            disk.parts.add(room);
+        }
+        Ok(())
+    }
+
+    fn equipped(&self, equipment: &Equipment<'_>, disk: &Arc<Disk>) {
+        let room = equipment.parts.get::<WaitForRoom>();
+        if let Some(room) = room.filter(|_| equipment.before.is_none()) {
+            let weak = Arc::downgrade(disk);
+            room.watch(move || {
+                if let Some(disk) = weak.upgrade() {
+                    disk.failures().call();
+                }
+            });
+        }
     }
 
     fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {

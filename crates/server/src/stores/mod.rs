@@ -2,4 +2,5 @@
 
 pub(crate) mod clusters;
 pub(crate) mod feature;
+pub(crate) mod location;
 pub(crate) mod models;

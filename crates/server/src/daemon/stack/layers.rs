@@ -1,34 +1,25 @@
 //! The layers of a disk, made from its definition.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use fathom_backend::Memory;
 use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::{MediumKind, Placement};
-use fathom_insight::Waiters;
-use fathom_layers::classify::ClassifyOptions;
 use fathom_layers::{
     LayerContext, LayerOptions as _, LogSink, Prepared, Schedule, ScheduleOptions,
 };
 use serde_json::{Map, Value};
 
 use super::{
-    SEARCH_TIME_MAX, Watchers, invalid, message_and_remedy, names_layer, refusal, too_many_layers,
+    Equipment, Fitted, Position, invalid, message_and_remedy, names_layer, refusal, too_many_layers,
 };
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
-use crate::daemon::feature::Parts;
-use crate::daemon::placement_within;
-use crate::features::background::Activity;
-use crate::features::cache::Host;
-use crate::features::guests::DiskGuest;
-use crate::features::log::CacheStores;
 use crate::features::log::WalDefinition;
 use crate::process::log::REQUESTS;
-use crate::stores::models::ModelDevices;
+use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
 use fathom_layers::LimitGroups;
 use fathom_layers::ScheduleDevices;
 use fathom_layers::cache::Caches;
@@ -140,6 +131,10 @@ pub(crate) fn set_layer(
     configuration::order::insert(definition, layer, beside).map_err(|problems| invalid(&problems))
 }
 
+/// The layers that a definition need not list, from above. `classify` is above all others, so that
+/// they have its insights.
+const IMPLIED: [&str; 2] = ["classify", "tap"];
+
 /// The new layers of a disk.
 #[derive(Default)]
 pub(crate) struct NewLayers {
@@ -210,45 +205,19 @@ fn device_of(placement: Placement) -> DeviceFound {
     DeviceFound { name: media.join(", "), problem }
 }
 
-/// Whether the layer `classify` of a disk looks for databases: an option of the layer, if it is listed.
-fn finds_databases(definition: &DiskDefinition) -> bool {
-    let listed = definition.layers.iter().find(|layer| layer.kind == "classify");
-    let option = listed.and_then(|layer| layer.options.get("databases"));
-    option.and_then(Value::as_bool).unwrap_or(ClassifyOptions::default().databases)
-}
-
-/// Where a disk's layers are made.
-pub(crate) struct Place<'a> {
-    /// The size of the disk, in bytes.
-    pub capacity: u64,
-    /// The folder for records that outlive the daemon.
-    pub records: &'a Path,
-    /// Whether the disk is served already, and gets other layers.
-    pub is_served: bool,
-}
-
-/// The layers of a disk, the uppermost first. The watchers of the definition are uppermost, unless
-/// it lists them elsewhere. Layers in `kept` with the same definition are reused with their state.
-pub(crate) fn make_layers(
-    definition: &DiskDefinition,
-    watchers: &Watchers,
-    kept: &[KeyedLayer],
-    guest: &DiskGuest,
-    parts: &Parts,
-    place: &Place<'_>,
-) -> Result<NewLayers, ErrorBody> {
-    let mut kept = kept.to_vec();
+/// The layers of a disk, the uppermost first. Its `classify` and `tap` are uppermost, unless the
+/// definition lists them elsewhere. Layers that it had with the same definition are reused with
+/// their state.
+pub(crate) fn make_layers(equipment: &Equipment<'_>) -> Result<NewLayers, ErrorBody> {
+    let (definition, shared) = (equipment.definition, equipment.shared);
+    let mut kept = equipment.before.as_ref().map(|it| it.layers.clone()).unwrap_or_default();
     let mut made = NewLayers::default();
-    // The layer `classify` is above all others, so that they have its insights.
-    let implied = [("classify", watchers.classify.is_some()), ("tap", watchers.tap.is_some())];
-    if let Some(classify) = &watchers.classify {
-        classify.set_databases(finds_databases(definition));
-    }
-    let implied = implied
-        .into_iter()
-        .filter(|(name, is_wanted)| *is_wanted && !names_layer(definition, name))
-        .map(|(name, _)| LayerDefinition::new(name, Value::Null));
-    let shared = watchers.layers();
+    let implied = equipment
+        .named
+        .iter()
+        .map(|layer| layer.name())
+        .filter(|name| IMPLIED.contains(name) && !names_layer(definition, name))
+        .map(|name| LayerDefinition::new(name, Value::Null));
     let disk = definition.name.clone();
     let log = || -> LogSink {
         let disk = disk.clone();
@@ -257,27 +226,24 @@ pub(crate) fn make_layers(
         })
     };
     let device = device(definition);
-    let waiters = watchers.classify.as_ref().map(|_| Arc::clone(guest.slot()) as Arc<dyn Waiters>);
+    let Some(cache_host) = &equipment.cache_host else {
+        return Err(refusal(ErrorCode::Unsupported, "this daemon has no caches", ""));
+    };
     let context = LayerContext {
         disk: &definition.name,
-        names: guest.names(),
+        names: &equipment.names,
         log: &log,
-        limits: parts.of::<LimitGroups>(),
+        limits: shared.of::<LimitGroups>(),
         device: &device.name,
         device_problem: device.problem.as_deref(),
-        devices: parts.of::<ScheduleDevices>(),
-        caches: parts.of::<Caches>(),
-        cache_host: &Host {
-            definition,
-            records: place.records,
-            stores: parts.of::<CacheStores>(),
-            log: watchers.log.as_ref(),
-        },
-        is_served: place.is_served,
+        devices: shared.of::<ScheduleDevices>(),
+        caches: shared.of::<Caches>(),
+        cache_host: &**cache_host,
+        is_served: equipment.before.is_some(),
         memory: &|size| Ok(Arc::new(Memory::open_large(size)?) as Arc<dyn Backend>),
-        capacity: place.capacity,
-        waiters: waiters.as_ref(),
-        shared: &shared,
+        capacity: equipment.home.capacity(),
+        waiters: equipment.waiters.as_ref(),
+        shared: &equipment.named,
     };
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();
     let keys: Vec<LayerKey> = listed.iter().map(LayerKey::listed).collect();
@@ -306,46 +272,31 @@ pub(crate) fn make_layers(
         })?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
-    // Directly beneath the cache, which has the newest content.
-    if let Some(log) = watchers.log.as_ref().filter(|log| log.is_in_cache) {
-        let layer = match kept.iter().position(|(key, _)| *key == LayerKey::Log) {
-            Some(index) => kept.remove(index).1,
-            None => Arc::new(log.wal.clone()),
-        };
-        let cache = made.layers.iter().position(|(key, _)| key.has_log());
-        let below = cache.map_or(made.layers.len(), |cache| cache + 1);
-        made.layers.insert(below, (LayerKey::Log, layer));
-    }
-    // Above the model, which is a part of the device.
-    let above = made.layers.len();
-    let activity = watchers.background.as_ref().map(|background| {
-        let key = LayerKey::Activity;
-        if let Some(index) = kept.iter().position(|(other, _)| *other == key) {
-            return kept.remove(index);
+    let mut fit = |fitted: &Fitted<'_>| -> Result<KeyedLayer, ErrorBody> {
+        match kept.iter().position(|(key, _)| *key == fitted.key) {
+            Some(index) => Ok(kept.remove(index)),
+            None => Ok((fitted.key.clone(), (fitted.make)()?)),
         }
-        let activity = Activity::new(Arc::clone(background), &definition.name);
-        (key, Arc::new(activity) as Arc<dyn Layer>)
-    });
-    let mut add = |key: LayerKey, make: &dyn Fn() -> Result<Arc<dyn Layer>, ErrorBody>| {
-        let layer = match kept.iter().position(|(other, _)| *other == key) {
-            Some(index) => kept.remove(index).1,
-            None => make()?,
-        };
-        made.layers.push((key, layer));
-        Ok(())
     };
-    if let Some(model) = &definition.model {
-        let make = || {
-            Ok(Arc::new(parts.of::<ModelDevices>().make(model, place.capacity)?) as Arc<dyn Layer>)
-        };
-        add(LayerKey::Model(model.clone()), &make)?;
+    let (mut device_layers, mut lowest) = (Vec::new(), Vec::new());
+    for fitted in &equipment.fitted {
+        let layer = fit(fitted)?;
+        match fitted.position {
+            // It has the newest content.
+            Position::Cache => {
+                let cache = made.layers.iter().position(|(key, _)| key.has_log());
+                let below = cache.map_or(made.layers.len(), |cache| cache + 1);
+                made.layers.insert(below, layer);
+            }
+            Position::Device => device_layers.push(layer),
+            Position::Lowest => lowest.push(layer),
+        }
     }
-    if let Some(room) = &watchers.room {
-        add(LayerKey::Room, &|| Ok(Arc::new(room.clone())))?;
-    }
-    // Without it, the requests are seen like those of other programs.
+    let above = made.layers.len();
+    made.layers.extend(lowest);
+    // Without them, the requests are seen like those of other programs.
     if made.layers.len() < fathom_block::LAYERS_MAX {
-        made.layers.splice(above..above, activity);
+        made.layers.splice(above..above, device_layers);
     }
     if made.layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));

@@ -8,6 +8,9 @@ use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::metrics::Page;
+use crate::daemon::stack::Equipment;
+use fathom_block::Disk;
+use fathom_control::ErrorBody;
 
 /// The work that waits for idle devices.
 pub(crate) struct Background;
@@ -15,6 +18,15 @@ pub(crate) struct Background;
 impl Feature for Background {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(BackgroundWork::default());
+    }
+
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        super::equip::equip(disk);
+        Ok(())
+    }
+
+    fn equipped(&self, equipment: &Equipment<'_>, disk: &Arc<Disk>) {
+        super::equip::equipped(equipment, disk);
     }
 
     fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {

@@ -22,6 +22,7 @@ use fathom_devices::{
 };
 
 mod activity;
+mod equip;
 pub(crate) mod feature;
 pub(crate) mod metrics;
 mod probe;

@@ -15,10 +15,12 @@ use fathom_layers::cache::account::{self, CurveSnapshot, class_name};
 use fathom_layers::classify::{Direction, UsageRow};
 use fathom_layers::{Cache, LayerOptions as _};
 
+use crate::daemon::stack::KeyedLayer;
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::log::DiskLog;
+use fathom_layers::Classify;
 
 /// The most points of a curve in a report.
 const POINTS_MAX: usize = 1000;
@@ -89,7 +91,7 @@ impl Daemon {
         }
         let (mut without, has_log) = {
             let live = served.live();
-            let has_log = live.watchers.log.as_ref().is_some_and(|log| log.is_in_cache);
+            let has_log = live.parts.get::<DiskLog>().is_some_and(|log| log.is_in_cache);
             (live.definition.clone(), has_log)
         };
         if !has_log {
@@ -105,14 +107,17 @@ impl Daemon {
 }
 
 /// Checks that the store of a disk's cache answers, if a log in it is to be written home.
-pub(crate) fn check_answers(served: &Served, log: Option<&DiskLog>) -> Result<(), ErrorBody> {
-    let cache = log.filter(|log| log.is_in_cache).and_then(|_| cache_of(served));
+pub(crate) fn check_answers(
+    layers: &[KeyedLayer],
+    disk: &str,
+    log: Option<&DiskLog>,
+) -> Result<(), ErrorBody> {
+    let cache = log.filter(|log| log.is_in_cache).and_then(|_| cache_among(layers));
     match cache {
         Some(cache) if !cache.answers(ANSWER_TIME_MAX) => Err(refusal(
             ErrorCode::Failed,
             format!(
-                "the disk {:?} has changes only in a log in the store of its cache, {}, which does not answer",
-                served.disk.name(),
+                "the disk {disk:?} has changes only in a log in the store of its cache, {}, which does not answer",
                 cache.shared_name()
             ),
             "check the device beneath the store, then try again; the disk is served as before",
@@ -123,7 +128,10 @@ pub(crate) fn check_answers(served: &Served, log: Option<&DiskLog>) -> Result<()
 
 /// The cache of a disk, if it has one.
 pub(crate) fn cache_of(served: &Served) -> Option<Cache> {
-    let layers = served.live().watchers.layers.clone();
+    cache_among(&served.live().layers.clone())
+}
+
+fn cache_among(layers: &[KeyedLayer]) -> Option<Cache> {
     layers.iter().find_map(|(_, layer)| Cache::of(&**layer).cloned())
 }
 
@@ -190,7 +198,7 @@ fn cache_disk(
     };
     let curve_of = |curve: &CurveSnapshot| curve_of(curve, part, block, now_ns, points);
     let classes = snapshot.classes.iter().enumerate().filter(|(_, counts)| counts.reads > 0);
-    let log = served.live().watchers.log.clone().filter(|log| log.is_in_cache);
+    let log = served.part::<DiskLog>().filter(|log| log.is_in_cache);
     let log = log.map(|log| log.wal.status());
     let mut groups: Vec<CacheGroup> = snapshot
         .groups
@@ -272,7 +280,7 @@ fn curve_of(
 
 /// The files that a disk reads most, and its parts of databases: at most `count` of each.
 fn of_files(served: &Served, count: usize) -> (Vec<CacheFile>, Vec<CacheFile>) {
-    let Some(classify) = served.live().watchers.classify.clone() else {
+    let Some(classify) = served.part::<Classify>() else {
         return (Vec::new(), Vec::new());
     };
     let rows = classify.usage().rows;

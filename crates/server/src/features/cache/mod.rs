@@ -29,7 +29,7 @@ pub(crate) struct Host<'a> {
     /// The open stores of caches.
     pub stores: &'a CacheStores,
     /// The disk's log.
-    pub log: Option<&'a DiskLog>,
+    pub log: Option<DiskLog>,
 }
 
 /// The mark of an image, for a cache at `path`.
@@ -80,11 +80,11 @@ impl CacheHost for Host<'_> {
         let name = mark.home();
         let mark = Arc::new(Mark { mark, path: cache.to_owned() });
         // Above a log, the cache sees a change only when the log has written it back.
-        let changes = match self.log {
+        let changes = match &self.log {
             Some(log) if log.is_in_cache => log.wal.ranges(),
             _ => Vec::new(),
         };
-        Ok(CacheHome { name, mark, log: identity(self.log), changes })
+        Ok(CacheHome { name, mark, log: identity(self.log.as_ref()), changes })
     }
 
     fn random(&self) -> io::Result<[u8; 16]> {

@@ -1,14 +1,24 @@
 //! The devices beneath disks, as a feature of the daemon.
 
+use super::Beneath;
 use super::metrics::of_devices;
 use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
 use crate::daemon::metrics::Page;
+use crate::daemon::stack::Equipment;
+use fathom_control::ErrorBody;
+use std::sync::Arc;
 
 /// The devices on which disks lie.
 pub(crate) struct Devices;
 
 impl Feature for Devices {
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        let beneath = disk.had::<Arc<Beneath>>().unwrap_or_default();
+        disk.parts.add(beneath);
+        Ok(())
+    }
+
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {
         of_devices(page, &daemon.devices());
     }

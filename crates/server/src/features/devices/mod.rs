@@ -4,22 +4,20 @@ pub(crate) mod feature;
 pub(crate) mod metrics;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
-use fathom_control::{
-    BackendDefinition, DeviceActivity, DeviceList, DeviceStatus, DiskDefinition, ModelDefinition,
-};
-use fathom_devices::{Medium, MediumKind, Placement, SysDevices, resolve, resolve_within};
+use fathom_control::{DeviceActivity, DeviceList, DeviceStatus};
+use fathom_devices::{Medium, MediumKind, Placement, SysDevices};
 
-use crate::configuration::layers;
 use crate::daemon::stack;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::BackgroundWork;
 use crate::lock;
+use crate::stores::location::locations;
+use fathom_layers::Tap;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(500);
@@ -45,93 +43,45 @@ impl Beneath {
     }
 }
 
-/// Where a store is to be looked for.
-enum Place {
-    Known(Placement),
-    Path(PathBuf),
-}
-
-impl Place {
-    fn new(path: &Path, model: Option<&ModelDefinition>, name: &str) -> Self {
-        match model {
-            Some(model) => Self::Known(Placement::on(medium_of_model(model, name))),
-            None => Self::Path(path.to_owned()),
-        }
-    }
-
-    fn find_within(&self, limit: Duration) -> Placement {
-        match self {
-            Self::Known(placement) => placement.clone(),
-            Self::Path(path) => resolve_within(path, limit),
-        }
-    }
-
-    /// May hang with the file system.
-    fn find(&self) -> Placement {
-        match self {
-            Self::Known(placement) => placement.clone(),
-            Self::Path(path) => resolve::resolve(path),
-        }
-    }
-}
-
-/// The modelled device of a store: one that several disks share, or its own.
-fn medium_of_model(model: &ModelDefinition, name: &str) -> Medium {
-    let shared = &model.device;
-    let name = if shared.is_empty() { format!("{name} (model)") } else { shared.clone() };
-    Medium::new(MediumKind::Model, name)
-}
-
-/// The places of a disk's image and of its log.
-fn places(definition: &DiskDefinition) -> (Place, Option<Place>) {
-    let name = &definition.name;
-    let model = definition.model.as_ref();
-    let image = match (definition.backend(), model) {
-        (Some(BackendDefinition::Image(path)), _) => Place::new(&path, model, name),
-        (_, Some(model)) => Place::Known(Placement::on(medium_of_model(model, name))),
-        (_, None) => Place::Known(Placement::on(Medium::memory())),
-    };
-    // Another host is no device of this one.
-    let log = layers::wal(definition)
-        .filter(|wal| wal.server().is_none())
-        .map(|wal| Place::new(&wal.log, wal.model.as_ref(), &format!("log of {name}")));
-    (image, log)
-}
-
-/// What the image of a disk lies on, as far as it is found within `limit`.
-pub(crate) fn placement_within(definition: &DiskDefinition, limit: Duration) -> Placement {
-    places(definition).0.find_within(limit)
-}
-
 impl Served {
+    /// What is known of what it lies on.
+    fn beneath(&self) -> Arc<Beneath> {
+        self.part().unwrap_or_default()
+    }
+
     /// Finds out what the disk lies on. May hang with its file system.
     fn find_devices(&self) {
         let definition = self.live().definition.clone();
-        let (image, log) = places(&definition);
+        let (image, log) = locations(&definition);
         let (image, log) = (image.find(), log.map(|log| log.find()));
-        let mut known = self.beneath.known();
+        let beneath = self.beneath();
+        let mut known = beneath.known();
         *known = Known { image: Some(image), log, is_searching: false };
     }
 
     /// Whether a layer of the disk lacks the devices beneath it.
     pub(crate) fn lacks_device(&self) -> bool {
-        self.live().watchers.layers.iter().any(|(_, layer)| stack::lacks_device(&**layer))
+        self.live().layers.iter().any(|(_, layer)| stack::lacks_device(&**layer))
     }
 
     /// Marks a search as begun. Returns false if there is one already.
     fn begin_search(&self) -> bool {
-        !std::mem::replace(&mut self.beneath.known().is_searching, true)
+        let beneath = self.beneath();
+        let mut known = beneath.known();
+        !std::mem::replace(&mut known.is_searching, true)
     }
 
     /// Whether the image lies on `medium`, as far as it is known.
     pub(crate) fn lies_on(&self, medium: &Medium) -> bool {
-        let known = self.beneath.known();
+        let beneath = self.beneath();
+        let known = beneath.known();
         known.image.as_ref().is_some_and(|image| image.media.contains(medium))
     }
 
     /// The placements of the image and of the log.
     pub(crate) fn placements(&self) -> (Placement, Option<Placement>) {
-        let known = self.beneath.known();
+        let beneath = self.beneath();
+        let known = beneath.known();
         let hangs = || Placement::unknown("its file system does not answer");
         (known.image.clone().unwrap_or_else(hangs), known.log.clone())
     }
@@ -178,30 +128,6 @@ impl Daemon {
         }
     }
 
-    /// Observes the requests of disks that share devices with background work and were served before it
-    /// began. Each wait for a disk is bounded.
-    pub(crate) fn observe_disks(&self) {
-        let is_observed = |served: &Served| served.live().watchers.background.is_some();
-        for served in self.served() {
-            let name = served.disk.name();
-            if is_observed(&served) {
-                continue;
-            }
-            // A disk that is being removed, or that another change occupies for long, stays as it is.
-            let Ok(_change) = self.change(name) else { continue };
-            let Ok(served) = self.find(name) else { continue };
-            let definition = served.live().definition.clone();
-            let is_left = is_observed(&served) || served.withdrawal().is_some();
-            if is_left || stack::background_of(&definition, &self.parts).is_none() {
-                continue;
-            }
-            if let Err(refused) = self.restack(&served, definition) {
-                let reason = refused.message;
-                tracing::warn!(disk = name, "is not observed for background work: {reason}");
-            }
-        }
-    }
-
     /// Gives a disk that lacks the devices beneath it a layer with these devices, if they are found. Returns false if
     /// they are found but the layer could not be replaced.
     pub(crate) fn place(&self, served: &Arc<Served>) -> bool {
@@ -239,7 +165,7 @@ impl Daemon {
         for served in self.served() {
             let name = served.disk.name();
             let (image, log) = served.placements();
-            let tap = served.live().watchers.tap.clone();
+            let tap = served.part::<Tap>();
             let in_flight = tap.map_or(0, |tap| tap.counts().in_flight);
             for medium in &image.media {
                 let device = found.entry(medium.clone()).or_default();

@@ -21,6 +21,7 @@ use super::guests::usage::{insight_of, vm_of};
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
+use crate::features::guests::DiskGuest;
 use crate::features::guests::GuestView;
 use crate::features::guests::Introspection;
 
@@ -100,8 +101,11 @@ fn count(
     request: DirtyRequest,
     deadline: Instant,
 ) -> GuestDirty {
-    let objects: Vec<Arc<DiskObject>> =
-        disks.iter().map(|served| Arc::clone(served.guest.slot().object())).collect();
+    let objects: Vec<Arc<DiskObject>> = disks
+        .iter()
+        .filter_map(|served| served.part::<Arc<DiskGuest>>())
+        .map(|guest| Arc::clone(guest.slot().object()))
+        .collect();
     let mut found = GuestDirty {
         number: view.number,
         vm: vm.to_owned(),

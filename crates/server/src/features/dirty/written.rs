@@ -10,6 +10,7 @@ use fathom_control::WrittenDirty;
 use fathom_introspect::{GuestMemory, PageSample};
 
 use crate::daemon::Served;
+use fathom_layers::Tap;
 
 /// The longest time in which the memory of all guests is sampled at the beginning, and at the end.
 const SAMPLE_TIME_MAX: Duration = Duration::from_secs(2);
@@ -73,7 +74,7 @@ impl<'a> Beginning<'a> {
 /// The bytes that disks have read and written; `None` if one of them has no tap.
 fn transferred(disks: &[&Arc<Served>]) -> Option<(u64, u64)> {
     disks.iter().try_fold((0, 0), |(read, written), served| {
-        let bytes = served.live().watchers.tap.clone()?.counts().bytes;
+        let bytes = served.part::<Tap>()?.counts().bytes;
         Some((read + bytes[Operation::Read as usize], written + bytes[Operation::Write as usize]))
     })
 }

@@ -7,7 +7,9 @@ use super::Events;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Ending, Feature, Parts};
+use crate::daemon::stack::Equipment;
 use crate::daemon::stop::Task;
+use fathom_control::ErrorBody;
 
 /// How long the listeners' event streams may take to end.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
@@ -18,6 +20,11 @@ pub(crate) struct EventStreams;
 impl Feature for EventStreams {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Events::default());
+    }
+
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        super::tap::equip(disk);
+        Ok(())
     }
 
     fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {

@@ -12,6 +12,7 @@ mod feed;
 mod listener;
 pub(crate) mod requests;
 mod source;
+pub(crate) mod tap;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

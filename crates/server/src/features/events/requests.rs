@@ -23,13 +23,13 @@ impl Daemon {
 
     /// The tap of a disk, if it has one.
     pub(crate) fn tap_of(&self, name: &str) -> Result<Option<Tap>, ErrorBody> {
-        Ok(self.find(name)?.live().watchers.tap.clone())
+        Ok(self.find(name)?.part::<Tap>())
     }
 
     /// The taps of all disks that have one.
     pub(crate) fn taps(&self) -> Vec<Source> {
         let source = |served: Arc<crate::daemon::Served>| {
-            let tap = served.live().watchers.tap.clone()?;
+            let tap = served.part::<Tap>()?;
             Some(Source { name: served.disk.name().to_owned(), tap })
         };
         self.served().into_iter().filter_map(source).collect()

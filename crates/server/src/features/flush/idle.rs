@@ -17,6 +17,7 @@ use crate::configuration::GuestOptions;
 use crate::daemon::{Daemon, Served};
 use crate::features::flush::Flusher;
 use crate::lock;
+use fathom_layers::Tap;
 use std::sync::OnceLock;
 
 /// The interval between two samples of the devices' counters.
@@ -105,7 +106,7 @@ impl Daemon {
     fn requests_of(&self, medium: &Medium, sys: &SysDevices) -> Option<Requests> {
         let mut sum = Requests::default();
         for served in self.served_on(medium) {
-            let tap = served.live().watchers.tap.clone()?;
+            let tap = served.part::<Tap>()?;
             let counts = tap.counts();
             sum.in_flight += counts.in_flight;
             sum.completed += counts.total();
@@ -130,7 +131,7 @@ impl Daemon {
     fn disturbances(&self, medium: &Medium, vm: &str) -> u64 {
         let mut sum = 0;
         for served in self.served_on(medium) {
-            let Some(tap) = served.live().watchers.tap.clone() else { continue };
+            let Some(tap) = served.part::<Tap>() else { continue };
             let counts = tap.counts();
             sum += if served.disk.vm() == vm {
                 counts.completed[Operation::Read as usize]

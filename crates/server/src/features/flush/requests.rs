@@ -14,6 +14,7 @@ use crate::daemon::stop::{self, Task};
 use crate::daemon::{Daemon, Served};
 use crate::features::flush::Flusher;
 use crate::features::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
+use fathom_layers::Tap;
 
 /// How long a flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -261,7 +262,7 @@ impl Daemon {
         let writeback = counted.writeback.unwrap_or_default();
         let mut sample = Sample { dirty, writeback, writes: 0, written: 0 };
         for served in self.served_of(vm) {
-            let Some(tap) = served.live().watchers.tap.clone() else { continue };
+            let Some(tap) = served.part::<Tap>() else { continue };
             let counts = tap.counts();
             sample.writes += counts.completed[Operation::Write as usize];
             sample.written += counts.bytes[Operation::Write as usize];

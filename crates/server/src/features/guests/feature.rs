@@ -6,6 +6,10 @@ use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::metrics::Page;
+use crate::daemon::stack::Equipment;
+use fathom_block::Disk;
+use fathom_control::ErrorBody;
+use std::sync::Arc;
 
 /// What is known of guests.
 pub(crate) struct Guests;
@@ -15,6 +19,14 @@ impl Feature for Guests {
         let Some(configuration) = configuration else { return };
         let groups_max = configuration.daemon.definition.metrics_cgroups_max;
         parts.add(Introspection::new(groups_max));
+    }
+
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        super::classify::equip(disk)
+    }
+
+    fn equipped(&self, equipment: &Equipment<'_>, _disk: &Arc<Disk>) {
+        super::classify::equipped(equipment);
     }
 
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {

@@ -4,6 +4,7 @@
 //! the same files at the same places, and share one [`Guest`]. The guest is kept as long as a VMM
 //! that ran with this memory is connected, so that a reboot does not require a new search.
 
+pub(crate) mod classify;
 mod disk;
 pub(crate) mod feature;
 mod memory;

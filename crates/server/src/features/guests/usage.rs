@@ -15,8 +15,11 @@ use std::sync::Arc;
 
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
+use crate::features::guests::DiskGuest;
 use crate::features::guests::GuestView;
 use crate::features::guests::Introspection;
+use crate::features::guests::classify::AccountsNumber;
+use fathom_layers::Classify;
 
 /// The accounts of a disk's control groups, for metrics.
 pub(crate) struct DiskGroups {
@@ -48,7 +51,7 @@ impl Daemon {
         let (time_ns, unix_time_ns) = (Clock::System.now_ns(), unix_time_ns());
         let selected = self.selected(disk)?;
         let disks = selected.iter().map(|served| {
-            let classify = served.live().watchers.classify.clone();
+            let classify = served.part::<Classify>();
             let requests = classify.map(|classify| {
                 let to_status = |slow: &classify::SlowRequest| {
                     slow_request(slow, classify.names(), time_ns, unix_time_ns)
@@ -94,7 +97,7 @@ impl Daemon {
     /// The accounts of all disks' control groups.
     pub(crate) fn groups(&self) -> Vec<DiskGroups> {
         let of_disk = |served: Arc<Served>| {
-            let classify = served.live().watchers.classify.clone()?;
+            let classify = served.part::<Classify>()?;
             let (totals, groups) = classify.groups();
             let (disk, vm) = (served.disk.name().to_owned(), served.disk.vm().to_owned());
             Some(DiskGroups { disk, vm, totals, groups })
@@ -119,10 +122,14 @@ pub(crate) fn vm_of<'a>(served: &'a [Arc<Served>], disks: &[String]) -> &'a str 
 
 /// The state of the insight into a disk's guest.
 pub(crate) fn insight(served: &Served) -> InsightStatus {
-    if served.live().watchers.classify.is_none() {
+    if served.part::<Classify>().is_none() {
         return InsightStatus { state: InsightState::Off, ..InsightStatus::default() };
     }
-    served.guest.status().map(insight_of).unwrap_or_default()
+    served
+        .part::<Arc<DiskGuest>>()
+        .and_then(|guest| guest.status())
+        .map(insight_of)
+        .unwrap_or_default()
 }
 
 pub(crate) fn insight_of(status: GuestStatus) -> InsightStatus {
@@ -145,14 +152,14 @@ pub(crate) fn insight_of(status: GuestStatus) -> InsightStatus {
 }
 
 fn usage_of(served: &Served) -> DiskUsage {
-    let (classify, instance) = {
+    let (classify, number) = {
         let live = served.live();
-        (live.watchers.classify.clone(), live.usage_instance)
+        (live.parts.get::<Classify>(), live.parts.get::<AccountsNumber>())
     };
     let mut usage = DiskUsage {
         name: served.disk.name().into(),
         vm: served.disk.vm().into(),
-        instance,
+        instance: number.map_or(0, |AccountsNumber(number)| number),
         counted: classify.is_some(),
         ..DiskUsage::default()
     };

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use fathom_control::{ProblemKind, ReloadReport};
 
+use super::DiskLog;
 use super::{CacheStores, LogVolumes};
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::problems::Found;
+use crate::daemon::stack::{DiskParts, Equipment};
 use crate::daemon::{Daemon, Served};
+use fathom_block::Disk;
+use fathom_control::ErrorBody;
 
 /// The logs in which changes are durable before they are written home.
 pub(crate) struct Logs;
@@ -19,6 +23,22 @@ impl Feature for Logs {
         parts.add(CacheStores::default());
     }
 
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        super::equip::equip(disk)
+    }
+
+    fn abandon(&self, disk: &Equipment<'_>) {
+        super::equip::abandon(disk);
+    }
+
+    fn unopened(&self, parts: &DiskParts) {
+        parts.get::<DiskLog>().iter().for_each(DiskLog::abandon);
+    }
+
+    fn equipped(&self, equipment: &Equipment<'_>, _disk: &Arc<Disk>) {
+        super::equip::equipped(equipment);
+    }
+
     fn prepare(&self, daemon: &Arc<Daemon>, configuration: &Configuration) {
         let logs = daemon.part::<LogVolumes>();
         logs.know(configuration.disks.iter().map(|disk| &disk.definition));
@@ -26,7 +46,7 @@ impl Feature for Logs {
     }
 
     fn stacked(&self, _daemon: &Daemon, served: &Served) {
-        let log = served.live().watchers.log.clone();
+        let log = served.part::<DiskLog>();
         if let Some(log) = log {
             // Also while no front end has a queue, and after its volume has failed.
             log.attend(&served.disk);

@@ -4,6 +4,7 @@
 mod attend;
 pub(crate) mod decision;
 pub(crate) mod definition;
+mod equip;
 pub(crate) mod feature;
 mod identity;
 mod in_cache;

@@ -32,8 +32,13 @@ impl Feature for Nbd {
         start: &Start<'_>,
         stage: Beginning,
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
-        if stage != Beginning::Clients {
-            return Ok(Vec::new());
+        match stage {
+            Beginning::Clients => {}
+            Beginning::Work => {
+                daemon.retry_listeners();
+                return Ok(Vec::new());
+            }
+            Beginning::Observers => return Ok(Vec::new()),
         }
         let listeners = start.configuration.listeners.iter();
         let refused = listeners.filter_map(|it| daemon.serve_listener(&it.definition).err());
@@ -46,6 +51,7 @@ impl Feature for Nbd {
 
     fn reload(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
         daemon.reload_listeners(new, report);
+        daemon.refresh_listeners(report);
     }
 
     fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {

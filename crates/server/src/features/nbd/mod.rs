@@ -1,6 +1,7 @@
 //! NBD listeners and their exports. A listener that cannot listen is a state: a thread tries again until it can.
 
 pub(crate) mod feature;
+mod listen;
 mod metrics;
 
 use std::sync::atomic::Ordering;
@@ -12,9 +13,10 @@ use fathom_frontend::nbd;
 
 use crate::configuration::Configuration;
 use crate::daemon::changes::stopping;
-use crate::daemon::refresh::Content;
-use crate::daemon::stack::{self, refusal};
+use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Listening, Served};
+use crate::features::nbd::listen::keys_of;
+use crate::features::nbd::listen::start_listener;
 use crate::lock;
 
 /// The pause after the first attempt to listen that fails; each further one is longer by half.
@@ -78,9 +80,9 @@ impl Daemon {
         }
         let definition = listening.definition();
         // Before they are used: a later change is found.
-        *lock(&listening.keys) = Content::of_keys(&definition);
+        *lock(&listening.keys) = keys_of(&definition);
         let opened =
-            stack::start_listener(&definition, &listening.exports, self.part::<Arc<nbd::Budget>>());
+            start_listener(&definition, &listening.exports, self.part::<Arc<nbd::Budget>>());
         let refused = match opened {
             Ok(listener) => {
                 let mut place = listening.listener();

@@ -31,6 +31,7 @@ use crate::daemon::stack::{message_and_remedy, refusal};
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
+use crate::features::log::DiskLog;
 use crate::features::log::LogVolumes;
 use crate::features::log::{AutoKind, OffloadDefinition};
 use crate::lock;
@@ -132,7 +133,7 @@ struct Carried {
 fn carried(served: Arc<Served>) -> Option<Carried> {
     let (offload, options) = {
         let live = served.live();
-        let offload = live.watchers.log.as_ref()?.offload.clone()?;
+        let offload = live.parts.get::<DiskLog>()?.offload.clone()?;
         (offload, layers::offload(&live.definition)?)
     };
     Some(Carried { served, offload, options })
@@ -303,7 +304,7 @@ impl Daemon {
         let carried = self.served().into_iter().filter_map(carried);
         let observed = carried.filter(|disk| disk.options.auto != AutoKind::Off);
         let on_device = observed.filter_map(|disk| {
-            let device = disk.served.live().watchers.background.clone()?;
+            let device = disk.served.part::<Arc<Scheduled>>()?;
             Some((disk, device))
         });
         on_device.collect()
