@@ -4,37 +4,8 @@
 //! `/metrics` begins with the version, `/v1`. Within a version, fields are only added, and readers
 //! ignore unknown fields. The body of an error is an [`ErrorReply`].
 //!
-//! | method and path | body | answer |
-//! |---|---|---|
-//! | `GET /v1/daemon` | | [`DaemonInfo`] |
-//! | `GET /v1/disks` | | [`DiskList`] |
-//! | `GET /v1/disks/{name}` | | [`DiskStatus`] |
-//! | `POST /v1/disks` | [`DiskDefinition`] | [`DiskStatus`] |
-//! | `PATCH /v1/disks/{name}` | [`DiskChange`] | [`DiskStatus`] |
-//! | `POST /v1/disks/{name}/retry` | | [`DiskStatus`] |
-//! | `POST /v1/disks/{name}/log` | [`LogRequest`] | [`LogAnswer`] |
-//! | `DELETE /v1/disks/{name}` | | [`Done`] |
-//! | `GET /v1/statistics` | | [`Statistics`] |
-//! | `GET /v1/devices` | | [`DeviceList`] |
-//! | `GET /v1/background` | | [`BackgroundList`] |
-//! | `GET /v1/caches?disk=NAME&points=N&files=N` | | [`CacheReport`] |
-//! | `GET /v1/offload?disk=NAME` | | [`OffloadReport`] |
-//! | `GET /v1/disks/{name}/offload` | | [`OffloadHistory`] |
-//! | `POST /v1/disks/{name}/offload` | [`OffloadRequest`] | [`OffloadAnswer`] |
-//! | `DELETE /v1/clusters/{cluster}/volumes/{volume}` | | [`Done`] |
-//! | `GET /v1/usage?disk=NAME&vm=NAME` | | [`UsageReport`] |
-//! | `GET /v1/slow?disk=NAME&count=N` | | [`SlowReport`] |
-//! | `GET /v1/guests` | | [`GuestList`] |
-//! | `GET /v1/dirty?guest=NAME&files=N&mapped=true&tables=STRIDE` | | [`DirtyReport`] |
-//! | `GET /v1/queries` | | [`QueryList`] |
-//! | `GET /v1/events?after=N&wait_ms=T` | | [`EventList`] |
-//! | `GET /v1/recording?disk=NAME&pulse_ms=T` | | a recording: events as they occur |
-//! | `GET /v1/monitor` | | [`MonitorStatus`] |
-//! | `POST /v1/reload` | | [`ReloadReport`] |
-//! | `GET /v1/configuration` | | [`ConfigurationReport`] |
-//! | `POST /v1/configuration/revert` | [`RevertRequest`] | [`ReloadReport`] |
-//! | `POST /v1/shutdown` | | [`Done`] |
-//! | `GET /metrics` | | Prometheus text |
+//! `docs/control.md` lists the paths, with what each of them takes and answers, and [`Client`] asks
+//! for them. Begin reading at [`DiskDefinition`] and [`DiskStatus`].
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -15,8 +15,11 @@
 //! | [`Schedule`] | decides which requests of several disks use a shared device first |
 //! | [`Log`] | writes a line for each request and each response |
 //!
-//! A layer depends neither on its neighbours nor on the source of requests. It spawns no threads,
-//! and takes time and randomness as arguments, so a seed replays a whole run.
+//! A layer knows neither its neighbours, but what it is made of (`Offload` of `Wal`), nor the source
+//! of requests. It works in the threads of the queues, and gets time and randomness on a request's
+//! path as arguments, so a seed replays a whole run. Calls that no queue makes, such as the opening
+//! of a log, read the host's clock; and a cache asks a store in a thread of its own whether it
+//! answers.
 
 #![forbid(unsafe_code)]
 
