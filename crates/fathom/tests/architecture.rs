@@ -289,3 +289,39 @@ fn features_stand_on_each_other_without_a_circle() {
         assert!(table.contains(&format!("    &{name}::feature::")), "`{name}` is not in FEATURES");
     }
 }
+
+/// What the parts of the daemon that serve features know of one by name, by file: what has not yet got a method of
+/// `Feature`. A new feature does not come here.
+const KNOWN_BY_NAME: [(&str, &str); 8] = [
+    ("configuration/layers/mod.rs", "log"),
+    ("daemon/disks.rs", "cache"),
+    ("daemon/http/routes.rs", "background"),
+    ("daemon/http/routes.rs", "events"),
+    ("daemon/lasting/mod.rs", "log"),
+    ("daemon/lasting/start.rs", "log"),
+    ("daemon/overlay/decide.rs", "log"),
+    ("daemon/problems.rs", "log"),
+];
+
+/// The daemon calls its features through the table, so that a new one touches no file but its own.
+#[test]
+fn the_daemon_knows_features_by_their_table() {
+    let folder = root().join("crates/server/src");
+    let mut found = BTreeSet::new();
+    for part in ["daemon", "configuration", "stores"] {
+        for file in sources(&folder.join(part)) {
+            let text = fs::read_to_string(&file).unwrap();
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let name = file.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned();
+            for part in code.flat_map(|line| line.split("features::").skip(1)) {
+                let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
+                let feature = &part[..end.unwrap_or(part.len())];
+                if folder.join("features").join(feature).is_dir() {
+                    found.insert((name.clone(), feature.to_owned()));
+                }
+            }
+        }
+    }
+    let known = KNOWN_BY_NAME.map(|(file, feature)| (file.to_owned(), feature.to_owned()));
+    assert_eq!(found, BTreeSet::from(known));
+}

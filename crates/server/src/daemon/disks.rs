@@ -8,7 +8,6 @@ use fathom_block::{CHANGE_TIME_MAX, Disk, RestackError};
 use fathom_control::{
     DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
 };
-use fathom_layers::Cache;
 
 use super::changes::{Claims, stopping};
 use super::edits::{check_request, edit_layers, with_capacity};
@@ -20,46 +19,15 @@ use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
 use crate::daemon::stack::{self, Before, Equipment, KeyedLayer, refusal};
 use crate::features::FEATURES;
-use crate::features::background::BackgroundWork;
 use crate::features::cache;
-use crate::features::cache::changes::cache_of;
-use crate::features::keep;
-use crate::features::log::DiskLog;
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Makes the image of a disk accept writes again after some were lost.
-fn recover_home(served: &Served) -> Result<(), ErrorBody> {
-    let name = served.disk.name();
-    // A cache may have what the store has lost.
-    let cache = cache_of(served);
-    let reject = || cache.as_ref().map_or(Ok(()), Cache::reject_state);
-    // The first attempt may report the lost writes once more, which are known.
-    reject().or_else(|_| reject()).map_err(|error| {
-        refusal(
-            ErrorCode::Failed,
-            format!("the mark of the image of {name:?} cannot be changed: {error}"),
-            "make the image's folder writable, so that no later start uses what its cache has",
-        )
-    })?;
-    served.disk.backend().recover().map_err(|error| {
-        refusal(
-            ErrorCode::Failed,
-            format!("the disk {name:?} still cannot store writes: {error}"),
-            "repair the store beneath it, then try again",
-        )
-    })?;
-    if let Some(cache) = cache {
-        cache.drop_blocks();
-    }
-    Ok(())
-}
-
 /// Gives a disk's queues its new layers, and returns these.
 fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLayer>, ErrorBody> {
-    let made = stack::make_layers(equipment)?;
     equipment.exchanging();
+    let made = stack::make_layers(equipment)?;
     disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
         let remedy = match &error {
             RestackError::Leave(..) => {
@@ -107,7 +75,6 @@ impl Daemon {
         let claims = Claims::new(&definition);
         let entry = ticket.map_or_else(|| self.instance(), Ticket::number);
         let _entry = self.begin_opening(claims.clone(), entry)?;
-        let beginnings = self.part::<BackgroundWork>().beginnings();
         let number = self.instance();
         self.note_log(&definition);
         let records = self.records_folder();
@@ -160,10 +127,6 @@ impl Daemon {
         }
         if lacks_device {
             self.wake_watch();
-        }
-        if self.part::<BackgroundWork>().beginnings() != beginnings {
-            // The disk may have been opened before work began on its devices, and listed after.
-            self.part::<BackgroundWork>().announce();
         }
         Ok(())
     }
@@ -253,54 +216,6 @@ impl Daemon {
     /// The folder for records that outlive the daemon.
     pub(crate) fn records_folder(&self) -> PathBuf {
         records_folder(&self.options.control)
-    }
-
-    /// Releases what an earlier daemon has left of files that no disk has, if all disks of the configuration are served.
-    pub(crate) fn settle_keepsakes(&self) {
-        if self.unserved.count() > 0 {
-            return;
-        }
-        let records = self.records_folder();
-        let settle = move || keep::settle(&records);
-        // If that fails, they stay until the next start.
-        let _ = std::thread::Builder::new().name("keep".into()).spawn(settle);
-    }
-
-    /// Makes a disk accept writes again after some were lost.
-    pub(crate) fn recover_disk(&self, name: &str) -> Result<DiskStatus, ErrorBody> {
-        let _change = self.change(name)?;
-        let served = self.find(name)?;
-        let backend = served.disk.backend();
-        let log = served.part::<DiskLog>();
-        if log.as_ref().is_some_and(DiskLog::has_lost_store) {
-            return Err(refusal(
-                ErrorCode::Failed,
-                format!("the store of the cache of {name:?} has lost writes while it was served"),
-                "repair it, restart the daemon, then use `fathom disk recover` for each disk with a log in it",
-            ));
-        }
-        let log = log.filter(|log| log.wal.lost().is_some());
-        if !backend.has_lost_writes() && log.is_none() {
-            return Err(refusal(
-                ErrorCode::Conflict,
-                format!("the disk {name:?} has lost no writes"),
-                "no recovery is needed",
-            ));
-        }
-        if backend.has_lost_writes() {
-            recover_home(&served)?;
-        }
-        if let Some(log) = log {
-            log.recover().map_err(|error| {
-                refusal(
-                    ErrorCode::Failed,
-                    format!("the log of the disk {name:?} still cannot take changes: {error}"),
-                    "repair the store beneath it, then try again",
-                )
-            })?;
-            tracing::warn!(disk = name, "its log takes changes again; lost writes stay lost");
-        }
-        self.disk_status(name)
     }
 
     /// Gives a disk the layers of `definition`. Counters and accounts of layers that stay continue.

@@ -2,11 +2,15 @@
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fathom_block::Disk;
-use fathom_control::{DiskDefinition, ErrorBody, ReloadReport};
+use fathom_control::{DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
+
+use fathom_layers::LayerKind;
 
 use super::metrics::Page;
 use super::problems::Found;
@@ -57,6 +61,11 @@ pub(crate) trait Feature: Sync {
     /// is undone. The last feature is called first.
     fn abandon(&self, _disk: &Equipment<'_>) {}
 
+    /// The kinds of layers that need resources of the daemon.
+    fn layers(&self) -> Vec<LayerKind> {
+        Vec::new()
+    }
+
     /// A disk that was made is not served after all.
     fn unopened(&self, _parts: &DiskParts) {}
 
@@ -68,6 +77,23 @@ pub(crate) trait Feature: Sync {
 
     /// A disk has its first layers, after [`opened`](Self::opened), or others.
     fn stacked(&self, _daemon: &Daemon, _served: &Served) {}
+
+    /// A layer has refused that a disk in use becomes smaller: why, if it was one of the feature, and
+    /// what to do.
+    fn objection_to_size(&self, _served: &Served) -> Option<ErrorBody> {
+        None
+    }
+
+    /// A disk is withdrawn. A failure ends its stage: the later features of the table are not called.
+    ///
+    /// # Errors
+    /// Why changes remain that are not in the image.
+    fn leaving(&self, _served: &Served, _stage: Leaving) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Completes the status of a disk. Waits for nothing.
+    fn status(&self, _served: &Served, _status: &mut DiskStatus) {}
 
     /// The configuration has been read again, and the disks have not been changed yet.
     fn reread(&self, _daemon: &Arc<Daemon>, _new: &Configuration, _report: &mut ReloadReport) {}
@@ -127,6 +153,22 @@ pub(crate) enum Beginning {
     Clients,
     /// Work of the daemon's own accord begins.
     Work,
+}
+
+/// A stage of the withdrawal of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Its clients are about to be disconnected.
+    Begun,
+    /// No client has a queue, and no request is in flight.
+    Drained,
+    /// What is only in other stores is brought home.
+    Home {
+        /// How long that may take.
+        time_max: Duration,
+    },
+    /// The last flush has ended.
+    Flushed,
 }
 
 /// A stage of the shutdown.

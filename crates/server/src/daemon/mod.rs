@@ -35,7 +35,6 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 
-pub(crate) use crate::features::guests::usage::DiskGroups;
 pub(crate) use status::unix_time_ns;
 
 use changes::{Changes, Claims};

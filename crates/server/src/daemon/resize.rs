@@ -5,8 +5,7 @@ use fathom_control::{BackendDefinition, Bytes, ErrorBody, ErrorCode};
 
 use super::Served;
 use crate::daemon::stack::refusal;
-use crate::features::cache::has_cache;
-use crate::features::log::DiskLog;
+use crate::features::FEATURES;
 
 /// Gives a disk another size, in bytes.
 pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
@@ -32,32 +31,13 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
         ));
     }
     disk.resize(capacity).map_err(|error| match error {
-        ErrorKind::Unsupported if capacity < before && served.part::<DiskLog>().is_some() => {
+        ErrorKind::Unsupported => objection(served, capacity < before).unwrap_or_else(|| {
             refusal(
                 ErrorCode::Unsupported,
-                format!("the disk {name:?} has a log, which may hold changes beyond the new size"),
-                "remove its layer `wal`, shrink the disk, and add the layer again",
+                format!("the size of the disk {name:?} is determined by the device beneath"),
+                "resize that device to this size, then try again",
             )
-        }
-        ErrorKind::Unsupported
-            if capacity < before && has_cache(&served.live().definition) =>
-        {
-            refusal(
-                ErrorCode::Unsupported,
-                format!(
-                    "the disk {name:?} has a cache that outlives the daemon, which may have blocks beyond \
-                     the new size"
-                ),
-                format!(
-                    "run `fathom cache detach {name}`, shrink the disk, and attach the cache again"
-                ),
-            )
-        }
-        ErrorKind::Unsupported => refusal(
-            ErrorCode::Unsupported,
-            format!("the size of the disk {name:?} is determined by the device beneath"),
-            "resize that device to this size, then try again",
-        ),
+        }),
         ErrorKind::ReadOnly => refusal(
             ErrorCode::Unsupported,
             format!("the disk {name:?} is read-only"),
@@ -92,4 +72,10 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
     drop(live);
     tracing::info!(disk = name, "resized from {} to {}", Bytes(before), Bytes(capacity));
     Ok(())
+}
+
+/// Why a feature keeps a disk from becoming smaller.
+fn objection(served: &Served, is_smaller: bool) -> Option<ErrorBody> {
+    let mut features = FEATURES.iter().filter(|_| is_smaller);
+    features.find_map(|feature| feature.objection_to_size(served))
 }

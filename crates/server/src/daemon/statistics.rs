@@ -8,8 +8,11 @@ use fathom_control::{DiskStatistics, Histogram, OperationStatistics, SizeStatist
 use fathom_layers::tap::{OperationSnapshot, SIZE_CLASSES, size_class_length_max};
 
 use super::{Daemon, Served};
-use crate::features::events::tap::TapNumber;
 use fathom_layers::Tap;
+
+/// The number of a tap: another one counts from zero.
+#[derive(Clone, Copy)]
+pub(crate) struct TapNumber(pub u64);
 
 impl Daemon {
     /// The statistics of all disks now.

@@ -14,6 +14,8 @@ use fathom_frontend::{nbd, vhost_user};
 
 use super::{Daemon, Listening, Served};
 use crate::daemon::stack::{self, KeyedLayer, LayerKey};
+use crate::features::FEATURES;
+use fathom_control::InsightStatus;
 
 /// The state of a listener at one time, shared by the status of all disks.
 struct ListenerSnapshot {
@@ -135,8 +137,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
             }));
         }
     }
-    let insight = crate::features::guests::usage::insight(served);
-    DiskStatus {
+    let mut status = DiskStatus {
         name: disk.name().to_owned(),
         vm: disk.vm().to_owned(),
         serial: serial(disk.serial()),
@@ -168,10 +169,14 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
             model: definition.model.clone(),
         },
         frontends,
-        insight,
+        insight: InsightStatus::default(),
         refused: disk.counters().refused.load(std::sync::atomic::Ordering::Relaxed),
         problems,
+    };
+    for feature in FEATURES {
+        feature.status(served, &mut status);
     }
+    status
 }
 
 fn guest_problem(guest: &vhost_user::VhostUserStatus) -> Option<String> {

@@ -13,7 +13,7 @@
 //! | opening, refused | forgotten | the disk leaves the configuration or gets another definition there |
 //!
 //! An attempt for a disk that is forgotten meanwhile serves nothing. What an operator decides about the disk's log
-//! is carried out by the same thread, between two attempts ([`super::decision`]).
+//! is carried out by the same thread, between two attempts (the feature `log` makes it).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -28,7 +28,6 @@ use super::changes::stopping;
 use super::{Daemon, unix_time_ns};
 use crate::configuration::{Place, Places, check_disk};
 use crate::daemon::stack::{invalid, refusal};
-use crate::features::log::decision::Decision;
 use crate::lock;
 
 /// The pause after the first attempt that fails; each further one is longer by half.
@@ -41,6 +40,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 const RETRY_TIME_MAX: Duration = Duration::from_secs(20);
 /// The time after which an attempt in progress is a problem.
 const OPENING_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What the thread of a disk that is not served does before its next attempt, with that attempt's
+/// ticket.
+pub(crate) type Decision = Box<dyn FnOnce(&Daemon, &DiskDefinition, Ticket) + Send>;
 
 /// The disks that are not served.
 #[derive(Default)]
@@ -513,7 +516,7 @@ fn run(daemon: &Weak<Daemon>, unserved: &Unserved, ticket: &Ticket) {
         let Some(strong) = daemon.upgrade() else { return };
         let Some((definition, is_asked)) = unserved.begin(ticket) else { return };
         if let Some((decision, ticket)) = unserved.decision(ticket) {
-            decision.carry_out(&strong, &definition, ticket);
+            decision(&strong, &definition, ticket);
         }
         let before = stamp.as_ref().filter(|_| !is_asked);
         let attempt = AssertUnwindSafe(|| strong.attempt(&definition, ticket, before));

@@ -5,20 +5,19 @@
 //! requests of a disk whose I/O hangs never complete. Until they complete, the disk stays in the
 //! list and keeps its name, its socket and its image.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::feature::Leaving;
 use super::{Daemon, Served};
 use crate::daemon::stack;
-use crate::features::cache;
-use crate::features::log::DiskLog;
+use crate::features::FEATURES;
 use fathom_layers::WaitForRoom;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long layers may take to make their states durable.
-const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 /// A time limit longer than any wait.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -80,6 +79,11 @@ impl Served {
     }
 }
 
+/// Lets the features leave a disk, up to the first one that fails.
+fn leave(served: &Served, stage: Leaving) -> io::Result<()> {
+    FEATURES.iter().try_for_each(|feature| feature.leaving(served, stage))
+}
+
 impl Daemon {
     /// Begins to withdraw a disk. Returns the withdrawal in progress if there is one.
     pub(crate) fn withdraw(self: &Arc<Self>, served: &Arc<Served>) -> Arc<Withdrawal> {
@@ -123,13 +127,12 @@ impl Daemon {
             .iter()
             .filter_map(|listening| listening.exports.withdraw(name))
             .collect();
-        let (server, room, log) = {
+        let (server, room) = {
             let mut live = served.live();
-            (live.server.take(), live.parts.get::<WaitForRoom>(), live.parts.get::<DiskLog>())
+            (live.server.take(), live.parts.get::<WaitForRoom>())
         };
-        if let Some(log) = &log {
-            log.leave();
-        }
+        // Nothing can fail at this stage.
+        let _ = leave(served, Leaving::Begun);
         // A guest whose disk is removed must not wait for space on it. When the daemon shuts down,
         // such writes remain unanswered instead: the next daemon repeats them.
         if let Some(room) = room.filter(|_| !self.is_stopping()) {
@@ -141,20 +144,13 @@ impl Daemon {
         for export in exports {
             while !export.wait(FOREVER) {}
         }
-        if let Some(log) = &log {
-            log.end_attendance();
-        }
+        let _ = leave(served, Leaving::Drained);
         withdrawal.drained.store(true, Ordering::Release);
         // Changes that are not written back are in the log, where the next daemon finds them. The flush
         // below makes them durable.
-        let had_log = log.is_some();
-        let home = log.map_or(Ok(()), |log| log.bring_home(&served.disk, FLUSH_TIME_MAX));
-        if had_log && home.is_ok() {
-            // The image has what its cache has.
-            cache::note_log(&served.disk.layers(), None);
-        }
+        let home = leave(served, Leaving::Home { time_max: FLUSH_TIME_MAX });
         let flushed = stack::flush(&served.disk, FLUSH_TIME_MAX);
-        cache::settle(&served.disk, SETTLE_TIME_MAX);
+        let _ = leave(served, Leaving::Flushed);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             self.with_state(|state| state.disks.remove(name));

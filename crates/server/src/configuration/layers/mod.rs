@@ -10,6 +10,7 @@ use fathom_layers::{LayerKind, LayerOptions, Prepared};
 use fathom_options::{Place, Places, Problems, Title, Written, suggestion};
 use serde_json::Value;
 
+use crate::features::FEATURES;
 use crate::features::log::{OffloadDefinition, WalDefinition};
 
 /// The kinds of layers with a log.
@@ -17,7 +18,7 @@ pub(crate) static LOG_KINDS: [&str; 2] = [WalDefinition::KIND, OffloadDefinition
 
 /// All kinds: those of the crate `layers`, and those that need resources of the daemon.
 pub(crate) fn kinds() -> impl Iterator<Item = LayerKind> {
-    let own = [LayerKind::of::<WalDefinition>(), LayerKind::of::<OffloadDefinition>()];
+    let own = FEATURES.iter().flat_map(|feature| feature.layers());
     fathom_layers::KINDS.into_iter().chain(own)
 }
 

@@ -17,7 +17,6 @@ use super::{
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
-use crate::features::log::WalDefinition;
 use crate::process::log::REQUESTS;
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
 use fathom_layers::LimitGroups;
@@ -69,7 +68,7 @@ impl LayerKey {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Listed(definition) => definition.name(),
-            Self::Log => WalDefinition::KIND,
+            Self::Log => "wal",
             Self::Activity => "activity",
             Self::Model(_) => "model",
             Self::Room => "wait-for-room",

@@ -12,9 +12,16 @@ use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
 use crate::daemon::{Daemon, Served};
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
 
+/// How often background work had begun on a device when a disk began to be opened.
+#[derive(Clone, Copy)]
+pub(super) struct Beginnings(pub(super) u64);
+
 /// Gives a disk its scheduler, and the layer that reports its requests to it. A disk keeps its
 /// scheduler.
 pub(super) fn equip(disk: &mut Equipment<'_>) {
+    if disk.before.is_none() {
+        disk.parts.add(Beginnings(disk.shared.of::<BackgroundWork>().beginnings()));
+    }
     let had = disk.had::<Arc<Scheduled>>();
     let Some(device) = had.or_else(|| background_of(disk.definition, disk.shared)) else { return };
     if let Some(before) = &disk.before {

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use super::BackgroundWork;
+use super::equip::Beginnings;
 use super::metrics::of_background;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
+use crate::daemon::Served;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::metrics::Page;
 use crate::daemon::stack::Equipment;
@@ -40,6 +42,14 @@ impl Feature for Background {
                 tracing::warn!(%error, "disks beside background work are not observed");
             }
         });
+    }
+
+    fn opened(&self, daemon: &Daemon, served: &Served) {
+        let work = daemon.part::<BackgroundWork>();
+        if served.part::<Beginnings>().is_some_and(|Beginnings(count)| work.beginnings() != count) {
+            // The disk may have been opened before work began on its devices, and listed after.
+            work.announce();
+        }
     }
 
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {

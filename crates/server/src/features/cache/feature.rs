@@ -10,12 +10,21 @@ use super::changes::check_answers;
 use super::metrics::of_caches;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
+use crate::daemon::Served;
+use crate::daemon::feature::Leaving;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::metrics::Page;
 use crate::daemon::stack::Equipment;
+use crate::daemon::stack::refusal;
 use crate::features::log::{CacheStores, DiskLog};
 use fathom_block::Disk;
+use fathom_control::ErrorCode;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long layers may take to make their states durable.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The caches above disks.
 pub(crate) struct CachesOfDisks;
@@ -70,5 +79,34 @@ impl Feature for CachesOfDisks {
 
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {
         of_caches(page, &daemon.caches(None, 0, 0).unwrap_or_default());
+    }
+
+    fn objection_to_size(&self, served: &Served) -> Option<ErrorBody> {
+        if !super::has_cache(&served.live().definition) {
+            return None;
+        }
+        let name = served.disk.name();
+        Some(refusal(
+            ErrorCode::Unsupported,
+            format!(
+                "the disk {name:?} has a cache that outlives the daemon, which may have blocks beyond \
+                 the new size"
+            ),
+            format!(
+                "run `fathom cache detach {name}`, shrink the disk, and attach the cache again"
+            ),
+        ))
+    }
+
+    fn leaving(&self, served: &Served, stage: Leaving) -> io::Result<()> {
+        match stage {
+            Leaving::Home { .. } if served.part::<DiskLog>().is_some() => {
+                // The log has been written home: the image has what its cache has.
+                super::note_log(&served.disk.layers(), None);
+            }
+            Leaving::Flushed => super::settle(&served.disk, SETTLE_TIME_MAX),
+            Leaving::Home { .. } | Leaving::Begun | Leaving::Drained => {}
+        }
+        Ok(())
     }
 }

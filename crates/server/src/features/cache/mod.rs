@@ -3,6 +3,7 @@
 pub(crate) mod changes;
 pub(crate) mod feature;
 pub(crate) mod metrics;
+mod recover;
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -5,10 +5,7 @@ use fathom_layers::{Tap, tap};
 use std::sync::Arc;
 
 use crate::daemon::stack::{Equipment, names_layer};
-
-/// The number of a tap: another one counts from zero.
-#[derive(Clone, Copy)]
-pub(crate) struct TapNumber(pub u64);
+use crate::daemon::statistics::TapNumber;
 
 /// Gives a disk its tap, if its definition has one.
 pub(super) fn equip(disk: &mut Equipment<'_>) {

@@ -4,10 +4,12 @@ use super::Introspection;
 use super::metrics::{of_groups, of_insight};
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
+use crate::daemon::Served;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::metrics::Page;
 use crate::daemon::stack::Equipment;
 use fathom_block::Disk;
+use fathom_control::DiskStatus;
 use fathom_control::ErrorBody;
 use std::sync::Arc;
 
@@ -27,6 +29,10 @@ impl Feature for Guests {
 
     fn equipped(&self, equipment: &Equipment<'_>, _disk: &Arc<Disk>) {
         super::classify::equipped(equipment);
+    }
+
+    fn status(&self, served: &Served, status: &mut DiskStatus) {
+        status.insight = super::usage::insight(served);
     }
 
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {

@@ -4,7 +4,7 @@ use fathom_control::{DiskList, InsightState, InsightStatus};
 use fathom_insight::Kind;
 use fathom_layers::classify::{Account, Direction, GroupAccount};
 
-use crate::daemon::DiskGroups;
+use super::usage::DiskGroups;
 use crate::daemon::metrics::{Family, Page, disk_labels};
 
 /// The value of a family for one account.

@@ -11,6 +11,7 @@ mod holder;
 mod link;
 pub(crate) mod lives;
 mod manager;
+mod settle;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

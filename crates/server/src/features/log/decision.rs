@@ -14,7 +14,7 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LogAnswer, LogDecisio
 use crate::daemon::Daemon;
 use crate::daemon::changes::{Claims, stopping};
 use crate::daemon::stack::refusal;
-use crate::daemon::unserved::{Outcome, Ticket};
+use crate::daemon::unserved::{Decision, Outcome, Ticket};
 use crate::features::log::settle_disk;
 
 /// How long a request waits for an attempt in progress, the decision, and the attempt after it.
@@ -23,24 +23,18 @@ const DECISION_TIME_MAX: Duration = Duration::from_secs(30);
 /// What became of a log, and the ticket of the attempt after that.
 type Decided = Result<(LogAnswer, Ticket), ErrorBody>;
 
-/// A decision about the log of a disk that is not served.
-pub(crate) struct Decision {
-    decision: LogDecision,
-    /// Gets the outcome; without a word, it ends with the disk's attempts.
-    decided: SyncSender<Decided>,
-}
-
-impl Decision {
-    /// Carries it out. The caller is the thread of the disk.
-    pub(crate) fn carry_out(self, daemon: &Daemon, definition: &DiskDefinition, ticket: Ticket) {
-        let settle = || daemon.settle_log(definition, &ticket, self.decision);
+/// Carries out a decision on the thread of the disk. `decided` gets the outcome; without a word, it
+/// ends with the disk's attempts.
+fn carry_out(decision: LogDecision, decided: SyncSender<Decided>) -> Decision {
+    Box::new(move |daemon: &Daemon, definition: &DiskDefinition, ticket: Ticket| {
+        let settle = || daemon.settle_log(definition, &ticket, decision);
         let settled = catch_unwind(AssertUnwindSafe(settle)).unwrap_or_else(|_| {
             let remedy = "see the log, and report the bug";
             Err(refusal(ErrorCode::Failed, "the decision failed because of a bug", remedy))
         });
         // The request may have ended.
-        let _ = self.decided.send(settled.map(|answer| (answer, ticket)));
-    }
+        let _ = decided.send(settled.map(|answer| (answer, ticket)));
+    })
 }
 
 impl Daemon {
@@ -52,7 +46,7 @@ impl Daemon {
     ) -> Result<LogAnswer, ErrorBody> {
         let end = Instant::now() + DECISION_TIME_MAX;
         let (decided, outcome) = sync_channel(1);
-        let Some(number) = self.unserved.decide(name, Decision { decision, decided })? else {
+        let Some(number) = self.unserved.decide(name, carry_out(decision, decided))? else {
             self.find(name)?;
             return Err(served(name));
         };

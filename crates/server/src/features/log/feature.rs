@@ -6,13 +6,19 @@ use fathom_control::{ProblemKind, ReloadReport};
 
 use super::DiskLog;
 use super::{CacheStores, LogVolumes};
+use super::{OffloadDefinition, WalDefinition};
 use crate::configuration::Configuration;
+use crate::daemon::feature::Leaving;
 use crate::daemon::feature::{Feature, Parts};
 use crate::daemon::problems::Found;
+use crate::daemon::stack::refusal;
 use crate::daemon::stack::{DiskParts, Equipment};
 use crate::daemon::{Daemon, Served};
 use fathom_block::Disk;
 use fathom_control::ErrorBody;
+use fathom_control::ErrorCode;
+use fathom_layers::LayerKind;
+use std::io;
 
 /// The logs in which changes are durable before they are written home.
 pub(crate) struct Logs;
@@ -63,5 +69,32 @@ impl Feature for Logs {
         let doubt = daemon.part::<LogVolumes>().doubt(served.disk.name());
         found
             .extend(doubt.map(|(message, remedy)| Found(ProblemKind::LogUnknown, message, remedy)));
+    }
+
+    fn layers(&self) -> Vec<LayerKind> {
+        vec![LayerKind::of::<WalDefinition>(), LayerKind::of::<OffloadDefinition>()]
+    }
+
+    fn objection_to_size(&self, served: &Served) -> Option<ErrorBody> {
+        served.part::<DiskLog>()?;
+        let name = served.disk.name();
+        Some(refusal(
+            ErrorCode::Unsupported,
+            format!("the disk {name:?} has a log, which may hold changes beyond the new size"),
+            "remove its layer `wal`, shrink the disk, and add the layer again",
+        ))
+    }
+
+    fn leaving(&self, served: &Served, stage: Leaving) -> io::Result<()> {
+        let Some(log) = served.part::<DiskLog>() else { return Ok(()) };
+        match stage {
+            Leaving::Begun => log.leave(),
+            Leaving::Drained => log.end_attendance(),
+            // Changes that are not written back are in the log, where the next daemon finds them.
+            // The last flush makes them durable.
+            Leaving::Home { time_max } => log.bring_home(&served.disk, time_max)?,
+            Leaving::Flushed => {}
+        }
+        Ok(())
     }
 }
