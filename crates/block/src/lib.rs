@@ -3,7 +3,8 @@
 //! A front end submits a [`Request`], which crosses the [`Layer`]s of its [`Disk`] downward. A
 //! [`Backend`] carries it out, and its [`Outcome`] crosses the same layers upward. Each crossing
 //! goes through one checked function, in [`Stack`]. A stack belongs to one queue and one thread: it
-//! takes no lock and, after the first requests, allocates nothing.
+//! takes no lock and, after the first requests, allocates nothing. Layers whose queues share state
+//! lock it for a moment, and never across I/O ([`Shared`]).
 //!
 //! ```text
 //!  front end ─▶ Stack::submit ─▶ layer 0 ─▶ layer 1 ─▶ … ─▶ back end

@@ -47,7 +47,7 @@ pub enum BackendProblem {
 }
 
 impl BackendProblem {
-    /// The name used in metrics and the control interface.
+    /// A short name of the kind.
     pub fn name(&self) -> &'static str {
         match self {
             Self::WritesLost { .. } => "writes-lost",

@@ -1,4 +1,5 @@
-//! Front ends: vhost-user-blk and NBD, the only code that knows the wire formats.
+//! Front ends: the servers of disks over vhost-user-blk and NBD, with their wire formats. The
+//! constants of NBD are those of `fathom_nbd::wire`, which the client uses, too.
 
 #![allow(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //!
 //! The configuration of a kind is one type, in the layer's own file. serde reads it from TOML, JSON
 //! and flags; [`LayerOptions`] checks it, documents it and makes the layer. [`LayerKind`] is the
-//! same for any kind, without the type. To add a plain layer, write its file and a line in
-//! [`KINDS`].
+//! same for any kind, without the type. To add a plain layer, write its file, its module in
+//! `lib.rs` and a line in [`KINDS`].
 
 use std::io;
 use std::sync::Arc;

@@ -93,8 +93,8 @@ fn less_one(number: u8) -> Option<u64> {
     if number == 0 { None } else { Some(u64::from(number) - 1) }
 }
 
-/// All columns, in order (`docs/events.md`): first those of the monitoring paper's Table 3.1 with
-/// its names, in 64 bits where the paper has 32, then the meaning of a request.
+/// All columns, in order (`docs/queries.md` lists them): first those of the monitoring paper's
+/// Table 3.1 with its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
 pub const COLUMNS: [EventColumn; 36] = [
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),

@@ -1,5 +1,5 @@
-//! Makes back ends, layers and front ends from definitions: the only place that knows all of them
-//! by name.
+//! Makes back ends, layers and front ends from definitions. Each feature adds its own part of a
+//! disk ([`Equipment`]).
 
 mod equipment;
 mod layers;
