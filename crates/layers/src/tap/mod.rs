@@ -51,8 +51,8 @@ impl LayerOptions for TapOptions {
     }
 }
 
-/// The default capacity of a queue's ring, in events: 0.75 MiB, or a fiftieth of a second at
-/// 400,000 requests a second.
+/// The default capacity of a queue's ring, in events: 0.9 MiB, or a hundredth of a second
+/// at 400,000 requests a second.
 pub const RING_EVENTS: usize = 8192;
 
 /// One queue's shard.
