@@ -42,7 +42,7 @@ pub struct TapOptions {}
 impl LayerOptions for TapOptions {
     const KIND: &'static str = "tap";
     const RANK: Rank = Rank::Count;
-    const MEANING: &'static str = "counts and measures requests. By default it is the first layer; name it to place it elsewhere";
+    const MEANING: &'static str = "counts and measures requests. By default it is above all layers but `classify`; name it to place it elsewhere";
     const KEYS: &'static [Key] = &[];
     const ONCE: Option<&'static str> = Some("it would count everything twice");
 
