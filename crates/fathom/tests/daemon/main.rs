@@ -22,6 +22,7 @@ mod limits;
 mod live;
 mod log_decisions;
 mod log_recovery;
+mod lost_marks;
 mod lost_writes;
 mod metrics;
 mod monitor;

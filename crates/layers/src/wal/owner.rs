@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fathom_block::Backend;
-use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, Superblock, select};
+use fathom_wal::{Owner, SUPERBLOCK_LENGTH, Scanner, Superblock, select};
 
 use crate::access::Access;
 
@@ -16,8 +16,16 @@ use crate::access::Access;
 pub struct LogOwner {
     /// The disk's name.
     pub name: String,
-    /// The name of the disk's store: see [`WalOptions::home`](super::WalOptions::home).
+    /// The name of the disk's store: see [`WalOptions::home`](super::WalOptions::home). Of a long name, the end.
     pub home: String,
+}
+
+impl LogOwner {
+    /// Whether the changes are those of the store with this name.
+    #[must_use]
+    pub fn is_home(&self, home: &str) -> bool {
+        Owner::new("", home).is_ok_and(|owner| owner.home == self.home)
+    }
 }
 
 /// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has none, or if there

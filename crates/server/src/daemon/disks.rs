@@ -243,6 +243,9 @@ impl Daemon {
         equipment.equipped(&served.disk);
         let parts = equipment.parts.clone();
         drop(equipment);
+        if layers::wal(&definition).is_none() {
+            self.forget_log(&definition);
+        }
         self.note_open_log(&definition);
         let mut live = served.live();
         live.definition = definition;

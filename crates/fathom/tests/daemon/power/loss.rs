@@ -31,7 +31,8 @@ pub enum Damage {
     Rotten,
     /// The image has another name, and the configuration names it and the layers. A log that is refused is kept.
     Renamed,
-    /// The image is a copy of what it was: with its attributes, or without. A log that is refused is kept.
+    /// The image is a copy of what it was: with its attributes, or without. A block device loses its mark. A log that is
+    /// refused is kept.
     Copied(bool),
 }
 
@@ -75,9 +76,9 @@ impl Recorded {
         if is_file && log > 0 && may.iter().all(|layers| layers.log == Some("wal")) {
             possible.push(Damage::Old(HOME, random.usize(0..log)));
         }
-        // While a log is being added or removed, an image without its mark says that the log has nothing of it.
+        possible.push(Damage::Copied(is_file && random.bool()));
+        // While layers are being changed, the operator does not know which to configure.
         if is_file && may.len() == 1 {
-            possible.push(Damage::Copied(random.bool()));
             possible.push(Damage::Renamed);
         }
         if possible.is_empty() || random.bool() {
@@ -146,6 +147,15 @@ fn move_image(volumes: &Volumes, setup: &Setup, damage: Damage, change: &Change)
         Damage::Renamed => {
             std::fs::rename(image, other).unwrap();
             Setup { renamed: Some(change.may[0]), keeps_log: true, ..*setup }
+        }
+        Damage::Copied(_) if setup.is_device[HOME] => {
+            let marks = std::fs::read_dir(volumes.path().join("state/marks"));
+            for file in marks.into_iter().flatten().map(|file| file.unwrap().path()) {
+                if file.extension().is_some_and(|extension| extension == "fathom-log") {
+                    std::fs::remove_file(file).unwrap();
+                }
+            }
+            Setup { keeps_log: true, ..*setup }
         }
         Damage::Copied(has_attributes) => {
             let option = if has_attributes { "-a" } else { "--sparse=always" };

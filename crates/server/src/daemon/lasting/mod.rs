@@ -243,6 +243,21 @@ impl Lasting {
     }
 }
 
+impl Lasting {
+    /// Removes the note of the log of a disk that has no changes in it.
+    fn forget_log(&self, name: &str) {
+        if self.with(|records| !records.logs.contains_key(name)) {
+            return;
+        }
+        match self.folder.remove(Kind::Log, name) {
+            Ok(()) => drop(self.change(|records| records.logs.remove(name))),
+            Err(error) => {
+                tracing::debug!(disk = name, %error, "the place of its earlier log stays recorded");
+            }
+        }
+    }
+}
+
 fn entries_of(configuration: &Configuration) -> BTreeMap<String, DiskDefinition> {
     let disks = configuration.disks.iter().map(|disk| &disk.definition);
     disks.map(|disk| (disk.name.clone(), disk.clone())).collect()

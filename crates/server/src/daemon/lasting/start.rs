@@ -13,8 +13,10 @@ use crate::configuration::{Configuration, layers};
 use crate::daemon::overlay::{Change, Choice, Damage, Kind, State, choose, is_unchanged, stem};
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
-use crate::features::log::{is_named, is_same_log};
+use crate::features::log::{LogVolumes, WalDefinition, is_named, is_same_log};
 
+/// In place of the identity of a log that the mark of another image names.
+const FOREIGN: [u8; 16] = [0; 16];
 /// The time between two attempts to write a log home that the definition of its disk does not have.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -60,6 +62,7 @@ impl Daemon {
                 .map(|stem| DiskDefinition { name: stem.clone(), ..DiskDefinition::default() });
             planned.extend(unknown);
         });
+        self.part::<LogVolumes>().know(planned.iter());
         for name in edited {
             tracing::warn!(
                 disk = name.as_str(),
@@ -101,8 +104,13 @@ impl Daemon {
         let Some(change) = change else { return Ok(Some(planned.clone())) };
         let (before, after) = (change.before.clone(), change.after.clone());
         let known = after.clone().or_else(|| before.clone());
-        let marked = || known.map_or(Ok(None), |known| self.marked_log(&known));
-        let definition = match choose(entry.as_ref(), &change, marked)? {
+        let marked = || known.as_ref().map_or(Ok(None), |known| self.marked_log(known));
+        let has_changes = |log: &WalDefinition| {
+            // To open a volume in a cluster takes it from whoever has it: as the log of the disk, and not to ask.
+            let has = |known: &DiskDefinition| self.has_changes(known, log) == Some(true);
+            log.cluster.is_some() || known.as_ref().is_some_and(has)
+        };
+        let definition = match choose(entry.as_ref(), &change, marked, has_changes)? {
             Choice::File => {
                 tracing::warn!(
                     disk = name.as_str(),
@@ -149,7 +157,7 @@ impl Daemon {
         let read = |mark: LogMark| {
             // The mark of another image, of which opening the disk reports more.
             if mark.is_foreign()? {
-                Ok(Some(MarkedLog { identity: [0; 16], age: None, offset: 0, path: String::new() }))
+                Ok(Some(MarkedLog { identity: FOREIGN, age: None, offset: 0, path: String::new() }))
             } else {
                 mark.read()
             }
@@ -159,6 +167,15 @@ impl Daemon {
             let message = format!("it is unknown whether {shown} has changes in a log: {error}");
             refusal(ErrorCode::Failed, message, "check its file system")
         })
+    }
+
+    /// Whether a log has changes of the image of a disk that has no mark. Waits for the log for a limited time. `None`
+    /// if it does not answer.
+    fn has_changes(&self, definition: &DiskDefinition, log: &WalDefinition) -> Option<bool> {
+        let image = definition.image.as_ref()?;
+        let (folder, key) = (self.records_folder(), definition.key.as_deref());
+        let home = LogMark::open_named(image, &folder, key).ok()?.home();
+        self.part::<LogVolumes>().has_changes(log, (&definition.name, image, &home))
     }
 
     /// Serves a disk of the file or of the records with `serve`, which gets the definition and the entry of the file. If
@@ -209,8 +226,28 @@ impl Daemon {
         {
             return None;
         }
-        let marked = self.marked_log(definition).ok()??;
-        is_named(&log, &marked).then_some(noted.layers)
+        let marked = self.marked_log(definition).ok()?;
+        if let Some(marked) = marked.as_ref().filter(|marked| marked.identity != FOREIGN) {
+            return is_named(&log, marked).then_some(noted.layers);
+        }
+        // A volume in a cluster is not taken from whoever has it only to ask it.
+        if log.cluster.is_some() {
+            return None;
+        }
+        // The image may have lost its mark, for example because it is a copy. With its log, it is refused.
+        let has_changes = self.has_changes(definition, &log)?;
+        if !has_changes && marked.is_none() {
+            self.lasting.forget_log(&definition.name);
+        }
+        has_changes.then_some(noted.layers)
+    }
+
+    /// Forgets the log that a disk had, unless its image still needs it.
+    pub(in super::super) fn forget_log(&self, definition: &DiskDefinition) {
+        let is_noted = self.lasting.with(|records| records.logs.contains_key(&definition.name));
+        if is_noted && self.marked_log(definition).is_ok_and(|marked| marked.is_none()) {
+            self.lasting.forget_log(&definition.name);
+        }
     }
 
     /// Notes the place of a log before it is opened, if the image needs no log yet. A log that the image needs is noted

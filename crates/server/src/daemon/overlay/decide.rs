@@ -6,18 +6,21 @@
 //! | as in the record | done | any | after |
 //! | as in the record | pending, with another log than before | the log after | after |
 //! | as in the record | pending, with another log than before | the log before | before |
-//! | as in the record | pending, with another log than before | no log | before; after, if the disk has no log after |
+//! | as in the record | pending, with another log than before | neither | the one whose log has changes of the disk |
+//! | as in the record | pending, with another log than before | no log, and neither has changes | before; after, if the disk has no log after |
 //! | as in the record | pending, with the same log or none | any | before; after, if the disk is removed |
 //!
 //! A pending change was not acknowledged, so both directions are allowed. The mark decides only where the other
-//! direction would leave changes in a log that the definition does not have.
+//! direction would leave changes in a log that the definition does not have. An image may have lost its mark, for
+//! example because it is a copy. Then the disk gets the log that has its changes, and is refused with it, so that the
+//! operator decides about them.
 
 use fathom_control::DiskDefinition;
 use fathom_image::MarkedLog;
 
 use super::record::{Change, State, as_recorded};
 use crate::configuration::layers;
-use crate::features::log::{is_named, is_same_log};
+use crate::features::log::{WalDefinition, is_named, is_same_log};
 
 /// The definition that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +46,8 @@ pub(crate) fn is_as_in_file(
     entry.map(as_recorded) == after.map(as_recorded)
 }
 
-/// Decides which definition of a disk applies. `entry` is the file's entry, and `marked` finds the mark of the
-/// image.
+/// Decides which definition of a disk applies. `entry` is the file's entry, `marked` finds the mark of the
+/// image, and `has_changes` asks a log whether it has changes of the disk.
 ///
 /// # Errors
 /// Those of `marked`.
@@ -52,6 +55,7 @@ pub(crate) fn choose<E>(
     entry: Option<&DiskDefinition>,
     change: &Change,
     marked: impl FnOnce() -> Result<Option<MarkedLog>, E>,
+    has_changes: impl Fn(&WalDefinition) -> bool,
 ) -> Result<Choice, E> {
     if !is_unchanged(entry, change) {
         return Ok(Choice::File);
@@ -74,17 +78,30 @@ pub(crate) fn choose<E>(
     if is_same {
         return Ok(if change.after.is_none() { Choice::After } else { Choice::Before });
     }
-    Ok(match marked()? {
-        None => of_unmarked,
-        Some(marked) if before.as_ref().is_some_and(|log| is_named(log, &marked)) => Choice::Before,
-        Some(marked) if after.as_ref().is_some_and(|log| is_named(log, &marked)) => Choice::After,
-        // The log of neither: the disk is refused, with the way out.
-        Some(_) => Choice::Before,
+    let marked = marked()?;
+    let is_marked = |log: &Option<WalDefinition>| {
+        log.as_ref().zip(marked.as_ref()).is_some_and(|(log, marked)| is_named(log, marked))
+    };
+    let has_changes = |log: &Option<WalDefinition>| log.as_ref().is_some_and(&has_changes);
+    Ok(if is_marked(&before) {
+        Choice::Before
+    } else if is_marked(&after) || has_changes(&after) {
+        // The log before was empty before the one after got changes.
+        Choice::After
+    } else if has_changes(&before) {
+        Choice::Before
+    } else if marked.is_none() {
+        of_unmarked
+    } else {
+        // The mark names another log: the disk is refused, with the way out.
+        Choice::Before
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use fathom_control::LayerDefinition;
     use serde_json::json;
 
@@ -119,7 +136,13 @@ mod tests {
             offset: 0,
             path: path.to_owned(),
         };
-        choose::<()>(Some(&disk(None, 0)), change, || Ok(marked.map(mark))).unwrap()
+        choose::<()>(Some(&disk(None, 0)), change, || Ok(marked.map(mark)), |_| false).unwrap()
+    }
+
+    /// What is chosen for an image without a mark if the log at `changed` has changes of it.
+    fn chosen_unmarked(change: &Change, changed: &str) -> Choice {
+        let has_changes = |log: &WalDefinition| log.log == Path::new(changed);
+        choose::<()>(Some(&disk(None, 0)), change, || Ok(None), has_changes).unwrap()
     }
 
     #[test]
@@ -127,10 +150,13 @@ mod tests {
         let done = change(State::Done, None, Some(disk(None, 1)));
         assert_eq!(chosen(&done, None), Choice::After);
         let unmarked = || Ok::<_, ()>(None);
-        assert_eq!(choose(Some(&disk(None, 2)), &done, unmarked), Ok(Choice::File));
-        assert_eq!(choose(None, &done, unmarked), Ok(Choice::File));
+        let of = |entry: Option<DiskDefinition>, change: &Change| {
+            choose(entry.as_ref(), change, unmarked, |_| true)
+        };
+        assert_eq!(of(Some(disk(None, 2)), &done), Ok(Choice::File));
+        assert_eq!(of(None, &done), Ok(Choice::File));
         let added = Change { entry: None, ..done };
-        assert_eq!(choose(None, &added, unmarked), Ok(Choice::After));
+        assert_eq!(of(None, &added), Ok(Choice::After));
         assert_eq!(chosen(&added, None), Choice::File);
     }
 
@@ -146,7 +172,7 @@ mod tests {
         assert_eq!(chosen(&adds, Some("/l/1")), Choice::After);
         assert_eq!(chosen(&adds, Some("/l/3")), Choice::Before);
         // An image that cannot be examined decides nothing.
-        assert_eq!(choose(Some(&disk(None, 0)), &adds, || Err(7)), Err(7));
+        assert_eq!(choose(Some(&disk(None, 0)), &adds, || Err(7), |_| true), Err(7));
         // A log is removed.
         let removes = pending(Some(&one), Some(&none));
         assert_eq!(chosen(&removes, None), Choice::After);
@@ -166,5 +192,33 @@ mod tests {
         // The log stays.
         let stays = pending(Some(&one), Some(&disk(Some("/l/1"), 5)));
         assert_eq!(chosen(&stays, Some("/l/1")), Choice::Before);
+    }
+
+    /// An image without its mark gets the log that has its changes.
+    #[test]
+    fn changes_decide_about_an_image_without_its_mark() {
+        let (none, one, other) = (disk(None, 0), disk(Some("/l/1"), 0), disk(Some("/l/2"), 0));
+        let pending = |before: &DiskDefinition, after: Option<&DiskDefinition>| {
+            change(State::Pending, Some(before.clone()), after.cloned())
+        };
+        let adds = pending(&none, Some(&one));
+        assert_eq!(chosen_unmarked(&adds, "/l/1"), Choice::After);
+        assert_eq!(chosen_unmarked(&adds, "/l/2"), Choice::Before);
+        let removes = pending(&one, Some(&none));
+        assert_eq!(chosen_unmarked(&removes, "/l/1"), Choice::Before);
+        assert_eq!(chosen_unmarked(&removes, "/l/2"), Choice::After);
+        let replaces = pending(&one, Some(&other));
+        assert_eq!(chosen_unmarked(&replaces, "/l/1"), Choice::Before);
+        assert_eq!(chosen_unmarked(&replaces, "/l/2"), Choice::After);
+        assert_eq!(chosen_unmarked(&pending(&one, None), "/l/1"), Choice::Before);
+        let added = change(State::Pending, None, Some(one.clone()));
+        assert_eq!(chosen_unmarked(&added, "/l/1"), Choice::After);
+        // A mark that names neither of both logs, such as that of another image.
+        let foreign = MarkedLog { identity: [0; 16], age: None, offset: 0, path: String::new() };
+        let entry = disk(None, 0);
+        let of_foreign =
+            |has| choose::<()>(Some(&entry), &adds, || Ok(Some(foreign.clone())), |_| has);
+        assert_eq!(of_foreign(true), Ok(Choice::After));
+        assert_eq!(of_foreign(false), Ok(Choice::Before));
     }
 }

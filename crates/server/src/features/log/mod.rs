@@ -250,6 +250,7 @@ impl LogVolumes {
             return Ok(None);
         };
         self.known.add(definition, |path| self.place(path));
+        self.known.is_used(disk, wal);
         if let Some(reason) = mark.lacks_key() {
             let shown = image.display();
             let message = format!("{shown} cannot be marked as having changes in a log: {reason}");
@@ -385,6 +386,12 @@ impl LogVolumes {
     /// Remembers the logs of disks, before any of the disks is opened.
     pub(crate) fn know<'d>(&self, disks: impl Iterator<Item = &'d DiskDefinition>) {
         disks.for_each(|disk| self.known.add(disk, |path| self.place(path)));
+    }
+
+    /// Whether a log has changes of a disk, whose image has no mark. `of` is the disk's name, its image, and the name of
+    /// that in logs. `None` if the log does not answer in time, which is a [doubt](Self::doubt).
+    pub(crate) fn has_changes(&self, wal: &WalDefinition, of: (&str, &Path, &str)) -> Option<bool> {
+        self.known.has_changes(wal, |path| self.place(path), of)
     }
 
     /// Why it is not certain that a disk on a device without a mark has all its changes: a message and a remedy.

@@ -1,5 +1,5 @@
 //! The logs that the configuration names, and whose changes they have. A block device has its mark in another place, which may be
-//! lost; but the log knows the device.
+//! lost, and an image loses its mark when it is copied without attributes; but the log knows its device or image.
 //!
 //! All known logs are asked side by side, each by a thread of its own, for a limited time: a log on a device or a
 //! server that hangs delays the opening of a device by that time, and a log has one such thread at most. A log that does
@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,6 +48,8 @@ struct Inner {
     logs: Mutex<BTreeMap<LogPlace, Known>>,
     /// The doubts of disks, by their names.
     doubts: Mutex<BTreeMap<String, Doubt>>,
+    /// Whether a thread asks again the logs that have not answered.
+    is_asking: AtomicBool,
 }
 
 /// A log.
@@ -59,6 +62,13 @@ struct Known {
     question: Option<Arc<Question>>,
 }
 
+impl Known {
+    fn new(wal: WalDefinition, place: impl FnOnce(PathBuf) -> Arc<Mutex<Place>>) -> Self {
+        let volume = if wal.server().is_some() { place(wal.log.clone()) } else { Arc::default() };
+        Self { wal, volume, question: None }
+    }
+}
+
 /// A question to a log.
 #[derive(Default)]
 struct Question {
@@ -66,10 +76,10 @@ struct Question {
     answered: Condvar,
 }
 
-/// A disk on a device without a mark, for which logs have not answered.
+/// A disk on a device or image without a mark, for which logs have not answered.
 struct Doubt {
     image: PathBuf,
-    /// The name of the device in the superblocks of logs.
+    /// The name of the device or image in the superblocks of logs.
     home: String,
     /// The logs, each with the reason.
     silent: BTreeMap<LogPlace, String>,
@@ -91,8 +101,7 @@ impl KnownLogs {
             known.wal = wal;
             return;
         }
-        let volume = if wal.server().is_some() { place(wal.log.clone()) } else { Arc::default() };
-        logs.insert(at, Known { wal, volume, question: None });
+        logs.insert(at, Known::new(wal, place));
     }
 
     /// Refuses a device without a mark whose changes are in a log. `home` is the device's name in logs.
@@ -100,29 +109,56 @@ impl KnownLogs {
         let end = Instant::now() + ANSWER_TIME_MAX;
         let places: Vec<LogPlace> = lock(&self.inner.logs).keys().cloned().collect();
         let questions: Vec<_> = places.iter().map(|place| self.inner.ask(place)).collect();
-        let mut doubt = Doubt {
-            image: image.to_owned(),
-            home: home.to_owned(),
-            silent: BTreeMap::new(),
-            refused: None,
-        };
+        let mut doubt = Doubt::new(image, home);
         for (place, question) in places.into_iter().zip(questions) {
             doubt.note(place, question.wait(end));
         }
         if let Some(refused) = doubt.refused {
             return Err(refused);
         }
-        let mut doubts = lock(&self.inner.doubts);
-        doubts.remove(disk);
-        if !doubt.silent.is_empty() {
-            let is_first = doubts.is_empty();
-            doubts.insert(disk.to_owned(), doubt);
-            drop(doubts);
-            if is_first {
-                self.ask_again();
-            }
+        if doubt.silent.is_empty() {
+            lock(&self.inner.doubts).remove(disk);
+        } else {
+            lock(&self.inner.doubts).insert(disk.to_owned(), doubt);
+            self.ask_again();
         }
         Ok(())
+    }
+
+    /// Whether a log has changes of a disk, whose image has no mark. `home` is the image's name in logs. `None` if
+    /// the log does not answer, which is a doubt of the disk.
+    pub(super) fn has_changes(
+        &self,
+        wal: &WalDefinition,
+        place: impl FnOnce(PathBuf) -> Arc<Mutex<Place>>,
+        (disk, image, home): (&str, &Path, &str),
+    ) -> Option<bool> {
+        let at = (wal.log.clone(), wal.offset.0);
+        {
+            let mut logs = lock(&self.inner.logs);
+            logs.entry(at.clone()).or_insert_with(|| Known::new(wal.clone(), place));
+        }
+        let owners = self.inner.ask(&at).wait(Instant::now() + ANSWER_TIME_MAX);
+        if let Ok(owners) = &owners {
+            return Some(owners.iter().any(|owner| owner.is_home(home)));
+        }
+        let mut doubts = lock(&self.inner.doubts);
+        let doubt = doubts.entry(disk.to_owned()).or_insert_with(|| Doubt::new(image, home));
+        doubt.note(at, owners);
+        drop(doubts);
+        self.ask_again();
+        None
+    }
+
+    /// The disk is served with this log, so that nothing is uncertain about it.
+    pub(super) fn is_used(&self, disk: &str, wal: &WalDefinition) {
+        let mut doubts = lock(&self.inner.doubts);
+        let Some(doubt) = doubts.get_mut(disk) else { return };
+        doubt.refused = None;
+        doubt.silent.remove(&(wal.log.clone(), wal.offset.0));
+        if doubt.silent.is_empty() {
+            doubts.remove(disk);
+        }
     }
 
     /// Why it is not certain that a disk is served with all its changes: a message and a remedy.
@@ -144,11 +180,15 @@ impl KnownLogs {
         Some((message, remedy.into()))
     }
 
-    /// Starts the thread that asks again until there is no doubt.
+    /// Starts the thread that asks again until there is no doubt, unless it runs.
     fn ask_again(&self) {
+        if self.inner.is_asking.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let inner = Arc::downgrade(&self.inner);
         let spawned = thread::Builder::new().name("owners".into()).spawn(move || again(&inner));
         if let Err(error) = spawned {
+            self.inner.is_asking.store(false, Ordering::Release);
             tracing::warn!(%error, "logs that do not answer are not asked again");
         }
     }
@@ -176,12 +216,19 @@ fn again(inner: &Weak<Inner>) {
         let mut doubts = lock(&inner.doubts);
         doubts.retain(|_, doubt| doubt.refused.is_some() || !doubt.silent.is_empty());
         if doubts.is_empty() {
+            // Under the lock, so that a doubt that comes now starts another thread.
+            inner.is_asking.store(false, Ordering::Release);
             return;
         }
     }
 }
 
 impl Doubt {
+    fn new(image: &Path, home: &str) -> Self {
+        let (image, home) = (image.to_owned(), home.to_owned());
+        Self { image, home, silent: BTreeMap::new(), refused: None }
+    }
+
     /// A log has answered, or has not.
     fn note(&mut self, place: LogPlace, owners: Owners) {
         let owners = match owners {
@@ -191,7 +238,9 @@ impl Doubt {
                 return;
             }
         };
-        let Some(owner) = owners.into_iter().find(|owner| owner.home == self.home) else { return };
+        let Some(owner) = owners.into_iter().find(|owner| owner.is_home(&self.home)) else {
+            return;
+        };
         let (shown, log, name) = (self.image.display(), place.0.display(), owner.name);
         self.refused = Some(refusal(
             ErrorCode::Failed,
