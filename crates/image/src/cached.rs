@@ -108,11 +108,6 @@ impl CacheMark {
     pub fn stamp(&self) -> io::Result<u64> {
         self.place.stamp()
     }
-
-    /// The instruction that messages give for the removal of the mark by hand.
-    pub fn removal(&self) -> String {
-        self.place.removal()
-    }
 }
 
 fn parse(text: &[u8]) -> Option<MarkedCache> {

@@ -88,12 +88,6 @@ impl LogMark {
         Ok(self.place.read()?.is_some_and(|found| found.is_foreign))
     }
 
-    /// The instruction that messages give to accept a mark that was written for another image, for example
-    /// because this one is a copy.
-    pub fn acceptance(&self) -> String {
-        self.place.acceptance()
-    }
-
     /// Marks the image: `log` holds changes of it. On return, the mark is durable.
     ///
     /// # Errors
@@ -120,17 +114,12 @@ impl LogMark {
         Ok(remove_all(folder, SUFFIX, names)? > 0)
     }
 
-    /// Removes the mark: the image has all changes.
+    /// Removes the mark: the image has all changes, or the operator has decided to do without those that it lacks.
     ///
     /// # Errors
     /// When the mark cannot be removed. The image can then be served only with its log.
     pub fn clear(&self) -> io::Result<()> {
         self.place.clear()
-    }
-
-    /// The instruction that messages give for the removal of the mark by hand.
-    pub fn removal(&self) -> String {
-        self.place.removal()
     }
 }
 
@@ -212,8 +201,6 @@ mod tests {
             assert!(mark.is_foreign().unwrap());
             let error = mark.read().unwrap_err().to_string();
             assert!(error.contains("another image"), "{error}");
-            // The operator knows better.
-            assert!(mark.acceptance().contains("a.img.fathom-log"), "{}", mark.acceptance());
             let text = std::fs::read_to_string(mark.place.test_file()).unwrap();
             let (text, _) = text.rsplit_once('\n').unwrap();
             std::fs::write(mark.place.test_file(), text).unwrap();
@@ -254,7 +241,6 @@ mod tests {
             let beside = LogMark { place: other.place.without_attributes() };
             beside.write(&log).unwrap();
             assert_eq!(mark.read().unwrap(), Some(log.clone()));
-            assert!(mark.removal().contains("a.img.fathom-log"), "{}", mark.removal());
             std::fs::write(beside.place.test_file(), "0123 /fast/logs").unwrap();
             assert!(mark.read().is_err());
             mark.clear().unwrap();

@@ -195,28 +195,6 @@ impl Place {
         }
     }
 
-    /// The file that has the mark, or will have it, for messages.
-    fn shown_file(&self) -> String {
-        let found = self.find().ok().flatten().map(|(file, _)| file);
-        let file = found.or_else(|| self.file().ok());
-        file.map_or_else(|| "with the mark".into(), |file| file.display().to_string())
-    }
-
-    /// The instruction that messages give for the removal of the mark by hand.
-    pub(crate) fn removal(&self) -> String {
-        match (self.attribute, self.read_attribute()) {
-            (None, _) | (_, Ok(None)) => format!("remove the file {}", self.shown_file()),
-            (Some(attribute), _) => {
-                format!("run `setfattr -x {} {}`", attribute.to_string_lossy(), self.path.display())
-            }
-        }
-    }
-
-    /// The instruction that messages give to accept a mark that was written for another image.
-    pub(crate) fn acceptance(&self) -> String {
-        format!("remove the last line of the file {}", self.shown_file())
-    }
-
     /// The modification time of the image, in nanoseconds since 1970, if any later change gets another
     /// one. 0 if that is not certain: the image is a block device, or it was changed just now.
     ///

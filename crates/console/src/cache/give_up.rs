@@ -30,7 +30,7 @@ enum Mark {
     Absent,
     /// The image has all changes, and does not need the log any more.
     Removed,
-    /// The image may lack changes, and is not served before its mark is removed in this way.
+    /// The image may lack changes, and is not served before this command has removed its mark.
     Kept(String),
 }
 
@@ -125,7 +125,7 @@ fn end_mark(log: &Log, folders: &[PathBuf]) -> io::Result<Mark> {
             continue;
         }
         if log.is_needed() {
-            return Ok(Mark::Kept(mark.removal()));
+            return Ok(Mark::Kept(format!("fathom log discard --image {}", clean(&log.image))));
         }
         mark.clear()?;
         return Ok(Mark::Removed);
@@ -168,7 +168,7 @@ impl GivenUp<'_> {
             Mark::Kept(removal) => {
                 text += &format!(
                     ". {image} is not served before its mark is removed, because it may be an old or torn \
-                     state of the disk: restore a backup, or {removal} and check its file system"
+                     state of the disk: restore a backup, or run `{removal}` and check its file system"
                 );
             }
         }

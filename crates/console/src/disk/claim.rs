@@ -136,9 +136,8 @@ fn refuse_logged(path: &Path) -> Outcome {
     };
     Err(Failure::new(problem).advise(format!(
         "serve it once more with its log, then remove that layer or shut down the daemon; or, if the changes \
-         may be lost, run `fathom log discard DISK`, or `fathom cache clear --log` for a log in a cache; if \
-         there is no such disk any more, {}",
-        mark.removal()
+         may be lost, run `fathom log discard DISK`, or, if there is no such disk any more, `fathom log discard \
+         --image {shown}`"
     )))
 }
 

@@ -142,6 +142,47 @@ fn a_decision_about_a_log_that_cannot_be_opened_is_refused() {
     daemon.end();
 }
 
+/// The store of a cache has lost writes, and the image is a copy without its mark: whoever discards the log has given up
+/// what it has lost, too; whoever keeps it has not.
+#[test]
+fn a_log_in_a_cache_that_has_lost_writes_is_kept_or_discarded() {
+    let configuration = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\nlayers = [{ kind = \"cache\", store = \"cache\", \
+                         mode = \"write-back\", age = \"600s\" }]\n[[nbd]]\naddress = \"unix:nbd.sock\"\n";
+    for decision in ["discard", "keep"] {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        image(folder.path(), "a.img", 8 << 20);
+        succeeds(
+            folder.path(),
+            &["create", "cache", "--size", "12M", "--log", "2M", "--logs", "2"],
+        );
+        let daemon = Daemon::start_in(folder, configuration);
+        assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").fill_block(3, 1), Some(0));
+        let folder = kill(daemon);
+        copy_without_mark(folder.path(), "a.img");
+        let flags = rustix::fs::XattrFlags::empty();
+        let store = folder.path().join("cache");
+        rustix::fs::setxattr(&store, c"user.fathom.writes-lost", b"5 lost", flags).unwrap();
+        let daemon = Daemon::start_in(folder, configuration);
+        assert_eq!(daemon.client().disks().unwrap().unserved.len(), 1, "{}", daemon.log());
+        let (succeeded, text) = log(&daemon, &[decision, "a"]);
+        assert!(succeeded && text.contains("\"a\" is served"), "{text}\n{}", daemon.log());
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        let is_kept = decision == "keep";
+        assert_eq!(nbd.read_block(3), u8::from(is_kept));
+        if is_kept {
+            assert_ne!(nbd.fill_block(3, 9), Some(0));
+            daemon.client().recover_disk("a").unwrap();
+        }
+        assert_eq!(nbd.fill_block(3, 9), Some(0));
+        drop(nbd);
+        let daemon = Daemon::start_in(kill(daemon), configuration);
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        assert_eq!((nbd.read_block(3), nbd.fill_block(4, 9)), (9, Some(0)), "{decision}");
+        drop(nbd);
+        daemon.end();
+    }
+}
+
 /// The cache of a disk keeps nothing of what its log has lost.
 #[test]
 fn a_cache_does_not_return_what_a_discarded_log_had() {

@@ -344,12 +344,17 @@ fn a_log_that_nobody_needs_is_given_up() {
     let lost: Value = serde_json::from_str(&lost).unwrap();
     assert_eq!((&lost["log"]["disk"], &lost["log"]["records"]), (&json!("a"), &json!(1)));
     let removal = lost["mark"]["kept"].as_str().unwrap();
-    assert!(removal.contains("user.fathom.log"), "{removal}");
+    assert_eq!(removal, format!("fathom log discard --image {}", path.join("a.img").display()));
     // The image may be torn: it is served only when somebody has removed its mark. Other disks get the places.
     let other = write_back("60s").replace("name = \"b\"", "name = \"d\"");
     let refused = refusal(path, &other);
     assert!(refused.contains("a.img alone may be out of date"), "{refused}");
-    rustix::fs::removexattr(path.join("a.img"), c"user.fathom.log").unwrap();
+    let discard = || command(path).args(removal.split(' ').skip(1)).output().unwrap();
+    let output = discard();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("is not marked any more"), "{text}");
+    let text = String::from_utf8_lossy(&discard().stderr).into_owned();
+    assert!(text.contains("has no mark of a log"), "{text}");
     // What the cache has of it is newer than the image.
     let daemon = Daemon::start_in(folder, &other);
     let found: Vec<u8> = (0..3).map(|_| read(&mut connect(&daemon, "a"), 3)).collect();

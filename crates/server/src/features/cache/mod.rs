@@ -178,11 +178,9 @@ pub(crate) fn forget(
     let remedy = if error.kind() == io::ErrorKind::StorageFull {
         "make space on its file system".to_owned()
     } else {
-        format!(
-            "serve it with the layer `cache` and that cache, or {}: the cache could otherwise return old \
-             blocks later",
-            mark.removal()
-        )
+        "make its file system and its folder writable, or serve it with the layer `cache` and that cache: the cache \
+         could otherwise return old blocks later"
+            .to_owned()
     };
     Err(refusal(ErrorCode::Failed, message, remedy))
 }

@@ -156,6 +156,12 @@ impl DiskLog {
         })
     }
 
+    /// Ends a log whose changes the operator has given up, and with them the loss that the log may have.
+    pub(crate) fn discard(&self) -> io::Result<()> {
+        self.recover()?;
+        self.end()
+    }
+
     /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a log in the
     /// place of a log in a cache.
     ///

@@ -40,24 +40,47 @@ damage are kept.
 
 Example:
   fathom log keep root")]
-    Keep(LogOptions),
+    Keep(KeepOptions),
     /// Discard the changes of a refused or lost log
     #[command(after_help = "\
 The image is used as it is: without these changes it is an earlier state of the disk, or a torn one.
 The daemon then serves the disk at once. Other disks stay served. Without a daemon, the disk is
 served at the next start.
 
-Example:
-  fathom log discard root")]
-    Discard(LogOptions),
+Examples:
+  fathom log discard root
+  fathom log discard --image root.img    an image of which no disk is left: the log stays as it is")]
+    Discard(DiscardOptions),
+}
+
+/// The options of `keep`.
+#[derive(Args, Clone, Debug)]
+pub struct KeepOptions {
+    /// The disk's name
+    disk: String,
+
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+/// The options of `discard`.
+#[derive(Args, Clone, Debug)]
+pub struct DiscardOptions {
+    /// The disk's name
+    #[arg(required_unless_present = "image")]
+    disk: Option<String>,
+
+    /// An image that no disk of a daemon has any more, instead of a disk
+    #[arg(long, value_name = "IMAGE", conflicts_with = "disk")]
+    image: Option<PathBuf>,
+
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 /// The options of both.
 #[derive(Args, Clone, Debug)]
 pub struct LogOptions {
-    /// The disk's name
-    disk: String,
-
     /// The configuration file of the daemon [default: /etc/fathom/fathom.toml]
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -85,11 +108,16 @@ impl LogOptions {
 
 /// Runs `fathom log`.
 pub fn settle_log(command: &LogCommand) -> ExitCode {
-    let (options, decision) = match command {
-        LogCommand::Keep(options) => (options, LogDecision::Keep),
-        LogCommand::Discard(options) => (options, LogDecision::Discard),
+    let (options, settled) = match command {
+        LogCommand::Keep(KeepOptions { disk, log }) => (log, settle(disk, log, LogDecision::Keep)),
+        LogCommand::Discard(DiscardOptions { image: Some(image), log, .. }) => {
+            (log, settle_image(image, log))
+        }
+        LogCommand::Discard(DiscardOptions { disk, log, .. }) => {
+            (log, settle(disk.as_deref().unwrap_or_default(), log, LogDecision::Discard))
+        }
     };
-    match settle(options, decision) {
+    match settled {
         Ok(answer) if options.json => match serde_json::to_string_pretty(&answer) {
             Ok(text) => print(&text),
             Err(_) => ExitCode::FAILURE,
@@ -137,8 +165,7 @@ fn text(answer: &LogAnswer) -> String {
     }
 }
 
-fn settle(options: &LogOptions, decision: LogDecision) -> Result<LogAnswer, ErrorBody> {
-    let name = &options.disk;
+fn settle(name: &str, options: &LogOptions, decision: LogDecision) -> Result<LogAnswer, ErrorBody> {
     let file =
         ConfigurationFile { path: options.file().to_owned(), ..ConfigurationFile::default() };
     let configuration = match file.load() {
@@ -152,7 +179,7 @@ fn settle(options: &LogOptions, decision: LogDecision) -> Result<LogAnswer, Erro
     let control = options.control().or(described).unwrap_or_else(|| PathBuf::from(SOCKET_DEFAULT));
     let find = |configuration: &Configuration| {
         let mut disks = configuration.disks.iter().map(|disk| &disk.definition);
-        disks.find(|disk| disk.name == *name).cloned()
+        disks.find(|disk| disk.name == name).cloned()
     };
     let definition = configuration.as_ref().and_then(find);
     if let Some(answer) = ask_daemon(&control, name, definition.as_ref(), decision)? {
@@ -172,6 +199,25 @@ fn settle(options: &LogOptions, decision: LogDecision) -> Result<LogAnswer, Erro
     let parts = Parts::new(None);
     parts.of::<Clusters>().set(&configuration.clusters);
     settle_disk(&definition, &folder, &parts, decision)
+}
+
+/// Removes the marks of an image that no disk has any more. The log that they name is left as it is.
+fn settle_image(image: &Path, options: &LogOptions) -> Result<LogAnswer, ErrorBody> {
+    let image = normal_path(image);
+    let control = options.control().unwrap_or_else(|| PathBuf::from(SOCKET_DEFAULT));
+    let folder = folder(&image, &control);
+    let unreadable = |error: io::Error| {
+        let message = format!("{} cannot be examined: {error}", image.display());
+        refusal(ErrorCode::Failed, message, "name an image that exists, or try again as root")
+    };
+    let mark = LogMark::open(&image, &folder).map_err(unreadable)?;
+    if matches!(mark.read(), Ok(None)) {
+        let message = format!("{} has no mark of a log", image.display());
+        return Err(refusal(ErrorCode::NotFound, message, "nothing is to be done"));
+    }
+    let name = image.display().to_string();
+    let definition = DiskDefinition { name, image: Some(image), ..DiskDefinition::default() };
+    settle_disk(&definition, &folder, &Parts::new(None), LogDecision::Discard)
 }
 
 /// Lets a daemon decide that has the disk. `None` if none runs, or if it has no such disk: then no daemon holds the
@@ -239,10 +285,13 @@ pub(crate) fn settle_disk(
     }
     let held = log.as_ref().map(|log| log.wal.held()).unwrap_or_default();
     if let Some(log) = log.as_ref().filter(|_| decision == LogDecision::Discard) {
-        log.end().map_err(|error| {
-            let message =
-                format!("the mark of {shown} that names the log cannot be removed: {error}");
-            refusal(ErrorCode::Failed, message, "make its folder writable, or try again as root")
+        log.discard().map_err(|error| {
+            let message = format!(
+                "the log has no changes any more, but the mark of {shown} that names it, or the record of its lost \
+                 writes, cannot be removed: {error}"
+            );
+            let remedy = "make the folder of the image and the store of the log writable, or try again as root";
+            refusal(ErrorCode::Failed, message, remedy)
         })?;
     }
     Ok(LogAnswer {
