@@ -143,19 +143,25 @@ def recording():
     def signed(*numbers):
         return b"".join(varint(number * 2 if number >= 0 else -number * 2 - 1) for number in numbers)
 
-    def header(*columns):
-        text = bytes([8]) + b"IOstream" + struct.pack("<H", len(columns))
+    def stream(name, *columns):
+        text = bytes([len(name)]) + name + struct.pack("<H", len(columns))
         for kind, is_time, name in columns:
             text += bytes([kind, is_time, len(name)]) + name
-        return b"\x8eFATHOM\n" + struct.pack("<HHIqII", 1, 1, len(text), 5, 0, 0) + text
+        return text
 
-    def block(kind, plain, count=0, first=0, last=0, packed=False):
+    def head(version, text):
+        return b"\x8eFATHOM\n" + struct.pack("<HHIqII", version, 1, len(text), 5, 0, 0) + text
+
+    def header(*columns):
+        return head(1, stream(b"IOstream", *columns))
+
+    def block(kind, plain, count=0, first=0, last=0, packed=False, of_stream=0):
         stored = plain
         if packed:
             # A single LZ4 sequence without a match.
             length = len(plain) - 15
             stored = b"\xf0" + b"\xff" * (length // 255) + bytes([length % 255]) + plain
-        return b"FBLK" + struct.pack("<BBHIIIqqI", kind, packed, 0, len(stored), len(plain), count,
+        return b"FBLK" + struct.pack("<BBHIIIqqI", kind, packed, of_stream, len(stored), len(plain), count,
                                      first, last, 0) + stored
 
     columns = header((2, 1, b"BlktapTS"), (4, 0, b"Type"), (2, 0, b"Size"), (4, 0, b"Path"),
@@ -178,6 +184,17 @@ def recording():
     seed("recording", "wrong-sums", b"\x01" + whole)
     seed("recording", "cut", b"\x00" + whole[:-len(notes) - 9])
     seed("recording", "empty", b"\x00" + header())
+    # Two streams that the program knows, and one that it does not.
+    time, text = (2, 1, b"ChangeTS"), (4, 0, b"Change")
+    streams = (stream(b"IOstream", (2, 1, b"BlktapTS")) + stream(b"Changes", time, text)
+               + stream(b"Later", (2, 0, b"X")))
+    one = counted(signed(100)) + b"\x02\x00"
+    change = counted(signed(90)) + b"\x02\x00" + b"\x01" + counted(b"reload")
+    several = (head(2, bytes([3]) + streams) + block(1, one, 1, 100, 100)
+               + block(1, change, 1, 90, 90, of_stream=1)
+               + block(1, counted(signed(5)) + b"\x03" + counted(signed(7)), 1, 5, 5, of_stream=2))
+    seed("recording", "several-streams", b"\x00" + several + notes)
+    seed("recording", "one-of-several", b"\x04" + several + notes)
 
 
 def wal():

@@ -469,7 +469,8 @@ impl Client {
     }
 
     /// The events of some disks, or of all disks if `disks` is empty, as they occur: a recording in
-    /// the format of `docs/recording.md`. With `pulse`, the daemon states at this interval up to
+    /// the format of `docs/recording.md`. It has the named `streams`, or `IOstream` alone if there are
+    /// no names. With `pulse`, the daemon states at this interval up to
     /// which time the recording is complete.
     ///
     /// # Errors
@@ -477,11 +478,13 @@ impl Client {
     pub fn recording(
         &self,
         disks: &[String],
+        streams: &[&str],
         pulse: Option<Duration>,
     ) -> Result<AnswerStream, ClientError> {
         let pulse = pulse.map(|pulse| pulse.as_millis().clamp(1, 60_000).to_string());
         let mut parameters: Vec<(&str, Option<&str>)> =
             disks.iter().map(|disk| ("disk", Some(disk.as_str()))).collect();
+        parameters.extend(streams.iter().map(|stream| ("stream", Some(*stream))));
         parameters.push(("pulse_ms", pulse.as_deref()));
         let path = with_query("/v1/recording", &parameters);
         let limit = self.limit.unwrap_or(QUERY_TIME_MAX);

@@ -1,8 +1,6 @@
-//! The event: one record for each request and each response, and the columns that are made from it.
+//! The event: one record for each request and each response.
 
-mod columns;
-
-pub use columns::{COLUMNS, EventColumn, Get};
+use crate::record::record;
 
 /// The request must be durable at its completion.
 pub const FLAG_FORCE_UNIT_ACCESS: u16 = 1;
@@ -20,60 +18,6 @@ pub struct Labels {
     pub virtual_disk: String,
     /// `PDisk`: the image or device that stores the disk.
     pub physical_disk: String,
-}
-
-/// Declares the record: its fields, and its form as 64-bit words.
-macro_rules! record {
-    ($(#[$of_record:meta])* $record:ident { $($(#[$of_field:meta])* $field:ident: $type:ident,)* }) => {
-        $(#[$of_record])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[repr(C)]
-        pub struct $record {
-            $($(#[$of_field])* pub $field: $type,)*
-        }
-
-        /// The length of an event in 64-bit words.
-        pub const EVENT_WORDS: usize = (0 $(+ size_of::<$type>())*) / 8;
-
-        const _: () = assert!(size_of::<$record>() == EVENT_WORDS * 8);
-
-        impl $record {
-            /// The record as words: its fields in order, little-endian.
-            pub fn to_words(self) -> [u64; EVENT_WORDS] {
-                let mut bytes = [0; EVENT_WORDS * 8];
-                let mut rest = &mut bytes[..];
-                $(
-                    let (place, after) = rest.split_at_mut(size_of::<$type>());
-                    place.copy_from_slice(&self.$field.to_le_bytes());
-                    rest = after;
-                )*
-                let _ = rest;
-                std::array::from_fn(|index| {
-                    let mut word = [0; 8];
-                    word.copy_from_slice(&bytes[8 * index..][..8]);
-                    u64::from_le_bytes(word)
-                })
-            }
-
-            /// The record of the words that [`to_words`](Self::to_words) returned.
-            pub fn from_words(words: [u64; EVENT_WORDS]) -> Self {
-                let mut bytes = [0; EVENT_WORDS * 8];
-                for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-                    place.copy_from_slice(&word.to_le_bytes());
-                }
-                let mut rest = &bytes[..];
-                $(
-                    let (place, after) = rest.split_at(size_of::<$type>());
-                    let mut field = [0; size_of::<$type>()];
-                    field.copy_from_slice(place);
-                    let $field = $type::from_le_bytes(field);
-                    rest = after;
-                )*
-                let _ = rest;
-                Self { $($field,)* }
-            }
-        }
-    };
 }
 
 record! {
@@ -163,6 +107,7 @@ record! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Record;
 
     #[test]
     fn words_keep_every_field() {

@@ -4,7 +4,10 @@
 //! group and process of the guest. The insight has a [`Source`] and a [`Confidence`]. Its texts
 //! (paths, groups, commands) are numbers of a bounded table, [`Names`].
 //!
-//! The tap reports a request as an [`event`]. The columns of the queries are made from events.
+//! The daemon reports what happens as streams of events: [`STREAMS`] is their table, and a
+//! [`Stream`] has a [`Record`] and columns, which the queries use. The tap reports each request as
+//! an [`event`]. A [`Ring`] carries records from the thread that makes them to the one that
+//! collects them.
 //!
 //! **An insight is a hint.** A guest can provide false values, and its memory changes while it is
 //! read. A wrong insight may cost time, never data.
@@ -18,6 +21,9 @@ pub mod event;
 mod kind;
 mod names;
 mod part;
+mod record;
+mod ring;
+pub mod stream;
 mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass};
@@ -25,4 +31,7 @@ pub use database::{Database, DatabasePart, DatabaseSystem};
 pub use kind::{Confidence, Kind, Source};
 pub use names::{Name, Names};
 pub use part::{Facts, Insight, Part, RequestFlags};
+pub use record::Record;
+pub use ring::Ring;
+pub use stream::{STREAMS, Stream, StreamKind};
 pub use waiters::Waiters;

@@ -16,10 +16,8 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use fathom_cql::catalog::StreamSchema;
-
 use crate::columns::Column;
-use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader};
+use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream};
 
 /// The most bytes of rows that are held to measure the lateness of a file in a single pass.
 const LOOK_AHEAD_BYTES: usize = 256 << 20;
@@ -28,8 +26,10 @@ const WAITING_BYTES_MAX: usize = 2 << 30;
 /// How long the engine waits for the events of a pipe, in nanoseconds.
 pub(crate) const PIPE_LATENESS_NS: u64 = 1_000_000_000;
 
-/// Some rows, by column.
+/// Some rows of a stream, by column.
 pub(crate) struct Rows {
+    /// The position of the stream among the wanted ones.
+    pub(crate) stream: usize,
     /// The latest instant of the batch, including the rows that the reader dropped; in nanoseconds.
     pub(crate) latest_ns: u64,
     pub(crate) times_ns: Vec<u64>,
@@ -63,19 +63,18 @@ impl Feed<'static> {
     /// Opens a file. The lateness is in nanoseconds; `None` means as long as the file needs.
     pub(crate) fn open(
         file: &Path,
-        schema: &StreamSchema,
-        wanted: &[bool],
+        wanted: &[WantedStream],
         options: &ReadOptions,
         lateness_ns: Option<u64>,
     ) -> Result<Self, ReadError> {
         let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
-        let reader = read::open(file, schema, wanted, options)?;
+        let reader = read::open_streams(file, wanted, options)?;
         let mut feed = Feed::within(reader, lateness_ns.unwrap_or(PIPE_LATENESS_NS));
         feed.grows = lateness_ns.is_none();
         if lateness_ns.is_none() && is_regular {
             feed.lateness_ns = match feed.look_ahead(LOOK_AHEAD_BYTES) {
                 Some(lateness_ns) => lateness_ns,
-                None => measure(&mut *open_times(file, schema, options)?)?,
+                None => measure(&mut *open_times(file, wanted, options)?)?,
             };
         }
         Ok(feed)
@@ -124,8 +123,9 @@ impl<'r> Feed<'r> {
             return Ok(None);
         }
         let latest_ns = u64::try_from(self.batch.latest_ns).unwrap_or(0);
+        let stream = self.batch.stream;
         let (times_ns, columns) = self.batch.take();
-        Ok(Some(Rows { latest_ns, times_ns, columns }))
+        Ok(Some(Rows { stream, latest_ns, times_ns, columns }))
     }
 
     /// The next rows, in the order of the file; `None` at the end.
@@ -187,11 +187,15 @@ impl<'r> Feed<'r> {
 /// A reader of a file's times only.
 fn open_times(
     file: &Path,
-    schema: &StreamSchema,
+    wanted: &[WantedStream],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
     let options = ReadOptions { conditions: None, ..options.clone() };
-    read::open(file, schema, &vec![false; schema.columns.len()], &options)
+    let times = |stream: &WantedStream| {
+        WantedStream::new(&stream.schema, &vec![false; stream.columns.len()])
+    };
+    let times: Vec<_> = wanted.iter().map(times).collect();
+    read::open_streams(file, &times, &options)
 }
 
 /// The lateness of a file, in nanoseconds: the longest time by which an event's instant is earlier
@@ -295,11 +299,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, text).unwrap();
         let options = ReadOptions { conditions: script.conditions(), ..ReadOptions::default() };
-        let open = || read::open(file.path(), script.schema(), script.wanted(), &options).unwrap();
+        let open = || read::open_streams(file.path(), script.streams(), &options).unwrap();
         let mut feed = Feed::within(open(), 0);
         assert_eq!(feed.look_ahead(1), None, "one batch is held");
         assert_eq!(feed.held.len(), 1);
-        let mut times = open_times(file.path(), script.schema(), &options).unwrap();
+        let mut times = open_times(file.path(), script.streams(), &options).unwrap();
         assert_eq!(measure(&mut *times).unwrap(), 255);
         let mut read = 0;
         while let Some(rows) = feed.next().unwrap() {

@@ -9,15 +9,22 @@ use fathom_cql::{Diagnostic, Parameters, ParseOptions, Type, Value, check, parse
 
 use crate::io_stream;
 use crate::read::{
-    self, BATCH_ROWS, Batch, LAST_TIME_NS, ReadError, ReadOptions, Reader, TimeUnit,
+    self, BATCH_ROWS, Batch, LAST_TIME_NS, ReadError, ReadOptions, Reader, TimeUnit, WantedStream,
 };
+use crate::schema::catalog;
 
 /// The most steps of the naive evaluator for a query.
 const STEPS: u64 = 20_000;
 
+/// The types of the wanted columns of a stream.
+pub(crate) fn kinds(WantedStream { schema, columns }: &WantedStream) -> Vec<Type> {
+    let wanted = schema.columns.iter().zip(columns).filter(|(_, wanted)| **wanted);
+    wanted.map(|(column, _)| column.kind).collect()
+}
+
 /// Reads all batches, and panics if the reader violates its contract. `kinds` are the types of the
-/// columns.
-pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Type]) -> Result<(), ReadError> {
+/// columns of each stream.
+pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Vec<Type>]) -> Result<(), ReadError> {
     let mut batch = Batch::default();
     let mut events = 0;
     while reader.next_batch(&mut batch)? {
@@ -25,6 +32,7 @@ pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Type]) -> Result<(), ReadE
         assert!(batch.columns.iter().all(|column| column.len() == batch.len()));
         assert!(batch.times_ns.iter().all(|&time| time <= batch.latest_ns));
         assert!(batch.times_ns.iter().all(|time| (0..=LAST_TIME_NS).contains(time)));
+        let kinds = &kinds[batch.stream];
         for row in batch.rows() {
             assert_eq!(row.len(), kinds.len());
             let fits = |(value, kind): (&Value, &Type)| value.kind().is_none_or(|of| of == *kind);
@@ -43,17 +51,17 @@ pub(crate) fn drain(reader: &mut dyn Reader, kinds: &[Type]) -> Result<(), ReadE
 pub fn fuzz_events(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let schema = io_stream();
-    let wanted: Vec<bool> =
+    let columns: Vec<bool> =
         (0..schema.columns.len()).map(|at| how & 1 == 0 || at % 4 == 1).collect();
-    let kinds = schema.columns.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
-    let kinds: Vec<_> = kinds.map(|(column, _)| column.kind).collect();
+    let wanted = WantedStream::new(&schema, &columns);
+    let kinds = [kinds(&wanted)];
     let options = ReadOptions {
         time_unit: [TimeUnit::Nanoseconds, TimeUnit::Seconds][usize::from(how >> 1 & 1)],
         time_column: (how & 4 != 0).then(|| "FtrTS".to_owned()),
         conditions: (how & 8 != 0).then(|| vec![vec![(1, "Q".into())]]),
     };
     let source = Cursor::new(data.to_vec());
-    let read = read::from_bytes("fuzz", source, &schema, &wanted, &options)
+    let read = read::from_bytes("fuzz", source, &schema, &columns, &options)
         .and_then(|mut reader| drain(&mut *reader, &kinds));
     if let Err(error) = read {
         assert!((1..4096).contains(&error.to_string().len()), "{error}");
@@ -76,7 +84,7 @@ pub fn fuzz_script(data: &[u8]) {
         ("limit".to_owned(), Value::Integer(8)),
         ("vm".to_owned(), Value::text("web")),
     ]);
-    let catalog = Catalog { streams: vec![io_stream()] };
+    let catalog = catalog();
     let planned = match plan_script(&script, &catalog, &parameters) {
         Ok(planned) => planned,
         Err(wrong) => return check_place(text, &wrong),

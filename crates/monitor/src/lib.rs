@@ -29,4 +29,4 @@ pub use fuzz::{fuzz_events, fuzz_script};
 pub use held::{HELD_MAX, HeldLimit, HeldLimitExceeded};
 pub use priority::give_way;
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
-pub use schema::io_stream;
+pub use schema::{io_stream, streams};

@@ -8,7 +8,7 @@ use fathom_cql::{Type, Value};
 
 use crate::engine::{Engine, EngineStatistics};
 use crate::feed::Feed;
-use crate::read::{ReadOptions, ReadReport};
+use crate::read::{ReadOptions, ReadReport, WantedStream};
 use crate::replay::{QueryError, Script};
 
 /// The assumed length of a text whose length is unknown, in bytes.
@@ -83,9 +83,9 @@ pub fn measure(
     read: &ReadOptions,
     lateness_ns: Option<u64>,
 ) -> Result<Traffic, QueryError> {
-    let all = vec![true; script.schema().columns.len()];
-    let mut feed = Feed::open(file, script.schema(), &all, read, lateness_ns)?;
-    let source = script.source();
+    let all: Vec<WantedStream> =
+        script.streams().iter().map(|stream| WantedStream::whole(&stream.schema)).collect();
+    let mut feed = Feed::open(file, &all, read, lateness_ns)?;
     let mut engine = Engine::new(script.catalog().streams.len(), fragments);
     let frames: Vec<u64> = fragments.iter().map(frame_bytes).collect();
     let mut sent = vec![Sent::default(); fragments.len()];
@@ -104,7 +104,7 @@ pub fn measure(
             row.clear();
             row.extend(rows.columns.iter().map(|column| column.value(at)));
             event_bytes += bytes(&row);
-            engine.push(source, time_ns, &row);
+            engine.push(script.sources()[rows.stream], time_ns, &row);
         }
         engine.note_instant(rows.latest_ns);
         feed.note_late(engine.statistics().late_ns);

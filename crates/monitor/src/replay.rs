@@ -14,9 +14,9 @@ use crate::cluster::{Cluster, ClusterOptions, Loss};
 use crate::engine::{self, Delta, Engine, EngineStatistics};
 use crate::feed::Feed;
 use crate::held::{HeldLimit, HeldLimitExceeded};
-use crate::io_stream;
-use crate::read::{Batch, Condition, ReadError, ReadOptions, ReadReport, Reader};
+use crate::read::{Batch, Condition, ReadError, ReadOptions, ReadReport, Reader, WantedStream};
 use crate::recording::{Item, RowReader};
+use crate::schema::catalog;
 
 /// The error of live events that stop without an end.
 const CUT_OFF: &str = "the events are cut off: their sender has disappeared";
@@ -180,9 +180,7 @@ pub fn replay(
     )?
     .with_held_max(request.held_max);
     let options = ReadOptions { conditions: script.conditions(), ..request.read.clone() };
-    let wanted = script.wanted();
-    let mut feed =
-        Feed::open(&request.file, &script.schema, wanted, &options, request.lateness_ns)?;
+    let mut feed = Feed::open(&request.file, script.streams(), &options, request.lateness_ns)?;
     let engine = match &request.cluster {
         None => script.engine(),
         Some(cluster) => script.engine_in(cluster)?,
@@ -194,16 +192,18 @@ pub fn replay(
 #[derive(Clone, Debug)]
 pub struct Script {
     planned: Planned,
-    /// The plans of the queries, over rows of the wanted columns.
+    /// The plans of the queries, over rows of the wanted columns of `streams`.
     plans: Vec<Plan>,
-    wanted: Vec<bool>,
-    source: usize,
-    schema: StreamSchema,
+    /// The streams that the queries read. The stream of I/O events, or the one that the script
+    /// declares, is first.
+    streams: Vec<WantedStream>,
+    /// Their positions in the catalogue.
+    sources: Vec<usize>,
     held_max: Option<u64>,
 }
 
 impl Script {
-    /// Parses and plans a script over the stream of events.
+    /// Parses and plans a script over the streams of events.
     ///
     /// # Errors
     /// The script's errors.
@@ -214,7 +214,7 @@ impl Script {
     ) -> Result<Self, QueryError> {
         let wrong = |diagnostic| QueryError::Script(vec![diagnostic]);
         let script = fathom_cql::parse(text, &options).map_err(wrong)?;
-        let catalog = Catalog { streams: vec![io_stream()] };
+        let catalog = catalog();
         let parameters = parameters.iter().cloned().collect();
         let planned = fathom_cql::plan_script(&script, &catalog, &parameters).map_err(wrong)?;
         if planned.queries.is_empty() {
@@ -222,14 +222,29 @@ impl Script {
                 "the script has no query whose results are wanted".into(),
             ));
         }
-        // If the script declares a stream of its own, the file holds events of that stream.
-        let source = planned.declared.unwrap_or(0);
-        let schema = planned.catalog.streams[source].clone();
         let mut plans: Vec<Plan> = planned.queries.iter().map(|query| query.plan.clone()).collect();
+        // If the script declares a stream of its own, a file without several streams holds events
+        // of that stream.
+        let first = planned.declared.unwrap_or(0);
+        let mut sources: Vec<usize> = fathom_cql::sources(&plans).into_iter().collect();
+        match sources.iter().position(|source| *source == first) {
+            Some(at) => sources[..=at].rotate_right(1),
+            None if sources.is_empty() => sources.push(first),
+            None => {}
+        }
         let columns = fathom_cql::prune(&mut plans, &planned.catalog);
-        let used = columns.get(source).map_or(&[][..], Vec::as_slice);
-        let wanted = (0..schema.columns.len()).map(|column| used.contains(&column)).collect();
-        Ok(Self { planned, plans, wanted, source, schema, held_max: None })
+        let streams = sources.iter().map(|&source| {
+            let schema = planned.catalog.streams[source].clone();
+            let used = columns.get(source).map_or(&[][..], Vec::as_slice);
+            let columns = (0..schema.columns.len()).map(|column| used.contains(&column)).collect();
+            WantedStream { schema, columns }
+        });
+        let streams = streams.collect();
+        let place = |source| sources.iter().position(|of| *of == source).unwrap_or(0);
+        for plan in &mut plans {
+            fathom_cql::map_sources(plan, &place);
+        }
+        Ok(Self { planned, plans, streams, sources, held_max: None })
     }
 
     /// Limits the rows, groups and values that the queries may hold while they run. Queries that
@@ -254,47 +269,53 @@ impl Script {
         &self.planned.catalog
     }
 
-    /// The number of the stream in the catalogue to which the events belong.
-    pub fn source(&self) -> usize {
-        self.source
+    /// The positions in the catalogue of [`streams`](Self::streams).
+    pub fn sources(&self) -> &[usize] {
+        &self.sources
     }
 
-    /// The stream to which the events belong.
+    /// The streams that the queries read, at least one, each with the columns that the queries
+    /// need. Rows have the needed columns only. The stream of I/O events, or the one that the
+    /// script declares, is first, if it is read.
+    pub fn streams(&self) -> &[WantedStream] {
+        &self.streams
+    }
+
+    /// The first of [`streams`](Self::streams).
     pub fn schema(&self) -> &StreamSchema {
-        &self.schema
+        &self.streams[0].schema
     }
 
-    /// For each column of the stream whether the queries need it. Rows have the needed columns
-    /// only.
+    /// For each column of the first stream whether the queries need it.
     pub fn wanted(&self) -> &[bool] {
-        &self.wanted
+        &self.streams[0].columns
     }
 
-    /// Conditions that rows of interest to the queries meet, so that readers can drop other rows;
-    /// see [`ReadOptions::conditions`].
+    /// Conditions that rows of interest to the queries meet, so that readers can drop other rows of
+    /// the first stream; see [`ReadOptions::conditions`].
     pub fn conditions(&self) -> Option<Vec<Condition>> {
+        let [only] = &self.streams[..] else { return None };
         // Conditions number the columns as the schema does; plans number the wanted columns only.
-        let wanted = self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted);
+        let wanted = only.columns.iter().enumerate().filter(|(_, wanted)| **wanted);
         let columns: Vec<usize> = wanted.map(|(column, _)| column).collect();
-        let mut conditions = engine::conditions(&self.plans, self.source)?;
+        let mut conditions = engine::conditions(&self.plans, 0)?;
         for (column, _) in conditions.iter_mut().flatten() {
             *column = *columns.get(*column)?;
         }
         Some(conditions)
     }
 
-    /// A new engine for the queries, and the number of the source for [`Engine::push`] of rows with
-    /// the wanted columns.
-    pub fn engine(&self) -> (Engine, usize) {
-        (Engine::new(self.planned.catalog.streams.len(), &self.plans), self.source)
+    /// A new engine for the queries. Its sources are [`streams`](Self::streams); rows have the
+    /// wanted columns.
+    pub fn engine(&self) -> Engine {
+        Engine::new(self.streams.len(), &self.plans)
     }
 
     /// The same for one process of a cluster. Waits for the other processes.
-    fn engine_in(&self, cluster: &ClusterOptions) -> Result<(Engine, usize), QueryError> {
+    fn engine_in(&self, cluster: &ClusterOptions) -> Result<Engine, QueryError> {
         let cluster = Cluster::join(cluster, &self.plans, &mut |_| true)
             .map_err(|error| QueryError::Request(error.to_string()))?;
-        let sources = self.planned.catalog.streams.len();
-        Ok((Engine::in_cluster(cluster, sources, &self.plans), self.source))
+        Ok(Engine::in_cluster(cluster, self.streams.len(), &self.plans))
     }
 
     /// Runs the queries over all events of a reader. After each batch, time advances to the latest
@@ -315,7 +336,7 @@ impl Script {
     /// The same for the rows of a feed.
     pub(crate) fn run_feed(
         &self,
-        (mut engine, source): (Engine, usize),
+        mut engine: Engine,
         feed: &mut Feed<'_>,
         sink: &mut dyn ResultSink,
     ) -> Result<ReplaySummary, QueryError> {
@@ -326,7 +347,7 @@ impl Script {
         let mut limit = self.held_limit();
         while let Some(rows) = feed.next()? {
             latest_ns = latest_ns.max(rows.latest_ns);
-            engine.push_columns(source, rows.times_ns, rows.columns);
+            engine.push_columns(rows.stream, rows.times_ns, rows.columns);
             engine.note_instant(rows.latest_ns);
             feed.note_late(engine.statistics().late_ns);
             batches += 1;
@@ -414,7 +435,7 @@ impl Script {
         keep_running: &mut dyn FnMut() -> bool,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
-        let (mut engine, source) = self.engine();
+        let mut engine = self.engine();
         let mut limit = self.held_limit();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
@@ -424,7 +445,7 @@ impl Script {
                 Item::Rows => {
                     latest_ns = latest_ns.max(batch.latest_ns);
                     let (times_ns, columns) = batch.take();
-                    engine.push_columns(source, times_ns, columns);
+                    engine.push_columns(batch.stream, times_ns, columns);
                 }
                 Item::Moment(time_ns) => {
                     let time_ns = u64::try_from(time_ns).unwrap_or(0);

@@ -1,12 +1,9 @@
-//! The stream of I/O events.
+//! The schemas of the streams.
 
 use fathom_cql::Type;
-use fathom_cql::catalog::StreamSchema;
-use fathom_insight::event::{COLUMNS, EventColumn, Get};
-
-/// Other names of `IOOp` in the paper, whose listings and tables differ; `I00p` is the spelling of
-/// its Table 3.1.
-const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
+use fathom_cql::catalog::{Catalog, StreamSchema};
+use fathom_insight::STREAMS;
+use fathom_insight::stream::{ColumnKind, StreamKind};
 
 /// The stream `IOstream`: an event for each request and each response.
 ///
@@ -14,34 +11,54 @@ const ALIASES: [(&str, &str); 3] = [("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", 
 /// `Source`, `Error` and `Confidence` are names for the numbers listed there. `CacheHit` is `miss`,
 /// `hit` or `part`. An unknown value is null.
 pub fn io_stream() -> StreamSchema {
-    let mut schema =
-        StreamSchema::new("IOstream", &COLUMNS.map(|column| (column.name, kind(&column))));
+    schema_of(&STREAMS[0])
+}
+
+/// All streams that the daemon has, in the order of [`STREAMS`].
+pub fn streams() -> Vec<StreamSchema> {
+    STREAMS.iter().map(schema_of).collect()
+}
+
+/// A catalogue of all streams that the daemon has.
+pub(crate) fn catalog() -> Catalog {
+    Catalog { streams: streams() }
+}
+
+fn schema_of(stream: &StreamKind) -> StreamSchema {
+    let columns = stream.columns();
+    let kinds: Vec<_> = columns.iter().map(|column| (column.name, kind(column))).collect();
+    let mut schema = StreamSchema::new(stream.name, &kinds);
     let own = |&(alias, of): &(&str, &str)| (alias.to_owned(), of.to_owned());
     // A comparison with any other text matches no row.
-    let known = |column: &EventColumn| match column.get {
-        Get::Letter(texts, _) | Get::Word(texts, _) => {
-            Some((column.name.to_owned(), texts.iter().map(ToString::to_string).collect()))
-        }
-        _ => None,
+    let known = |column: &ColumnKind| {
+        let texts = column.texts.filter(|_| !column.is_open)?;
+        Some((column.name.to_owned(), texts.iter().map(ToString::to_string).collect()))
     };
-    schema.values = COLUMNS.iter().filter_map(known).collect();
-    schema.aliases = ALIASES.iter().map(own).collect();
+    schema.values = columns.iter().filter_map(known).collect();
+    schema.aliases = stream.aliases.iter().map(own).collect();
     schema
 }
 
 /// The type of a column's values.
-fn kind(column: &EventColumn) -> Type {
-    if column.get.is_text() { Type::Text } else { Type::Integer }
+fn kind(column: &ColumnKind) -> Type {
+    if column.is_text { Type::Text } else { Type::Integer }
 }
 
-/// The type of the column with this name; `None` if there is no such column.
+/// The type of the column of `IOstream` with this name; `None` if there is no such column.
 pub(crate) fn kind_of(name: &str) -> Option<Type> {
-    COLUMNS.iter().find(|column| column.name == name).map(kind)
+    STREAMS[0].columns().iter().find(|column| column.name == name).map(kind)
 }
 
-/// Whether the column with this name holds instants of the host's clock.
-pub(crate) fn is_time(name: &str) -> bool {
-    COLUMNS.iter().any(|column| column.name == name && column.get.is_time())
+/// Whether the column with this name holds instants of the host's clock. A stream of a script's own
+/// may have columns of any stream.
+pub(crate) fn is_time(stream: &str, name: &str) -> bool {
+    let is_it = |kind: &StreamKind| {
+        kind.columns().iter().any(|column| column.name == name && column.is_time)
+    };
+    match STREAMS.iter().find(|kind| kind.name.eq_ignore_ascii_case(stream)) {
+        Some(known) => is_it(known),
+        None => STREAMS.iter().any(is_it),
+    }
 }
 
 #[cfg(test)]
@@ -60,19 +77,12 @@ mod tests {
         assert_eq!(schema.find("nothing"), None);
     }
 
-    #[test]
-    fn every_name_is_unique() {
-        let schema = io_stream();
-        for (position, column) in schema.columns.iter().enumerate() {
-            assert_eq!(schema.find(&column.name), Some(position));
-        }
-    }
-
-    /// The rows of the page's table of columns: for each, the columns' names and types, and the
-    /// meaning.
-    fn documented() -> Vec<(Vec<(String, String)>, String)> {
+    /// The rows of the page's table of a stream's columns: for each, the columns' names and types,
+    /// and the meaning.
+    fn documented(stream: &str) -> Vec<(Vec<(String, String)>, String)> {
         let page = include_str!("../../../docs/queries.md");
-        let section = page.split("\n## The columns of IOstream\n").nth(1).unwrap();
+        let title = format!("\n## The columns of {stream}\n");
+        let section = page.split(&title).nth(1).expect("the page has the stream");
         let rows = section.split("\n## ").next().unwrap().lines();
         let rows = rows.filter(|line| line.starts_with("| `"));
         rows.map(|line| {
@@ -88,22 +98,30 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_all_columns_their_types_and_their_texts() {
-        let rows = documented();
-        let mut columns: Vec<(String, String)> =
-            rows.iter().flat_map(|(columns, _)| columns.clone()).collect();
-        columns.sort();
-        let mut expected: Vec<(String, String)> =
-            COLUMNS.iter().map(|c| (c.name.to_owned(), kind(c).to_string())).collect();
-        expected.sort();
-        assert_eq!(columns, expected);
-        for (column, texts) in io_stream().values {
-            let is_row = |(columns, _): &&(Vec<(String, _)>, _)| {
-                columns.iter().any(|(name, _)| *name == column)
-            };
-            let (_, meaning) = rows.iter().find(is_row).unwrap();
-            for text in texts {
-                assert!(meaning.contains(&format!("`{text}`")), "{column} may be {text}");
+    fn the_page_has_all_streams_their_columns_types_and_texts() {
+        for stream in &STREAMS {
+            let rows = documented(stream.name);
+            let mut columns: Vec<(String, String)> =
+                rows.iter().flat_map(|(columns, _)| columns.clone()).collect();
+            columns.sort();
+            let kinds = stream.columns();
+            let mut expected: Vec<(String, String)> =
+                kinds.iter().map(|c| (c.name.to_owned(), kind(c).to_string())).collect();
+            expected.sort();
+            assert_eq!(columns, expected);
+            for column in kinds.iter().filter(|column| !column.is_open || stream.name != "IOstream")
+            {
+                let is_row = |(columns, _): &&(Vec<(String, _)>, _)| {
+                    columns.iter().any(|(name, _)| *name == column.name)
+                };
+                let (_, meaning) = rows.iter().find(is_row).unwrap();
+                for text in column.texts.unwrap_or_default() {
+                    assert!(
+                        meaning.contains(&format!("`{text}`")),
+                        "{} may be {text}",
+                        column.name
+                    );
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use std::fs;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use fathom_cql::catalog::{Catalog, Column};
+use fathom_cql::catalog::Column;
 use fathom_cql::oracle::{self, Input};
 use fathom_cql::{Hosts, ParseOptions, Row, Value, split};
 use fathom_monitor::read::{self, Batch, ReadOptions, Reader};
@@ -125,12 +125,12 @@ fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
 
 /// The results of the naive evaluator.
 fn expected(script: &Script, events: &str) -> Changes {
-    let source = Catalog::find(script.catalog(), "IOstream").expect("the stream");
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
     let all = vec![true; script.schema().columns.len()];
     let mut reader = reader_of(script, events, &all);
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
+        let source = script.sources()[batch.stream];
         inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
@@ -159,7 +159,7 @@ fn by_hosts(script: &Script, events: &str) -> Changes {
             last = last.max(time as u64);
             let host = hosts.entry(row[machine].clone());
             let host = host.or_insert_with(|| Engine::new(streams, &parts.fragments));
-            host.push(streams - 1, time as u64, &row);
+            host.push(script.sources()[batch.stream], time as u64, &row);
         }
     }
     assert!(hosts.len() > 1);

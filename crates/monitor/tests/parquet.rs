@@ -82,7 +82,7 @@ fn convert(
     out: impl Write + Send,
     limits: RowGroupLimits,
 ) -> io::Result<RecordingSummary> {
-    let (mut reader, header) = read::open_whole(from, &ReadOptions::default()).unwrap();
+    let (mut reader, header) = read::open_whole(from, None, &ReadOptions::default()).unwrap();
     let mut writer = ParquetWriter::new(out, &header, limits)?;
     let mut batch = Batch::default();
     while reader.next_batch(&mut batch).unwrap() {
@@ -121,7 +121,7 @@ fn read_back(path: &Path, header: &Header) -> (Vec<Row>, ParquetMetaData) {
         let count = group.metadata().num_rows() as usize;
         let start = all.len();
         all.resize(start + count, Row::new());
-        for (number, column) in header.columns.iter().enumerate() {
+        for (number, column) in header.columns(0).iter().enumerate() {
             let add = if column.is_time { header.wall_offset_ns } else { 0 };
             let column = match group.get_column_reader(number).unwrap() {
                 ColumnReader::BoolColumnReader(mut reader) => {
@@ -196,8 +196,8 @@ fn columns_have_their_types() {
         writer.finish(&ReadReport::default()).unwrap();
         let (_, metadata) = read_back(&path, &header);
         let schema = metadata.file_metadata().schema_descr();
-        assert_eq!(schema.num_columns(), header.columns.len());
-        for (column, field) in header.columns.iter().zip(schema.columns()) {
+        assert_eq!(schema.num_columns(), header.columns(0).len());
+        for (column, field) in header.columns(0).iter().zip(schema.columns()) {
             assert_eq!(field.name(), column.name);
             assert_eq!(field.self_type().get_basic_info().repetition(), Repetition::OPTIONAL);
             let instant = LogicalType::timestamp(true, TimeUnit::NANOS);
@@ -224,8 +224,8 @@ fn other_files_become_the_stream_of_events() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("x.parquet");
     let summary = convert(&sample, File::create(&to).unwrap(), RowGroupLimits::default()).unwrap();
-    let (mut reader, header) = read::open_whole(&sample, &ReadOptions::default()).unwrap();
-    assert_eq!(header.columns.len(), fathom_monitor::io_stream().columns.len());
+    let (mut reader, header) = read::open_whole(&sample, None, &ReadOptions::default()).unwrap();
+    assert_eq!(header.columns(0).len(), fathom_monitor::io_stream().columns.len());
     let (mut rows, mut batch) = (Vec::new(), Batch::default());
     while reader.next_batch(&mut batch).unwrap() {
         rows.extend(batch.rows());
@@ -240,7 +240,7 @@ fn other_files_become_the_stream_of_events() {
 fn row_groups_are_bounded() {
     let header = header(0);
     let text = |number: usize| Value::text(&format!("{number:8000}"));
-    let mut row: Row = vec![Value::Null; header.columns.len()];
+    let mut row: Row = vec![Value::Null; header.columns(0).len()];
     let mut batch = Batch::default();
     for number in 0..4096 {
         row[6] = text(number);

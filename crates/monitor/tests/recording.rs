@@ -9,10 +9,12 @@ use fastrand::Rng;
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Type, Value};
 use fathom_monitor::io_stream;
-use fathom_monitor::read::{self, Batch, ReadOptions, ReadReport, TimeUnit};
+use fathom_monitor::read::{
+    self, Batch, ReadOptions, ReadReport, Reader as _, TimeUnit, WantedStream,
+};
 use fathom_monitor::recording::{
-    BlockLimits, Clock, DropPlace, Header, Item, MAGIC, Recording, Writer, fuzz_recording,
-    moment_block,
+    BlockLimits, Cell, Clock, DropPlace, Header, Item, MAGIC, Recording, RowReader, Writer,
+    fuzz_recording, moment_block,
 };
 
 fn schema() -> StreamSchema {
@@ -133,6 +135,160 @@ fn notes_moments_and_the_end_are_reported() {
     let end = Item::End { events: 2, dropped: 3 };
     assert_eq!(items, [Item::Rows, dropped, Item::Rows, Item::Moment(9), end]);
     assert_eq!((recording.report().dropped, recording.report().events), (3, 2));
+}
+
+/// The recording and its rows as CSV are of the last program that wrote version 1 alone.
+#[test]
+fn a_recording_of_version_1_is_read() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
+    let options = ReadOptions::default();
+    let rows = |name: &str| {
+        let read = support::file(&folder.join(name), &options).unwrap();
+        assert_eq!(read.report.notes, [""; 0]);
+        read.events.times_ns.iter().copied().zip(read.events.rows()).collect::<Vec<_>>()
+    };
+    let recorded = rows("version-1.rec");
+    assert_eq!(recorded.len(), 170);
+    assert_eq!(recorded, rows("version-1.csv"));
+    // A recording of one stream is still written in that version.
+    let bytes = std::fs::read(folder.join("version-1.rec")).unwrap();
+    let recording = Recording::open("test", &bytes[..]).unwrap();
+    assert_eq!(recording.header().to_bytes().unwrap(), bytes[..recording_start(&bytes)]);
+}
+
+/// Rows with their instants.
+type Rows = Vec<(i64, Row)>;
+
+fn recording_start(bytes: &[u8]) -> usize {
+    bytes.windows(4).position(|four| four == b"FBLK").unwrap()
+}
+
+/// Streams `A` (two columns), `B` (one) and `C` (a text).
+fn several() -> [StreamSchema; 3] {
+    [
+        StreamSchema::new("A", &[("T", Type::Integer), ("X", Type::Integer)]),
+        StreamSchema::new("B", &[("Y", Type::Integer)]),
+        StreamSchema::new("C", &[("Z", Type::Text)]),
+    ]
+}
+
+/// A recording of 300 rows of three streams. Blocks of different streams overlap in time, and some
+/// begin before the one in front of them.
+fn recorded_several() -> (Vec<u8>, [Rows; 3]) {
+    let header = Header::of_streams(&several(), Clock::Monotonic, 5);
+    let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).unwrap();
+    let mut rows: [Rows; 3] = Default::default();
+    let mut random = Rng::with_seed(6);
+    for number in 0..300 {
+        let stream = random.usize(..3);
+        let time_ns = 1000 + number - random.i64(0..200);
+        let row = match stream {
+            0 => vec![Value::Integer(time_ns), Value::Integer(number)],
+            1 => vec![Value::Integer(-number)],
+            _ => vec![Value::text(&format!("row {number}"))],
+        };
+        writer.append(stream, time_ns, row.iter().map(Cell::from)).unwrap();
+        rows[stream].push((time_ns, row));
+        if number % 40 == 39 {
+            writer.flush().unwrap();
+        }
+    }
+    assert!(writer.append(3, 0, []).is_err());
+    let (bytes, summary) = writer.finish().unwrap();
+    assert_eq!((summary.events, bytes[8]), (300, 2));
+    (bytes, rows)
+}
+
+/// The rows of the wanted streams, each in its order, and the report.
+fn read_several(bytes: &[u8], wanted: &[WantedStream]) -> Result<(Vec<Rows>, ReadReport), String> {
+    let failed = |error: read::ReadError| error.to_string();
+    let options = ReadOptions::default();
+    let mut reader = RowReader::new("test", bytes, wanted, &options).map_err(failed)?;
+    let (mut all, mut batch) = (vec![Vec::new(); wanted.len()], Batch::default());
+    while reader.next_batch(&mut batch).map_err(failed)? {
+        assert_eq!(
+            batch.columns.len(),
+            wanted[batch.stream].columns.iter().filter(|it| **it).count()
+        );
+        all[batch.stream].extend(batch.times_ns.iter().copied().zip(batch.rows()));
+    }
+    Ok((all, reader.report().clone()))
+}
+
+#[test]
+fn rows_of_several_streams_are_read_as_they_were_written() {
+    let (bytes, rows) = recorded_several();
+    let wanted = several().map(|schema| WantedStream::whole(&schema));
+    let (read, report) = read_several(&bytes, &wanted).unwrap();
+    assert_eq!(read, rows);
+    assert_eq!((report.events, report.notes), (300, Vec::new()));
+    // In another order, and without one of them, which this version does not know.
+    let some = [wanted[2].clone(), wanted[0].clone()];
+    let (read, report) = read_several(&bytes, &some).unwrap();
+    assert_eq!(read, [rows[2].clone(), rows[0].clone()]);
+    assert_eq!(report.notes, ["test:0: the stream \"B\" is not known: its rows are skipped"]);
+    // A stream that the recording lacks is noted, unless there is no other.
+    let other = WantedStream::whole(&io_stream());
+    let (read, report) = read_several(&bytes, &[wanted[1].clone(), other.clone()]).unwrap();
+    assert_eq!(read, [rows[1].clone(), Vec::new()]);
+    assert_eq!(report.notes[0], "test:0: the recording has no stream IOstream");
+    let missing = read_several(&bytes, &[other]).unwrap_err();
+    assert_eq!(missing, "test: the recording has no stream IOstream");
+    // All columns of one stream alone.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let (mut reader, header) =
+        read::open_whole(file.path(), Some("b"), &ReadOptions::default()).unwrap();
+    assert_eq!(header, Header::new(&several()[1], Clock::Monotonic, 5));
+    let (mut all, mut batch) = (Vec::new(), Batch::default());
+    while reader.next_batch(&mut batch).unwrap() {
+        assert_eq!(batch.stream, 0);
+        all.extend(batch.times_ns.iter().copied().zip(batch.rows()));
+    }
+    assert_eq!(all, rows[1]);
+    assert!(read::open_whole(file.path(), Some("D"), &ReadOptions::default()).is_err());
+}
+
+#[test]
+fn a_recording_of_several_streams_that_is_cut_off_or_damaged_gives_whole_blocks() {
+    let (bytes, rows) = recorded_several();
+    let wanted = several().map(|schema| WantedStream::whole(&schema));
+    let start = recording_start(&bytes);
+    for end in start..bytes.len() {
+        let (read, report) = read_several(&bytes[..end], &wanted).unwrap();
+        for (read, rows) in read.iter().zip(&rows) {
+            assert!(rows.starts_with(read), "{end}");
+        }
+        assert_eq!((report.bad, report.notes.len()), (0, 1), "{end}");
+    }
+    // A block of a stream that the header does not have is damaged, also with a correct checksum.
+    let mut odd = bytes.clone();
+    odd[start + 6] = 3;
+    correct(&mut odd);
+    let (read, report) = read_several(&odd, &wanted).unwrap();
+    assert_eq!(report.bad, 1);
+    assert_eq!(read.iter().map(Vec::len).sum::<usize>() as u64, report.events);
+    // A block with the columns of another stream is damaged, or its values are nulls and numbers of
+    // that stream; no row has another width.
+    for stream in 0..3 {
+        let mut odd = bytes.clone();
+        odd[start + 6] = stream;
+        correct(&mut odd);
+        let _ = read_several(&odd, &wanted).unwrap();
+    }
+    for seed in 0..3000 {
+        let mut random = Rng::with_seed(seed);
+        let mut changed = bytes.clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(MAGIC.len()..changed.len());
+            changed[at] = random.u8(..);
+        }
+        if random.bool() {
+            correct(&mut changed);
+        }
+        fuzz_recording(&[&[random.u8(..)], &changed[..]].concat());
+        let _ = read_several(&changed, &wanted);
+    }
 }
 
 #[test]

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fathom_cql::{
-    Diagnostic, PlannedQuery, Value,
-    catalog::{self, StreamSchema},
+    Diagnostic, PlannedQuery, Value, catalog,
     plan::{Output, Plan},
-    prune,
+    prune, sources,
 };
 use fathom_monitor::{
     ReplaySummary,
@@ -30,7 +29,7 @@ use crate::{
 /// Options of `fathom explain`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-For each query, this shows the result, the operators, the columns of the stream that they read, and
+For each query, this shows the result, the operators, the columns of the streams that they read, and
 the state that grows without bound while the query runs. Then it shows how the queries are split
 between many hosts and a centre: what each host runs, what the centre runs, and the bytes that are
 sent. The bytes are estimates (8 for a number, 16 for a text), or with --replay they are counted.
@@ -70,14 +69,52 @@ struct Explained {
     columns: Vec<Column>,
     /// The tree of operators.
     plan: String,
-    /// The stream that the query reads.
+    /// The first stream that the query reads.
     stream: String,
     /// The columns that the query reads from that stream.
     reads: Vec<String>,
+    /// The other streams that the query reads.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    also: Vec<Reads>,
     /// State that grows without bound.
     unbounded: Vec<Remark>,
     /// Probable mistakes.
     warnings: Vec<Remark>,
+}
+
+/// A stream that a query reads.
+#[derive(Serialize)]
+struct Reads {
+    stream: String,
+    /// The columns that the query reads.
+    reads: Vec<String>,
+}
+
+impl Reads {
+    fn print(&self) -> String {
+        let reads = match (self.reads.len(), self.reads.join(", ")) {
+            (0, _) => "no column".to_owned(),
+            (_, names) => names,
+        };
+        format!("reads from {}: {reads}\n", self.stream)
+    }
+}
+
+/// The streams that a plan reads, at least one.
+fn reads(script: &Script, plan: &Plan) -> Vec<Reads> {
+    let catalog = script.catalog();
+    let used = prune(&mut [plan.clone()], catalog);
+    let read = sources(std::slice::from_ref(plan));
+    let sources = script.sources().iter().copied();
+    let own: Vec<usize> = sources.clone().filter(|source| read.contains(source)).collect();
+    // A plan without an input reads no column of the first stream.
+    let own = if own.is_empty() { sources.take(1).collect() } else { own };
+    let reads = |source: usize| {
+        let schema = &catalog.streams[source];
+        let reads = used[source].iter().map(|&at| schema.columns[at].name.clone()).collect();
+        Reads { stream: schema.name.clone(), reads }
+    };
+    own.into_iter().map(reads).collect()
 }
 
 /// A column of a result.
@@ -115,9 +152,8 @@ struct Report {
 impl Explained {
     fn new(text: &str, script: &Script, query: &PlannedQuery) -> Self {
         let (plan, catalog) = (&query.plan, script.catalog());
-        let schema: &StreamSchema = script.schema();
-        let used = prune(&mut [plan.clone()], catalog).into_iter().nth(script.source());
-        let reads = used.into_iter().flatten();
+        let mut also = reads(script, plan);
+        let Reads { stream, reads } = also.remove(0);
         let remarks = |all: &[Diagnostic]| all.iter().map(|one| Remark::new(text, one)).collect();
         Self {
             result: match plan.output {
@@ -126,19 +162,18 @@ impl Explained {
             },
             columns: plan.columns.iter().map(Column::new).collect(),
             plan: fathom_cql::explain(plan, catalog),
-            stream: schema.name.clone(),
-            reads: reads.map(|at| schema.columns[at].name.clone()).collect(),
+            stream,
+            reads,
+            also,
             unbounded: remarks(&query.unbounded),
             warnings: remarks(&query.warnings),
         }
     }
 
     fn print(&self) -> String {
-        let reads = match (self.reads.len(), self.reads.join(", ")) {
-            (0, _) => "no column".to_owned(),
-            (_, names) => names,
-        };
-        let mut text = format!("{}\nreads from {}: {reads}\n", self.plan, self.stream);
+        let first = Reads { stream: self.stream.clone(), reads: self.reads.clone() };
+        let mut text = format!("{}\n{}", self.plan, first.print());
+        self.also.iter().for_each(|other| text += &other.print());
         match self.unbounded.len() {
             0 => text += "nothing grows without bound\n",
             _ => text += "grows without bound:\n",

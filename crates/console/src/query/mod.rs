@@ -232,9 +232,10 @@ fn live(options: &QueryOptions) -> Outcome {
         .with_held_max(options.limit_held.or(Some(HELD_MAX)));
     warn(&text, &script);
     let client = options.control.client();
-    let stream = open_event_stream(&client, &options.disks, Some(PULSE))?;
+    let names: Vec<&str> = script.streams().iter().map(|it| it.schema.name.as_str()).collect();
+    let stream = open_event_stream(&client, &options.disks, &names, Some(PULSE))?;
     let read = ReadOptions::default();
-    let mut reader = RowReader::new("the daemon", stream, script.schema(), script.wanted(), &read)
+    let mut reader = RowReader::new("the daemon", stream, script.streams(), &read)
         .map_err(|error| failure(&text, error.into()))?;
     let mut printer = options.printing.live_printer(&script);
     let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));

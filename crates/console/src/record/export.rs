@@ -17,7 +17,11 @@ use crate::{failure::Outcome, process::catch_signals, query::report_input};
 
 /// Writes the events of a file in another format.
 pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
-    let (mut reader, header) = read::open_whole(file, &options.times.options(false))?;
+    let stream = match &options.streams[..] {
+        [] => None,
+        _ => Some(options.stream_names(form)?[0]),
+    };
+    let (mut reader, header) = read::open_whole(file, stream, &options.times.options(false))?;
     let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let written = match form {
         FileForm::Parquet => parquet(&mut *reader, &header, &mut output),
@@ -43,7 +47,7 @@ fn print(
     let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
     let mut batch = Batch::default();
     let mut print = || -> Result<(), Broken> {
-        printer.begin(0, &header.schema().columns, true)?;
+        printer.begin(0, &header.streams[0].schema().columns, true)?;
         while reader.next_batch(&mut batch)? {
             for (time_ns, row) in batch.times_ns.iter().zip(batch.rows()) {
                 printer.delta(0, *time_ns, 1, &row)?;

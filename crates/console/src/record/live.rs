@@ -13,8 +13,8 @@ use fathom_control::{AnswerStream, Bytes};
 use fathom_monitor::{
     read::{Batch, ReadReport},
     recording::{
-        Block, BlockLimits, DropPlace, Header, Item, ParquetWriter, Recording, RecordingSummary,
-        RowGroupLimits, Writer,
+        Block, BlockLimits, Cell, DropPlace, Header, Item, ParquetWriter, Recording,
+        RecordingSummary, RowGroupLimits, Writer,
     },
     write::Form,
 };
@@ -66,7 +66,8 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
     Output::refuse_existing(&options.output, options.force)?;
     let client = options.control.client();
     // This precedes the creation of the file, so that no file is created without a daemon.
-    let stream = open_event_stream(&client, &options.disks, None)?;
+    let names = options.stream_names(form)?;
+    let stream = open_event_stream(&client, &options.disks, &names, None)?;
     let failed = |error| Failure::new(format!("cannot watch for signals: {error}"));
     let signalled = catch_signals(false).map_err(failed)?;
     let time = options.time.map(|time| Duration::from_nanos(time.0));
@@ -75,7 +76,8 @@ pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
     let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let mut progress = Progress::new(options.quiet);
     let limit = options.limit.map(|limit| limit.0);
-    match copy(&mut recording, output.writer(), form, limit, &ended, &mut progress) {
+    let only = (form != FileForm::Recording).then_some(names[0]);
+    match copy(&mut recording, only, output.writer(), form, limit, &ended, &mut progress) {
         Ok(summary) => {
             output.keep()?;
             progress.end(summary);
@@ -127,7 +129,9 @@ impl<W: Write + Send> Sink<W> {
         match self {
             Self::Recording(writer) => {
                 let mut rows = batch.times_ns.iter().zip(batch.rows());
-                rows.try_for_each(|(time_ns, row)| writer.append_row(*time_ns, &row))
+                rows.try_for_each(|(time_ns, row)| {
+                    writer.append(batch.stream, *time_ns, row.iter().map(Cell::from))
+                })
             }
             Self::Parquet(writer) => writer.append(batch),
             Self::Text(writer) => writer.append(batch),
@@ -190,17 +194,23 @@ impl<W: Write + Send> Sink<W> {
     }
 }
 
-/// Writes events until the end, and completes the file also after an error of the stream.
+/// Writes events until the end, and completes the file also after an error of the stream. `only` is
+/// the stream of a file that has a single one.
 fn copy(
     recording: &mut Recording<impl Read>,
+    only: Option<&str>,
     out: impl Write + Send,
     form: FileForm,
     limit: Option<u64>,
     ended: &AtomicBool,
     progress: &mut Progress,
 ) -> Result<RecordingSummary, Broken> {
-    let mut sink = Sink::new(out, recording.header(), form)?;
-    let filled = fill(recording, &mut sink, limit, ended, progress);
+    let header = recording.header();
+    let missing = |name: &str| io::Error::other(format!("the daemon has no stream {name}"));
+    let only = only.map(|name| header.find(name).ok_or_else(|| missing(name))).transpose()?;
+    let header = only.map_or_else(|| header.clone(), |stream| header.only(stream));
+    let mut sink = Sink::new(out, &header, form)?;
+    let filled = fill(recording, only, &mut sink, limit, ended, progress);
     if let Err(Broken::Write(error)) = filled {
         return Err(Broken::Write(error));
     }
@@ -213,6 +223,7 @@ fn copy(
 
 fn fill<W: Write + Send>(
     recording: &mut Recording<impl Read>,
+    only: Option<usize>,
     sink: &mut Sink<W>,
     limit: Option<u64>,
     ended: &AtomicBool,
@@ -230,7 +241,9 @@ fn fill<W: Write + Send>(
                 _ => {}
             }
             while recording.block_rows(&mut batch)? {
-                sink.append(&batch)?;
+                if only.is_none_or(|stream| stream == batch.stream) {
+                    sink.append(&batch)?;
+                }
             }
         }
         sink.flush_if_due()?;

@@ -11,6 +11,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use fathom_control::{Bytes, Nanoseconds};
+use fathom_insight::STREAMS;
 use fathom_monitor::read::ReadError;
 
 use crate::{
@@ -44,6 +45,10 @@ pub struct RecordOptions {
     /// Write to this file (-: standard output)
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
+    /// A stream of events; may be repeated for a recording [default: all streams for a recording,
+    /// otherwise `IOstream`]
+    #[arg(long = "stream", value_name = "NAME", value_parser = stream_name)]
+    streams: Vec<&'static str>,
     /// The format [default: by the file name, .parquet, .csv or .jsonl, else a recording]
     #[arg(long, value_enum, value_name = "FORM")]
     format: Option<FileForm>,
@@ -65,6 +70,26 @@ pub struct RecordOptions {
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
+}
+
+/// Parses the name of a stream.
+fn stream_name(text: &str) -> Result<&'static str, String> {
+    let names = STREAMS.iter().map(|stream| stream.name);
+    let known = names.clone().find(|name| name.eq_ignore_ascii_case(text));
+    known.ok_or_else(|| format!("choose among {}", names.collect::<Vec<_>>().join(", ")))
+}
+
+impl RecordOptions {
+    /// The names of the streams to write, at least one.
+    fn stream_names(&self, form: FileForm) -> Outcome<Vec<&'static str>> {
+        match (form, &self.streams[..]) {
+            (FileForm::Recording, []) => Ok(STREAMS.iter().map(|stream| stream.name).collect()),
+            (FileForm::Recording, names) | (_, names @ [_]) => Ok(names.to_vec()),
+            (_, []) => Ok(vec![STREAMS[0].name]),
+            (_, _) => Err(Failure::usage("a file of this format has one stream")
+                .advise("give --stream once, or record first and export each stream")),
+        }
+    }
 }
 
 /// The format of a file of events.

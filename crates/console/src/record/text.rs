@@ -46,7 +46,7 @@ impl<W: Write> TextWriter<W> {
         let bytes = Arc::<AtomicU64>::default();
         let out = Counted { out: BufWriter::new(out), bytes: Arc::clone(&bytes) };
         let mut printer = Printer::new(out, PrinterOptions { form, deltas: false });
-        printer.begin(0, &header.schema().columns, true)?;
+        printer.begin(0, &header.streams[0].schema().columns, true)?;
         Ok(Self { printer, bytes, events: 0, dropped: 0 })
     }
 

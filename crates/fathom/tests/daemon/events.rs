@@ -15,7 +15,7 @@ const TWO: &str = "[[disk]]\nname = \"a\"\nvm = \"web\"\nmemory = \"1M\"\n\
 /// Reads a stream to its end, in a thread.
 fn listen(client: &Client, disks: &[&str]) -> std::thread::JoinHandle<Vec<u8>> {
     let disks: Vec<String> = disks.iter().map(|&disk| disk.to_owned()).collect();
-    let mut stream = client.recording(&disks, None).unwrap();
+    let mut stream = client.recording(&disks, &[], None).unwrap();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();
@@ -81,7 +81,7 @@ fn two_listeners_get_the_events_that_they_requested() {
 fn a_listener_that_does_not_read_blocks_no_other() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
-    let idle = client.recording(&[], None).unwrap();
+    let idle = client.recording(&[], &[], None).unwrap();
     let active = listen(&client, &["b"]);
     let mut b = Nbd::connect(&daemon.path("nbd.sock"), "b");
     for number in 0..2000 {
@@ -99,7 +99,7 @@ fn a_listener_that_does_not_read_blocks_no_other() {
 fn disks_are_added_and_removed_while_listeners_exist() {
     let daemon = Daemon::start(TWO);
     let client = daemon.client();
-    match client.recording(&["c".to_owned()], None) {
+    match client.recording(&["c".to_owned()], &[], None) {
         Err(ClientError::Refused(body)) => assert_eq!(body.code, ErrorCode::NotFound),
         other => panic!("{other:?}"),
     }
@@ -128,7 +128,7 @@ fn disks_are_added_and_removed_while_listeners_exist() {
 fn events_arrive_soon_and_moments_are_reported() {
     let daemon = Daemon::start(TWO);
     let pulse = Some(Duration::from_millis(20));
-    let mut stream = daemon.client().recording(&[], pulse).unwrap();
+    let mut stream = daemon.client().recording(&[], &[], pulse).unwrap();
     let mut buffer = [0; 4096];
     let mut until = |mark: u8| {
         // The kind of a block follows its mark; each block arrives in a read of its own.

@@ -112,7 +112,8 @@ pub(super) fn record(
 #[cfg(test)]
 mod tests {
     use fathom_block::HeldBy;
-    use fathom_insight::event::COLUMNS;
+    use fathom_insight::Stream;
+    use fathom_insight::stream::IoStream;
 
     use super::*;
 
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn letters_and_errors_are_those_of_the_columns() {
         let values = |name: &str| {
-            let column = COLUMNS.iter().find(|column| column.name == name).unwrap();
+            let column = IoStream::COLUMNS.iter().find(|column| column.name == name).unwrap();
             column.get.texts().unwrap()
         };
         let letter = |letter: u8| char::from(letter).to_string();

@@ -12,7 +12,6 @@
 
 mod counters;
 mod event;
-mod ring;
 mod snapshot;
 
 use std::io;
@@ -22,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use fathom_block::{
     Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
+use fathom_insight::Ring;
 use fathom_options::Key;
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,6 @@ pub use snapshot::{OperationSnapshot, SizeSnapshot, TapSnapshot};
 
 use crate::kind::{LayerContext, LayerOptions, Rank};
 use counters::{Counters, OPERATIONS};
-use ring::Ring;
 
 /// The configuration of the layer `tap`. Only its position among the layers can be chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +60,7 @@ struct Shard {
     queue: u64,
     counters: Counters,
     /// Made when a reader is attached for the first time.
-    ring: OnceLock<Ring>,
+    ring: OnceLock<Ring<Event>>,
 }
 
 /// The shards of a disk.

@@ -134,6 +134,8 @@ pub struct Line {
     /// The frames to send, and how many of their bytes have been sent.
     output: Vec<u8>,
     sent: usize,
+    /// The other side's level ([`frame::LEVEL`]).
+    pub level: u8,
     /// The number of received bytes.
     pub received: u64,
     /// The number of sent bytes.
@@ -153,6 +155,7 @@ impl Line {
             buffer: vec![0; READ],
             output: frame::preamble().to_vec(),
             sent: 0,
+            level: 0,
             received: 0,
             sent_bytes: 0,
         };
@@ -173,7 +176,7 @@ impl Line {
                 break;
             }
         }
-        frame::check_preamble(&preamble)
+        line.level = frame::check_preamble(&preamble)
             .map_err(|message| io::Error::new(io::ErrorKind::InvalidData, message))?;
         line.received += PREAMBLE as u64;
         Ok(line)

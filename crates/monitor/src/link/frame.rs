@@ -8,7 +8,12 @@ use crate::recording::bytes::Input;
 pub const MAGIC: [u8; 8] = *b"\x8eFATLNK\n";
 /// The version of the protocol.
 pub const VERSION: u16 = 1;
-/// The length of the preamble in bytes: [`MAGIC`], [`VERSION`], and two zeroes.
+/// What a sender of [`VERSION`] also knows: 0 the stream `IOstream` alone, 1 fragments that read
+/// several streams. Programs of level 0 send a zero and ignore the other side's level.
+pub const LEVEL: u8 = 1;
+/// The level from which on a host knows several streams.
+pub const LEVEL_STREAMS: u8 = 1;
+/// The length of the preamble in bytes: [`MAGIC`], [`VERSION`], [`LEVEL`], and a zero.
 pub const PREAMBLE: usize = 12;
 /// The length of a frame's head in bytes: the frame's length and its kind.
 pub const HEAD: usize = 5;
@@ -30,16 +35,17 @@ pub fn preamble() -> [u8; PREAMBLE] {
     let mut bytes = [0; PREAMBLE];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[10] = LEVEL;
     bytes
 }
 
-/// Checks the other side's preamble.
-pub fn check_preamble(bytes: &[u8; PREAMBLE]) -> Result<(), String> {
+/// Checks the other side's preamble, and returns its level.
+pub fn check_preamble(bytes: &[u8; PREAMBLE]) -> Result<u8, String> {
     if bytes[..8] != MAGIC {
         return Err("the other side speaks another protocol".into());
     }
     match u16::from_le_bytes([bytes[8], bytes[9]]) {
-        VERSION => Ok(()),
+        VERSION => Ok(bytes[10]),
         other => Err(format!(
             "the other side speaks version {other}, only version {VERSION} is supported"
         )),

@@ -68,5 +68,6 @@ fn take_rows(frame: &FromHost<'_>) {
 fn take_plans(frame: &FromCentre<'_>) {
     let FromCentre::Fragments { plans, .. } = *frame else { return };
     let Ok(read) = Fragments::from_bytes(plans) else { return };
-    let _ = read.wanted(&crate::io_stream());
+    let _ = read.wanted(&crate::streams());
+    let _ = read.of_stream(&crate::io_stream());
 }

@@ -1,12 +1,15 @@
 //! Fragments as bytes, in CBOR, which preserves the values of all numbers.
 
+use fathom_cql::Value;
+use fathom_cql::ast::ToStream;
 use fathom_cql::catalog::{Catalog, Column, StreamSchema};
 use fathom_cql::check::check;
-use fathom_cql::plan::{Output, Plan};
+use fathom_cql::plan::{Expression, Output, Plan, Relation, Stream, Window};
 use serde::{Deserialize, Serialize};
 
 use super::frame::FRAGMENTS_MAX;
-use crate::recording::COLUMNS_MAX;
+use crate::read::WantedStream;
+use crate::recording::{COLUMNS_MAX, STREAMS_MAX};
 
 /// The most fragments.
 pub const FRAGMENTS_COUNT_MAX: usize = 256;
@@ -18,12 +21,24 @@ pub const STACK: usize = 64 << 20;
 /// The fragments that hosts run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fragments {
-    /// The stream of events that the plans read.
+    /// The first stream that the plans read.
     pub stream: String,
-    /// The columns of the events' rows, in the stream's order.
+    /// The columns of its rows, in the stream's order.
     pub columns: Vec<Column>,
-    /// The plans.
+    /// The other streams that the plans read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<FragmentStream>,
+    /// The plans. Their inputs are the first stream, then the others.
     pub plans: Vec<Plan>,
+}
+
+/// A stream that fragments read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FragmentStream {
+    /// The name.
+    pub stream: String,
+    /// The columns of its rows, in the stream's order.
+    pub columns: Vec<Column>,
 }
 
 impl Fragments {
@@ -66,7 +81,10 @@ impl Fragments {
         if read.plans.len() > FRAGMENTS_COUNT_MAX {
             return Err(format!("there are more than {FRAGMENTS_COUNT_MAX} fragments"));
         }
-        if read.columns.len() > COLUMNS_MAX {
+        if read.others.len() >= STREAMS_MAX {
+            return Err("the fragments read too many streams".into());
+        }
+        if read.streams().any(|(_, columns)| columns.len() > COLUMNS_MAX) {
             return Err("the events have too many columns".into());
         }
         let catalog = read.catalog();
@@ -80,38 +98,106 @@ impl Fragments {
         Ok(read)
     }
 
-    /// A catalogue with the stream, which has only the columns of the events' rows.
+    /// The fragments of some plans over a catalogue. Only the streams and columns that the plans
+    /// read remain.
+    pub fn new(mut plans: Vec<Plan>, catalog: &Catalog) -> Self {
+        let used = fathom_cql::prune(&mut plans, catalog);
+        let mut sources: Vec<usize> = fathom_cql::sources(&plans).into_iter().collect();
+        if sources.is_empty() {
+            sources.push(0);
+        }
+        let place = |source| sources.iter().position(|of| *of == source).unwrap_or(0);
+        for plan in &mut plans {
+            fathom_cql::map_sources(plan, &place);
+        }
+        let stream = |&source: &usize| {
+            let schema = &catalog.streams[source];
+            let columns = used[source].iter().map(|&column| schema.columns[column].clone());
+            FragmentStream { stream: schema.name.clone(), columns: columns.collect() }
+        };
+        let mut streams: Vec<FragmentStream> = sources.iter().map(stream).collect();
+        let FragmentStream { stream, columns } = streams.remove(0);
+        Self { stream, columns, others: streams, plans }
+    }
+
+    /// The fragments for a host that has one stream alone. A fragment that reads another gives no
+    /// rows.
+    #[must_use]
+    pub fn of_stream(&self, schema: &StreamSchema) -> Self {
+        let of = self.streams().position(|(name, _)| name.eq_ignore_ascii_case(&schema.name));
+        let columns = of.and_then(|of| self.streams().nth(of)).map(|(_, columns)| columns.to_vec());
+        let plan = |plan: &Plan| {
+            let sources = fathom_cql::sources(std::slice::from_ref(plan));
+            if sources.iter().all(|source| Some(*source) == of) {
+                let mut plan = plan.clone();
+                fathom_cql::map_sources(&mut plan, &|_| 0);
+                return plan;
+            }
+            without_rows(plan)
+        };
+        Self {
+            stream: schema.name.clone(),
+            columns: columns.unwrap_or_default(),
+            others: Vec::new(),
+            plans: self.plans.iter().map(plan).collect(),
+        }
+    }
+
+    /// The streams and the columns of their rows.
+    pub fn streams(&self) -> impl Iterator<Item = (&str, &[Column])> {
+        let others = self.others.iter().map(|other| (&*other.stream, &*other.columns));
+        std::iter::once((&*self.stream, &*self.columns)).chain(others)
+    }
+
+    /// A catalogue with the streams, which have only the columns of the events' rows.
     fn catalog(&self) -> Catalog {
-        let stream = StreamSchema {
-            name: self.stream.clone(),
-            columns: self.columns.clone(),
+        let stream = |(name, columns): (&str, &[Column])| StreamSchema {
+            name: name.to_owned(),
+            columns: columns.to_vec(),
             aliases: Vec::new(),
             values: Vec::new(),
         };
-        Catalog { streams: vec![stream] }
+        Catalog { streams: self.streams().map(stream).collect() }
     }
 
-    /// For each column of a stream whether the events' rows have it.
+    /// The streams and columns of the events' rows, out of the streams that a host has.
     ///
     /// # Errors
-    /// If a column is missing, or the columns have another order.
-    pub fn wanted(&self, schema: &StreamSchema) -> Result<Vec<bool>, String> {
-        if !self.stream.eq_ignore_ascii_case(&schema.name) {
-            return Err(format!("there is no stream {:?} here", short(&self.stream)));
-        }
-        let mut wanted = vec![false; schema.columns.len()];
-        let mut before = None;
-        for column in &self.columns {
-            let place = schema.columns.iter().position(|known| known == column);
-            let place = place.filter(|place| before.is_none_or(|before| before < *place));
-            let Some(place) = place else {
-                return Err(format!("the events here have no column {:?}", short(&column.name)));
-            };
-            wanted[place] = true;
-            before = Some(place);
-        }
-        Ok(wanted)
+    /// If a stream or a column is missing, or the columns have another order.
+    pub fn wanted(&self, known: &[StreamSchema]) -> Result<Vec<WantedStream>, String> {
+        self.streams().map(|(name, columns)| wanted(name, columns, known)).collect()
     }
+}
+
+fn wanted(name: &str, columns: &[Column], known: &[StreamSchema]) -> Result<WantedStream, String> {
+    let Some(schema) = known.iter().find(|schema| schema.name.eq_ignore_ascii_case(name)) else {
+        return Err(format!("there is no stream {:?} here", short(name)));
+    };
+    let mut wanted = vec![false; schema.columns.len()];
+    let mut before = None;
+    for column in columns {
+        let place = schema.columns.iter().position(|known| known == column);
+        let place = place.filter(|place| before.is_none_or(|before| before < *place));
+        let Some(place) = place else {
+            return Err(format!("the events here have no column {:?}", short(&column.name)));
+        };
+        wanted[place] = true;
+        before = Some(place);
+    }
+    Ok(WantedStream { schema: schema.clone(), columns: wanted })
+}
+
+/// A plan over the first stream with the same columns that never has a row.
+fn without_rows(plan: &Plan) -> Plan {
+    let all = Relation::Window(Window::Unbounded, Box::new(Stream::Source(0)));
+    let none = Relation::Filter(Box::new(all), Expression::Literal(Value::Boolean(false)));
+    let nulls = plan.columns.iter().map(|_| Expression::Literal(Value::Null)).collect();
+    let relation = Relation::Project(Box::new(none), nulls);
+    let output = match plan.output {
+        Output::Stream(_) => Output::Stream(Stream::Of(ToStream::Insertions, Box::new(relation))),
+        Output::Relation(_) => Output::Relation(relation),
+    };
+    Plan { output, columns: plan.columns.clone() }
 }
 
 /// Whether a plan's result is a stream.
@@ -125,18 +211,17 @@ fn short(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fathom_cql::plan::{Expression, Relation, Stream, Window};
-    use fathom_cql::{ParseOptions, Value};
+    use fathom_cql::ParseOptions;
 
     use super::*;
-    use crate::io_stream;
     use crate::replay::Script;
+    use crate::{io_stream, streams};
 
     fn fragments(text: &str) -> Fragments {
         let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
         let schema = io_stream();
         let plans = script.queries().iter().map(|query| query.plan.clone()).collect();
-        Fragments { stream: schema.name, columns: schema.columns, plans }
+        Fragments { stream: schema.name, columns: schema.columns, others: Vec::new(), plans }
     }
 
     #[test]
@@ -157,7 +242,7 @@ mod tests {
         }
         let bytes = all.to_bytes().unwrap();
         assert_eq!(Fragments::from_bytes(&bytes), Ok(all.clone()));
-        assert_eq!(all.wanted(&io_stream()), Ok(vec![true; all.columns.len()]));
+        assert_eq!(all.wanted(&streams()), Ok(vec![WantedStream::whole(&io_stream())]));
         for cut in 0..bytes.len() {
             assert!(Fragments::from_bytes(&bytes[..cut]).is_err());
         }
@@ -170,9 +255,9 @@ mod tests {
         assert!(wrong.to_bytes().unwrap_err().contains("no column"));
         let mut other = fragments("select Size from IOstream");
         other.columns.swap(0, 1);
-        assert!(other.wanted(&io_stream()).is_err());
+        assert!(other.wanted(&streams()).is_err());
         other.stream = "else".into();
-        assert!(other.wanted(&io_stream()).is_err());
+        assert!(other.wanted(&streams()).is_err());
         assert!(Fragments::from_bytes(b"").is_err());
         assert!(Fragments::from_bytes(&vec![0x9f; 1 << 20]).is_err());
     }

@@ -128,7 +128,7 @@ pub struct RowsReader {
 impl RowsReader {
     pub fn new(plan: &Plan) -> Self {
         let header = header(plan);
-        let width = header.columns.len();
+        let width = header.columns(0).len();
         Self {
             row_weight: (width + 2) * size_of::<Value>() + size_of::<(i64, Tuple, i64)>(),
             reader: BlockReader::new(header, PLAIN_MAX),

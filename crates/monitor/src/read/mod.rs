@@ -44,9 +44,33 @@ const NOTES_MAX: usize = 5;
 /// be invalid.
 const BAD_LINES: u64 = 100;
 
+/// A stream whose rows are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedStream {
+    /// The stream.
+    pub schema: StreamSchema,
+    /// For each of its columns whether it is wanted. Rows have the wanted columns only, in the
+    /// order of the schema.
+    pub columns: Vec<bool>,
+}
+
+impl WantedStream {
+    /// Some columns of a stream.
+    pub fn new(schema: &StreamSchema, columns: &[bool]) -> Self {
+        Self { schema: schema.clone(), columns: columns.to_vec() }
+    }
+
+    /// All columns of a stream.
+    pub fn whole(schema: &StreamSchema) -> Self {
+        Self::new(schema, &vec![true; schema.columns.len()])
+    }
+}
+
 /// Rows of one stream, by column.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
+    /// The position of the stream among the wanted ones, or, if all are read, in the recording.
+    pub stream: usize,
     /// The instant of each row, in nanoseconds.
     pub times_ns: Vec<i64>,
     /// The wanted columns; each has a value for each row.
@@ -63,6 +87,14 @@ impl Batch {
     pub fn clear(&mut self) {
         self.truncate(0);
         (self.latest_ns, self.filtered) = (0, 0);
+    }
+
+    /// Prepares the empty batch for rows of a stream.
+    pub(crate) fn reuse_for(&mut self, stream: usize) {
+        if self.stream != stream {
+            self.stream = stream;
+            self.columns.clear();
+        }
     }
 
     /// The number of rows read, including filtered rows.
@@ -260,21 +292,36 @@ pub fn open(
     wanted: &[bool],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
-    let (name, source) = source_of(path)?;
-    recognise::reader(&name, source, schema, wanted, options)
+    open_streams(path, &[WantedStream::new(schema, wanted)], options)
 }
 
-/// Opens a file like [`open`], with all of its columns: those of a recording, or for other formats
-/// those of the stream of I/O events. The header describes the columns and the clock.
+/// Opens a file like [`open`], with the rows of several streams. Only recordings have more than
+/// one. A batch has the position of its stream in `wanted`.
 ///
 /// # Errors
-/// See [`open`].
+/// See [`open`]; or if the file has none of the streams.
+pub fn open_streams(
+    path: &Path,
+    wanted: &[WantedStream],
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
+    let (name, source) = source_of(path)?;
+    recognise::reader(&name, source, wanted, options)
+}
+
+/// Opens a file like [`open`], with all columns of a stream: of a recording the stream named
+/// `stream`, or its first one; for other formats the named stream, or the stream of I/O events. The
+/// header describes the columns and the clock.
+///
+/// # Errors
+/// See [`open`]; or if there is no such stream.
 pub fn open_whole(
     path: &Path,
+    stream: Option<&str>,
     options: &ReadOptions,
 ) -> Result<(Box<dyn Reader>, Header), ReadError> {
     let (name, source) = source_of(path)?;
-    recognise::whole(&name, source, options)
+    recognise::whole(&name, source, stream, options)
 }
 
 /// The name of a file in messages, and its bytes.
@@ -298,7 +345,7 @@ pub fn from_bytes(
     wanted: &[bool],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
-    recognise::reader(name, Box::new(bytes), schema, wanted, options)
+    recognise::reader(name, Box::new(bytes), &[WantedStream::new(schema, wanted)], options)
 }
 
 /// Counts lines and collects messages about them.

@@ -2,16 +2,14 @@
 
 use std::io::{Cursor, Read};
 
-use fathom_cql::catalog::StreamSchema;
-
 use super::columns::EventColumns;
 use super::csv::{self, Csv};
 use super::lines::{LINE_MAX, Lines, read_full, read_some};
 use super::source::{self, Source};
 use super::vscsi::{self, Vscsi};
-use super::{ReadError, ReadOptions, Reader, blkparse, tencent};
-use crate::io_stream;
+use super::{Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream, blkparse, tencent};
 use crate::recording::{self, Clock, Header, Recording, RowReader};
+use crate::{io_stream, streams};
 
 /// The number of bytes that are examined, if the file has them.
 const HEAD: usize = 128;
@@ -56,35 +54,88 @@ fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
     (ended && !rest.trim_ascii().is_empty()).then_some(rest)
 }
 
-/// The reader of all columns of a file, and the header that describes them.
+/// The reader of all columns of a stream of a file, and the header that describes them.
 pub fn whole(
     name: &str,
     source: Source,
+    stream: Option<&str>,
     options: &ReadOptions,
 ) -> Result<(Box<dyn Reader>, Header), ReadError> {
     let (head_bytes, source) = head(name, source)?;
     if head_bytes.starts_with(&recording::MAGIC) {
         let recording = Recording::open(name, source)?;
-        let header = recording.header().clone();
-        return Ok((Box::new(RowReader::from(recording)), header));
+        let header = recording.header();
+        let Some(stream) = stream.map_or(Some(0), |stream| header.find(stream)) else {
+            let names: Vec<&str> = header.streams.iter().map(|it| it.name.as_str()).collect();
+            let message = format!("{name} has no stream {:?}", stream.unwrap_or_default());
+            return Err(ReadError::new(message).advise(format!("it has {}", names.join(", "))));
+        };
+        let header = header.only(stream);
+        return Ok((Box::new(RowReader::whole(recording, stream)), header));
     }
-    let schema = io_stream();
-    let wanted = vec![true; schema.columns.len()];
-    let reader = reader(name, source, &schema, &wanted, options)?;
+    let schema = match stream {
+        Some(stream) => match streams().into_iter().find(|it| it.name.eq_ignore_ascii_case(stream))
+        {
+            Some(schema) => schema,
+            None => return Err(ReadError::new(format!("there is no stream {stream:?}"))),
+        },
+        None => io_stream(),
+    };
+    let reader = reader(name, source, &[WantedStream::whole(&schema)], options)?;
     Ok((reader, Header::new(&schema, Clock::Unknown, 0)))
+}
+
+/// A reader whose batches belong to a stream other than the first wanted one.
+struct OfStream {
+    reader: Box<dyn Reader>,
+    stream: usize,
+}
+
+impl Reader for OfStream {
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
+        batch.reuse_for(self.stream);
+        self.reader.next_batch(batch)
+    }
+
+    fn report(&self) -> &ReadReport {
+        self.reader.report()
+    }
+}
+
+/// The stream of a file that has a single one: the first wanted stream whose columns the line of a
+/// CSV file names, else that of I/O events or of the script's own.
+fn single<'w>(
+    name: &str,
+    wanted: &'w [WantedStream],
+    line: Option<&[u8]>,
+) -> Result<(usize, &'w WantedStream), ReadError> {
+    let is_named =
+        |stream: &&WantedStream| line.is_some_and(|line| csv::is_header(line, &stream.schema));
+    let has_requests = |stream: &&WantedStream| {
+        let known = fathom_insight::stream::position(&stream.schema.name);
+        known.is_none_or(|known| known == 0)
+    };
+    let chosen = wanted.iter().find(is_named).or_else(|| wanted.iter().find(has_requests));
+    let place = |chosen| wanted.iter().position(|it| std::ptr::eq(it, chosen));
+    let found = chosen.and_then(|chosen| Some((place(chosen)?, chosen)));
+    found.ok_or_else(|| {
+        let names: Vec<&str> = wanted.iter().map(|it| it.schema.name.as_str()).collect();
+        ReadError::new(format!("{name} has no rows of the stream {}", names.join(", "))).advise(
+            "query a recording of `fathom record`, or CSV whose first line names its columns",
+        )
+    })
 }
 
 /// The reader of a file.
 pub fn reader(
     name: &str,
     source: Source,
-    schema: &StreamSchema,
-    wanted: &[bool],
+    wanted: &[WantedStream],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
     let (mut head_bytes, mut source) = head(name, source)?;
     if head_bytes.starts_with(&recording::MAGIC) {
-        return Ok(Box::new(RowReader::new(name, source, schema, wanted, options)?));
+        return Ok(Box::new(RowReader::new(name, source, wanted, options)?));
     }
     if head_bytes.starts_with(b"BZh") && head_bytes.get(4..10) == Some(BZIP2_BLOCK) {
         source = source::bzip2(name, source)?;
@@ -96,11 +147,26 @@ pub fn reader(
                 .advise(format!("decompress it: {program} FILE | fathom query --replay - …")));
         }
     }
+    let line = first_line(&head_bytes, true).map(<[u8]>::to_vec);
+    let (stream, of) = single(name, wanted, line.as_deref())?;
+    let reader = of_single(name, source, &head_bytes, line.as_deref(), of, options)?;
+    Ok(if stream == 0 { reader } else { Box::new(OfStream { reader, stream }) })
+}
+
+/// The reader of a file of a single stream.
+fn of_single(
+    name: &str,
+    source: Source,
+    head_bytes: &[u8],
+    line: Option<&[u8]>,
+    WantedStream { schema, columns: wanted }: &WantedStream,
+    options: &ReadOptions,
+) -> Result<Box<dyn Reader>, ReadError> {
     let columns = EventColumns::new(schema, wanted, options.time_unit);
-    if let Some(version) = vscsi::version(&head_bytes) {
+    if let Some(version) = vscsi::version(head_bytes) {
         return Ok(Box::new(Vscsi::new(name, source, version, columns)));
     }
-    let Some(line) = first_line(&head_bytes, true) else {
+    let Some(line) = line else {
         return Err(ReadError::new(format!("{name} is empty")));
     };
     let lines = Lines::new(source);

@@ -8,14 +8,16 @@ use fathom_cql::{Type, Value};
 
 use super::bytes::{Input, Wrong, unzigzag};
 use super::column::Encoding;
-use super::header::{Header, RecordedColumn};
+use super::header::{Header, RecordedColumn, RecordedStream};
 use super::{TEXT_MAX, TEXTS_MAX};
 use crate::columns::Column as Values;
-use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts, place_of, width_of};
+use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts, WantedStream, place_of, width_of};
 
 /// Where the values of a recording's columns are placed in a row.
 #[derive(Clone, Debug)]
 pub struct Target {
+    /// The number that batches of these rows have ([`Batch::stream`]).
+    pub stream: usize,
     /// The number of columns of a row.
     pub width: usize,
     /// For each column of the recording, its place in a row; `None` if the column is not needed.
@@ -25,15 +27,47 @@ pub struct Target {
 }
 
 impl Target {
-    /// All columns, in the recording's order.
-    pub fn all(header: &Header) -> Self {
-        let width = header.columns.len();
-        Self { width, places: (0..width).map(Some).collect(), divisor: 1 }
+    /// All columns of a stream, in the recording's order.
+    pub fn all(header: &Header, stream: usize) -> Self {
+        let width = header.columns(stream).len();
+        Self { stream, width, places: (0..width).map(Some).collect(), divisor: 1 }
     }
 
-    /// The wanted columns of a schema. A column whose type differs in the recording is ignored. If
-    /// two columns of the recording match the same column of the schema, the first is used.
-    pub fn of_columns(header: &Header, schema: &StreamSchema, wanted: &[bool]) -> Self {
+    /// For each stream of a recording the wanted columns; `None` if the stream is not wanted.
+    ///
+    /// A stream is that of the same name. A wanted stream that only a script knows has the rows of
+    /// the first stream that is left, and so has a single wanted stream of a recording of a single
+    /// stream with an unknown name.
+    pub fn of_streams(header: &Header, wanted: &[WantedStream]) -> Vec<Option<Self>> {
+        let mut found: Vec<Option<usize>> =
+            wanted.iter().map(|stream| header.find(&stream.schema.name)).collect();
+        let is_known = |name: &str| fathom_insight::stream::position(name).is_some();
+        for at in 0..wanted.len() {
+            let left = (0..header.streams.len()).find(|stream| !found.contains(&Some(*stream)));
+            let Some(left) = left.filter(|_| found[at].is_none()) else { continue };
+            let is_single = wanted.len() == 1 && header.streams.len() == 1;
+            let is_own = !is_known(&wanted[at].schema.name);
+            if is_own || is_single && !is_known(&header.streams[left].name) {
+                found[at] = Some(left);
+            }
+        }
+        let target = |(at, stream): (usize, &RecordedStream)| {
+            let of = found.iter().position(|found| *found == Some(at))?;
+            let WantedStream { schema, columns } = &wanted[of];
+            Some(Self::of_columns(&stream.columns, schema, columns, of))
+        };
+        header.streams.iter().enumerate().map(target).collect()
+    }
+
+    /// The wanted columns of a schema, for rows with these columns in the recording. A column whose
+    /// type differs in the recording is ignored. If two columns of the recording match the same
+    /// column of the schema, the first is used.
+    pub fn of_columns(
+        columns: &[RecordedColumn],
+        schema: &StreamSchema,
+        wanted: &[bool],
+        stream: usize,
+    ) -> Self {
         let mut taken = vec![false; schema.columns.len()];
         let mut place = |column: &RecordedColumn| {
             let place = schema.find(&column.name)?;
@@ -41,8 +75,8 @@ impl Target {
             let first = !std::mem::replace(&mut taken[place], true);
             place_of(wanted, place).filter(|_| fits && first)
         };
-        let places = header.columns.iter().map(&mut place).collect();
-        Self { width: width_of(wanted), places, divisor: 1 }
+        let places = columns.iter().map(&mut place).collect();
+        Self { stream, width: width_of(wanted), places, divisor: 1 }
     }
 }
 
@@ -52,6 +86,7 @@ pub struct Rows {
     left: usize,
     times: Cursor,
     columns: Vec<Column>,
+    stream: usize,
     width: usize,
     span: (i64, i64),
 }
@@ -84,7 +119,7 @@ impl Rows {
         payload: Vec<u8>,
         rows: usize,
         span: (i64, i64),
-        header: &Header,
+        recorded: &[RecordedColumn],
         target: &Target,
         texts: &mut Texts,
     ) -> Result<Self, Wrong> {
@@ -95,7 +130,7 @@ impl Rows {
         let times = Cursor { at, end: at + length, previous: 0 };
         let mut columns = Vec::new();
         let mut entries = 0;
-        for (column, place) in header.columns.iter().zip(&target.places) {
+        for (column, place) in recorded.iter().zip(&target.places) {
             let number = input.byte()?;
             let length = input.length()?;
             let at = input.at();
@@ -124,13 +159,15 @@ impl Rows {
         if input.left() > 0 {
             return Err(Wrong("there are more columns than in the header"));
         }
-        Ok(Self { payload, left: rows, times, columns, width: target.width, span })
+        let (stream, width) = (target.stream, target.width);
+        Ok(Self { payload, left: rows, times, columns, stream, width, span })
     }
 
     /// Moves the next rows of the block into an empty batch. Returns `false` if `block` is `None`.
     /// After the last row, and after an error, `block` is `None`.
     pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, Wrong> {
         let Some(rows) = block else { return Ok(false) };
+        batch.reuse_for(rows.stream);
         let read = rows.read(BATCH_ROWS, batch);
         if read.is_err() || rows.left == 0 {
             *block = None;

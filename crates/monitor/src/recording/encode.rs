@@ -14,6 +14,8 @@ const PACKED_MIN: usize = 64;
 /// Collects rows and encodes them as blocks.
 #[derive(Debug)]
 pub struct BlockBuilder {
+    /// The position of the stream in the header.
+    stream: u8,
     columns: Vec<Column>,
     times: Vec<u8>,
     previous: i64,
@@ -25,10 +27,17 @@ pub struct BlockBuilder {
 }
 
 impl BlockBuilder {
-    /// An empty builder for a recording with this header.
+    /// An empty builder for the first stream of a recording with this header.
     pub fn new(header: &Header) -> Self {
+        Self::of_stream(header, 0)
+    }
+
+    /// An empty builder for a stream of a recording, by its position in the header.
+    pub fn of_stream(header: &Header, stream: usize) -> Self {
+        let columns = header.columns(stream).iter();
         Self {
-            columns: header.columns.iter().map(|column| Column::new(column.kind)).collect(),
+            stream: stream as u8,
+            columns: columns.map(|column| Column::new(column.kind)).collect(),
             times: Vec::new(),
             previous: 0,
             first: i64::MAX,
@@ -105,6 +114,7 @@ impl BlockBuilder {
         let plain = self.payload.len();
         let block = Head {
             kind: BlockKind::Rows,
+            stream: self.stream,
             packing,
             plain,
             count: self.rows as u32,
@@ -121,6 +131,8 @@ impl BlockBuilder {
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     pub kind: BlockKind,
+    /// The position of the stream in the header; 0 for blocks that have no stream.
+    pub stream: u8,
     pub packing: Packing,
     pub plain: usize,
     pub count: u32,
@@ -133,7 +145,7 @@ impl Head {
     pub fn block(&self, stored: &[u8]) -> Vec<u8> {
         let mut block = Vec::with_capacity(HEAD + stored.len());
         block.extend_from_slice(&MARK);
-        block.extend_from_slice(&[self.kind as u8, self.packing as u8, 0, 0]);
+        block.extend_from_slice(&[self.kind as u8, self.packing as u8, self.stream, 0]);
         for number in [stored.len() as u32, self.plain as u32, self.count] {
             block.extend_from_slice(&number.to_le_bytes());
         }

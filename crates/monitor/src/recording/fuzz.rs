@@ -2,22 +2,32 @@
 
 use std::io::{self, Cursor};
 
-use fathom_cql::{Row, Value};
+use fathom_cql::{Row, Type, Value};
 
 use super::checksum::Sum;
 use super::{
-    BlockLimits, HEAD, HEADER, MAGIC, ParquetWriter, Recording, RowGroupLimits, RowReader,
-    TEXT_MAX, Writer,
+    BlockLimits, Cell, HEAD, HEADER, Header, MAGIC, ParquetWriter, Recording, RowGroupLimits,
+    RowReader, TEXT_MAX, Writer,
 };
-use crate::fuzz::drain;
-use crate::io_stream;
-use crate::read::{Batch, ReadError, ReadOptions, TimeUnit};
+use crate::fuzz::{drain, kinds};
+use crate::read::{Batch, ReadError, ReadOptions, TimeUnit, WantedStream};
+use crate::streams;
 
 /// The most values that are compared. A few bytes can encode millions of values.
 const VALUES: usize = 1 << 18;
 
-/// The rows with their instants.
-type Rows = Vec<(i64, Row)>;
+/// The rows with their streams and instants.
+type Rows = Vec<(usize, i64, Row)>;
+
+fn rows_of(batch: &Batch) -> impl Iterator<Item = (usize, i64, Row)> {
+    let times = batch.times_ns.iter().zip(batch.rows());
+    times.map(|(time_ns, row)| (batch.stream, *time_ns, row))
+}
+
+/// The width of the widest row.
+fn width(header: &Header) -> usize {
+    header.streams.iter().map(|stream| stream.columns.len()).max().unwrap_or(0).max(1)
+}
 
 /// Reads the bytes of a fuzzer as a recording, by items and by blocks, and panics if a reader
 /// violates its contract. If the first byte is even, the checksums are corrected first, because a
@@ -28,28 +38,39 @@ pub fn fuzz_recording(data: &[u8]) {
     if how & 1 == 0 {
         set_checksums(&mut bytes);
     }
-    let schema = io_stream();
+    let schemas = streams();
     for time_unit in [TimeUnit::Nanoseconds, TimeUnit::Seconds] {
         let options = ReadOptions { time_unit, ..ReadOptions::default() };
         // All columns, or the few that a query needs.
         let all = how & 2 == 0;
-        let wanted: Vec<bool> = (0..schema.columns.len()).map(|at| all || at % 8 == 1).collect();
-        let kinds = schema.columns.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
-        let kinds: Vec<_> = kinds.map(|(column, _)| column.kind).collect();
-        if let Ok(mut reader) =
-            RowReader::new("fuzz", Cursor::new(&bytes), &schema, &wanted, &options)
-        {
+        // All streams, or one.
+        let several = how & 4 == 0;
+        let wanted = schemas.iter().take(if several { schemas.len() } else { 1 }).map(|schema| {
+            let columns: Vec<bool> =
+                (0..schema.columns.len()).map(|at| all || at % 8 == 1).collect();
+            WantedStream::new(schema, &columns)
+        });
+        let wanted: Vec<WantedStream> = wanted.collect();
+        let kinds: Vec<Vec<Type>> = wanted.iter().map(kinds).collect();
+        if let Ok(mut reader) = RowReader::new("fuzz", Cursor::new(&bytes), &wanted, &options) {
             let _ = drain(&mut reader, &kinds);
         }
     }
     let Ok(items) = by_items(&bytes) else { return };
-    assert!(as_parquet(&bytes).is_none_or(|events| events == items.len() as u64));
+    let first = items.iter().filter(|(stream, ..)| *stream == 0).count() as u64;
+    assert!(as_parquet(&bytes).is_none_or(|events| events == first));
     let blocks = by_blocks(&bytes);
     assert!(blocks.is_ok_and(|blocks| blocks == items), "two ways to read differ");
     let long = |value: &Value| matches!(value, Value::Text(text) if text.len() > TEXT_MAX);
-    if !items.iter().flat_map(|(_, row)| row).any(long) {
+    if !items.iter().flat_map(|(_, _, row)| row).any(long) {
         let again = written_again(&bytes, &items);
-        assert!(by_items(&again).is_ok_and(|read| read == items), "rows do not come back");
+        // Rows of one stream keep their order.
+        let by_stream = |mut rows: Rows| {
+            rows.sort_by_key(|(stream, ..)| *stream);
+            rows
+        };
+        let again = by_items(&again).map(by_stream);
+        assert!(again.is_ok_and(|read| read == by_stream(items)), "rows do not come back");
     }
 }
 
@@ -78,10 +99,10 @@ fn set_checksums(bytes: &mut [u8]) {
 /// The first rows, read by items.
 fn by_items(bytes: &[u8]) -> Result<Rows, ReadError> {
     let mut recording = Recording::open("fuzz", bytes)?;
-    let most = VALUES / recording.header().columns.len().max(1);
+    let most = VALUES / width(recording.header());
     let (mut rows, mut batch) = (Rows::new(), Batch::default());
     while rows.len() < most && recording.next_item(&mut batch)?.is_some() {
-        rows.extend(batch.times_ns.iter().copied().zip(batch.rows()));
+        rows.extend(rows_of(&batch));
         assert_eq!(recording.report().events, rows.len() as u64);
     }
     Ok(rows)
@@ -90,12 +111,12 @@ fn by_items(bytes: &[u8]) -> Result<Rows, ReadError> {
 /// The same rows, read by blocks.
 fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
     let mut recording = Recording::open("fuzz", bytes)?;
-    let most = VALUES / recording.header().columns.len().max(1);
+    let most = VALUES / width(recording.header());
     let (mut rows, mut batch) = (Rows::new(), Batch::default());
     while let Some(block) = recording.next_block()? {
         recording.open_block(&block)?;
         while rows.len() < most && recording.block_rows(&mut batch)? {
-            rows.extend(batch.times_ns.iter().copied().zip(batch.rows()));
+            rows.extend(rows_of(&batch));
             assert_eq!(recording.report().events, rows.len() as u64);
         }
         if rows.len() >= most {
@@ -105,18 +126,19 @@ fn by_blocks(bytes: &[u8]) -> Result<Rows, ReadError> {
     Ok(rows)
 }
 
-/// The number of the first rows after they have been written as Parquet; `None` if there are no
-/// columns.
+/// The number of the first rows of the first stream after they have been written as Parquet; `None`
+/// if there are no columns.
 fn as_parquet(bytes: &[u8]) -> Option<u64> {
     let mut recording = Recording::open("fuzz", bytes).expect("it was read");
-    let most = VALUES / recording.header().columns.len().max(1);
+    let most = VALUES / width(recording.header());
     let limits = RowGroupLimits { rows: 100, ..RowGroupLimits::default() };
     let mut writer = ParquetWriter::new(io::sink(), recording.header(), limits).ok()?;
-    let mut batch = Batch::default();
-    while (writer.summary().events as usize) < most
-        && recording.next_item(&mut batch).expect("it was read").is_some()
-    {
-        writer.append(&batch).expect("a sink has room");
+    let (mut batch, mut read) = (Batch::default(), 0);
+    while read < most && recording.next_item(&mut batch).expect("it was read").is_some() {
+        read += batch.len();
+        if batch.stream == 0 {
+            writer.append(&batch).expect("a sink has room");
+        }
     }
     Some(writer.finish(recording.report()).expect("a sink has room").events)
 }
@@ -126,8 +148,8 @@ fn written_again(bytes: &[u8], rows: &Rows) -> Vec<u8> {
     let recording = Recording::open("fuzz", bytes).expect("it was read");
     let limits = BlockLimits { rows: 100, ..BlockLimits::default() };
     let mut writer = Writer::new(Vec::new(), recording.header(), limits).expect("a header");
-    for (time_ns, row) in rows {
-        writer.append_row(*time_ns, row).expect("memory has room");
+    for (stream, time_ns, row) in rows {
+        writer.append(*stream, *time_ns, row.iter().map(Cell::from)).expect("memory has room");
     }
     writer.finish().expect("memory has room").0
 }

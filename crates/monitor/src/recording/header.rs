@@ -1,4 +1,4 @@
-//! The header: the clock and the columns.
+//! The header: the clock, and the streams with their columns.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use fathom_cql::catalog::StreamSchema;
 
 use super::bytes::{Input, Wrong};
 use super::checksum::Sum;
-use super::{COLUMNS_MAX, HEADER, MAGIC, SCHEMA_MAX, VERSION};
+use super::{COLUMNS_MAX, HEADER, MAGIC, SCHEMA_MAX, STREAMS_MAX, VERSION, VERSION_SINGLE};
 
 /// The clock of a recording's times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,15 @@ pub struct RecordedColumn {
     pub is_time: bool,
 }
 
+/// A stream of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedStream {
+    /// The name.
+    pub name: String,
+    /// The columns.
+    pub columns: Vec<RecordedColumn>,
+}
+
 /// The metadata of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -39,10 +48,8 @@ pub struct Header {
     /// The nanoseconds to add to a time to get the time since 1970, as of the recording's start; 0
     /// if unknown.
     pub wall_offset_ns: i64,
-    /// The name of the stream.
-    pub stream: String,
-    /// The columns.
-    pub columns: Vec<RecordedColumn>,
+    /// The streams, at least one. Blocks of rows have the position of their stream.
+    pub streams: Vec<RecordedStream>,
 }
 
 fn number(kind: Type) -> u8 {
@@ -64,50 +71,124 @@ fn kind(number: u8) -> Result<Type, Wrong> {
     }
 }
 
-impl Header {
-    /// The header of a recording of a stream.
-    pub fn new(schema: &StreamSchema, clock: Clock, wall_offset_ns: i64) -> Self {
+impl RecordedStream {
+    fn new(schema: &StreamSchema) -> Self {
         let column = |column: &fathom_cql::catalog::Column| RecordedColumn {
             name: column.name.clone(),
             kind: column.kind,
-            is_time: column.kind == Type::Integer && crate::schema::is_time(&column.name),
+            is_time: column.kind == Type::Integer
+                && crate::schema::is_time(&schema.name, &column.name),
         };
-        Self {
-            clock,
-            wall_offset_ns,
-            stream: schema.name.clone(),
-            columns: schema.columns.iter().map(column).collect(),
-        }
+        Self { name: schema.name.clone(), columns: schema.columns.iter().map(column).collect() }
     }
 
-    /// The header's bytes.
-    ///
-    /// # Errors
-    /// If there are too many columns, or their names are too long.
-    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
-        let invalid =
-            |message: &str| io::Error::new(io::ErrorKind::InvalidInput, message.to_owned());
+    /// The stream's schema.
+    pub fn schema(&self) -> StreamSchema {
+        let columns: Vec<(&str, Type)> =
+            self.columns.iter().map(|column| (column.name.as_str(), column.kind)).collect();
+        StreamSchema::new(&self.name, &columns)
+    }
+
+    fn put(&self, out: &mut Vec<u8>) -> io::Result<()> {
         if self.columns.len() > COLUMNS_MAX {
-            return Err(invalid("a recording has at most 256 columns"));
+            return Err(invalid("a recorded stream has at most 256 columns"));
         }
-        let mut schema = Vec::new();
-        let name = |schema: &mut Vec<u8>, name: &str| {
+        let name = |out: &mut Vec<u8>, name: &str| {
             let length = u8::try_from(name.len()).map_err(|_| invalid("a name is too long"))?;
-            schema.push(length);
-            schema.extend_from_slice(name.as_bytes());
+            out.push(length);
+            out.extend_from_slice(name.as_bytes());
             Ok::<_, io::Error>(())
         };
-        name(&mut schema, &self.stream)?;
-        schema.extend_from_slice(&(self.columns.len() as u16).to_le_bytes());
+        name(out, &self.name)?;
+        out.extend_from_slice(&(self.columns.len() as u16).to_le_bytes());
         for column in &self.columns {
-            schema.extend_from_slice(&[number(column.kind), u8::from(column.is_time)]);
-            name(&mut schema, &column.name)?;
+            out.extend_from_slice(&[number(column.kind), u8::from(column.is_time)]);
+            name(out, &column.name)?;
+        }
+        Ok(())
+    }
+
+    fn get(input: &mut Input<'_>) -> Result<Self, Wrong> {
+        let name = |input: &mut Input<'_>| {
+            let length = usize::from(input.byte()?);
+            let text = std::str::from_utf8(input.take(length)?);
+            text.map(str::to_owned).map_err(|_| Wrong("a name is not UTF-8"))
+        };
+        let of_stream = name(input)?;
+        let count = input.fixed::<2>()? as usize;
+        if count > COLUMNS_MAX {
+            return Err(Wrong("there are too many columns"));
+        }
+        let mut columns: Vec<RecordedColumn> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let kind = kind(input.byte()?)?;
+            let is_time = input.byte()? & 1 == 1 && kind == Type::Integer;
+            let name = name(input)?;
+            if columns.iter().any(|other| other.name.eq_ignore_ascii_case(&name)) {
+                return Err(Wrong("two columns have the same name"));
+            }
+            columns.push(RecordedColumn { name, kind, is_time });
+        }
+        Ok(Self { name: of_stream, columns })
+    }
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message.to_owned())
+}
+
+impl Header {
+    /// The header of a recording of a stream.
+    pub fn new(schema: &StreamSchema, clock: Clock, wall_offset_ns: i64) -> Self {
+        Self::of_streams(std::slice::from_ref(schema), clock, wall_offset_ns)
+    }
+
+    /// The header of a recording of several streams.
+    pub fn of_streams(schemas: &[StreamSchema], clock: Clock, wall_offset_ns: i64) -> Self {
+        let streams = schemas.iter().map(RecordedStream::new).collect();
+        Self { clock, wall_offset_ns, streams }
+    }
+
+    /// The header of a recording of one of the streams.
+    ///
+    /// # Panics
+    /// If there is no such stream.
+    #[must_use]
+    pub fn only(&self, stream: usize) -> Self {
+        Self { streams: vec![self.streams[stream].clone()], ..*self }
+    }
+
+    /// The position of a stream, by its name in any case.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.streams.iter().position(|stream| stream.name.eq_ignore_ascii_case(name))
+    }
+
+    /// The columns of a stream; none if there is no such stream.
+    pub fn columns(&self, stream: usize) -> &[RecordedColumn] {
+        self.streams.get(stream).map_or(&[], |stream| &stream.columns)
+    }
+
+    /// The header's bytes. A recording of a single stream has the version that older programs read.
+    ///
+    /// # Errors
+    /// If there are too many streams or columns, or their names are too long.
+    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        if self.streams.is_empty() || self.streams.len() > STREAMS_MAX {
+            return Err(invalid("a recording has from 1 to 16 streams"));
+        }
+        let version = if self.streams.len() == 1 { VERSION_SINGLE } else { VERSION };
+        let mut schema = Vec::new();
+        if version == VERSION {
+            schema.push(self.streams.len() as u8);
+        }
+        for stream in &self.streams {
+            stream.put(&mut schema)?;
         }
         if schema.len() > SCHEMA_MAX {
             return Err(invalid("the names of the columns are too long"));
         }
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&(self.clock as u16).to_le_bytes());
         bytes.extend_from_slice(&(schema.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.wall_offset_ns.to_le_bytes());
@@ -130,9 +211,9 @@ impl Header {
         if fixed[..MAGIC.len()] != MAGIC {
             return Err("this is not a recording".into());
         }
-        if version != u64::from(VERSION) {
+        if !(u64::from(VERSION_SINGLE)..=u64::from(VERSION)).contains(&version) {
             return Err(format!(
-                "the recording has version {version}, only version {VERSION} is supported"
+                "the recording has version {version}, only versions up to {VERSION} are supported"
             ));
         }
         if length > SCHEMA_MAX {
@@ -147,7 +228,8 @@ impl Header {
         if Sum::new().add(summed).add(rest).value().to_le_bytes() != sum {
             return Err(Wrong("the header is damaged"));
         }
-        let mut input = Input::new(fixed, 10);
+        let mut input = Input::new(fixed, MAGIC.len());
+        let version = input.fixed::<2>()?;
         let clock = match input.fixed::<2>()? {
             1 => Clock::Monotonic,
             _ => Clock::Unknown,
@@ -155,34 +237,20 @@ impl Header {
         input.fixed::<4>()?;
         let wall_offset_ns = input.fixed::<8>()? as i64;
         let mut input = Input::new(rest, 0);
-        let name = |input: &mut Input<'_>| {
-            let length = usize::from(input.byte()?);
-            let text = std::str::from_utf8(input.take(length)?);
-            text.map(str::to_owned).map_err(|_| Wrong("a name is not UTF-8"))
-        };
-        let stream = name(&mut input)?;
-        let count = input.fixed::<2>()? as usize;
-        if count > COLUMNS_MAX {
-            return Err(Wrong("there are too many columns"));
+        let count =
+            if version == u64::from(VERSION_SINGLE) { 1 } else { usize::from(input.byte()?) };
+        if !(1..=STREAMS_MAX).contains(&count) {
+            return Err(Wrong("it has no streams, or too many"));
         }
-        let mut columns: Vec<RecordedColumn> = Vec::with_capacity(count);
+        let mut streams: Vec<RecordedStream> = Vec::with_capacity(count);
         for _ in 0..count {
-            let kind = kind(input.byte()?)?;
-            let is_time = input.byte()? & 1 == 1 && kind == Type::Integer;
-            let name = name(&mut input)?;
-            if columns.iter().any(|other| other.name.eq_ignore_ascii_case(&name)) {
-                return Err(Wrong("two columns have the same name"));
+            let stream = RecordedStream::get(&mut input)?;
+            if streams.iter().any(|other| other.name.eq_ignore_ascii_case(&stream.name)) {
+                return Err(Wrong("two streams have the same name"));
             }
-            columns.push(RecordedColumn { name, kind, is_time });
+            streams.push(stream);
         }
-        Ok(Self { clock, wall_offset_ns, stream, columns })
-    }
-
-    /// The stream's schema.
-    pub fn schema(&self) -> StreamSchema {
-        let columns: Vec<(&str, Type)> =
-            self.columns.iter().map(|column| (column.name.as_str(), column.kind)).collect();
-        StreamSchema::new(&self.stream, &columns)
+        Ok(Self { clock, wall_offset_ns, streams })
     }
 }
 
@@ -194,7 +262,7 @@ mod tests {
     #[test]
     fn a_header_is_read_as_written_and_a_changed_one_is_rejected() {
         let header = Header::new(&io_stream(), Clock::Monotonic, -7);
-        assert_eq!(header.columns.iter().filter(|column| column.is_time).count(), 3);
+        assert_eq!(header.columns(0).iter().filter(|column| column.is_time).count(), 3);
         let bytes = header.to_bytes().unwrap();
         let split = |bytes: &[u8]| -> Result<Header, String> {
             let fixed: [u8; HEADER] = bytes[..HEADER].try_into().unwrap();
@@ -202,11 +270,33 @@ mod tests {
             let rest = bytes.get(HEADER..HEADER + length).ok_or("cut")?;
             Header::from_bytes(&fixed, rest).map_err(|wrong| wrong.to_string())
         };
-        assert_eq!(split(&bytes), Ok(header));
-        for at in 0..bytes.len() {
-            let mut changed = bytes.clone();
-            changed[at] ^= 4;
-            assert!(split(&changed).is_err(), "{at}");
+        let mut several = vec![io_stream(), io_stream()];
+        several[1].name = "Other".into();
+        let several = Header::of_streams(&several, Clock::Monotonic, -7);
+        assert_eq!((several.find("other"), several.find("third")), (Some(1), None));
+        assert_eq!(several.only(0), header);
+        assert_eq!((bytes[8], several.to_bytes().unwrap()[8]), (1, 2));
+        for header in [header, several] {
+            let bytes = header.to_bytes().unwrap();
+            assert_eq!(split(&bytes), Ok(header));
+            for at in 0..bytes.len() {
+                let mut changed = bytes.clone();
+                changed[at] ^= 4;
+                assert!(split(&changed).is_err(), "{at}");
+            }
         }
+    }
+
+    #[test]
+    fn streams_are_few_and_have_different_names() {
+        let named = |name: &str| StreamSchema::new(name, &[("A", Type::Integer)]);
+        let bytes =
+            |schemas: &[StreamSchema]| Header::of_streams(schemas, Clock::Unknown, 0).to_bytes();
+        let many: Vec<_> = (0..=STREAMS_MAX).map(|number| named(&number.to_string())).collect();
+        assert!(bytes(&[]).is_err() && bytes(&many).is_err() && bytes(&many[1..]).is_ok());
+        let twice = bytes(&[named("s"), named("S")]).unwrap();
+        let fixed: [u8; HEADER] = twice[..HEADER].try_into().unwrap();
+        let read = Header::from_bytes(&fixed, &twice[HEADER..]);
+        assert_eq!(read, Err(Wrong("two streams have the same name")));
     }
 }

@@ -1,8 +1,9 @@
 //! Recordings: events in a self-describing, compressed binary format that can be read while it is
 //! written.
 //!
-//! A recording is a [`Header`] and blocks: of rows, of notes about missing events, of moments
-//! (instants before which no more events follow), and an end. `docs/recording.md` shows the layout.
+//! A recording is a [`Header`], which describes its streams, and blocks: of rows of a stream, of
+//! notes about missing events, of moments (instants before which no more events follow), and an
+//! end. `docs/recording.md` shows the layout.
 //! [`Writer`] and [`BlockBuilder`] write, and [`Recording`] reads; `read::open` recognises
 //! recordings by their first bytes. [`ParquetWriter`] writes the same rows for other tools.
 
@@ -23,7 +24,7 @@ pub use bytes::Wrong;
 pub use encode::{BlockBuilder, Cell};
 #[doc(hidden)]
 pub use fuzz::fuzz_recording;
-pub use header::{Clock, Header, RecordedColumn};
+pub use header::{Clock, Header, RecordedColumn, RecordedStream};
 pub use reader::{Block, Item, Recording, RowReader};
 pub use single::BlockReader;
 pub(crate) use single::correct;
@@ -31,22 +32,26 @@ pub use write::{BlockLimits, RecordingSummary, Writer, dropped_block, end_block,
 
 /// The first bytes of a recording. No text begins with the first of them.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHOM\n";
-/// The version that this program writes and reads.
-pub const VERSION: u16 = 1;
+/// The version of recordings of a single stream.
+pub const VERSION_SINGLE: u16 = 1;
+/// The newest version: recordings of several streams.
+pub const VERSION: u16 = 2;
 /// The most bytes of a block after decompression.
 pub const BLOCK_MAX: usize = 16 << 20;
 /// The most rows of a block.
 pub const BLOCK_ROWS_MAX: usize = 1 << 16;
-/// The most columns.
+/// The most columns of a stream.
 pub const COLUMNS_MAX: usize = 256;
+/// The most streams.
+pub const STREAMS_MAX: usize = 16;
 
 /// The first bytes of each block.
 const MARK: [u8; 4] = *b"FBLK";
 /// The length of a block's head, in bytes.
 const HEAD: usize = 40;
-/// The length of a header before its columns, in bytes.
+/// The length of a header before its streams, in bytes.
 const HEADER: usize = 32;
-/// The most bytes of a header's description of columns.
+/// The most bytes of a header's description of its streams.
 const SCHEMA_MAX: usize = 1 << 16;
 /// The most distinct texts of a block.
 const TEXTS_MAX: usize = 1 << 20;

@@ -132,7 +132,7 @@ fn properties(header: &Header, limits: RowGroupLimits) -> WriterProperties {
         .set_offset_index_disabled(true)
         // Larger than the texts of a row group, so that the dictionary holds all of them.
         .set_dictionary_page_size_limit(limits.bytes.saturating_mul(2));
-    for column in &header.columns {
+    for column in header.columns(0) {
         let path = ColumnPath::new(vec![column.name.clone()]);
         let dictionary = match column.kind {
             Type::Text => true,
@@ -150,18 +150,18 @@ fn properties(header: &Header, limits: RowGroupLimits) -> WriterProperties {
 }
 
 impl<W: Write + Send> ParquetWriter<W> {
-    /// Begins a file whose columns are those of a header.
+    /// Begins a file whose columns are those of the first stream of a header.
     ///
     /// # Errors
     /// If the file cannot be written, or there are no columns.
     pub fn new(out: W, header: &Header, limits: RowGroupLimits) -> io::Result<Self> {
-        if header.columns.is_empty() {
+        if header.columns(0).is_empty() {
             let message = "a Parquet file needs at least one column";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        let fields = header.columns.iter().map(|column| field(header, column).map(Arc::new));
+        let fields = header.columns(0).iter().map(|column| field(header, column).map(Arc::new));
         let fields = fields.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        let schema = Field::group_type_builder(&header.stream).with_fields(fields).build();
+        let schema = Field::group_type_builder(&header.streams[0].name).with_fields(fields).build();
         let schema = Arc::new(schema.map_err(failed)?);
         let limits = RowGroupLimits { rows: limits.rows.max(1), ..limits };
         let properties = Arc::new(properties(header, limits));
@@ -178,7 +178,7 @@ impl<W: Write + Send> ParquetWriter<W> {
         };
         Ok(Self {
             file: SerializedFileWriter::new(out, schema, properties).map_err(failed)?,
-            columns: header.columns.iter().map(column).collect(),
+            columns: header.columns(0).iter().map(column).collect(),
             header: header.clone(),
             limits,
             rows: 0,
@@ -269,7 +269,7 @@ impl<W: Write + Send> ParquetWriter<W> {
 
     /// The most bytes that the file would have if it ended now.
     pub fn bytes(&self) -> u64 {
-        let columns = self.header.columns.iter().map(|column| column.name.len() + COLUMN_END);
+        let columns = self.header.columns(0).iter().map(|column| column.name.len() + COLUMN_END);
         let end = (self.groups() + 1) * columns.sum::<usize>() + END;
         (self.file.bytes_written() + self.held() + end) as u64
     }
@@ -295,7 +295,7 @@ impl<W: Write + Send> ParquetWriter<W> {
             Clock::Monotonic => "monotonic",
         };
         let mut metadata =
-            vec![("stream", self.header.stream.clone()), ("clock", clock.to_owned())];
+            vec![("stream", self.header.streams[0].name.clone()), ("clock", clock.to_owned())];
         if self.header.wall_offset_ns != 0 {
             metadata.push(("wall_offset_ns", self.header.wall_offset_ns.to_string()));
         }

@@ -2,20 +2,21 @@
 
 use std::io::{self, Read};
 
-use fathom_cql::catalog::StreamSchema;
-
 use super::bytes::{Input, Wrong};
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::{BLOCK_MAX, BLOCK_ROWS_MAX, BlockKind, DropPlace, HEAD, HEADER, MARK, Packing};
-use crate::read::{Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, read_full};
+use crate::read::{
+    Batch, ReadError, ReadOptions, ReadReport, Reader, Tally, Texts, WantedStream, read_full,
+};
 
 /// A complete block whose checksum is correct.
 #[derive(Clone, Debug)]
 pub struct Block {
     bytes: Vec<u8>,
     kind: BlockKind,
+    stream: u8,
     packing: Packing,
     plain: usize,
     count: u32,
@@ -56,6 +57,14 @@ impl Block {
     /// The number of rows.
     pub fn count(&self) -> u32 {
         self.count
+    }
+
+    /// The position of its stream in the header.
+    pub(super) fn stream(&self, header: &Header) -> Result<usize, Wrong> {
+        // Recordings of one stream do not number it.
+        let stream = if header.streams.len() == 1 { 0 } else { usize::from(self.stream) };
+        let is_known = stream < header.streams.len();
+        is_known.then_some(stream).ok_or(Wrong("its stream is not in the header"))
     }
 
     /// The earliest and the latest instant of its rows.
@@ -107,6 +116,7 @@ impl Block {
 pub(super) struct BlockHead {
     kind: u8,
     packing: u8,
+    stream: u8,
     /// The number of bytes that follow.
     pub stored: usize,
     /// Their number after decompression.
@@ -123,11 +133,12 @@ impl BlockHead {
         if input.take(MARK.len())? != MARK {
             return Err(Wrong("its mark is missing"));
         }
-        let (kind, packing) = (input.byte()?, input.byte()?);
-        input.fixed::<2>()?;
+        let (kind, packing, stream) = (input.byte()?, input.byte()?, input.byte()?);
+        input.byte()?;
         let head = Self {
             kind,
             packing,
+            stream,
             stored: input.fixed::<4>()? as usize,
             plain: input.fixed::<4>()? as usize,
             count: input.fixed::<4>()? as u32,
@@ -155,8 +166,8 @@ impl BlockHead {
         if self.count as usize > BLOCK_ROWS_MAX {
             return Err(Wrong("it has too many rows"));
         }
-        let (plain, count, span) = (self.plain, self.count, self.span);
-        Ok(Some(Block { bytes, kind, packing, plain, count, span }))
+        let Self { stream, plain, count, span, .. } = *self;
+        Ok(Some(Block { bytes, kind, stream, packing, plain, count, span }))
     }
 }
 
@@ -166,8 +177,9 @@ pub struct Recording<R> {
     header: Header,
     tally: Tally,
     texts: Texts,
-    /// All columns in the recording's order, or the wanted ones.
-    target: Target,
+    /// For each stream all columns in the recording's order, or the wanted ones; `None` to skip its
+    /// rows.
+    targets: Vec<Option<Target>>,
     rows: Option<Rows>,
     ended: bool,
 }
@@ -203,8 +215,8 @@ impl<R: Read> Recording<R> {
         let mut rest = vec![0; Header::rest(&fixed).map_err(of)?];
         full(&mut rest)?;
         let header = Header::from_bytes(&fixed, &rest).map_err(|wrong| of(wrong.to_string()))?;
-        let target = Target::all(&header);
-        Ok(Self { source, header, tally, texts: Texts::new(), target, rows: None, ended: false })
+        let targets = (0..header.streams.len()).map(|at| Some(Target::all(&header, at))).collect();
+        Ok(Self { source, header, tally, texts: Texts::new(), targets, rows: None, ended: false })
     }
 
     /// The header.
@@ -275,8 +287,8 @@ impl<R: Read> Recording<R> {
         head.block(bytes).map_err(Halt::Damaged)
     }
 
-    /// Returns the next item; `None` at the end. Rows replace the content of `batch` and have the
-    /// recording's columns. The rows of a long block come in several items.
+    /// Returns the next item; `None` at the end. Rows replace the content of `batch`, and have the
+    /// position and the columns of their stream. The rows of a long block come in several items.
     ///
     /// # Errors
     /// See [`next_block`](Self::next_block).
@@ -308,8 +320,11 @@ impl<R: Read> Recording<R> {
     fn read_block(&mut self, block: &Block) -> Result<Item, Wrong> {
         if block.kind == BlockKind::Rows {
             let (rows, span) = (block.count as usize, block.span);
+            let stream = block.stream(&self.header)?;
+            let Some(target) = &self.targets[stream] else { return Ok(Item::Rows) };
             let payload = block.unpacked()?;
-            let rows = Rows::new(payload, rows, span, &self.header, &self.target, &mut self.texts)?;
+            let columns = self.header.columns(stream);
+            let rows = Rows::new(payload, rows, span, columns, target, &mut self.texts)?;
             self.rows = Some(rows).filter(|rows| rows.left() > 0);
             return Ok(Item::Rows);
         }
@@ -364,39 +379,70 @@ impl<R: Read> Recording<R> {
     }
 }
 
-/// Reads a recording as the rows of a stream.
+/// Reads a recording as the rows of some streams.
 pub struct RowReader<R>(Recording<R>);
 
-impl<R> From<Recording<R>> for RowReader<R> {
-    /// Reads rows of all columns, in the recording's order.
-    fn from(recording: Recording<R>) -> Self {
+impl<R> RowReader<R> {
+    /// Reads rows of all columns of a stream, by its position in the header.
+    pub(crate) fn whole(mut recording: Recording<R>, stream: usize) -> Self {
+        for (at, target) in recording.targets.iter_mut().enumerate() {
+            match target {
+                Some(target) if at == stream => target.stream = 0,
+                target => *target = None,
+            }
+        }
         Self(recording)
     }
 }
 
 impl<R: Read + Send> RowReader<R> {
-    /// Reads the header, and finds the wanted columns.
+    /// Reads the header, and finds the wanted streams and columns. The rows of other streams are
+    /// skipped. A batch has the position of its stream in `wanted`.
     ///
     /// # Errors
-    /// If the source is not a recording, or cannot be read.
+    /// If the source is not a recording, cannot be read, or has none of the streams.
     pub fn new(
         name: &str,
         source: R,
-        schema: &StreamSchema,
-        wanted: &[bool],
+        wanted: &[WantedStream],
         options: &ReadOptions,
     ) -> Result<Self, ReadError> {
         let mut recording = Recording::open(name, source)?;
-        let names = recording.header.columns.iter().map(|column| column.name.as_str());
-        let unknown: Vec<&str> =
-            names.filter(|name| schema.find(name).is_none()).take(20).collect();
-        if !unknown.is_empty() {
-            let message = format!("{} has no column {}: ignored", schema.name, unknown.join(", "));
-            recording.tally.note(0, &message);
+        let mut targets = Target::of_streams(&recording.header, wanted);
+        let found = |at: usize| targets.iter().flatten().find(|target| target.stream == at);
+        for (at, stream) in wanted.iter().enumerate() {
+            if found(at).is_none() {
+                let message = format!("the recording has no stream {}", stream.schema.name);
+                if targets.iter().all(Option::is_none) {
+                    return Err(ReadError::new(format!("{name}: {message}"))
+                        .advise("record it again, with a daemon that has this stream"));
+                }
+                recording.tally.note(0, &message);
+            }
         }
-        let divisor = options.time_unit.nanoseconds();
-        let target = Target::of_columns(&recording.header, schema, wanted);
-        recording.target = Target { divisor, ..target };
+        for (stream, target) in recording.header.streams.iter().zip(&targets) {
+            let Some(target) = target else {
+                if fathom_insight::stream::position(&stream.name).is_none() {
+                    let message =
+                        format!("the stream {:?} is not known: its rows are skipped", stream.name);
+                    recording.tally.note(0, &message);
+                }
+                continue;
+            };
+            let schema = &wanted[target.stream].schema;
+            let names = stream.columns.iter().map(|column| column.name.as_str());
+            let unknown: Vec<&str> =
+                names.filter(|name| schema.find(name).is_none()).take(20).collect();
+            if !unknown.is_empty() {
+                let message =
+                    format!("{} has no column {}: ignored", schema.name, unknown.join(", "));
+                recording.tally.note(0, &message);
+            }
+        }
+        for target in targets.iter_mut().flatten() {
+            target.divisor = options.time_unit.nanoseconds();
+        }
+        recording.targets = targets;
         Ok(Self(recording))
     }
 }

@@ -1,23 +1,22 @@
 //! Reads single blocks.
 
-use fathom_cql::catalog::StreamSchema;
-
 use super::HEAD;
 use super::bytes::Wrong;
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
 use super::reader::{BlockHead, Item};
-use crate::read::{Batch, Texts};
+use crate::read::{Batch, Texts, WantedStream};
 
 /// The number of bytes after which the cache of texts is emptied.
 const TEXT_BYTES: usize = 16 << 20;
 
-/// Reads blocks that belong to one header. Unlike a [`Recording`](super::Recording) it skips
-/// nothing: a damaged block is an error.
+/// Reads blocks that belong to one header. Unlike a [`Recording`](super::Recording) it skips no
+/// damage: a damaged block is an error.
 pub struct BlockReader {
     header: Header,
-    target: Target,
+    /// For each stream of the header the columns that are read; `None` to skip its rows.
+    targets: Vec<Option<Target>>,
     texts: Texts,
     /// The number of bytes read since the cache of texts was emptied.
     read: usize,
@@ -29,24 +28,20 @@ pub struct BlockReader {
 impl BlockReader {
     /// Reads all columns of blocks that have at most `plain_max` bytes after decompression.
     pub fn new(header: Header, plain_max: usize) -> Self {
-        let target = Target::all(&header);
-        Self::with_target(header, target, plain_max)
+        let targets = (0..header.streams.len()).map(|at| Some(Target::all(&header, at))).collect();
+        Self::with_targets(header, targets, plain_max)
     }
 
-    /// Reads the wanted columns of a schema. Columns that the header does not have are null.
-    pub fn of_columns(
-        header: Header,
-        schema: &StreamSchema,
-        wanted: &[bool],
-        plain_max: usize,
-    ) -> Self {
-        let target = Target::of_columns(&header, schema, wanted);
-        Self::with_target(header, target, plain_max)
+    /// Reads the wanted columns of some streams. Columns that the header does not have are null,
+    /// and other streams are skipped. A batch has the position of its stream in `wanted`.
+    pub fn of_streams(header: Header, wanted: &[WantedStream], plain_max: usize) -> Self {
+        let targets = Target::of_streams(&header, wanted);
+        Self::with_targets(header, targets, plain_max)
     }
 
-    fn with_target(header: Header, target: Target, plain_max: usize) -> Self {
+    fn with_targets(header: Header, targets: Vec<Option<Target>>, plain_max: usize) -> Self {
         let (texts, rows) = (Texts::new(), None);
-        Self { header, target, texts, read: 0, plain_max, plain: 0, rows }
+        Self { header, targets, texts, read: 0, plain_max, plain: 0, rows }
     }
 
     /// Opens a block. Its rows, if any, come from [`rows`](Self::rows). `None` is a block of an
@@ -67,6 +62,8 @@ impl BlockReader {
         if !block.has_rows() {
             return block.note().map(Some);
         }
+        let stream = block.stream(&self.header)?;
+        let Some(target) = &self.targets[stream] else { return Ok(Some(Item::Rows)) };
         let payload = block.unpacked()?;
         self.plain = payload.len();
         self.read += payload.len();
@@ -74,7 +71,8 @@ impl BlockReader {
             (self.texts, self.read) = (Texts::new(), 0);
         }
         let (count, span) = (block.count() as usize, block.span());
-        let rows = Rows::new(payload, count, span, &self.header, &self.target, &mut self.texts)?;
+        let columns = self.header.columns(stream);
+        let rows = Rows::new(payload, count, span, columns, target, &mut self.texts)?;
         self.rows = Some(rows).filter(|rows| rows.left() > 0);
         Ok(Some(Item::Rows))
     }

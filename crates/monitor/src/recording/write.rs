@@ -46,7 +46,8 @@ pub struct RecordingSummary {
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: W,
-    builder: BlockBuilder,
+    /// The open block of each stream.
+    builders: Vec<BlockBuilder>,
     limits: BlockLimits,
     begun: Option<Instant>,
     summary: RecordingSummary,
@@ -60,7 +61,9 @@ impl<W: Write> Writer<W> {
     pub fn new(out: W, header: &Header, limits: BlockLimits) -> io::Result<Self> {
         let mut writer = Self {
             out,
-            builder: BlockBuilder::new(header),
+            builders: (0..header.streams.len())
+                .map(|stream| BlockBuilder::of_stream(header, stream))
+                .collect(),
             limits: BlockLimits { rows: limits.rows.clamp(1, BLOCK_ROWS_MAX), ..limits },
             begun: None,
             summary: RecordingSummary::default(),
@@ -75,27 +78,31 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds a row with this instant, in nanoseconds.
+    /// Adds a row of the first stream with this instant, in nanoseconds.
     ///
     /// # Errors
     /// If a block cannot be written.
     pub fn append_row(&mut self, time_ns: i64, row: &Row) -> io::Result<()> {
-        self.append(time_ns, row.iter().map(Cell::from))
+        self.append(0, time_ns, row.iter().map(Cell::from))
     }
 
-    /// Adds a row of cells, as [`BlockBuilder::append`] does.
+    /// Adds a row of a stream, by its position in the header, as [`BlockBuilder::append`] does.
     ///
     /// # Errors
-    /// If a block cannot be written.
+    /// If there is no such stream, or a block cannot be written.
     pub fn append<'a>(
         &mut self,
+        stream: usize,
         time_ns: i64,
         cells: impl IntoIterator<Item = Cell<'a>>,
     ) -> io::Result<()> {
-        self.builder.append(time_ns, cells);
-        let rows = self.builder.len();
+        let Some(builder) = self.builders.get_mut(stream) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no such stream"));
+        };
+        builder.append(time_ns, cells);
+        let rows = builder.len();
         if rows == 1 {
-            self.begun = Some(Instant::now());
+            self.begun.get_or_insert_with(Instant::now);
         }
         if rows >= self.limits.rows {
             return self.flush();
@@ -103,26 +110,29 @@ impl<W: Write> Writer<W> {
         if rows % CHECK_ROWS == 0 { self.flush_if_due() } else { Ok(()) }
     }
 
-    /// Closes the block if it has reached a limit of size or age.
+    /// Closes the blocks if one has reached a limit of size or age.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If they cannot be written.
     pub fn flush_if_due(&mut self) -> io::Result<()> {
         let old = self.begun.is_some_and(|begun| begun.elapsed() >= self.limits.age);
-        let large = self.builder.size() >= self.limits.bytes || self.builder.is_full();
-        if old || large { self.flush() } else { Ok(()) }
+        let is_large =
+            |builder: &BlockBuilder| builder.size() >= self.limits.bytes || builder.is_full();
+        if old || self.builders.iter().any(is_large) { self.flush() } else { Ok(()) }
     }
 
-    /// Closes the block, and flushes the output.
+    /// Closes the blocks of all streams, and flushes the output.
     ///
     /// # Errors
     /// If they cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         self.begun = None;
-        let rows = self.builder.len() as u64;
-        if let Some(block) = self.builder.take() {
-            self.put(&block)?;
-            self.summary.events += rows;
+        for stream in 0..self.builders.len() {
+            let rows = self.builders[stream].len() as u64;
+            if let Some(block) = self.builders[stream].take() {
+                self.put(&block)?;
+                self.summary.events += rows;
+            }
         }
         self.out.flush()
     }
@@ -155,7 +165,9 @@ impl<W: Write> Writer<W> {
 
     /// The most bytes that the recording would have if it ended now.
     pub fn bytes(&self) -> u64 {
-        self.summary.bytes + self.builder.size() as u64 + 4096
+        self.summary.bytes
+            + self.builders.iter().map(BlockBuilder::size).sum::<usize>() as u64
+            + 4096
     }
 
     /// Writes the end.
@@ -173,7 +185,7 @@ impl<W: Write> Writer<W> {
 
 fn note(kind: BlockKind, time_ns: i64, payload: &[u8]) -> Vec<u8> {
     let (packing, plain) = (Packing::None, payload.len());
-    Head { kind, packing, plain, count: 0, first: time_ns, last: time_ns }.block(payload)
+    Head { kind, stream: 0, packing, plain, count: 0, first: time_ns, last: time_ns }.block(payload)
 }
 
 /// The block that notes that `count` events are missing; if `disk` is empty, of any disk.

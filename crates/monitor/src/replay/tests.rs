@@ -3,6 +3,7 @@
 use fathom_cql::Row;
 
 use super::*;
+use crate::io_stream;
 use crate::read;
 use crate::recording::{BlockLimits, Clock, Header, Writer, end_block, moment_block};
 
@@ -83,10 +84,12 @@ fn exceeding_the_limit_ends_a_replay_and_live_queries() {
     let options = ReadOptions::default();
     for most in [None, Some(200), Some(100)] {
         let script = script(most);
-        let (schema, wanted) = (script.schema(), script.wanted());
-        let mut reader = read::from_bytes("test", rows(&text), schema, wanted, &options).unwrap();
+        let wanted = script.streams();
+        let mut reader =
+            read::from_bytes("test", rows(&text), script.schema(), script.wanted(), &options)
+                .unwrap();
         let replayed = script.run(&mut *reader, 0, &mut Results::default());
-        let mut reader = RowReader::new("test", &bytes[..], schema, wanted, &options).unwrap();
+        let mut reader = RowReader::new("test", &bytes[..], wanted, &options).unwrap();
         let lived = script.run_live(&mut reader, 0, &mut Results::default(), &mut || true);
         for summary in [replayed, lived] {
             match (most, summary) {
@@ -133,8 +136,8 @@ fn live_events_count_up_to_their_end_and_a_cut_is_an_error() {
     let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
     let run = |bytes: &[u8]| {
         let options = ReadOptions::default();
-        let (schema, wanted) = (script.schema(), script.wanted());
-        let mut reader = RowReader::new("test", bytes, schema, wanted, &options).unwrap();
+        let wanted = script.streams();
+        let mut reader = RowReader::new("test", bytes, wanted, &options).unwrap();
         let mut results = Results::default();
         let summary = script.run_live(&mut reader, 0, &mut results, &mut || true);
         (summary.map(|summary| summary.read.events), results.0)

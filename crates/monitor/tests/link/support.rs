@@ -16,7 +16,7 @@ use fathom_monitor::link::{
     Centre, CentreOptions, CentreStatus, EventItem, EventSource, Host, HostOptions, HostStatus,
     unix_time_ns,
 };
-use fathom_monitor::read::{Batch, ReadError, ReadReport, Reader};
+use fathom_monitor::read::{Batch, ReadError, ReadReport, Reader, WantedStream};
 use fathom_monitor::replay::Script;
 use fathom_tls::{Certificates, Tls};
 
@@ -108,8 +108,8 @@ struct Source {
 }
 
 impl EventSource for Source {
-    fn schema(&self) -> StreamSchema {
-        io_stream()
+    fn streams(&self) -> Vec<StreamSchema> {
+        vec![io_stream()]
     }
 
     fn clock_ns(&self) -> i64 {
@@ -120,8 +120,8 @@ impl EventSource for Source {
         0
     }
 
-    fn begin(&mut self, wanted: &[bool]) -> Result<(), String> {
-        self.wanted = wanted.to_vec();
+    fn begin(&mut self, wanted: &[WantedStream]) -> Result<(), String> {
+        self.wanted.clone_from(&wanted[0].columns);
         self.feed.wanted.store(true, Ordering::Release);
         Ok(())
     }

@@ -32,6 +32,7 @@ use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::held::HeldLimit;
 use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
+use crate::streams;
 use budget::Budget;
 use merge::{Merge, RowsReport};
 
@@ -88,6 +89,8 @@ impl CentreOptions {
 struct Current {
     epoch: u32,
     plans: Vec<u8>,
+    /// The plans for hosts that have `IOstream` alone, if they differ.
+    single: Option<Vec<u8>>,
     fragments: Vec<Plan>,
 }
 
@@ -454,21 +457,24 @@ fn begin(
     keep_waiting: &mut dyn FnMut(&str) -> bool,
 ) -> io::Result<(Current, Merge, Engine)> {
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
-    let [_] = &script.catalog().streams[..] else {
-        return Err(invalid("hosts have the stream of events only: query that stream".into()));
-    };
+    let known = streams();
+    if let Some(other) = script.sources().iter().find(|source| **source >= known.len()) {
+        let other = &script.catalog().streams[*other].name;
+        let names: Vec<&str> = known.iter().map(|stream| stream.name.as_str()).collect();
+        let message = format!("hosts have no stream {other}: query {}", names.join(" or "));
+        return Err(invalid(message));
+    }
     // Fragments are split from plans over whole rows, so that equal parts of several queries are
     // equal.
     let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
-    let Split { mut fragments, centre } = split(&plans, script.catalog(), Hosts::Many);
-    let mut used = fathom_cql::prune(&mut fragments, script.catalog()).into_iter();
-    let used = used.next().unwrap_or_default();
-    let columns = used.iter().map(|&column| script.schema().columns[column].clone()).collect();
-    let stream = script.schema().name.clone();
-    let sent = Fragments { stream, columns, plans: fragments };
+    let Split { fragments, centre } = split(&plans, script.catalog(), Hosts::Many);
+    let sent = Fragments::new(fragments, script.catalog());
     let plans = sent.to_bytes().map_err(invalid)?;
-    let streams = sent.plans.iter().map(is_stream).collect();
-    let merge = Merge::new(nanoseconds(options.patience), streams);
+    let is_single = sent.others.is_empty() && sent.stream.eq_ignore_ascii_case(&known[0].name);
+    let single =
+        if is_single { None } else { Some(sent.of_stream(&known[0]).to_bytes().map_err(invalid)?) };
+    let are_streams = sent.plans.iter().map(is_stream).collect();
+    let merge = Merge::new(nanoseconds(options.patience), are_streams);
     let (merge, engine) = match &options.cluster {
         None => (merge, Engine::new(sent.plans.len(), &centre)),
         Some(cluster) => {
@@ -477,7 +483,7 @@ fn begin(
             (merge.in_cluster(), engine)
         }
     };
-    Ok((Current { epoch, plans, fragments: sent.plans }, merge, engine))
+    Ok((Current { epoch, plans, single, fragments: sent.plans }, merge, engine))
 }
 
 fn bind(address: &str) -> io::Result<TcpListener> {

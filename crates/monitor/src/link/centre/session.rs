@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::channel::{Channel, Line, invalid, prepare};
 use super::super::clock::{Measurement, Offset};
-use super::super::frame::{FRAGMENTS_MAX, FromCentre, FromHost, Sender};
+use super::super::frame::{FRAGMENTS_MAX, FromCentre, FromHost, LEVEL_STREAMS, Sender};
 use super::super::rows::{Changes, RowsReader};
 use super::super::unix_time_ns;
 use super::budget::Budget;
@@ -32,6 +32,10 @@ const FIRST_PINGS: usize = 4;
 const PINGS_MAX: usize = 16;
 /// The interval at which rates are measured.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The problem of a host whose version does not have all streams of the queries.
+const LIMITED: &str =
+    "its version has the stream IOstream alone, and sends nothing of other streams";
 
 /// Serves a connection until it ends.
 pub fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
@@ -388,11 +392,20 @@ impl<'s> Session<'s> {
         self.number = number;
         self.acknowledged = number;
         self.readers = current.fragments.iter().map(RowsReader::new).collect();
-        let plans = &current.plans;
+        let plans = if self.is_limited(&current) {
+            current.single.as_ref().unwrap_or(&current.plans)
+        } else {
+            &current.plans
+        };
         FromCentre::Fragments { epoch, number, fresh, correction_ns, plans }
             .write(self.line.output());
         self.running = false;
         self.current = Some(current);
+    }
+
+    /// Whether the host lacks a stream that the fragments read, because its version is older.
+    fn is_limited(&self, current: &Current) -> bool {
+        self.line.level < LEVEL_STREAMS && current.single.is_some()
     }
 
     /// Processes the received frames. Returns the host's reason if it leaves.
@@ -473,10 +486,12 @@ impl<'s> Session<'s> {
             (self.number, self.acknowledged) = (0, 0);
         }
         let number = self.number;
+        let is_limited = self.current.as_ref().is_some_and(|current| self.is_limited(current));
+        let problem = is_limited.then(|| LIMITED.to_owned());
         self.with_record(|record| {
             (record.epoch, record.number, record.fresh) = (epoch, number, false);
             record.status.state = HostState::Running;
-            record.status.problem = None;
+            record.status.problem = problem;
         });
         self.send(MessageKind::Joined { resumed })
     }

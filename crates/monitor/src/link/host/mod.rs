@@ -22,7 +22,7 @@ use super::plans::{Fragments, STACK};
 use fathom_tls::Tls;
 
 use super::BUFFER_MAX;
-use crate::read::Batch;
+use crate::read::{Batch, WantedStream};
 use crate::{HELD_MAX, give_way};
 use outbox::Outbox;
 use runner::Runner;
@@ -50,8 +50,8 @@ pub enum EventItem {
 
 /// The source of a host's events.
 pub trait EventSource: Send {
-    /// The schema of the events' stream.
-    fn schema(&self) -> StreamSchema;
+    /// The streams of the events.
+    fn streams(&self) -> Vec<StreamSchema>;
 
     /// The current time of the events' clock, in nanoseconds.
     fn clock_ns(&self) -> i64;
@@ -60,11 +60,12 @@ pub trait EventSource: Send {
     /// not change.
     fn unix_offset_ns(&self) -> i64;
 
-    /// Begins to collect events with the wanted columns of the stream.
+    /// Begins to collect events of the wanted streams. Batches have the positions of their streams
+    /// in `wanted`.
     ///
     /// # Errors
     /// The reason why events are not available.
-    fn begin(&mut self, wanted: &[bool]) -> Result<(), String>;
+    fn begin(&mut self, wanted: &[WantedStream]) -> Result<(), String>;
 
     /// The next item, without waiting; `None` if there is none now. Rows replace the content of
     /// `batch`.
@@ -411,12 +412,11 @@ impl Worker {
     fn replace(&mut self, run: u64, epoch: u32, plans: &[u8]) -> Result<(), String> {
         self.end_fragments();
         let fragments = Fragments::from_bytes(plans)?;
-        let schema = self.source.schema();
-        let wanted = fragments.wanted(&schema)?;
+        let wanted = fragments.wanted(&self.source.streams())?;
         self.source.begin(&wanted)?;
         self.outbox.begin();
         let (offset_ns, held_max) = (self.source.unix_offset_ns(), self.options.held_max);
-        let runner = Runner::new(&fragments, &schema, &wanted, offset_ns, held_max);
+        let runner = Runner::new(&fragments, &wanted, offset_ns, held_max);
         self.running = Some(Running { run, epoch, runner });
         let mut status = self.shared.status();
         status.fragments = fragments.plans.len();

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fathom_cql::catalog::StreamSchema;
-
 use super::super::plans::{Fragments, is_stream};
 use super::super::rows::{RELATION_BYTES_MAX, RELATION_ROWS_MAX, RowsWriter, Tuple, row_bytes};
 use super::outbox::Outbox;
-use crate::read::{Batch, LAST_TIME_NS};
+use crate::read::{Batch, LAST_TIME_NS, WantedStream};
 use crate::recording::{Clock, Header};
 use crate::{Column, Delta, Engine, HeldLimit};
 
@@ -21,10 +19,8 @@ pub struct Runner {
     engine: Engine,
     limit: HeldLimit,
     outputs: Vec<FragmentOutput>,
-    /// The columns of a row that hold times.
-    times: Vec<usize>,
-    /// The column of a row that holds the host's address, and the address.
-    ip: Option<usize>,
+    streams: Vec<StreamColumns>,
+    /// The host's address.
     address: Option<i64>,
     /// The nanoseconds to add to the events' times to get the centre's time.
     unix_offset_ns: i64,
@@ -33,6 +29,24 @@ pub struct Runner {
     watermark_ns: i64,
     events: u64,
     late: u64,
+}
+
+/// The columns of a stream's rows that the host fills or changes.
+struct StreamColumns {
+    /// The columns that hold times.
+    times: Vec<usize>,
+    /// The column that holds the host's address.
+    ip: Option<usize>,
+}
+
+impl StreamColumns {
+    fn new(WantedStream { schema, columns }: &WantedStream) -> Self {
+        let header = Header::new(schema, Clock::Monotonic, 0);
+        let columns = header.columns(0).iter().zip(columns).filter(|(_, wanted)| **wanted);
+        let ip = columns.clone().position(|(column, _)| column.name == "IP");
+        let times = columns.enumerate().filter(|(_, (column, _))| column.is_time);
+        Self { times: times.map(|(at, _)| at).collect(), ip }
+    }
 }
 
 /// The output of a fragment.
@@ -85,30 +99,24 @@ fn send(fragment: u16, is_stream: bool, block: &[u8], rows: u64, outbox: &mut Ou
 }
 
 impl Runner {
-    /// Runs fragments over rows of the `wanted` columns of a stream. The fragments may hold at most
-    /// `held_max` rows, groups and values.
+    /// Runs fragments over rows of the `wanted` streams. The fragments may hold at most `held_max`
+    /// rows, groups and values.
     pub fn new(
         fragments: &Fragments,
-        schema: &StreamSchema,
-        wanted: &[bool],
+        wanted: &[WantedStream],
         unix_offset_ns: i64,
         held_max: u64,
     ) -> Self {
-        let header = Header::new(schema, Clock::Monotonic, 0);
-        let columns = header.columns.iter().zip(wanted).filter(|(_, wanted)| **wanted);
-        let ip = columns.clone().position(|(column, _)| column.name == "IP");
-        let times = columns.enumerate().filter(|(_, (column, _))| column.is_time);
         let output = |plan: &fathom_cql::plan::Plan| FragmentOutput {
             writer: RowsWriter::new(plan),
             held: (!is_stream(plan)).then(BTreeMap::new),
             bytes: 0,
         };
         Self {
-            engine: Engine::new(1, &fragments.plans),
+            engine: Engine::new(wanted.len(), &fragments.plans),
             limit: HeldLimit::new(Some(held_max)),
             outputs: fragments.plans.iter().map(output).collect(),
-            times: times.map(|(at, _)| at).collect(),
-            ip,
+            streams: wanted.iter().map(StreamColumns::new).collect(),
             address: None,
             unix_offset_ns,
             correction_ns: 0,
@@ -149,22 +157,24 @@ impl Runner {
     /// # Errors
     /// If the fragments exceed their limit.
     pub fn rows(&mut self, batch: &mut Batch) -> Result<(), String> {
+        let stream = batch.stream;
+        let Some(StreamColumns { times, ip }) = self.streams.get(stream) else { return Ok(()) };
         let (mut times_ns, mut columns) = batch.take();
         for time_ns in &mut times_ns {
             let corrected = self.corrected(*time_ns as i64);
             *time_ns = corrected.clamp(self.watermark_ns, LAST_TIME_NS) as u64;
         }
-        for &column in &self.times {
+        for &column in times {
             if let Some(column) = columns.get_mut(column) {
                 column.map_integers(|time_ns| self.corrected(time_ns));
             }
         }
-        let ip = self.ip.and_then(|ip| columns.get_mut(ip));
+        let ip = ip.and_then(|ip| columns.get_mut(ip));
         if let (Some(ip @ Column::Nulls(_)), Some(address)) = (ip, self.address) {
             *ip = Column::Integers(vec![address; times_ns.len()]);
         }
         self.events += times_ns.len() as u64;
-        self.engine.push_columns(0, times_ns, columns);
+        self.engine.push_columns(stream, times_ns, columns);
         self.check()
     }
 
@@ -262,9 +272,9 @@ mod tests {
         let schema = io_stream();
         let plans: Vec<_> = script.queries().iter().map(|query| query.plan.clone()).collect();
         let (stream, columns) = (schema.name.clone(), schema.columns.clone());
-        let fragments = Fragments { stream, columns, plans: plans.clone() };
-        let wanted = vec![true; schema.columns.len()];
-        (Runner::new(&fragments, &schema, &wanted, 1000, HELD_MAX), plans)
+        let fragments = Fragments { stream, columns, others: Vec::new(), plans: plans.clone() };
+        let wanted = [WantedStream::whole(&schema)];
+        (Runner::new(&fragments, &wanted, 1000, HELD_MAX), plans)
     }
 
     fn event(time: i64, disk: &str) -> (i64, Vec<Value>) {

@@ -18,7 +18,7 @@ use fathom_cql::catalog::Column;
 use fathom_cql::plan::Output;
 use fathom_cql::{Diagnostic, ParseOptions};
 use fathom_monitor::replay::Script;
-use fathom_monitor::{QueryError, io_stream};
+use fathom_monitor::{QueryError, streams};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -36,8 +36,8 @@ pub(super) use read::query;
 pub const QUERIES_MAX: usize = 64;
 /// The longest text of a query, in bytes.
 pub const QUERY_LENGTH_MAX: usize = 64 << 10;
-/// The stream that kept queries read.
-const STREAM: &str = "IOstream";
+/// The remedy of a query that reads a stream of its own.
+const NO_OTHER: &str = "use IOstream: there is no other stream";
 
 /// A kept query, and the action on its results.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -119,16 +119,20 @@ impl PreparedQuery {
                     }
                 }
             })?;
-        if !script.schema().name.eq_ignore_ascii_case(STREAM) {
-            let message = format!("it reads the stream `{}`", script.schema().name);
-            return Err(Unfit::Whole(message, "use IOstream: there is no other stream"));
-        }
-        if script.schema().columns != io_stream().columns {
-            let message = "it declares the columns of IOstream again".to_owned();
-            return Err(Unfit::Whole(
-                message,
-                "remove the declaration: IOstream is declared already",
-            ));
+        let known = streams();
+        for stream in script.streams() {
+            let name = &stream.schema.name;
+            let Some(known) = known.iter().find(|it| it.name.eq_ignore_ascii_case(name)) else {
+                let message = format!("it reads the stream `{name}`");
+                return Err(Unfit::Whole(message, NO_OTHER));
+            };
+            if known.columns != stream.schema.columns {
+                let message = format!("it declares the columns of {} again", known.name);
+                return Err(Unfit::Whole(
+                    message,
+                    "remove the declaration: the stream is declared already",
+                ));
+            }
         }
         let [query] = script.queries() else {
             let message = format!("the script has {} queries", script.queries().len());

@@ -22,7 +22,7 @@ use crate::daemon::Daemon;
 use crate::daemon::metrics;
 use crate::daemon::stack::{invalid, refusal};
 use crate::features::background::BackgroundWork;
-use crate::features::events::{self, ListenRequest};
+use crate::features::events::{self, ListenRequest, StreamSet};
 use fathom_options::{Places, Problems, Title, Written};
 
 /// The longest time that a client may wait for an event.
@@ -412,13 +412,15 @@ async fn recording(
     State(app): State<App>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let remedy = "use a path like /v1/recording?disk=NAME&disk=NAME&pulse_ms=20";
+    let remedy = "use a path like /v1/recording?disk=NAME&disk=NAME&stream=NAME&pulse_ms=20";
     let invalid = |message: String| Refused(refusal(ErrorCode::Invalid, message, remedy));
     let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
     let mut request = ListenRequest::default();
+    let mut names = Vec::new();
     for (key, value) in query {
         match key.as_str() {
             "disk" => drop(request.disks.insert(value)),
+            "stream" => names.push(value),
             "pulse_ms" => {
                 let time = value.parse().ok().filter(|time| (1..=60_000).contains(time));
                 let time = time.ok_or_else(|| {
@@ -428,6 +430,10 @@ async fn recording(
             }
             _ => return Err(invalid(format!("there is no parameter {key:?}"))),
         }
+    }
+    if !names.is_empty() {
+        let names = names.iter().map(String::as_str);
+        request.streams = StreamSet::of(names).map_err(invalid)?;
     }
     // Waits until the collection has begun.
     let listen = move || events::listen(&app.daemon, request);

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use fathom_block::Clock;
-use fathom_layers::tap::{Event, TapReader};
 use fathom_monitor::give_way;
 use fathom_monitor::recording::{BlockBuilder, Header, moment_block};
 
-use super::columns::{LabelTexts, Texts};
+use super::State;
+use super::columns::Texts;
 use super::listener::Listener;
-use super::{Source, State};
+use super::producer::{Attached, PRODUCERS, Source};
 use crate::daemon::Daemon;
 
 /// The shortest and longest pause between two rounds, with many events and with none. A ring has
@@ -30,31 +30,62 @@ const SETTLED_NS: i64 = 15_000_000;
 /// The interval at which the list of disks is read.
 const DISKS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Collects the events of all disks that have listeners.
+/// The longest pause while all sources wake the collector.
+const WOKEN_PAUSE: Duration = DISKS_INTERVAL;
+
+/// Collects the events of all sources that have listeners.
 pub(super) struct Collector {
     daemon: Arc<Daemon>,
+    /// The header of all blocks: it has all streams.
     header: Header,
     texts: Texts,
-    /// The disks, by the numbers of their taps.
-    disks: BTreeMap<u32, Collected>,
-    drained: Vec<Event>,
+    /// The sources, by the positions of their streams and their keys.
+    sources: BTreeMap<(usize, u64), Collected>,
 }
 
-/// A disk whose events are collected.
+/// A source whose events are collected.
 struct Collected {
-    name: String,
-    labels: LabelTexts,
-    reader: TapReader,
+    reader: Box<dyn Attached>,
     /// Dropped events that were reported to the listeners.
     dropped: u64,
+    open: OpenBlock,
+}
+
+/// The events of a source that have not been sent yet.
+struct OpenBlock {
+    stream: usize,
+    /// The disk to which they belong; empty if they belong to none.
+    disk: String,
     block: BlockBuilder,
     begun: Instant,
+}
+
+/// A source's way to the listeners.
+pub(super) struct Outgoing<'a> {
+    open: &'a mut OpenBlock,
+    listeners: &'a [Arc<Listener>],
+    /// The time at which the events are collected, in nanoseconds.
+    collected_ns: i64,
+}
+
+impl Outgoing<'_> {
+    /// Adds an event: `append` gets the time at which it is collected, and the block.
+    pub fn add(&mut self, append: impl FnOnce(i64, &mut BlockBuilder)) {
+        let open = &mut *self.open;
+        if open.block.is_empty() {
+            open.begun = Instant::now();
+        }
+        append(self.collected_ns, &mut open.block);
+        if open.block.len() >= BLOCK_EVENTS {
+            open.send(self.listeners);
+        }
+    }
 }
 
 impl Collector {
     pub fn new(daemon: Arc<Daemon>, header: Header) -> Self {
         let texts = Texts::new(Arc::clone(daemon.names()));
-        Self { daemon, header, texts, disks: BTreeMap::new(), drained: Vec::new() }
+        Self { daemon, header, texts, sources: BTreeMap::new() }
     }
 
     /// Collects events until there are no listeners.
@@ -64,8 +95,9 @@ impl Collector {
         // Even after a panic, the next listener starts a new collector.
         let _ended = Ended(Arc::clone(&daemon));
         let events = daemon.events();
-        let mut disks_updated: Option<Instant> = None;
+        let mut updated: Option<Instant> = None;
         let mut listeners: Vec<Arc<Listener>> = Vec::new();
+        let mut streams = 0;
         let mut before_ns = 0;
         let mut pulsed = Instant::now();
         loop {
@@ -75,20 +107,24 @@ impl Collector {
                 state.listeners.retain(|listener| !listener.has_left());
                 if state.listeners.is_empty() {
                     // The next collector can attach its readers only after these are dropped.
-                    self.disks.clear();
+                    self.sources.clear();
                     state.collecting = false;
                     return;
                 }
-                if before != state.listeners.len() || listeners.len() != before {
-                    disks_updated = None;
+                let wanted = state.listeners.iter().map(|listener| listener.streams().0);
+                let wanted = wanted.fold(0, |all, of| all | of);
+                if before != state.listeners.len() || listeners.len() != before || streams != wanted
+                {
+                    updated = None;
                 }
+                streams = wanted;
                 listeners.clone_from(&state.listeners);
                 state.ending
             };
             let now_ns = Clock::System.now_ns() as i64;
-            if ending || disks_updated.is_none_or(|at| at.elapsed() >= DISKS_INTERVAL) {
-                self.update_disks(&listeners);
-                disks_updated = Some(Instant::now());
+            if ending || updated.is_none_or(|at| at.elapsed() >= DISKS_INTERVAL) {
+                self.update_sources(&listeners);
+                updated = Some(Instant::now());
             }
             let collected = self.round(&listeners, ending);
             if ending {
@@ -111,8 +147,7 @@ impl Collector {
                 }
             }
             before_ns = now_ns;
-            let open = self.disks.values().any(|disk| !disk.block.is_empty());
-            let pause = if collected >= BUSY_EVENTS || open { POLL_MIN } else { POLL_MAX };
+            let pause = self.pause(collected, pulse);
             let state = events.state();
             if !state.ending && state.listeners.len() == listeners.len() {
                 drop(
@@ -122,35 +157,53 @@ impl Collector {
         }
     }
 
-    /// Attaches to disks that have listeners, and detaches from the others.
-    fn update_disks(&mut self, listeners: &[Arc<Listener>]) {
-        let wanted = |name: &str| listeners.iter().any(|listener| listener.receives(name));
-        let sources: Vec<Source> =
-            self.daemon.taps().into_iter().filter(|source| wanted(&source.name)).collect();
-        let mut removed: Vec<u32> = self.disks.keys().copied().collect();
-        removed.retain(|number| !sources.iter().any(|source| source.tap.disk() == *number));
-        for number in removed {
-            if let Some(mut disk) = self.disks.remove(&number) {
-                self.drained.clear();
-                disk.collect(&mut self.texts, &mut self.drained, listeners);
-                disk.send(listeners);
-            }
+    /// The pause after a round that has collected a number of events.
+    fn pause(&self, collected: usize, pulse: Option<Duration>) -> Duration {
+        let open = self.sources.values().any(|source| !source.open.block.is_empty());
+        if collected >= BUSY_EVENTS || open {
+            return POLL_MIN;
         }
-        for source in &sources {
-            let number = source.tap.disk();
-            if self.disks.contains_key(&number) {
+        if self.sources.values().all(|source| source.reader.wakes()) {
+            return pulse.map_or(WOKEN_PAUSE, |pulse| pulse.clamp(POLL_MIN, WOKEN_PAUSE));
+        }
+        POLL_MAX
+    }
+
+    /// Attaches to sources that have listeners, and detaches from the others.
+    fn update_sources(&mut self, listeners: &[Arc<Listener>]) {
+        let mut wanted: BTreeMap<(usize, u64), Box<dyn Source>> = BTreeMap::new();
+        for producer in PRODUCERS {
+            let stream = producer.stream();
+            // The disks are not looked at for a stream that nobody receives.
+            if !listeners.iter().any(|listener| listener.streams().contains(stream)) {
                 continue;
             }
-            if let Some(reader) = source.tap.attach() {
-                let disk = Collected {
-                    name: source.name.clone(),
-                    labels: LabelTexts::new(reader.labels()),
-                    reader,
-                    dropped: 0,
-                    block: BlockBuilder::new(&self.header),
+            for source in producer.sources(&self.daemon) {
+                if listeners.iter().any(|listener| listener.receives(stream, source.disk())) {
+                    wanted.insert((stream, source.key()), source);
+                }
+            }
+        }
+        let mut removed: Vec<(usize, u64)> = self.sources.keys().copied().collect();
+        removed.retain(|key| !wanted.contains_key(key));
+        for key in removed {
+            if let Some(mut source) = self.sources.remove(&key) {
+                source.collect(&mut self.texts, listeners);
+                source.open.send(listeners);
+            }
+        }
+        for (key, source) in wanted {
+            if self.sources.contains_key(&key) {
+                continue;
+            }
+            if let Some(reader) = source.attach() {
+                let open = OpenBlock {
+                    stream: key.0,
+                    disk: source.disk().to_owned(),
+                    block: BlockBuilder::of_stream(&self.header, key.0),
                     begun: Instant::now(),
                 };
-                self.disks.insert(number, disk);
+                self.sources.insert(key, Collected { reader, dropped: 0, open });
             }
         }
         for listener in listeners {
@@ -166,62 +219,56 @@ impl Collector {
     /// Empties all rings. Returns the number of events.
     fn round(&mut self, listeners: &[Arc<Listener>], ending: bool) -> usize {
         let mut count = 0;
-        for disk in self.disks.values_mut() {
-            self.drained.clear();
-            disk.collect(&mut self.texts, &mut self.drained, listeners);
-            count += self.drained.len();
-            if ending || disk.begun.elapsed() >= BLOCK_AGE {
-                disk.send(listeners);
+        for source in self.sources.values_mut() {
+            count += source.collect(&mut self.texts, listeners);
+            if ending || source.open.begun.elapsed() >= BLOCK_AGE {
+                source.open.send(listeners);
             }
         }
         count
     }
 
     fn flush(&mut self, listeners: &[Arc<Listener>]) {
-        self.disks.values_mut().for_each(|disk| disk.send(listeners));
+        self.sources.values_mut().for_each(|source| source.open.send(listeners));
     }
 }
 
 impl Collected {
-    /// Moves the events of the rings into the block.
-    fn collect(
-        &mut self,
-        texts: &mut Texts,
-        drained: &mut Vec<Event>,
-        listeners: &[Arc<Listener>],
-    ) {
-        self.reader.drain(drained);
-        let dropped = self.reader.dropped();
-        // The reader returns the events queue by queue.
-        if !drained.is_sorted_by_key(|event| event.blktap_ts) {
-            drained.sort_by_key(|event| event.blktap_ts);
-        }
+    /// Moves the events of the rings into the block. Returns their number.
+    fn collect(&mut self, texts: &mut Texts, listeners: &[Arc<Listener>]) -> usize {
         let collected_ns = Clock::System.now_ns() as i64;
-        for event in &*drained {
-            if self.block.is_empty() {
-                self.begun = Instant::now();
-            }
-            texts.append(event, &self.labels, collected_ns, &mut self.block);
-            if self.block.len() >= BLOCK_EVENTS {
-                self.send(listeners);
-            }
-        }
+        let mut out = Outgoing { open: &mut self.open, listeners, collected_ns };
+        let count = self.reader.collect(texts, &mut out);
+        let dropped = self.reader.dropped();
         // The dropped events are newer than the collected ones.
         if dropped > self.dropped {
-            self.send(listeners);
-            for listener in listeners.iter().filter(|listener| listener.receives(&self.name)) {
-                listener.note_dropped(dropped - self.dropped, &self.name);
+            self.open.send(listeners);
+            let disk = &self.open.disk;
+            for listener in self.open.receivers(listeners) {
+                listener.note_dropped(dropped - self.dropped, disk);
             }
             self.dropped = dropped;
         }
+        count
+    }
+}
+
+impl OpenBlock {
+    /// The listeners that receive the block.
+    fn receivers<'l>(
+        &self,
+        listeners: &'l [Arc<Listener>],
+    ) -> impl Iterator<Item = &'l Arc<Listener>> {
+        let (stream, disk) = (self.stream, self.disk.clone());
+        listeners.iter().filter(move |listener| listener.receives(stream, &disk))
     }
 
-    /// Sends the block to the listeners of the disk.
+    /// Sends the block to its listeners.
     fn send(&mut self, listeners: &[Arc<Listener>]) {
         let count = self.block.len() as u64;
         let Some(block) = self.block.take() else { return };
         let block = Bytes::from(block);
-        for listener in listeners.iter().filter(|listener| listener.receives(&self.name)) {
+        for listener in self.receivers(listeners) {
             listener.offer(&block, count);
         }
     }

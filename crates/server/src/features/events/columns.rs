@@ -1,42 +1,41 @@
-//! The columns of an event.
+//! The columns of events.
 
 use std::sync::Arc;
 
-use fathom_insight::event::{COLUMNS, Event, Get, Labels};
-use fathom_insight::{Name, Names};
+use fathom_insight::stream::Get;
+use fathom_insight::{Name, Names, Stream};
 use fathom_monitor::recording::{BlockBuilder, Cell};
 
 /// The number of texts cached outside the table of names.
 const RECENT: usize = 4096;
 
-/// The number of columns whose texts are in the table of names.
-const NAMES: usize = {
-    let (mut count, mut index) = (0, 0);
-    while index < COLUMNS.len() {
-        count += matches!(COLUMNS[index].get, Get::Name(_)) as usize;
-        index += 1;
-    }
-    count
-};
-
-/// The texts of the columns' values.
+/// The texts of the columns' values, apart from those that belong to one stream.
 pub(super) struct Texts {
     names: Arc<Names>,
     recent: Vec<Option<(u32, Arc<str>)>>,
     letters: Vec<Arc<str>>,
-    /// The texts of each column with a fixed set of texts.
-    words: [Vec<Arc<str>>; COLUMNS.len()],
+    /// The texts of the event's names, in the order of its columns.
+    of_event: Vec<Option<Arc<str>>>,
 }
 
-/// The labels of a disk as texts, by column; `None` for columns without one.
-pub(super) struct LabelTexts([Option<Arc<str>>; COLUMNS.len()]);
+/// The texts of a source, by column: those that each column may have, and the text that all events
+/// of the source have in common.
+pub(super) struct SourceTexts<S: Stream> {
+    words: Vec<Vec<Arc<str>>>,
+    labels: Vec<Option<Arc<str>>>,
+    stream: std::marker::PhantomData<S>,
+}
 
-impl LabelTexts {
-    pub fn new(labels: &Labels) -> Self {
-        Self(COLUMNS.map(|column| match column.get {
+impl<S: Stream> SourceTexts<S> {
+    pub fn new(labels: &S::Labels) -> Self {
+        let words = S::COLUMNS.iter().map(|column| {
+            column.get.texts().unwrap_or_default().iter().map(|text| Arc::from(*text)).collect()
+        });
+        let label = S::COLUMNS.iter().map(|column| match column.get {
             Get::Label(get) => Some(get(labels)).filter(|text| !text.is_empty()).map(Arc::from),
             _ => None,
-        }))
+        });
+        Self { words: words.collect(), labels: label.collect(), stream: std::marker::PhantomData }
     }
 }
 
@@ -52,11 +51,8 @@ fn listed(texts: &[Arc<str>], number: u8) -> Cell<'_> {
 impl Texts {
     pub fn new(names: Arc<Names>) -> Self {
         let letter = |byte: u8| Arc::from(char::from(byte).to_string());
-        let words = COLUMNS.map(|column| {
-            column.get.texts().unwrap_or_default().iter().map(|text| Arc::from(*text)).collect()
-        });
         let (recent, letters) = (vec![None; RECENT], (0..128).map(letter).collect());
-        Self { names, recent, letters, words }
+        Self { names, recent, letters, of_event: Vec::new() }
     }
 
     /// The text of a name, if there is one.
@@ -75,24 +71,23 @@ impl Texts {
         Some(text)
     }
 
-    /// Adds an event as a row of [`fathom_monitor::io_stream`].
-    pub fn append(
+    /// Adds an event as a row of its stream.
+    pub fn append<S: Stream>(
         &mut self,
-        event: &Event,
-        labels: &LabelTexts,
+        event: &S::Record,
+        of_source: &SourceTexts<S>,
         collected_ns: i64,
         block: &mut BlockBuilder,
     ) {
-        let mut names = [const { None }; NAMES];
-        let numbers = COLUMNS.iter().filter_map(|column| match column.get {
-            Get::Name(get) => Some(get(event)),
-            _ => None,
-        });
-        for (name, number) in names.iter_mut().zip(numbers) {
-            *name = self.name(number);
+        let mut names = std::mem::take(&mut self.of_event);
+        names.clear();
+        for column in S::COLUMNS {
+            if let Get::Name(get) = column.get {
+                names.push(self.name(get(event)));
+            }
         }
-        let mut names = names.iter();
-        let cells = COLUMNS.iter().enumerate().map(|(index, column)| match column.get {
+        let mut of_event = names.iter();
+        let cells = S::COLUMNS.iter().enumerate().map(|(index, column)| match column.get {
             Get::Time(get) => Cell::Integer(get(event) as i64),
             Get::Collected => Cell::Integer(collected_ns),
             Get::Received | Get::ReceivedTime => Cell::Null,
@@ -100,17 +95,22 @@ impl Texts {
                 get(event).map_or(Cell::Null, |number| Cell::Integer(number as i64))
             }
             Get::Letter(_, get) => text(self.letters.get(usize::from(get(event)))),
-            Get::Word(_, get) | Get::OpenWord(_, get) => listed(&self.words[index], get(event)),
-            Get::Name(_) => text(names.next().and_then(Option::as_ref)),
-            Get::Label(_) => text(labels.0[index].as_ref()),
+            Get::Word(_, get) | Get::OpenWord(_, get) => {
+                listed(&of_source.words[index], get(event))
+            }
+            Get::Name(_) => text(of_event.next().and_then(Option::as_ref)),
+            Get::Label(_) => text(of_source.labels[index].as_ref()),
         });
-        block.append(event.blktap_ts as i64, cells);
+        block.append(S::time_ns(event) as i64, cells);
+        self.of_event = names;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use fathom_cql::Value;
+    use fathom_insight::event::{Event, Labels};
+    use fathom_insight::stream::IoStream;
     use fathom_monitor::io_stream;
     use fathom_monitor::read::Batch;
     use fathom_monitor::recording::{BlockReader, Clock, Header, Item};
@@ -169,7 +169,12 @@ mod tests {
         let header = Header::new(&io_stream(), Clock::Monotonic, 0);
         let row = |event: &Event, labels: &Labels| {
             let mut block = BlockBuilder::new(&header);
-            Texts::new(Arc::clone(&names)).append(event, &LabelTexts::new(labels), 17, &mut block);
+            Texts::new(Arc::clone(&names)).append::<IoStream>(
+                event,
+                &SourceTexts::new(labels),
+                17,
+                &mut block,
+            );
             let mut reader = BlockReader::new(header.clone(), 1 << 20);
             assert_eq!(reader.open(&block.take().unwrap()), Ok(Some(Item::Rows)));
             let mut batch = Batch::default();
@@ -185,7 +190,7 @@ mod tests {
         let blank = Event { record_type: b'Q', io_op: b'r', ..Event::default() };
         let known: Vec<&str> = row(&blank, &Labels::default())
             .iter()
-            .zip(&COLUMNS)
+            .zip(IoStream::COLUMNS)
             .filter(|(value, _)| !value.is_null())
             .map(|(_, column)| column.name)
             .collect();
@@ -196,7 +201,7 @@ mod tests {
         let odd = Event { kind: 200, error: 200, record_type: 200, path: 1 << 31, ..event };
         let values = row(&odd, &labels);
         for name in ["Kind", "Error", "Type", "Path"] {
-            let index = COLUMNS.iter().position(|column| column.name == name).unwrap();
+            let index = IoStream::COLUMNS.iter().position(|column| column.name == name).unwrap();
             assert!(values[index].is_null(), "{name}");
         }
     }

@@ -9,7 +9,7 @@ use fathom_control::ErrorBody;
 use fathom_monitor::recording::moment_block;
 
 use super::listener::Listener;
-use super::{LISTENERS_MAX, ListenRequest, add_listener};
+use super::{LISTENERS_MAX, ListenRequest, StreamSet, add_listener};
 use crate::daemon::Daemon;
 
 /// The events of all disks as they occur: the bytes of a recording after its header. A read waits
@@ -24,17 +24,21 @@ pub(crate) struct EventFeed {
 #[derive(Clone)]
 pub(crate) struct FeedWaker(Arc<Listener>);
 
-/// Starts a feed with the events of all disks from now on. It has a moment (the instant before
+/// Starts a feed with the events of all disks and of some streams from now on. Its recording can
+/// have any stream. It has a moment (the instant before
 /// which all events have been sent) each `pulse`, or each `idle_pulse` while there are no events.
 ///
 /// # Errors
 /// If the daemon is shutting down, or the thread cannot be started.
 pub(crate) fn follow(
     daemon: &Arc<Daemon>,
+    streams: StreamSet,
     pulse: Duration,
     idle_pulse: Duration,
 ) -> Result<EventFeed, ErrorBody> {
     let request = ListenRequest {
+        streams,
+        has_all_headers: true,
         pulse: Some(pulse),
         idle_pulse: Some(idle_pulse),
         ..ListenRequest::default()
@@ -50,6 +54,11 @@ impl EventFeed {
     /// The header of the recording.
     pub fn header(&self) -> Bytes {
         self.header.clone()
+    }
+
+    /// Changes the streams. A source that is new has its events from about 100 ms later on.
+    pub fn set_streams(&self, streams: StreamSet) {
+        self.listener.set_streams(streams);
     }
 
     /// A handle that wakes the reader.

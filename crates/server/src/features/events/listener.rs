@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use axum::body::Bytes;
 use fathom_monitor::recording::{DropPlace, dropped_block, end_block};
 use http_body::{Body, Frame};
 
-use super::ListenRequest;
+use super::{ListenRequest, StreamSet};
 
 /// The most bytes that wait for a listener.
 const BUFFER_MAX: usize = 8 << 20;
@@ -19,6 +20,8 @@ const BUFFER_MAX: usize = 8 << 20;
 /// A listener to events. See the module.
 pub(super) struct Listener {
     pub request: ListenRequest,
+    /// The streams that it receives now.
+    streams: AtomicU64,
     state: Mutex<State>,
     begun: Condvar,
     /// Notified when there is data for a blocking reader.
@@ -72,16 +75,35 @@ impl Listener {
     pub fn new(request: ListenRequest, header: Vec<u8>) -> Self {
         let mut state = State::default();
         state.put(header.into());
-        Self { request, state: Mutex::new(state), begun: Condvar::new(), filled: Condvar::new() }
+        Self {
+            streams: AtomicU64::new(request.streams.0),
+            request,
+            state: Mutex::new(state),
+            begun: Condvar::new(),
+            filled: Condvar::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the listener receives the events of a disk.
-    pub fn receives(&self, disk: &str) -> bool {
-        self.request.disks.is_empty() || self.request.disks.contains(disk)
+    /// The streams whose events the listener receives.
+    pub fn streams(&self) -> StreamSet {
+        StreamSet(self.streams.load(Ordering::Relaxed))
+    }
+
+    /// Changes the streams. The collector notices it within 100 ms.
+    pub fn set_streams(&self, streams: StreamSet) {
+        self.streams.store(streams.0, Ordering::Relaxed);
+    }
+
+    /// Whether the listener receives the events of a stream and a disk. Events of no disk (an empty
+    /// name) are received by all listeners to their stream.
+    pub fn receives(&self, stream: usize, disk: &str) -> bool {
+        let disks = &self.request.disks;
+        self.streams().contains(stream)
+            && (disk.is_empty() || disks.is_empty() || disks.contains(disk))
     }
 
     /// Whether the listener has closed its stream.

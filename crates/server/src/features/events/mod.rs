@@ -1,15 +1,17 @@
 //! Live events and their listeners.
 //!
-//! While there are listeners, one thread collects the events of their disks. It puts them into
-//! blocks of a recording, each with events of one disk, and sends each block to all listeners of
-//! that disk. The thread never waits for a listener: if a listener's buffer is full, the listener
-//! loses blocks, and gets a report of the number of lost events.
+//! While there are listeners, one thread collects the events of their streams and disks from the
+//! [producers](producer). It puts them into blocks of a recording, each with events of one stream
+//! and one disk, and sends each block to all listeners to them. The thread never waits for a
+//! listener: if a listener's buffer is full, the listener loses blocks, and gets a report of the
+//! number of lost events.
 
 mod collector;
 mod columns;
 pub(crate) mod feature;
 mod feed;
 mod listener;
+mod producer;
 pub(crate) mod requests;
 mod source;
 pub(crate) mod tap;
@@ -20,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
 use fathom_control::{ErrorBody, ErrorCode};
-use fathom_layers::Tap;
-use fathom_monitor::io_stream;
+use fathom_insight::STREAMS;
 use fathom_monitor::recording::{self, Header};
+use fathom_monitor::streams;
 
 pub(crate) use feed::{EventFeed, FeedWaker, follow};
 pub(crate) use listener::EventBody;
@@ -51,10 +53,48 @@ struct State {
     ending: bool,
 }
 
-/// A disk with a tap.
-pub(crate) struct Source {
-    pub name: String,
-    pub tap: Tap,
+/// The position of `IOstream` in [`STREAMS`].
+pub(crate) const IO_STREAM: usize = 0;
+
+/// A set of streams, by their positions in [`STREAMS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamSet(u64);
+
+impl StreamSet {
+    /// `IOstream` alone.
+    pub const IO: Self = Self(1 << IO_STREAM);
+
+    /// All streams.
+    pub const ALL: Self = Self((1 << STREAMS.len()) - 1);
+
+    /// The streams with these names.
+    ///
+    /// # Errors
+    /// A message about a name that no stream has.
+    pub fn of<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, String> {
+        let mut set = Self(0);
+        for name in names {
+            let stream = fathom_insight::stream::position(name);
+            set = set.with(stream.ok_or_else(|| format!("there is no stream {name:?}"))?);
+        }
+        Ok(set)
+    }
+
+    /// Whether a stream is in the set.
+    pub fn contains(self, stream: usize) -> bool {
+        self.0 >> stream & 1 == 1
+    }
+
+    /// The set with another stream.
+    pub fn with(self, stream: usize) -> Self {
+        Self(self.0 | 1 << stream)
+    }
+}
+
+impl Default for StreamSet {
+    fn default() -> Self {
+        Self::IO
+    }
 }
 
 impl Events {
@@ -83,17 +123,22 @@ impl Events {
 pub(crate) struct ListenRequest {
     /// The disks; an empty set stands for all disks.
     pub disks: BTreeSet<String>,
+    /// The streams at the beginning.
+    pub streams: StreamSet,
+    /// Whether the header has all streams, so that the request may change them.
+    pub has_all_headers: bool,
     /// How often to report the instant before which all events have been sent.
     pub pulse: Option<Duration>,
     /// How often to report it while there are no events.
     pub idle_pulse: Option<Duration>,
 }
 
-/// The header of a recording that begins now.
+/// The header of a recording of all streams that begins now. The blocks of `IOstream` are also
+/// valid in a recording of that stream alone, because it is the first.
 fn header(daemon: &Daemon) -> Header {
     let unix_ns = daemon.unix_time_ns();
     let offset = unix_ns as i64 - Clock::System.now_ns() as i64;
-    Header::new(&io_stream(), recording::Clock::Monotonic, offset)
+    Header::of_streams(&streams(), recording::Clock::Monotonic, offset)
 }
 
 /// A stream of the requested events from now on.
@@ -107,7 +152,8 @@ fn subscribe(
     request: ListenRequest,
 ) -> Result<(Arc<Listener>, Header), ErrorBody> {
     for name in &request.disks {
-        if daemon.tap_of(name)?.is_none() {
+        let has_tap = daemon.tap_of(name)?.is_some();
+        if request.streams.contains(IO_STREAM) && !has_tap {
             let message = format!("the disk {name:?} has no tap, so its events are not collected");
             return Err(refusal(ErrorCode::Conflict, message, "set `tap = true` for it"));
         }
@@ -125,7 +171,9 @@ fn add_listener(
     request: ListenRequest,
     listeners_max: usize,
 ) -> Result<(Arc<Listener>, Header), ErrorBody> {
-    let header = header(daemon);
+    let all = header(daemon);
+    let is_io = request.streams == StreamSet::IO && !request.has_all_headers;
+    let header = if is_io { all.only(IO_STREAM) } else { all.clone() };
     let bytes = header.to_bytes().map_err(|error| {
         refusal(ErrorCode::Failed, format!("the header cannot be written: {error}"), "")
     })?;
@@ -141,7 +189,7 @@ fn add_listener(
         return Err(refusal(ErrorCode::Conflict, message, "close one of their streams"));
     }
     if !state.collecting {
-        let collector = collector::Collector::new(Arc::clone(daemon), header.clone());
+        let collector = collector::Collector::new(Arc::clone(daemon), all);
         let thread = std::thread::Builder::new().name("events".into());
         thread.spawn(move || collector.run()).map_err(|error| {
             refusal(

@@ -7,7 +7,7 @@ use fathom_insight::Names;
 use fathom_layers::Tap;
 
 use crate::daemon::{Daemon, status};
-use crate::features::events::{Events, Source};
+use crate::features::events::Events;
 use crate::features::guests::Introspection;
 
 impl Daemon {
@@ -26,13 +26,13 @@ impl Daemon {
         Ok(self.find(name)?.part::<Tap>())
     }
 
-    /// The taps of all disks that have one.
-    pub(crate) fn taps(&self) -> Vec<Source> {
-        let source = |served: Arc<crate::daemon::Served>| {
+    /// The taps of all disks that have one, with the disks' names.
+    pub(crate) fn taps(&self) -> Vec<(String, Tap)> {
+        let tap = |served: Arc<crate::daemon::Served>| {
             let tap = served.part::<Tap>()?;
-            Some(Source { name: served.disk.name().to_owned(), tap })
+            Some((served.disk.name().to_owned(), tap))
         };
-        self.served().into_iter().filter_map(source).collect()
+        self.served().into_iter().filter_map(tap).collect()
     }
 
     /// Nanoseconds since 1970.

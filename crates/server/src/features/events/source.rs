@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use fathom_block::Clock;
 use fathom_cql::catalog::StreamSchema;
-use fathom_monitor::io_stream;
 use fathom_monitor::link::{EventItem, EventSource, unix_time_ns};
-use fathom_monitor::read::Batch;
+use fathom_monitor::read::{Batch, WantedStream};
 use fathom_monitor::recording::{BLOCK_MAX, BlockReader, Item};
+use fathom_monitor::streams;
 
 use super::listener::Listener;
-use super::{ListenRequest, subscribe};
+use super::{ListenRequest, StreamSet, subscribe};
 use crate::daemon::Daemon;
 
 /// The interval of moments: instants before which all events have been sent.
@@ -49,8 +49,8 @@ impl DiskEvents {
 }
 
 impl EventSource for DiskEvents {
-    fn schema(&self) -> StreamSchema {
-        io_stream()
+    fn streams(&self) -> Vec<StreamSchema> {
+        streams()
     }
 
     fn clock_ns(&self) -> i64 {
@@ -61,12 +61,17 @@ impl EventSource for DiskEvents {
         self.unix_offset_ns
     }
 
-    fn begin(&mut self, wanted: &[bool]) -> Result<(), String> {
+    fn begin(&mut self, wanted: &[WantedStream]) -> Result<(), String> {
         self.open = None;
         let daemon = self.daemon.upgrade().ok_or("the daemon ends")?;
-        let request = ListenRequest { pulse: Some(PULSE), ..ListenRequest::default() };
+        let names = wanted.iter().map(|stream| stream.schema.name.as_str());
+        let request = ListenRequest {
+            streams: StreamSet::of(names)?,
+            pulse: Some(PULSE),
+            ..ListenRequest::default()
+        };
         let (listener, header) = subscribe(&daemon, request).map_err(|refused| refused.message)?;
-        let reader = BlockReader::of_columns(header, &io_stream(), wanted, BLOCK_MAX);
+        let reader = BlockReader::of_streams(header, wanted, BLOCK_MAX);
         self.open = Some(Open { listener, reader, header_read: false });
         Ok(())
     }

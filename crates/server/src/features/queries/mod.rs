@@ -26,7 +26,7 @@ use kept::Kept;
 use crate::configuration::{Placed, QueryDefinition};
 use crate::daemon::Daemon;
 use crate::daemon::stack::refusal;
-use crate::features::events::FeedWaker;
+use crate::features::events::{FeedWaker, StreamSet};
 
 /// How long a change of the list waits until the queries' thread has applied it.
 const APPLY_TIME_MAX: Duration = Duration::from_secs(1);
@@ -165,6 +165,14 @@ impl Queries {
             return None;
         }
         Some((state.version, state.kept.clone()))
+    }
+
+    /// The streams that the queries read.
+    fn streams(&self) -> StreamSet {
+        let kept = self.kept();
+        let streams = kept.iter().flat_map(|kept| kept.prepared.script.streams());
+        let names = streams.map(|stream| stream.schema.name.as_str());
+        StreamSet::of(names).unwrap_or(StreamSet::ALL)
     }
 
     fn version(&self) -> u64 {

@@ -9,14 +9,14 @@ use std::time::Duration;
 use axum::body::Bytes;
 use fathom_block::Clock;
 use fathom_control::QueryState;
-use fathom_monitor::read::{Batch, ReadError, ReadOptions};
+use fathom_monitor::read::{Batch, ReadError, ReadOptions, WantedStream};
 use fathom_monitor::recording::{Item, RowReader};
-use fathom_monitor::{Engine, HeldLimit, HeldLimitExceeded, give_way, io_stream};
+use fathom_monitor::{Engine, HeldLimit, HeldLimitExceeded, give_way};
 
 use super::Queries;
 use super::kept::{Change, Kept, add};
 use crate::daemon::Daemon;
-use crate::features::events::{EventFeed, follow};
+use crate::features::events::{EventFeed, StreamSet, follow};
 
 /// How often results are computed while there are events, and while there are none.
 const PULSE: Duration = Duration::from_millis(50);
@@ -31,9 +31,9 @@ struct Running {
     kept: Arc<Kept>,
     /// `None` after a failure.
     engine: Option<Engine>,
-    source: usize,
-    /// The indexes of the query's columns among the columns that are read.
-    places: Vec<usize>,
+    /// For each stream that is read the query's source, and the indexes of its columns among the
+    /// columns that are read; `None` if the query does not read the stream.
+    places: Vec<Option<(usize, Vec<usize>)>>,
     changes: Vec<Change>,
     limit: HeldLimit,
 }
@@ -51,7 +51,7 @@ pub(super) fn run(daemon: &Arc<Daemon>) {
     give_way();
     let queries = daemon.part::<Queries>();
     let _ended = Ended(queries);
-    let mut feed = match follow(daemon, PULSE, IDLE_PULSE) {
+    let mut feed = match follow(daemon, queries.streams(), PULSE, IDLE_PULSE) {
         Ok(feed) => feed,
         Err(refused) => return queries.failed(&refused.message),
     };
@@ -89,12 +89,17 @@ fn renew(running: &mut Vec<Running>, kept: &[Arc<Kept>]) {
     }
 }
 
-/// The columns that any of the queries reads.
-fn wanted_of(running: &[Running]) -> Vec<bool> {
-    let mut wanted = vec![false; io_stream().columns.len()];
-    for query in running {
-        let of_query = query.kept.prepared.script.wanted();
-        wanted.iter_mut().zip(of_query).for_each(|(any, of_query)| *any |= of_query);
+/// The streams and columns that any of the queries reads.
+fn wanted_of(running: &[Running]) -> Vec<WantedStream> {
+    let mut wanted: Vec<WantedStream> = Vec::new();
+    for of_query in running.iter().flat_map(|query| query.kept.prepared.script.streams()) {
+        match wanted.iter_mut().find(|it| it.schema.name == of_query.schema.name) {
+            Some(known) => {
+                let both = known.columns.iter_mut().zip(&of_query.columns);
+                both.for_each(|(any, of_query)| *any |= of_query);
+            }
+            None => wanted.push(of_query.clone()),
+        }
     }
     wanted
 }
@@ -110,6 +115,9 @@ fn serve(
     for query in running.iter_mut() {
         query.place(&wanted);
     }
+    // All queries have streams of the daemon.
+    let names = wanted.iter().map(|stream| stream.schema.name.as_str());
+    feed.set_streams(StreamSet::of(names).unwrap_or(StreamSet::ALL));
     let mut reader = open(feed.header(), feed, &wanted)?;
     queries.set_applied(version);
     let mut batch = Batch::default();
@@ -151,16 +159,16 @@ type FeedReader<'f> = RowReader<std::io::Chain<Cursor<Bytes>, &'f mut EventFeed>
 fn open<'f>(
     header: Bytes,
     feed: &'f mut EventFeed,
-    wanted: &[bool],
+    wanted: &[WantedStream],
 ) -> Result<FeedReader<'f>, ReadError> {
     let source = Cursor::new(header).chain(feed);
-    RowReader::new("the disks", source, &io_stream(), wanted, &ReadOptions::default())
+    RowReader::new("the daemon", source, wanted, &ReadOptions::default())
 }
 
 impl Running {
     fn new(kept: &Arc<Kept>) -> Option<Self> {
         let made = catch_unwind(AssertUnwindSafe(|| kept.prepared.script.engine()));
-        let Ok((engine, source)) = made else {
+        let Ok(engine) = made else {
             kept.fail("its engine cannot be made because of a bug");
             return None;
         };
@@ -168,32 +176,31 @@ impl Running {
         kept.counts.set_state(QueryState::Running);
         let limit = HeldLimit::new(Some(kept.definition.held_max.get()));
         let (kept, engine) = (Arc::clone(kept), Some(engine));
-        Some(Self { kept, engine, source, places: Vec::new(), changes: Vec::new(), limit })
+        Some(Self { kept, engine, places: Vec::new(), changes: Vec::new(), limit })
     }
 
-    /// Finds the indexes of the query's columns among the columns that are read.
-    fn place(&mut self, read: &[bool]) {
-        let of_query = self.kept.prepared.script.wanted();
-        let mut place = 0;
-        self.places.clear();
-        for (at, is_read) in read.iter().enumerate() {
-            if of_query.get(at) == Some(&true) {
-                self.places.push(place);
-            }
-            place += usize::from(*is_read);
-        }
+    /// Finds the streams and columns of the query among those that are read.
+    fn place(&mut self, read: &[WantedStream]) {
+        let of_query = self.kept.prepared.script.streams();
+        let place = |read: &WantedStream| {
+            let source = of_query.iter().position(|it| it.schema.name == read.schema.name)?;
+            let all = read.columns.iter().zip(&of_query[source].columns);
+            let read = all.filter(|(is_read, _)| **is_read);
+            let places = read.enumerate().filter(|(_, (_, is_wanted))| **is_wanted);
+            Some((source, places.map(|(place, _)| place).collect()))
+        };
+        self.places = read.iter().map(place).collect();
     }
 
     fn push(&mut self, batch: &Batch) {
         self.guarded(|query, engine| {
+            let Some(Some((source, places))) = query.places.get(batch.stream) else {
+                return Ok(());
+            };
             let time = |&time_ns: &i64| u64::try_from(time_ns).unwrap_or(0);
             let times_ns = batch.times_ns.iter().map(time).collect();
             let column = |&at: &usize| batch.columns.get(at).cloned();
-            engine.push_columns(
-                query.source,
-                times_ns,
-                query.places.iter().filter_map(column).collect(),
-            );
+            engine.push_columns(*source, times_ns, places.iter().filter_map(column).collect());
             query.check(engine)
         });
     }

@@ -1,63 +1,28 @@
-//! The columns of an event: their names, their types and how to get their values, in one table.
+//! The stream of disks' requests.
 
-use super::{Event, Labels};
+use super::{Column, Get, Stream};
+use crate::event::{Event, Labels};
 
-/// How the value of a column is obtained, which also defines its type.
+/// `IOstream`: an event for each request and each response.
 #[derive(Clone, Copy, Debug)]
-pub enum Get {
-    /// An integer: the instant of the event.
-    Time(fn(&Event) -> u64),
-    /// An integer: the instant at which the event was collected.
-    Collected,
-    /// An integer: an instant that the receiver of the event adds.
-    ReceivedTime,
-    /// An integer that the receiver of the event adds.
-    Received,
-    /// An optional integer.
-    Number(fn(&Event) -> Option<u64>),
-    /// A text of one letter out of a list.
-    Letter(&'static [&'static str], fn(&Event) -> u8),
-    /// A text out of a list, by its number. The first text has the number 1; 0 is none.
-    Word(&'static [&'static str], fn(&Event) -> u8),
-    /// The same, but events of another origin may have further texts.
-    OpenWord(&'static [&'static str], fn(&Event) -> u8),
-    /// A text by its number in [`Names`](crate::Names); 0 is none.
-    Name(fn(&Event) -> u32),
-    /// A text that all events of a disk have in common; an empty text is none.
-    Label(fn(&Labels) -> &str),
-}
+pub struct IoStream;
 
-impl Get {
-    /// Whether the column holds texts; the others hold integers.
-    pub const fn is_text(&self) -> bool {
-        self.texts().is_some() || matches!(self, Self::Name(_) | Self::Label(_))
-    }
+impl Stream for IoStream {
+    type Record = Event;
+    type Labels = Labels;
 
-    /// Whether the column holds instants of the host's clock.
-    pub const fn is_time(&self) -> bool {
-        matches!(self, Self::Time(_) | Self::Collected | Self::ReceivedTime)
-    }
+    const NAME: &'static str = "IOstream";
+    const COLUMNS: &'static [Column<Event, Labels>] = COLUMNS;
+    const ALIASES: &'static [(&'static str, &'static str)] =
+        &[("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
 
-    /// The texts that the column may hold in the event of a disk, if the column has such a list.
-    pub const fn texts(&self) -> Option<&'static [&'static str]> {
-        match self {
-            Self::Letter(texts, _) | Self::Word(texts, _) | Self::OpenWord(texts, _) => Some(texts),
-            _ => None,
-        }
+    fn time_ns(event: &Event) -> u64 {
+        event.blktap_ts
     }
 }
 
-/// A column.
-#[derive(Clone, Copy, Debug)]
-pub struct EventColumn {
-    /// The name.
-    pub name: &'static str,
-    /// How its value is obtained.
-    pub get: Get,
-}
-
-const fn column(name: &'static str, get: Get) -> EventColumn {
-    EventColumn { name, get }
+const fn column(name: &'static str, get: Get<Event, Labels>) -> Column<Event, Labels> {
+    Column { name, get }
 }
 
 const TYPES: &[&str] = &["Q", "R", "E", "N"];
@@ -96,7 +61,7 @@ fn less_one(number: u8) -> Option<u64> {
 /// All columns, in order (`docs/queries.md` lists them): first those of the monitoring paper's
 /// Table 3.1 with its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
-pub const COLUMNS: [EventColumn; 36] = [
+const COLUMNS: &[Column<Event, Labels>] = &[
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),
     column("Type", Get::Letter(TYPES, |event| event.record_type)),
     column("IOOp", Get::Letter(OPERATIONS, |event| event.io_op)),

@@ -1,77 +1,89 @@
-//! A bounded ring between a queue's thread and one reader.
+//! A bounded ring of records between a thread that makes them and one reader.
 //!
 //! One thread pushes and one thread pops, and neither waits: a push into a full ring drops the
-//! event and counts it. The two positions ensure that only one side at a time accesses a slot: the
+//! record and counts it. The two positions ensure that only one side at a time accesses a slot: the
 //! pusher publishes `head` after it has filled a slot, and the reader publishes `tail` after it has
 //! emptied one.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_insight::event::{EVENT_WORDS, Event};
+use crate::Record;
 
 /// A position on a separate cache line, so that the two sides do not share one.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Position(AtomicU64);
 
-/// A ring of events. See the module.
+/// A ring of records. See the module.
 #[derive(Debug)]
-pub(super) struct Ring {
-    slots: Box<[[AtomicU64; EVENT_WORDS]]>,
+pub struct Ring<R> {
+    /// The words of the slots, one slot after the other.
+    words: Box<[AtomicU64]>,
+    /// The number of slots less one; the number is a power of two.
+    mask: u64,
     head: Position,
     tail: Position,
     dropped: Position,
+    records: PhantomData<R>,
 }
 
-impl Ring {
-    /// A ring for at least `capacity` events.
-    pub(super) fn new(capacity: usize) -> Self {
-        let slots = (0..capacity.max(2).next_power_of_two())
-            .map(|_| [const { AtomicU64::new(0) }; EVENT_WORDS])
-            .collect();
+impl<R: Record> Ring<R> {
+    /// A ring for at least `capacity` records.
+    pub fn new(capacity: usize) -> Self {
+        let slots = capacity.max(2).next_power_of_two();
         Self {
-            slots,
+            words: (0..slots * R::WORDS).map(|_| AtomicU64::new(0)).collect(),
+            mask: slots as u64 - 1,
             head: Position::default(),
             tail: Position::default(),
             dropped: Position::default(),
+            records: PhantomData,
         }
     }
 
-    /// Adds `event`, or drops and counts it if the ring is full. Only one thread calls this.
-    pub(super) fn push(&self, event: Event) {
+    fn slot(&self, position: u64) -> &[AtomicU64] {
+        let start = (position & self.mask) as usize * R::WORDS;
+        &self.words[start..start + R::WORDS]
+    }
+
+    /// Adds a record, or drops and counts it if the ring is full. Only one thread at a time calls
+    /// this.
+    pub fn push(&self, record: R) {
         let head = self.head.0.load(Ordering::Relaxed);
-        if head - self.tail.0.load(Ordering::Acquire) == self.slots.len() as u64 {
+        if head - self.tail.0.load(Ordering::Acquire) > self.mask {
             let dropped = self.dropped.0.load(Ordering::Relaxed);
             self.dropped.0.store(dropped + 1, Ordering::Relaxed);
             return;
         }
-        let slot = &self.slots[head as usize & (self.slots.len() - 1)];
-        for (target, word) in slot.iter().zip(event.to_words()) {
-            target.store(word, Ordering::Relaxed);
+        for (target, word) in self.slot(head).iter().zip(record.to_words().as_ref()) {
+            target.store(*word, Ordering::Relaxed);
         }
         self.head.0.store(head + 1, Ordering::Release);
     }
 
-    /// Moves all events into `events`. Only one thread at a time calls this.
-    pub(super) fn drain(&self, events: &mut Vec<Event>) {
+    /// Moves all records into `records`. Only one thread at a time calls this.
+    pub fn drain(&self, records: &mut Vec<R>) {
         let tail = self.tail.0.load(Ordering::Relaxed);
         let head = self.head.0.load(Ordering::Acquire);
-        events.reserve((head - tail) as usize);
+        records.reserve((head - tail) as usize);
         for position in tail..head {
-            let slot = &self.slots[position as usize & (self.slots.len() - 1)];
-            let words = std::array::from_fn(|index| slot[index].load(Ordering::Relaxed));
-            events.push(Event::from_words(words));
+            let mut words = R::Words::default();
+            for (word, from) in words.as_mut().iter_mut().zip(self.slot(position)) {
+                *word = from.load(Ordering::Relaxed);
+            }
+            records.push(R::from_words(words));
         }
         self.tail.0.store(head, Ordering::Release);
     }
 
-    /// Discards all events. Only the reader's thread calls this.
-    pub(super) fn clear(&self) {
+    /// Discards all records. Only the reader's thread calls this.
+    pub fn clear(&self) {
         self.tail.0.store(self.head.0.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// The number of events dropped since the ring was made.
-    pub(super) fn dropped(&self) -> u64 {
+    /// The number of records dropped since the ring was made.
+    pub fn dropped(&self) -> u64 {
         self.dropped.0.load(Ordering::Relaxed)
     }
 }
@@ -79,6 +91,7 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Event;
 
     #[test]
     fn a_full_ring_drops_the_newest_and_counts() {
