@@ -4,6 +4,8 @@
 //! - [`Memory`]: anonymous memory that lives as long as the daemon.
 //! - [`Null`]: stores nothing and completes requests immediately; the do-nothing back end.
 
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
 #![allow(unsafe_code)]
 
 mod file;

@@ -125,7 +125,12 @@ impl Aside {
                     Operation::Extents if !capabilities.extents => {
                         return Err(ErrorKind::Unsupported);
                     }
-                    _ => {}
+                    Operation::Read
+                    | Operation::Write
+                    | Operation::Flush
+                    | Operation::Discard
+                    | Operation::WriteZeroes
+                    | Operation::Extents => {}
                 }
                 request.check(&capabilities, backend.capacity(), store.unaligned)
             });

@@ -46,11 +46,13 @@ impl Failures {
 
     /// Counts a request that has failed, or waits, because of `kind`.
     pub fn note(&self, kind: ErrorKind) {
-        match kind {
-            ErrorKind::NoSpace => self.no_space.fetch_add(1, Ordering::Relaxed),
-            ErrorKind::Io => self.io.fetch_add(1, Ordering::Relaxed),
-            _ => return,
-        };
+        if kind == ErrorKind::NoSpace {
+            self.no_space.fetch_add(1, Ordering::Relaxed);
+        } else if kind == ErrorKind::Io {
+            self.io.fetch_add(1, Ordering::Relaxed);
+        } else {
+            return;
+        }
         self.call();
     }
 

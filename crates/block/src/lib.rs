@@ -12,6 +12,8 @@
 //!            Stack::completed ◀── layer 0 ◀── layer 1 ◀── … ◀──┘
 //! ```
 
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
 #![allow(unsafe_code)]
 
 mod aside;

@@ -412,7 +412,12 @@ impl Request {
         match self.operation {
             // Every level can answer that the whole range is data.
             Operation::Extents => {}
-            _ => capabilities.check(self)?,
+            Operation::Read
+            | Operation::Write
+            | Operation::Flush
+            | Operation::Discard
+            | Operation::WriteZeroes
+            | Operation::GetId => capabilities.check(self)?,
         }
         if self.operation.has_range() {
             let end = self.end().ok_or(ErrorKind::OutOfRange)?;

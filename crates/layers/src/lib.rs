@@ -21,6 +21,8 @@
 //! of a log, read the host's clock; and a cache asks a store in a thread of its own whether it
 //! answers.
 
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
 #![forbid(unsafe_code)]
 
 mod access;

@@ -6,6 +6,8 @@
 //! - `job`, `session`: requests on a connection; `unflushed`: changes that the server may still lose.
 //! - `remote`, `queue`: the back end.
 
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -61,11 +61,17 @@ impl Sender {
         match request.operation {
             Operation::GetId | Operation::Extents => Some(ErrorKind::Unsupported),
             Operation::Flush => None,
-            _ if end > self.export.capacity => Some(ErrorKind::OutOfRange),
+            Operation::Read | Operation::Write | Operation::Discard | Operation::WriteZeroes
+                if end > self.export.capacity =>
+            {
+                Some(ErrorKind::OutOfRange)
+            }
             Operation::WriteZeroes if request.flags.only_if_fast && !is_fast => {
                 Some(ErrorKind::Unsupported)
             }
-            _ => None,
+            Operation::Read | Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                None
+            }
         }
     }
 

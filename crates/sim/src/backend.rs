@@ -546,8 +546,10 @@ impl BackendQueue for SimQueue {
         match request.operation {
             Operation::Read => state.counts.reads += 1,
             Operation::Flush => state.counts.flushes += 1,
-            operation if operation.modifies() => state.counts.writes += 1,
-            _ => {}
+            Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                state.counts.writes += 1;
+            }
+            Operation::GetId | Operation::Extents => {}
         }
         if request.operation.modifies() {
             let mut data = vec![0; request.length as usize];

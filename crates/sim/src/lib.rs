@@ -12,6 +12,8 @@
 //! A failure reports its seed, and the same seed fails again: `FATHOM_SEED=7 cargo test …` runs
 //! only that seed, `FATHOM_CASES=1000` runs that many seeds.
 
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -351,11 +351,10 @@ impl FileQueue {
 /// The error for `request` from an `errno`; `EINVAL` and `EPERM` of a transfer are failures of the
 /// store, not of the guest.
 fn failure(request: &Request, errno: i32) -> ErrorKind {
-    match ErrorKind::from_errno(errno) {
-        kind @ (ErrorKind::NoSpace | ErrorKind::Memory) => kind,
-        ErrorKind::Unsupported if !request.operation.carries_data() => ErrorKind::Unsupported,
-        _ => ErrorKind::Io,
-    }
+    let kind = ErrorKind::from_errno(errno);
+    let is_unsupported = kind == ErrorKind::Unsupported && !request.operation.carries_data();
+    let is_kept = matches!(kind, ErrorKind::NoSpace | ErrorKind::Memory) || is_unsupported;
+    if is_kept { kind } else { ErrorKind::Io }
 }
 
 /// The priority of background work, as in `ioprio_set(2)`: the lowest of the class `best effort`,

@@ -95,7 +95,9 @@ fn invalid(text: impl Into<String>) -> Error {
 fn ring_refused(index: usize, error: RingError) -> Error {
     let kind = match error {
         RingError::Place => io::ErrorKind::AddrNotAvailable,
-        _ => io::ErrorKind::InvalidInput,
+        RingError::Size | RingError::AvailableIndex | RingError::Head => {
+            io::ErrorKind::InvalidInput
+        }
     };
     failed(io::Error::new(kind, format!("queue {index}: {}", error.name())))
 }

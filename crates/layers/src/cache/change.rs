@@ -60,6 +60,15 @@ impl CacheQueue {
         mut request: Box<Request>,
         next: &mut Crossing<'_>,
     ) -> Option<Box<Request>> {
+        let reason = match request.operation {
+            Operation::Write => Reason::Write,
+            Operation::Discard | Operation::WriteZeroes => Reason::Discard,
+            // They change nothing, and are not passed here.
+            Operation::Read | Operation::Flush | Operation::GetId | Operation::Extents => {
+                next.submit(request);
+                return None;
+            }
+        };
         let inner = Arc::clone(&self.inner);
         let volume = &inner.volume;
         let (offset, length) = (request.offset, request.length);
@@ -94,10 +103,6 @@ impl CacheQueue {
         let continued = self.continued(&request);
         let size = u64::from(volume.format.block_size);
         let count = (offset + length).div_ceil(size) - offset / size;
-        let reason = match request.operation {
-            Operation::Write => Reason::Write,
-            _ => Reason::Discard,
-        };
         let (mut ranges, mut swept) = (Vec::new(), None);
         if count > BLOCKS_MAX {
             let keys = self.key(offset / size)..self.key((offset + length).div_ceil(size));

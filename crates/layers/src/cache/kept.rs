@@ -185,7 +185,9 @@ impl From<CacheError> for Unusable {
     fn from(error: CacheError) -> Self {
         match error {
             CacheError::Disk(text) => Self::Refused(io::Error::other(text)),
-            error => Self::Lost(error.to_string()),
+            CacheError::Format(_) | CacheError::Volume(_) | CacheError::Failed(_) => {
+                Self::Lost(error.to_string())
+            }
         }
     }
 }
@@ -228,12 +230,13 @@ pub(super) fn make(
 fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unusable> {
     let host = context.cache_host;
     let lost = |error: io::Error| Unusable::Lost(error.to_string());
-    let path = options.store.canonicalize().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Unusable::Lost(
-            "it does not exist; is its device mounted? `fathom cache create` makes a new one"
-                .into(),
-        ),
-        _ => lost(error),
+    let path = options.store.canonicalize().map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            let text =
+                "it does not exist; is its device mounted? `fathom cache create` makes a new one";
+            return Unusable::Lost(text.into());
+        }
+        lost(error)
     })?;
     let home = host.home(&path).map_err(Unusable::Refused)?;
     let volume = context.caches.kept(&path, options, host)?;

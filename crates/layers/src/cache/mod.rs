@@ -628,11 +628,10 @@ impl Layer for Cache {
         let status = Cache::status(self);
         let mut problems = Vec::new();
         if let Some(kind) = status.failed {
-            let message = match kind {
-                ErrorKind::Malformed => {
-                    "its cache returned other data than it was given, and is out of service".into()
-                }
-                kind => format!("its cache is out of service: {kind}"),
+            let message = if kind == ErrorKind::Malformed {
+                "its cache returned other data than it was given, and is out of service".into()
+            } else {
+                format!("its cache is out of service: {kind}")
             };
             problems.push(LayerProblem {
                 message,

@@ -330,7 +330,13 @@ impl LayerQueue for CacheQueue {
             Operation::Write | Operation::WriteZeroes | Operation::Discard if number != 0 => {
                 self.end_change(number, None, outcome, next);
             }
-            _ => {}
+            Operation::Read
+            | Operation::Flush
+            | Operation::Write
+            | Operation::WriteZeroes
+            | Operation::Discard
+            | Operation::GetId
+            | Operation::Extents => {}
         }
         next.complete(request, outcome);
     }

@@ -207,7 +207,7 @@ impl CacheQueue {
         let (sequence, disk) = volume.keeper.access(|keeper| {
             let disk = match kind {
                 WrittenPage::Disk(number, _) => keeper.disks.get(&number).map(Arc::clone),
-                _ => None,
+                WrittenPage::Bitmap(..) | WrittenPage::Table(..) => None,
             };
             (keeper.sequences[page as usize] + 1, disk)
         });
@@ -398,7 +398,7 @@ impl CacheQueue {
                 }
                 Ending::InUse
             }
-            state => state,
+            state @ (Ending::InUse | Ending::Ended | Ending::Failed) => state,
         }
     }
 

@@ -148,7 +148,10 @@ impl DatabaseQueue {
                 subject.data.map(|buffers| within(buffers, part.offset, part.length))
             }
             Content::Plain | Content::SqliteLog => return false,
-            _ => return true,
+            Content::Sqlite(_)
+            | Content::InnoDb(_)
+            | Content::PostgreSql(..)
+            | Content::Whole(_) => return true,
         };
         let Some(bytes) = bytes else { return matches!(content, Content::Sqlite(_)) };
         let found = match content {
@@ -158,7 +161,11 @@ impl DatabaseQueue {
                 index: 0,
             }),
             Content::SqliteLog => return false,
-            _ => match (sqlite::Header::of(&bytes), part.file_offset) {
+            Content::Plain
+            | Content::Sqlite(_)
+            | Content::InnoDb(_)
+            | Content::PostgreSql(..)
+            | Content::Whole(_) => match (sqlite::Header::of(&bytes), part.file_offset) {
                 (Some(header), _) => Content::Sqlite(header),
                 // It begins with something else now.
                 (None, Some(0)) => Content::Plain,
@@ -182,7 +189,9 @@ impl DatabaseQueue {
         let system = match content {
             Content::Sqlite(_) => DatabaseSystem::Sqlite,
             Content::InnoDb(_) => DatabaseSystem::InnoDb,
-            _ => DatabaseSystem::PostgreSql,
+            Content::Plain | Content::SqliteLog | Content::PostgreSql(..) | Content::Whole(_) => {
+                DatabaseSystem::PostgreSql
+            }
         };
         let file = FileKey::of(&part.facts).number();
         let mut length = page_length(content);
@@ -323,7 +332,9 @@ fn first_page(buffers: &Buffers, part: &Part, content: &mut Content) -> Option<u
                     }
                 }
             }
-            _ => return None,
+            Content::Plain | Content::SqliteLog | Content::Sqlite(_) | Content::Whole(_) => {
+                return None;
+            }
         }
     }
     None

@@ -164,7 +164,14 @@ impl WalQueue {
                 Operation::WriteZeroes => {
                     EntryKind::Zeroes { keep_allocated: flags.keep_allocated }
                 }
-                _ => EntryKind::Discard,
+                Operation::Discard => EntryKind::Discard,
+                // None of these waits for a record; a bug loses its request, never data.
+                Operation::Read | Operation::Flush | Operation::GetId | Operation::Extents => {
+                    if let Some(pending) = self.pending.pop_front() {
+                        self.end_change(pending.request, Err(ErrorKind::Unsupported), next);
+                    }
+                    break;
+                }
             };
             prepared.entries.push(Entry { offset, length, kind });
             pending.done += length;
