@@ -19,6 +19,7 @@ exports = ["a", "b"]
 
 const AFTER: &str = r#"
 [daemon]
+idle_time = "3s"
 shutdown_time_max = "1s"
 [[disk]]
 name = "a"
@@ -64,6 +65,7 @@ fn differences_are_applied_or_reported() {
     assert_eq!(
         report.refused,
         [
+            "`idle_time` of [daemon] cannot change while the daemon runs: restart it",
             "`shutdown_time_max` of [daemon] cannot change while the daemon runs: restart it",
             "the disk \"a\" cannot change its memory while it is served: remove it with \
              `fathom disk remove a`, then reload",

@@ -10,6 +10,7 @@
 //! an error, is counted, and is logged once for each connection. A ring whose indexes are invalid
 //! is stopped; the other rings and disks continue.
 
+mod bits;
 mod chain;
 mod config;
 mod dirty_log;
@@ -48,6 +49,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 #[doc(hidden)]
+pub use bits::{protocol_features, virtio_features};
 pub use fuzz::fuzz_requests;
 pub use memory::{Memory, MemoryRegion};
 pub use observer::GuestObserver;

@@ -83,6 +83,9 @@ impl Daemon {
         let (wanted, options) = (&new.daemon.definition, &self.options);
         let fixed = [
             ("control", wanted.control != options.control),
+            ("idle_requests", wanted.idle_requests != options.idle_requests),
+            ("idle_time", wanted.idle_time != options.idle_time),
+            ("keepsakes", wanted.keepsakes != options.keepsakes),
             ("metrics", wanted.metrics != options.metrics),
             ("metrics_cgroups_max", wanted.metrics_cgroups_max != options.metrics_cgroups_max),
             ("nbd_memory", wanted.nbd_memory != options.nbd_memory),
