@@ -6,8 +6,8 @@
 //!
 //! The daemon reports what happens as streams of events: [`STREAMS`] is their table, and a
 //! [`Stream`] has a [`Record`] and columns, which the queries use. The tap reports each request as
-//! an [`event`]. A [`Ring`] carries records from the thread that makes them to the one that
-//! collects them.
+//! an [`event`]; a [`change`] is what an operator or the daemon changed. A [`Ring`] carries records
+//! from the thread that makes them to the one that collects them.
 //!
 //! **An insight is a hint.** A guest can provide false values, and its memory changes while it is
 //! read. A wrong insight may cost time, never data.
@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod change;
 mod class;
 mod database;
 pub mod event;

@@ -13,13 +13,14 @@ use std::fs;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use fathom_cql::catalog::Column;
+use fathom_cql::catalog::{Column, StreamSchema};
 use fathom_cql::oracle::{self, Input};
 use fathom_cql::{Hosts, ParseOptions, Row, Value, split};
-use fathom_monitor::read::{self, Batch, ReadOptions, Reader};
+use fathom_monitor::read::{self, Batch, ReadOptions, Reader, WantedStream};
+use fathom_monitor::recording::{BlockLimits, Cell, Clock, Header, RowReader, Writer};
 use fathom_monitor::replay::Script;
 use fathom_monitor::write::{Form, Printer, PrinterOptions};
-use fathom_monitor::{Engine, ResultSink};
+use fathom_monitor::{Engine, ResultSink, streams};
 
 /// Whether to write the files instead of comparing them.
 fn writes() -> bool {
@@ -93,17 +94,58 @@ impl Block {
     }
 }
 
-fn reader_of(script: &Script, events: &str, wanted: &[bool]) -> Box<dyn Reader> {
+fn reader_of(wanted: &[WantedStream], events: &str) -> Box<dyn Reader> {
+    let options = ReadOptions::default();
+    if wanted.iter().any(|stream| stream.schema.name == "Changes") {
+        let bytes = Cursor::new(recording(events));
+        return Box::new(RowReader::new("sample", bytes, wanted, &options).expect("a recording"));
+    }
     let bytes = Cursor::new(events.to_owned().into_bytes());
-    read::from_bytes("events.csv", bytes, script.schema(), wanted, &ReadOptions::default())
+    read::from_bytes("events.csv", bytes, &wanted[0].schema, &wanted[0].columns, &options)
         .expect("the sample is CSV")
 }
 
+/// A recording of the events, and of the changes in the file beside them, in order of time.
+fn recording(events: &str) -> Vec<u8> {
+    let changes = fs::read_to_string(file("tests/sample/changes.csv")).expect("the sample");
+    let mut rows = Vec::new();
+    for (stream, (schema, text)) in streams().iter().zip([events, &changes]).enumerate() {
+        let (mut reader, mut batch) = (reader_of_csv(schema, text), Batch::default());
+        while reader.next_batch(&mut batch).expect("rows") {
+            let times = batch.times_ns.iter().zip(batch.rows());
+            rows.extend(times.map(|(&time_ns, row)| (time_ns, stream, row)));
+        }
+    }
+    rows.sort_by_key(|(time_ns, stream, _)| (*time_ns, *stream));
+    let header = Header::of_streams(&streams(), Clock::Unknown, 0);
+    let mut writer = Writer::new(Vec::new(), &header, BlockLimits::default()).expect("a header");
+    let mut last = 0;
+    for (time_ns, stream, row) in rows {
+        if stream != last {
+            writer.flush().expect("memory has room");
+        }
+        last = stream;
+        writer.append(stream, time_ns, row.iter().map(Cell::from)).expect("memory has room");
+    }
+    writer.finish().expect("memory has room").0
+}
+
+fn reader_of_csv(schema: &StreamSchema, text: &str) -> Box<dyn Reader> {
+    let all = vec![true; schema.columns.len()];
+    let bytes = Cursor::new(text.to_owned().into_bytes());
+    read::from_bytes("sample", bytes, schema, &all, &ReadOptions::default()).expect("it is CSV")
+}
+
+/// All columns of a script's streams.
+fn whole(script: &Script) -> Vec<WantedStream> {
+    script.streams().iter().map(|stream| WantedStream::whole(&stream.schema)).collect()
+}
+
 /// The changes of results: the count by query, instant and row.
-type Changes = BTreeMap<(usize, i64, Row), i64>;
+type ResultChanges = BTreeMap<(usize, i64, Row), i64>;
 
 #[derive(Default)]
-struct Results(Changes);
+struct Results(ResultChanges);
 
 impl ResultSink for Results {
     fn begin(&mut self, _: usize, _: &[Column], _: bool) -> std::io::Result<()> {
@@ -116,7 +158,7 @@ impl ResultSink for Results {
     }
 }
 
-fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
+fn run(script: &Script, mut reader: Box<dyn Reader>) -> ResultChanges {
     let mut results = Results::default();
     let summary = script.run(&mut *reader, 0, &mut results).expect("it runs");
     assert_eq!((summary.read.bad, summary.late), (0, 0));
@@ -124,17 +166,16 @@ fn run(script: &Script, mut reader: Box<dyn Reader>) -> Changes {
 }
 
 /// The results of the naive evaluator.
-fn expected(script: &Script, events: &str) -> Changes {
+fn expected(script: &Script, events: &str) -> ResultChanges {
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
-    let all = vec![true; script.schema().columns.len()];
-    let mut reader = reader_of(script, events, &all);
+    let mut reader = reader_of(&whole(script), events);
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
         let source = script.sources()[batch.stream];
         inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
-    let mut expected = Changes::new();
+    let mut expected = ResultChanges::new();
     for (query, planned) in script.queries().iter().enumerate() {
         for delta in oracle::run(&planned.plan, &inputs, last) {
             expected.insert((query, delta.time_ns, delta.row), delta.count);
@@ -144,20 +185,20 @@ fn expected(script: &Script, events: &str) -> Changes {
 }
 
 /// The results of a centre if each machine is on a host of its own.
-fn by_hosts(script: &Script, events: &str) -> Changes {
+fn by_hosts(script: &Script, events: &str) -> ResultChanges {
     let plans: Vec<_> = script.queries().iter().map(|query| query.plan.clone()).collect();
     let parts = split(&plans, script.catalog(), Hosts::Many);
     let streams = script.catalog().streams.len();
-    let machine = script.schema().find("VMName").expect("the column");
+    let machine =
+        |stream: usize| script.streams()[stream].schema.find("VMName").expect("the column");
     let mut hosts: BTreeMap<Value, Engine> = BTreeMap::new();
     let mut batch = Batch::default();
     let mut last = 0;
-    let all = vec![true; script.schema().columns.len()];
-    let mut reader = reader_of(script, events, &all);
+    let mut reader = reader_of(&whole(script), events);
     while reader.next_batch(&mut batch).expect("rows") {
         for (&time, row) in batch.times_ns.iter().zip(batch.rows()) {
             last = last.max(time as u64);
-            let host = hosts.entry(row[machine].clone());
+            let host = hosts.entry(row[machine(batch.stream)].clone());
             let host = host.or_insert_with(|| Engine::new(streams, &parts.fragments));
             host.push(script.sources()[batch.stream], time as u64, &row);
         }
@@ -169,7 +210,7 @@ fn by_hosts(script: &Script, events: &str) -> Changes {
             centre.change(sent.query, sent.time_ns, sent.row, sent.count);
         });
     }
-    let mut changes = Changes::new();
+    let mut changes = ResultChanges::new();
     centre.advance(last + 1, &mut |delta| {
         let at = (delta.query, delta.time_ns as i64, delta.row.to_vec());
         *changes.entry(at).or_default() += delta.count;
@@ -186,7 +227,7 @@ fn printed(script: &Script, events: &str, block: &Block) -> String {
     };
     let mut printer =
         Printer::new(Vec::new(), PrinterOptions { form, deltas: block.has("deltas") });
-    script.run(&mut *reader_of(script, events, script.wanted()), 0, &mut printer).expect("it runs");
+    script.run(&mut *reader_of(script.streams(), events), 0, &mut printer).expect("it runs");
     String::from_utf8(printer.finish().expect("it is written")).expect("it is text")
 }
 
@@ -220,7 +261,7 @@ fn every_query_of_the_page_gives_the_results_of_the_page_and_the_evaluator() {
     for (at, block) in blocks.iter().enumerate().rev().filter(|(_, block)| block.is("sql")) {
         let line = block.line + 1;
         let script = block.script();
-        let is = run(&script, reader_of(&script, &events, script.wanted()));
+        let is = run(&script, reader_of(script.streams(), &events));
         let all = script.queries().len();
         let silent = (0..all).find(|query| !is.iter().any(|((of, ..), n)| of == query && *n > 0));
         assert_eq!(silent, None, "line {line}: a query without a row");

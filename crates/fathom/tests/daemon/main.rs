@@ -7,6 +7,7 @@ mod cache_limits;
 mod cache_marks;
 mod cache_silent;
 mod caches;
+mod change_stream;
 mod changes;
 mod claims;
 mod device_marks;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use fathom_control::DiskChange;
 use tempfile::TempDir;
 
 use crate::nbd::Nbd;
@@ -172,6 +173,37 @@ fn daemons_answer_a_centre() {
     alpha.until("the centre to be away", || alpha.client().monitor().unwrap().state == "away");
     write(&alpha, "of-alpha", 100);
     assert!(alpha.client().monitor().unwrap().problem.is_some());
+    alpha.end();
+}
+
+/// Changes of each host are joined with its requests at the centre.
+#[test]
+fn a_centre_joins_changes_with_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path(), &["centre", "alpha", "beta"]);
+    let files = folder.path().to_owned();
+    let query = "Istream(select c.VDisk, c.Change, c.Layer, count(*) as n \
+                 from Changes [now] as c, IOstream [range 1 hour] as i \
+                 where c.VDisk = i.VDisk and i.Type = 'Q' and i.IOOp = 'w' \
+                 group by c.ChangeTS, c.VDisk, c.Change, c.Layer)";
+    let monitor = Monitor::start(folder, query);
+    let address = monitor.address();
+    let (alpha, beta) = (daemon("alpha", &address, &files), daemon("beta", &address, &files));
+    for (daemon, disk, count) in [(&alpha, "of-alpha", 30), (&beta, "of-beta", 20)] {
+        daemon.until("the link runs", || daemon.client().monitor().unwrap().state == "running");
+        write(daemon, disk, count);
+        let change = DiskChange { classify: Some(false), ..DiskChange::default() };
+        daemon.client().change_disk(disk, &change).unwrap();
+    }
+    let row = |disk: &str, count: u64| {
+        let of = format!(
+            "\"VDisk\":\"{disk}\",\"Change\":\"layer-removed\",\"Layer\":\"classify\",\"n\":{count}"
+        );
+        monitor.rows(&of)
+    };
+    alpha.until("alpha's change", || row("of-alpha", 30) == 1);
+    beta.until("beta's change", || row("of-beta", 20) == 1);
+    beta.end();
     alpha.end();
 }
 

@@ -4,8 +4,10 @@
 //! line in [`STREAMS`]. The schemas of the queries, the tests of the pages, recordings and links
 //! loop over that table.
 
+mod changes;
 mod io;
 
+pub use changes::Changes;
 pub use io::IoStream;
 
 use crate::Record;
@@ -130,7 +132,7 @@ fn columns<S: Stream>() -> Vec<ColumnKind> {
 /// All streams. Blocks of live recordings have the position of their stream in this table, so a new
 /// stream is added at the end. `IOstream` is first: it is the stream of files and programs that
 /// know a single one.
-pub static STREAMS: [StreamKind; 1] = [StreamKind::of::<IoStream>()];
+pub static STREAMS: [StreamKind; 2] = [StreamKind::of::<IoStream>(), StreamKind::of::<Changes>()];
 
 /// The position of a stream in [`STREAMS`], by its name in any case.
 pub fn position(name: &str) -> Option<usize> {

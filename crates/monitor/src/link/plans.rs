@@ -211,7 +211,7 @@ fn short(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fathom_cql::ParseOptions;
+    use fathom_cql::{Hosts, ParseOptions, split};
 
     use super::*;
     use crate::replay::Script;
@@ -260,6 +260,36 @@ mod tests {
         assert!(other.wanted(&streams()).is_err());
         assert!(Fragments::from_bytes(b"").is_err());
         assert!(Fragments::from_bytes(&vec![0x9f; 1 << 20]).is_err());
+    }
+
+    #[test]
+    fn a_host_with_one_stream_gets_no_part_of_the_others() {
+        let text = "select c.Change, count(*) as n from Changes [range 10 seconds] as c,
+                    IOstream [range 1 second] as i where c.VDisk = i.VDisk group by c.Change;
+                    select Size from IOstream where Size > 8; select ChangeTS from Changes";
+        let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+        let plans: Vec<Plan> = script.queries().iter().map(|query| query.plan.clone()).collect();
+        let parts = split(&plans, script.catalog(), Hosts::Many);
+        let all = Fragments::new(parts.fragments, script.catalog());
+        let names: Vec<&str> = all.streams().map(|(name, _)| name).collect();
+        assert_eq!(names, ["IOstream", "Changes"]);
+        let bytes = all.to_bytes().unwrap();
+        assert_eq!(Fragments::from_bytes(&bytes), Ok(all.clone()));
+        let wanted = all.wanted(&streams()).unwrap();
+        assert_eq!(wanted.len(), 2);
+        assert!(all.wanted(&[io_stream()]).unwrap_err().contains("no stream \"Changes\""));
+        let single = all.of_stream(&io_stream());
+        assert!(single.others.is_empty() && single.wanted(&[io_stream()]).is_ok());
+        assert_eq!(Fragments::from_bytes(&single.to_bytes().unwrap()), Ok(single.clone()));
+        assert_eq!(single.plans.len(), all.plans.len());
+        for (one, of_all) in single.plans.iter().zip(&all.plans) {
+            let reads = fathom_cql::sources(std::slice::from_ref(of_all));
+            assert_eq!((one == of_all, &one.columns), (!reads.contains(&1), &of_all.columns));
+        }
+        // Hosts of several streams have no stream of a script's own.
+        let changes = Fragments::new(vec![all.plans[0].clone()], &all.catalog());
+        let other = Fragments { stream: "Else".into(), ..changes };
+        assert!(other.wanted(&streams()).is_err());
     }
 
     /// Kinds and sizes of aggregates that the language does not have.

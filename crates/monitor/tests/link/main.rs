@@ -2,6 +2,7 @@
 
 mod hostile;
 mod network;
+mod streams;
 mod support;
 
 use std::time::{Duration, Instant};

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{CHANGE_TIME_MAX, Disk, RestackError};
 use fathom_control::{
-    DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
+    Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
 };
+use fathom_insight::change::{Author, ChangeKind};
 
 use super::changes::{Claims, stopping};
 use super::edits::{check_request, edit_layers, with_capacity};
@@ -17,6 +18,7 @@ use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
 use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
+use crate::daemon::change_log::Note;
 use crate::daemon::stack::{self, Before, Equipment, KeyedLayer, refusal};
 use crate::features::FEATURES;
 use crate::features::cache;
@@ -121,6 +123,8 @@ impl Daemon {
         }
         let opened = served.live().definition.clone();
         self.note_open_log(&opened);
+        let author = if ticket.is_some() { Author::Configuration } else { Author::Control };
+        self.note_change(&Note::new(ChangeKind::DiskAdded, author).of(&opened));
         for feature in FEATURES {
             feature.opened(self, &served);
             feature.stacked(self, &served);
@@ -192,12 +196,14 @@ impl Daemon {
                 None => None,
             };
             let recording = self.lasting.begin(name, image, lasting.as_ref(), lasting.is_none())?;
+            let before = served.live().definition.clone();
             match replaced {
                 Some(other) => {
                     self.replace_cache(&served, &other, definition, change.replace)?;
                 }
                 None => self.restack(&served, definition)?,
             }
+            self.note_layers(&served, &before, Author::Control);
             recording.done()?;
         }
         if let Some(capacity) = change.capacity {
@@ -207,7 +213,12 @@ impl Daemon {
             let recording = resized
                 .map(|resized| self.lasting.begin(name, image, Some(&resized), false))
                 .transpose()?;
+            let before = served.disk.capacity();
             resize(&served, capacity.0, change.shrink)?;
+            let text = format!("from {} to {capacity}", Bytes(before));
+            let definition = served.live().definition.clone();
+            let resized = Note::new(ChangeKind::DiskResized, Author::Control).of(&definition);
+            self.note_change(&resized.with_text(&text));
             recording.map_or(Ok(()), Recording::done)?;
         }
         self.disk_status(name)
@@ -285,7 +296,7 @@ impl Daemon {
             }
             let served = self.find(name)?;
             let recording = self.lasting.begin(name, served.claims.image(), None, is_temporary)?;
-            let withdrawal = self.withdraw(&served);
+            let withdrawal = self.withdraw(&served, Author::Control);
             (served, withdrawal, recording)
         };
         // The right to change the disk is free during the wait.

@@ -4,6 +4,7 @@
 //! but it delays no other disk. The tables that readers use (`state`) are locked only for short
 //! times, so status and metrics never wait for a change.
 
+pub(crate) mod change_log;
 pub(crate) mod changes;
 pub(crate) mod disks;
 pub(crate) mod edits;
@@ -73,6 +74,8 @@ pub(crate) struct Daemon {
     pub(crate) unserved: Arc<Unserved>,
     /// The records of changes in use, which outlive the daemon.
     pub(crate) lasting: lasting::Lasting,
+    /// What has been changed, for those who listen.
+    pub(crate) change_log: change_log::ChangeLog,
     /// The current problems.
     pub(crate) problems: Problems,
     /// Numbers disks and taps, so that no two of them have the same number while the daemon runs.
@@ -178,6 +181,7 @@ impl Daemon {
             changes: Changes::default(),
             state: RwLock::default(),
             unserved: Arc::default(),
+            change_log: change_log::ChangeLog::default(),
             problems: Problems::default(),
             instances: AtomicU64::new(1),
         });

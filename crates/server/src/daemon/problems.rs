@@ -16,6 +16,7 @@ use fathom_layers::{Cache, Tap, WaitForRoom};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
+use crate::daemon::change_log::ListedProblem;
 use crate::daemon::overlay::Strange;
 use crate::daemon::stack::KeyedLayer;
 use crate::features::FEATURES;
@@ -89,6 +90,16 @@ impl Problems {
             None => known.disk.as_deref() == name,
         });
         mine.map(|known| known.problem.clone()).collect()
+    }
+
+    /// All problems.
+    fn listed(&self) -> Vec<ListedProblem> {
+        let listed = |known: &Known| ListedProblem {
+            disk: known.disk.clone(),
+            kind: known.problem.kind.name(),
+            message: known.problem.message.clone(),
+        };
+        self.known().iter().map(listed).collect()
     }
 
     /// Whether the search for the devices that disks lack begins now.
@@ -238,7 +249,11 @@ impl Daemon {
             (Some(name), Found(ProblemKind::NotServed, message, remedy))
         }));
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
+        let before = self.change_log.is_heard().then(|| self.problems.listed());
         self.problems.compare(found);
+        if let Some(before) = before {
+            self.note_problems(&before, &self.problems.listed());
+        }
     }
 
     /// The problems of the disk `name` at the last check.

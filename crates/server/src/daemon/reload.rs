@@ -4,6 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ReloadReport, count};
+use fathom_insight::change::{Author, ChangeKind};
 
 use super::Daemon;
 use super::disks::{refuse_if_used, removed};
@@ -11,6 +12,7 @@ use super::lasting::differing_keys;
 use super::stop::{Task, run};
 use super::unserved::{Outcome, Ticket, still_opening};
 use crate::configuration::Configuration;
+use crate::daemon::change_log::Note;
 use crate::daemon::stack::refusal;
 use crate::features::FEATURES;
 
@@ -67,6 +69,10 @@ impl Daemon {
         }
         self.refresh(&mut report);
         self.lasting.folder().accept();
+        let lines = report.changed.iter().chain(&report.refused);
+        let text = lines.map(String::as_str).collect::<Vec<_>>().join("; ");
+        let reload = Note::new(ChangeKind::Reload, Author::Control);
+        self.note_change(&reload.with_text(&text));
         for line in &report.changed {
             tracing::info!("reload: {line}");
         }
@@ -131,7 +137,7 @@ impl Daemon {
                          remove it with `fathom disk remove {name} --force`"
                     ));
                 }
-                _ => leaving.push((name.to_owned(), self.withdraw(&served))),
+                _ => leaving.push((name.to_owned(), self.withdraw(&served, Author::Configuration))),
             }
         }
         let end = Instant::now() + REMOVALS_TIME_MAX;

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::Daemon;
 use super::withdrawal::Standing;
+use crate::daemon::change_log::Note;
 use crate::daemon::feature::Ending;
 use crate::features::FEATURES;
+use fathom_insight::change::{Author, ChangeKind};
 
 /// The least time that remains for the last flushes.
 const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);
@@ -25,6 +27,7 @@ impl Daemon {
         // New changes are rejected from now on. Changes in progress check this before they add
         // anything.
         self.stopping.store(true, Ordering::Release);
+        self.note_change(&Note::new(ChangeKind::Stop, Author::Daemon));
         self.unserved.stop();
         let limit = Duration::from_nanos(self.options.shutdown_time_max.0);
         let end = Instant::now() + limit;
@@ -32,7 +35,7 @@ impl Daemon {
         let disks: Vec<_> = self
             .served()
             .iter()
-            .map(|served| (self.withdraw(served), Arc::clone(served)))
+            .map(|served| (self.withdraw(served, Author::Daemon), Arc::clone(served)))
             .collect();
         let mut problems = Vec::new();
         let mut flushing = Vec::new();

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::feature::Leaving;
 use super::{Daemon, Served};
+use crate::daemon::change_log::Note;
 use crate::daemon::stack;
 use crate::features::FEATURES;
+use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::WaitForRoom;
 
 /// How long the last flush may take.
@@ -86,7 +88,11 @@ fn leave(served: &Served, stage: Leaving) -> io::Result<()> {
 
 impl Daemon {
     /// Begins to withdraw a disk. Returns the withdrawal in progress if there is one.
-    pub(crate) fn withdraw(self: &Arc<Self>, served: &Arc<Served>) -> Arc<Withdrawal> {
+    pub(crate) fn withdraw(
+        self: &Arc<Self>,
+        served: &Arc<Served>,
+        author: Author,
+    ) -> Arc<Withdrawal> {
         let mut place = served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(withdrawal) = &*place {
             return Arc::clone(withdrawal);
@@ -103,7 +109,7 @@ impl Daemon {
             (Arc::clone(self), Arc::clone(served), Arc::clone(&withdrawal));
         let name = format!("leave-{}", served.disk.name());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            let work = std::panic::AssertUnwindSafe(|| daemon.carry_out(&leaving, &ours));
+            let work = std::panic::AssertUnwindSafe(|| daemon.carry_out(&leaving, &ours, author));
             let outcome = std::panic::catch_unwind(work).unwrap_or_else(|_| {
                 Standing::Unflushed("its thread failed because of a bug".to_owned())
             });
@@ -119,7 +125,7 @@ impl Daemon {
     }
 
     /// Carries out the withdrawal, on its thread.
-    fn carry_out(&self, served: &Served, withdrawal: &Withdrawal) -> Standing {
+    fn carry_out(&self, served: &Served, withdrawal: &Withdrawal, author: Author) -> Standing {
         let name = served.disk.name();
         // All clients are asked to disconnect before any of them is waited for.
         let exports: Vec<_> = self
@@ -153,6 +159,8 @@ impl Daemon {
         let _ = leave(served, Leaving::Flushed);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
+            let definition = served.live().definition.clone();
+            self.note_change(&Note::new(ChangeKind::DiskRemoved, author).of(&definition));
             self.with_state(|state| state.disks.remove(name));
             match (&flushed, &home) {
                 (Ok(()), Ok(())) => tracing::info!(disk = name, "removed"),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, SOCKET_DEFAULT};
+use fathom_insight::change::{Author, ChangeKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,6 +18,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::configuration::{Configuration, ConfigurationFile, Keepsakes};
 use crate::daemon::Daemon;
+use crate::daemon::change_log::Note;
 use crate::daemon::http::routes::{self, App};
 use crate::daemon::http::scrape;
 use crate::daemon::stack::{refusal, socket_refusal};
@@ -276,6 +278,9 @@ fn announce(daemon: &Daemon, configured: usize) {
     } else {
         format!("{} of {disks}", (configured as u64).saturating_sub(unserved))
     };
+    let start = Note::new(ChangeKind::Start, Author::Daemon);
+    daemon
+        .note_change(&start.with_text(&format!("version {}, {disks}", env!("CARGO_PKG_VERSION"))));
     tracing::info!(
         "ready in {}.{:03} ms: {disks}, control socket {}",
         took_us / 1000,

@@ -37,7 +37,7 @@ pub const QUERIES_MAX: usize = 64;
 /// The longest text of a query, in bytes.
 pub const QUERY_LENGTH_MAX: usize = 64 << 10;
 /// The remedy of a query that reads a stream of its own.
-const NO_OTHER: &str = "use IOstream: there is no other stream";
+const NO_OTHER: &str = "use IOstream or Changes: there is no other stream";
 
 /// A kept query, and the action on its results.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

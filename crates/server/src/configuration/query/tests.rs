@@ -193,7 +193,7 @@ fn mistakes_of_queries_are_reported_with_their_places() {
     expect(
         &table("\"create stream S (a integer); select a from S\""),
         "f.toml:3:7: the query \"q\" cannot be kept: it reads the stream `S`\n  \
-         → use IOstream: there is no other stream",
+         → use IOstream or Changes: there is no other stream",
     );
     let growing = table("\"select distinct ReqId from IOstream\"");
     let problems = read(&growing).unwrap_err().to_string();

@@ -8,6 +8,7 @@ use fathom_control::{
     ConfigurationReport, Deviation, DeviationKind, DiskDefinition, ErrorBody, ErrorCode,
     KeyDeviation, ReloadReport, SetAside,
 };
+use fathom_insight::change::Author;
 use serde_json::{Map, Value};
 
 use super::{Lasting, Recording, entries_of};
@@ -264,7 +265,7 @@ impl Daemon {
                     refuse_if_used(&self.disk_status(name)?)?;
                 }
                 self.lasting.undo(name, "", report);
-                let withdrawal = self.withdraw(&served);
+                let withdrawal = self.withdraw(&served, Author::Control);
                 drop(change);
                 removed(name, &withdrawal, Instant::now() + REMOVAL_TIME_MAX)?;
             }
@@ -306,7 +307,10 @@ impl Daemon {
         if next == served.live().definition {
             return Ok(false);
         }
-        self.restack_over(served, next).map(|()| true)
+        let before = served.live().definition.clone();
+        self.restack_over(served, next)?;
+        self.note_layers(served, &before, Author::Configuration);
+        Ok(true)
     }
 
     /// Whether a served disk is as the file's entry says. Then it has no change in use any more.

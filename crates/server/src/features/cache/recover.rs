@@ -1,9 +1,11 @@
 //! A disk that accepts writes again after some were lost: its store, its cache and its log.
 
 use fathom_control::{DiskStatus, ErrorBody, ErrorCode};
+use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::Cache;
 
 use super::changes::cache_of;
+use crate::daemon::change_log::Note;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
 use crate::features::log::DiskLog;
@@ -70,6 +72,9 @@ impl Daemon {
             })?;
             tracing::warn!(disk = name, "its log takes changes again; lost writes stay lost");
         }
+        let definition = served.live().definition.clone();
+        let recovered = Note::new(ChangeKind::DiskChanged, Author::Control).of(&definition);
+        self.note_change(&recovered.with_text("accepts writes again; lost writes stay lost"));
         self.disk_status(name)
     }
 }

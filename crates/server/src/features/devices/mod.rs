@@ -12,11 +12,13 @@ use fathom_block::Clock;
 use fathom_control::{DeviceActivity, DeviceList, DeviceStatus};
 use fathom_devices::{Medium, MediumKind, Placement, SysDevices};
 
+use crate::daemon::change_log::Note;
 use crate::daemon::stack;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::BackgroundWork;
 use crate::lock;
 use crate::stores::location::locations;
+use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::Tap;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
@@ -147,6 +149,9 @@ impl Daemon {
         match self.restack(served, definition) {
             Ok(()) => {
                 tracing::info!(disk = name, "the devices beneath it have been found");
+                let definition = served.live().definition.clone();
+                let found = Note::new(ChangeKind::DiskChanged, Author::Daemon).of(&definition);
+                self.note_change(&found.with_text("the devices beneath it have been found"));
                 true
             }
             Err(refused) => {

@@ -69,6 +69,14 @@ pub(super) struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
+    /// The events that follow belong to this disk; an empty name is none.
+    pub fn set_disk(&mut self, disk: &str) {
+        if self.open.disk != disk {
+            self.open.send(self.listeners);
+            disk.clone_into(&mut self.open.disk);
+        }
+    }
+
     /// Adds an event: `append` gets the time at which it is collected, and the block.
     pub fn add(&mut self, append: impl FnOnce(i64, &mut BlockBuilder)) {
         let open = &mut *self.open;
@@ -206,10 +214,18 @@ impl Collector {
                 self.sources.insert(key, Collected { reader, dropped: 0, open });
             }
         }
-        for listener in listeners {
-            let request = &listener.request.disks;
+        let is_over = |listener: &Arc<Listener>| {
+            let disks = &listener.request.disks;
             // A disk without a tap may get a tap again.
-            if !request.is_empty() && !request.iter().any(|name| self.daemon.tap_of(name).is_ok()) {
+            !disks.is_empty() && !disks.iter().any(|name| self.daemon.tap_of(name).is_ok())
+        };
+        let over: Vec<bool> = listeners.iter().map(is_over).collect();
+        if over.contains(&true) {
+            // Such as the removal of the listener's disk, which was noted before.
+            self.round(listeners, true);
+        }
+        for (listener, is_over) in listeners.iter().zip(over) {
+            if is_over {
                 listener.end();
             }
             listener.begin();

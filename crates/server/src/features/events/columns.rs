@@ -56,7 +56,7 @@ impl Texts {
     }
 
     /// The text of a name, if there is one.
-    fn name(&mut self, number: u32) -> Option<Arc<str>> {
+    pub fn name(&mut self, number: u32) -> Option<Arc<str>> {
         if number == 0 {
             return None;
         }

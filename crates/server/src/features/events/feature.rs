@@ -22,6 +22,15 @@ impl Feature for EventStreams {
         parts.add(Events::default());
     }
 
+    fn prepare(&self, daemon: &Arc<Daemon>, _configuration: &Configuration) {
+        let collecting = Arc::downgrade(daemon);
+        daemon.change_log.on_change(move || {
+            if let Some(daemon) = collecting.upgrade() {
+                daemon.part::<Events>().wake();
+            }
+        });
+    }
+
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
         super::tap::equip(disk);
         Ok(())

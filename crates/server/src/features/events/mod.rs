@@ -6,6 +6,7 @@
 //! listener: if a listener's buffer is full, the listener loses blocks, and gets a report of the
 //! number of lost events.
 
+mod changes;
 mod collector;
 mod columns;
 pub(crate) mod feature;
@@ -56,6 +57,9 @@ struct State {
 /// The position of `IOstream` in [`STREAMS`].
 pub(crate) const IO_STREAM: usize = 0;
 
+/// The position of `Changes` in [`STREAMS`].
+const CHANGES: usize = 1;
+
 /// A set of streams, by their positions in [`STREAMS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamSet(u64);
@@ -98,6 +102,11 @@ impl Default for StreamSet {
 }
 
 impl Events {
+    /// Wakes the collector.
+    fn wake(&self) {
+        self.woken.notify_all();
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,4 +213,17 @@ fn add_listener(
     drop(state);
     events.woken.notify_all();
     Ok((listener, header))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_positions_of_the_streams_are_those_of_the_table() {
+        assert_eq!((STREAMS[IO_STREAM].name, STREAMS[CHANGES].name), ("IOstream", "Changes"));
+        let both = StreamSet::of(["iostream", "Changes"]).unwrap();
+        assert_eq!((both, StreamSet::of(["IOstream"]).unwrap()), (StreamSet::ALL, StreamSet::IO));
+        assert!(StreamSet::of(["else"]).is_err());
+    }
 }

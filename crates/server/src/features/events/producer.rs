@@ -3,18 +3,21 @@
 //! A producer is a line in [`PRODUCERS`]. A source that nobody listens to costs nothing: it gets a
 //! reader only while there is a listener.
 
+use std::sync::Arc;
+
 use fathom_insight::event::Event;
 use fathom_insight::stream::IoStream;
-use fathom_insight::{Record, Stream};
+use fathom_insight::{Name, Record, Stream};
 use fathom_layers::Tap;
 use fathom_layers::tap::TapReader;
 
+use super::changes::ChangesOfDaemon;
 use super::collector::Outgoing;
 use super::columns::{SourceTexts, Texts};
 use crate::daemon::Daemon;
 
 /// The producers of all streams.
-pub(super) static PRODUCERS: [&dyn Producer; 1] = [&Taps];
+pub(super) static PRODUCERS: [&dyn Producer; 2] = [&Taps, &ChangesOfDaemon];
 
 /// What has the events of a stream.
 pub(super) trait Producer: Sync {
@@ -22,7 +25,7 @@ pub(super) trait Producer: Sync {
     fn stream(&self) -> usize;
 
     /// The sources that exist now.
-    fn sources(&self, daemon: &Daemon) -> Vec<Box<dyn Source>>;
+    fn sources(&self, daemon: &Arc<Daemon>) -> Vec<Box<dyn Source>>;
 }
 
 /// A source of events, such as the tap of a disk.
@@ -46,18 +49,25 @@ pub(super) trait Attached: Send {
     fn dropped(&self) -> u64;
 
     /// Whether the source wakes the collector, so that it need not be polled.
-    fn wakes(&self) -> bool {
-        false
-    }
+    fn wakes(&self) -> bool;
 }
 
 /// A reader of the records of a source.
 pub(super) trait RecordReader<R>: Send {
+    /// See [`Attached::wakes`].
+    const WAKES: bool = false;
+
     /// Moves all available records into `records`, in any order.
     fn drain(&mut self, records: &mut Vec<R>);
 
     /// See [`Attached::dropped`].
     fn dropped(&self) -> u64;
+
+    /// The name of a record's disk, if the source has records of several disks.
+    fn disk(record: &R) -> Option<Name> {
+        let _ = record;
+        None
+    }
 }
 
 /// The reader of a source of any stream.
@@ -85,6 +95,9 @@ where
             self.drained.sort_by_key(S::time_ns);
         }
         for event in &self.drained {
+            if let Some(disk) = R::disk(event) {
+                out.set_disk(texts.name(disk.0).as_deref().unwrap_or_default());
+            }
             out.add(|collected_ns, block| texts.append(event, &self.texts, collected_ns, block));
         }
         self.drained.len()
@@ -92,6 +105,10 @@ where
 
     fn dropped(&self) -> u64 {
         self.reader.dropped()
+    }
+
+    fn wakes(&self) -> bool {
+        R::WAKES
     }
 }
 
@@ -109,7 +126,7 @@ impl Producer for Taps {
         super::IO_STREAM
     }
 
-    fn sources(&self, daemon: &Daemon) -> Vec<Box<dyn Source>> {
+    fn sources(&self, daemon: &Arc<Daemon>) -> Vec<Box<dyn Source>> {
         let source = |(disk, tap)| -> Box<dyn Source> { Box::new(TapSource { disk, tap }) };
         daemon.taps().into_iter().map(source).collect()
     }

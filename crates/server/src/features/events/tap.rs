@@ -1,9 +1,10 @@
 //! The layer `tap` of a disk, whose events are collected.
 
-use fathom_control::{BackendDefinition, DiskDefinition};
+use fathom_control::DiskDefinition;
 use fathom_layers::{Tap, tap};
 use std::sync::Arc;
 
+use crate::daemon::change_log::physical_disk;
 use crate::daemon::stack::{Equipment, names_layer};
 use crate::daemon::statistics::TapNumber;
 
@@ -23,12 +24,7 @@ fn make_tap(definition: &DiskDefinition, number: u32) -> Option<Tap> {
         let labels = tap::Labels {
             vm_name: definition.vm.clone(),
             virtual_disk: definition.name.clone(),
-            physical_disk: match definition.backend() {
-                Some(BackendDefinition::Image(path)) => path.display().to_string(),
-                Some(BackendDefinition::Memory(_)) => "memory".into(),
-                Some(BackendDefinition::Null(_)) => "null".into(),
-                None => String::new(),
-            },
+            physical_disk: physical_disk(definition),
         };
         Tap::new(number, labels)
     })
