@@ -3,6 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, AtOnce, Endpoint};
+
+/// The background work on all devices.
+pub const BACKGROUND: Endpoint<AtOnce, (), (), (), BackgroundList> = Endpoint::get(
+    "/v1/background",
+    "the [background work](shared-disks.md#background-work) of the disks' layers",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&BACKGROUND];
 
 /// The background work on all devices, sampled at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -72,4 +82,14 @@ pub struct WaitingWork {
     pub deadline_in_ns: u64,
     /// Whether a step of it runs.
     pub is_running: bool,
+}
+
+impl Client {
+    /// The background work of the disks' layers.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn background(&self) -> Result<BackgroundList, ClientError> {
+        self.ask(&BACKGROUND, &(), &(), &())
+    }
 }

@@ -3,7 +3,33 @@
 //! All counts start when the disk got its cache, and only grow. A reader that needs an interval takes
 //! the difference of two samples ([`CacheCounts::since`]).
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
 use serde::{Deserialize, Serialize};
+
+/// What caches do for their disks.
+pub const CACHES: Endpoint<Blocking, (), CacheQuery, (), CacheReport> =
+    Endpoint::get("/v1/caches", "the [caches](#caches) of all disks, or that of one");
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&CACHES];
+
+/// Which caches are reported, and what of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheQuery {
+    /// Only the cache of this disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// The most points of a curve.
+    pub points: usize,
+    /// The most files of a disk.
+    pub files: usize,
+}
+
+impl Query for CacheQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] =
+        &[("disk", "NAME"), ("points", "N"), ("files", "N")];
+}
 
 /// The other sizes of a cache for which miss ratios are estimated, in percent of the present size.
 pub const ESTIMATES: [u64; 4] = [50, 75, 125, 200];
@@ -274,6 +300,23 @@ impl CacheReport {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+impl Client {
+    /// The caches: of all disks, or that of the disk `disk`. Curves have at most `points` points,
+    /// and each disk at most `files` files.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn caches(
+        &self,
+        disk: Option<&str>,
+        points: usize,
+        files: usize,
+    ) -> Result<CacheReport, ClientError> {
+        let query = CacheQuery { disk: disk.map(str::to_owned), points, files };
+        self.ask(&CACHES, &(), &query, &())
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,25 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::client::{Client, ClientError};
+use crate::daemon::ReloadReport;
 use crate::definition::DiskDefinition;
+use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
+
+/// How the running disks differ from the configuration file. The file and the records are read.
+pub const CONFIGURATION: Endpoint<Blocking, (), (), (), ConfigurationReport> = Endpoint::get(
+    "/v1/configuration",
+    "how the running disks [differ](state.md) from the configuration file as it is now",
+);
+
+/// Brings disks back to what the configuration file said when it was read last.
+pub const REVERT: Endpoint<Change, (), (), RevertRequest, ReloadReport> = Endpoint::post(
+    "/v1/configuration/revert",
+    "a disk, or without `disk` all, are brought back to what the file said when it was read last. \
+     409 if the disk has no change in use",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&CONFIGURATION, &REVERT];
 
 /// The differences between the configuration file and the running daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -102,4 +120,22 @@ pub struct RevertRequest {
     /// Whether a disk that was added is removed even while a VMM or an NBD client uses it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+}
+
+impl Client {
+    /// How the running daemon differs from its configuration file.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn configuration(&self) -> Result<ConfigurationReport, ClientError> {
+        self.ask(&CONFIGURATION, &(), &(), &())
+    }
+
+    /// Brings a disk, or all, back to what the configuration file says.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk has no change in use.
+    pub fn revert(&self, request: &RevertRequest) -> Result<ReloadReport, ClientError> {
+        self.ask(&REVERT, &(), &(), request)
+    }
 }

@@ -1,8 +1,75 @@
 //! The daemon as a whole: its state and its events.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, AtOnce, Blocking, Change, Endpoint, Query, Waiting};
 use crate::problem::Problem;
+
+/// The daemon itself.
+pub const DAEMON: Endpoint<AtOnce, (), (), (), DaemonInfo> = Endpoint::get(
+    "/v1/daemon",
+    "version, process, listeners, time to ready, the number of disks that are not served",
+);
+
+/// The lines of the daemon's log.
+pub const EVENTS: Endpoint<Waiting, (), EventQuery, (), EventList> =
+    Endpoint::get("/v1/events", "the lines of the daemon's [log](#events)");
+
+/// Reads the configuration again.
+pub const RELOAD: Endpoint<Change, (), ReloadQuery, (), ReloadReport> = Endpoint::post(
+    "/v1/reload",
+    "the changes, and those that were refused. With `force`, also disks and listeners in use are \
+     removed that the file no longer has",
+);
+
+/// Ends the daemon.
+pub const SHUTDOWN: Endpoint<AtOnce, (), (), (), Done> =
+    Endpoint::post("/v1/shutdown", "before the daemon ends");
+
+/// The page of metrics. It is a text, not JSON.
+pub const METRICS: Endpoint<Blocking, (), (), (), MetricsPage> =
+    Endpoint::get("/metrics", "[metrics.md](metrics.md), in Prometheus' text format");
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] =
+    &[&DAEMON, &EVENTS, &RELOAD, &SHUTDOWN, &METRICS];
+
+/// The answer of [`METRICS`], which is a text.
+#[derive(Clone, Copy, Debug)]
+pub enum MetricsPage {}
+
+/// Which lines of the log are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EventQuery {
+    /// Lines after this number.
+    pub after: u64,
+    /// How long to wait for a line if there is none yet, in milliseconds.
+    pub wait_ms: u64,
+}
+
+impl Query for EventQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("after", "N"), ("wait_ms", "T")];
+
+    fn wait(&self) -> Duration {
+        Duration::from_millis(self.wait_ms)
+    }
+}
+
+/// How the configuration is read again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReloadQuery {
+    /// Whether disks and listeners in use are removed, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+impl Query for ReloadQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("force", "true")];
+}
 
 /// The answer to a request that has no other result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,4 +197,49 @@ pub struct ReloadReport {
     pub changed: Vec<String>,
     /// The differences that cannot be applied while the daemon runs, each with the remedy.
     pub refused: Vec<String>,
+}
+
+impl Client {
+    /// The daemon's version, state and listeners.
+    ///
+    /// # Errors
+    /// When there is no answer; the same holds for all methods.
+    pub fn daemon(&self) -> Result<DaemonInfo, ClientError> {
+        self.ask(&DAEMON, &(), &(), &())
+    }
+
+    /// The daemon's events after number `after`. If there are none yet, waits for one for up to
+    /// `wait`.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn events(&self, after: u64, wait: Duration) -> Result<EventList, ClientError> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        self.ask(&EVENTS, &(), &EventQuery { after, wait_ms }, &())
+    }
+
+    /// Makes the daemon read its configuration again.
+    ///
+    /// # Errors
+    /// When there is no answer, or the configuration is invalid.
+    pub fn reload(&self) -> Result<ReloadReport, ClientError> {
+        self.ask(&RELOAD, &(), &ReloadQuery::default(), &())
+    }
+
+    /// Makes the daemon shut down. The answer arrives before the daemon ends.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn shutdown(&self) -> Result<Done, ClientError> {
+        self.ask(&SHUTDOWN, &(), &(), &())
+    }
+
+    /// The metrics, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        let body = self.call(&METRICS, &(), &(), &())?;
+        String::from_utf8(body).map_err(|error| ClientError::Unreadable(error.to_string()))
+    }
 }

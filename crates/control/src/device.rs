@@ -5,6 +5,16 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint};
+
+/// The devices beneath the disks. The search for them waits for file systems, for a limited time.
+pub const DEVICES: Endpoint<Blocking, (), (), (), DeviceList> = Endpoint::get(
+    "/v1/devices",
+    "the [devices beneath the disks](shared-disks.md#the-devices-beneath), and their activity",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&DEVICES];
 
 /// The devices beneath all disks, sampled at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,5 +121,15 @@ impl DeviceActivity {
             busy_ms: self.busy_ms.saturating_sub(before.busy_ms),
             depth_ms: self.depth_ms.saturating_sub(before.depth_ms),
         }
+    }
+}
+
+impl Client {
+    /// The devices beneath the disks, and their activity.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn devices(&self) -> Result<DeviceList, ClientError> {
+        self.ask(&DEVICES, &(), &(), &())
     }
 }

@@ -1,8 +1,56 @@
 //! The dirty pages of guests.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::InsightStatus;
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Endpoint, Query, Waiting};
+
+/// The dirty pages of guests.
+pub const DIRTY: Endpoint<Waiting, (), DirtyQuery, (), DirtyReport> = Endpoint::get(
+    "/v1/dirty",
+    "the [dirty pages](#dirty-pages) of all guests or of one, by device, and the N files with the \
+     most of them",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&DIRTY];
+
+/// Whose dirty pages are counted, and what beside them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirtyQuery {
+    /// Only the guest with this name, this number or a disk of this name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+    /// The number of files to list of each guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<usize>,
+    /// Whether the pages that processes have changed through mappings are counted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mapped: bool,
+    /// The stride with which the marks in page tables are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tables: Option<u64>,
+    /// The interval in which written pages are counted, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written_ms: Option<u64>,
+}
+
+impl Query for DirtyQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[
+        ("guest", "NAME"),
+        ("files", "N"),
+        ("mapped", "true"),
+        ("tables", "STRIDE"),
+        ("written_ms", "T"),
+    ];
+
+    fn wait(&self) -> Duration {
+        Duration::from_millis(self.written_ms.unwrap_or(0))
+    }
+}
 
 /// What is counted beside the dirty pages of guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,4 +252,20 @@ pub struct FileDirty {
     pub file_size_bytes: u64,
     /// The file's dirty pages, in bytes.
     pub dirty_bytes: u64,
+}
+
+impl Client {
+    /// Counts the dirty pages of all guests, or of the guest with this name, number or disk.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such guest.
+    pub fn dirty(
+        &self,
+        guest: Option<&str>,
+        request: DirtyRequest,
+    ) -> Result<DirtyReport, ClientError> {
+        let DirtyRequest { files, mapped, tables, written_ms } = request;
+        let guest = guest.map(str::to_owned);
+        self.ask(&DIRTY, &(), &DirtyQuery { guest, files, mapped, tables, written_ms }, &())
+    }
 }

@@ -1,10 +1,86 @@
 //! The status of a disk and of its front ends.
 
+use fathom_options::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{LayerDefinition, ModelDefinition};
+use crate::client::{Client, ClientError};
+use crate::daemon::Done;
+use crate::definition::{DiskChange, DiskDefinition, LayerDefinition, ModelDefinition};
+use crate::endpoint::{AnyEndpoint, AtOnce, Change, Endpoint, Query};
 use crate::insight::InsightStatus;
 use crate::problem::Problem;
+
+/// All disks.
+pub const DISK_LIST: Endpoint<AtOnce, (), (), (), DiskList> =
+    Endpoint::get("/v1/disks", "`disks`, and the [`unserved`](#disks-that-are-not-served) ones");
+
+/// One disk.
+pub const DISK_STATUS: Endpoint<AtOnce, String, (), (), DiskStatus> =
+    Endpoint::get("/v1/disks/{name}", "size, layers, back end, guests and clients, problems");
+
+/// Adds a disk.
+pub const ADD_DISK: Endpoint<Change, (), AddQuery, DiskDefinition, DiskStatus> = Endpoint::post(
+    "/v1/disks",
+    "the new disk, with status 201. With `temporary`, the disk is removed when the daemon ends",
+)
+.with_status(201);
+
+/// Changes a disk.
+pub const CHANGE_DISK: Endpoint<Change, String, (), DiskChange, DiskStatus> =
+    Endpoint::patch("/v1/disks/{name}", "the disk after the [change](#disks)");
+
+/// Makes a disk that lost writes accept writes again.
+pub const RECOVER_DISK: Endpoint<Change, String, (), (), DiskStatus> = Endpoint::post(
+    "/v1/disks/{name}/recover",
+    "a disk that lost writes accepts writes again ([durability.md](durability.md))",
+);
+
+/// Tries a disk that is not served.
+pub const RETRY_DISK: Endpoint<Change, String, (), (), DiskStatus> = Endpoint::post(
+    "/v1/disks/{name}/retry",
+    "a disk that is [not served](#disks-that-are-not-served) is tried again at once. 409 if it is \
+     served",
+);
+
+/// Removes a disk.
+pub const REMOVE_DISK: Endpoint<Change, String, RemoveQuery, (), Done> = Endpoint::delete(
+    "/v1/disks/{name}",
+    "after all clients are disconnected and the disk is flushed. Without `force`, 409 while a VMM \
+     or an NBD client is connected to the disk. With `temporary`, the next start serves it again",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] =
+    &[&DISK_LIST, &DISK_STATUS, &ADD_DISK, &CHANGE_DISK, &RECOVER_DISK, &RETRY_DISK, &REMOVE_DISK];
+
+/// How a disk is added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AddQuery {
+    /// Whether the disk is removed when the daemon ends.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub temporary: bool,
+}
+
+impl Query for AddQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("temporary", "true")];
+}
+
+/// How a disk is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RemoveQuery {
+    /// Whether it is removed while a VMM or an NBD client uses it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+    /// Whether the next start serves it again.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub temporary: bool,
+}
+
+impl Query for RemoveQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] =
+        &[("force", "true"), ("temporary", "true")];
+}
 
 /// All disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -245,4 +321,103 @@ pub struct NbdStatus {
     pub export: String,
     /// The number of current connections to this export.
     pub connections: u64,
+}
+
+impl Client {
+    /// The status of all disks.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn disks(&self) -> Result<DiskList, ClientError> {
+        self.ask(&DISK_LIST, &(), &(), &())
+    }
+
+    /// The status of one disk.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.ask(&DISK_STATUS, &name.to_owned(), &(), &())
+    }
+
+    /// Adds a disk to the running daemon.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk cannot be served.
+    pub fn add_disk(&self, definition: &DiskDefinition) -> Result<DiskStatus, ClientError> {
+        self.ask(&ADD_DISK, &(), &AddQuery::default(), definition)
+    }
+
+    /// Adds a disk to the running daemon until the daemon ends.
+    ///
+    /// # Errors
+    /// When there is no answer, or the disk cannot be served.
+    pub fn add_disk_for_now(&self, definition: &DiskDefinition) -> Result<DiskStatus, ClientError> {
+        self.ask(&ADD_DISK, &(), &AddQuery { temporary: true }, definition)
+    }
+
+    /// Changes a disk that is in use.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the change is not possible.
+    pub fn change_disk(&self, name: &str, change: &DiskChange) -> Result<DiskStatus, ClientError> {
+        self.ask(&CHANGE_DISK, &name.to_owned(), &(), change)
+    }
+
+    /// Changes the size of a disk. A smaller size is refused unless `shrink`.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the size of the back end cannot be
+    /// changed.
+    pub fn resize_disk(
+        &self,
+        name: &str,
+        capacity_bytes: u64,
+        shrink: bool,
+    ) -> Result<DiskStatus, ClientError> {
+        let change =
+            DiskChange { capacity: Some(Bytes(capacity_bytes)), shrink, ..DiskChange::default() };
+        self.change_disk(name, &change)
+    }
+
+    /// Makes a disk accept writes again after it stopped because acknowledged writes may be lost.
+    /// Lost writes stay lost.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, nothing to recover from, or the store still
+    /// fails.
+    pub fn recover_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.ask(&RECOVER_DISK, &name.to_owned(), &(), &())
+    }
+
+    /// Tries at once to serve a disk of the configuration that is not served.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, nothing to try, or the disk still cannot be
+    /// served.
+    pub fn retry_disk(&self, name: &str) -> Result<DiskStatus, ClientError> {
+        self.ask(&RETRY_DISK, &name.to_owned(), &(), &())
+    }
+
+    /// Removes a disk from the running daemon; with `force` also while a VMM or an NBD client uses
+    /// it.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name; without `force`, [`ErrorCode::Conflict`]
+    /// for a disk in use.
+    ///
+    /// [`ErrorCode::Conflict`]: crate::ErrorCode::Conflict
+    pub fn remove_disk(&self, name: &str, force: bool) -> Result<Done, ClientError> {
+        let query = RemoveQuery { force, temporary: false };
+        self.ask(&REMOVE_DISK, &name.to_owned(), &query, &())
+    }
+
+    /// Removes a disk from the running daemon until the daemon ends.
+    ///
+    /// # Errors
+    /// The same as those of [`Self::remove_disk`].
+    pub fn remove_disk_for_now(&self, name: &str, force: bool) -> Result<Done, ClientError> {
+        let query = RemoveQuery { force, temporary: true };
+        self.ask(&REMOVE_DISK, &name.to_owned(), &query, &())
+    }
 }

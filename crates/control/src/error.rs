@@ -39,12 +39,41 @@ pub enum ErrorCode {
     Failed,
     /// The daemon is shutting down.
     ShuttingDown,
+    /// As many requests of this kind are in progress as there may be.
+    Busy,
     /// A code of a newer daemon.
     #[serde(other)]
     Unknown,
 }
 
 impl ErrorCode {
+    /// The codes that this version has.
+    pub const ALL: [Self; 8] = [
+        Self::Invalid,
+        Self::NotFound,
+        Self::Conflict,
+        Self::ForeignFormat,
+        Self::Unsupported,
+        Self::Failed,
+        Self::Busy,
+        Self::ShuttingDown,
+    ];
+
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::NotFound => "not-found",
+            Self::Conflict => "conflict",
+            Self::ForeignFormat => "foreign-format",
+            Self::Unsupported => "unsupported",
+            Self::Failed => "failed",
+            Self::ShuttingDown => "shutting-down",
+            Self::Busy => "busy",
+            Self::Unknown => "unknown",
+        }
+    }
+
     /// The HTTP status of an answer with this code.
     pub fn status(self) -> u16 {
         match self {
@@ -53,7 +82,7 @@ impl ErrorCode {
             Self::Conflict | Self::ForeignFormat => 409,
             Self::Unsupported => 422,
             Self::Failed | Self::Unknown => 500,
-            Self::ShuttingDown => 503,
+            Self::ShuttingDown | Self::Busy => 503,
         }
     }
 }
@@ -69,3 +98,18 @@ impl std::fmt::Display for ErrorBody {
 }
 
 impl std::error::Error for ErrorBody {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_has_one_name() {
+        for code in ErrorCode::ALL {
+            let json = serde_json::to_string(&code).unwrap();
+            assert_eq!(json, format!("{:?}", code.name()));
+        }
+        let newer: ErrorCode = serde_json::from_str("\"something-new\"").unwrap();
+        assert_eq!(newer, ErrorCode::Unknown);
+    }
+}

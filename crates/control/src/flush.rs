@@ -2,7 +2,19 @@
 
 use std::fmt;
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Change, Endpoint};
 use serde::{Deserialize, Serialize};
+
+/// Makes a guest write its dirty data.
+pub const FLUSH_GUEST: Endpoint<Change, String, (), FlushRequest, FlushReport> = Endpoint::post(
+    "/v1/guests/{vm}/flush",
+    "when the guest has [written its dirty \
+     data](shared-disks.md#making-a-guest-write-its-dirty-data). 422 if the configuration does not \
+     allow it",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&FLUSH_GUEST];
 
 /// A way to make a guest write its dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -69,4 +81,14 @@ pub struct FlushReport {
     pub last_write_ns: Option<u64>,
     /// The time to the end, in nanoseconds.
     pub time_ns: u64,
+}
+
+impl Client {
+    /// Makes the guest of `vm` write its dirty data, and waits for it.
+    ///
+    /// # Errors
+    /// When there is no answer, no guest of this name, or no way that the configuration allows.
+    pub fn flush_guest(&self, vm: &str, by: Option<FlushWay>) -> Result<FlushReport, ClientError> {
+        self.ask(&FLUSH_GUEST, &vm.to_owned(), &(), &FlushRequest { by })
+    }
 }

@@ -1,6 +1,38 @@
 //! The state of guests' introspection, and the known meaning of their requests.
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
 use serde::{Deserialize, Serialize};
+
+/// The slowest recent requests.
+pub const SLOW: Endpoint<Blocking, (), SlowQuery, (), SlowReport> = Endpoint::get(
+    "/v1/slow",
+    "the slowest requests of the last one to two minutes, of all disks or of one",
+);
+
+/// The guests whose memory is read.
+pub const GUESTS: Endpoint<Blocking, (), (), (), GuestList> = Endpoint::get(
+    "/v1/guests",
+    "the guests whose memory is read, and the state of the introspection",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&SLOW, &GUESTS];
+
+/// Which slow requests are reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SlowQuery {
+    /// Only those of this disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// The most requests of each disk; all by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<usize>,
+}
+
+impl Query for SlowQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("disk", "NAME"), ("count", "N")];
+}
 
 /// The state of a guest's introspection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,4 +279,23 @@ pub struct PartStatus {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+impl Client {
+    /// The slowest recent requests, at most `count` of each disk, or only of the disk `disk`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn slow(&self, disk: Option<&str>, count: usize) -> Result<SlowReport, ClientError> {
+        let query = SlowQuery { disk: disk.map(str::to_owned), count: Some(count) };
+        self.ask(&SLOW, &(), &query, &())
+    }
+
+    /// All guests, each with the state of its introspection.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn guests(&self) -> Result<GuestList, ClientError> {
+        self.ask(&GUESTS, &(), &(), &())
+    }
 }

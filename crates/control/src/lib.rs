@@ -4,8 +4,10 @@
 //! `/metrics` begins with the version, `/v1`. Within a version, fields are only added, and readers
 //! ignore unknown fields. The body of an error is an [`ErrorReply`].
 //!
-//! `docs/control.md` lists the paths, with what each of them takes and answers, and [`Client`] asks
-//! for them. Begin reading at [`DiskDefinition`] and [`DiskStatus`].
+//! Each request is a value of the type [`Endpoint`], which has the types of its parameters, of its
+//! body and of its answer, and says what the answer costs the daemon. A feature's file has its
+//! endpoints ([`endpoints`]), its types and its methods of [`Client`]. Begin with [`ENDPOINTS`]. This
+//! crate must not know how the daemon comes to an answer.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -20,6 +22,7 @@ mod definition;
 mod device;
 mod dirty;
 mod disk;
+mod endpoint;
 mod error;
 mod flush;
 mod http;
@@ -36,7 +39,7 @@ mod usage;
 pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
 pub use cache::{
     CacheClass, CacheCounts, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup,
-    CacheInfo, CacheRefusals, CacheRemovals, CacheReport, ESTIMATES,
+    CacheInfo, CacheQuery, CacheRefusals, CacheRemovals, CacheReport, ESTIMATES,
 };
 pub use client::{Client, ClientError};
 pub use configuration::{
@@ -44,7 +47,8 @@ pub use configuration::{
 };
 pub use connect::connect;
 pub use daemon::{
-    DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, ListenerStatus, ReloadReport,
+    DaemonEvent, DaemonInfo, DaemonState, Done, EventLevel, EventList, EventQuery, ListenerStatus,
+    MetricsPage, ReloadQuery, ReloadReport,
 };
 pub use definition::{
     BackendDefinition, DiskChange, DiskDefinition, ExportsDefinition, ImageFormat,
@@ -53,12 +57,17 @@ pub use definition::{
 };
 pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
 pub use dirty::{
-    DeviceDirty, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty, MappedDirty,
-    TablesDirty, WrittenDirty,
+    DeviceDirty, DirtyQuery, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty,
+    MappedDirty, TablesDirty, WrittenDirty,
 };
 pub use disk::{
-    BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus, GeometryStatus,
-    LayerFigure, LayerFigures, LayerStatus, NbdStatus, UnservedDisk, VhostUserStatus,
+    AddQuery, BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus,
+    GeometryStatus, LayerFigure, LayerFigures, LayerStatus, NbdStatus, RemoveQuery, UnservedDisk,
+    VhostUserStatus,
+};
+pub use endpoint::{
+    AnyEndpoint, AtOnce, Blocking, Change, Cost, CostKind, ENDPOINTS, Endpoint, EndpointRow,
+    Method, PathParameters, Query, QueryError, Waiting, has_body, read_query,
 };
 pub use error::{ErrorBody, ErrorCode, ErrorReply};
 pub use fathom_histogram::Histogram;
@@ -67,19 +76,41 @@ pub use flush::{FlushReport, FlushRequest, FlushWay};
 pub use http::escape;
 pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
-    PartStatus, SlowReport, SlowRequest,
+    PartStatus, SlowQuery, SlowReport, SlowRequest,
 };
 pub use log::{LogAnswer, LogDecision, LogRequest};
 pub use monitor::MonitorStatus;
 pub use offload::{
-    OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadReport,
-    OffloadRequest, OffloadSample, OffloadState,
+    OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadQuery,
+    OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
 pub use problem::{Problem, ProblemKind};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
-pub use stream::AnswerStream;
-pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageReport, UsageRow};
+pub use stream::{AnswerStream, Recording, RecordingQuery};
+pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageQuery, UsageReport, UsageRow};
+
+/// The endpoints, by name.
+pub mod endpoints {
+    pub use crate::background::BACKGROUND;
+    pub use crate::cache::CACHES;
+    pub use crate::configuration::{CONFIGURATION, REVERT};
+    pub use crate::daemon::{DAEMON, EVENTS, METRICS, RELOAD, SHUTDOWN};
+    pub use crate::device::DEVICES;
+    pub use crate::dirty::DIRTY;
+    pub use crate::disk::{
+        ADD_DISK, CHANGE_DISK, DISK_LIST, DISK_STATUS, RECOVER_DISK, REMOVE_DISK, RETRY_DISK,
+    };
+    pub use crate::flush::FLUSH_GUEST;
+    pub use crate::insight::{GUESTS, SLOW};
+    pub use crate::log::DECIDE_LOG;
+    pub use crate::monitor::MONITOR;
+    pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
+    pub use crate::query::QUERIES;
+    pub use crate::statistics::STATISTICS;
+    pub use crate::stream::RECORDING;
+    pub use crate::usage::USAGE;
+}
 
 /// The version of the interface, and the first part of its paths.
 pub const VERSION: u32 = 1;

@@ -1,6 +1,17 @@
 //! What becomes of a log that was refused.
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Change, Endpoint};
 use serde::{Deserialize, Serialize};
+
+/// Decides about a log that was refused.
+pub const DECIDE_LOG: Endpoint<Change, String, (), LogRequest, LogAnswer> = Endpoint::post(
+    "/v1/disks/{name}/log",
+    "the log of a disk that is [not served](#disks-that-are-not-served) is kept or discarded, and \
+     the disk is tried again. 409 if it is served",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&DECIDE_LOG];
 
 /// What the operator decides about a refused log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,4 +54,16 @@ pub struct LogAnswer {
     pub message: String,
     /// What to do about that; may be empty.
     pub remedy: String,
+}
+
+impl Client {
+    /// Decides about the log of a disk that is not served because its log was refused. Then tries
+    /// to serve the disk at once.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, the disk is served, or the log cannot be
+    /// settled so.
+    pub fn decide_log(&self, name: &str, decision: LogDecision) -> Result<LogAnswer, ClientError> {
+        self.ask(&DECIDE_LOG, &name.to_owned(), &(), &LogRequest { decision })
+    }
 }

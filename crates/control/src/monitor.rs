@@ -1,6 +1,16 @@
 //! The link to a centre that answers queries over many hosts.
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, AtOnce, Endpoint};
 use serde::{Deserialize, Serialize};
+
+/// The link to the centre.
+pub const MONITOR: Endpoint<AtOnce, (), (), (), MonitorStatus> = Endpoint::get(
+    "/v1/monitor",
+    "the [link to a centre](configuration.md#monitor); 404 without one",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&MONITOR];
 
 /// The state of a daemon's link to its centre.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,4 +43,14 @@ pub struct MonitorStatus {
     pub dropped_events: u64,
     /// The number of rows that were not sent, because the centre was away or slow.
     pub dropped_rows: u64,
+}
+
+impl Client {
+    /// The state of the link to the centre.
+    ///
+    /// # Errors
+    /// When there is no answer, or the daemon has no link to a centre.
+    pub fn monitor(&self) -> Result<MonitorStatus, ClientError> {
+        self.ask(&MONITOR, &(), &(), &())
+    }
 }

@@ -1,6 +1,53 @@
 //! Carrying the load of disks elsewhere while their device is contended.
 
+use crate::client::{Client, ClientError};
+use crate::daemon::Done;
+use crate::endpoint::{AnyEndpoint, AtOnce, Change, Endpoint, Query};
 use serde::{Deserialize, Serialize};
+
+/// The disks whose load can be carried elsewhere.
+pub const OFFLOAD: Endpoint<AtOnce, (), OffloadQuery, (), OffloadReport> = Endpoint::get(
+    "/v1/offload",
+    "the disks whose load can be [carried elsewhere](offload.md), or one of them",
+);
+
+/// The last minutes of a disk's forecast.
+pub const OFFLOAD_HISTORY: Endpoint<AtOnce, String, (), (), OffloadHistory> = Endpoint::get(
+    "/v1/disks/{name}/offload",
+    "what the model of the disk's device foresaw in each of the last 1,200 seconds with requests, \
+     and what came. 409 if the disk has no layer `offload`",
+);
+
+/// Starts or stops the offload of a disk. A start waits until the log has been tried out.
+pub const CHANGE_OFFLOAD: Endpoint<Change, String, (), OffloadRequest, OffloadAnswer> =
+    Endpoint::post(
+        "/v1/disks/{name}/offload",
+        "the state after it; a start has tried the log out first, for 5 s at most. The body is \
+         `{\"action\": \"start\"}` or `stop`, with `\"dry_run\": true` only to see what would be done. 409 if the disk has no layer `offload`",
+    );
+
+/// Removes a volume from a Valkey cluster.
+pub const FORGET_VOLUME: Endpoint<Change, (String, String), (), (), Done> = Endpoint::delete(
+    "/v1/clusters/{cluster}/volumes/{volume}",
+    "a volume is removed from a [Valkey cluster](valkey.md) with all of its content. 409 if a disk \
+     of this daemon uses it",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] =
+    &[&OFFLOAD, &OFFLOAD_HISTORY, &CHANGE_OFFLOAD, &FORGET_VOLUME];
+
+/// Which disks are reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OffloadQuery {
+    /// Only this disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+}
+
+impl Query for OffloadQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("disk", "NAME")];
+}
 
 /// What is done with a disk's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,4 +226,43 @@ pub struct OffloadAnswer {
     pub is_changed: bool,
     /// Whether nothing was done, because only the answer was wanted.
     pub dry_run: bool,
+}
+
+impl Client {
+    /// The disks whose load can be carried elsewhere, or only the disk `disk`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn offload(&self, disk: Option<&str>) -> Result<OffloadReport, ClientError> {
+        let query = OffloadQuery { disk: disk.map(str::to_owned) };
+        self.ask(&OFFLOAD, &(), &query, &())
+    }
+
+    /// The last minutes of a disk's forecast.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the disk has no layer `offload`.
+    pub fn offload_history(&self, disk: &str) -> Result<OffloadHistory, ClientError> {
+        self.ask(&OFFLOAD_HISTORY, &disk.to_owned(), &(), &())
+    }
+
+    /// Removes a volume from a cluster.
+    ///
+    /// # Errors
+    /// When there is no answer, no such cluster, or the volume is in use.
+    pub fn forget_volume(&self, cluster: &str, volume: &str) -> Result<Done, ClientError> {
+        self.ask(&FORGET_VOLUME, &(cluster.to_owned(), volume.to_owned()), &(), &())
+    }
+
+    /// Starts or stops the offload of a disk.
+    ///
+    /// # Errors
+    /// When there is no answer, no disk of this name, or the disk has no layer `offload`.
+    pub fn change_offload(
+        &self,
+        disk: &str,
+        request: OffloadRequest,
+    ) -> Result<OffloadAnswer, ClientError> {
+        self.ask(&CHANGE_OFFLOAD, &disk.to_owned(), &(), &request)
+    }
 }

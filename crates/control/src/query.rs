@@ -1,6 +1,14 @@
 //! The status of the daemon's kept queries.
 
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, AtOnce, Endpoint};
 use serde::{Deserialize, Serialize};
+
+/// The kept queries of the daemon.
+pub const QUERIES: Endpoint<AtOnce, (), (), (), QueryList> =
+    Endpoint::get("/v1/queries", "the status of the daemon's kept queries");
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&QUERIES];
 
 /// The kept queries of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -88,4 +96,14 @@ pub enum QueryState {
     Running,
     /// The query has failed and processes no more events. `last_error` has the reason.
     Failed,
+}
+
+impl Client {
+    /// The daemon's standing queries.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn queries(&self) -> Result<QueryList, ClientError> {
+        self.ask(&QUERIES, &(), &(), &())
+    }
 }

@@ -9,8 +9,16 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::client::{Client, ClientError};
 use crate::disk::LayerFigures;
+use crate::endpoint::{AnyEndpoint, AtOnce, Endpoint};
 use crate::problem::Problem;
+
+/// The statistics of all disks.
+pub const STATISTICS: Endpoint<AtOnce, (), (), (), Statistics> =
+    Endpoint::get("/v1/statistics", "a [sample](#statistics) of the statistics of all disks");
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&STATISTICS];
 
 /// A sample of all disks, taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -181,6 +189,16 @@ fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMa
         })
         .filter(|(_, count)| *count > 0)
         .collect()
+}
+
+impl Client {
+    /// A sample of the statistics of all disks.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn statistics(&self) -> Result<Statistics, ClientError> {
+        self.ask(&STATISTICS, &(), &(), &())
+    }
 }
 
 #[cfg(test)]

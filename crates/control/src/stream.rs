@@ -3,6 +3,45 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
+
+/// The events of disks as they occur. It is a recording, not JSON. Waits until the collection has
+/// begun.
+pub const RECORDING: Endpoint<Blocking, (), RecordingQuery, (), Recording> = Endpoint::get(
+    "/v1/recording",
+    "the events of disks as they occur, in binary: [recording.md](recording.md). `disk` and \
+     `stream` may be repeated",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&RECORDING];
+
+/// The answer of [`RECORDING`], which is a stream of bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Recording {}
+
+/// What is recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecordingQuery {
+    /// The disks; all if there are none.
+    pub disk: Vec<String>,
+    /// The streams; `IOstream` alone if there are none.
+    pub stream: Vec<String>,
+    /// The interval at which the daemon states up to which time the recording is complete, in
+    /// milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pulse_ms: Option<u64>,
+}
+
+impl Query for RecordingQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] =
+        &[("disk", "NAME"), ("stream", "NAME"), ("pulse_ms", "T")];
+}
 
 /// The longest head of an answer, and the longest first line of a chunk, in bytes.
 const HEAD_MAX: usize = 16 << 10;
@@ -113,6 +152,26 @@ impl Read for AnswerStream {
         self.left -= read as u64;
         self.ended = self.left == 0 && !self.chunked;
         Ok(read)
+    }
+}
+
+impl Client {
+    /// The events of some disks, or of all disks if `disks` is empty, as they occur: a recording in
+    /// the format of `docs/recording.md`. It has the named `streams`, or `IOstream` alone if there
+    /// are no names. With `pulse`, the daemon states at this interval up to which time the recording
+    /// is complete.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn recording(
+        &self,
+        disks: &[String],
+        streams: &[&str],
+        pulse: Option<Duration>,
+    ) -> Result<AnswerStream, ClientError> {
+        let pulse_ms = pulse.map(|pulse| pulse.as_millis().clamp(1, 60_000) as u64);
+        let stream = streams.iter().map(|&name| name.to_owned()).collect();
+        self.stream(&RECORDING, &(), &RecordingQuery { disk: disks.to_vec(), stream, pulse_ms })
     }
 }
 

@@ -8,6 +8,32 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Histogram;
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
+
+/// The usage by file, control group and process.
+pub const USAGE: Endpoint<Blocking, (), UsageQuery, (), UsageReport> = Endpoint::get(
+    "/v1/usage",
+    "the usage by file, control group and process, of all disks or of those named",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&USAGE];
+
+/// The usage of which disks is reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UsageQuery {
+    /// Only this disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// Only the disks of this virtual machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
+}
+
+impl Query for UsageQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] = &[("disk", "NAME"), ("vm", "NAME")];
+}
 
 /// A sample of some disks, taken at one time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -306,6 +332,18 @@ impl DiskUsage {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+impl Client {
+    /// The usage by file, control group and process: of all disks, of the disk `disk`, or of the
+    /// disks of `vm`.
+    ///
+    /// # Errors
+    /// When there is no answer, or no disk of this name.
+    pub fn usage(&self, disk: Option<&str>, vm: Option<&str>) -> Result<UsageReport, ClientError> {
+        let query = UsageQuery { disk: disk.map(str::to_owned), vm: vm.map(str::to_owned) };
+        self.ask(&USAGE, &(), &query, &())
+    }
 }
 
 #[cfg(test)]

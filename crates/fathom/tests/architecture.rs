@@ -292,11 +292,9 @@ fn features_stand_on_each_other_without_a_circle() {
 
 /// What the parts of the daemon that serve features know of one by name, by file: what has not yet got a method of
 /// `Feature`. A new feature does not come here.
-const KNOWN_BY_NAME: [(&str, &str); 8] = [
+const KNOWN_BY_NAME: [(&str, &str); 6] = [
     ("configuration/layers/mod.rs", "log"),
     ("daemon/disks.rs", "cache"),
-    ("daemon/http/routes.rs", "background"),
-    ("daemon/http/routes.rs", "events"),
     ("daemon/lasting/mod.rs", "log"),
     ("daemon/lasting/start.rs", "log"),
     ("daemon/overlay/decide.rs", "log"),

@@ -14,7 +14,7 @@ use fathom_insight::change::{Author, ChangeKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::configuration::{Configuration, ConfigurationFile, Keepsakes};
 use crate::daemon::Daemon;
@@ -27,10 +27,6 @@ use crate::process::log::Journal;
 use crate::process::notify::notify;
 
 const SIGHUP: &str = "SIGHUP";
-/// The most threads for changes and for long requests. They end when idle. Changes and flushes use only some
-/// of them (`routes::CHANGES_MAX`, `FLUSHES_MAX`, `COUNTS_MAX`), so that other requests always find one.
-const BLOCKING_THREADS_MAX: usize = 64;
-
 /// The longest pause between two attempts to listen at the address of `/metrics`.
 const METRICS_PAUSE_MAX: Duration = Duration::from_secs(10);
 
@@ -59,7 +55,7 @@ pub(crate) fn run(
     let log = Arc::clone(&journal);
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .max_blocking_threads(routes::threads_max())
         .thread_keep_alive(Duration::from_secs(1))
         .build()
         .map_err(|error| failed("the event loop cannot be started", &error))
@@ -130,13 +126,7 @@ async fn serve(
     let control = bind_control(&options.control).map_err(one)?;
     let daemon = Daemon::new(configuration, file, journal, begun);
     let end = Arc::new(Notify::new());
-    let app = App {
-        daemon: Arc::clone(&daemon),
-        end: Arc::clone(&end),
-        changes: Arc::new(Semaphore::new(routes::CHANGES_MAX)),
-        flushes: Arc::new(Semaphore::new(routes::FLUSHES_MAX)),
-        counts: Arc::new(Semaphore::new(routes::COUNTS_MAX)),
-    };
+    let app = App { daemon: Arc::clone(&daemon), end: Arc::clone(&end) };
     // Before the disks are opened, so that it is known which of them hang.
     let router = routes::router(app);
     let server = tokio::spawn(serve_control(control, router.clone()));

@@ -3,7 +3,10 @@
 //! `{column}` replaces a whole part of the path or a whole value of the body. So a value that a
 //! guest has chosen cannot add parts to the path or keys to the body.
 
-use fathom_control::{DiskChange, DiskDefinition, LayerDefinition, OffloadRequest, escape};
+use fathom_control::{
+    AnyEndpoint, DiskChange, DiskDefinition, LayerDefinition, Method, OffloadRequest, endpoints,
+    escape,
+};
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
 use fathom_options::{Places, Problem, Problems, Title, Written, suggestion};
@@ -21,7 +24,7 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 /// A prepared command, which is filled with the values of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Command {
-    method: &'static str,
+    method: Method,
     path: Vec<Part>,
     /// Whether a disk is removed even if it is in use.
     force: bool,
@@ -32,7 +35,7 @@ pub(crate) struct Command {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
     /// The method.
-    pub method: &'static str,
+    pub method: Method,
     /// The path, percent-encoded.
     pub path: String,
     /// The body.
@@ -68,36 +71,45 @@ enum Shape {
 /// Finds the problems of a body.
 type CheckBody = fn(&Json) -> Problems;
 
+/// A permitted command: its endpoint, and the check of its body if it has one.
+type Known = (&'static (dyn AnyEndpoint + Sync), Option<CheckBody>);
+
 /// The permitted commands. The shutdown of the daemon is not one of them.
-const KNOWN: [(&str, &[&str], Option<CheckBody>); 5] = [
+static KNOWN: [Known; 5] = [
     (
-        "POST",
-        &["v1", "disks"],
+        &endpoints::ADD_DISK,
         Some(|body| reads_as(body, |disk: &mut DiskDefinition| &mut disk.layers)),
     ),
     (
-        "PATCH",
-        &["v1", "disks", "{}"],
+        &endpoints::CHANGE_DISK,
         Some(|body| {
             reads_as(body, |change: &mut DiskChange| change.layers.get_or_insert_default())
         }),
     ),
-    ("DELETE", &["v1", "disks", "{}"], None),
+    (&endpoints::REMOVE_DISK, None),
     (
-        "POST",
-        &["v1", "disks", "{}", "offload"],
+        &endpoints::CHANGE_OFFLOAD,
         Some(|body| {
             let mut problems = Problems::default();
             let _: Option<OffloadRequest> = read(body, &Places::default(), &mut problems);
             problems
         }),
     ),
-    ("POST", &["v1", "reload"], None),
+    (&endpoints::RELOAD, None),
 ];
 /// The parameter that removes a disk even if it is in use.
 const FORCE: &str = "?force=true";
-const KNOWN_SHOWN: &str = "commands are `POST /v1/disks`, `PATCH /v1/disks/{name}`, \
-                           `DELETE /v1/disks/{name}`, `POST /v1/disks/{name}/offload` and `POST /v1/reload`";
+
+/// The permitted commands, for people.
+fn known_shown() -> String {
+    let shown = KNOWN.iter().map(|(endpoint, _)| {
+        let row = endpoint.row();
+        format!("`{} {}`", row.method, row.path)
+    });
+    let mut shown: Vec<String> = shown.collect();
+    let last = shown.pop().unwrap_or_default();
+    format!("commands are {} and {last}", shown.join(", "))
+}
 
 fn read<T: DeserializeOwned>(value: &Json, places: &Places, problems: &mut Problems) -> Option<T> {
     let title = Title::Words("the command's body");
@@ -137,7 +149,7 @@ fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usiz
 impl Command {
     /// Prepares a command for rows with these columns.
     pub fn new(definition: &CommandDefinition, columns: &[Column]) -> Result<Self, Wrong> {
-        let wrong = |message: String| Wrong("command", message, KNOWN_SHOWN.into());
+        let wrong = |message: String| Wrong("command", message, known_shown());
         let request = definition.request.trim();
         let Some((method, path)) = request.split_once(' ') else {
             return Err(wrong(format!("{request:?} is not a method and a path")));
@@ -147,12 +159,18 @@ impl Command {
             _ => (path.trim(), false),
         };
         let parts: Vec<&str> = path.strip_prefix('/').unwrap_or("").split('/').collect();
-        let fits = |known: &[&str]| {
-            known.len() == parts.len()
-                && known.iter().zip(&parts).all(|(known, part)| *known == "{}" || known == part)
+        let fits = |known: &str| {
+            let mut known = known.split('/').skip(1);
+            let is_same = |part: &&str| {
+                known.next().is_some_and(|known| known.starts_with('{') || known == *part)
+            };
+            parts.iter().all(is_same) && known.next().is_none()
         };
-        let known = KNOWN.iter().find(|(known, path, _)| *known == method && fits(path));
-        let Some((method, _, check)) = known else {
+        let known = KNOWN.iter().find_map(|(endpoint, check)| {
+            let row = endpoint.row();
+            (row.method.name() == method && fits(row.path)).then_some((row.method, *check))
+        });
+        let Some((method, check)) = known else {
             return Err(wrong(format!("{request:?} is not a permitted command")));
         };
         let mut path = Vec::new();
@@ -173,7 +191,7 @@ impl Command {
             }
             (Some(body), Some(check)) => {
                 let shape = Shape::new(body, columns, DEPTH_MAX)?;
-                check_body(&shape, columns, *check)?;
+                check_body(&shape, columns, check)?;
                 Some(shape)
             }
             (None, Some(_)) => {

@@ -309,7 +309,7 @@ fn values_stay_values() {
     assert_eq!(
         request,
         Request {
-            method: "PATCH",
+            method: fathom_control::Method::Patch,
             path: "/v1/disks/a%2F..%2Fb%3Fx%3D1%23%C3%A9%22%7D".into(),
             body: Some(wanted)
         }

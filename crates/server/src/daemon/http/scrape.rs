@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use crate::daemon::Daemon;
-use crate::daemon::http::routes::metrics_text;
+use crate::daemon::http::routes::Share;
 use crate::daemon::metrics;
 
 /// The most connections that are served at a time.
@@ -20,6 +20,7 @@ const HEAD_MAX: usize = 8192;
 /// Serves only `/metrics` over TCP, with limits on the number of connections and their time.
 pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
     let permits = Arc::new(Semaphore::new(SCRAPERS_MAX));
+    let workers = Share::of_workers("/metrics");
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let stream = match listener.accept().await {
@@ -30,15 +31,15 @@ pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
                 continue;
             }
         };
-        let daemon = Arc::clone(&daemon);
+        let (daemon, workers) = (Arc::clone(&daemon), workers.clone());
         tokio::spawn(async move {
             let _permit = permit;
-            let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon)).await;
+            let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon, &workers)).await;
         });
     }
 }
 
-async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>) -> std::io::Result<()> {
+async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>, workers: &Share) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         let mut piece = [0; 1024];
@@ -55,7 +56,12 @@ async fn scrape(stream: &TcpStream, daemon: &Arc<Daemon>) -> std::io::Result<()>
     }
     let found = [b"GET /metrics ".as_slice(), b"GET /metrics?"];
     let (status, body) = if found.iter().any(|start| head.starts_with(start)) {
-        ("200 OK", metrics_text(daemon).await)
+        daemon.check_problems().await;
+        let daemon = Arc::clone(daemon);
+        match workers.work(move || Ok(metrics::text(&daemon))).await {
+            Ok(text) => ("200 OK", text),
+            Err(refused) => ("503 Service Unavailable", format!("{refused}\n")),
+        }
     } else {
         ("404 Not Found", "only GET /metrics is served here\n".to_owned())
     };

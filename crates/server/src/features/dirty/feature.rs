@@ -1,6 +1,6 @@
 //! The dirty data of guests, as a feature of the daemon.
 
-use fathom_control::DirtyRequest;
+use fathom_control::DirtyQuery;
 
 use super::metrics::of_dirty;
 use crate::daemon::Daemon;
@@ -13,6 +13,6 @@ pub(crate) struct Dirty;
 impl Feature for Dirty {
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {
         // Without a name of a guest, a count of dirty pages does not fail.
-        of_dirty(page, &daemon.dirty(None, DirtyRequest::default()).unwrap_or_default());
+        of_dirty(page, &daemon.dirty(&DirtyQuery::default(), None).unwrap_or_default());
     }
 }

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
 use fathom_control::{
-    DeviceDirty, DirtyReport, DirtyRequest, ErrorBody, ErrorCode, FileDirty, FilesDirty,
-    GuestDirty, MappedDirty, TablesDirty,
+    DeviceDirty, DirtyQuery, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty,
+    MappedDirty, TablesDirty,
 };
 use fathom_insight::Names;
 use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
 
-use super::dirty::written::{INTERVAL_MAX, Shares, written_in};
+use super::dirty::written::{INTERVAL_MAX, Shares, WrittenCount};
 use super::guests::usage::{insight_of, vm_of};
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
@@ -30,43 +30,71 @@ const FILES_MAX: usize = 10_000;
 /// The longest time for which the memory of all guests of a report is searched for page tables.
 const TABLES_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// A guest, the name of its machine, and its disks.
+type Selected = (GuestView, String, Vec<Arc<Served>>);
+
 impl Daemon {
-    /// Counts the dirty pages of all guests, or of the guests with a name or a disk `selected`.
-    pub(crate) fn dirty(
+    /// All guests, or those with a name, a number or a disk `selected`.
+    ///
+    /// # Errors
+    /// When there is no such guest.
+    fn selected_guests(&self, selected: Option<&str>) -> Result<Vec<Selected>, ErrorBody> {
+        let served = self.served();
+        let guests = self.part::<Arc<Introspection>>().guests().into_iter().filter_map(|view| {
+            let disks: Vec<Arc<Served>> = view
+                .disks
+                .iter()
+                .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
+                .cloned()
+                .collect();
+            let vm = vm_of(&served, &view.disks).to_owned();
+            let is_selected = selected.is_none_or(|name| {
+                vm == name
+                    || view.disks.iter().any(|disk| disk == name)
+                    || view.number.to_string() == name
+            });
+            is_selected.then_some((view, vm, disks))
+        });
+        let guests: Vec<Selected> = guests.collect();
+        if let Some(name) = selected.filter(|_| guests.is_empty()) {
+            return Err(refusal(
+                ErrorCode::NotFound,
+                format!("no guest is called {name}, and none whose memory is read has this disk"),
+                "`fathom dirty` lists the guests; the disk needs `classify = true` and a running \
+                 guest",
+            ));
+        }
+        Ok(guests)
+    }
+
+    /// Begins to count what guests write in `interval`. The caller waits for it and hands the
+    /// result to [`Self::dirty`].
+    pub(crate) fn begin_written(
         &self,
         selected: Option<&str>,
-        request: DirtyRequest,
-    ) -> Result<DirtyReport, ErrorBody> {
-        let served = self.served();
-        let selected_views =
-            self.part::<Arc<Introspection>>().guests().into_iter().filter_map(|view| {
-                let disks: Vec<&Arc<Served>> = view
-                    .disks
-                    .iter()
-                    .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
-                    .collect();
-                let vm = vm_of(&served, &view.disks);
-                let is_selected = selected.is_none_or(|name| {
-                    vm == name
-                        || view.disks.iter().any(|disk| disk == name)
-                        || view.number.to_string() == name
-                });
-                is_selected.then_some((view, vm, disks))
-            });
-        let views: Vec<_> = selected_views.collect();
-        let interval = request.written_ms.map(Duration::from_millis);
-        if interval.is_some_and(|interval| interval > INTERVAL_MAX) {
+        interval: Duration,
+    ) -> Result<WrittenCount, ErrorBody> {
+        if interval > INTERVAL_MAX {
             return Err(refusal(
                 ErrorCode::Invalid,
                 "written pages are counted in at most 60 s",
                 "set a shorter time",
             ));
         }
-        let written = interval.map(|interval| {
-            let guests = views.iter().map(|(view, _, disks)| (&view.memory, &disks[..]));
-            written_in(interval, &guests.collect::<Vec<_>>())
-        });
-        let mut written = written.unwrap_or_default().into_iter();
+        let guests = self.selected_guests(selected)?;
+        let guests = guests.into_iter().map(|(view, _, disks)| (view.number, view.memory, disks));
+        Ok(WrittenCount::begin(guests.collect()))
+    }
+
+    /// Counts the dirty pages of all guests, or of those that the query names. `written` is a count
+    /// of what they have written, which ends now.
+    pub(crate) fn dirty(
+        &self,
+        query: &DirtyQuery,
+        written: Option<WrittenCount>,
+    ) -> Result<DirtyReport, ErrorBody> {
+        let views = self.selected_guests(query.guest.as_deref())?;
+        let mut written = written.map(WrittenCount::end).unwrap_or_default();
         let mut shares = Shares::new(TABLES_TIME_MAX, views.len());
         let mut guests = Vec::new();
         let kernels: Vec<_> = views.iter().map(|(view, ..)| view.kernel.clone()).collect();
@@ -75,17 +103,10 @@ impl Daemon {
             // What the next count reads comes while this one is made.
             following.next().into_iter().flatten().for_each(|kernel| kernel.expect_dirty());
             let names = self.part::<Arc<Introspection>>().names();
-            let mut counted = count(view, vm, &disks, names, request, shares.next());
-            counted.written = written.next().flatten();
+            let number = view.number;
+            let mut counted = count(view, &vm, &disks, names, query, shares.next());
+            counted.written = written.remove(&number);
             guests.push(counted);
-        }
-        if let Some(name) = selected.filter(|_| guests.is_empty()) {
-            return Err(refusal(
-                ErrorCode::NotFound,
-                format!("no guest is called {name}, and none whose memory is read has this disk"),
-                "`fathom dirty` lists the guests; the disk needs `classify = true` and a running \
-                 guest",
-            ));
         }
         let (time_ns, unix_time_ns) = (Clock::System.now_ns(), unix_time_ns());
         Ok(DirtyReport { time_ns, unix_time_ns, guests })
@@ -96,9 +117,9 @@ impl Daemon {
 fn count(
     view: GuestView,
     vm: &str,
-    disks: &[&Arc<Served>],
+    disks: &[Arc<Served>],
     names: &Names,
-    request: DirtyRequest,
+    query: &DirtyQuery,
     deadline: Instant,
 ) -> GuestDirty {
     let objects: Vec<Arc<DiskObject>> = disks
@@ -114,7 +135,7 @@ fn count(
         disks: view.disks,
         ..GuestDirty::default()
     };
-    let tables = request.tables.map(|stride| {
+    let tables = query.tables.map(|stride| {
         let memory = view.memory.clone();
         catch_unwind(AssertUnwindSafe(move || tables_of(&memory, stride, deadline)))
     });
@@ -125,8 +146,8 @@ fn count(
         let begun = Instant::now();
         let dirty = kernel.dirty(&objects);
         let count_ns = begun.elapsed().as_nanos() as u64;
-        let files = request.files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
-        let mapped = if request.mapped { mapped_of(&kernel) } else { None };
+        let files = query.files.and_then(|max| files_of(&kernel, names, max.min(FILES_MAX)));
+        let mapped = if query.mapped { mapped_of(&kernel) } else { None };
         (dirty, count_ns, files, mapped)
     }));
     let Ok((dirty, count_ns, files, mapped)) = counted else { return found };

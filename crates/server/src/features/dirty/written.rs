@@ -1,8 +1,8 @@
 //! The pages of guests that are written in an interval, and what their disks transfer meanwhile.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Clock, Operation};
@@ -18,24 +18,19 @@ const SAMPLE_TIME_MAX: Duration = Duration::from_secs(2);
 pub(crate) const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
 /// The state of a guest at the beginning of an interval.
-struct Beginning<'a> {
-    memory: &'a GuestMemory,
-    disks: &'a [&'a Arc<Served>],
+struct Beginning {
+    memory: GuestMemory,
+    disks: Vec<Arc<Served>>,
     begun: Instant,
     transferred: Option<(u64, u64)>,
     sample: Option<PageSample>,
     took: Duration,
 }
 
-impl<'a> Beginning<'a> {
-    fn new(
-        memory: &'a GuestMemory,
-        disks: &'a [&'a Arc<Served>],
-        first: u64,
-        deadline: Instant,
-    ) -> Self {
+impl Beginning {
+    fn new(memory: GuestMemory, disks: Vec<Arc<Served>>, first: u64, deadline: Instant) -> Self {
         let begun = Instant::now();
-        let transferred = transferred(disks);
+        let transferred = transferred(&disks);
         // A failure while one guest's memory is read must not affect the answer about other guests.
         let sample = || memory.sample_pages(first, || Instant::now() < deadline);
         let sample = catch_unwind(AssertUnwindSafe(sample)).ok();
@@ -51,7 +46,7 @@ impl<'a> Beginning<'a> {
         let found = catch_unwind(AssertUnwindSafe(change)).ok()?;
         let took = self.took + begun.elapsed();
         // Counters that have begun again, after a change of the disk, say nothing.
-        let of_disks = transferred(self.disks).zip(self.transferred);
+        let of_disks = transferred(&self.disks).zip(self.transferred);
         let of_disks = of_disks.and_then(|(after, before)| {
             Some((after.0.checked_sub(before.0)?, after.1.checked_sub(before.1)?))
         });
@@ -72,28 +67,37 @@ impl<'a> Beginning<'a> {
 }
 
 /// The bytes that disks have read and written; `None` if one of them has no tap.
-fn transferred(disks: &[&Arc<Served>]) -> Option<(u64, u64)> {
+fn transferred(disks: &[Arc<Served>]) -> Option<(u64, u64)> {
     disks.iter().try_fold((0, 0), |(read, written), served| {
         let bytes = served.part::<Tap>()?.counts().bytes;
         Some((read + bytes[Operation::Read as usize], written + bytes[Operation::Write as usize]))
     })
 }
 
-/// The pages of guests, each with its memory and its disks, that are written in an interval from now
-/// on. `None` for a guest whose memory cannot be read. Waits for the interval.
-pub(crate) fn written_in(
-    interval: Duration,
-    guests: &[(&GuestMemory, &[&Arc<Served>])],
-) -> Vec<Option<WrittenDirty>> {
-    let first = Clock::System.now_ns();
-    let mut shares = Shares::new(SAMPLE_TIME_MAX, guests.len());
-    let beginnings: Vec<Beginning<'_>> = guests
-        .iter()
-        .map(|(memory, disks)| Beginning::new(memory, disks, first, shares.next()))
-        .collect();
-    thread::sleep(interval);
-    let mut shares = Shares::new(SAMPLE_TIME_MAX, guests.len());
-    beginnings.into_iter().map(|beginning| beginning.end(shares.next())).collect()
+/// A count of the pages that guests write in an interval. Nothing waits between its beginning and
+/// its end.
+pub(crate) struct WrittenCount(Vec<(u64, Beginning)>);
+
+impl WrittenCount {
+    /// Samples the memory of guests, each with its number and its disks.
+    pub(super) fn begin(guests: Vec<(u64, GuestMemory, Vec<Arc<Served>>)>) -> Self {
+        let first = Clock::System.now_ns();
+        let mut shares = Shares::new(SAMPLE_TIME_MAX, guests.len());
+        let begin =
+            |(number, memory, disks)| (number, Beginning::new(memory, disks, first, shares.next()));
+        Self(guests.into_iter().map(begin).collect())
+    }
+
+    /// What each guest, by its number, has written since. A guest whose memory cannot be read is
+    /// missing.
+    pub(super) fn end(self) -> BTreeMap<u64, WrittenDirty> {
+        let mut shares = Shares::new(SAMPLE_TIME_MAX, self.0.len());
+        let ended = self
+            .0
+            .into_iter()
+            .filter_map(|(number, beginning)| Some((number, beginning.end(shares.next())?)));
+        ended.collect()
+    }
 }
 
 /// The time for several guests, one after the other. Each gets an equal share of what the ones before have

@@ -10,7 +10,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use fathom_block::Operation;
-use fathom_control::GuestDirty;
+use fathom_control::{DirtyQuery, GuestDirty};
 use fathom_devices::{Medium, MediumKind, SysDevices};
 
 use crate::configuration::GuestOptions;
@@ -230,7 +230,8 @@ fn run(daemon: &Weak<Daemon>) {
 
 impl Daemon {
     fn candidate(&self, guest: &GuestOptions, medium: &Medium) -> Option<Candidate> {
-        let report = self.dirty(Some(&guest.vm), fathom_control::DirtyRequest::default()).ok()?;
+        let query = DirtyQuery { guest: Some(guest.vm.clone()), ..DirtyQuery::default() };
+        let report = self.dirty(&query, None).ok()?;
         let guests = report.guests.iter().filter(|found| found.vm == guest.vm);
         let dirty = guests.filter_map(|found| self.dirty_on(found, medium)).max()?;
         Some(Candidate { vm: guest.vm.clone(), dirty, dirty_min: guest.flush_min.0 })
