@@ -63,7 +63,7 @@ pub use open::{Offer, OpenContext};
 pub use parted::{PartAnswer, PartAnswers, PartedRequests};
 pub use prefetch::{prefetch, prefetch_to_change};
 pub use problem::BackendProblem;
-pub use report::{Figure, FigureKind, LayerProblem, LayerReport};
+pub use report::{Figure, FigureKind, LayerCause, LayerProblem, LayerReport};
 pub use request::{
     Allocation, CacheHit, Course, ErrorKind, Extent, Flags, HeldBy, Operation, Outcome,
     REQUEST_LENGTH_MAX, Request, SERIAL_LENGTH,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A problem of a back end that an operator has to know. The set is closed: status, metrics and log
-/// match it in full. The text of [`Display`](fmt::Display) includes the remedy.
+/// match it in full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendProblem {
     /// Writes that had been acknowledged may be lost: the kernel could not write them to the
@@ -61,46 +61,51 @@ impl BackendProblem {
     }
 }
 
-impl fmt::Display for BackendProblem {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl BackendProblem {
+    /// The problem, as a sentence.
+    pub fn message(&self) -> String {
         match self {
             Self::WritesLost { errno, earlier } => {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 let when = if *earlier { " while an earlier daemon served the disk" } else { "" };
-                write!(
-                    formatter,
-                    "acknowledged writes may be lost ({error}){when}; the disk takes no more \
-                     writes: repair the store, then use `fathom disk recover`"
+                format!(
+                    "acknowledged writes may be lost ({error}){when}; the disk takes no more writes"
                 )
             }
-            Self::LossNotRecorded => formatter.write_str(
-                "the loss could not be recorded beside the image; check the guest's file systems \
-                 before the daemon is restarted",
-            ),
-            Self::Deleted { path } => write!(
-                formatter,
-                "its file was deleted and is lost when the disk is closed; stop the guest and copy \
-                 the file from {path}"
-            ),
-            Self::CutShort { length, capacity } => write!(
-                formatter,
-                "its file was truncated to {length} bytes, and had {capacity}; reads beyond the end \
-                 fail: stop the guest and restore the file"
-            ),
-            Self::TakenOver { text } => write!(
-                formatter,
-                "{text}: the store refuses this daemon; stop the one that is wrong, then start the other again"
-            ),
-            Self::Unreachable { text } => {
-                write!(
-                    formatter,
-                    "the store does not carry out requests ({text}): repair its hosts, or the way to them"
-                )
+            Self::LossNotRecorded => "the loss could not be recorded beside the image".into(),
+            Self::Deleted { .. } => {
+                "its file was deleted and is lost when the disk is closed".into()
             }
-            Self::ContentWrong { text } => write!(
-                formatter,
-                "{text}: reads of it fail; restore the node that has lost or changed it"
+            Self::CutShort { length, capacity } => format!(
+                "its file was truncated to {length} bytes, and had {capacity}; reads beyond the end fail"
             ),
+            Self::TakenOver { text } => format!("{text}: the store refuses this daemon"),
+            Self::Unreachable { text } => format!("the store does not carry out requests ({text})"),
+            Self::ContentWrong { text } => format!("{text}: reads of it fail"),
         }
+    }
+
+    /// What the operator can do.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::WritesLost { .. } => "repair the store, then use `fathom disk recover`".into(),
+            Self::LossNotRecorded => {
+                "check the guest's file systems before the daemon is restarted".into()
+            }
+            Self::Deleted { path } => format!("stop the guest and copy the file from {path}"),
+            Self::CutShort { .. } => "stop the guest and restore the file".into(),
+            Self::TakenOver { .. } => {
+                "stop the one that is wrong, then start the other again".into()
+            }
+            Self::Unreachable { .. } => "repair its hosts, or the way to them".into(),
+            Self::ContentWrong { .. } => "restore the node that has lost or changed it".into(),
+        }
+    }
+}
+
+/// The message and the remedy.
+impl fmt::Display for BackendProblem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.message(), self.remedy())
     }
 }

@@ -12,6 +12,13 @@ pub struct Problem {
     /// What the user can do next; may be empty.
     #[serde(default)]
     pub remedy: String,
+    /// The layer that has the problem; empty if it is none of a layer.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub layer: String,
+    /// What it is more exactly than the kind says, for programs; empty if the kind says all. A disk
+    /// may have several problems of a kind, with different layers or causes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
     /// For a problem of the daemon: the disk that it does not serve because of the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,

@@ -1,14 +1,17 @@
 //! Problems: shown everywhere, and logged once when they begin and once when they end.
 
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fathom_control::ProblemKind;
+use fathom_control::{DiskChange, ProblemKind};
 use fathom_sim::FaultyDevice;
 
+use crate::cache::succeeds;
 use crate::nbd::Nbd;
+use crate::offload::{failing_server, wait_until_served};
 use crate::process::{Daemon, command, disk_over_nbd, image};
 
 /// A write's length, in bytes.
@@ -313,4 +316,85 @@ fn a_link_without_a_centre_is_a_problem_of_the_daemon() {
     centre.kill().unwrap();
     centre.wait().unwrap();
     daemon.end();
+}
+
+/// Two layers of one disk fail at once: each is a problem of its own, which begins and ends.
+#[test]
+fn each_layer_has_its_own_problems() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", 8 << 20);
+    succeeds(folder.path(), &["create", "cache", "--size", "8M"]);
+    let broken = folder.path().join("broken");
+    let Some(server) = failing_server(folder.path()) else { return };
+    let _server = Server(server);
+    let layers = format!(
+        "layers = [{{ kind = \"cache\", store = \"cache\" }}, {{ kind = \"wal\", \
+         log = \"nbd+unix:///?socket={}\", size = \"1M\", age = \"1h\" }}]\n",
+        folder.path().join("log.sock").display()
+    );
+    let text = disk_over_nbd(&folder.path().join("a.img"), &layers);
+    let daemon = Daemon::start_in(folder, &text);
+    wait_until_served(&daemon);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    assert_eq!(nbd.fill_block(0, 1), Some(0));
+    assert_eq!(kinds(&daemon, "a"), []);
+    // The layers with a problem of this cause: the cache's store is truncated, the log's fails.
+    let failing = || {
+        let problems = daemon.client().disk("a").unwrap().problems.into_iter();
+        let all: Vec<(String, String)> = problems.map(|it| (it.layer, it.cause)).collect();
+        [("cache", "cut-short"), ("wal", "volume-failed")]
+            .map(|(layer, cause)| all.contains(&(layer.into(), cause.into())))
+    };
+    let begun = || {
+        ["the store of `cache`: its file was truncated", "its log volume failed"]
+            .map(|text| lines(&daemon, "a", &format!("problem layer-failed: {text}")))
+    };
+    let ended = || {
+        ["(cache, cut-short)", "(wal, volume-failed)"]
+            .map(|which| lines(&daemon, "a", &format!("problem ended: layer-failed {which}")))
+    };
+    let shown = || {
+        let metrics = daemon.client().metrics().unwrap();
+        ["layer=\"cache\",cause=\"cut-short\"} 1", "layer=\"wal\",cause=\"volume-failed\"} 1"].map(
+            |labels| {
+                let before = "fathom_disk_problem{disk=\"a\",vm=\"\",kind=\"layer-failed\",";
+                metrics.contains(&format!("{before}{labels}"))
+            },
+        )
+    };
+    File::options().write(true).open(daemon.path("cache")).unwrap().set_len(4096).unwrap();
+    daemon.until("the cache's problem", || failing() == [true, false]);
+    assert_eq!(begun(), [1, 0], "{}", daemon.log());
+    File::create(&broken).unwrap();
+    let mut block = 1;
+    daemon.until("both problems", || {
+        let _ = nbd.fill_block(block, 2);
+        block += 1;
+        failing() == [true, true]
+    });
+    assert_eq!((begun(), ended()), ([1, 1], [0, 0]), "{}", daemon.log());
+    assert_eq!(shown(), [true, true]);
+    let mut info = command(&daemon.path(""));
+    let info = info.args(["disk", "info", "a", "--control", "control.sock"]).output().unwrap();
+    let info = String::from_utf8_lossy(&info.stdout).into_owned();
+    assert!(info.contains("its file was truncated") && info.contains("its log volume"), "{info}");
+    // Each ends by itself.
+    std::fs::remove_file(&broken).unwrap();
+    daemon.until("the log's problem to end", || failing() == [true, false]);
+    assert_eq!((begun()[0], ended()), (1, [0, 1]), "{}", daemon.log());
+    let change = DiskChange { remove_layer: Some("cache".into()), ..DiskChange::default() };
+    daemon.client().change_disk("a", &change).unwrap();
+    daemon.until("the cache's problem to end", || failing() == [false, false]);
+    assert_eq!((begun()[0], ended()), (1, [1, 1]), "{}", daemon.log());
+    assert_eq!(shown(), [false, false]);
+}
+
+/// A server that ends with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
 use fathom_block::{
-    Backend, Capabilities, Layer, LayerPart, LayerProblem, LayerReport, OpenContext,
+    Backend, Capabilities, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
 };
 use fathom_cache::Policy;
 
@@ -311,7 +311,10 @@ impl Layer for LostCache {
             "{}. Then run `fathom cache detach` and `fathom cache attach`, or restart the daemon",
             self.remedy
         );
-        LayerReport { figures: Vec::new(), problems: vec![LayerProblem { message, remedy }] }
+        LayerReport {
+            figures: Vec::new(),
+            problems: vec![LayerProblem { cause: LayerCause::NotUsed, message, remedy }],
+        }
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use fathom_block::{Crossing, LayerProblem};
+use fathom_block::{Crossing, LayerCause, LayerProblem};
 
 use super::queue::CacheQueue;
 use super::state::CacheState;
@@ -77,6 +77,7 @@ impl Marking {
     pub(super) fn problem(&self) -> Option<LayerProblem> {
         let error = lock(&self.error).clone()?;
         Some(LayerProblem {
+            cause: LayerCause::MarkNotWritten,
             message: format!(
                 "its image cannot be marked as having blocks in the cache: {error}. The disk uses the cache, \
                  which the next start may find empty"

@@ -65,8 +65,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart, LayerProblem,
-    LayerReport, OpenContext, Urgency, Waker,
+    Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerCause, LayerPart,
+    LayerProblem, LayerReport, OpenContext, Urgency, Waker,
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
@@ -634,6 +634,7 @@ impl Layer for Cache {
                 format!("its cache is out of service: {kind}")
             };
             problems.push(LayerProblem {
+                cause: LayerCause::OutOfService,
                 message,
                 remedy: "replace the cache's device, or remove the layer: no data is lost".into(),
             });
@@ -644,6 +645,7 @@ impl Layer for Cache {
             let state =
                 if status.failed.is_some() { "the disk rejects changes" } else { "changes wait" };
             problems.push(LayerProblem {
+                cause: LayerCause::MarkNotRemoved,
                 message: format!("the mark of its image cannot be changed: {state}"),
                 remedy:
                     "make the image's folder writable, and space on its file system: a later start \

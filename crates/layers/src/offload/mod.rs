@@ -222,7 +222,7 @@ impl Offload {
     pub fn unfit(&self) -> Option<String> {
         let problems = self.wal.inner.volume.backend().problems();
         let known = problems.iter().find(|problem| **problem != BackendProblem::LossNotRecorded);
-        known.map(ToString::to_string).or_else(|| {
+        known.map(BackendProblem::message).or_else(|| {
             self.wal.inner.shared.access(|state| match state.failed {
                 Some(kind) => Some(kind.to_string()),
                 None => state.refuses().map(|_| "it had failed, and is being emptied".into()),

@@ -34,7 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use fathom_block::{
-    Capabilities, Figure, Layer, LayerPart, LayerProblem, LayerReport, OpenContext, Request,
+    Capabilities, Figure, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
+    Request,
 };
 use fathom_insight::{Name, Names, Waiters};
 use wildmatch::WildMatch;
@@ -246,6 +247,7 @@ impl Layer for Schedule {
         ]);
         let problem = |reason: &String| {
             LayerProblem {
+ cause: LayerCause::DevicesUnknown,
             message: format!(
                 "the devices beneath it were not found ({reason}): its layer `schedule` shares none with other \
                  disks"

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerPart,
+    Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerCause, LayerPart,
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
 use fathom_reactor::Reactor;
@@ -557,6 +557,7 @@ impl Layer for Wal {
 pub(crate) fn not_written_back(used: u64, size: u64, kind: ErrorKind) -> LayerProblem {
     let share = used * 100 / size.max(1);
     LayerProblem {
+        cause: LayerCause::NotWrittenBack,
         message: format!("its log, {share} % full, is not written back: {kind}"),
         remedy: "repair the disk beneath: write-back then continues automatically".into(),
     }

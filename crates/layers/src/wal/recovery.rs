@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use fathom_block::{ErrorKind, LayerProblem};
+use fathom_block::{ErrorKind, LayerCause, LayerProblem};
 use fathom_wal::{Checkpoint, Log, SUPERBLOCK_LENGTH};
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
@@ -330,13 +330,18 @@ impl Wal {
         let failure = lock(&inner.volume.recovery.failure);
         let last = failure.as_ref().filter(|_| obstacle.is_none());
         let last = last.map(|text| format!(" (last attempt: {text})")).unwrap_or_default();
-        LayerProblem { message: format!("its log volume failed: {consequence}{last}"), remedy }
+        LayerProblem {
+            cause: LayerCause::VolumeFailed,
+            message: format!("its log volume failed: {consequence}{last}"),
+            remedy,
+        }
     }
 }
 
 /// The problem of a log that was recovered, and rejects `what` until it is empty.
 pub(crate) fn emptied(what: &str) -> LayerProblem {
     LayerProblem {
+        cause: LayerCause::VolumeEmptied,
         message: format!(
             "its log volume had failed and works again: {what} are rejected until all is home"
         ),

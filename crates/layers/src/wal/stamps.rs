@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use fathom_block::LayerProblem;
+use fathom_block::{LayerCause, LayerProblem};
 use fathom_wal::{Checkpoint, Held, Log, SUPERBLOCK_LENGTH, select};
 
 use super::Wal;
@@ -73,6 +73,7 @@ impl Wal {
     /// The problem of a log whose image has an old mark.
     pub(crate) fn old_mark(&self) -> Option<LayerProblem> {
         self.inner.has_old_mark.load(Ordering::Relaxed).then(|| LayerProblem {
+ cause: LayerCause::MarkOld,
             message: "the mark of its image could not be written anew: an older copy of the log or of the \
                       image would not be noticed"
                 .into(),

@@ -57,8 +57,40 @@ struct Known {
     problem: Problem,
 }
 
-/// A problem that a check has found: its kind, message and remedy.
-pub(crate) struct Found(pub ProblemKind, pub String, pub String);
+impl Known {
+    /// Whether a check of the disk `disk` has found this problem again. Its text may have changed.
+    fn is(&self, disk: Option<&String>, found: &Found) -> bool {
+        let Problem { kind, layer, cause, .. } = &self.problem;
+        self.disk.as_ref() == disk
+            && (*kind, layer, cause) == (found.kind, &found.layer, &found.cause)
+    }
+
+    /// What has ended, for the log.
+    fn name(&self) -> String {
+        let Problem { kind, layer, cause, .. } = &self.problem;
+        let parts = [layer.as_str(), cause.as_str()].into_iter().filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.collect();
+        let more =
+            if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+        format!("{}{more}", kind.name())
+    }
+}
+
+/// A problem that a check has found. Kind, layer and cause tell it from the others of its disk.
+pub(crate) struct Found {
+    pub kind: ProblemKind,
+    pub layer: String,
+    pub cause: String,
+    pub message: String,
+    pub remedy: String,
+}
+
+impl Found {
+    /// A problem of which a disk has one of this kind at most.
+    pub(crate) fn new(kind: ProblemKind, message: String, remedy: String) -> Self {
+        Self { kind, layer: String::new(), cause: String::new(), message, remedy }
+    }
+}
 
 /// The state of a disk's health between two checks.
 #[derive(Default)]
@@ -122,42 +154,39 @@ impl Problems {
     fn compare(&self, found: Vec<(Option<String>, Found)>) {
         let mut known = self.known();
         known.retain(|old| {
-            let stays =
-                found.iter().any(|(disk, new)| *disk == old.disk && new.0 == old.problem.kind);
+            let stays = found.iter().any(|(disk, new)| old.is(disk.as_ref(), new));
             if !stays {
-                let kind = old.problem.kind.name();
+                let name = old.name();
                 if let Some(disk) = &old.disk {
-                    tracing::info!(disk = disk.as_str(), "problem ended: {kind}");
+                    tracing::info!(disk = disk.as_str(), "problem ended: {name}");
                 } else {
-                    tracing::info!("problem ended: {kind}");
+                    tracing::info!("problem ended: {name}");
                 }
             }
             stays
         });
-        for (disk, Found(kind, message, remedy)) in found {
-            let unserved = disk.clone().filter(|_| kind == ProblemKind::NotServed);
-            let same = |old: &&mut Known| old.disk == disk && old.problem.kind == kind;
-            if let Some(old) = known.iter_mut().find(same) {
-                old.problem.message = message;
-                old.problem.remedy = remedy;
+        for (disk, new) in found {
+            let unserved = disk.clone().filter(|_| new.kind == ProblemKind::NotServed);
+            if let Some(old) = known.iter_mut().find(|old| old.is(disk.as_ref(), &new)) {
+                old.problem.message = new.message;
+                old.problem.remedy = new.remedy;
                 continue;
             }
-            if let ProblemKind::WritesLost | ProblemKind::LossNotRecorded = kind {
-                // The back end logged it when it occurred.
-                let since_unix_time_ns = unix_time_ns();
-                let problem = Problem { kind, message, remedy, disk: None, since_unix_time_ns };
-                known.push(Known { disk, problem });
-                continue;
-            }
-            let name = kind.name();
-            let advice = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
-            if let Some(disk) = &disk {
-                tracing::error!(disk = disk.as_str(), "problem {name}: {message}{advice}");
-            } else {
-                tracing::error!("problem {name}: {message}{advice}");
+            let Found { kind, layer, cause, message, remedy } = new;
+            // The back end logged these when they occurred.
+            let is_logged = matches!(kind, ProblemKind::WritesLost | ProblemKind::LossNotRecorded);
+            if !is_logged {
+                let name = kind.name();
+                let advice = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
+                if let Some(disk) = &disk {
+                    tracing::error!(disk = disk.as_str(), "problem {name}: {message}{advice}");
+                } else {
+                    tracing::error!("problem {name}: {message}{advice}");
+                }
             }
             let since_unix_time_ns = unix_time_ns();
-            let problem = Problem { kind, message, remedy, disk: unserved, since_unix_time_ns };
+            let problem =
+                Problem { kind, message, remedy, layer, cause, disk: unserved, since_unix_time_ns };
             known.push(Known { disk, problem });
         }
     }
@@ -246,7 +275,7 @@ impl Daemon {
         }
         found.extend(self.unserved.problems().into_iter().map(|(name, reason)| {
             let ErrorBody { message, remedy, .. } = reason;
-            (Some(name), Found(ProblemKind::NotServed, message, remedy))
+            (Some(name), Found::new(ProblemKind::NotServed, message, remedy))
         }));
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
         let before = self.change_log.is_heard().then(|| self.problems.listed());
@@ -269,7 +298,7 @@ impl Daemon {
                 format!("the daemon has lost {} because of a bug", count(threads, "thread"));
             let remedy =
                 "see the log, report the bug, and restart the daemon when convenient".to_owned();
-            found.push(Found(ProblemKind::ThreadFailed, message, remedy));
+            found.push(Found::new(ProblemKind::ThreadFailed, message, remedy));
         }
         found.extend(self.strange_folder());
         for feature in FEATURES {
@@ -299,7 +328,7 @@ impl Daemon {
         };
         let remedy = "end the daemon, restore the folder and start again. Or look at `fathom config diff`: the next change \
                       in use that lasts, or a reload, accepts what there is";
-        Some(Found(ProblemKind::FolderReplaced, message, remedy.to_owned()))
+        Some(Found::new(ProblemKind::FolderReplaced, message, remedy.to_owned()))
     }
 }
 
@@ -358,21 +387,21 @@ fn of_disk(served: &Served) -> Vec<Found> {
             count(waiting, "write")
         );
         let remedy = "free some space: the writes then continue automatically".to_owned();
-        found.push(Found(ProblemKind::WaitingForRoom, message, remedy));
+        found.push(Found::new(ProblemKind::WaitingForRoom, message, remedy));
     } else if lately(health.no_space_at) {
         let message = format!("writes fail: the file system of {image} is full");
         let choice = match definition.when_full {
             WhenFull::Wait => "",
             WhenFull::Fail => "; with `when_full = \"wait\"` writes would wait for it",
         };
-        found.push(Found(ProblemKind::Full, message, format!("free some space{choice}")));
+        found.push(Found::new(ProblemKind::Full, message, format!("free some space{choice}")));
     }
     let of_layers = of_layers(&layers);
     if lately(health.io_at) {
-        let stores = if of_layers.is_some() { ", or from a store of its layers" } else { "" };
+        let stores = if of_layers.is_empty() { "" } else { ", or from a store of its layers" };
         let message = format!("requests fail with I/O errors from {image}{stores}");
         let remedy = "see the kernel's log for errors of the storage beneath".to_owned();
-        found.push(Found(ProblemKind::IoErrors, message, remedy));
+        found.push(Found::new(ProblemKind::IoErrors, message, remedy));
     }
 
     found.extend(of_layers);
@@ -398,7 +427,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
         let message = format!("{store} does not respond");
         let remedy =
             "check whether its device, or the file system or host beneath it, hangs".to_owned();
-        found.push(Found(ProblemKind::NotAnswering, message, remedy));
+        found.push(Found::new(ProblemKind::NotAnswering, message, remedy));
     } else if silent || stalled {
         let is_image = silent && inspected.is_none();
         found.push(not_answering(&image, is_image, &layers));
@@ -406,21 +435,21 @@ fn of_disk(served: &Served) -> Vec<Found> {
     if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
         let message = "it is being removed, but its requests in flight do not complete".to_owned();
         let remedy = "it is removed as soon as they complete".to_owned();
-        found.push(Found(ProblemKind::Leaving, message, remedy));
+        found.push(Found::new(ProblemKind::Leaving, message, remedy));
     }
     if let Some(guest) = guest {
         if guest.panics > 0 {
             let message =
                 format!("it has lost {} because of a bug", count(guest.panics, "queue thread"));
             let remedy = "see the log, and restart the guest".to_owned();
-            found.push(Found(ProblemKind::QueueFailed, message, remedy));
+            found.push(Found::new(ProblemKind::QueueFailed, message, remedy));
         }
         if guest.blind {
             let Refusal { message, remedy, .. } = Refusal::of_private_memory();
-            found.push(Found(ProblemKind::MemoryNotShared, message, remedy));
+            found.push(Found::new(ProblemKind::MemoryNotShared, message, remedy));
         }
         if let Some(refusal) = guest.refusal {
-            found.push(Found(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
+            found.push(Found::new(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
         }
     }
     found
@@ -451,7 +480,7 @@ fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
     };
     let message =
         format!("{} does not respond: requests in flight do not complete", suspects.join(", or "));
-    Found(ProblemKind::NotAnswering, message, remedy.to_owned())
+    Found::new(ProblemKind::NotAnswering, message, remedy.to_owned())
 }
 
 /// A store of a layer, for people.
@@ -461,22 +490,29 @@ fn store_of(layer: &dyn Layer, store: &dyn Backend) -> String {
 }
 
 /// The problems that the layers of a disk report, and those of their stores.
-fn of_layers(layers: &[KeyedLayer]) -> Option<Found> {
-    let (mut messages, mut remedies) = (Vec::new(), Vec::new());
-    for (_, layer) in layers {
+fn of_layers(layers: &[KeyedLayer]) -> Vec<Found> {
+    let mut found = Vec::new();
+    for (number, (_, layer)) in layers.iter().enumerate() {
+        let name = layer.name();
+        let earlier = layers[..number].iter().filter(|(_, other)| other.name() == name).count();
+        // Several layers of a kind are numbered.
+        let key = if earlier == 0 { name.to_owned() } else { format!("{name} {}", earlier + 1) };
+        let mut add = |cause: &str, message: String, remedy: String| {
+            let kind = ProblemKind::LayerFailed;
+            let (layer, cause) = (key.clone(), cause.to_owned());
+            found.push(Found { kind, layer, cause, message, remedy });
+        };
         for problem in layer.status().problems {
-            messages.push(problem.message);
-            remedies.push(problem.remedy);
+            add(problem.cause.name(), problem.message, problem.remedy);
         }
         for store in layer.stores() {
-            let name = layer.name();
-            messages.extend(
-                store.problems().iter().map(|problem| format!("the store of `{name}`: {problem}")),
-            );
+            for problem in store.problems() {
+                let message = format!("the store of `{name}`: {}", problem.message());
+                add(problem.name(), message, problem.remedy());
+            }
         }
     }
-    let remedy = remedies.join("; ");
-    (!messages.is_empty()).then(|| Found(ProblemKind::LayerFailed, messages.join("; "), remedy))
+    found
 }
 
 fn of_backend(problem: &BackendProblem) -> Found {
@@ -489,5 +525,7 @@ fn of_backend(problem: &BackendProblem) -> Found {
         | BackendProblem::Unreachable { .. }
         | BackendProblem::ContentWrong { .. } => ProblemKind::IoErrors,
     };
-    Found(kind, problem.to_string(), String::new())
+    let cause = if problem.name() == kind.name() { "" } else { problem.name() };
+    let cause = cause.to_owned();
+    Found { cause, ..Found::new(kind, problem.message(), problem.remedy()) }
 }

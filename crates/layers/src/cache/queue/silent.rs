@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fathom_block::{CacheHit, Crossing, LayerProblem, Operation, Request};
+use fathom_block::{CacheHit, Crossing, LayerCause, LayerProblem, Operation, Request};
 
 use super::{CacheQueue, Reading};
 use crate::access::Access;
@@ -314,12 +314,14 @@ impl Cache {
         if inner.volume.has_failed() {
             return None;
         }
-        let (state, remedy) = if inner.volume.is_silent() {
+        let (cause, state, remedy) = if inner.volume.is_silent() {
             let remedy = "check the device beneath it: the cache continues when it answers. `fathom cache detach` \
                           takes it away from the disk";
-            ("does not answer: what it has is read from the disk beneath", remedy)
+            let state = "does not answer: what it has is read from the disk beneath";
+            (LayerCause::NotAnswering, state, remedy)
         } else if used != Use::Marked {
             (
+                LayerCause::ChangesMissed,
                 "has not answered",
                 "nothing has to be done: the cache notes the changes that it has missed",
             )
@@ -331,6 +333,6 @@ impl Cache {
             Use::Left | Use::Returning => ". A start would find the cache of this disk empty now",
         };
         let message = format!("the store of its cache, {store}, {state}{missed}");
-        Some(LayerProblem { message, remedy: remedy.into() })
+        Some(LayerProblem { cause, message, remedy: remedy.into() })
     }
 }

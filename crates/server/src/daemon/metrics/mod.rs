@@ -74,7 +74,7 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
     let problems = "fathom_problem";
     page.family(problems, "gauge", "A problem of the daemon as a whole, by kind; always 1.");
     for problem in info.problems.iter().filter(|problem| problem.disk.is_none()) {
-        page.sample(problems, &[("kind", problem.kind.name())], 1);
+        page.sample(problems, &problem_labels(problem), 1);
     }
     let failed = "fathom_failed_threads_total";
     page.family(failed, "counter", "Threads that failed because of a bug in the daemon.");
@@ -106,6 +106,13 @@ fn of_process(page: &mut Page, info: &DaemonInfo) {
     }
 }
 
+/// What tells a problem from others. An empty label is the same as none.
+fn problem_labels(problem: &Problem) -> Vec<(&str, &str)> {
+    let more = [("layer", problem.layer.as_str()), ("cause", problem.cause.as_str())];
+    let more = more.into_iter().filter(|(_, value)| !value.is_empty());
+    std::iter::once(("kind", problem.kind.name())).chain(more).collect()
+}
+
 fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) {
     let families: [Family<'_, DiskStatus>; 1] =
         [("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.", |d| {
@@ -131,8 +138,9 @@ fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &S
     }
     for disk in disks {
         for problem in &disk.problems {
-            let [name, vm] = disk_labels(&disk.name, &disk.vm);
-            page.sample(kinds, &[name, vm, ("kind", problem.kind.name())], 1);
+            let mut labels = disk_labels(&disk.name, &disk.vm).to_vec();
+            labels.extend(problem_labels(problem));
+            page.sample(kinds, &labels, 1);
         }
     }
     let families: [Family<'_, DiskStatistics, f64>; 5] = [

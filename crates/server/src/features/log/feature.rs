@@ -67,8 +67,9 @@ impl Feature for Logs {
 
     fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<Found>) {
         let doubt = daemon.part::<LogVolumes>().doubt(served.disk.name());
-        found
-            .extend(doubt.map(|(message, remedy)| Found(ProblemKind::LogUnknown, message, remedy)));
+        found.extend(
+            doubt.map(|(message, remedy)| Found::new(ProblemKind::LogUnknown, message, remedy)),
+        );
     }
 
     fn layers(&self) -> Vec<LayerKind> {

@@ -99,5 +99,5 @@ fn no_events(status: &MonitorStatus) -> Found {
     let reason = status.problem.as_deref().unwrap_or("there has been no connection yet");
     let message = format!("the centre at {} gets no events: {reason}", status.address);
     let remedy = "start the centre, or correct [monitor]; `fathom monitor --status` shows the link";
-    Found(ProblemKind::MonitorLink, message, remedy.to_owned())
+    Found::new(ProblemKind::MonitorLink, message, remedy.to_owned())
 }

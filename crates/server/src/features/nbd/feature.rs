@@ -73,14 +73,11 @@ impl Feature for Nbd {
     }
 
     fn problems(&self, daemon: &Daemon, found: &mut Vec<Found>) {
-        // One problem for all, because a kind has one.
         let closed = if daemon.is_stopping() { Vec::new() } else { daemon.closed_listeners() };
-        if !closed.is_empty() {
-            let (messages, remedies): (Vec<_>, Vec<_>) =
-                closed.into_iter().map(|closed| (closed.message, closed.remedy)).unzip();
-            let kind = ProblemKind::ListenerClosed;
-            found.push(Found(kind, messages.join("; "), remedies.join("; ")));
-        }
+        found.extend(closed.into_iter().map(|(address, reason)| {
+            let closed = Found::new(ProblemKind::ListenerClosed, reason.message, reason.remedy);
+            Found { cause: address, ..closed }
+        }));
     }
 
     fn metrics(&self, daemon: &Daemon, page: &mut Page) {

@@ -127,15 +127,16 @@ impl Daemon {
     }
 
     /// The reasons why the daemon does not listen where it should.
-    pub(crate) fn closed_listeners(&self) -> Vec<ErrorBody> {
-        let mut reasons: Vec<ErrorBody> =
-            lock(&self.part::<Arc<Closed>>().metrics).iter().cloned().collect();
+    pub(crate) fn closed_listeners(&self) -> Vec<(String, ErrorBody)> {
+        let of_metrics = lock(&self.part::<Arc<Closed>>().metrics).clone();
+        let mut reasons: Vec<(String, ErrorBody)> =
+            of_metrics.into_iter().map(|reason| ("metrics".to_owned(), reason)).collect();
         for listening in self.listening() {
             if listening.listener().is_some() {
                 continue;
             }
             let address = listening.address();
-            reasons.push(match listening.refused() {
+            let reason = match listening.refused() {
                 Some(ErrorBody { code, message, remedy }) => {
                     let message = format!("the listener at {address} is closed: {message}");
                     refusal(code, message, remedy)
@@ -145,7 +146,8 @@ impl Daemon {
                     format!("the listener at {address} is closed"),
                     String::new(),
                 ),
-            });
+            };
+            reasons.push((address, reason));
         }
         reasons
     }
