@@ -52,6 +52,7 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     };
     let wal = Wal::open(volume, &options).unwrap();

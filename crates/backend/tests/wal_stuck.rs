@@ -114,6 +114,7 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     };
     let wal = Wal::open(&volume, &options).unwrap();

@@ -37,6 +37,7 @@ fn offload(copies: u64) -> Arc<dyn Layer> {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     };
     let settings = OffloadOptions { copies, ..OffloadOptions::default() };

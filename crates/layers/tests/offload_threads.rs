@@ -84,6 +84,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     };
     let settings = OffloadOptions {

@@ -42,6 +42,7 @@ fn changes_finer_than_a_greater_alignment_are_refused() {
             expected: None,
             mark: None,
             times: None,
+            home_store: fathom_layers::wal::HomeStore::default(),
             clock_start_ns: 0,
         };
         let wal = Wal::open(&volume, &options).unwrap();

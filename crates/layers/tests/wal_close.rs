@@ -119,6 +119,7 @@ fn a_closed_queue_leaves_the_flush_of_its_last_record_to_another() {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     };
     let wal = Wal::open(&Arc::new(LogVolume::new(Arc::new(volume))), &options).unwrap();

@@ -139,6 +139,7 @@ impl Rig {
             expected: None,
             mark: None,
             times: None,
+            home_store: fathom_layers::wal::HomeStore::default(),
             clock_start_ns: 0,
         };
         let wal = Wal::open(&volume, &options).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fathom_block::{Backend, Clock, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_layers::Wal;
 use fathom_layers::wal::{
-    Completion, HomeTimes, Life, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
+    Completion, HomeStore, HomeTimes, Life, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
 };
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::{Mismatch, RING_OFFSET};
@@ -29,6 +29,7 @@ fn options() -> WalOptions {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     }
 }
@@ -295,4 +296,84 @@ fn an_image_that_somebody_else_has_changed_is_refused() {
         assert_eq!(found, is_refused, "{seconds} {end:?} {boot} {has_ended}");
         assert!(!changed(&empty, seconds, end, boot, has_ended), "there is nothing to write home");
     }
+}
+
+/// Writes 4 KiB through the log.
+fn write_at(wal: &Wal, home: &Arc<SimBackend>, offset: u64, content: u64) {
+    let mut harness = Harness::new(&disk(wal, home), &HarnessOptions::default(), 1);
+    let (operation, flags) = (Operation::Write, Flags::default());
+    harness.submit(0, &Action { operation, offset, length: 4096, flags, content });
+    harness.drain(|_| {});
+}
+
+/// Home is in the state of an earlier pass of the log, which has later changes.
+#[test]
+fn a_home_that_was_set_back_is_refused() {
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (log, logs) = volume(vec![0; LOG_CAPACITY as usize]);
+    let open = |logs: &Arc<LogVolume>, home: &Arc<SimBackend>| {
+        let home_store = HomeStore(Some(Arc::clone(home) as Arc<dyn Backend>));
+        Wal::open(logs, &WalOptions { home_store, ..options() })
+    };
+    let wal = open(&logs, &home).unwrap();
+    // Two passes, and a change that stays in the log.
+    let mut states = vec![home.durable()];
+    for content in 1..3 {
+        write_at(&wal, &home, 8192, content);
+        write_at(&wal, &home, content * 16_384, content);
+        wal.drain(&disk(&wal, &home), Duration::from_secs(20)).unwrap();
+        states.push(home.durable());
+    }
+    write_at(&wal, &home, 4096, 3);
+    let image = log.durable();
+    let reopened = |image: &[u8], home: &[u8]| {
+        open(&volume(image.to_vec()).1, &store(CAPACITY, home.to_vec())).map(drop)
+    };
+    assert!(reopened(&image, &states[2]).is_ok());
+    for state in &states[..2] {
+        let error = reopened(&image, state).unwrap_err();
+        assert!(matches!(error, WalError::OtherContent { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("; restore its last state") && text.contains("log keep"), "{text}");
+    }
+    // A superblock of an earlier program has no witnesses, and neither has one whose second sector is an older one.
+    let mut earlier = image.clone();
+    for superblock in [0, 4096] {
+        earlier[superblock + 512..superblock + 1024].fill(0);
+    }
+    assert!(reopened(&earlier, &states[0]).is_ok());
+    // A place of which the log has content may be at home already, or a part of it.
+    for (offset, content) in [(8192, 4), (16_384, 4), (32_768, 4)] {
+        write_at(&wal, &home, offset, content);
+    }
+    let mut torn = states[2].clone();
+    for place in [8192, 16_384, 32_768] {
+        torn[place + 512..place + 1024].fill(9);
+    }
+    assert!(reopened(&log.durable(), &torn).is_ok());
+    // Without changes in the log, home is what its operator wants. What it has not any more is no witness later.
+    wal.drain(&disk(&wal, &home), Duration::from_secs(20)).unwrap();
+    let (log, logs) = volume(log.durable());
+    let restored = store(CAPACITY, states[1].clone());
+    let wal = open(&logs, &restored).unwrap();
+    write_at(&wal, &restored, 4096, 5);
+    assert!(reopened(&log.durable(), &states[1]).is_ok());
+}
+
+/// Home is changed past the log, which has changes: the witnesses of an earlier use of the log do not count.
+#[test]
+fn a_log_that_a_disk_in_use_gets_has_no_witnesses() {
+    let home = store(CAPACITY, vec![0; CAPACITY as usize]);
+    let (log, logs) = volume(vec![0; LOG_CAPACITY as usize]);
+    let wal = Wal::open(&logs, &options()).unwrap();
+    write_at(&wal, &home, 8192, 1);
+    wal.drain(&disk(&wal, &home), Duration::from_secs(20)).unwrap();
+    drop((wal, logs));
+    let (log, logs) = volume(log.durable());
+    // The disk is in use: nobody knows what home has at the switch.
+    let wal = Wal::open(&logs, &options()).unwrap();
+    write_at(&wal, &home, 4096, 2);
+    let home_store =
+        HomeStore(Some(store(CAPACITY, vec![7; CAPACITY as usize]) as Arc<dyn Backend>));
+    assert!(Wal::open(&volume(log.durable()).1, &WalOptions { home_store, ..options() }).is_ok());
 }

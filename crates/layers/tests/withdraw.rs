@@ -208,6 +208,7 @@ fn changes_that_wait_for_space_in_a_log_are_given_back() {
         mark: None,
         clock_start_ns: 0,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
     };
     let wal = Wal::open(&log, &options).unwrap();
     let store = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), 2));

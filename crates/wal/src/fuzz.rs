@@ -63,7 +63,7 @@ pub fn fuzz_log(data: &[u8]) {
         for pair in round.segments.windows(2) {
             assert!(pair[0].offset + pair[0].length <= pair[1].offset);
         }
-        log.checkpoint(round.last);
+        log.checkpoint(round.last, crate::Sample::default());
         log.checkpointed();
     }
     assert!(log.is_empty() && log.map().is_empty());

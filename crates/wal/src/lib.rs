@@ -11,6 +11,7 @@
 //!   durable in order, and the checkpoint, which frees space.
 //!
 //! - [`stamps`]: whether a log and an image belong together.
+//! - [`Witness`]: what home has to have, so that one that was set back to an earlier state is noticed.
 //!
 //! `docs/wal.md` describes the format byte by byte.
 
@@ -24,6 +25,7 @@ mod record;
 mod scan;
 pub mod stamps;
 mod superblock;
+mod witness;
 
 pub use fuzz::fuzz_log;
 pub use log::{Checkpoint, Full, Log, Pin, Reservation, Round};
@@ -38,6 +40,7 @@ pub use superblock::{
     HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
     SuperblockError, is_place, prepared, select,
 };
+pub use witness::{Sample, WITNESS_LENGTH, WITNESSES_MAX, Witness};
 
 /// The checksum of an entry's data.
 pub fn checksum(data: &[u8]) -> u32 {

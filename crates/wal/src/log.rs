@@ -26,6 +26,7 @@ use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
 use crate::scan::Found;
 use crate::stamps::{self, Held, Mismatch};
 use crate::superblock::{Owner, SUPERBLOCK_LENGTH, Superblock};
+use crate::witness::{Sample, Witness};
 
 /// The most ranges in the map, which bounds its memory.
 const PLACES_MAX: usize = 1 << 20;
@@ -487,9 +488,16 @@ impl Log {
         Some(Round { last, shown: self.shown, segments: self.map.until(last).collect() })
     }
 
-    /// Completes the round up to record `last`, whose content is durable at home. Returns the
+    /// Keeps the witnesses of home for which `is_kept`. The caller reserves nothing before the next superblock is durable.
+    pub fn retain_witnesses(&mut self, mut is_kept: impl FnMut(&Map, &Witness) -> bool) {
+        self.superblock.witnesses.retain(|witness| is_kept(&self.map, witness));
+    }
+
+    /// Completes the round up to record `last`, whose content is durable at home, and a `sample` of it. Returns the
     /// checkpoint to write and flush.
-    pub fn checkpoint(&mut self, last: u64) -> Checkpoint {
+    pub fn checkpoint(&mut self, last: u64, sample: Sample) -> Checkpoint {
+        let mut earlier = self.superblock.witnesses.clone();
+        earlier.retain(|witness| !witness.has_content(&self.map, last));
         self.map.forget(last);
         let kept = (last + 1 - self.first()) as usize;
         let mut next = self.superblock.clone();
@@ -497,6 +505,7 @@ impl Log {
             Some(Live { record, .. }) => (record.position, record.sequence, record.epoch),
             None => (self.head_position, self.head_sequence, self.superblock.epoch),
         };
+        next.witnesses = sample.join(&earlier);
         self.write(next)
     }
 

@@ -1,12 +1,14 @@
 //! A superblock: the owner of a log, and the tail of its ring.
 //!
 //! There are two copies, which are written alternately: while one is being written, the other is
-//! valid. The used bytes of a superblock are the first 512, a sector.
+//! valid. The used bytes of a superblock are the first 512, a sector. The second sector has the
+//! [witnesses](crate::Witness), which count only if they were written with the same superblock.
 
 use std::fmt;
 
 use crate::bytes::{array, put, u16_at, u32_at, u64_at};
 use crate::record::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN};
+use crate::witness::{self, Witness};
 
 /// The length of a superblock in the log volume, in bytes.
 pub const SUPERBLOCK_LENGTH: usize = 4096;
@@ -108,6 +110,8 @@ pub struct Superblock {
     pub home_time_ns: u64,
     /// When the superblock was written, in nanoseconds since 1970; 0 if that is not known.
     pub time_ns: u64,
+    /// What home has to have where no record has changed it since.
+    pub witnesses: Vec<Witness>,
 }
 
 /// Why a superblock cannot be used.
@@ -192,6 +196,7 @@ impl Superblock {
         }
         let checksum = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
         put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        witness::encode(&self.witnesses, self.number, &mut bytes);
         bytes
     }
 
@@ -246,6 +251,7 @@ impl Superblock {
             void: added(4),
             home_time_ns: added(5),
             time_ns: added(6),
+            witnesses: witness::decode(bytes, u64_at(bytes, 32)),
         };
         if version == 0 || !superblock.is_sane() {
             return Err(SuperblockError::Damaged);
@@ -322,6 +328,7 @@ pub(crate) mod tests {
             void: 7,
             home_time_ns: 11,
             time_ns: 12,
+            witnesses: vec![Witness { offset: 8192, checksum: 5 }],
         }
     }
 

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fathom_wal::{
     Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation,
-    SUPERBLOCK_LENGTH, ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log, select,
+    SUPERBLOCK_LENGTH, Sample, ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log,
+    select,
 };
 
 const SECTOR: usize = 512;
@@ -70,6 +71,7 @@ impl Region {
             void: 0,
             home_time_ns: 0,
             time_ns: 0,
+            witnesses: Vec::new(),
         };
         for number in 0..2 {
             superblock.number = number;
@@ -280,7 +282,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                         log.flushed(flushes);
                         advance(&mut durable_disk, &mut applied, log.durable() - first, &history);
                     }
-                    let checkpoint = log.checkpoint(round.last);
+                    let checkpoint = log.checkpoint(round.last, Sample::default());
                     region.write(checkpoint.offset, &*checkpoint.bytes);
                     // Also crash before the checkpoint is durable.
                     if random.u8(0..4) == 0 {
@@ -384,7 +386,7 @@ fn a_record_behind_a_torn_one_is_never_recovered() {
         if moved {
             // The record before is no longer in the log: only the superblock has its epoch.
             let round = log.round(u64::MAX).unwrap();
-            let checkpoint = log.checkpoint(round.last);
+            let checkpoint = log.checkpoint(round.last, Sample::default());
             region.write(checkpoint.offset, &*checkpoint.bytes);
             region.flush();
         }
@@ -445,7 +447,7 @@ fn write_records(random: &mut fastrand::Rng) -> Written {
             let target = &mut home[segment.offset as usize..][..segment.length as usize];
             target.copy_from_slice(&bytes[..segment.length as usize]);
         }
-        let checkpoint = log.checkpoint(round.last);
+        let checkpoint = log.checkpoint(round.last, Sample::default());
         region.write(checkpoint.offset, &*checkpoint.bytes);
         region.flush();
         log.checkpointed();
@@ -516,7 +518,7 @@ fn a_copy_of_a_header_in_the_data_of_a_record_is_harmless() {
         log.flushed(round as u64 + 1);
         if round % 2 == 1 {
             let last = log.round(u64::MAX).unwrap().last;
-            let checkpoint = log.checkpoint(last);
+            let checkpoint = log.checkpoint(last, Sample::default());
             region.write(checkpoint.offset, &*checkpoint.bytes);
             region.flush();
             log.checkpointed();
@@ -609,7 +611,7 @@ fn a_full_log_rejects_a_reservation_and_a_pin_keeps_its_space() {
     let pin = log.pin(0..CAPACITY, |_| ());
     let round = log.round(u64::MAX).unwrap();
     assert_eq!((round.last, round.segments.len()), (7, 1));
-    log.checkpoint(round.last);
+    log.checkpoint(round.last, Sample::default());
     assert_eq!((log.round(u64::MAX), log.reserve(entry(1).0)), (None, Err(Full)));
     log.checkpointed();
     assert_eq!(log.reserve(entry(1).0), Err(Full), "a reader has pinned the space");

@@ -39,6 +39,7 @@ mod process;
 mod queries;
 mod query;
 mod reload;
+mod rolled_back;
 mod schedule;
 mod stop;
 mod stuck;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{BackgroundStep, Crossing, ErrorKind, Operation, Outcome, Permission, Request};
-use fathom_wal::{Round, Source};
+use fathom_wal::{Round, Sample, Source, WITNESS_LENGTH};
 
 use super::agenda::{Agenda, Piece};
 use super::queue::{WalQueue, purpose};
@@ -47,6 +47,8 @@ pub(super) struct WriteBack {
     /// The time since when the log has had the changes, in nanoseconds.
     pub(super) since_ns: u64,
     agenda: Agenda,
+    /// Some places that the round has written home.
+    sample: Sample,
     /// The notes of the round's changes, and the number of the last one, until they are durable.
     notes: Option<(Arc<dyn ChangeNotes>, u64)>,
     in_flight: usize,
@@ -303,6 +305,7 @@ impl WalQueue {
             losses: self.home.losses(),
             since_ns,
             agenda,
+            sample: Sample::default(),
             // All changes of the round have been noted by now.
             notes: self.inner.notes(),
             in_flight: 0,
@@ -357,6 +360,13 @@ impl WalQueue {
         next: &mut Crossing<'_>,
     ) {
         if outcome.is_ok() {
+            if let Some(write_back) = self.write_back.as_mut().filter(|_| !self.is_switched) {
+                write_back.sample.add(parent.offset, parent.length, |at| {
+                    let mut content = [0; WITNESS_LENGTH as usize];
+                    parent.buffers.copy_to(at - parent.offset, &mut content);
+                    content
+                });
+            }
             return next.submit(parent);
         }
         next.recycle(parent);
@@ -397,12 +407,12 @@ impl WalQueue {
 
     /// The whole round is durable at home.
     fn end_round(&mut self, next: &mut Crossing<'_>) {
-        let Some(WriteBack { last, .. }) = self.write_back.take() else { return };
+        let Some(WriteBack { last, sample, .. }) = self.write_back.take() else { return };
         self.inner.is_home_flushed.store(true, Ordering::Release);
         self.inner.shared.access(|state| {
             state.is_writing_back = false;
             state.home_failed = None;
-            state.checkpoint = Some(state.log.checkpoint(last));
+            state.checkpoint = Some(state.log.checkpoint(last, sample));
         });
         self.inner.rounds.fetch_add(1, Ordering::Relaxed);
         self.inner.shared.wake();

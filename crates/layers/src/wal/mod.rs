@@ -24,6 +24,7 @@
 //! Write-back is tried again each second.
 
 mod agenda;
+mod error;
 pub(crate) mod home;
 mod open;
 mod owner;
@@ -49,8 +50,9 @@ use fathom_block::{
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
 
+pub use error::WalError;
 pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
-pub use open::{Completion, HomeTimes, Life, Settlement, WalError, WalOptions};
+pub use open::{Completion, HomeStore, HomeTimes, Life, Settlement, WalOptions};
 pub use owner::{LogOwner, identity_of_log, owner_in, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;

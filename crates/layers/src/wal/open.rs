@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use fathom_block::{Clock, ErrorKind, Operation, Shared};
+use fathom_block::{Backend, Clock, Operation, Shared};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Held, Log,
-    Mismatch, Owner, RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock,
-    SuperblockError, Utc, find_damage, is_record, select,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
+    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
+    WITNESS_LENGTH, Witness, find_damage, is_record, select,
 };
 
+use super::error::WalError;
 use super::recovery::RecoveryState;
 use super::switch::Carry;
 use super::{Inner, LogVolume, Opened, Region, State, Wal};
@@ -120,6 +121,8 @@ pub struct WalOptions {
     pub mark: Option<u64>,
     /// When the disk's store was changed, if that is known.
     pub times: Option<HomeTimes>,
+    /// The disk's store, if nobody changes it before the log is used.
+    pub home_store: HomeStore,
     /// The time at which the clock of the disk's queues was 0, in nanoseconds since 1970; 0 if that is not
     /// known.
     pub clock_start_ns: u64,
@@ -135,157 +138,16 @@ impl WalOptions {
     }
 }
 
-/// Why a log cannot be used.
-#[derive(Debug)]
-pub enum WalError {
-    /// The superblock cannot be used, or the disk's name is too long for one.
-    Superblock(SuperblockError),
-    /// Records are missing that were durable.
-    Damaged(Damage),
-    /// It is not the log that holds changes of the disk.
-    NotExpected,
-    /// It and the disk's store do not belong together.
-    Mismatched {
-        /// Which of them is too old.
-        mismatch: Mismatch,
-        /// What the log has.
-        held: Held,
-        /// When the log was opened before, in nanoseconds since 1970; 0 if that is not known.
-        time_ns: u64,
-    },
-    /// Another program has changed the disk's store after the daemon's end.
-    ChangedHome {
-        /// When the store was changed, in nanoseconds since 1970.
-        changed_ns: u64,
-        /// When the daemon had ended, in nanoseconds since 1970.
-        end_ns: u64,
-        /// What the log has.
-        held: Held,
-    },
-    /// The disk's store is smaller than the changes in the log. Contains the store's size in bytes.
-    SmallerHome(u64, Held),
-    /// It belongs to another disk. Contains the disk's name.
-    OtherDisk(String),
-    /// It holds changes of this disk for another store. Contains the store's name.
-    OtherHome(String),
-    /// Its region does not fit the volume, is too small, or is misaligned.
-    Region(String),
-    /// It holds changes of ranges that requests cannot have any more, because the disk's store or the volume has
-    /// this alignment now, in bytes.
-    Alignment(u32),
-    /// The log was opened again elsewhere, or the volume has an older state of it, or not all of its content.
-    Changed(&'static str),
-    /// It cannot be recovered while its disk is served.
-    InUse(&'static str),
-    /// The volume failed.
-    Volume(io::Error),
-}
+/// The store of a disk whose log is opened. Without it, nobody knows whether it has what it had.
+#[derive(Clone, Default)]
+pub struct HomeStore(pub Option<Arc<dyn Backend>>);
 
-impl fmt::Display for WalError {
+impl fmt::Debug for HomeStore {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Superblock(error @ SuperblockError::Foreign) => {
-                write!(
-                    formatter,
-                    "{error}; choose another place, or empty this one first (`wipefs`, `blkdiscard`) if \
-                     that data may be lost"
-                )
-            }
-            Self::Superblock(error @ SuperblockError::Newer(_)) => {
-                write!(formatter, "{error}; start the later version again")
-            }
-            Self::Superblock(error @ SuperblockError::Damaged) => write!(
-                formatter,
-                "{error}; restore the log volume, or, if its changes may be lost, run `fathom log discard DISK`"
-            ),
-            Self::Superblock(error @ SuperblockError::Blank) => {
-                write!(formatter, "{error}; restore it")
-            }
-            Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
-            Self::Damaged(damage) => write!(
-                formatter,
-                "{damage}; restore the log volume. Or make a copy of it; then `fathom log keep DISK` keeps the \
-                 changes in front of the damage, and `fathom log discard DISK` none"
-            ),
-            Self::NotExpected => formatter
-                .write_str("it is not the log that holds changes of the disk; restore that log"),
-            Self::Mismatched { mismatch, held, time_ns } => {
-                mismatched(formatter, *mismatch, held, *time_ns)
-            }
-            Self::ChangedHome { changed_ns, end_ns, held } => write!(
-                formatter,
-                "the image was changed on {} by another program: the daemon had ended on {}. The log has {held}; if \
-                 the image was restored, and these changes may be lost, run `fathom log discard DISK`. If they belong \
-                 to it, `fathom log keep DISK` keeps them",
-                Utc(*changed_ns),
-                Utc(*end_ns)
-            ),
-            Self::SmallerHome(capacity, held) => write!(
-                formatter,
-                "the image was made smaller, to {capacity} bytes, and the log has changes behind its end: it has \
-                 {held}; make it as large as it was. Or `fathom log keep DISK` keeps what fits, and `fathom log \
-                 discard DISK` nothing"
-            ),
-            Self::OtherDisk(name) => write!(
-                formatter,
-                "the log belongs to the disk {name:?}; choose another place. If that disk was renamed, `fathom \
-                 log keep DISK` keeps its changes: the log is that of this disk then"
-            ),
-            Self::OtherHome(home) => write!(
-                formatter,
-                "the log holds changes of this disk for {home:?}; serve that store again, so \
-                 that they are written back. If it was renamed or copied to its new place, `fathom log keep \
-                 DISK` keeps them; if they may be lost, run `fathom log discard DISK`"
-            ),
-            Self::Region(text) => formatter.write_str(text),
-            Self::Alignment(alignment) => write!(
-                formatter,
-                "the log holds changes that are finer than the {alignment} bytes to which requests have to be \
-                 aligned now; serve the disk once as before, for example without `direct`, and shut the daemon \
-                 down, so that they are written back, or, if they may be lost, run `fathom log discard DISK`"
-            ),
-            Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
-            Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
-        }
-    }
-}
-
-/// Why a log and an image do not belong together.
-fn mismatched(
-    formatter: &mut fmt::Formatter<'_>,
-    mismatch: Mismatch,
-    held: &Held,
-    time_ns: u64,
-) -> fmt::Result {
-    let opened =
-        if time_ns == 0 { String::new() } else { format!(" (opened on {})", Utc(time_ns)) };
-    match mismatch {
-        Mismatch::OlderLog => write!(
-            formatter,
-            "the log is an older copy{opened} with {held}: the image was used with a later state of the \
-             log; restore that state. Or use this one: `fathom log keep DISK` keeps its changes, `fathom log \
-             discard DISK` drops them"
-        ),
-        Mismatch::OlderImage => write!(
-            formatter,
-            "the image is an older copy: the log{opened} was used with a later state of it, and has \
-             {held}; restore that state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom \
-             log discard DISK` drops them"
-        ),
-    }
-}
-
-impl std::error::Error for WalError {}
-
-impl From<io::Error> for WalError {
-    fn from(error: io::Error) -> Self {
-        Self::Volume(error)
-    }
-}
-
-impl From<SuperblockError> for WalError {
-    fn from(error: SuperblockError) -> Self {
-        Self::Superblock(error)
+        formatter
+            .debug_tuple("HomeStore")
+            .field(&self.0.as_ref().map(|store| store.name()))
+            .finish()
     }
 }
 
@@ -412,6 +274,12 @@ impl Wal {
                 return Err(WalError::ChangedHome { changed_ns, end_ns, held });
             }
         }
+        // A log that carries changes only at times lets others go past it.
+        let has_witnesses = refuses && carry.is_none();
+        let changed = examine_home(&mut log, options, has_witnesses).map_err(WalError::Home)?;
+        if let Some(Witness { offset, .. }) = changed.filter(|_| !log.is_empty()) {
+            return Err(WalError::OtherContent { offset, held, time_ns: superblock.time_ns });
+        }
         log.clip(options.home_capacity);
         let request_alignment = alignment.max(options.home_alignment);
         if !log.map().is_aligned(request_alignment.into(), alignment.into()) {
@@ -475,6 +343,41 @@ impl Wal {
         volume.add(&wal);
         Ok(wal)
     }
+}
+
+/// Drops the witnesses that home does not have, and, unless the log `has_witnesses`, all. Returns the first that home does
+/// not have.
+fn examine_home(
+    log: &mut Log,
+    options: &WalOptions,
+    has_witnesses: bool,
+) -> io::Result<Option<Witness>> {
+    let home = options.home_store.0.as_ref().filter(|_| has_witnesses);
+    let is_needed = home.is_some() && !log.superblock().witnesses.is_empty();
+    let mut access = home.filter(|_| is_needed).map(Access::open).transpose()?;
+    let (mut changed, mut failed) = (None, None);
+    log.retain_witnesses(|map, witness| {
+        let Some(access) = access.as_mut().filter(|_| failed.is_none()) else { return false };
+        if witness.range().end > options.home_capacity {
+            return false;
+        }
+        if witness.has_content(map, u64::MAX) {
+            // It may be at home already, or a part of it.
+            return true;
+        }
+        match access.read(witness.offset, WITNESS_LENGTH) {
+            Ok(content) if fathom_wal::checksum(&content) == witness.checksum => true,
+            Ok(_) => {
+                changed.get_or_insert(*witness);
+                false
+            }
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        }
+    });
+    failed.map_or(Ok(changed), Err)
 }
 
 /// The valid superblock of the log that begins at `start`.
@@ -564,6 +467,7 @@ fn make(
         void: 0,
         home_time_ns: 0,
         time_ns: 0,
+        witnesses: Vec::new(),
     };
     let least = RING_BLOCKS_MIN * u64::from(block_size);
     if superblock.ring_length < least {
@@ -646,10 +550,4 @@ pub(super) fn scan(
         }
     }
     Ok(scanner.end())
-}
-
-impl From<ErrorKind> for WalError {
-    fn from(kind: ErrorKind) -> Self {
-        Self::Volume(io::Error::other(kind))
-    }
 }

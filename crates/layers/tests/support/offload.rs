@@ -34,6 +34,7 @@ pub fn options() -> WalOptions {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     }
 }

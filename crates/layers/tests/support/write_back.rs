@@ -105,6 +105,7 @@ pub fn log_options(seed: u64) -> WalOptions {
         expected: None,
         mark: None,
         times: None,
+        home_store: fathom_layers::wal::HomeStore::default(),
         clock_start_ns: 0,
     }
 }

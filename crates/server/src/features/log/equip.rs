@@ -30,7 +30,9 @@ pub(super) fn equip(disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
         }
         (None, _) | (Some(None), Some(_)) => {
             let logs = disk.shared.of::<LogVolumes>();
-            let log = logs.open(disk.definition, &**disk.home, disk.records, disk.shared)?;
+            // A disk in use changes its store.
+            let home = (disk.home, disk.before.is_none());
+            let log = logs.open(disk.definition, home, disk.records, disk.shared)?;
             if disk.before.is_some() {
                 disk.parts.add(New);
             }

@@ -27,7 +27,7 @@ use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, Mo
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{
-    Completion, LogVolume, SUPERBLOCK_LENGTH, Settlement, WalError, WalOptions,
+    Completion, HomeStore, LogVolume, SUPERBLOCK_LENGTH, Settlement, WalError, WalOptions,
 };
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
@@ -190,27 +190,29 @@ impl DiskLog {
 }
 
 impl LogVolumes {
-    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home_store` is the disk's store.
+    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home` is the disk's store, and
+    /// whether nobody changes it meanwhile.
     /// This function blocks.
     pub(crate) fn open(
         &self,
         definition: &DiskDefinition,
-        home_store: &dyn Backend,
+        home: (&Arc<dyn Backend>, bool),
         records: &Path,
         parts: &Parts,
     ) -> Result<Option<DiskLog>, ErrorBody> {
-        self.settle(definition, home_store, records, parts, Settlement::Refuse)
+        self.settle(definition, home, records, parts, Settlement::Refuse)
     }
 
     /// As [`open`](Self::open). A log that would be refused is settled first.
     pub(crate) fn settle(
         &self,
         definition: &DiskDefinition,
-        home_store: &dyn Backend,
+        home: (&Arc<dyn Backend>, bool),
         records: &Path,
         parts: &Parts,
         settlement: Settlement,
     ) -> Result<Option<DiskLog>, ErrorBody> {
+        let (home, is_quiet) = home;
         let refuses = settlement == Settlement::Refuse;
         let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
         let disk = &definition.name;
@@ -298,8 +300,8 @@ impl LogVolumes {
         let options = WalOptions {
             name: disk.clone(),
             home: mark.home(),
-            home_capacity: home_store.capacity(),
-            home_alignment: home_store.geometry().alignment,
+            home_capacity: home.capacity(),
+            home_alignment: home.geometry().alignment,
             offset: wal.offset.0,
             size: wal.size.map_or(0, |size| size.0),
             block_size: 0,
@@ -310,6 +312,7 @@ impl LogVolumes {
             expected: marked.as_ref().map(|marked| marked.identity),
             mark: marked.as_ref().and_then(|marked| marked.age),
             times: self.lives.times(&image, marked.as_ref().map(|marked| marked.identity)),
+            home_store: HomeStore(is_quiet.then(|| Arc::clone(home))),
             clock_start_ns: clock_start_ns(),
         };
         let mut offload = None;

@@ -278,7 +278,8 @@ pub(crate) fn settle_disk(
         LogDecision::Keep => Settlement::Keep,
         LogDecision::Discard => Settlement::Discard,
     };
-    let log = parts.of::<LogVolumes>().settle(definition, &*home, records, parts, settlement)?;
+    let log =
+        parts.of::<LogVolumes>().settle(definition, (&home, true), records, parts, settlement)?;
     if log.is_none() && decision == LogDecision::Keep {
         let message = format!("the disk {name:?} has no log in the configuration");
         return Err(refusal(ErrorCode::Invalid, message, "add the layer with the log"));

@@ -1,0 +1,192 @@
+//! Why a log cannot be used, and what to do.
+
+use std::fmt;
+use std::io;
+
+use fathom_block::ErrorKind;
+use fathom_wal::{Damage, Held, Mismatch, SuperblockError, Utc};
+
+/// Why a log cannot be used.
+#[derive(Debug)]
+pub enum WalError {
+    /// The superblock cannot be used, or the disk's name is too long for one.
+    Superblock(SuperblockError),
+    /// Records are missing that were durable.
+    Damaged(Damage),
+    /// It is not the log that holds changes of the disk.
+    NotExpected,
+    /// It and the disk's store do not belong together.
+    Mismatched {
+        /// Which of them is too old.
+        mismatch: Mismatch,
+        /// What the log has.
+        held: Held,
+        /// When the log was opened before, in nanoseconds since 1970; 0 if that is not known.
+        time_ns: u64,
+    },
+    /// Another program has changed the disk's store after the daemon's end.
+    ChangedHome {
+        /// When the store was changed, in nanoseconds since 1970.
+        changed_ns: u64,
+        /// When the daemon had ended, in nanoseconds since 1970.
+        end_ns: u64,
+        /// What the log has.
+        held: Held,
+    },
+    /// The disk's store does not have what the log has written into it: it is in an earlier state, or another program
+    /// has changed it.
+    OtherContent {
+        /// Where that is, in bytes.
+        offset: u64,
+        /// What the log has.
+        held: Held,
+        /// When the log was opened before, in nanoseconds since 1970; 0 if that is not known.
+        time_ns: u64,
+    },
+    /// The disk's store cannot be read.
+    Home(io::Error),
+    /// The disk's store is smaller than the changes in the log. Contains the store's size in bytes.
+    SmallerHome(u64, Held),
+    /// It belongs to another disk. Contains the disk's name.
+    OtherDisk(String),
+    /// It holds changes of this disk for another store. Contains the store's name.
+    OtherHome(String),
+    /// Its region does not fit the volume, is too small, or is misaligned.
+    Region(String),
+    /// It holds changes of ranges that requests cannot have any more, because the disk's store or the volume has
+    /// this alignment now, in bytes.
+    Alignment(u32),
+    /// The log was opened again elsewhere, or the volume has an older state of it, or not all of its content.
+    Changed(&'static str),
+    /// It cannot be recovered while its disk is served.
+    InUse(&'static str),
+    /// The volume failed.
+    Volume(io::Error),
+}
+
+impl fmt::Display for WalError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock(error @ SuperblockError::Foreign) => {
+                write!(
+                    formatter,
+                    "{error}; choose another place, or empty this one first (`wipefs`, `blkdiscard`) if \
+                     that data may be lost"
+                )
+            }
+            Self::Superblock(error @ SuperblockError::Newer(_)) => {
+                write!(formatter, "{error}; start the later version again")
+            }
+            Self::Superblock(error @ SuperblockError::Damaged) => write!(
+                formatter,
+                "{error}; restore the log volume, or, if its changes may be lost, run `fathom log discard DISK`"
+            ),
+            Self::Superblock(error @ SuperblockError::Blank) => {
+                write!(formatter, "{error}; restore it")
+            }
+            Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
+            Self::Damaged(damage) => write!(
+                formatter,
+                "{damage}; restore the log volume. Or make a copy of it; then `fathom log keep DISK` keeps the \
+                 changes in front of the damage, and `fathom log discard DISK` none"
+            ),
+            Self::NotExpected => formatter
+                .write_str("it is not the log that holds changes of the disk; restore that log"),
+            Self::Mismatched { mismatch, held, time_ns } => {
+                mismatched(formatter, *mismatch, held, *time_ns)
+            }
+            Self::ChangedHome { changed_ns, end_ns, held } => write!(
+                formatter,
+                "the image was changed on {} by another program: the daemon had ended on {}. The log has {held}; if \
+                 the image was restored, and these changes may be lost, run `fathom log discard DISK`. If they belong \
+                 to it, `fathom log keep DISK` keeps them",
+                Utc(*changed_ns),
+                Utc(*end_ns)
+            ),
+            Self::OtherContent { offset, held, time_ns } => write!(
+                formatter,
+                "the image is not what it was: at byte {offset} it does not have what the log{} has written there. It was \
+                 set back to an earlier state, or another program has changed it, and the log has {held}; restore its \
+                 last state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom log discard DISK` \
+                 drops them",
+                opened_on(*time_ns)
+            ),
+            Self::Home(error) => write!(formatter, "the image cannot be read: {error}; repair it"),
+            Self::SmallerHome(capacity, held) => write!(
+                formatter,
+                "the image was made smaller, to {capacity} bytes, and the log has changes behind its end: it has \
+                 {held}; make it as large as it was. Or `fathom log keep DISK` keeps what fits, and `fathom log \
+                 discard DISK` nothing"
+            ),
+            Self::OtherDisk(name) => write!(
+                formatter,
+                "the log belongs to the disk {name:?}; choose another place. If that disk was renamed, `fathom \
+                 log keep DISK` keeps its changes: the log is that of this disk then"
+            ),
+            Self::OtherHome(home) => write!(
+                formatter,
+                "the log holds changes of this disk for {home:?}; serve that store again, so \
+                 that they are written back. If it was renamed or copied to its new place, `fathom log keep \
+                 DISK` keeps them; if they may be lost, run `fathom log discard DISK`"
+            ),
+            Self::Region(text) => formatter.write_str(text),
+            Self::Alignment(alignment) => write!(
+                formatter,
+                "the log holds changes that are finer than the {alignment} bytes to which requests have to be \
+                 aligned now; serve the disk once as before, for example without `direct`, and shut the daemon \
+                 down, so that they are written back, or, if they may be lost, run `fathom log discard DISK`"
+            ),
+            Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
+            Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
+        }
+    }
+}
+
+/// When a log was opened, for messages.
+fn opened_on(time_ns: u64) -> String {
+    if time_ns == 0 { String::new() } else { format!(" (opened on {})", Utc(time_ns)) }
+}
+
+/// Why a log and an image do not belong together.
+fn mismatched(
+    formatter: &mut fmt::Formatter<'_>,
+    mismatch: Mismatch,
+    held: &Held,
+    time_ns: u64,
+) -> fmt::Result {
+    let opened = opened_on(time_ns);
+    match mismatch {
+        Mismatch::OlderLog => write!(
+            formatter,
+            "the log is an older copy{opened} with {held}: the image was used with a later state of the \
+             log; restore that state. Or use this one: `fathom log keep DISK` keeps its changes, `fathom log \
+             discard DISK` drops them"
+        ),
+        Mismatch::OlderImage => write!(
+            formatter,
+            "the image is an older copy: the log{opened} was used with a later state of it, and has \
+             {held}; restore that state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom \
+             log discard DISK` drops them"
+        ),
+    }
+}
+
+impl std::error::Error for WalError {}
+
+impl From<io::Error> for WalError {
+    fn from(error: io::Error) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl From<SuperblockError> for WalError {
+    fn from(error: SuperblockError) -> Self {
+        Self::Superblock(error)
+    }
+}
+
+impl From<ErrorKind> for WalError {
+    fn from(kind: ErrorKind) -> Self {
+        Self::Volume(io::Error::other(kind))
+    }
+}
