@@ -14,6 +14,12 @@ use crate::nbd::Nbd;
 
 /// The most flushes that no record of a log proves.
 const UNPROVED_MAX: usize = 4;
+/// How many instants are tried.
+const INSTANTS_TRIED: usize = 16;
+/// The first bytes of a record.
+const RECORD: &[u8] = b"WRC2";
+/// The blocks of a log.
+const LOG_BLOCK: usize = 512;
 /// How many instants of the record a message shows.
 const TRACE_LENGTH: usize = 1500;
 /// The size of a log, in bytes.
@@ -52,6 +58,14 @@ impl Recorded {
         self.changes.iter().rfind(|change| change.instant <= instant).unwrap()
     }
 
+    /// An instant before `end`, if there is one, at which the disk had a log. An older log that was not in use has no
+    /// changes.
+    fn with_log(&self, end: usize, random: &mut fastrand::Rng) -> usize {
+        let mut instants = (0..INSTANTS_TRIED).map(|_| random.usize(0..end));
+        let has_log = |at: &usize| self.change(*at).may.iter().all(Layers::has_log);
+        instants.find(has_log).unwrap_or_else(|| random.usize(0..end))
+    }
+
     pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
         // A roll-back since the last opening cannot be seen.
         let before = |opening: &str| {
@@ -67,11 +81,13 @@ impl Recorded {
         let is_file = !self.setup.is_device[HOME];
         let mut possible = Vec::new();
         if has_log && log > 0 {
-            possible.push(Damage::Old(LOG, random.usize(0..log)));
+            possible.push(Damage::Old(LOG, self.with_log(log, random)));
+            possible.push(Damage::Old(LOG, self.with_log(log, random)));
+            possible.push(Damage::Rotten);
             possible.push(Damage::Rotten);
         }
         if may.iter().all(|layers| layers.cache.is_some()) && cache > 0 {
-            possible.push(Damage::Old(CACHE, random.usize(0..cache)));
+            possible.push(Damage::Old(CACHE, self.with_log(cache, random)));
         }
         if is_file && log > 0 && may.iter().all(|layers| layers.log == Some("wal")) {
             possible.push(Damage::Old(HOME, random.usize(0..log)));
@@ -81,7 +97,7 @@ impl Recorded {
         if is_file && may.len() == 1 {
             possible.push(Damage::Renamed);
         }
-        if possible.is_empty() || random.bool() {
+        if possible.is_empty() || random.u8(0..3) == 0 {
             return Damage::None;
         }
         possible[random.usize(0..possible.len())]
@@ -178,9 +194,20 @@ fn rot(volumes: &Volumes, setup: &Setup, random: &mut fastrand::Rng) {
     for (name, offset) in places {
         let file = File::options().read(true).write(true).open(volumes.path().join(name));
         let Ok(mut file) = file else { continue };
-        let length = file.seek(SeekFrom::End(0)).unwrap().clamp(1, LOG_SIZE);
+        let length = file.seek(SeekFrom::End(0)).unwrap().saturating_sub(*offset).min(LOG_SIZE);
+        let mut content = vec![0; length as usize];
+        file.read_exact_at(&mut content, *offset).unwrap();
+        let records =
+            content.chunks(LOG_BLOCK).enumerate().filter(|(_, it)| it.starts_with(RECORD));
+        let records: Vec<_> = records.map(|(block, _)| block * LOG_BLOCK).collect();
+        // Most bytes of a log are in use by nobody.
+        let place = if records.is_empty() || random.u8(0..4) == 0 {
+            random.usize(0..content.len().max(1))
+        } else {
+            records[random.usize(0..records.len())] + random.usize(0..LOG_BLOCK)
+        };
         let mut byte = [0];
-        let at = offset + random.u64(0..length);
+        let at = offset + place as u64;
         if file.read_at(&mut byte, at).unwrap() == 1 {
             file.write_all_at(&[byte[0] ^ 1 << random.u8(0..8)], at).unwrap();
         }
