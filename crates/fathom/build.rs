@@ -1,5 +1,5 @@
-//! Gives the binary its version with the last commit: `0.1.0 (52a33bc3e1f2)`. A build outside of a repository has the
-//! version alone.
+//! Gives the binary its version with the last commit: `0.1.0 (52a33bc3e1f2)`. A build outside of a
+//! repository has the version alone.
 
 use std::path::Path;
 use std::process::Command;

@@ -8,8 +8,9 @@ use crate::guest::Guest;
 use crate::process::Process;
 use crate::{Assets, Kernel, Qemu, Result, accelerator, until};
 
-/// How often a guest is started. On a busy machine, an emulating QEMU with several processors sometimes fails
-/// an assertion of its own while the guest sets its devices up (`iotlb_to_section`, `msix_table_mmio_write`).
+/// How often a guest is started. On a busy machine, an emulating QEMU with several processors
+/// sometimes fails an assertion of its own while the guest sets its devices up (`iotlb_to_section`,
+/// `msix_table_mmio_write`).
 const STARTS_MAX: u32 = 3;
 
 /// A disk of a guest.
@@ -194,7 +195,8 @@ impl Builder {
                     println!("QEMU is started again: {error}");
                     starts += 1;
                 }
-                // An emulated guest may lose the interrupts of its serial port ("No irq handler for vector").
+                // An emulated guest may lose the interrupts of its serial port ("No irq handler for
+                // vector").
                 Ok(()) if starts < STARTS_MAX && !guest.answers(crate::patience(20)) => {
                     println!("QEMU is started again: the guest does not answer");
                     starts += 1;

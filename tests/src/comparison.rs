@@ -15,8 +15,8 @@ const EXAMPLES_MAX: usize = 12;
 ///
 /// Only the last write to each byte can be judged, by the snapshot after it. Reads are judged by
 /// the snapshot before, or by the snapshot after if they read the last written content. Bytes of an
-/// object that does not exist in that snapshot are "unjudged": an answer about them is neither right
-/// nor wrong.
+/// object that does not exist in that snapshot are "unjudged": an answer about them is neither
+/// right nor wrong.
 #[derive(Debug, Default)]
 pub struct Comparison {
     /// The reads, by the true kind of the bytes.

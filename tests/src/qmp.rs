@@ -32,8 +32,8 @@ impl Qmp {
         let reader = BufReader::new(stream);
         let mut inner = Inner { reader, events: Vec::new(), partial: Vec::new() };
         loop {
-            // QEMU may send an event to a new client before the greeting, if another client has just
-            // disconnected.
+            // QEMU may send an event to a new client before the greeting, if another client has
+            // just disconnected.
             let message = inner.read(patience(20))?;
             if message.get("event").is_some() {
                 inner.events.push(message);

@@ -1,8 +1,9 @@
-//! Compares the forecasts of contention: on modelled devices that two disks share, whose load has peaks, which
-//! share of the peaks is foreseen, how long before, and how often a peak is foreseen that does not come. Prints a
-//! line of JSON for each forecast. `bench/foresee` makes a table of them. Arguments: the folder of the traces, a
-//! text that the case and the forecast have to contain (`default` stands for the daemon's forecast), the number
-//! of seeds, and other values of options than the defaults, as `name=value`.
+//! Compares the forecasts of contention: on modelled devices that two disks share, whose load has
+//! peaks, which share of the peaks is foreseen, how long before, and how often a peak is foreseen
+//! that does not come. Prints a line of JSON for each forecast. `bench/foresee` makes a table of
+//! them. Arguments: the folder of the traces, a text that the case and the forecast have to contain
+//! (`default` stands for the daemon's forecast), the number of seeds, and other values of options
+//! than the defaults, as `name=value`.
 
 #[allow(dead_code, reason = "the tests use the other parts")]
 #[path = "../tests/support/replay.rs"]

@@ -1,8 +1,8 @@
 //! Compares the predictors of idle time: for each trace and modelled disk, what share of the idle
-//! time steps of background work use, and what they cost the guest's requests. Prints a line of JSON
-//! for each predictor. `bench/idle` makes a table of them. Arguments: the folder of the traces, a text
-//! that the trace, the disk and the predictor have to contain (`default` stands for the daemon's
-//! predictor and the oracle), and the number of seeds.
+//! time steps of background work use, and what they cost the guest's requests. Prints a line of
+//! JSON for each predictor. `bench/idle` makes a table of them. Arguments: the folder of the
+//! traces, a text that the trace, the disk and the predictor have to contain (`default` stands for
+//! the daemon's predictor and the oracle), and the number of seeds.
 
 #![allow(dead_code, reason = "the tests use the other parts")]
 
@@ -19,8 +19,8 @@ use replay::{Arrival, CAPACITY, Comparison, Replay, Rule, bursts, cloudphysics, 
 
 /// A modelled disk, with the length of a step in bytes.
 const MODELS: [(&str, u64); 2] = [("hdd", 512 << 10), ("ssd", 256 << 10)];
-/// The number of seeds of a modelled SSD, if there is no such argument. Its times hardly depend on the
-/// seed.
+/// The number of seeds of a modelled SSD, if there is no such argument. Its times hardly depend on
+/// the seed.
 const SSD_SEEDS: u64 = 4;
 
 /// A trace.
@@ -54,8 +54,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count as f64
 }
 
-/// The share of requests that are slower by more than `step_ns` in each of some runs than in each run
-/// without work.
+/// The share of requests that are slower by more than `step_ns` in each of some runs than in each
+/// run without work.
 fn pairs(runs: &[Replay], without: &[Replay], step_ns: u64) -> Vec<Vec<f64>> {
     let of = |run: &Replay| without.iter().map(|other| run.slowed(other, step_ns)).collect();
     runs.iter().map(of).collect()

@@ -1,6 +1,7 @@
-//! Disks on one modelled device, one of which has peaks, in simulated time: without the layer `offload`, and while it
-//! carries reads, changes, or both. Prints lines of JSON, of which `bench/offload` makes tables and pictures.
-//! Arguments: a text that the case has to contain, and the seed.
+//! Disks on one modelled device, one of which has peaks, in simulated time: without the layer
+//! `offload`, and while it carries reads, changes, or both. Prints lines of JSON, of which
+//! `bench/offload` makes tables and pictures. Arguments: a text that the case has to contain, and
+//! the seed.
 
 #[allow(dead_code, reason = "the tests use the other parts")]
 #[path = "../tests/support/replay.rs"]
@@ -71,8 +72,8 @@ const fn alike(name: &'static str, loads: &'static [Load]) -> Case {
     Case { name, is_hdd: false, loads, log: 2 * GIB, ways: &FEW_WAYS, warmup_ns: 120 * SECOND }
 }
 
-/// The loads of the paper: the mixes and hit rates are those of its section IV. A run takes minutes instead of hours,
-/// so that the hot part is smaller than the paper's 4 to 8 GB by as much.
+/// The loads of the paper: the mixes and hit rates are those of its section IV. A run takes minutes
+/// instead of hours, so that the hot part is smaller than the paper's 4 to 8 GB by as much.
 const CASES: &[Case] = &[
     Case {
         name: "exchange, hdd",
@@ -216,7 +217,8 @@ impl Record {
         }
     }
 
-    /// For each peak: when the first disk was carried after its begin, in milliseconds; none if it was not.
+    /// For each peak: when the first disk was carried after its begin, in milliseconds; none if it
+    /// was not.
     fn delays(&self) -> Vec<Option<i64>> {
         let first = |peak: &Peak| {
             let mut moments = self.moments.iter();
@@ -277,7 +279,8 @@ struct Way {
     kind: CarryKind,
     /// Whether nothing returns in the time after a peak.
     is_held: bool,
-    /// Whether all changes and all hot reads take no time, so that the device has only what no layer could carry.
+    /// Whether all changes and all hot reads take no time, so that the device has only what no
+    /// layer could carry.
     is_ideal: bool,
 }
 

@@ -34,8 +34,8 @@ const PAGE: u64 = 4096;
 /// The address space requested beyond the capacity, for growth, in bytes.
 const GROWTH: u64 = 256 << 30;
 
-/// The size of a line of the processor's caches, in bytes, and the lines that are fetched before a read: the
-/// processor fetches those behind them by itself.
+/// The size of a line of the processor's caches, in bytes, and the lines that are fetched before a
+/// read: the processor fetches those behind them by itself.
 const LINE: usize = 64;
 const EXPECTED_LINES: usize = 4;
 
@@ -68,8 +68,8 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// The requests that a queue has begun and completed. No other count is in the same lines of the processor's
-/// cache, which is read in pairs of lines: each request writes it.
+/// The requests that a queue has begun and completed. No other count is in the same lines of the
+/// processor's cache, which is read in pairs of lines: each request writes it.
 #[repr(align(128))]
 #[derive(Default)]
 struct Count(AtomicU64);
@@ -92,17 +92,17 @@ impl Memory {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The same, for bytes that will all be used, and at random: the host may use large pages for them. Then
-    /// each written page of them takes more memory, up to 2 MiB with most processors, but never more than
-    /// `capacity` in all.
+    /// The same, for bytes that will all be used, and at random: the host may use large pages for
+    /// them. Then each written page of them takes more memory, up to 2 MiB with most processors,
+    /// but never more than `capacity` in all.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_large(capacity: u64) -> io::Result<Self> {
         let memory = Self::open(capacity)?;
         let Shared { base, .. } = &*memory.shared;
-        // A host without large pages refuses, which changes nothing.
-        // SAFETY: the range is within our own private mapping, and the advice does not change its content.
+        // A host without large pages refuses, which changes nothing. SAFETY: the range is within
+        // our own private mapping, and the advice does not change its content.
         unsafe { libc::madvise(base.as_ptr().cast(), capacity as usize, libc::MADV_HUGEPAGE) };
         Ok(memory)
     }
@@ -206,8 +206,8 @@ impl Shared {
             }
             let count = (segment.iov_len - skip).min(left);
             let memory = segment.iov_base.cast::<u8>().wrapping_add(skip);
-            // SAFETY: as in `transfer`: the caller checked both ranges; `skip + count` is within the
-            // segment.
+            // SAFETY: as in `transfer`: the caller checked both ranges; `skip + count` is within
+            // the segment.
             unsafe { std::ptr::copy_nonoverlapping(place, memory, count) };
             place = place.wrapping_add(count);
             (skip, left) = (0, left - count);

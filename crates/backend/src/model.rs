@@ -5,8 +5,9 @@
 //! that of a hard disk or a solid-state disk, unless the back end itself is slower. The same
 //! parameters, seed and times of arrival always result in the same timing.
 //!
-//! All queues of a disk, and all disks on a modelled device, share one mechanism, behind a lock that is held for some hundred
-//! nanoseconds. `docs/model.md` has the formulas and the sources of the parameters.
+//! All queues of a disk, and all disks on a modelled device, share one mechanism, behind a lock
+//! that is held for some hundred nanoseconds. `docs/model.md` has the formulas and the sources of
+//! the parameters.
 
 mod hdd;
 mod meter;
@@ -111,8 +112,8 @@ impl State {
 
 /// A layer that gives a disk the timing of another kind of disk.
 ///
-/// Several disks can share one modelled device ([`at`](Self::at)). Their requests then wait for each
-/// other, and a flush of one disk waits for the device's cached writes of all.
+/// Several disks can share one modelled device ([`at`](Self::at)). Their requests then wait for
+/// each other, and a flush of one disk waits for the device's cached writes of all.
 #[derive(Clone)]
 pub struct Model {
     state: Arc<Mutex<State>>,

@@ -1,6 +1,6 @@
-//! The daemon's forecast of contention, on modelled devices that two disks share: peaks are foreseen before the
-//! 90th percentile has left its band, and there are hardly any false alarms. `bench/foresee` compares all
-//! forecasts.
+//! The daemon's forecast of contention, on modelled devices that two disks share: peaks are
+//! foreseen before the 90th percentile has left its band, and there are hardly any false alarms.
+//! `bench/foresee` compares all forecasts.
 
 #[allow(dead_code, reason = "examples use the other parts")]
 #[path = "support/replay.rs"]
@@ -37,7 +37,8 @@ fn peaks_are_foreseen_before_the_90th_percentile_leaves_its_band() {
         println!("{}: {found:?}", case.name);
         assert!(found.left >= 3, "{}: the load makes peaks: {found:?}", case.name);
         (left, foreseen) = (left + found.left, foreseen + found.foreseen);
-        // Bursts of the load itself are foreseen as well; docs/offload.md has the number of such alarms.
+        // Bursts of the load itself are foreseen as well; docs/offload.md has the number of such
+        // alarms.
         assert!(found.on < 0.6, "{}: {found:?}", case.name);
     }
     // The first peaks of a run teach the device's curve. `bench/foresee` has longer runs.

@@ -1,5 +1,5 @@
-//! The daemon's predictor of idle time: it uses most of the idle time and slows hardly any request by
-//! more than a step, on modelled disks. `bench/idle` compares all predictors.
+//! The daemon's predictor of idle time: it uses most of the idle time and slows hardly any request
+//! by more than a step, on modelled disks. `bench/idle` compares all predictors.
 
 #[path = "support/replay.rs"]
 mod replay;

@@ -1,5 +1,5 @@
-//! The layer `offload` relieves a device that two disks share, in simulated time: when the load of one grows, the
-//! forecast starts it, and the times of the other are less than without.
+//! The layer `offload` relieves a device that two disks share, in simulated time: when the load of
+//! one grows, the forecast starts it, and the times of the other are less than without.
 
 #[allow(dead_code, reason = "the benchmarks use the other parts")]
 #[path = "support/replay.rs"]
@@ -21,8 +21,8 @@ use offloaded::{Moment, Rig, Sizes};
 const PEAK: Peak =
     Peak { start_ns: 60 * SECOND, ramp_ns: 10 * SECOND, stay_ns: 20 * SECOND, fall_ns: 2 * SECOND };
 
-/// The times of the requests of the disk without a peak while the other one's stays, sorted, in nanoseconds; and
-/// what the control loop did.
+/// The times of the requests of the disk without a peak while the other one's stays, sorted, in
+/// nanoseconds; and what the control loop did.
 fn run(carry: CarryKind) -> (Vec<u64>, Vec<Moment>) {
     let load = |rates, reads| Load {
         rates,

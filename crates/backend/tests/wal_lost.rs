@@ -1,5 +1,5 @@
-//! The layer `wal` on a real log volume that loses writes: what a disk reads after its log was opened again is
-//! durable, whichever disk's log was opened first.
+//! The layer `wal` on a real log volume that loses writes: what a disk reads after its log was
+//! opened again is durable, whichever disk's log was opened first.
 
 #![allow(unsafe_code)]
 

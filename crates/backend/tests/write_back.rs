@@ -240,8 +240,8 @@ fn the_loss_of_a_block_device_is_recorded_in_the_daemons_folder() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no record is left");
 }
 
-/// An image's mark is written and removed although writes were lost before: the kernel's report is not about
-/// the mark.
+/// An image's mark is written and removed although writes were lost before: the kernel's report is
+/// not about the mark.
 #[test]
 fn a_mark_is_changed_after_writes_were_lost() {
     let Some((device, disk)) = faulty() else { return };

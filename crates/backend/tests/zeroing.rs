@@ -14,8 +14,9 @@ fn writes(device: &LoopDevice) -> u64 {
     text.split_whitespace().nth(4).unwrap().parse().unwrap()
 }
 
-/// The kernel drops the pages of a range of a device before it zeroes it. A flush of the write that was in them would
-/// find nothing to write, and if power were lost before the range is zeroed, the flushed write would be lost.
+/// The kernel drops the pages of a range of a device before it zeroes it. A flush of the write that
+/// was in them would find nothing to write, and if power were lost before the range is zeroed, the
+/// flushed write would be lost.
 #[test]
 fn an_acknowledged_write_reaches_the_device_before_its_range_is_zeroed() {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -146,7 +146,8 @@ impl Aside {
         refused
     }
 
-    /// Reads from a store at once, if it can; see [`Crossing::read_now`](crate::Crossing::read_now).
+    /// Reads from a store at once, if it can; see
+    /// [`Crossing::read_now`](crate::Crossing::read_now).
     #[inline]
     pub(crate) fn read_now(
         &mut self,
@@ -164,7 +165,8 @@ impl Aside {
         store.queue.read_now(offset, length, &mut request.buffers, range.start)
     }
 
-    /// Writes to a store at once, if it can; see [`Crossing::write_now`](crate::Crossing::write_now).
+    /// Writes to a store at once, if it can; see
+    /// [`Crossing::write_now`](crate::Crossing::write_now).
     #[inline]
     pub(crate) fn write_now(&mut self, id: StoreId, offset: u64, bytes: &[u8]) -> Option<Outcome> {
         let store = self.stores.get_mut(usize::from(id.0))?;

@@ -52,19 +52,20 @@ pub trait Backend: Send + Sync {
         self.problems().iter().any(is_loss)
     }
 
-    /// A number that increases whenever the store loses writes, and whenever it accepts writes again
-    /// ([`recover`](Self::recover)). A write that had completed before it increased, and was not durable, may be lost
-    /// even if a later flush succeeds. Never blocks.
+    /// A number that increases whenever the store loses writes, and whenever it accepts writes
+    /// again ([`recover`](Self::recover)). A write that had completed before it increased, and was
+    /// not durable, may be lost even if a later flush succeeds. Never blocks.
     fn losses(&self) -> u64;
 
-    /// Whether zeroes take little of the store's space, so that it is worth overwriting what is not needed any more. No
-    /// request of such a store takes effect after a later one of the same place, even one that has failed.
+    /// Whether zeroes take little of the store's space, so that it is worth overwriting what is not
+    /// needed any more. No request of such a store takes effect after a later one of the same
+    /// place, even one that has failed.
     fn frees_zeroes(&self) -> bool {
         false
     }
 
-    /// Whether a change that has failed may still take effect from now on, because the store is elsewhere and the change
-    /// was given up.
+    /// Whether a change that has failed may still take effect from now on, because the store is
+    /// elsewhere and the change was given up.
     fn may_act_late(&self) -> bool {
         false
     }
@@ -93,10 +94,10 @@ pub trait BackendQueue {
     /// Carries out `request`, or starts to.
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>);
 
-    /// Reads `length` bytes from `offset` on into the memory of `buffers`, from its byte `from` on, if
-    /// this takes no longer than a copy of memory. Otherwise, and if the store does not have this range,
-    /// returns `None` and does nothing: the caller then submits a request. Callers guarantee that the
-    /// memory exists.
+    /// Reads `length` bytes from `offset` on into the memory of `buffers`, from its byte `from` on,
+    /// if this takes no longer than a copy of memory. Otherwise, and if the store does not have
+    /// this range, returns `None` and does nothing: the caller then submits a request. Callers
+    /// guarantee that the memory exists.
     fn read_now(
         &mut self,
         offset: u64,
@@ -108,16 +109,16 @@ pub trait BackendQueue {
         None
     }
 
-    /// Writes `bytes` from `offset` on, if this takes no longer than a copy of memory. Otherwise, and if
-    /// the store does not have this range, returns `None` and does nothing: the caller then submits a
-    /// request.
+    /// Writes `bytes` from `offset` on, if this takes no longer than a copy of memory. Otherwise,
+    /// and if the store does not have this range, returns `None` and does nothing: the caller then
+    /// submits a request.
     fn write_now(&mut self, offset: u64, bytes: &[u8]) -> Option<Outcome> {
         let _ = (offset, bytes);
         None
     }
 
-    /// Fetches the first bytes from `offset` on into the processor's caches, if they are in memory: a read
-    /// of them follows soon. The offset may be beyond the capacity.
+    /// Fetches the first bytes from `offset` on into the processor's caches, if they are in memory:
+    /// a read of them follows soon. The offset may be beyond the capacity.
     fn expect(&mut self, offset: u64) {
         let _ = offset;
     }

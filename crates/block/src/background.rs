@@ -1,9 +1,9 @@
 //! Background work: work of layers for which no request waits.
 //!
-//! A layer's part does such work in steps, for example the copy of one megabyte. It asks before each
-//! step ([`Background::ask`]) and reports its end ([`Background::end`]). A scheduler that knows all
-//! disks on a device decides when a step begins: while the device is idle, or when the work has to be
-//! done to meet its deadline. So the layers need not know each other.
+//! A layer's part does such work in steps, for example the copy of one megabyte. It asks before
+//! each step ([`Background::ask`]) and reports its end ([`Background::end`]). A scheduler that
+//! knows all disks on a device decides when a step begins: while the device is idle, or when the
+//! work has to be done to meet its deadline. So the layers need not know each other.
 
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ pub struct BackgroundStep {
     pub waiting_bytes: u64,
     /// About how many steps all of this work takes, this step included.
     pub waiting_steps: u64,
-    /// When all of it has to be done, in nanoseconds. The scheduler lets it begin in time even if the
-    /// device is never idle.
+    /// When all of it has to be done, in nanoseconds. The scheduler lets it begin in time even if
+    /// the device is never idle.
     pub deadline_ns: u64,
-    /// For how long the part pauses after its last step while the device is used, in durations of that step.
+    /// For how long the part pauses after its last step while the device is used, in durations of
+    /// that step.
     pub pause: u32,
 }
 
@@ -36,8 +37,8 @@ pub enum Permission {
 
 /// Decides when steps begin. The server has one for all disks. No call may block.
 pub trait BackgroundScheduler: Send + Sync {
-    /// Adds a part of the layer `layer` of the disk `disk`. `waker` wakes it when it should ask again.
-    /// Returns the part's number.
+    /// Adds a part of the layer `layer` of the disk `disk`. `waker` wakes it when it should ask
+    /// again. Returns the part's number.
     fn open(&self, disk: &str, layer: &'static str, waker: Waker) -> u64;
 
     /// Asks whether a step of a part may begin at `now_ns`.
@@ -54,8 +55,8 @@ pub trait BackgroundScheduler: Send + Sync {
 }
 
 /// The background work of one part, made by
-/// [`OpenContext::background`](crate::OpenContext::background). Without a scheduler every step begins
-/// when it is offered.
+/// [`OpenContext::background`](crate::OpenContext::background). Without a scheduler every step
+/// begins when it is offered.
 pub struct Background {
     scheduler: Option<(Arc<dyn BackgroundScheduler>, u64)>,
     has_offered: bool,
@@ -80,8 +81,8 @@ impl Background {
         self.scheduler.is_some()
     }
 
-    /// Asks whether a step may begin. A part has at most one step in flight that was begun with this
-    /// call.
+    /// Asks whether a step may begin. A part has at most one step in flight that was begun with
+    /// this call.
     pub fn ask(&mut self, step: BackgroundStep, now_ns: u64) -> Permission {
         let Some((scheduler, part)) = &self.scheduler else { return Permission::Begin };
         self.has_offered = true;

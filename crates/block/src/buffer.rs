@@ -125,8 +125,8 @@ impl Buffers {
         done
     }
 
-    /// Copies the `target.len()` bytes from `from` on, or returns `false` if there are fewer. `cursor`
-    /// remembers the segment, so that accesses in ascending order do not search for it.
+    /// Copies the `target.len()` bytes from `from` on, or returns `false` if there are fewer.
+    /// `cursor` remembers the segment, so that accesses in ascending order do not search for it.
     pub fn peek(&self, cursor: &mut Cursor, from: u64, target: &mut [u8]) -> bool {
         if from.checked_add(target.len() as u64).is_none_or(|end| end > self.length) {
             return false;
@@ -143,8 +143,8 @@ impl Buffers {
                 continue;
             }
             let count = (segment.iov_len - skip).min(target.len() - done);
-            // SAFETY: as in `copy_to`: `skip + count` is within the segment, `done + count` within the
-            // target.
+            // SAFETY: as in `copy_to`: `skip + count` is within the segment, `done + count` within
+            // the target.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     segment.iov_base.cast::<u8>().wrapping_add(skip),

@@ -189,10 +189,10 @@ impl Crossing<'_> {
         self.aside.sending.push(request);
     }
 
-    /// Reads from a further store of this queue, from its byte `offset` on, into the bytes `range` of the
-    /// memory of `request`, if the store is memory, so that this takes no longer than a copy. Returns
-    /// `None` if nothing was read, for example because the store is no memory or does not have these
-    /// bytes: the layer then submits a request.
+    /// Reads from a further store of this queue, from its byte `offset` on, into the bytes `range`
+    /// of the memory of `request`, if the store is memory, so that this takes no longer than a
+    /// copy. Returns `None` if nothing was read, for example because the store is no memory or does
+    /// not have these bytes: the layer then submits a request.
     #[inline]
     pub fn read_now(
         &mut self,
@@ -205,16 +205,16 @@ impl Crossing<'_> {
         self.aside.read_now(store, offset, request, range)
     }
 
-    /// Writes `bytes` to a further store of this queue, from its byte `offset` on, if the store is memory,
-    /// so that this takes no longer than a copy. Returns `None` if nothing was written: the layer then
-    /// submits a request.
+    /// Writes `bytes` to a further store of this queue, from its byte `offset` on, if the store is
+    /// memory, so that this takes no longer than a copy. Returns `None` if nothing was written: the
+    /// layer then submits a request.
     #[inline]
     pub fn write_now(&mut self, store: StoreId, offset: u64, bytes: &[u8]) -> Option<Outcome> {
         self.aside.write_now(store, offset, bytes)
     }
 
-    /// Fetches the first bytes of a coming read from a further store of this queue into the processor's
-    /// caches, if the store is memory.
+    /// Fetches the first bytes of a coming read from a further store of this queue into the
+    /// processor's caches, if the store is memory.
     #[inline]
     pub fn expect(&mut self, store: StoreId, offset: u64) {
         self.aside.expect(store, offset);

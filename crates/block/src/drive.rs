@@ -29,7 +29,8 @@ const POLLS: u32 = 64;
 /// How long a failed thread waits for the kernel's operations to end, and how long the layers of an
 /// ended queue may take to finish their work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long a queue then waits for requests of its layers that [may be left](crate::LayerQueue::may_be_left).
+/// How long a queue then waits for requests of its layers that
+/// [may be left](crate::LayerQueue::may_be_left).
 const LEFT_LIMIT_NS: u64 = 2_000_000_000;
 /// How long a thread pauses after the kernel has refused its ring.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -46,8 +46,8 @@ pub trait Layer: Send + Sync {
         LayerReport::default()
     }
 
-    /// The layer's own type, for the component that makes such layers; `None` if it does not need the
-    /// type.
+    /// The layer's own type, for the component that makes such layers; `None` if it does not need
+    /// the type.
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }
@@ -86,9 +86,9 @@ pub trait Layer: Send + Sync {
         Ok(())
     }
 
-    /// Called when `disk` is not served any more: all its requests have completed, and its last flush
-    /// has ended. A layer with a state that outlives the daemon makes it durable here, through a queue
-    /// of its own ([`Disk::open_aside`]). Blocks for about `limit` at most.
+    /// Called when `disk` is not served any more: all its requests have completed, and its last
+    /// flush has ended. A layer with a state that outlives the daemon makes it durable here,
+    /// through a queue of its own ([`Disk::open_aside`]). Blocks for about `limit` at most.
     ///
     /// # Errors
     /// When the state is not complete. That costs time later, but no data.
@@ -144,9 +144,9 @@ pub trait LayerQueue {
     /// ([`Crossing::complete`]) or keeps it for some time ([`Crossing::hold`]).
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>);
 
-    /// Called with the requests of a batch before the first of them is submitted to the highest layer. The
-    /// layer may fetch what it needs for them into the processor's caches. It changes nothing and passes
-    /// nothing on: a layer above may still hold, change or answer them.
+    /// Called with the requests of a batch before the first of them is submitted to the highest
+    /// layer. The layer may fetch what it needs for them into the processor's caches. It changes
+    /// nothing and passes nothing on: a layer above may still hold, change or answer them.
     fn expect(&mut self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
         let _ = (requests, next);
     }
@@ -177,23 +177,23 @@ pub trait LayerQueue {
         let _ = next;
     }
 
-    /// Called when the front end waits for all requests in flight, because the disk gets other layers or the
-    /// daemon ends. The layer passes on the requests that it
-    /// holds back by its own rule, and holds no request back while [`Crossing::is_draining`].
+    /// Called when the front end waits for all requests in flight, because the disk gets other
+    /// layers or the daemon ends. The layer passes on the requests that it holds back by its own
+    /// rule, and holds no request back while [`Crossing::is_draining`].
     fn drain(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
     }
 
-    /// Called, perhaps repeatedly, when the front end has gone or its ring is stopped: the layer completes
-    /// the requests that it holds back by its own rule, and of which nothing is in flight, with
-    /// [`ErrorKind::Withdrawn`]. It passes none of them on: their maker may do without them, or repeats them
-    /// later. Background work ([`Flags`](crate::Flags)) goes on.
+    /// Called, perhaps repeatedly, when the front end has gone or its ring is stopped: the layer
+    /// completes the requests that it holds back by its own rule, and of which nothing is in
+    /// flight, with [`ErrorKind::Withdrawn`]. It passes none of them on: their maker may do without
+    /// them, or repeats them later. Background work ([`Flags`](crate::Flags)) goes on.
     fn withdraw(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
     }
 
-    /// The same for a request that the layer [holds](Crossing::hold) until a deadline. It completes the
-    /// request, or returns it, so that it is held further.
+    /// The same for a request that the layer [holds](Crossing::hold) until a deadline. It completes
+    /// the request, or returns it, so that it is held further.
     fn withdraw_held(
         &mut self,
         request: Box<Request>,
@@ -212,16 +212,16 @@ pub trait LayerQueue {
         let _ = next;
     }
 
-    /// The queue serves requests again, although it was [closed](Self::close): the change of layers for
-    /// which it was has failed. Work that the layer has begun may still be in flight.
+    /// The queue serves requests again, although it was [closed](Self::close): the change of layers
+    /// for which it was has failed. Work that the layer has begun may still be in flight.
     fn reopen(&mut self, next: &mut Crossing<'_>) {
         let _ = next;
     }
 
-    /// Whether the layer's own requests in flight need not be awaited when the queue closes, because a store
-    /// of the layer does not answer. None of them may change the disk or use memory that is not the layer's. The
-    /// part stays until they have returned, beside the part that follows it in the queue. Asked only while
-    /// the queue closes.
+    /// Whether the layer's own requests in flight need not be awaited when the queue closes,
+    /// because a store of the layer does not answer. None of them may change the disk or use memory
+    /// that is not the layer's. The part stays until they have returned, beside the part that
+    /// follows it in the queue. Asked only while the queue closes.
     fn may_be_left(&self) -> bool {
         false
     }

@@ -1,8 +1,9 @@
 //! The changes that clients have left in flight when they went.
 //!
-//! A client whose connection is lost connects again, sends a change again that was not answered, and then
-//! newer ones. The older change may still be in flight: on another queue, in the kernel, which completes the
-//! changes of two queues in any order. So newer requests for its range wait until it has completed.
+//! A client whose connection is lost connects again, sends a change again that was not answered,
+//! and then newer ones. The older change may still be in flight: on another queue, in the kernel,
+//! which completes the changes of two queues in any order. So newer requests for its range wait
+//! until it has completed.
 //!
 //! While no such change is in flight, this costs a request one load.
 
@@ -77,8 +78,8 @@ impl Leftovers {
         self.retain(|entry| entry.client != client);
     }
 
-    /// The changes of `client` may still be in the kernel, and their completions will not be known: its
-    /// thread has failed. From now on, requests for their ranges fail.
+    /// The changes of `client` may still be in the kernel, and their completions will not be known:
+    /// its thread has failed. From now on, requests for their ranges fail.
     pub fn give_up(&self, client: u64) {
         for entry in self.state().entries.iter_mut().filter(|entry| entry.client == client) {
             entry.is_stuck = true;

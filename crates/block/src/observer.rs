@@ -19,9 +19,9 @@ pub trait Observer {
     /// Observes requests on their way down.
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>);
 
-    /// Called before [`up`](Self::up) of this observer and of all observers next to it: the buffers of
-    /// reads have their data. So what this observer learns from the data, and adds to the insight, is
-    /// also known to observers below it.
+    /// Called before [`up`](Self::up) of this observer and of all observers next to it: the buffers
+    /// of reads have their data. So what this observer learns from the data, and adds to the
+    /// insight, is also known to observers below it.
     fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
         let _ = (requests, place);
     }

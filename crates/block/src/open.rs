@@ -86,8 +86,8 @@ impl OpenContext<'_> {
         Ok(alarm.waker(self.level))
     }
 
-    /// The background work of this part of the layer `layer`: the scheduler of the disk, if it has one,
-    /// decides when a step begins.
+    /// The background work of this part of the layer `layer`: the scheduler of the disk, if it has
+    /// one, decides when a step begins.
     ///
     /// # Errors
     /// When no descriptor is available.

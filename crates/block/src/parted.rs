@@ -14,7 +14,8 @@ use crate::request::{ErrorKind, Operation, Outcome, Request};
 /// The token of the watch of finished parts.
 const TOKEN: u64 = 0;
 
-/// A finished part: the request's number, where the part begins in the request, and the bytes of a read.
+/// A finished part: the request's number, where the part begins in the request, and the bytes of a
+/// read.
 type Finished = (u64, u64, Result<Vec<u8>, ErrorKind>);
 
 /// Where the outcome of a part goes. Each has to be finished.
@@ -95,8 +96,8 @@ impl PartedRequests {
         }
     }
 
-    /// Handles an event of the reactor. When the parts of a request are finished and it has a rest, `send` sends more of
-    /// it.
+    /// Handles an event of the reactor. When the parts of a request are finished and it has a rest,
+    /// `send` sends more of it.
     pub fn event(
         &mut self,
         event: &Event,

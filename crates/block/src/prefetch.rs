@@ -4,8 +4,8 @@
 #[inline]
 pub fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is a hint. It accesses no memory that the program can see, and an address
-    // without memory has no effect.
+    // SAFETY: the instruction is a hint. It accesses no memory that the program can see, and an
+    // address without memory has no effect.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
@@ -18,8 +18,8 @@ pub fn prefetch<T>(address: *const T) {
 #[inline]
 pub fn prefetch_to_change<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above; processors without this instruction ignore it. The compiler's own hint for a change
-    // becomes this instruction only if all processors of the target have it.
+    // SAFETY: as above; processors without this instruction ignore it. The compiler's own hint for
+    // a change becomes this instruction only if all processors of the target have it.
     unsafe {
         std::arch::asm!(
             "prefetchw [{address}]",

@@ -34,7 +34,8 @@ pub enum BackendProblem {
         /// What was found.
         text: String,
     },
-    /// The store does not answer, or not enough of its copies do. Requests wait, and fail in the end.
+    /// The store does not answer, or not enough of its copies do. Requests wait, and fail in the
+    /// end.
     Unreachable {
         /// The last error.
         text: String,

@@ -112,7 +112,8 @@ pub struct Flags {
     /// The request is background work, which no guest's request waits for. In a queue for the
     /// storage it comes after other requests.
     pub background: bool,
-    /// The request writes content of a log back home. Even if guests wait for the log's space, none has asked for it.
+    /// The request writes content of a log back home. Even if guests wait for the log's space, none
+    /// has asked for it.
     pub write_back: bool,
 }
 
@@ -147,8 +148,8 @@ pub enum ErrorKind {
     ShuttingDown,
     /// The request's memory cannot be read or written, because it has been unmapped or lost.
     Memory,
-    /// The front end has taken the request back ([`Stack::withdraw`](crate::Stack::withdraw)): nothing of it
-    /// is in flight any more.
+    /// The front end has taken the request back ([`Stack::withdraw`](crate::Stack::withdraw)):
+    /// nothing of it is in flight any more.
     Withdrawn,
 }
 
@@ -271,7 +272,8 @@ pub enum HeldBy {
     Schedule = 2,
     /// A log without space, until changes have been written back.
     Wal = 3,
-    /// The end of the write-back of a disk whose load is not carried any more, or a log without space.
+    /// The end of the write-back of a disk whose load is not carried any more, or a log without
+    /// space.
     Offload = 4,
 }
 
@@ -304,8 +306,8 @@ pub struct Course {
     pub layer: u8,
     /// The kind of the last layer that has held the request back by its own rule.
     pub held_by: HeldBy,
-    /// The time for which layers have held the request back by their own rules, in nanoseconds. This
-    /// part of the latency is not caused by the storage.
+    /// The time for which layers have held the request back by their own rules, in nanoseconds.
+    /// This part of the latency is not caused by the storage.
     pub held_ns: u64,
     /// The time at which the back end got the request.
     pub sent_ns: u64,
@@ -321,8 +323,8 @@ impl Course {
         self.held_ns = self.held_ns.saturating_add(held_ns);
     }
 
-    /// A layer has sent a request of its own in the place of this one, and that request has taken the course `own`.
-    /// Nothing changes if it was split.
+    /// A layer has sent a request of its own in the place of this one, and that request has taken
+    /// the course `own`. Nothing changes if it was split.
     pub fn follow(&mut self, own: &Self) {
         if own.sent_ns == 0 && own.layer == 0 {
             return;

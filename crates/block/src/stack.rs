@@ -50,14 +50,15 @@ pub struct Stack {
     /// The number of layers down to the last one that takes requests. The tail is the layers after
     /// it, which only observe.
     tail: usize,
-    /// The number of layers above the first one that takes requests, which only observe; 0 if none takes
-    /// requests.
+    /// The number of layers above the first one that takes requests, which only observe; 0 if none
+    /// takes requests.
     head: usize,
     clock: Clock,
     pool: Pool,
     steps: Steps,
-    /// Requests of a batch that no layer has seen yet, and requests that have passed all layers upward that
-    /// take requests. The layers of the head get each batch as a whole, for the same reason as those of the tail.
+    /// Requests of a batch that no layer has seen yet, and requests that have passed all layers
+    /// upward that take requests. The layers of the head get each batch as a whole, for the same
+    /// reason as those of the tail.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     entering: Vec<Box<Request>>,
     leaving: Vec<(Box<Request>, Outcome)>,
@@ -78,7 +79,8 @@ pub struct Stack {
     pending: Pending,
     /// The stack that will replace this one.
     successor: Option<Box<Stack>>,
-    /// Stacks that this one has replaced, and of which a layer has requests in a store that does not answer.
+    /// Stacks that this one has replaced, and of which a layer has requests in a store that does
+    /// not answer.
     left: Vec<Stack>,
     /// Events of the successor, which it gets when it takes over.
     late_events: Vec<Event>,
@@ -98,8 +100,8 @@ pub struct Stack {
     /// The events that [`wait`](Self::wait) has collected.
     events: Vec<Event>,
     in_flight: usize,
-    /// Requests that wait for [leftovers](crate::Leftovers), each with the number of the first one that it
-    /// does not wait for; and when to look again, in nanoseconds.
+    /// Requests that wait for [leftovers](crate::Leftovers), each with the number of the first one
+    /// that it does not wait for; and when to look again, in nanoseconds.
     delayed: Vec<(Box<Request>, u64)>,
     look_ns: u64,
     /// The time at which the clock was last read in this round, in nanoseconds, or 0.
@@ -232,7 +234,8 @@ impl Stack {
         self.run(reactor);
     }
 
-    /// Submits `request` as one of a batch, which reaches the back end with [`settle`](Self::settle).
+    /// Submits `request` as one of a batch, which reaches the back end with
+    /// [`settle`](Self::settle).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         debug_assert!(!self.is_closed, "a queue that closes takes no requests");
@@ -272,7 +275,8 @@ impl Stack {
         self.entering = entering;
     }
 
-    /// Passes the requests that have come up to the observers of the head, and then to the front end.
+    /// Passes the requests that have come up to the observers of the head, and then to the front
+    /// end.
     fn leave(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         observe_up(&mut self.layers[..self.head], 0, &mut self.leaving, moment);
@@ -428,8 +432,8 @@ impl Stack {
         self.pool.own()
     }
 
-    /// Whether neither the owner nor the layers have requests or computations in flight, but for requests that
-    /// [may be left](LayerQueue::may_be_left).
+    /// Whether neither the owner nor the layers have requests or computations in flight, but for
+    /// requests that [may be left](LayerQueue::may_be_left).
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0
             && (self.pool.own() == 0 || !self.are_own_awaited())
@@ -666,8 +670,8 @@ fn observe_down(
     }
 }
 
-/// Passes a batch up to the observers among `layers`, the first of which is at level `first`. All of them
-/// know of its arrival before one passes it up.
+/// Passes a batch up to the observers among `layers`, the first of which is at level `first`. All
+/// of them know of its arrival before one passes it up.
 fn observe_up(
     layers: &mut [LayerPart],
     first: usize,

@@ -28,10 +28,11 @@ pub struct Access {
     pub is_write: bool,
     /// Whether the request continues the one before it.
     pub is_sequential: bool,
-    /// What a miss of this block costs, or has cost, in nanoseconds of the slow disk's time. It is 0
-    /// if a hit saves nothing, as a hit of a write does while the cache writes through.
+    /// What a miss of this block costs, or has cost, in nanoseconds of the slow disk's time. It is
+    /// 0 if a hit saves nothing, as a hit of a write does while the cache writes through.
     pub miss_ns: u32,
-    /// Whether this and a request shortly before it are one use of the block; see [`Seams`](crate::Seams).
+    /// Whether this and a request shortly before it are one use of the block; see
+    /// [`Seams`](crate::Seams).
     pub is_continued: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What a miss costs: the mean time of the slow disk's requests, by their length and by whether they
-//! continue the request before them.
+//! What a miss costs: the mean time of the slow disk's requests, by their length and by whether
+//! they continue the request before them.
 
 /// The lengths of requests are told apart by powers of two of blocks, up to this number of them.
 const LENGTHS: usize = 12;

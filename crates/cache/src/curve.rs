@@ -1,10 +1,10 @@
 //! Miss-ratio curves: the share of requests that miss an LRU cache, for every size of the cache,
 //! from one pass over the keys in a fixed amount of memory.
 //!
-//! The method is SHARDS (Waldspurger and others, FAST 2015) with a fixed number of samples: only keys
-//! whose hash is below a threshold are followed, and the threshold falls when there are too many of
-//! them. The stack distance of a sampled request is the number of sampled keys since the last
-//! request for its key, divided by the share of keys that are sampled. A Fenwick tree over the
+//! The method is SHARDS (Waldspurger and others, FAST 2015) with a fixed number of samples: only
+//! keys whose hash is below a threshold are followed, and the threshold falls when there are too
+//! many of them. The stack distance of a sampled request is the number of sampled keys since the
+//! last request for its key, divided by the share of keys that are sampled. A Fenwick tree over the
 //! order of the last requests counts them.
 
 use crate::hash;
@@ -18,7 +18,8 @@ const OCTAVES: u64 = 40;
 
 /// The miss-ratio curve of a stream of requests for blocks.
 ///
-/// A call of [`record`](Self::record) takes some nanoseconds on average, because few keys are sampled.
+/// A call of [`record`](Self::record) takes some nanoseconds on average, because few keys are
+/// sampled.
 #[derive(Clone, Debug)]
 pub struct Curve {
     samples_max: usize,
@@ -65,8 +66,8 @@ impl Curve {
         Self::with_share(samples, 1.0)
     }
 
-    /// The same, but from the first request on only this share of the keys is followed, from 0 to 1.
-    /// Most requests then cost a comparison.
+    /// The same, but from the first request on only this share of the keys is followed, from 0 to
+    /// 1. Most requests then cost a comparison.
     pub fn with_share(samples: usize, share: f64) -> Self {
         let samples_max = samples.clamp(16, 1 << 15);
         let places = (samples_max * 3 / 2).next_power_of_two();

@@ -6,22 +6,24 @@
 //! been hit gets another round for each hit, at most three. The part is that of the ranks'
 //! [`Probation`](crate::ranks::Probation).
 //!
-//! The main queue consists of one queue for each level. The first block of a level lives longer than
-//! that of the level below by a fixed ratio. Blocks of high levels skip the small queue as long as their
-//! level leaves room for it. If all blocks have one level, and the small queue has a tenth of the slots,
-//! this is S3-FIFO. Where levels depend on the meaning of blocks, those with one also skip the small queue
-//! while slots are free.
+//! The main queue consists of one queue for each level. The first block of a level lives longer
+//! than that of the level below by a fixed ratio. Blocks of high levels skip the small queue as
+//! long as their level leaves room for it. If all blocks have one level, and the small queue has a
+//! tenth of the slots, this is S3-FIFO. Where levels depend on the meaning of blocks, those with
+//! one also skip the small queue while slots are free.
 //!
-//! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a queue,
-//! because entries are not linked both ways. Such a stale entry is dropped when its turn comes, unless the slot then
-//! has a block in the same queue, which takes this turn. At any time a slot has as many entries in the queues as its state has stale ones, and one more if it
-//! has a block. If a slot is reused while many stale entries exist, the block takes over a stale
-//! entry and its place.
+//! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a
+//! queue, because entries are not linked both ways. Such a stale entry is dropped when its turn
+//! comes, unless the slot then has a block in the same queue, which takes this turn. At any time a
+//! slot has as many entries in the queues as its state has stale ones, and one more if it has a
+//! block. If a slot is reused while many stale entries exist, the block takes over a stale entry
+//! and its place.
 //!
-//! Blocks can belong to several *pools*, each with a share of the slots. A pool has queues of its own.
-//! The next block leaves from a pool that has more blocks than its share: from the one whose first block
-//! is oldest, as if they all were in the same queues. A pool that has its share, or more, may also
-//! replace its own blocks. So no pool loses a block of its share for one of another pool.
+//! Blocks can belong to several *pools*, each with a share of the slots. A pool has queues of its
+//! own. The next block leaves from a pool that has more blocks than its share: from the one whose
+//! first block is oldest, as if they all were in the same queues. A pool that has its share, or
+//! more, may also replace its own blocks. So no pool loses a block of its share for one of another
+//! pool.
 
 use std::sync::Arc;
 
@@ -38,7 +40,8 @@ const SEARCH_MAX: u32 = 64;
 
 /// The small queue. The main queue consists of one queue for each level.
 const SMALL: usize = 0;
-/// The slots beside the small queue that no level fills with blocks that skip this queue, in percent.
+/// The slots beside the small queue that no level fills with blocks that skip this queue, in
+/// percent.
 const SPARE_PERCENT: u8 = 2;
 const _: () = assert!(LEVELS < QUEUES);
 
@@ -135,7 +138,8 @@ impl Engine {
         self.pools[pool].blocks
     }
 
-    /// The block in `slot` belongs to the pool `to` from now on. Its entry moves when its turn comes.
+    /// The block in `slot` belongs to the pool `to` from now on. Its entry moves when its turn
+    /// comes.
     pub fn move_block(&mut self, slot: u32, from: usize, to: usize) {
         let queue = self.slots.get(slot).queue();
         if let Some(queue) = queue.filter(|_| self.pools[from].blocks > 0) {
@@ -169,11 +173,12 @@ impl Engine {
         if is_known {
             self.ghost.remove(hash);
         }
-        // Blocks of a high level that already has most of the cache are sifted like others: otherwise all
-        // of them leave before they are requested again if they are more than the cache holds.
+        // Blocks of a high level that already has most of the cache are sifted like others:
+        // otherwise all of them leave before they are requested again if they are more than the
+        // cache holds.
         let is_high = self.ranks.is_high(group) && self.held(main_queue(level)) < self.level_max();
-        // While slots are free, blocks of all levels stay, and then those of the lowest leave first: in the small
-        // queue, those that came first would leave, whatever their level.
+        // While slots are free, blocks of all levels stay, and then those of the lowest leave
+        // first: in the small queue, those that came first would leave, whatever their level.
         let is_filling = self.ranks.fills(group)
             && (self.blocks as usize) < self.slots.count()
             && self.is_small_due();
@@ -182,8 +187,9 @@ impl Engine {
         self.enter(slot, queue, 0, group, pool);
     }
 
-    /// A block of a pool whose content was written has been put into `slot`, which was free. `kept` is its place
-    /// before. It gets a place at the end of the same queue, which costs a round if the write is no use.
+    /// A block of a pool whose content was written has been put into `slot`, which was free. `kept`
+    /// is its place before. It gets a place at the end of the same queue, which costs a round if
+    /// the write is no use.
     pub fn insert_again(&mut self, slot: u32, hash: u64, group: usize, pool: usize, kept: Kept) {
         if slot as usize >= self.slots.count() {
             return;
@@ -216,7 +222,8 @@ impl Engine {
         self.count(pool, queue, true);
     }
 
-    /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it. Returns its place.
+    /// The caller has taken the block of a pool out of `slot`. The ghosts do not remember it.
+    /// Returns its place.
     pub fn remove(&mut self, slot: u32, pool: usize) -> Option<Kept> {
         let mut state = self.slots.get(slot);
         let queue = state.queue()?;
@@ -227,9 +234,9 @@ impl Engine {
         Some(Kept { queue, hits: state.hits() })
     }
 
-    /// Takes a block out of the queues, so that its slot is free for a block of the pool `wanting`, or
-    /// of any. `hash` returns the hash of the key of the block in a slot, and `pool_of` its pool.
-    /// Returns `None` if there are no blocks, or if all belong to shares of other pools.
+    /// Takes a block out of the queues, so that its slot is free for a block of the pool `wanting`,
+    /// or of any. `hash` returns the hash of the key of the block in a slot, and `pool_of` its
+    /// pool. Returns `None` if there are no blocks, or if all belong to shares of other pools.
     pub fn victim(
         &mut self,
         wanting: Option<usize>,
@@ -277,8 +284,8 @@ impl Engine {
         self.held(SMALL) >= self.percent(self.ranks.probation().small_percent).max(1)
     }
 
-    /// The blocks of a level from which on further blocks do not skip the small queue: so many that there
-    /// are still blocks in the small queue, which leave before them.
+    /// The blocks of a level from which on further blocks do not skip the small queue: so many that
+    /// there are still blocks in the small queue, which leave before them.
     fn level_max(&self) -> u32 {
         self.percent((100 - SPARE_PERCENT).saturating_sub(self.ranks.probation().small_percent))
     }
@@ -323,9 +330,9 @@ impl Engine {
         levels.max_by_key(|queue| self.age(pool, *queue)).unwrap_or(SMALL)
     }
 
-    /// Takes the first entry with a block out of a queue of a pool, or out of another one of the pool
-    /// if the queue has none. Returns the slot, and the queue of its block. Stale entries before it are
-    /// dropped, and entries of blocks that are in another queue are moved there.
+    /// Takes the first entry with a block out of a queue of a pool, or out of another one of the
+    /// pool if the queue has none. Returns the slot, and the queue of its block. Stale entries
+    /// before it are dropped, and entries of blocks that are in another queue are moved there.
     fn next(
         &mut self,
         pool: usize,
@@ -339,8 +346,9 @@ impl Engine {
                 None => {}
             }
         }
-        // The blocks have taken over stale entries of other queues, or have come from another pool. The next
-        // entries of each queue are looked at without a loss for other blocks, and then all.
+        // The blocks have taken over stale entries of other queues, or have come from another pool.
+        // The next entries of each queue are looked at without a loss for other blocks, and then
+        // all.
         for (is_any, entries_max) in [(false, SEARCH_MAX), (true, u32::MAX)] {
             for list in 0..self.pools.len() * QUEUES {
                 for _ in 0..self.queues.length(list).min(entries_max) {
@@ -358,8 +366,8 @@ impl Engine {
         None
     }
 
-    /// The pool and the queue of the block of an entry that was taken out of the queue `from` of a pool; `None` if
-    /// the entry is stale.
+    /// The pool and the queue of the block of an entry that was taken out of the queue `from` of a
+    /// pool; `None` if the entry is stale.
     fn entry(
         &mut self,
         slot: u32,
@@ -372,7 +380,8 @@ impl Engine {
             (pool, queue)
         });
         if state.stale() == 0 || found == Some(from) {
-            // A stale entry in the queue of its block is as good as the block's own, which is stale then.
+            // A stale entry in the queue of its block is as good as the block's own, which is stale
+            // then.
             return found;
         }
         state.set_stale(state.stale() - 1);

@@ -1,11 +1,12 @@
-//! The format of a cache volume. This file does no I/O. `docs/cache.md` describes the format byte by
-//! byte.
+//! The format of a cache volume. This file does no I/O. `docs/cache.md` describes the format byte
+//! by byte.
 //!
-//! Behind a superblock come pages of 4 KiB, each in two copies that are written alternately, and then
-//! the slots with the cached blocks. A page has a sequence: of its two copies, the sound one with the
-//! higher sequence is valid. There are three kinds of pages, in this order: one for each disk, the
-//! bitmaps of regions with recent writes of each disk, and the tables of the slots. Behind the slots there
-//! may be an area for write-ahead logs, in parts of equal length; their format is that of another crate.
+//! Behind a superblock come pages of 4 KiB, each in two copies that are written alternately, and
+//! then the slots with the cached blocks. A page has a sequence: of its two copies, the sound one
+//! with the higher sequence is valid. There are three kinds of pages, in this order: one for each
+//! disk, the bitmaps of regions with recent writes of each disk, and the tables of the slots.
+//! Behind the slots there may be an area for write-ahead logs, in parts of equal length; their
+//! format is that of another crate.
 
 use std::fmt;
 
@@ -28,8 +29,8 @@ pub const BLOCK_BITS: u32 = 48;
 
 /// The version of volumes without an area for logs.
 const VERSION: u32 = 1;
-/// The version of volumes with an area for logs. A program that does not know the area must not make such a
-/// volume again: the logs have changes that are nowhere else.
+/// The version of volumes with an area for logs. A program that does not know the area must not
+/// make such a volume again: the logs have changes that are nowhere else.
 const VERSION_WITH_LOGS: u32 = 2;
 const CHECKSUM_AT: usize = 508;
 /// The highest sequence of a page: no volume gets there, and the next one has a number.
@@ -194,8 +195,8 @@ impl Superblock {
         first + u64::from(slot) * u64::from(self.block_size)
     }
 
-    /// The same volume with places for `logs` logs of `log_length` bytes each behind the slots. `None` if
-    /// their number or length is not valid.
+    /// The same volume with places for `logs` logs of `log_length` bytes each behind the slots.
+    /// `None` if their number or length is not valid.
     pub fn with_logs(self, logs: u32, log_length: u64) -> Option<Self> {
         let superblock = Self { logs, log_length, ..self };
         (logs > 0 && superblock.has_sound_logs()).then_some(superblock)
@@ -456,17 +457,17 @@ pub struct DiskRecord {
     pub name: String,
     /// The end of the name of the disk's store.
     pub home: String,
-    /// The state of the disk's store that the cached blocks belong to: the number that is also in the
-    /// mark of the store.
+    /// The state of the disk's store that the cached blocks belong to: the number that is also in
+    /// the mark of the store.
     pub generation: u64,
     /// The generation before, which the mark of the store has after a crash at an opening; 0 if the
     /// blocks of that state are not in the cache.
     pub earlier: u64,
-    /// The modification time of the disk's store that the blocks belong to, in nanoseconds since 1970;
-    /// 0 if it is not known.
+    /// The modification time of the disk's store that the blocks belong to, in nanoseconds since
+    /// 1970; 0 if it is not known.
     pub stamp: u64,
-    /// The identity of the write-ahead log without which the disk's store is older than the blocks; zeroes if
-    /// there is none.
+    /// The identity of the write-ahead log without which the disk's store is older than the blocks;
+    /// zeroes if there is none.
     pub log: [u8; 16],
     /// The binary logarithm of the size of a region, in bytes.
     pub region_shift: u8,

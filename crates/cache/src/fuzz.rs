@@ -6,9 +6,9 @@ use crate::inspect::Inspection;
 /// The most pages that are examined: the length of a volume is the reader's to check.
 const PAGES_MAX: u32 = 64;
 
-/// Reads `data` as a cache volume, and panics if the reader breaks a promise. If the first byte is odd,
-/// the magic numbers and checksums are corrected first, so that the input reaches the checks behind
-/// them.
+/// Reads `data` as a cache volume, and panics if the reader breaks a promise. If the first byte is
+/// odd, the magic numbers and checksums are corrected first, so that the input reaches the checks
+/// behind them.
 pub fn fuzz_volume(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut volume = data.to_vec();

@@ -2,7 +2,8 @@
 //!
 //! It is a table of small sets. An entry is a fingerprint of its key and the period in which it was
 //! recorded. A set that is full forgets its oldest entry, and all sets forget entries after a fixed
-//! number of periods. A key that was not recorded is found with a probability of about a thousandth.
+//! number of periods. A key that was not recorded is found with a probability of about a
+//! thousandth.
 
 /// The entries of a set. A set of 16 bytes lies within one line of the processor's cache.
 const WAYS: usize = 8;
@@ -36,7 +37,8 @@ impl Ghost {
     /// The set and the fingerprint of a hash.
     fn place(&self, hash: u64) -> (usize, u16) {
         let set = (u128::from(hash) * self.sets.len() as u128) >> 64;
-        // The set depends on the hash's high bits. A fingerprint is not 0, which marks free entries.
+        // The set depends on the hash's high bits. A fingerprint is not 0, which marks free
+        // entries.
         let fingerprint = (hash & 0x1fff).max(1) as u16;
         (set as usize, fingerprint << PERIOD_BITS)
     }

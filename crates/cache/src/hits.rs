@@ -12,20 +12,22 @@ use crate::slots::SlotStates;
 const BATCH: usize = 32;
 /// The most waiting observations.
 const WAITING_MAX: usize = 256;
-/// The observations of a millisecond of 2²⁰ ns that are passed on, on average, and the most that are passed on
-/// at once. Hits are more frequent only while nearly all requests of the queue hit in memory: then there is
-/// little to learn from each.
+/// The observations of a millisecond of 2²⁰ ns that are passed on, on average, and the most that
+/// are passed on at once. Hits are more frequent only while nearly all requests of the queue hit in
+/// memory: then there is little to learn from each.
 const PER_MILLISECOND: u64 = 16;
 const BURST: u64 = 8192;
 
 /// What the replacements of a cache need to know of one queue's hits.
 ///
-/// A hit of a block whose state says everything already changes nothing in its replacement, so that the queue
-/// does not need the lock of its shard. What the policy `auto` learns of it waits in a list of the queue.
+/// A hit of a block whose state says everything already changes nothing in its replacement, so that
+/// the queue does not need the lock of its shard. What the policy `auto` learns of it waits in a
+/// list of the queue.
 #[derive(Debug)]
 pub struct Hits {
     learner: Option<Arc<Learner>>,
-    /// A copy of the learner's, which is beside what others change: the greatest hash of the sample.
+    /// A copy of the learner's, which is beside what others change: the greatest hash of the
+    /// sample.
     threshold: u64,
     waiting: Vec<Observation>,
     /// The observations that may be passed on until the next millisecond, and the present one.
@@ -40,13 +42,15 @@ impl Hits {
     }
 
     /// Whether a hit of the block in `slot` changes nothing. Otherwise the caller calls
-    /// [`Replacement::hit`](crate::Replacement::hit) of the slot's shard under its lock. `access` is a read.
+    /// [`Replacement::hit`](crate::Replacement::hit) of the slot's shard under its lock. `access`
+    /// is a read.
     #[inline]
     pub fn is_settled(states: &SlotStates, slot: u32, access: &Access) -> bool {
         access.is_continued || !access.is_write && states.is_settled(slot, group(access))
     }
 
-    /// A hit of the block of `key` at a time in nanoseconds, which changed nothing in its replacement.
+    /// A hit of the block of `key` at a time in nanoseconds, which changed nothing in its
+    /// replacement.
     #[inline]
     pub fn observe(&mut self, key: u64, access: &Access, now_ns: u64) {
         let Some(learner) = &self.learner else { return };
@@ -84,7 +88,8 @@ mod tests {
     use super::*;
     use crate::replacement::{Policy, Replacement, ReplacementOptions};
 
-    /// A replacement whose settled hits are passed on in batches decides as one that sees each hit at once.
+    /// A replacement whose settled hits are passed on in batches decides as one that sees each hit
+    /// at once.
     #[test]
     fn batches_of_hits_change_no_decision() {
         for policy in [Policy::None, Policy::Sky, Policy::Auto] {

@@ -1,5 +1,5 @@
-//! Examines the pages of a cache volume, as they are read, without I/O. It finds what an opening would
-//! use, and what it would drop.
+//! Examines the pages of a cache volume, as they are read, without I/O. It finds what an opening
+//! would use, and what it would drop.
 
 use std::collections::BTreeMap;
 
@@ -42,8 +42,8 @@ pub struct Inspection {
     format: Superblock,
     /// The disks, by their numbers.
     pub disks: BTreeMap<u16, DiskSummary>,
-    /// The pages of which one copy is neither sound nor blank, as after a crash during its writing. Their
-    /// blocks are dropped; all regions of such a page count as changed.
+    /// The pages of which one copy is neither sound nor blank, as after a crash during its writing.
+    /// Their blocks are dropped; all regions of such a page count as changed.
     pub torn: u64,
     /// The pages without a sound copy that are not blank.
     pub damaged: u64,
@@ -69,8 +69,8 @@ impl Inspection {
         }
     }
 
-    /// Examines page `page`, of which `copies` has both copies. Calls `visit` with each block in it that
-    /// an opening would use.
+    /// Examines page `page`, of which `copies` has both copies. Calls `visit` with each block in it
+    /// that an opening would use.
     pub fn page(&mut self, page: u32, copies: &[u8], mut visit: impl FnMut(CachedBlock)) {
         let format = self.format;
         let mut each = copies.chunks(PAGE_LENGTH).enumerate();

@@ -44,8 +44,8 @@ impl Learner {
         self.threshold
     }
 
-    /// Learns from requests of the sample, and takes them out of the list. While another thread learns, a list
-    /// of less than `waiting_max` stays as it is.
+    /// Learns from requests of the sample, and takes them out of the list. While another thread
+    /// learns, a list of less than `waiting_max` stays as it is.
     pub fn observe_all(&self, waiting: &mut Vec<Observation>, waiting_max: usize) {
         let mut trials = match self.trials.try_lock() {
             Ok(trials) => trials,

@@ -1,8 +1,8 @@
 //! Queues of slots that share one pool of memory.
 //!
-//! A queue is a list of chunks, so that an entry needs little more than the four bytes of its slot's
-//! number, and any queue can hold all of them. The pool has room for each slot once, for some
-//! entries more, and for the first and the last chunk of each queue, which are not full.
+//! A queue is a list of chunks, so that an entry needs little more than the four bytes of its
+//! slot's number, and any queue can hold all of them. The pool has room for each slot once, for
+//! some entries more, and for the first and the last chunk of each queue, which are not full.
 
 /// The greatest number of entries of a chunk. Small pools have smaller chunks.
 const CHUNK_MAX: usize = 64;
@@ -69,7 +69,8 @@ impl Queues {
         self.lists[queue].entries
     }
 
-    /// Adds an entry at the end of a queue. The caller adds at most as many entries as the pool has.
+    /// Adds an entry at the end of a queue. The caller adds at most as many entries as the pool
+    /// has.
     pub fn push(&mut self, queue: usize, slot: u32, time: u32) {
         let target = &mut self.lists[queue];
         if target.last == NONE || target.end as usize == self.chunk {

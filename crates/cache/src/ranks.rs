@@ -24,7 +24,8 @@ const COST_BASE_SHIFT: u32 = 12;
 /// What new blocks have to pass: the small queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probation {
-    /// The blocks that the small queue has at least before one of them leaves, in percent of the slots.
+    /// The blocks that the small queue has at least before one of them leaves, in percent of the
+    /// slots.
     pub small_percent: u8,
 }
 
@@ -66,8 +67,8 @@ impl Ranks {
         }
     }
 
-    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one level above
-    /// the lowest, which other classes have, such as indices. Journals are refused.
+    /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one
+    /// level above the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
         let mut ranks =
             Self { high: 1, shift: SKY_SHIFT, probation: Probation::NARROW, ..Self::equal() };
@@ -83,19 +84,19 @@ impl Ranks {
         ranks
     }
 
-    /// A first guess of what groups are worth, from their classes alone. A level lives four times as long as
-    /// the one below.
+    /// A first guess of what groups are worth, from their classes alone. A level lives four times
+    /// as long as the one below.
     ///
-    /// Writes are no uses: that a block is written again says nothing of reads, and only reads save time.
-    /// Blocks without a meaning are treated as if they were all alike.
+    /// Writes are no uses: that a block is written again says nothing of reads, and only reads save
+    /// time. Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
         let mut ranks =
             Self { fills: true, uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
-            // Rows that are written and not in the guest's memory are soon read, even if once only: they must
-            // not leave with the indices that are made of them.
+            // Rows that are written and not in the guest's memory are soon read, even if once only:
+            // they must not leave with the indices that are made of them.
             ranks.skips[group] = class == CLASS_TABLE && is_write(group);
         }
         ranks
@@ -150,9 +151,9 @@ impl Ranks {
 
 /// The first guess of the level of blocks of a class, from their last access.
 ///
-/// A guest that writes data keeps it in its own memory, so that it is not soon read from the disk. Metadata is
-/// written again and again, and what is read of it is scattered. Indices are written when they are made, and
-/// logs are read only after a crash.
+/// A guest that writes data keeps it in its own memory, so that it is not soon read from the disk.
+/// Metadata is written again and again, and what is read of it is scattered. Indices are written
+/// when they are made, and logs are read only after a crash.
 fn guess(class: u8, is_write: bool) -> u8 {
     let (read, written) = match class {
         0 | 1 => (1, 0),

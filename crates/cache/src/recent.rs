@@ -1,10 +1,11 @@
 //! The miss-ratio curve of the recent past.
 //!
 //! A curve follows the blocks whose hashes are below a threshold, which only falls. So a curve of
-//! months has samples of what was used in these months, and few of what is used now. Therefore there
-//! are two generations. The younger one replaces the older one after a fixed time, or later if it has
-//! few requests; and then a new one begins. The older one is the answer: it has seen one to two of these
-//! times. A block that is requested again only after a longer time counts as one that is new.
+//! months has samples of what was used in these months, and few of what is used now. Therefore
+//! there are two generations. The younger one replaces the older one after a fixed time, or later
+//! if it has few requests; and then a new one begins. The older one is the answer: it has seen one
+//! to two of these times. A block that is requested again only after a longer time counts as one
+//! that is new.
 
 use crate::curve::{Curve, MissRatios, Touch};
 
@@ -25,8 +26,8 @@ pub struct RecentCurve {
 
 impl RecentCurve {
     /// A curve that follows at most `samples` keys in each generation, at first this share of all;
-    /// see [`Curve::with_share`]. A generation lasts `generation_ns`. The first one begins at `now_ns`,
-    /// or if that is 0, with the first call of [`advance`](Self::advance).
+    /// see [`Curve::with_share`]. A generation lasts `generation_ns`. The first one begins at
+    /// `now_ns`, or if that is 0, with the first call of [`advance`](Self::advance).
     pub fn new(samples: usize, share: f64, generation_ns: u64, now_ns: u64) -> Self {
         let younger = Curve::with_share(samples, share);
         Self { samples, share, generation_ns, older: None, younger, younger_ns: now_ns }

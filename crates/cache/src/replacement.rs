@@ -38,14 +38,16 @@ pub enum Policy {
     Auto,
 }
 
-/// The longest write whose blocks are inserted, in bytes, and the longest one of rows of databases if the policy
-/// knows of them: rows that are written and not in the guest's memory are soon read, and a guest's kernel combines
-/// its writes to longer requests. What a longer one writes leaves the cache.
+/// The longest write whose blocks are inserted, in bytes, and the longest one of rows of databases
+/// if the policy knows of them: rows that are written and not in the guest's memory are soon read,
+/// and a guest's kernel combines its writes to longer requests. What a longer one writes leaves the
+/// cache.
 const WRITE_INSERTED_MAX: u64 = 1 << 20;
 const TABLE_INSERTED_MAX: u64 = 4 << 20;
 
 impl Policy {
-    /// The longest write of a class whose blocks are inserted, in bytes. What a longer one writes leaves the cache.
+    /// The longest write of a class whose blocks are inserted, in bytes. What a longer one writes
+    /// leaves the cache.
     pub fn write_inserted_max(self, class: u8) -> u64 {
         match self {
             Self::Sky | Self::Auto if class == CLASS_TABLE => TABLE_INSERTED_MAX,
@@ -89,8 +91,8 @@ impl Replacement {
         Self::part(options, slots_max, learner)
     }
 
-    /// Makes the replacements of the shards of a cache, which have at most these numbers of slots and
-    /// learn together.
+    /// Makes the replacements of the shards of a cache, which have at most these numbers of slots
+    /// and learn together.
     pub fn shards(options: &ReplacementOptions, slots_max: &[u32]) -> Vec<Self> {
         let slots = slots_max.iter().map(|slots| u64::from(*slots)).sum();
         let learner = Self::learner(options, slots);
@@ -122,7 +124,8 @@ impl Replacement {
         self.engine.states()
     }
 
-    /// A request for the block of `key` in `slot`. One that continues the last use of its block changes nothing.
+    /// A request for the block of `key` in `slot`. One that continues the last use of its block
+    /// changes nothing.
     pub fn hit(&mut self, slot: u32, key: u64, access: &Access) {
         if access.is_continued {
             return;
@@ -147,7 +150,8 @@ impl Replacement {
         !self.engine.ranks.is_refused(group(access))
     }
 
-    /// The first request for the block of `key`, which was put into its slot before it was requested.
+    /// The first request for the block of `key`, which was put into its slot before it was
+    /// requested.
     pub fn first_use(&self, key: u64, access: &Access) {
         self.learn(key, group(access), access);
     }
@@ -165,10 +169,11 @@ impl Replacement {
         self.engine.insert(slot, hash(key), group(access), pool);
     }
 
-    /// Guarantees `slots` slots to a disk: its blocks are not victims for those of other disks while it
-    /// has no more than these. `blocks` are the slots that have blocks of the disk, for a disk without a
-    /// share so far. At most [`SHARES_MAX`] disks can have had a share; returns false if there are more.
-    /// The caller ensures that the sum of all shares is at most the number of slots.
+    /// Guarantees `slots` slots to a disk: its blocks are not victims for those of other disks
+    /// while it has no more than these. `blocks` are the slots that have blocks of the disk, for a
+    /// disk without a share so far. At most [`SHARES_MAX`] disks can have had a share; returns
+    /// false if there are more. The caller ensures that the sum of all shares is at most the number
+    /// of slots.
     pub fn set_share(
         &mut self,
         disk: u64,
@@ -207,24 +212,25 @@ impl Replacement {
         class(self.engine.group(slot))
     }
 
-    /// The caller has taken the block out of `slot`. The ghosts do not remember it. Returns its place, for
-    /// [`insert_again`](Self::insert_again) if its content is replaced.
+    /// The caller has taken the block out of `slot`. The ghosts do not remember it. Returns its
+    /// place, for [`insert_again`](Self::insert_again) if its content is replaced.
     pub fn remove(&mut self, slot: u32, key: u64) -> Option<Kept> {
         let pool = self.pool(key);
         self.engine.remove(slot, pool)
     }
 
-    /// The new content of the block of `key` has been put into `slot`, which was free. `kept` is the place of the
-    /// block before its content was written: that is a hit of the block, although its slot may be another one.
+    /// The new content of the block of `key` has been put into `slot`, which was free. `kept` is
+    /// the place of the block before its content was written: that is a hit of the block, although
+    /// its slot may be another one.
     pub fn insert_again(&mut self, slot: u32, key: u64, access: &Access, kept: Kept) {
         let (pool, group) = (self.pool(key), group(access));
         self.engine.insert_again(slot, hash(key), group, pool, kept);
         self.learn(key, group, access);
     }
 
-    /// Takes a block out of the queues, so that its slot is free for the block of the key `wanting`, or
-    /// for any. `key` returns the key of the block in a slot. Returns `None` if there are no blocks, or
-    /// if all belong to the shares of other disks.
+    /// Takes a block out of the queues, so that its slot is free for the block of the key
+    /// `wanting`, or for any. `key` returns the key of the block in a slot. Returns `None` if there
+    /// are no blocks, or if all belong to the shares of other disks.
     pub fn victim(&mut self, wanting: Option<u64>, key: impl Fn(u32) -> u64) -> Option<u32> {
         let Self { engine, pools, .. } = self;
         let wanting = wanting.map(|key| pool(pools, key));
@@ -241,7 +247,8 @@ impl Replacement {
         self.len() == 0
     }
 
-    /// The memory of the replacement, in bytes, without what the shards of a cache have learned together.
+    /// The memory of the replacement, in bytes, without what the shards of a cache have learned
+    /// together.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.engine.memory_bytes()
     }

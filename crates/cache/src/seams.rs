@@ -1,16 +1,17 @@
 //! Requests that follow each other within a block.
 //!
-//! A stream whose requests do not end at the borders of blocks has two requests for the block in which one
-//! ends and the next one begins. That is one use of the block, and says nothing of a later one: if it counted as a
-//! hit, the blocks at the borders of a scan would stay in the cache, and the rest of the scan, without which
-//! they save no request, would not.
+//! A stream whose requests do not end at the borders of blocks has two requests for the block in
+//! which one ends and the next one begins. That is one use of the block, and says nothing of a
+//! later one: if it counted as a hit, the blocks at the borders of a scan would stay in the cache,
+//! and the rest of the scan, without which they save no request, would not.
 
 use crate::hash;
 
 /// The places that are remembered, at most.
 const PLACES: usize = 64;
 
-/// The places within blocks at which recent requests began or ended, each until a request has continued there.
+/// The places within blocks at which recent requests began or ended, each until a request has
+/// continued there.
 #[derive(Debug)]
 pub struct Seams {
     /// The places by their hash. A newer place replaces an older one.

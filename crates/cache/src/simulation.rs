@@ -189,7 +189,8 @@ impl<D: SlowDisk> Simulation<D> {
     }
 
     /// Carries out a request. Its blocks are accessed one after the other, in ascending order. The
-    /// slow disk reads those that are not in the cache with one request, from the first to the last.
+    /// slow disk reads those that are not in the cache with one request, from the first to the
+    /// last.
     pub fn request(&mut self, request: &SimulatedRequest) {
         if request.length == 0 {
             return;

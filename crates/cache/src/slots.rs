@@ -70,7 +70,8 @@ impl Slot {
     }
 }
 
-/// The states of a replacement's slots. The replacement changes them; others may read them at any time.
+/// The states of a replacement's slots. The replacement changes them; others may read them at any
+/// time.
 #[derive(Debug)]
 pub struct SlotStates(Box<[AtomicU16]>);
 
@@ -101,8 +102,8 @@ impl SlotStates {
         }
     }
 
-    /// Whether another read of the block in `slot`, which belongs to `group`, changes nothing: it has been
-    /// hit as often as is counted, and in the same group. The answer may be out of date.
+    /// Whether another read of the block in `slot`, which belongs to `group`, changes nothing: it
+    /// has been hit as often as is counted, and in the same group. The answer may be out of date.
     #[inline]
     pub(crate) fn is_settled(&self, slot: u32, group: usize) -> bool {
         let state = self.get(slot);

@@ -1,13 +1,13 @@
-//! Trials: small caches that follow a sample of the requests, each with other rules. The cache itself
-//! follows the rules of the one that saved most disk time lately.
+//! Trials: small caches that follow a sample of the requests, each with other rules. The cache
+//! itself follows the rules of the one that saved most disk time lately.
 //!
-//! A trial has a part of the cache's slots and sees the requests for the same part of all keys, chosen
-//! by their hashes, so that it hits as often as a whole cache with its rules would ("miniature
-//! simulation", Waldspurger and others, ATC 2017). The first trial trusts the classes of requests,
-//! because a file's size and kind are known before anything is learned. The second does not tell blocks
-//! apart, so that the policy costs at most what it takes to notice that its knowledge does not help. The
-//! next ones begin like the first, and learn. The last ones do not tell blocks apart either, and have
-//! other small queues: none is best for all workloads.
+//! A trial has a part of the cache's slots and sees the requests for the same part of all keys,
+//! chosen by their hashes, so that it hits as often as a whole cache with its rules would
+//! ("miniature simulation", Waldspurger and others, ATC 2017). The first trial trusts the classes
+//! of requests, because a file's size and kind are known before anything is learned. The second
+//! does not tell blocks apart, so that the policy costs at most what it takes to notice that its
+//! knowledge does not help. The next ones begin like the first, and learn. The last ones do not
+//! tell blocks apart either, and have other small queues: none is best for all workloads.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,16 +29,17 @@ const PERIOD: u32 = 512;
 const HALF: u32 = 8;
 /// The trial that does not tell blocks apart.
 const EQUAL: usize = 1;
-/// The trials that do not tell blocks apart either, with other small queues. With a large one, blocks leave
-/// in the order of their last use, as far as this is known, which is best if what is used changes.
+/// The trials that do not tell blocks apart either, with other small queues. With a large one,
+/// blocks leave in the order of their last use, as far as this is known, which is best if what is
+/// used changes.
 const PROBATIONS: [Probation; 2] =
     [Probation { small_percent: 50 }, Probation { small_percent: 98 }];
 /// The number of trials.
 const TRIALS: usize = HORIZONS.len() + PROBATIONS.len() + 2;
 /// No slot.
 const NONE: u32 = u32::MAX;
-/// What another trial must have saved in addition before the cache follows it, and the one that does not tell
-/// blocks apart: what was learned is lost with such a change.
+/// What another trial must have saved in addition before the cache follows it, and the one that
+/// does not tell blocks apart: what was learned is lost with such a change.
 const LEAD: f64 = 1.02;
 const LEAD_EQUAL: f64 = 1.05;
 
@@ -86,8 +87,8 @@ impl Trial {
         }
     }
 
-    /// A request for the block with a hash, which is in the slot `found`, or in none. Returns the slot
-    /// in which it is then, and the hash of the block that has left this slot.
+    /// A request for the block with a hash, which is in the slot `found`, or in none. Returns the
+    /// slot in which it is then, and the hash of the block that has left this slot.
     fn request(
         &mut self,
         hash: u64,

@@ -1,14 +1,14 @@
 //! What blocks are worth: the disk time that the next request for a block would cost without the
 //! cache, on average, by group of blocks.
 //!
-//! A group has the class of the last request for a block, whether that was a write, and how much its
-//! miss costs. Keys whose hash is below a threshold are followed, whether they are in the cache or
-//! not. If such a key is requested again, the cost of that request is credited to the group that the
-//! key had before; if it is not requested again for a long time, nothing is credited. So the
+//! A group has the class of the last request for a block, whether that was a write, and how much
+//! its miss costs. Keys whose hash is below a threshold are followed, whether they are in the cache
+//! or not. If such a key is requested again, the cost of that request is credited to the group that
+//! the key had before; if it is not requested again for a long time, nothing is credited. So the
 //! policy learns from what it does not keep, too, and needs no experiments.
 //!
-//! The worth of a group decides its level. A block of one level lives four times as long as one
-//! of the level below before both leave. So disk time saved for each slot and time is about equal at
+//! The worth of a group decides its level. A block of one level lives four times as long as one of
+//! the level below before both leave. So disk time saved for each slot and time is about equal at
 //! the ends of all queues, if blocks are less likely to be requested again the longer they wait.
 
 use crate::access::Access;
@@ -58,7 +58,8 @@ pub struct Worth {
 
 impl Worth {
     /// Without observations, for a stream of keys with hashes up to `hash_max`. Keys are followed
-    /// for about this number of requests of the stream. `ranks` are the levels before anything is learned.
+    /// for about this number of requests of the stream. `ranks` are the levels before anything is
+    /// learned.
     pub fn new(horizon: u64, hash_max: u64, ranks: Ranks) -> Self {
         let horizon = horizon.max(1);
         let ring = FOLLOWED.min(horizon.next_power_of_two().max(256) as usize);

@@ -48,7 +48,8 @@ fn search(class_of_metadata: u8, class_of_data: u8) -> Vec<SimulatedRequest> {
     requests
 }
 
-/// Reads with a skew, whose blocks change some times; beside them a loop over a long file, and a log.
+/// Reads with a skew, whose blocks change some times; beside them a loop over a long file, and a
+/// log.
 fn mixed(seed: u64) -> Vec<SimulatedRequest> {
     let mut random = fastrand::Rng::with_seed(seed);
     let (phases, loops, logs) = (random.u64(1..6), random.u32(0..4), random.u32(0..4));
@@ -113,7 +114,8 @@ fn auto_is_never_much_slower_than_the_policy_without_classes() {
 
 #[test]
 fn auto_follows_a_change_of_what_is_used() {
-    // The blocks that are read with a skew change six times: what was used last counts, not how often.
+    // The blocks that are read with a skew change six times: what was used last counts, not how
+    // often.
     let mut random = fastrand::Rng::with_seed(13);
     let mut requests = Vec::new();
     for phase in 0..6 {
@@ -129,7 +131,8 @@ fn auto_follows_a_change_of_what_is_used() {
     assert!(auto < none / 100 * 90, "{none} {auto}");
 }
 
-/// The part of reads of blocks in use that hit, while a stream of reads of 64 KiB from a place on passes by.
+/// The part of reads of blocks in use that hit, while a stream of reads of 64 KiB from a place on
+/// passes by.
 fn hits_beside_a_stream(policy: Policy, from: u64) -> f64 {
     let mut random = fastrand::Rng::with_seed(5);
     let mut hot = || request(Action::Read, random.u64(0..800) * 3, 1, CLASS_UNKNOWN);
@@ -149,8 +152,8 @@ fn hits_beside_a_stream(policy: Policy, from: u64) -> f64 {
 
 #[test]
 fn the_borders_of_a_stream_are_used_once() {
-    // If requests do not end at the borders of blocks, two of them need the same block. As two uses, these would
-    // replace what is used.
+    // If requests do not end at the borders of blocks, two of them need the same block. As two
+    // uses, these would replace what is used.
     for policy in [Policy::None, Policy::Auto] {
         let [whole, parts] = [0, 512].map(|from| hits_beside_a_stream(policy, from));
         assert!(parts > whole - 0.01, "{policy:?}: {whole} {parts}");
@@ -159,7 +162,8 @@ fn the_borders_of_a_stream_are_used_once() {
 
 #[test]
 fn a_loop_over_nearly_all_slots_stays() {
-    // 2000 blocks of metadata are read twelve times. The first reads and little more go to the disk.
+    // 2000 blocks of metadata are read twelve times. The first reads and little more go to the
+    // disk.
     for policy in [Policy::Sky, Policy::Auto] {
         let counts = run(policy, 2150, &search(5, 0));
         let metadata = &counts.classes[5];
@@ -278,7 +282,8 @@ fn a_long_write_leaves_nothing_in_the_cache() {
         assert_eq!(policy.write_inserted_max(class), length_max);
         let blocks = length_max / BLOCK;
         let read = request(Action::Read, 0, blocks + 1, class);
-        // The first read has the hits of the write before it, the second those of the first read too.
+        // The first read has the hits of the write before it, the second those of the first read
+        // too.
         for (count, read_hits) in [(blocks, 2 * blocks + 1), (blocks + 1, 0)] {
             let write = request(Action::Write, 0, count, class);
             let counts = run(policy, 4000, &[write, read, write, read]);

@@ -55,7 +55,8 @@ impl Cache {
         })
     }
 
-    /// Writes a block, whose content gets into another slot if it is in the cache. Returns whether it is.
+    /// Writes a block, whose content gets into another slot if it is in the cache. Returns whether
+    /// it is.
     fn overwrite(&mut self, key: u64, access: &Access) -> bool {
         let Some(before) = self.index.remove(&key) else { return self.request(key, access) };
         let kept = self.replacement.remove(before, key).expect("the slot has a block");

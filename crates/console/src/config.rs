@@ -235,7 +235,8 @@ fn toml_of(definition: &DiskDefinition) -> Result<String, Failure> {
     drop_absent(&mut value);
     let Value::Object(object) = value else { return Err(failed(&"it is no table")) };
     let mut text = "[[disk]]\n".to_owned();
-    // Tables within the disk are written in one line, so that a table of the file can be replaced as a whole.
+    // Tables within the disk are written in one line, so that a table of the file can be replaced
+    // as a whole.
     for (key, value) in &object {
         text.push_str(&format!("{key} = {}\n", inline(value)));
     }
@@ -264,7 +265,8 @@ fn inline(value: &Value) -> String {
             let pairs = object.iter().map(|(key, value)| format!("{key} = {}", inline(value)));
             format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
         }
-        // JSON's texts and numbers are those of TOML, but for two escapes that JSON's writer does not use.
+        // JSON's texts and numbers are those of TOML, but for two escapes that JSON's writer does
+        // not use.
         other => other.to_string(),
     }
 }

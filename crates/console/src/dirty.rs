@@ -48,8 +48,8 @@ pub struct DirtyOptions {
     /// guest that is not understood
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", require_equals = true)]
     tables: Option<u64>,
-    /// Count the pages that are written to the guest's memory in this time, 2s by default, less what
-    /// its disks transfer meanwhile; also of a guest that is not understood
+    /// Count the pages that are written to the guest's memory in this time, 2s by default, less
+    /// what its disks transfer meanwhile; also of a guest that is not understood
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "2s", require_equals = true, value_parser = interval)]
     written: Option<Nanoseconds>,
     /// The most files to list of each guest

@@ -56,8 +56,8 @@ pub enum Command {
     /// The caches of the daemon's disks
     #[command(subcommand)]
     Cache(cache::CacheCommand),
-    /// The logs of the layers `wal` and `offload`: a group that the binary makes, because the server has some of its
-    /// commands.
+    /// The logs of the layers `wal` and `offload`: a group that the binary makes, because the
+    /// server has some of its commands.
     #[command(skip)]
     Log(LogCommand),
     /// Changes of the running daemon that its configuration file does not have

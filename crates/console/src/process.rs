@@ -1,4 +1,5 @@
-//! Other processes: their CPU time and names, and how to start them; and the signals that end this one.
+//! Other processes: their CPU time and names, and how to start them; and the signals that end this
+//! one.
 
 #![expect(unsafe_code, reason = "the clock of another process, and a call between fork and exec")]
 
@@ -70,7 +71,8 @@ impl CpuClock {
 
 /// Starts a program that gets SIGTERM when this process ends.
 pub fn spawn_bound(command: &mut Command) -> io::Result<Child> {
-    // SAFETY: `prctl` is the only call between fork and exec, a plain system call, which is safe there.
+    // SAFETY: `prctl` is the only call between fork and exec, a plain system call, which is safe
+    // there.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);

@@ -26,8 +26,8 @@ pub struct BackgroundList {
     pub devices: Vec<BackgroundDevice>,
 }
 
-/// A device, or a set of devices beneath the same disks, with background work. The counts begin when its
-/// first disk with such work is served.
+/// A device, or a set of devices beneath the same disks, with background work. The counts begin
+/// when its first disk with such work is served.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BackgroundDevice {
@@ -63,8 +63,8 @@ pub struct BackgroundDevice {
     pub met_requests: u64,
     /// Steps during which a request came.
     pub met_steps: u64,
-    /// How long these steps still took after the request came, in nanoseconds: requests were delayed by
-    /// at most this long.
+    /// How long these steps still took after the request came, in nanoseconds: requests were
+    /// delayed by at most this long.
     pub met_ns: u64,
 }
 

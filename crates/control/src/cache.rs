@@ -1,7 +1,7 @@
 //! What caches do for their disks.
 //!
-//! All counts start when the disk got its cache, and only grow. A reader that needs an interval takes
-//! the difference of two samples ([`CacheCounts::since`]).
+//! All counts start when the disk got its cache, and only grow. A reader that needs an interval
+//! takes the difference of two samples ([`CacheCounts::since`]).
 
 use crate::client::{Client, ClientError};
 use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
@@ -181,8 +181,8 @@ pub struct CacheDisk {
     pub mode: String,
     /// The part of the cache with blocks of the disk, in bytes.
     pub used_bytes: u64,
-    /// The part of the disk's log in the cache with changes that may not be on the disk yet, in bytes; 0
-    /// without such a log.
+    /// The part of the disk's log in the cache with changes that may not be on the disk yet, in
+    /// bytes; 0 without such a log.
     pub dirty_bytes: u64,
     /// The size of the disk's log in the cache, in bytes; 0 if there is none.
     pub log_bytes: u64,
@@ -243,8 +243,8 @@ pub struct CacheFile {
     pub read_bytes: u64,
 }
 
-/// The miss-ratio curve of the last one to two hours: the share of the accesses to blocks that would
-/// miss an LRU cache of each size. It is estimated from a sample of the blocks.
+/// The miss-ratio curve of the last one to two hours: the share of the accesses to blocks that
+/// would miss an LRU cache of each size. It is estimated from a sample of the blocks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheCurve {

@@ -42,8 +42,8 @@ pub struct ConfigurationReport {
     pub disks: Vec<Deviation>,
     /// The changes that were set aside, because the file was edited or should apply.
     pub set_aside: Vec<SetAside>,
-    /// The records that cannot be used: the disk, as far as it is known, and the reason. These disks
-    /// are not served.
+    /// The records that cannot be used: the disk, as far as it is known, and the reason. These
+    /// disks are not served.
     #[serde(default)]
     pub damaged: Vec<(String, String)>,
 }

@@ -10,11 +10,12 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// The interval between attempts to connect while the queue of the listener is full.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Connects to the Unix socket at `path`. If its listener accepts no clients and its queue is full, a
-/// blocking `connect` waits for ever. This one fails immediately, and is repeated until `end`.
+/// Connects to the Unix socket at `path`. If its listener accepts no clients and its queue is full,
+/// a blocking `connect` waits for ever. This one fails immediately, and is repeated until `end`.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] if the queue is full until `end`; or the error of the operating system.
+/// [`io::ErrorKind::WouldBlock`] if the queue is full until `end`; or the error of the operating
+/// system.
 pub fn connect(path: &Path, end: Instant) -> io::Result<UnixStream> {
     let address = SockAddr::unix(path)?;
     loop {

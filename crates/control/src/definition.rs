@@ -262,9 +262,9 @@ pub struct DiskChange {
     /// The new layers below the tap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<LayerDefinition>>,
-    /// A layer with other options than now. It replaces the layer that can take over its options, or
-    /// else the only layer of its kind; a disk without such a layer gets it at the place of its kind in
-    /// the order of layers.
+    /// A layer with other options than now. It replaces the layer that can take over its options,
+    /// or else the only layer of its kind; a disk without such a layer gets it at the place of its
+    /// kind in the order of layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set_layer: Option<LayerDefinition>,
     /// Puts the layer of `set_layer` above the first layer of this kind instead.

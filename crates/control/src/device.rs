@@ -52,14 +52,15 @@ pub struct DeviceStatus {
     pub in_flight: u64,
     /// The disks with requests in flight, and how many.
     pub in_flight_of: BTreeMap<String, u64>,
-    /// Its idle time; null if it is not observed, because no layer of its disks has background work.
+    /// Its idle time; null if it is not observed, because no layer of its disks has background
+    /// work.
     pub idle_time: Option<DeviceIdle>,
     /// The activity of all programs of the host; null if the kernel does not count it.
     pub host: Option<DeviceActivity>,
 }
 
-/// The idle time of a device, or of a set of devices beneath the same disks: the time in which no guest
-/// has requests in flight. It is counted while a layer of its disks has background work.
+/// The idle time of a device, or of a set of devices beneath the same disks: the time in which no
+/// guest has requests in flight. It is counted while a layer of its disks has background work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceIdle {

@@ -113,8 +113,8 @@ pub struct GuestDirty {
     /// The pages of files that processes have changed through mappings, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedDirty>,
-    /// The pages that programs have written by the marks in page tables, if they were requested; also
-    /// for guests that are not understood.
+    /// The pages that programs have written by the marks in page tables, if they were requested;
+    /// also for guests that are not understood.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tables: Option<TablesDirty>,
     /// The pages that were written in an interval, if they were requested; also for guests that are
@@ -169,8 +169,8 @@ pub struct MappedDirty {
 pub struct TablesDirty {
     /// The marked entries, in bytes of their pages, multiplied by the stride.
     pub marked_bytes: u64,
-    /// The standard error of this number, in bytes, estimated from the sample. Absent if the sample has
-    /// no page table, which says nothing about the rest.
+    /// The standard error of this number, in bytes, estimated from the sample. Absent if the sample
+    /// has no page table, which says nothing about the rest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_bytes: Option<u64>,
     /// One page of so many was examined, from another one on each time.
@@ -179,41 +179,42 @@ pub struct TablesDirty {
     pub tables: u64,
     /// The number of pages of memory that were examined.
     pub examined: u64,
-    /// Whether the whole sample was examined. Otherwise the time was over, and the numbers are those
-    /// of a part of the memory.
+    /// Whether the whole sample was examined. Otherwise the time was over, and the numbers are
+    /// those of a part of the memory.
     pub is_whole: bool,
     /// The time of this count, in nanoseconds.
     pub count_ns: u64,
 }
 
-/// The pages of a guest that were written in an interval, by the content of a sample of its pages, and
-/// the bytes that its disks have read and written meanwhile.
+/// The pages of a guest that were written in an interval, by the content of a sample of its pages,
+/// and the bytes that its disks have read and written meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WrittenDirty {
     /// The interval, in nanoseconds.
     pub interval_ns: u64,
-    /// The pages whose content has changed, in bytes: written by programs, by the kernel, or by disks
-    /// whose data was read.
+    /// The pages whose content has changed, in bytes: written by programs, by the kernel, or by
+    /// disks whose data was read.
     pub changed_bytes: u64,
     /// The standard error of this number, in bytes, estimated from the sample.
     pub error_bytes: u64,
-    /// The bytes that were read from the guest's disks. Absent if a disk has no tap, like the next two.
+    /// The bytes that were read from the guest's disks. Absent if a disk has no tap, like the next
+    /// two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes: Option<u64>,
     /// The bytes that were written to the guest's disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
-    /// The changed bytes less those that were read and written: the growth of the data in memory that
-    /// is not on the disks, private memory included.
+    /// The changed bytes less those that were read and written: the growth of the data in memory
+    /// that is not on the disks, private memory included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_bytes: Option<u64>,
     /// One page of so many is in the sample.
     pub stride: u64,
     /// The number of pages in the sample.
     pub examined: u64,
-    /// Whether the whole sample was examined. Otherwise the time was over, and the numbers are those
-    /// of a part of the memory.
+    /// Whether the whole sample was examined. Otherwise the time was over, and the numbers are
+    /// those of a part of the memory.
     pub is_whole: bool,
     /// The time of both samples, in nanoseconds.
     pub count_ns: u64,

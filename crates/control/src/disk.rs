@@ -189,7 +189,8 @@ pub struct CapabilitiesStatus {
 /// One layer with its definition.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerStatus {
-    /// The name of the layer's kind: `classify`, `tap`, `delay`, `fault`, `log`, `wal`, `model`, `wait-for-room`.
+    /// The name of the layer's kind: `classify`, `tap`, `delay`, `fault`, `log`, `wal`, `model`,
+    /// `wait-for-room`.
     pub name: String,
     /// The layer's options.
     pub definition: LayerDefinition,

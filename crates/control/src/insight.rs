@@ -237,12 +237,13 @@ pub struct SlowRequest {
     /// The part of the latency that the request spent in layers on its way up; `None` if it is
     /// unknown.
     pub layers_up_ns: Option<u64>,
-    /// The time for which layers have held the request back by their own rules, in nanoseconds; a part
-    /// of `layers_down_ns`.
+    /// The time for which layers have held the request back by their own rules, in nanoseconds; a
+    /// part of `layers_down_ns`.
     pub held_ns: u64,
     /// The kind of the last such layer, for example `limit`; empty for none.
     pub held_by: String,
-    /// Whether a cache had the data of a read: `hit`, `miss` or `part`; empty if no cache was asked.
+    /// Whether a cache had the data of a read: `hit`, `miss` or `part`; empty if no cache was
+    /// asked.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cache_hit: String,
     /// The number of requests in flight in the same queue when the request arrived.

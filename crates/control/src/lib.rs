@@ -6,8 +6,8 @@
 //!
 //! Each request is a value of the type [`Endpoint`], which has the types of its parameters, of its
 //! body and of its answer, and says what the answer costs the daemon. A feature's file has its
-//! endpoints ([`endpoints`]), its types and its methods of [`Client`]. Begin with [`ENDPOINTS`]. This
-//! crate must not know how the daemon comes to an answer.
+//! endpoints ([`endpoints`]), its types and its methods of [`Client`]. Begin with [`ENDPOINTS`].
+//! This crate must not know how the daemon comes to an answer.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

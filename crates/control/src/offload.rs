@@ -190,9 +190,11 @@ pub struct OffloadSample {
     pub observed_mean_ns: u64,
     /// The 90th percentile, in nanoseconds.
     pub observed_p90_ns: u64,
-    /// The mean with a tenth more requests, by the model, in nanoseconds; 0 if the model knows none.
+    /// The mean with a tenth more requests, by the model, in nanoseconds; 0 if the model knows
+    /// none.
     pub predicted_mean_ns: u64,
-    /// The 90th percentile with a tenth more requests, by the model, in nanoseconds; 0 if the model knows none.
+    /// The 90th percentile with a tenth more requests, by the model, in nanoseconds; 0 if the model
+    /// knows none.
     pub predicted_p90_ns: u64,
     /// The 90th percentile at low load, in nanoseconds; 0 if it is unknown.
     pub low_p90_ns: u64,

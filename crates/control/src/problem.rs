@@ -49,7 +49,8 @@ pub enum ProblemKind {
     /// A layer reports a problem, such as a log volume that fails, or a log whose changes are not
     /// written back.
     LayerFailed,
-    /// A log that may have changes of the disk's device has not been asked, because it does not answer.
+    /// A log that may have changes of the disk's device has not been asked, because it does not
+    /// answer.
     LogUnknown,
     /// The disk is being removed, but its requests in flight do not complete.
     Leaving,

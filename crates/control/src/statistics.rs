@@ -61,7 +61,8 @@ pub struct DiskStatistics {
     pub depth_ns: u64,
     /// The operations that occurred, in the order of `fathom_block::Operation`.
     pub operations: Vec<OperationStatistics>,
-    /// The figures of the disk's layers, from the front end down; layers without figures are omitted.
+    /// The figures of the disk's layers, from the front end down; layers without figures are
+    /// omitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerFigures>,
 }

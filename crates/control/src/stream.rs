@@ -158,8 +158,8 @@ impl Read for AnswerStream {
 impl Client {
     /// The events of some disks, or of all disks if `disks` is empty, as they occur: a recording in
     /// the format of `docs/recording.md`. It has the named `streams`, or `IOstream` alone if there
-    /// are no names. With `pulse`, the daemon states at this interval up to which time the recording
-    /// is complete.
+    /// are no names. With `pulse`, the daemon states at this interval up to which time the
+    /// recording is complete.
     ///
     /// # Errors
     /// When there is no answer, or no disk of this name.

@@ -1,13 +1,13 @@
-//! Pages of InnoDB, the storage of MySQL and MariaDB: the header of each page (`fil0fil.h`), and that
-//! of pages of indexes (`page0page.h`).
+//! Pages of InnoDB, the storage of MySQL and MariaDB: the header of each page (`fil0fil.h`), and
+//! that of pages of indexes (`page0page.h`).
 //!
-//! The rows of a table are in its clustered index. A leaf of another index has the latest transaction
-//! that changed it (`PAGE_MAX_TRX_ID`); a leaf of a clustered index has not, because its rows do. A page
-//! above the leaves tells only its index, so the clustered index of a tablespace is learned from its
-//! leaves and from page 3.
+//! The rows of a table are in its clustered index. A leaf of another index has the latest
+//! transaction that changed it (`PAGE_MAX_TRX_ID`); a leaf of a clustered index has not, because
+//! its rows do. A page above the leaves tells only its index, so the clustered index of a
+//! tablespace is learned from its leaves and from page 3.
 //!
-//! The beginning and the end of a page both have the low half of the page's LSN. So a torn page, or a
-//! part of another, is detected without the checksum, which would take all bytes of the page.
+//! The beginning and the end of a page both have the low half of the page's LSN. So a torn page, or
+//! a part of another, is detected without the checksum, which would take all bytes of the page.
 
 use fathom_insight::DatabasePart;
 
@@ -16,8 +16,8 @@ use crate::{Bytes, Page, be16, be32, be64, take};
 /// The length of the header of a page, and of the header of an index page after it.
 const HEADER: usize = 38;
 const INDEX_HEADER: usize = 36;
-/// The bytes that are read of the beginning of a page: the headers, the two addresses of segments in a
-/// root, and the first record, whose text is the same in every page.
+/// The bytes that are read of the beginning of a page: the headers, the two addresses of segments
+/// in a root, and the first record, whose text is the same in every page.
 const HEAD: usize = 112;
 /// The place of the text of the first record, in the compact format of records and in the old one.
 const FIRST_COMPACT: usize = 99;
@@ -36,15 +36,15 @@ const TYPE_INDEX: u16 = 17855;
 /// What is known about a tablespace from its pages so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tablespace {
-    /// Whether it is the system's own tablespace, whose number is 0. It also has the doublewrite buffer:
-    /// pages of others.
+    /// Whether it is the system's own tablespace, whose number is 0. It also has the doublewrite
+    /// buffer: pages of others.
     pub is_system: bool,
     /// The length of its pages; 0 until a page is recognised.
     pub page_length: u32,
     /// Its number, which each page has.
     pub space: u32,
-    /// The number of the clustered index; 0 until it is known, [`SEVERAL`](Self::SEVERAL) if there are
-    /// several.
+    /// The number of the clustered index; 0 until it is known, [`SEVERAL`](Self::SEVERAL) if there
+    /// are several.
     pub clustered: u64,
 }
 
@@ -52,10 +52,11 @@ impl Tablespace {
     /// The value of [`clustered`](Self::clustered) for a tablespace of several tables.
     pub const SEVERAL: u64 = u64::MAX;
 
-    /// Examines the page that `bytes` begins with. `place` is its place in the file in bytes, if that is
-    /// known. `None` if no page begins there.
+    /// Examines the page that `bytes` begins with. `place` is its place in the file in bytes, if
+    /// that is known. `None` if no page begins there.
     ///
-    /// The first page that is recognised, all of which has to be there, determines the length and the tablespace of later ones.
+    /// The first page that is recognised, all of which has to be there, determines the length and
+    /// the tablespace of later ones.
     pub fn page(&mut self, bytes: &(impl Bytes + ?Sized), place: Option<u64>) -> Option<Page> {
         let head: [u8; HEAD] = take(bytes, 0)?;
         let (number, lsn) = (be32(&head, 4), be64(&head, 16));
@@ -121,8 +122,8 @@ impl Tablespace {
         if kind == TYPE_RTREE {
             return page(DatabasePart::Index);
         }
-        // A root has the addresses of its segments. The root of a clustered index of MariaDB has the
-        // next automatic number where other pages have the latest transaction.
+        // A root has the addresses of its segments. The root of a clustered index of MariaDB has
+        // the next automatic number where other pages have the latest transaction.
         let is_root = head[HEADER + INDEX_HEADER..][..20].iter().any(|byte| *byte != 0);
         let is_sure_leaf = level == 0 && !is_root;
         let has_several = self.is_system || self.clustered == Self::SEVERAL;
@@ -172,7 +173,8 @@ fn ending(bytes: &(impl Bytes + ?Sized), length: u32, lsn: u64) -> Ending {
     }
 }
 
-/// Whether a number is the type of a page. 14 to 17, 34354 and 37401 are compressed or encrypted pages.
+/// Whether a number is the type of a page. 14 to 17, 34354 and 37401 are compressed or encrypted
+/// pages.
 fn is_type(kind: u16) -> bool {
     kind <= 30
         || matches!(kind, 17853..=17855 | 34354 | 37401)

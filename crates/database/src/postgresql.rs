@@ -1,5 +1,5 @@
-//! Pages of PostgreSQL (since 8.3): the header, and the end of the page, which an access method uses
-//! for itself. The formats are those of `bufpage.h` and of the access methods' headers.
+//! Pages of PostgreSQL (since 8.3): the header, and the end of the page, which an access method
+//! uses for itself. The formats are those of `bufpage.h` and of the access methods' headers.
 
 use fathom_insight::DatabasePart;
 
@@ -44,8 +44,8 @@ pub struct Found {
 }
 
 impl Relation {
-    /// Examines the page that `bytes` begins with; `None` if no page begins there, or if it is new and
-    /// so still empty.
+    /// Examines the page that `bytes` begins with; `None` if no page begins there, or if it is new
+    /// and so still empty.
     pub fn page(self, bytes: &(impl Bytes + ?Sized)) -> Option<Found> {
         let header: [u8; HEADER as usize] = take(bytes, 0)?;
         let [flags, lower, upper, special, size_version] =

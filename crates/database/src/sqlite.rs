@@ -1,9 +1,9 @@
 //! Pages of SQLite: <https://www.sqlite.org/fileformat2.html>.
 //!
-//! The first byte of a page of a tree tells whether the tree is a table or an index, but not which. The
-//! first page has the roots of all trees (or the root of a tree of them), and the pages above the leaves
-//! have the numbers of their children. [`Header::roots`] and [`Header::children`] read these, so that the
-//! tree of a page is known before the page itself is seen.
+//! The first byte of a page of a tree tells whether the tree is a table or an index, but not which.
+//! The first page has the roots of all trees (or the root of a tree of them), and the pages above
+//! the leaves have the numbers of their children. [`Header::roots`] and [`Header::children`] read
+//! these, so that the tree of a page is known before the page itself is seen.
 
 use fathom_insight::DatabasePart;
 
@@ -93,8 +93,8 @@ impl Header {
         if number == FIRST { HEADER } else { 0 }
     }
 
-    /// Examines page `number` (0 if it is not known), with which `bytes` begins; `None` if it is not a
-    /// page of a tree.
+    /// Examines page `number` (0 if it is not known), with which `bytes` begins; `None` if it is
+    /// not a page of a tree.
     pub fn page(self, bytes: &(impl Bytes + ?Sized), number: u32) -> Option<TreePage> {
         let start = Self::start(number);
         let head: [u8; 14] = take(bytes, start as u64)?;
@@ -154,8 +154,8 @@ impl Header {
         }
     }
 
-    /// Calls `visit` with each tree that page `number` lists, all of whose bytes are `page`: a leaf of
-    /// the tree of all trees.
+    /// Calls `visit` with each tree that page `number` lists, all of whose bytes are `page`: a leaf
+    /// of the tree of all trees.
     pub fn roots(self, page: &[u8], number: u32, mut visit: impl FnMut(Tree)) {
         let leaf = TreePage { part: DatabasePart::Table, is_leaf: true };
         if self.page(page, number) != Some(leaf) {

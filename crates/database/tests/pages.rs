@@ -21,8 +21,8 @@ fn compare(name: &str, page: &Captured, found: Page, counts: &mut HashMap<Databa
     *counts.entry(part).or_default() += 1;
 }
 
-/// The trees of pages, learned from the pages above the leaves in the order of the file, twice: a page may
-/// come before the one that names it.
+/// The trees of pages, learned from the pages above the leaves in the order of the file, twice: a
+/// page may come before the one that names it.
 fn trees(header: Header, file: &File) -> HashMap<u32, Tree> {
     let mut trees = HashMap::from([(FIRST, Tree { part: DatabasePart::Table, root: FIRST })]);
     for page in file.pages.iter().chain(&file.pages).chain(&file.pages) {

@@ -1,12 +1,14 @@
 //! Contention of a device that several disks share, foreseen by a model.
 //!
-//! While the load of the device is low, the deviation of each disk's times is learned: by how much the 90th
-//! percentile exceeds the mean. A [`Forecast`] predicts the mean and the 90th percentile at a load that is
-//! higher than the present one by a headroom. If the predicted deviation exceeds that under the low load, a peak is
-//! foreseen, and a disk can be chosen whose load is carried elsewhere ([`Contention::choose`]). The model is
-//! compared with what follows all the time. While it is bad, only what is observed counts.
+//! While the load of the device is low, the deviation of each disk's times is learned: by how much
+//! the 90th percentile exceeds the mean. A [`Forecast`] predicts the mean and the 90th percentile
+//! at a load that is higher than the present one by a headroom. If the predicted deviation exceeds
+//! that under the low load, a peak is foreseen, and a disk can be chosen whose load is carried
+//! elsewhere ([`Contention::choose`]). The model is compared with what follows all the time. While
+//! it is bad, only what is observed counts.
 //!
-//! The model is that of the paper `VirtCache` (Vellore Arumugam et al.), with differences that `docs/offload.md` explains.
+//! The model is that of the paper `VirtCache` (Vellore Arumugam et al.), with differences that
+//! `docs/offload.md` explains.
 //!
 //! ```text
 //!  queues ── Batch ─▶ record ─▶ window of each disk ─▶ loads ─▶ Forecast ─▶ predicted times ─┐
@@ -46,8 +48,8 @@ use window::{STEPS_MAX, Sums};
 pub const DISKS_MAX: usize = 4096;
 /// The greatest load that counts.
 const LOAD_MAX: f64 = 1e6;
-/// The load is low up to this many times the difference between the first quartile and the median above the
-/// median.
+/// The load is low up to this many times the difference between the first quartile and the median
+/// above the median.
 const LOW_SPREADS: f64 = 3.0;
 /// The unit of queues and loads in quantiles, which resolve no numbers below one.
 const QUEUE_UNIT: f64 = 1000.0;
@@ -61,7 +63,8 @@ const SAMPLE_MIN: u64 = 20;
 pub struct ContentionOptions {
     /// The shortest time between two steps, in nanoseconds.
     pub step_ns: u64,
-    /// The time over which the mean and the 90th percentile are taken, in nanoseconds; at most 64 steps.
+    /// The time over which the mean and the 90th percentile are taken, in nanoseconds; at most 64
+    /// steps.
     pub window_ns: u64,
     /// The load is low while fewer requests than this are in flight at the device on average.
     pub queue_low: f64,
@@ -69,12 +72,13 @@ pub struct ContentionOptions {
     pub headroom: f64,
     /// By what share the 90th percentile and the deviation exceed those under a low load in a peak.
     pub margin: f64,
-    /// The share of the windows under a low load that do not exceed what a prediction is compared with.
+    /// The share of the windows under a low load that do not exceed what a prediction is compared
+    /// with.
     pub share: f64,
     /// The same for what is observed.
     pub share_observed: f64,
-    /// The share of the windows under a low load whose queue is at most the one without which no peak is
-    /// foreseen.
+    /// The share of the windows under a low load whose queue is at most the one without which no
+    /// peak is foreseen.
     pub share_queue: f64,
     /// How long what is observed exceeds its bound before there is a peak, in nanoseconds.
     pub dwell_observed_ns: u64,
@@ -209,8 +213,8 @@ impl Contention {
         }
     }
 
-    /// The time has come to `now_ns`. Returns whether a step was made: earlier than a step's length after the
-    /// last one, nothing happens.
+    /// The time has come to `now_ns`. Returns whether a step was made: earlier than a step's length
+    /// after the last one, nothing happens.
     pub fn step(&mut self, now_ns: u64) -> bool {
         let Some(last_ns) = self.step_ns else {
             // What came before belongs to no time.
@@ -293,8 +297,9 @@ impl Contention {
         self.queue < self.options.queue_low
     }
 
-    /// Whether the load is about that of most windows: few peaks of a device with a short queue do not count
-    /// as low. The lower half of the loads says how far they spread, as peaks are in the upper one.
+    /// Whether the load is about that of most windows: few peaks of a device with a short queue do
+    /// not count as low. The lower half of the loads says how far they spread, as peaks are in the
+    /// upper one.
     fn is_load_usual(&self) -> bool {
         let (quartile, median) = (self.loads.at(0.25), self.loads.at(0.5));
         let most = median + LOW_SPREADS * (median - quartile);
@@ -341,7 +346,8 @@ impl Contention {
         self.disks.get(&disk).map(DiskModel::verdict)
     }
 
-    /// The requests of a disk that arrived at the device in a second of the last window; 0 for an unknown disk.
+    /// The requests of a disk that arrived at the device in a second of the last window; 0 for an
+    /// unknown disk.
     pub fn arrivals(&self, disk: u64) -> f64 {
         self.disks.get(&disk).map_or(0.0, |model| model.sums(STEPS_MAX).rate())
     }
@@ -356,13 +362,14 @@ impl Contention {
         self.disks.values().any(|disk| disk.verdict().state.is_peak())
     }
 
-    /// The load of the device in the last window: the requests that would be in service on average if none
-    /// waited.
+    /// The load of the device in the last window: the requests that would be in service on average
+    /// if none waited.
     pub fn load(&self) -> f64 {
         self.load
     }
 
-    /// The requests of all disks that a request found in flight at the device, on average over the last window.
+    /// The requests of all disks that a request found in flight at the device, on average over the
+    /// last window.
     pub fn queue(&self) -> f64 {
         self.queue
     }

@@ -17,8 +17,8 @@ impl Default for IdleOptions {
     }
 }
 
-/// The idle and busy periods of a device. The caller reports each beginning and end of requests, with
-/// times that do not decrease; earlier times count as the latest one.
+/// The idle and busy periods of a device. The caller reports each beginning and end of requests,
+/// with times that do not decrease; earlier times count as the latest one.
 #[derive(Clone, Debug)]
 pub struct IdleTracker {
     threshold: u64,

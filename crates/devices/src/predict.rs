@@ -1,8 +1,8 @@
 //! Predictions of how long a device stays idle.
 //!
-//! A [`Predictor`] learns the lengths of past idle periods, and decides whether a step of background
-//! work may begin in the current one. `bench/idle` compares all of them; [`default_predictor`] is the
-//! best of them.
+//! A [`Predictor`] learns the lengths of past idle periods, and decides whether a step of
+//! background work may begin in the current one. `bench/idle` compares all of them;
+//! [`default_predictor`] is the best of them.
 
 mod arrivals;
 mod simple;
@@ -31,8 +31,9 @@ pub fn default_predictor() -> Box<dyn Predictor> {
     Box::new(Quietest::new(SHARE))
 }
 
-/// The share of the idle time that the daemon's predictor offers to background work. With more, steps also
-/// begin in gaps within bursts, and each request of a burst waits for the step that met the first one.
+/// The share of the idle time that the daemon's predictor offers to background work. With more,
+/// steps also begin in gaps within bursts, and each request of a burst waits for the step that met
+/// the first one.
 pub const SHARE: f64 = 0.7;
 
 /// All predictors with their usual settings, for comparisons.

@@ -3,8 +3,9 @@
 //! An image is a block device, or a file in a file system on block devices. The devices beneath a
 //! block device are found in `/sys`: the whole disk of a partition, the `slaves` of device-mapper
 //! and md, the file behind a loop device. File systems without a device number of their own are
-//! found in the list of mounts: the devices of btrfs, the layers of an overlay, the source of others.
-//! The walk visits each device once and ends after a limited number of steps, whatever `/sys` holds.
+//! found in the list of mounts: the devices of btrfs, the layers of an overlay, the source of
+//! others. The walk visits each device once and ends after a limited number of steps, whatever
+//! `/sys` holds.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -159,9 +160,9 @@ pub fn resolve(path: &Path) -> Placement {
     Tree::default().resolve(path)
 }
 
-/// What the image `path` lies on, found out by another thread, which may take at most `limit`. If the
-/// image's file system hangs, that thread hangs until the file system answers: the caller must not
-/// repeat the call without a limit.
+/// What the image `path` lies on, found out by another thread, which may take at most `limit`. If
+/// the image's file system hangs, that thread hangs until the file system answers: the caller must
+/// not repeat the call without a limit.
 pub fn resolve_within(path: &Path, limit: Duration) -> Placement {
     let (sender, found) = sync_channel(1);
     let image = path.to_owned();

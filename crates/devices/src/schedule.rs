@@ -1,10 +1,10 @@
 //! The scheduling of background work on one device.
 //!
-//! Parts of layers offer work in steps. A step begins while the device is idle, for all programs, and is
-//! predicted to stay idle for as long as the step takes. There is one step at a time, so that a request
-//! that comes meanwhile waits for at most one step. If the device is not idle for long enough, steps
-//! begin in time for the deadline of the work: those of a gentle part, which pauses, are spread over the time that is
-//! left. Parts take turns.
+//! Parts of layers offer work in steps. A step begins while the device is idle, for all programs,
+//! and is predicted to stay idle for as long as the step takes. There is one step at a time, so
+//! that a request that comes meanwhile waits for at most one step. If the device is not idle for
+//! long enough, steps begin in time for the deadline of the work: those of a gentle part, which
+//! pauses, are spread over the time that is left. Parts take turns.
 
 mod cost;
 
@@ -14,8 +14,8 @@ use self::cost::StepCost;
 use crate::idle::{IdleOptions, IdleTracker};
 use crate::predict::Predictor;
 
-/// The longest wait before a part asks again, in nanoseconds. Requests of other programs are seen only
-/// when a part asks.
+/// The longest wait before a part asks again, in nanoseconds. Requests of other programs are seen
+/// only when a part asks.
 const WAIT_MAX_NS: u64 = 100_000_000;
 /// The shortest wait.
 const WAIT_MIN_NS: u64 = 500_000;
@@ -50,8 +50,8 @@ pub struct Offer {
     pub waiting_steps: u64,
     /// When all of it has to be done, in nanoseconds.
     pub deadline_ns: u64,
-    /// For how long the part pauses after its last step while the device is used, in durations of that step. The part
-    /// is gentle if this is not 0.
+    /// For how long the part pauses after its last step while the device is used, in durations of
+    /// that step. The part is gentle if this is not 0.
     pub pause: u32,
 }
 
@@ -211,8 +211,8 @@ impl Schedule {
         }
     }
 
-    /// Asks whether a step may begin. Returns `None` if it begins, or else the time at which the part
-    /// asks again.
+    /// Asks whether a step may begin. Returns `None` if it begins, or else the time at which the
+    /// part asks again.
     pub fn ask(&mut self, part: u64, offer: Offer, others: Others, now_ns: u64) -> Option<u64> {
         let Some(asking) = self.parts.get_mut(&part) else { return Some(now_ns + WAIT_MAX_NS) };
         if asking.offer.is_none() {
@@ -322,8 +322,8 @@ impl Schedule {
         self.step_ns.max(self.cost.of(1, bytes))
     }
 
-    /// When a step has to begin so that its part's work meets its deadline. `latest_ns` is when the part's latest step
-    /// ended, or its work came.
+    /// When a step has to begin so that its part's work meets its deadline. `latest_ns` is when the
+    /// part's latest step ended, or its work came.
     fn forced_ns(&self, offer: &Offer, latest_ns: u64) -> u64 {
         // The work of other parts may have to be done at the same time.
         let offers = self.parts.values().filter_map(|part| part.offer.as_ref());

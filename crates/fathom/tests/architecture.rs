@@ -169,8 +169,9 @@ fn module(name: &str, path: &Path) -> String {
     std::iter::once(name).chain(parts).collect::<Vec<_>>().join("::")
 }
 
-/// What the oldest supported compiler, that of Debian 12 and 13, does not have, and newer ones accept without a
-/// warning: chains of `let` in conditions, and parts of the standard library. This list has what was used by mistake.
+/// What the oldest supported compiler, that of Debian 12 and 13, does not have, and newer ones
+/// accept without a warning: chains of `let` in conditions, and parts of the standard library. This
+/// list has what was used by mistake.
 #[test]
 fn the_code_is_for_the_oldest_compiler() {
     let newer = [
@@ -244,8 +245,8 @@ fn no_layer_imports_another_but_what_it_is_made_of() {
     assert_eq!(found, BTreeSet::from(known));
 }
 
-/// The features of the daemon whose folders have no `feature.rs`: they serve others and have no part of their own in
-/// the life of the daemon.
+/// The features of the daemon whose folders have no `feature.rs`: they serve others and have no
+/// part of their own in the life of the daemon.
 const NO_FEATURES: [&str; 1] = ["keep"];
 
 /// The features that each feature of the daemon imports.
@@ -290,8 +291,8 @@ fn features_stand_on_each_other_without_a_circle() {
     }
 }
 
-/// What the parts of the daemon that serve features know of one by name, by file: what has not yet got a method of
-/// `Feature`. A new feature does not come here.
+/// What the parts of the daemon that serve features know of one by name, by file: what has not yet
+/// got a method of `Feature`. A new feature does not come here.
 const KNOWN_BY_NAME: [(&str, &str); 6] = [
     ("configuration/layers/mod.rs", "log"),
     ("daemon/disks.rs", "cache"),
@@ -322,4 +323,27 @@ fn the_daemon_knows_features_by_their_table() {
     }
     let known = KNOWN_BY_NAME.map(|(file, feature)| (file.to_owned(), feature.to_owned()));
     assert_eq!(found, BTreeSet::from(known));
+}
+
+/// The widest comment, in columns.
+const COMMENT_WIDTH_MAX: usize = 100;
+
+/// Comments wrap where the code does. Tables and drawings may be wider.
+#[test]
+fn comments_wrap_at_100_columns() {
+    let (crates, tests) = (root().join("crates"), root().join("tests"));
+    let mut found = Vec::new();
+    for path in sources(&crates).into_iter().chain(sources(&tests)) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (index, line) in text.lines().enumerate() {
+            let comment = line.trim_start();
+            let Some(words) = comment.strip_prefix("//") else { continue };
+            let words = words.trim_start_matches(['/', '!']);
+            let is_drawn = words.starts_with(" |") || words.starts_with("  ");
+            if !is_drawn && line.chars().count() > COMMENT_WIDTH_MAX {
+                found.push(format!("{}:{}", path.display(), index + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{} wide comments: {found:#?}", found.len());
 }

@@ -50,7 +50,8 @@ fn in_flight(server: &Server) -> u64 {
 
 #[test]
 fn held_writes_of_a_lost_client_never_land() {
-    // The second count is the most that a connection may have in flight, so that the server reads no more.
+    // The second count is the most that a connection may have in flight, so that the server reads
+    // no more.
     for count in [3, 1024] {
         let (server, _, holds) = held(false);
         let mut first = server.client("a", Mode::Simple);

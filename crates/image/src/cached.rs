@@ -1,9 +1,9 @@
 //! The mark of an image that names the state which a cache has blocks of.
 //!
-//! A cache that outlives the daemon belongs to one state of the image. The mark names the cache and a
-//! generation, which the cache has too. Each opening of the cache draws another generation, so that an
-//! older copy of the cache does not fit. Before the image is served without the cache, the mark is
-//! removed. What other programs do to the image is seen by its modification time.
+//! A cache that outlives the daemon belongs to one state of the image. The mark names the cache and
+//! a generation, which the cache has too. Each opening of the cache draws another generation, so
+//! that an older copy of the cache does not fit. Before the image is served without the cache, the
+//! mark is removed. What other programs do to the image is seen by its modification time.
 
 use std::ffi::CStr;
 use std::io;
@@ -34,8 +34,8 @@ pub struct CacheMark {
 }
 
 impl CacheMark {
-    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of block
-    /// devices in earlier versions.
+    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of
+    /// block devices in earlier versions.
     ///
     /// # Errors
     /// When the image cannot be opened.
@@ -63,8 +63,8 @@ impl CacheMark {
         self.place.home()
     }
 
-    /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged or was written
-    /// for another image or device: such a mark fits no cache.
+    /// The cache that has blocks of the image; `None` if there is none, or if the mark is damaged
+    /// or was written for another image or device: such a mark fits no cache.
     ///
     /// # Errors
     /// When the mark cannot be read.
@@ -99,9 +99,9 @@ impl CacheMark {
         self.place.clear()
     }
 
-    /// The modification time of the image, in nanoseconds since 1970. Every later change of the image
-    /// gives it another one. 0 if that is not certain: the image is a block device, or it was changed
-    /// just now.
+    /// The modification time of the image, in nanoseconds since 1970. Every later change of the
+    /// image gives it another one. 0 if that is not certain: the image is a block device, or it was
+    /// changed just now.
     ///
     /// # Errors
     /// When the image's metadata cannot be read.

@@ -23,10 +23,10 @@ use rustix::fs::{major, minor};
 
 use crate::lock::{Access, LockError, PATIENCE, RETRY_INTERVAL, lock};
 
-/// Opens an image or a block device for reading, and for writing if the access is exclusive. `flags`
-/// are further flags of `open`. A block device is then claimed for as long as the file is open.
-/// Waits for up to three seconds while another process has claimed it: that process may be about to
-/// end.
+/// Opens an image or a block device for reading, and for writing if the access is exclusive.
+/// `flags` are further flags of `open`. A block device is then claimed for as long as the file is
+/// open. Waits for up to three seconds while another process has claimed it: that process may be
+/// about to end.
 ///
 /// # Errors
 /// Those of `open`. [`io::ErrorKind::ResourceBusy`] if the device is claimed: see [`holder`].
@@ -57,9 +57,9 @@ pub fn open(path: &Path, access: Access, flags: i32) -> io::Result<File> {
     }
 }
 
-/// Takes the lock of a block device by its number: that of the node which the kernel has made for it,
-/// unless `file` is that node. The lock lasts as long as the returned file is open. `None` for an
-/// image, and if there is no such node or it may not be opened: then the claim of [`open`] still
+/// Takes the lock of a block device by its number: that of the node which the kernel has made for
+/// it, unless `file` is that node. The lock lasts as long as the returned file is open. `None` for
+/// an image, and if there is no such node or it may not be opened: then the claim of [`open`] still
 /// excludes a second writer.
 ///
 /// # Errors
@@ -154,9 +154,10 @@ fn device_name(folder: &Path) -> Option<PathBuf> {
     Some(Path::new("/dev").join(name))
 }
 
-/// The name of the loop device with this folder in `/sys`: the number of the file behind it, the time of the
-/// file's creation, and the offset of the device in the file. `None` if it is no loop device, or if the file
-/// is not to be found by its path. With `device`, the kernel confirms that the file is the one at the path.
+/// The name of the loop device with this folder in `/sys`: the number of the file behind it, the
+/// time of the file's creation, and the offset of the device in the file. `None` if it is no loop
+/// device, or if the file is not to be found by its path. With `device`, the kernel confirms that
+/// the file is the one at the path.
 pub(crate) fn loop_name(folder: &Path, device: Option<&File>) -> Option<String> {
     let path = std::fs::read_to_string(folder.join("loop/backing_file")).ok()?;
     let offset = std::fs::read_to_string(folder.join("loop/offset")).ok()?;
@@ -188,8 +189,8 @@ fn loop_file(device: &File) -> Option<(u64, u64)> {
     (result == 0).then_some((status[0], status[1]))
 }
 
-/// Whether a device other than the one with this number has a name that `is_same` finds equal. It is called with
-/// the folder in `/sys` of each of them.
+/// Whether a device other than the one with this number has a name that `is_same` finds equal. It
+/// is called with the folder in `/sys` of each of them.
 pub(crate) fn has_twin(number: u64, is_same: impl Fn(&Path) -> bool) -> bool {
     let own = format!("{}:{}", major(number), minor(number));
     let devices = std::fs::read_dir("/sys/class/block").into_iter().flatten();

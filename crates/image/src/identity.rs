@@ -1,14 +1,15 @@
 //! What identifies an image among those that have been at the same path.
 //!
-//! A mark in a file outlives the image for which it was written: another image may get its name, or another
-//! device its path. So such a mark has a line with the image's identity: some facts, of which those that both
-//! an earlier and a later look have found are compared. A file has the time of its creation or, if its file
-//! system keeps none, its number. A block device has what `/sys` reports of it: the identifiers of a disk, of a
-//! partition, of device-mapper or of an array, the file behind a loop device; its size only if nothing else
-//! is known, because a device may grow.
+//! A mark in a file outlives the image for which it was written: another image may get its name, or
+//! another device its path. So such a mark has a line with the image's identity: some facts, of
+//! which those that both an earlier and a later look have found are compared. A file has the time
+//! of its creation or, if its file system keeps none, its number. A block device has what `/sys`
+//! reports of it: the identifiers of a disk, of a partition, of device-mapper or of an array, the
+//! file behind a loop device; its size only if nothing else is known, because a device may grow.
 //!
-//! The marks of devices have the device's [key](Identity::key) as their name: one of these facts that stays when
-//! the host starts again or the device is connected elsewhere. Its path and number do not.
+//! The marks of devices have the device's [key](Identity::key) as their name: one of these facts
+//! that stays when the host starts again or the device is connected elsewhere. Its path and number
+//! do not.
 
 use std::fmt;
 use std::fs::File;
@@ -62,7 +63,8 @@ impl Identity {
         Ok(facts)
     }
 
-    /// The identity of the block device with this folder in `/sys`; `device` is the device if it is open.
+    /// The identity of the block device with this folder in `/sys`; `device` is the device if it is
+    /// open.
     pub(crate) fn of_device(folder: &Path, device: Option<&File>) -> Self {
         let mut facts = Self::default();
         // A partition, with its disk above it.
@@ -121,8 +123,8 @@ impl Identity {
             && !self.contradicts(other)
     }
 
-    /// The key of a device: the best of its names, and for a partition its place. `None` if the kernel knows no name
-    /// of it.
+    /// The key of a device: the best of its names, and for a partition its place. `None` if the
+    /// kernel knows no name of it.
     pub(crate) fn key(&self) -> Option<String> {
         let named = |name: &&str| Some(format!("{name}-{}", self.get(name)?));
         let key = NAMES.iter().find_map(named)?;
@@ -139,7 +141,8 @@ impl Identity {
         self
     }
 
-    /// Divides a mark into its text and the identity in its last line. A mark of an earlier version has none.
+    /// Divides a mark into its text and the identity in its last line. A mark of an earlier version
+    /// has none.
     pub(crate) fn split(mark: &[u8]) -> (&[u8], Self) {
         let Some(end) = mark.iter().rposition(|byte| *byte == b'\n') else {
             return (mark, Self::default());

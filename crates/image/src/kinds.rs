@@ -1,5 +1,5 @@
-//! The kinds of marks of an image, and what each asks of a command that changes the image. A command loops over all
-//! of them, so that none is forgotten.
+//! The kinds of marks of an image, and what each asks of a command that changes the image. A
+//! command loops over all of them, so that none is forgotten.
 
 /// A kind of mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,8 @@ impl MarkKind {
     pub fn demand(self, change: ImageChange) -> Demand {
         use ImageChange::{Empty, Grow, Replace, Shrink};
         match (self, change) {
-            // The log's changes would appear in the new image, or beyond the new end after a growth.
+            // The log's changes would appear in the new image, or beyond the new end after a
+            // growth.
             (Self::Log, Empty | Replace | Shrink) => Demand::Refuse,
             // The cache would return blocks of what is gone.
             (Self::Cache, Empty | Replace | Shrink) => Demand::ClearBefore,

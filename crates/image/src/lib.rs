@@ -4,7 +4,8 @@
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
 //! - `cached`: the mark of an image that names the state which a cache has blocks of.
-//! - `place`: where these marks are, `marks`: those of block devices; `identity`: whether a mark in a file belongs to the image.
+//! - `place`: where these marks are, `marks`: those of block devices; `identity`: whether a mark in
+//!   a file belongs to the image.
 //! - `signature`: what else may be on a volume: file systems, partition tables, arrays.
 //! - `kinds`: what marks ask of commands that change an image.
 //! - `record`: the record of lost writes, for later daemons.

@@ -5,9 +5,10 @@
 //! across hosts. QEMU's locks of images are of the same kind, and both understand each other.
 //!
 //! QEMU (`raw_apply_lock_bytes`) has five permissions: to read consistently (0), to write (1), to
-//! write what is there already (2), to resize (3) and, once, to change the graph (4). A process takes
-//! a shared lock on the byte 100 + n for each permission that it uses, and one on the byte 200 + n
-//! for each that it does not leave to others. Then it tests the opposite bytes for locks of others.
+//! write what is there already (2), to resize (3) and, once, to change the graph (4). A process
+//! takes a shared lock on the byte 100 + n for each permission that it uses, and one on the byte
+//! 200 + n for each that it does not leave to others. Then it tests the opposite bytes for locks of
+//! others.
 //!
 //! | lock | 0 to 99 | 100 | 101 to 199 | 200 | from 201 on |
 //! |---|---|---|---|---|---|
@@ -150,8 +151,8 @@ fn conflicts(file: &File, part: Part) -> Option<bool> {
     Some(conflict(file, part)?.l_type != libc::F_UNLCK as libc::c_short)
 }
 
-/// Whether another process has a lock on this byte alone, as QEMU's. A lock from the first byte on is
-/// that of another reader, of an earlier version.
+/// Whether another process has a lock on this byte alone, as QEMU's. A lock from the first byte on
+/// is that of another reader, of an earlier version.
 fn is_denied(file: &File, at: libc::off_t) -> bool {
     let unlocked = libc::F_UNLCK as libc::c_short;
     conflict(file, (at, 1, libc::F_WRLCK))

@@ -37,8 +37,8 @@ pub struct LogMark {
 }
 
 impl LogMark {
-    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of block
-    /// devices in earlier versions.
+    /// The mark of the image at `path`. `folder` is the daemon's folder, which had the marks of
+    /// block devices in earlier versions.
     ///
     /// # Errors
     /// When the image cannot be opened.
@@ -79,8 +79,8 @@ impl LogMark {
         parse(&found.text).map(Some).ok_or_else(|| invalid("the mark is damaged"))
     }
 
-    /// Whether the mark was written for another image or device, which this one may have replaced at its path.
-    /// Its log must not be used for this one.
+    /// Whether the mark was written for another image or device, which this one may have replaced
+    /// at its path. Its log must not be used for this one.
     ///
     /// # Errors
     /// When the mark cannot be read.
@@ -96,7 +96,8 @@ impl LogMark {
         self.place.write(&encode(log))
     }
 
-    /// Moves the mark of a device to where this version has it, from where an earlier version had it.
+    /// Moves the mark of a device to where this version has it, from where an earlier version had
+    /// it.
     ///
     /// # Errors
     /// When the mark cannot be moved. It stays then.
@@ -104,8 +105,8 @@ impl LogMark {
         self.place.settle()
     }
 
-    /// Removes the marks of block devices that name the log, whichever devices they are. Returns whether
-    /// there was one. `folder` is as for [`open`](Self::open).
+    /// Removes the marks of block devices that name the log, whichever devices they are. Returns
+    /// whether there was one. `folder` is as for [`open`](Self::open).
     ///
     /// # Errors
     /// When a mark cannot be read or removed.
@@ -114,7 +115,8 @@ impl LogMark {
         Ok(remove_all(folder, SUFFIX, names)? > 0)
     }
 
-    /// Removes the mark: the image has all changes, or the operator has decided to do without those that it lacks.
+    /// Removes the mark: the image has all changes, or the operator has decided to do without those
+    /// that it lacks.
     ///
     /// # Errors
     /// When the mark cannot be removed. The image can then be served only with its log.
@@ -193,7 +195,8 @@ mod tests {
             };
             open().write(&log).unwrap();
             assert_eq!(open().read().unwrap(), Some(log.clone()));
-            // A file system notes times in steps, and may give the number of the old file to the new one.
+            // A file system notes times in steps, and may give the number of the old file to the
+            // new one.
             std::thread::sleep(std::time::Duration::from_millis(30));
             std::fs::rename(&path, folder.path().join("old.img")).unwrap();
             File::create(&path).unwrap();

@@ -1,11 +1,12 @@
-//! The marks of block devices. They lie in one folder of the host, so that every daemon and every command finds
-//! them, whichever folder of its own it has; no byte of a device is free for a mark. Each is named after the
-//! [key](Identity::key) of its device, which stays when the device gets another path or number, or after the name
-//! that the operator has given to the device. A device without such a name, or with one that another device has
-//! too, can have no mark.
+//! The marks of block devices. They lie in one folder of the host, so that every daemon and every
+//! command finds them, whichever folder of its own it has; no byte of a device is free for a mark.
+//! Each is named after the [key](Identity::key) of its device, which stays when the device gets
+//! another path or number, or after the name that the operator has given to the device. A device
+//! without such a name, or with one that another device has too, can have no mark.
 //!
-//! Earlier versions named the marks after paths and kept them in the folder of each daemon. They are found there,
-//! by the identity in the mark or by the path, and moved when the mark is written again.
+//! Earlier versions named the marks after paths and kept them in the folder of each daemon. They
+//! are found there, by the identity in the mark or by the path, and moved when the mark is written
+//! again.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -44,7 +45,8 @@ pub(crate) struct DeviceMarks {
 }
 
 impl DeviceMarks {
-    /// The places of the marks with `suffix` of an open device at `path`. `given` is the operator's name of it.
+    /// The places of the marks with `suffix` of an open device at `path`. `given` is the operator's
+    /// name of it.
     pub(crate) fn new(
         (path, device): (&Path, &File),
         identity: &Identity,
@@ -156,8 +158,8 @@ impl DeviceMarks {
     }
 }
 
-/// Makes the folder of the marks if it is missing, and refuses one that forgets its files. A folder that root makes
-/// belongs to the owner of the folder above, as that of a service does.
+/// Makes the folder of the marks if it is missing, and refuses one that forgets its files. A folder
+/// that root makes belongs to the owner of the folder above, as that of a service does.
 pub(crate) fn prepare(folder: &Path) -> io::Result<()> {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -177,7 +179,8 @@ pub(crate) fn prepare(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a file to the owner of its folder, if this process may: what root writes, a service has to read later.
+/// Gives a file to the owner of its folder, if this process may: what root writes, a service has to
+/// read later.
 pub(crate) fn give_to_owner(path: &Path) {
     let Some(owner) = path.parent().and_then(|folder| folder.metadata().ok()) else { return };
     // Without the right, the file is that of a user who may read it.
@@ -198,7 +201,8 @@ fn own_key(number: u64, identity: &Identity) -> Result<String, String> {
     Ok(key)
 }
 
-/// The beginning of the name of a key's file. The number at its end tells keys apart that look alike.
+/// The beginning of the name of a key's file. The number at its end tells keys apart that look
+/// alike.
 pub(crate) fn file_name(key: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let shown: String = key.chars().map(clean).collect();
@@ -210,8 +214,8 @@ pub(crate) fn file_name(key: &str) -> String {
     format!("{shown}-{hash:016x}")
 }
 
-/// Removes the marks of devices with this suffix whose text `names` accepts, in the folder of the host and in
-/// `earlier`. Returns how many there were.
+/// Removes the marks of devices with this suffix whose text `names` accepts, in the folder of the
+/// host and in `earlier`. Returns how many there were.
 ///
 /// # Errors
 /// When a folder or a mark cannot be read or removed.

@@ -1,7 +1,8 @@
-//! The place of a mark of an image: a text that has to survive a crash of the host. It is an extended
-//! attribute of the image if its file system supports them, else a file beside the image. The mark of a
-//! block device is a file in a folder of the host ([`DeviceMarks`]). A file names the image that it
-//! belongs to ([`Identity`]), because it stays when another image or device gets the path.
+//! The place of a mark of an image: a text that has to survive a crash of the host. It is an
+//! extended attribute of the image if its file system supports them, else a file beside the image.
+//! The mark of a block device is a file in a folder of the host ([`DeviceMarks`]). A file names the
+//! image that it belongs to ([`Identity`]), because it stays when another image or device gets the
+//! path.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -195,8 +196,9 @@ impl Place {
         }
     }
 
-    /// The modification time of the image, in nanoseconds since 1970, if any later change gets another
-    /// one. 0 if that is not certain: the image is a block device, or it was changed just now.
+    /// The modification time of the image, in nanoseconds since 1970, if any later change gets
+    /// another one. 0 if that is not certain: the image is a block device, or it was changed just
+    /// now.
     ///
     /// # Errors
     /// When the image's metadata cannot be read.
@@ -213,8 +215,8 @@ impl Place {
         Ok(seconds.wrapping_add(metadata.mtime_nsec()) as u64)
     }
 
-    /// Makes the attributes durable. The first sync may report that writes of others to the image were lost
-    /// earlier. If the second one succeeds, the attributes are durable.
+    /// Makes the attributes durable. The first sync may report that writes of others to the image
+    /// were lost earlier. If the second one succeeds, the attributes are durable.
     fn sync_image(&self) -> io::Result<()> {
         self.image.sync_all().or_else(|_| self.image.sync_all())
     }
@@ -279,8 +281,9 @@ pub(crate) fn remove(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces the content of `file`, by way of `draft` in the same folder. On return, that is durable; after a crash, the
-/// file has the old content or the new. `for_owner` gives the file to the owner of its folder.
+/// Replaces the content of `file`, by way of `draft` in the same folder. On return, that is
+/// durable; after a crash, the file has the old content or the new. `for_owner` gives the file to
+/// the owner of its folder.
 ///
 /// # Errors
 /// When it cannot be written. Then it has the old content.

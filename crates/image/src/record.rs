@@ -57,8 +57,9 @@ impl LossRecord {
         Self::with_suffix("", file, path, folders)
     }
 
-    /// The places for the record of one part of `file`, for example of a log in the store of a cache. The record of
-    /// the whole file and those of other parts are independent of it. `part` is the part's identity.
+    /// The places for the record of one part of `file`, for example of a log in the store of a
+    /// cache. The record of the whole file and those of other parts are independent of it. `part`
+    /// is the part's identity.
     ///
     /// # Errors
     /// As for [`new`](Self::new).

@@ -1,6 +1,7 @@
-//! The signatures of what else may be on a volume: file systems, partition tables, members of arrays and groups,
-//! encrypted volumes, swap space. The places and values are those that libblkid looks for. No place with a signature is
-//! empty, however many zeroes surround it: btrfs leaves the first 64 KiB, and an array of version 0.90 all but the end.
+//! The signatures of what else may be on a volume: file systems, partition tables, members of
+//! arrays and groups, encrypted volumes, swap space. The places and values are those that libblkid
+//! looks for. No place with a signature is empty, however many zeroes surround it: btrfs leaves the
+//! first 64 KiB, and an array of version 0.90 all but the end.
 
 use std::fs::File;
 use std::io;
@@ -20,8 +21,8 @@ pub struct Signature(
     pub &'static str,
 );
 
-/// Magic numbers from the start of a volume: their offset, their bytes, and the name of the content. Longer magic
-/// numbers and those of containers come first.
+/// Magic numbers from the start of a volume: their offset, their bytes, and the name of the
+/// content. Longer magic numbers and those of containers come first.
 const START: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "LUKS encrypted volume"),
     (0, b"SKUL\xba\xbe", "LUKS encrypted volume"),
@@ -93,7 +94,8 @@ const TABLES: &[(usize, &[u8], &str)] = &[
 ];
 
 impl Signature {
-    /// Recognises the content of a volume or partition that starts with `head`, but for partition tables.
+    /// Recognises the content of a volume or partition that starts with `head`, but for partition
+    /// tables.
     pub fn at_start(head: &[u8]) -> Option<Self> {
         let at =
             |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|b| b.starts_with(magic));
@@ -110,8 +112,8 @@ impl Signature {
         found.map(|(_, _, name)| Self(name)).or_else(|| is_zfs().then_some(Self("ZFS member")))
     }
 
-    /// Recognises what is at the end of a volume of `size` bytes: members of arrays, the copy of a partition table.
-    /// `tail` are its last bytes.
+    /// Recognises what is at the end of a volume of `size` bytes: members of arrays, the copy of a
+    /// partition table. `tail` are its last bytes.
     fn at_end(tail: &[u8], size: u64) -> Option<Self> {
         let at = |offset: Option<u64>, magic: &[u8]| {
             let begin = size - tail.len() as u64;

@@ -1,5 +1,5 @@
-//! What the folder of the marks knows of a daemon's folder of records: which one it was, and how old. So a start
-//! notices that it has another folder, or an older copy.
+//! What the folder of the marks knows of a daemon's folder of records: which one it was, and how
+//! old. So a start notices that it has another folder, or an older copy.
 
 use std::io;
 use std::path::PathBuf;

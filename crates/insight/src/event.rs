@@ -86,8 +86,8 @@ record! {
         confidence: u8,
         /// The lifetime that the application expects of the written data; 0 is not set.
         write_hint: u8,
-        /// `HeldTime` of a response: the time for which layers have held the request back by their own
-        /// rules, in microseconds, saturating.
+        /// `HeldTime` of a response: the time for which layers have held the request back by their
+        /// own rules, in microseconds, saturating.
         held_us: u32,
         /// `HeldBy` of a response: the number of the kind of the last such layer; 0 for none.
         held_by: u8,

@@ -188,8 +188,8 @@ impl Insight {
         self.push_at(length, facts, None);
     }
 
-    /// The same for bytes that are at `file_offset` of their file, if that is known. Equal neighbours
-    /// become one part if they are neighbours in their file too.
+    /// The same for bytes that are at `file_offset` of their file, if that is known. Equal
+    /// neighbours become one part if they are neighbours in their file too.
     pub fn push_at(&mut self, length: u64, facts: Facts, file_offset: Option<u64>) {
         if length == 0 {
             return;

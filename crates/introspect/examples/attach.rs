@@ -1,5 +1,5 @@
-//! Finds the kernel in an image of a guest's memory, and prints the duration of the search, the dirty
-//! pages and the cached files.
+//! Finds the kernel in an image of a guest's memory, and prints the duration of the search, the
+//! dirty pages and the cached files.
 
 use std::path::Path;
 use std::time::Instant;

@@ -156,9 +156,9 @@ impl Kernel {
         self.places.pages.wrapping_add((physical / PAGE).wrapping_mul(self.layout.page_size))
     }
 
-    /// The structure of the page at `address`, or of the first page if that is a part of a larger page,
-    /// its flags and its address; `None` if the structure is torn or invalid. `place` returns the physical address
-    /// of a structure.
+    /// The structure of the page at `address`, or of the first page if that is a part of a larger
+    /// page, its flags and its address; `None` if the structure is torn or invalid. `place` returns
+    /// the physical address of a structure.
     #[inline]
     fn head(
         &self,

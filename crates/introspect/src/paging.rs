@@ -100,7 +100,8 @@ impl AddressSpace {
         self.walk(memory, address)
     }
 
-    /// Adds the physical addresses that a read of a virtual address reads, entries of page tables included.
+    /// Adds the physical addresses that a read of a virtual address reads, entries of page tables
+    /// included.
     pub fn lines(&self, memory: &GuestMemory, address: u64, lines: &mut Vec<u64>) {
         let physical = match self.direct(address) {
             Some(physical) => Some(physical),

@@ -1,13 +1,14 @@
-//! What reading files ahead brings above a modelled hard disk, in simulated time: guests that read files
-//! in order, in one piece or in fragments, alone and several at once, and guests that read at random.
-//! Prints a line of JSON for each case and window.
+//! What reading files ahead brings above a modelled hard disk, in simulated time: guests that read
+//! files in order, in one piece or in fragments, alone and several at once, and guests that read at
+//! random. Prints a line of JSON for each case and window.
 //!
 //! ```text
 //! cargo run --release -p fathom-layers --example cache_ahead
 //! ```
 //!
-//! The layer and the model of the disk are those of the daemon. The guests have the read-ahead of Linux:
-//! two requests of at most 128 KiB in flight for a file, of which a process waits for the older one.
+//! The layer and the model of the disk are those of the daemon. The guests have the read-ahead of
+//! Linux: two requests of at most 128 KiB in flight for a file, of which a process waits for the
+//! older one.
 
 #[path = "support/calls.rs"]
 mod calls;
@@ -44,8 +45,8 @@ const THINK_NS: u64 = 200_000;
 /// What a process does.
 #[derive(Clone, Copy)]
 enum Load {
-    /// Reads `files` files of `size` bytes in turn and in order, each up to `upto` bytes. They are in
-    /// pieces of `fragment` bytes.
+    /// Reads `files` files of `size` bytes in turn and in order, each up to `upto` bytes. They are
+    /// in pieces of `fragment` bytes.
     Files { files: u64, fragment: u64, size: u64, upto: u64 },
     /// Reads a file at random.
     Random,

@@ -1,5 +1,5 @@
-//! Measures the cost of the layer `cache` above a disk in memory: nanoseconds per request without it,
-//! for hits, and for misses that insert their blocks.
+//! Measures the cost of the layer `cache` above a disk in memory: nanoseconds per request without
+//! it, for hits, and for misses that insert their blocks.
 //!
 //! ```text
 //! cargo run --release -p fathom-layers --example cache_cost

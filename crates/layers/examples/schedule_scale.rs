@@ -1,14 +1,14 @@
-//! Measures what a request costs in the layer `schedule` by the number of disks and queues on one device:
-//! nanoseconds of the processor, less those without the layer.
+//! Measures what a request costs in the layer `schedule` by the number of disks and queues on one
+//! device: nanoseconds of the processor, less those without the layer.
 //!
 //! ```text
 //! cargo run --release --workspace --example schedule_scale
 //! ```
 //!
-//! All queues run in one thread, in simulated time, so that no lock is contended. Each queue keeps some
-//! reads in flight. HELD: each disk has background requests besides, which the layer holds back because
-//! the reads never end. WAITING: the device may have only half of the reads in flight, so that the others
-//! wait for their shares, and the queues wake each other.
+//! All queues run in one thread, in simulated time, so that no lock is contended. Each queue keeps
+//! some reads in flight. HELD: each disk has background requests besides, which the layer holds
+//! back because the reads never end. WAITING: the device may have only half of the reads in flight,
+//! so that the others wait for their shares, and the queues wake each other.
 
 #[path = "support/calls.rs"]
 mod calls;
@@ -25,7 +25,8 @@ use fathom_options::Nanoseconds;
 use fathom_reactor::Reactor;
 
 const CAPACITY: u64 = 1 << 30;
-/// The time that the device takes for a request, and the step of the simulated time, in nanoseconds.
+/// The time that the device takes for a request, and the step of the simulated time, in
+/// nanoseconds.
 const SERVICE_NS: u64 = 1_000_000;
 const STEP_NS: u64 = 100_000;
 /// The reads in flight of each queue, and the background requests that each disk holds.

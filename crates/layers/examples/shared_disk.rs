@@ -1,5 +1,5 @@
-//! Two clients of one modelled device, in simulated time: steady reads of one against buffered writes of
-//! the other, with and without the layer `schedule`. Prints a line of JSON for each case.
+//! Two clients of one modelled device, in simulated time: steady reads of one against buffered
+//! writes of the other, with and without the layer `schedule`. Prints a line of JSON for each case.
 //!
 //! ```text
 //! cargo run --release -p fathom-layers --example shared_disk
@@ -42,12 +42,14 @@ const WRITES_MAX: usize = 128;
 /// The load of a client.
 #[derive(Clone, Copy)]
 enum Load {
-    /// Random reads of 4 KiB of a file with these requests in flight, and a pause after each number of them.
+    /// Random reads of 4 KiB of a file with these requests in flight, and a pause after each number
+    /// of them.
     Reads { depth: usize, run: u64, pause_ns: u64, file: u64 },
-    /// Each second, the write-back of a part of a file with this number of requests of this length, in bytes.
+    /// Each second, the write-back of a part of a file with this number of requests of this length,
+    /// in bytes.
     WriteBack { count: u64, length: u64 },
-    /// Each `interval_ns`, the write-back of this number of pages at random places of a file, in the order
-    /// of the file. It begins when the one before has ended.
+    /// Each `interval_ns`, the write-back of this number of pages at random places of a file, in
+    /// the order of the file. It begins when the one before has ended.
     Pages { count: u64, interval_ns: u64, file: u64 },
 }
 
@@ -333,8 +335,8 @@ fn values() -> Vec<(String, ScheduleOptions)> {
     values
 }
 
-/// The load of `bench/shared-disk --guests`: the write-back of pages at random places of a file, beside reads
-/// that leave the device a third of its time in short and in long pauses.
+/// The load of `bench/shared-disk --guests`: the write-back of pages at random places of a file,
+/// beside reads that leave the device a third of its time in short and in long pauses.
 fn pages() {
     let writes = Load::Pages { count: 1920, interval_ns: 15 * SECOND, file: 512 << 20 };
     let writes = (writes, 100, 1);
@@ -350,8 +352,8 @@ fn pages() {
     }
 }
 
-/// The write-back of a guest whose kernel merges adjoining pages to the longest requests that a disk with
-/// 254 segments and transparent huge pages gets.
+/// The write-back of a guest whose kernel merges adjoining pages to the longest requests that a
+/// disk with 254 segments and transparent huge pages gets.
 fn large(reads: Place) {
     let writes = (Load::WriteBack { count: 13, length: LARGE_LENGTH }, 100, 1);
     print("hdd", "alone", "large writes", &measure("hdd", &[writes], None)[0]);

@@ -1,5 +1,5 @@
-//! Requests to a store, one at a time, outside of any queue: for the opening of a log or a cache. These
-//! functions block.
+//! Requests to a store, one at a time, outside of any queue: for the opening of a log or a cache.
+//! These functions block.
 
 use std::io;
 use std::sync::Arc;

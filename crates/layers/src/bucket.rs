@@ -37,8 +37,8 @@ impl Rate {
         }
     }
 
-    /// Whether the rate of a burst needs its own bucket. The size of the first bucket limits a burst
-    /// of one second.
+    /// Whether the rate of a burst needs its own bucket. The size of the first bucket limits a
+    /// burst of one second.
     fn bounds_burst(&self) -> bool {
         self.maximum > 0.0 && self.burst_seconds > 1.0
     }
@@ -91,8 +91,8 @@ impl Bucket {
         }
     }
 
-    /// Prepares the bucket for another rate. The bucket keeps its level, unless one of the rates is no
-    /// limit.
+    /// Prepares the bucket for another rate. The bucket keeps its level, unless one of the rates is
+    /// no limit.
     pub fn change(&mut self, from: &Rate, to: &Rate) {
         if !from.is_limited() || !to.is_limited() {
             *self = Self::default();

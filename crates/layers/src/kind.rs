@@ -117,7 +117,8 @@ pub struct LayerContext<'a> {
     pub memory: &'a dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
     /// The size of the disk, in bytes.
     pub capacity: u64,
-    /// Reports whether processes of the disk's guest wait for requests, if the disk's guest is examined.
+    /// Reports whether processes of the disk's guest wait for requests, if the disk's guest is
+    /// examined.
     pub waiters: Option<&'a Arc<dyn Waiters>>,
     /// The layers of the disk that other components use as well, which exist already.
     pub shared: &'a [Arc<dyn Layer>],

@@ -15,11 +15,11 @@
 //! | [`Schedule`] | decides which requests of several disks use a shared device first |
 //! | [`Log`] | writes a line for each request and each response |
 //!
-//! A layer knows neither its neighbours, but what it is made of (`Offload` of `Wal`), nor the source
-//! of requests. It works in the threads of the queues, and gets time and randomness on a request's
-//! path as arguments, so a seed replays a whole run. Calls that no queue makes, such as the opening
-//! of a log, read the host's clock; and a cache asks a store in a thread of its own whether it
-//! answers.
+//! A layer knows neither its neighbours, but what it is made of (`Offload` of `Wal`), nor the
+//! source of requests. It works in the threads of the queues, and gets time and randomness on a
+//! request's path as arguments, so a seed replays a whole run. Calls that no queue makes, such as
+//! the opening of a log, read the host's clock; and a cache asks a store in a thread of its own
+//! whether it answers.
 
 // A new operation, kind of error or state does not compile until each match decides about it.
 #![warn(clippy::wildcard_enum_match_arm)]

@@ -121,8 +121,8 @@ struct LogFile {
     identity: Mutex<(u64, u64)>,
 }
 
-/// Opens the file of a log, and returns its device and number. The lines contain file names of guests, so only the
-/// daemon's user may read them.
+/// Opens the file of a log, and returns its device and number. The lines contain file names of
+/// guests, so only the daemon's user may read them.
 fn open_file(path: &Path) -> io::Result<(File, (u64, u64))> {
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
     let opened = file.and_then(|file| {
@@ -191,8 +191,8 @@ impl Log {
         layer.as_any()?.downcast_ref()
     }
 
-    /// Appends lines to the file that is at the path now, for example after the old one has been renamed. Returns
-    /// false if it is the same.
+    /// Appends lines to the file that is at the path now, for example after the old one has been
+    /// renamed. Returns false if it is the same.
     ///
     /// # Errors
     /// If the file cannot be opened; the layer keeps the file that it has.

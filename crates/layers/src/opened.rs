@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Places for things that are opened once, whoever comes first, and shared then. Each place has a lock of its
-/// own: who opens something keeps it locked, so that nobody else opens the same, and other places are free
-/// meanwhile.
+/// Places for things that are opened once, whoever comes first, and shared then. Each place has a
+/// lock of its own: who opens something keeps it locked, so that nobody else opens the same, and
+/// other places are free meanwhile.
 #[derive(Debug)]
 pub struct Opened<K, T> {
     places: Mutex<HashMap<K, Arc<Mutex<T>>>>,
@@ -19,7 +19,8 @@ impl<K, T> Default for Opened<K, T> {
 }
 
 impl<K: Eq + Hash, T: Default> Opened<K, T> {
-    /// The place of `key`. Places that nobody has, and in which nothing is open by `is_open`, are removed.
+    /// The place of `key`. Places that nobody has, and in which nothing is open by `is_open`, are
+    /// removed.
     pub fn place(&self, key: K, is_open: impl Fn(&T) -> bool) -> Arc<Mutex<T>> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.retain(|_, place| {

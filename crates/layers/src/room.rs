@@ -31,8 +31,8 @@ struct Shared {
 
 /// A layer that holds requests for which the storage has no space, and tries them again until there
 /// is space. The guest sees a slow disk rather than an error, as under a virtual machine monitor
-/// with `werror=enospc`. Requests that need no space are not delayed. When a ring is stopped or a client has
-/// gone, its waiting requests are given back.
+/// with `werror=enospc`. Requests that need no space are not delayed. When a ring is stopped or a
+/// client has gone, its waiting requests are given back.
 ///
 /// The layer belongs directly above the back end, so that the layers above see one request.
 #[derive(Clone, Default)]

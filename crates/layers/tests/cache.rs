@@ -1,5 +1,5 @@
-//! Runs the cache, by seed, over a faulty volume and a faulty disk. Whatever happens, no read gets other
-//! data than the disk beneath has, also after crashes of both.
+//! Runs the cache, by seed, over a faulty volume and a faulty disk. Whatever happens, no read gets
+//! other data than the disk beneath has, also after crashes of both.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -198,8 +198,8 @@ fn a_disk_is_right_after_each_crash() {
     assert!(kept > 100, "{kept} blocks survived crashes");
 }
 
-/// A disk leaves a volume that stays open, changes without the cache, and comes back. No crash from then
-/// on finds the blocks of before.
+/// A disk leaves a volume that stays open, changes without the cache, and comes back. No crash from
+/// then on finds the blocks of before.
 #[test]
 fn a_disk_that_changed_without_the_cache_begins_empty() {
     let (mut cases, mut crashes, mut blocks) = (0, 0, 0);
@@ -320,7 +320,8 @@ fn a_disk_begins_empty_while_another_one_loads_the_tables() {
     assert!(blocks > 0, "nothing was in the tables");
 }
 
-/// A disk leaves the cache while a queue of another disk loads the tables: its blocks keep no slots.
+/// A disk leaves the cache while a queue of another disk loads the tables: its blocks keep no
+/// slots.
 #[test]
 fn a_disk_that_leaves_while_the_tables_are_loaded_keeps_no_slots() {
     let mut blocks = 0;

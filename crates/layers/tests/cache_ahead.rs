@@ -1,5 +1,5 @@
-//! Files that are read ahead of the guest: what is read, when nothing is, and by seed that no read gets
-//! old content, whatever else happens to the blocks.
+//! Files that are read ahead of the guest: what is read, when nothing is, and by seed that no read
+//! gets old content, whatever else happens to the blocks.
 
 #[path = "support/files.rs"]
 mod files;
@@ -32,7 +32,8 @@ struct Guest {
 }
 
 impl Guest {
-    /// A disk with these files and a cache of `size` bytes that reads ahead by at most `window` bytes.
+    /// A disk with these files and a cache of `size` bytes that reads ahead by at most `window`
+    /// bytes.
     fn new(files: Files, size: u64, mode: CacheMode, window: u64, seed: u64) -> Self {
         let options = VolumeOptions {
             identity: Some([0; 16]),
@@ -61,7 +62,8 @@ impl Guest {
         Harness::new(&self.disk, &options, seed)
     }
 
-    /// Carries out an operation on pages of a file, as the file system does: a request for each piece.
+    /// Carries out an operation on pages of a file, as the file system does: a request for each
+    /// piece.
     fn file(&self, harness: &mut Harness, operation: Operation, file: usize, from: u64) {
         for (offset, length) in self.files.ranges(file, from..from + STEP) {
             submit(harness, 0, operation, (offset, length), from);
@@ -73,7 +75,8 @@ impl Guest {
         self.files.places[file].len() as u64
     }
 
-    /// The pages of the disk that were read beneath since the last call, each as often as it was read.
+    /// The pages of the disk that were read beneath since the last call, each as often as it was
+    /// read.
     fn read_pages(&self) -> Vec<u64> {
         let ranges = self.noted.take();
         ranges.iter().flat_map(|(offset, length)| offset / PAGE..(offset + length) / PAGE).collect()
@@ -91,8 +94,8 @@ fn submit(
     harness.submit(queue, &action);
 }
 
-/// A file in fragments, which was written in its order, is read from home once, ahead of the guest, and
-/// nothing that follows it on the disk.
+/// A file in fragments, which was written in its order, is read from home once, ahead of the guest,
+/// and nothing that follows it on the disk.
 #[test]
 fn a_file_is_read_ahead_where_it_goes_on() {
     each_seed(8, |seed| {
@@ -126,8 +129,8 @@ fn a_file_is_read_ahead_where_it_goes_on() {
     });
 }
 
-/// A file of which it is not known where it goes on is read ahead to the end of its piece and a little
-/// further, and where it was seen to go on the next time.
+/// A file of which it is not known where it goes on is read ahead to the end of its piece and a
+/// little further, and where it was seen to go on the next time.
 #[test]
 fn where_a_file_goes_on_is_learned() {
     let files = Files::scattered(PAGES, 2, 64, 5);
@@ -149,8 +152,8 @@ fn where_a_file_goes_on_is_learned() {
     assert!(strange[0] > 0 && strange[1] == 0, "{strange:?} pages of other files");
 }
 
-/// Nothing is read ahead if that is turned off, if the cache takes nothing in, or if another read waits
-/// for home.
+/// Nothing is read ahead if that is turned off, if the cache takes nothing in, or if another read
+/// waits for home.
 #[test]
 fn reading_ahead_gives_way() {
     let pages: Vec<u64> = (0..PAGES / 2).collect();
@@ -176,8 +179,8 @@ fn reading_ahead_gives_way() {
     assert_eq!(run(CacheMode::WriteThrough, 1 << 20, true), 0);
 }
 
-/// A file whose size the guest gets wrong, or that is beyond the disk, costs nothing but time: no read
-/// of the guest fails.
+/// A file whose size the guest gets wrong, or that is beyond the disk, costs nothing but time: no
+/// read of the guest fails.
 #[test]
 fn a_file_beyond_the_disk_is_no_error() {
     let last = PAGES - 64;
@@ -195,8 +198,8 @@ fn a_file_beyond_the_disk_is_no_error() {
     assert!(guest.cache.status().ahead > 0);
 }
 
-/// Readers of files, writers, discards and random reads on several queues, over a cache that is much
-/// smaller than the disk.
+/// Readers of files, writers, discards and random reads on several queues, over a cache that is
+/// much smaller than the disk.
 #[test]
 fn no_read_ahead_brings_old_content() {
     let (mut ahead, mut used, mut unused) = (0, 0, 0);

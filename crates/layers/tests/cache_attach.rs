@@ -1,6 +1,6 @@
-//! A cache that outlives its daemon is attached to a disk in the middle of its work, and detached, by seed; logs
-//! are added and removed beneath it. All stores may crash at any instant: no opening finds content in the cache
-//! that its disk has lost.
+//! A cache that outlives its daemon is attached to a disk in the middle of its work, and detached,
+//! by seed; logs are added and removed beneath it. All stores may crash at any instant: no opening
+//! finds content in the cache that its disk has lost.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -290,7 +290,8 @@ fn wait(rig: &Rig, harness: &mut Harness) {
     }
 }
 
-/// What is written before the cache is attached may still be only in home's volatile cache when it is read.
+/// What is written before the cache is attached may still be only in home's volatile cache when it
+/// is read.
 #[test]
 fn a_cache_attached_live_keeps_nothing_that_home_may_lose() {
     let (mut cases, mut crashes, mut blocks) = (0, 0, 0);

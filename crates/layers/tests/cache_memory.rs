@@ -111,8 +111,8 @@ fn queues_get_what_the_disk_has() {
     assert!(hits > 10 * cases && evictions > 10 * cases, "{hits} hits, {evictions} evictions");
 }
 
-/// A thread writes a block again and again, and others read it, also while its neighbours push it out
-/// of the cache: no read is older than what was written before it began.
+/// A thread writes a block again and again, and others read it, also while its neighbours push it
+/// out of the cache: no read is older than what was written before it began.
 #[test]
 fn a_read_is_never_older_than_the_last_write() {
     const CAPACITY: u64 = 4 << 20;

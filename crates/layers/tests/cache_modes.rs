@@ -1,5 +1,5 @@
-//! The mode of a cache changes in the middle of the disk's work, by seed, mostly to and from `write-back`. Both
-//! stores may crash at any instant.
+//! The mode of a cache changes in the middle of the disk's work, by seed, mostly to and from
+//! `write-back`. Both stores may crash at any instant.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
-//! The store of a cache hangs and comes back, at random instants. The disk is served all the time, no read gets other
-//! data than the disk beneath has, and no start after a crash at any instant either.
+//! The store of a cache hangs and comes back, at random instants. The disk is served all the time,
+//! no read gets other data than the disk beneath has, and no start after a crash at any instant
+//! either.
 
 use std::io;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// How long a store may take, in nanoseconds.
 const STORE_NS: u64 = 1_000_000_000;
 
-/// The mark of the disk's store, which has `generation`, or 0 for none. Crashes before each change of the mark are
-/// checked with the mark of before.
+/// The mark of the disk's store, which has `generation`, or 0 for none. Crashes before each change
+/// of the mark are checked with the mark of before.
 struct Mark {
     generation: AtomicU64,
     record: SimRecord,
@@ -255,8 +256,8 @@ fn a_store_that_hangs_and_comes_back_leaves_nothing_old() {
     assert!(counts.into_iter().all(|count| count > 10), "{counts:?}");
 }
 
-/// A read of what the store has is answered by home after the store's time. Later reads, also of other disks, do not
-/// wait. When the store answers, it is read again.
+/// A read of what the store has is answered by home after the store's time. Later reads, also of
+/// other disks, do not wait. When the store answers, it is read again.
 #[test]
 fn reads_are_answered_by_home() {
     each_seed(12, |seed| {
@@ -302,8 +303,8 @@ fn reads_are_answered_by_home() {
     });
 }
 
-/// A change waits for the store as long as a read does. Then no start uses the disk's blocks, until the store has noted
-/// what it has missed.
+/// A change waits for the store as long as a read does. Then no start uses the disk's blocks, until
+/// the store has noted what it has missed.
 #[test]
 fn changes_do_not_wait_for_the_store_for_long() {
     each_seed(12, |seed| {
@@ -344,8 +345,8 @@ fn take_away(rig: &Rig, harness: &mut Harness) {
     change.join().unwrap().unwrap();
 }
 
-/// A cache whose store hangs is taken away from its disk, with requests of all kinds in flight. When the store comes
-/// back, the cache begins empty.
+/// A cache whose store hangs is taken away from its disk, with requests of all kinds in flight.
+/// When the store comes back, the cache begins empty.
 #[test]
 fn a_cache_is_taken_away_while_its_store_hangs() {
     each_seed(12, |seed| {

@@ -1,5 +1,6 @@
-//! Runs the cache over a write-ahead log on the same volume, by seed: the mode `write-back`. Both the volume and
-//! the disk beneath are faulty. Whenever both crash, all acknowledged changes survive, and nothing old is read.
+//! Runs the cache over a write-ahead log on the same volume, by seed: the mode `write-back`. Both
+//! the volume and the disk beneath are faulty. Whenever both crash, all acknowledged changes
+//! survive, and nothing old is read.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -47,8 +48,8 @@ fn acknowledged_changes_survive_crashes_and_nothing_old_is_read() {
     assert!(rounds > cases as u64 && hits > cases as u64, "{rounds} rounds, {hits} hits");
 }
 
-/// Several lives: each begins with what the crash before it left, of both stores. Some end at once, while the
-/// log is recovered and the tables are loaded.
+/// Several lives: each begins with what the crash before it left, of both stores. Some end at once,
+/// while the log is recovered and the tables are loaded.
 #[test]
 fn a_disk_is_right_after_any_number_of_crashes() {
     let (mut kept, mut openings) = (0, 0);
@@ -88,8 +89,8 @@ fn a_disk_is_right_after_any_number_of_crashes() {
     assert!(kept > 100 && openings > 24, "{kept} blocks, {openings} crashes at openings");
 }
 
-/// Errors of the volume take the cache out of service, and let changes fail. Errors of the disk beneath fail
-/// changes only when the log is full. What was acknowledged is read.
+/// Errors of the volume take the cache out of service, and let changes fail. Errors of the disk
+/// beneath fail changes only when the log is full. What was acknowledged is read.
 #[test]
 fn acknowledged_changes_survive_errors_of_a_store() {
     let (mut cases, mut failed, mut out, mut stopped) = (0, 0, 0, 0);
@@ -126,9 +127,10 @@ fn acknowledged_changes_survive_errors_of_a_store() {
     );
 }
 
-/// A busy disk, whose log is half full again and again before the time has come to write the tables. Only the log
-/// has the bits of regions written then. If it does not wait for them, it brings changes home that no start knows
-/// of, and the cache has old content: the checks of the crashes find that.
+/// A busy disk, whose log is half full again and again before the time has come to write the
+/// tables. Only the log has the bits of regions written then. If it does not wait for them, it
+/// brings changes home that no start knows of, and the cache has old content: the checks of the
+/// crashes find that.
 #[test]
 fn a_log_brings_changes_home_only_when_their_regions_have_bits() {
     let (mut rounds, mut found) = (0, 0);
@@ -160,8 +162,8 @@ fn a_log_brings_changes_home_only_when_their_regions_have_bits() {
     assert!(rounds > 100 && found > 2, "{rounds} rounds, {found} mistakes of 20 found");
 }
 
-/// The first change of a region that was quiet costs no more than any other: one write of the volume. A flush
-/// after it costs one flush of the volume.
+/// The first change of a region that was quiet costs no more than any other: one write of the
+/// volume. A flush after it costs one flush of the volume.
 #[test]
 fn the_first_change_of_a_region_costs_one_write_and_its_flush_one_flush() {
     for knowledge in [Knowledge::Full, Knowledge::NoLog] {
@@ -200,8 +202,8 @@ fn the_first_change_of_a_region_costs_one_write_and_its_flush_one_flush() {
     }
 }
 
-/// All changes with FUA that wait at the same time share a write and a flush of the volume for each queue and
-/// batch.
+/// All changes with FUA that wait at the same time share a write and a flush of the volume for each
+/// queue and batch.
 #[test]
 fn changes_that_wait_share_a_flush() {
     const QUEUES: usize = 4;

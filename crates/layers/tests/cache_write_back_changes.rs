@@ -1,5 +1,6 @@
-//! Changes in the middle of the work of a disk with a cache in the mode `write-back`, by seed: another size, stores
-//! that hang for a while, and requests that meet on one block. Both stores may crash at any instant.
+//! Changes in the middle of the work of a disk with a cache in the mode `write-back`, by seed:
+//! another size, stores that hang for a while, and requests that meet on one block. Both stores may
+//! crash at any instant.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,7 +29,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The most rounds of a request of a disk whose stores answer.
 const ROUNDS_MAX: usize = 400;
 
-/// A disk grows with changes in the log, which are beyond the earlier end, too. It cannot become smaller.
+/// A disk grows with changes in the log, which are beyond the earlier end, too. It cannot become
+/// smaller.
 #[test]
 fn the_size_changes_with_changes_in_the_log() {
     let mut used = 0;
@@ -80,8 +82,8 @@ fn neighbour(rig: &Rig, seed: u64) -> (Arc<Disk>, Cache, Arc<SimBackend>) {
     (disk.unwrap(), cache, home)
 }
 
-/// While the store of a disk hangs, the disk takes changes until its log is full, and another disk of the cache is
-/// served as ever. What waited completes when the store continues.
+/// While the store of a disk hangs, the disk takes changes until its log is full, and another disk
+/// of the cache is served as ever. What waited completes when the store continues.
 #[test]
 fn a_store_that_hangs_holds_back_only_its_disk() {
     let (mut logged, mut cases) = (0, 0);
@@ -134,8 +136,8 @@ fn a_store_that_hangs_holds_back_only_its_disk() {
     assert!(logged >= 3 * cases, "{logged} changes of {cases} disks completed");
 }
 
-/// While the store of the cache hangs, no change completes, because it would not be durable. All complete when it
-/// continues, also if it crashes instead at any instant.
+/// While the store of the cache hangs, no change completes, because it would not be durable. All
+/// complete when it continues, also if it crashes instead at any instant.
 #[test]
 fn a_cache_that_hangs_acknowledges_nothing() {
     each_seed(12, |seed| {

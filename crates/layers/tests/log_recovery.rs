@@ -1,6 +1,6 @@
-//! Recovers the logs of the layers `wal` and `offload`, by seed, after their volume has failed and works again, while
-//! their disk is used. Both stores crash together at any time. What was acknowledged is never lost, and nothing old
-//! reappears.
+//! Recovers the logs of the layers `wal` and `offload`, by seed, after their volume has failed and
+//! works again, while their disk is used. Both stores crash together at any time. What was
+//! acknowledged is never lost, and nothing old reappears.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,8 +134,8 @@ impl Rig {
     }
 }
 
-/// The volume dies and lives again, several times: for a moment or for long, with requests in flight. Flushes of it
-/// may lose what had been written.
+/// The volume dies and lives again, several times: for a moment or for long, with requests in
+/// flight. Flushes of it may lose what had been written.
 #[test]
 fn a_log_is_recovered_when_its_volume_works_again() {
     let (mut cases, mut deaths, mut recoveries, mut succeeded, mut losses) = (0, 0, 0, 0, 0);
@@ -192,8 +192,8 @@ fn a_log_is_recovered_when_its_volume_works_again() {
     );
 }
 
-/// A log that has failed rejects changes of what it has, and none beside that. It carries nothing before it is started
-/// again, and then it does.
+/// A log that has failed rejects changes of what it has, and none beside that. It carries nothing
+/// before it is started again, and then it does.
 #[test]
 fn a_failed_log_rejects_only_what_it_has() {
     // All of the disk is one region.
@@ -221,10 +221,10 @@ fn a_failed_log_rejects_only_what_it_has() {
     assert_eq!(offload.status().state, OffloadState::Carrying, "it was started again");
 }
 
-/// A store that is elsewhere carries out writes after it has given them up. If the log continued behind the last
-/// record that was found, as an opening does, new records would be lost. If a tail counted once it is in one superblock,
-/// old content would reappear.
-/// If a log were recovered while superblocks were given up in both places, both could be replaced by older ones.
+/// A store that is elsewhere carries out writes after it has given them up. If the log continued
+/// behind the last record that was found, as an opening does, new records would be lost. If a tail
+/// counted once it is in one superblock, old content would reappear. If a log were recovered while
+/// superblocks were given up in both places, both could be replaced by older ones.
 #[test]
 fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
     let (mut cases, mut recoveries, mut waits) = (0, 0, 0);
@@ -262,8 +262,8 @@ fn a_write_that_takes_effect_after_it_has_failed_harms_nothing() {
     );
 }
 
-/// A log that another daemon has opened meanwhile, whose superblocks are older than they were, or that lacks a durable
-/// record stays failed.
+/// A log that another daemon has opened meanwhile, whose superblocks are older than they were, or
+/// that lacks a durable record stays failed.
 #[test]
 fn a_log_that_is_not_what_it_was_stays_failed() {
     let mut refused = [0; 3];

@@ -1,5 +1,6 @@
-//! Runs the layer `offload`, by seed, over a faulty log volume and a faulty disk, while it is started and
-//! stopped at random. Whenever both crash, all flushed changes survive, and nothing old reappears.
+//! Runs the layer `offload`, by seed, over a faulty log volume and a faulty disk, while it is
+//! started and stopped at random. Whenever both crash, all flushed changes survive, and nothing old
+//! reappears.
 
 use std::time::Duration;
 
@@ -19,9 +20,9 @@ use offload::{
     CAPACITY, LOG_LENGTH, Rig, action, blank, flush, read, recovered, settings, workload, write,
 };
 
-/// If changes went home whenever they do not overlap the map of the log, instead of all that a scan could find,
-/// this test fails: between the end of a round and its durable superblock, old content would reappear after a
-/// crash. So do the tests of several crashes, of errors and of a full log.
+/// If changes went home whenever they do not overlap the map of the log, instead of all that a scan
+/// could find, this test fails: between the end of a round and its durable superblock, old content
+/// would reappear after a crash. So do the tests of several crashes, of errors and of a full log.
 #[test]
 fn flushed_changes_survive_crashes_while_the_layer_is_switched() {
     let (mut cases, mut crashes, mut bypassed, mut rests, mut held) = (0, 0, 0, 0, 0);
@@ -60,8 +61,8 @@ fn flushed_changes_survive_crashes_while_the_layer_is_switched() {
     );
 }
 
-/// Several lives: each begins with the data that the crash before it left in both stores. Some end while the
-/// log is opened or returns.
+/// Several lives: each begins with the data that the crash before it left in both stores. Some end
+/// while the log is opened or returns.
 #[test]
 fn a_disk_is_right_after_each_crash() {
     let (mut openings, mut returning) = (0, 0);
@@ -104,8 +105,8 @@ fn a_disk_is_right_after_each_crash() {
     );
 }
 
-/// Errors of either store are reported. What was acknowledged is read, and survives if it was flushed. After the
-/// log has failed, changes of what the log does not have succeed.
+/// Errors of either store are reported. What was acknowledged is read, and survives if it was
+/// flushed. After the log has failed, changes of what the log does not have succeed.
 #[test]
 fn flushed_changes_survive_errors_of_a_store() {
     let (mut cases, mut failed, mut stopped, mut succeeded) = (0, 0, 0, 0);
@@ -171,7 +172,8 @@ fn a_full_log_fails_no_change() {
     assert!(bypassed > 20 && rounds > 100, "{bypassed} changes past the log, {rounds} rounds");
 }
 
-/// A log volume has died while the log rested. A start finds that out before it carries a change: none fails.
+/// A log volume has died while the log rested. A start finds that out before it carries a change:
+/// none fails.
 #[test]
 fn a_log_that_has_died_unnoticed_fails_no_change() {
     let (mut tried, mut carried) = (0, 0);
@@ -229,7 +231,8 @@ fn a_trial_can_be_ended() {
     }
 }
 
-/// While it carries, nothing is written home before the log is half full. Changes are durable when they complete.
+/// While it carries, nothing is written home before the log is half full. Changes are durable when
+/// they complete.
 #[test]
 fn write_back_stands_still_while_the_layer_carries() {
     let rig = Rig::new(1, 0.0, blank());
@@ -264,8 +267,8 @@ fn write_back_stands_still_while_the_layer_carries() {
     assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));
 }
 
-/// While the log returns, changes of other regions go home, and those of its own regions through the log. A
-/// flush after a change that went home flushes home.
+/// While the log returns, changes of other regions go home, and those of its own regions through
+/// the log. A flush after a change that went home flushes home.
 #[test]
 fn a_change_goes_past_the_log_if_no_scan_could_find_its_region() {
     let home = SimOptions { rounds_max: 1, ..SimOptions::new(CAPACITY) };
@@ -296,9 +299,10 @@ fn a_change_goes_past_the_log_if_no_scan_could_find_its_region() {
     harness.verify(CAPACITY);
 }
 
-/// Of two changes in flight at the same time, one past the log and one in it, either may be the last. But once
-/// both have completed, the content stays. If a round copied before the change past the log has completed, the
-/// other's content would be found first, and this one's after write-back.
+/// Of two changes in flight at the same time, one past the log and one in it, either may be the
+/// last. But once both have completed, the content stays. If a round copied before the change past
+/// the log has completed, the other's content would be found first, and this one's after
+/// write-back.
 #[test]
 fn a_change_past_the_log_and_one_in_it_have_one_order() {
     each_seed(200, |seed| {

@@ -1,5 +1,5 @@
-//! Runs the layer `offload` with copies of blocks that are read often, by seed, over faulty stores. A read never
-//! finds an old copy.
+//! Runs the layer `offload` with copies of blocks that are read often, by seed, over faulty stores.
+//! A read never finds an old copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -221,7 +221,8 @@ impl BackgroundScheduler for Gatekeeper {
     fn close(&self, _: u64) {}
 }
 
-/// What is read and written at home becomes copies, in all states and without further reads of home.
+/// What is read and written at home becomes copies, in all states and without further reads of
+/// home.
 #[test]
 fn copies_are_made_of_what_passes() {
     let rig = rig(1, SimOptions::new(VOLUME_LENGTH)).unwrap();
@@ -252,7 +253,8 @@ fn copies_are_made_of_what_passes() {
     harness.verify(CAPACITY);
 }
 
-/// Other copies are made only when the scheduler of background work allows it, and only while the layer rests.
+/// Other copies are made only when the scheduler of background work allows it, and only while the
+/// layer rests.
 #[test]
 fn copies_are_made_in_idle_time() {
     let rig = rig(1, SimOptions::new(VOLUME_LENGTH)).unwrap();

@@ -1,6 +1,6 @@
-//! The layer `offload` with queues in threads of their own, while another thread starts and stops it. The threads
-//! use the disk in turn, so that each read must find the last change, whichever queue made it, while the queues
-//! write back and make copies.
+//! The layer `offload` with queues in threads of their own, while another thread starts and stops
+//! it. The threads use the disk in turn, so that each read must find the last change, whichever
+//! queue made it, while the queues write back and make copies.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -95,8 +95,9 @@ impl Queue {
     }
 }
 
-/// A queue writes an empty record in the place of one that another queue did not write, and closes before that is
-/// written. It makes no flush any more. A change of a third queue waits for both records.
+/// A queue writes an empty record in the place of one that another queue did not write, and closes
+/// before that is written. It makes no flush any more. A change of a third queue waits for both
+/// records.
 #[test]
 fn a_closed_queue_leaves_the_flush_of_its_last_record_to_another() {
     let keeps = Arc::new(AtomicBool::new(false));

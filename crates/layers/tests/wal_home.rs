@@ -37,8 +37,8 @@ struct Faults {
     flushes_hang: AtomicBool,
     /// Zeroes and discards fail if they are not aligned.
     rejects_misaligned: AtomicBool,
-    /// Writes complete and are lost. The next flush finds that the operator has made the store accept writes
-    /// again, and succeeds.
+    /// Writes complete and are lost. The next flush finds that the operator has made the store
+    /// accept writes again, and succeeds.
     loses_writes: AtomicBool,
     /// What the store counts as losses and recoveries.
     losses: OnceLock<Arc<AtomicU64>>,
@@ -181,8 +181,8 @@ fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
 }
 
-/// Home loses the copies of a round, and the operator recovers the disk before the round's flush, which then
-/// succeeds.
+/// Home loses the copies of a round, and the operator recovers the disk before the round's flush,
+/// which then succeeds.
 #[test]
 fn a_round_that_outlives_a_recovery_is_written_again() {
     let rig = Rig::new(Capabilities::ALL);

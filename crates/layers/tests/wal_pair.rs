@@ -105,8 +105,8 @@ fn a_log_that_has_rotted_in_the_middle_is_refused() {
     assert!(text.contains("at least 1 record ") && text.contains("; restore"), "{text}");
 }
 
-/// The changes are at home, and the newest superblock, which says so, rots: the older one is used as long as
-/// all records behind its tail exist.
+/// The changes are at home, and the newest superblock, which says so, rots: the older one is used
+/// as long as all records behind its tail exist.
 #[test]
 fn a_superblock_that_rots_loses_nothing() {
     let (log, logs) = volume(vec![0; LOG_CAPACITY as usize]);
@@ -132,7 +132,8 @@ fn a_superblock_that_rots_loses_nothing() {
     assert!(refused > 0);
 }
 
-/// The result of an opening of the log in `image` for a disk's store whose mark has the age `mark`, and the log.
+/// The result of an opening of the log in `image` for a disk's store whose mark has the age `mark`,
+/// and the log.
 fn opened(image: Vec<u8>, mark: Option<u64>) -> (Result<Wal, WalError>, Arc<SimBackend>) {
     let (log, logs) = volume(image);
     let expected = mark.map(|_| options().identity);
@@ -210,7 +211,8 @@ fn a_log_is_used_with_a_mark_that_cannot_be_written_anew() {
     assert_eq!(mismatch(image, 5), None);
 }
 
-/// The image gets all changes. Its mark is removed; or it cannot be, and is void until the log is used again.
+/// The image gets all changes. Its mark is removed; or it cannot be, and is void until the log is
+/// used again.
 #[test]
 fn a_log_that_is_given_up_knows_whether_a_mark_is_left() {
     let is_void = |image: &[u8], mark| {
@@ -263,7 +265,8 @@ fn an_image_that_somebody_else_has_changed_is_refused() {
     assert!(error.to_string().contains("made smaller, to 2048 bytes"), "{error}");
     assert!(open(&empty, &smaller).is_none());
 
-    // Seconds after the opening: the change of the image, the end of the daemon, the start of the host.
+    // Seconds after the opening: the change of the image, the end of the daemon, the start of the
+    // host.
     let changed = |image: &[u8], changed: u64, end: Option<u64>, boot: u64, has_ended: bool| {
         let at = |seconds: u64| before_ns - 100 * SECOND + seconds * SECOND;
         let life = |time_ns, has_ended| Life { time_ns, has_ended };
@@ -336,7 +339,8 @@ fn a_home_that_was_set_back_is_refused() {
         let text = error.to_string();
         assert!(text.contains("; restore its last state") && text.contains("log keep"), "{text}");
     }
-    // A superblock of an earlier program has no witnesses, and neither has one whose second sector is an older one.
+    // A superblock of an earlier program has no witnesses, and neither has one whose second sector
+    // is an older one.
     let mut earlier = image.clone();
     for superblock in [0, 4096] {
         earlier[superblock + 512..superblock + 1024].fill(0);
@@ -351,7 +355,8 @@ fn a_home_that_was_set_back_is_refused() {
         torn[place + 512..place + 1024].fill(9);
     }
     assert!(reopened(&log.durable(), &torn).is_ok());
-    // Without changes in the log, home is what its operator wants. What it has not any more is no witness later.
+    // Without changes in the log, home is what its operator wants. What it has not any more is no
+    // witness later.
     wal.drain(&disk(&wal, &home), Duration::from_secs(20)).unwrap();
     let (log, logs) = volume(log.durable());
     let restored = store(CAPACITY, states[1].clone());
@@ -360,7 +365,8 @@ fn a_home_that_was_set_back_is_refused() {
     assert!(reopened(&log.durable(), &states[1]).is_ok());
 }
 
-/// Home is changed past the log, which has changes: the witnesses of an earlier use of the log do not count.
+/// Home is changed past the log, which has changes: the witnesses of an earlier use of the log do
+/// not count.
 #[test]
 fn a_log_that_a_disk_in_use_gets_has_no_witnesses() {
     let home = store(CAPACITY, vec![0; CAPACITY as usize]);

@@ -1,4 +1,5 @@
-//! Requests that layers hold when their front end has gone: they are given back, and never reach the disk.
+//! Requests that layers hold when their front end has gone: they are given back, and never reach
+//! the disk.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -53,8 +54,8 @@ impl Queue {
         self.stack.submit(request, &mut self.reactor);
     }
 
-    /// Makes some rounds. Returns the tokens of the requests that succeeded and of those that were withdrawn,
-    /// and the last content that was read.
+    /// Makes some rounds. Returns the tokens of the requests that succeeded and of those that were
+    /// withdrawn, and the last content that was read.
     fn step(&mut self) -> (Vec<u64>, Vec<u64>, Option<u8>) {
         let (mut good, mut withdrawn, mut content) = (Vec::new(), Vec::new(), None);
         let mut events = Vec::new();
@@ -80,8 +81,8 @@ impl Queue {
         (good, withdrawn, content)
     }
 
-    /// Withdraws, and expects `count` writes of those sent to be given back, the last of them unwritten even
-    /// after a long time.
+    /// Withdraws, and expects `count` writes of those sent to be given back, the last of them
+    /// unwritten even after a long time.
     fn check(&mut self, count: usize, last: u64) {
         assert!(self.step().1.is_empty(), "none is given back by itself");
         assert!(self.stack.in_flight() >= count);

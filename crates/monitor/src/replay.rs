@@ -421,8 +421,8 @@ fn order(plan: &Plan) -> Vec<(usize, bool)> {
 
 impl Script {
     /// Runs the queries over a live recording, which has moments, until it ends or `keep_running`
-    /// returns false. `keep_running` is called before each item. Time advances to each moment minus the
-    /// lateness (in nanoseconds); at the end all remaining rows are processed.
+    /// returns false. `keep_running` is called before each item. Time advances to each moment minus
+    /// the lateness (in nanoseconds); at the end all remaining rows are processed.
     ///
     /// # Errors
     /// If the events cannot be read or are cut off, the results cannot be written, or the queries

@@ -14,8 +14,8 @@ use crate::session::read_reply;
 /// The bytes of each read that waits for a reply.
 const LENGTH: u64 = 512;
 
-/// Has a handshake with a server that sends `data`, and reads replies to five requests. Panics if the client breaks a
-/// promise.
+/// Has a handshake with a server that sends `data`, and reads replies to five requests. Panics if
+/// the client breaks a promise.
 #[doc(hidden)]
 pub fn fuzz_server(data: &[u8]) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {

@@ -76,8 +76,9 @@ impl Job {
     }
 }
 
-/// For how long a server may still carry out a change of a connection that was given up. The protocol knows no limit; this
-/// is twice the time limit of an operating system for a request to its disk.
+/// For how long a server may still carry out a change of a connection that was given up. The
+/// protocol knows no limit; this is twice the time limit of an operating system for a request to
+/// its disk.
 const LATE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What the back end reports of its thread.
@@ -85,7 +86,8 @@ const LATE_TIME_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Shared {
     /// Why there is no connection.
     pub(crate) unreachable: Mutex<Option<String>>,
-    /// How often acknowledged changes may have been lost, and how often changes were accepted again after that.
+    /// How often acknowledged changes may have been lost, and how often changes were accepted again
+    /// after that.
     losses: AtomicU64,
     /// When a connection was last given up whose server had a change.
     given_up: Mutex<Option<Instant>>,
@@ -140,7 +142,8 @@ struct Sent {
 /// What a server is asked, across connections.
 pub(crate) struct State {
     sent: BTreeMap<u64, Sent>,
-    /// Changes of places that changes in `sent` change: which one of them wins must not depend on the connection.
+    /// Changes of places that changes in `sent` change: which one of them wins must not depend on
+    /// the connection.
     held: VecDeque<Job>,
     next: u64,
     pub(crate) unflushed: Unflushed,
@@ -273,8 +276,8 @@ impl State {
         sent.into_iter().chain(held).min()
     }
 
-    /// A connection is given up, perhaps while it repeated what an earlier one had left. Its server may still carry out the
-    /// changes that it has.
+    /// A connection is given up, perhaps while it repeated what an earlier one had left. Its server
+    /// may still carry out the changes that it has.
     pub(crate) fn give_up(&self, was_repeating: bool) {
         let mut sent = self.sent.values().filter(|sent| sent.is_submitted);
         let has_change = sent.any(|sent| sent.job.asked.operation.modifies());

@@ -1,9 +1,11 @@
-//! The NBD protocol, and a back end whose blocks another server has: another host's Fathom, `qemu-nbd`, `nbdkit` or any
-//! other that speaks it. `docs/nbd.md` describes what such a server has to offer, and what is promised when.
+//! The NBD protocol, and a back end whose blocks another server has: another host's Fathom,
+//! `qemu-nbd`, `nbdkit` or any other that speaks it. `docs/nbd.md` describes what such a server has
+//! to offer, and what is promised when.
 //!
 //! - `wire`: the constants of the protocol, which the server in `fathom-frontend` uses, too.
 //! - `uri`: where an export is; `stream`: the way to it; `handshake`: what it offers.
-//! - `job`, `session`: requests on a connection; `unflushed`: changes that the server may still lose.
+//! - `job`, `session`: requests on a connection; `unflushed`: changes that the server may still
+//!   lose.
 //! - `remote`, `queue`: the back end.
 
 // A new operation, kind of error or state does not compile until each match decides about it.

@@ -1,4 +1,5 @@
-//! One queue of an export: it divides requests at the server's limit, and the export's thread carries the parts out.
+//! One queue of an export: it divides requests at the server's limit, and the export's thread
+//! carries the parts out.
 
 use std::io;
 use std::sync::Arc;
@@ -84,8 +85,8 @@ impl Sender {
         self.send_parts(request, request.offset, answers)
     }
 
-    /// Sends the parts of a request from `rest` on: all of those with data, and one of the others. Returns where the next
-    /// one begins.
+    /// Sends the parts of a request from `rest` on: all of those with data, and one of the others.
+    /// Returns where the next one begins.
     fn send_parts(
         &self,
         request: &Request,

@@ -42,8 +42,8 @@ impl RemoteOptions {
     }
 }
 
-/// A disk whose blocks another server has. A server that is started again, even after it was killed, costs time and no
-/// write: what it had not made durable is sent again.
+/// A disk whose blocks another server has. A server that is started again, even after it was
+/// killed, costs time and no write: what it had not made durable is sent again.
 pub struct RemoteDisk {
     export: Export,
     shared: Arc<Shared>,
@@ -55,8 +55,8 @@ impl RemoteDisk {
     /// Connects to the server. Blocks, for at most 10 s.
     ///
     /// # Errors
-    /// If the server does not answer, does not offer the export, or cannot make changes durable: the reason, and a
-    /// remedy behind a semicolon.
+    /// If the server does not answer, does not offer the export, or cannot make changes durable:
+    /// the reason, and a remedy behind a semicolon.
     pub fn open(options: &RemoteOptions) -> io::Result<Self> {
         let secure = options.uri.tls.as_ref().map(Secure::new).transpose();
         let secure = secure.map_err(io::Error::other)?;
@@ -144,7 +144,8 @@ impl Remote {
         }
     }
 
-    /// Connects again. Requests wait meanwhile, until their time is over. `None` if nobody needs it any more.
+    /// Connects again. Requests wait meanwhile, until their time is over. `None` if nobody needs it
+    /// any more.
     async fn reconnect(
         &self,
         state: &RefCell<State>,
@@ -181,7 +182,8 @@ impl Remote {
     }
 
     async fn attempt(&self, state: &RefCell<State>) -> Result<AnyStream, String> {
-        // The certificates may have been renewed; if they cannot be read now, the known ones are used.
+        // The certificates may have been renewed; if they cannot be read now, the known ones are
+        // used.
         let renewed = self.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
         let secure = renewed.as_ref().or(self.secure.as_ref());
         let (mut stream, export) = reach(&self.uri, secure).await?;

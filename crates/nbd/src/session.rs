@@ -60,9 +60,9 @@ pub(crate) async fn run(
     }
 }
 
-/// Repeats what an earlier connection left before anything else can be read: the changes that were acknowledged and
-/// perhaps lost, and then those that were in flight. They are sent one after the other, because one may replace
-/// another.
+/// Repeats what an earlier connection left before anything else can be read: the changes that were
+/// acknowledged and perhaps lost, and then those that were in flight. They are sent one after the
+/// other, because one may replace another.
 pub(crate) async fn repeat(stream: &mut AnyStream, state: &RefCell<State>) -> Result<(), String> {
     let acknowledged = state.borrow().unflushed.all();
     for asked in &acknowledged {

@@ -16,8 +16,9 @@ use tokio_rustls::TlsConnector;
 
 use crate::uri::{TlsFiles, Transport};
 
-/// How long a host may be silent: what it has not acknowledged, and probes of an idle connection. It is less than the
-/// time limit of a request, so that requests are sent again. A server may take longer.
+/// How long a host may be silent: what it has not acknowledged, and probes of an idle connection.
+/// It is less than the time limit of a request, so that requests are sent again. A server may take
+/// longer.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// The time without bytes after which the first probe follows, and that between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);

@@ -1,11 +1,13 @@
-//! Changes that the server has acknowledged and may still lose, because no flush that began later has succeeded. If the
-//! connection breaks, the server may have been killed; so the next connection begins with them.
+//! Changes that the server has acknowledged and may still lose, because no flush that began later
+//! has succeeded. If the connection breaks, the server may have been killed; so the next connection
+//! begins with them.
 
 use std::collections::VecDeque;
 
 use crate::job::Asked;
 
-/// From this many bytes on, a flush of the session's own follows; twice as many delay further requests.
+/// From this many bytes on, a flush of the session's own follows; twice as many delay further
+/// requests.
 const LENGTH_MAX: usize = 16 << 20;
 /// The memory of a change besides its data, in bytes.
 const CHANGE_LENGTH: usize = 128;

@@ -3,7 +3,8 @@
 //! - [`read`]: reads a type with serde from a value that may come from TOML, from JSON or from
 //!   flags. Reports all mistakes in one pass, each with its place.
 //! - [`Problems`]: the problems of a configuration, each with its [`Place`] and a remedy.
-//! - [`Section`]: a table of a configuration, which serde reads, with the keys of its documentation.
+//! - [`Section`]: a table of a configuration, which serde reads, with the keys of its
+//!   documentation.
 //! - [`Check`]: reports problems with values that could be read.
 //! - [`Bytes`], [`Nanoseconds`]: sizes and times in human notation.
 

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// A duration in nanoseconds. In JSON and TOML it is a text with a unit, such as `"5ms"`, or 0: whoever writes
-/// a number without a unit rarely means nanoseconds.
+/// A duration in nanoseconds. In JSON and TOML it is a text with a unit, such as `"5ms"`, or 0:
+/// whoever writes a number without a unit rarely means nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanoseconds(pub u64);
 
@@ -113,7 +113,8 @@ impl Serialize for Nanoseconds {
 }
 
 impl Nanoseconds {
-    /// The exact time in the largest unit of which it is a multiple, as [`parse_nanoseconds`] reads it.
+    /// The exact time in the largest unit of which it is a multiple, as [`parse_nanoseconds`] reads
+    /// it.
     pub fn exact(self) -> String {
         const UNITS: [(u64, &str); 6] = [
             (3_600_000_000_000, "h"),

@@ -9,7 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{Owner, Reactor};
 
-/// Items that other threads put in, and one thread takes out. The first item wakes that thread's reactor.
+/// Items that other threads put in, and one thread takes out. The first item wakes that thread's
+/// reactor.
 pub struct Inbox<T> {
     items: Mutex<Vec<T>>,
     wake: File,
@@ -42,8 +43,8 @@ impl<T> Inbox<T> {
         std::mem::take(&mut *self.items.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Watches the inbox: `reactor` has an event with `owner` and `token` when there are items. If an event has no
-    /// [`more`](crate::Event::more), the inbox has to be watched again.
+    /// Watches the inbox: `reactor` has an event with `owner` and `token` when there are items. If
+    /// an event has no [`more`](crate::Event::more), the inbox has to be watched again.
     pub fn watch(&self, reactor: &mut Reactor, owner: Owner, token: u64) {
         reactor.watch_always(owner, token, self.wake.as_fd());
     }

@@ -100,8 +100,9 @@ impl Registration {
 
 /// One thread's ring. The thread that submits first must make all later submissions too.
 ///
-/// Dropping it cancels the operations in flight and waits for their end, for at most 10 s, or much less
-/// after [`leave_behind`](Reactor::leave_behind). Afterwards [`Pending`] has the number of those that have not ended.
+/// Dropping it cancels the operations in flight and waits for their end, for at most 10 s, or much
+/// less after [`leave_behind`](Reactor::leave_behind). Afterwards [`Pending`] has the number of
+/// those that have not ended.
 pub struct Reactor {
     ring: IoUring,
     owners: Vec<Registration>,
@@ -300,8 +301,8 @@ impl Reactor {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLOUT as u32, false);
     }
 
-    /// Requests one event when the other side of the socket `descriptor` has closed it, or its sending side,
-    /// even if not all of its bytes have been read.
+    /// Requests one event when the other side of the socket `descriptor` has closed it, or its
+    /// sending side, even if not all of its bytes have been read.
     pub fn watch_hang_up(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLRDHUP as u32, false);
     }
@@ -338,7 +339,8 @@ impl Reactor {
         unsafe { self.enqueue(NO_OWNER, 0, opcode::PollRemove::new(data).build()) };
     }
 
-    /// Operations in flight are known not to end soon, and their memory will be kept: the drop hardly waits.
+    /// Operations in flight are known not to end soon, and their memory will be kept: the drop
+    /// hardly waits.
     pub fn leave_behind(&mut self) {
         self.drain_limit = DRAIN_LIMIT_LEFT;
     }

@@ -5,8 +5,8 @@
 //! in flight. The content of a write stays in a cache of sectors until a flush that was submitted
 //! after the completion of the write makes it durable; force unit access bypasses the cache. A
 //! crash leaves in each sector the durable content or any content that the cache has had since, and
-//! any of the sectors of writes that had not yet taken effect. A store can hang: then no request takes
-//! effect or completes until it continues.
+//! any of the sectors of writes that had not yet taken effect. A store can hang: then no request
+//! takes effect or completes until it continues.
 
 mod faults;
 mod options;
@@ -71,7 +71,8 @@ struct State {
     is_dead: bool,
     /// How often writes were lost, and how often the store was recovered from that.
     losses: u64,
-    /// Failed writes that have yet to take effect: after how many further effects, where, and the content.
+    /// Failed writes that have yet to take effect: after how many further effects, where, and the
+    /// content.
     late: Vec<(u32, u64, Vec<u8>)>,
     /// The size now, in bytes.
     capacity: u64,

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Makes an authority, a server's certificate for this host and a client's in `folder`, under the file names that NBD
-/// clients and servers expect, with `certtool` of `GnuTLS`. Returns whether this host has that program.
+/// Makes an authority, a server's certificate for this host and a client's in `folder`, under the
+/// file names that NBD clients and servers expect, with `certtool` of `GnuTLS`. Returns whether
+/// this host has that program.
 ///
 /// # Panics
 /// If a certificate cannot be made.

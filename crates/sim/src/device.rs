@@ -249,7 +249,8 @@ impl Drop for FaultyDevice {
 pub struct LoopDevice(pub PathBuf);
 
 impl LoopDevice {
-    /// Attaches the file. Returns `None`, and prints the reason to standard error, without the right to do so.
+    /// Attaches the file. Returns `None`, and prints the reason to standard error, without the
+    /// right to do so.
     pub fn attach(file: &Path) -> Option<Self> {
         match run_command(Command::new("losetup").args(["--find", "--show"]).arg(file)) {
             Ok(shown) => Some(Self(shown.trim().into())),

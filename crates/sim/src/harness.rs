@@ -163,7 +163,8 @@ impl Harness {
         self.step_with(|_| {})
     }
 
-    /// As [`step`](Self::step). Calls `inspect` before the model is updated with the round's completions.
+    /// As [`step`](Self::step). Calls `inspect` before the model is updated with the round's
+    /// completions.
     ///
     /// # Panics
     /// When the disk violates the model.
@@ -172,9 +173,9 @@ impl Harness {
         self.queues.iter().map(|queue| queue.stack.in_flight()).sum()
     }
 
-    /// Makes one round while other threads work on the disk. Calls `inspect` before the model is updated with the
-    /// round's completions. A reactor that never sleeps may miss what another thread wakes it for, so that each
-    /// sleeps for a moment.
+    /// Makes one round while other threads work on the disk. Calls `inspect` before the model is
+    /// updated with the round's completions. A reactor that never sleeps may miss what another
+    /// thread wakes it for, so that each sleeps for a moment.
     ///
     /// # Panics
     /// When the disk violates the model.

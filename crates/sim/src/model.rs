@@ -13,8 +13,8 @@
 //!
 //! Sectors are read and written as a whole, with one exception: if requests of different queues run
 //! at the same time, a read of a sector during a write may find [a part of it](ModelDisk::racing)
-//! written, as in any file. Not even the eight bytes of a word of memory are read together: `rep movsb` copies
-//! single bytes if the two places are aligned differently.
+//! written, as in any file. Not even the eight bytes of a word of memory are read together:
+//! `rep movsb` copies single bytes if the two places are aligned differently.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

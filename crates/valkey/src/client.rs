@@ -106,9 +106,9 @@ impl Client {
         Ok(Self { copies: options.copies, options, cluster, lanes, made })
     }
 
-    /// Makes new connections, which ask the nodes again who has what: a node that hangs has been replaced, but the
-    /// client learns that only from nodes that answer. The password and the certificates are read again; if they
-    /// cannot be read now, the known ones are used.
+    /// Makes new connections, which ask the nodes again who has what: a node that hangs has been
+    /// replaced, but the client learns that only from nodes that answer. The password and the
+    /// certificates are read again; if they cannot be read now, the known ones are used.
     pub(crate) async fn renew(&self) {
         // Who comes meanwhile has the new connections afterwards.
         let Ok(mut made) = self.made.try_lock() else { return };
@@ -143,15 +143,16 @@ impl Client {
         first(values)
     }
 
-    /// Runs a script that writes, and waits until enough replicas have the write. Each node has made it durable
-    /// itself if its `appendfsync` is `always`.
+    /// Runs a script that writes, and waits until enough replicas have the write. Each node has
+    /// made it durable itself if its `appendfsync` is `always`.
     pub(crate) async fn write(&self, lane: u64, script: &Call<'_>) -> Result<Value, CallError> {
         let mut pipeline = Pipeline::with_capacity(2);
         script.add(&mut pipeline, "EVAL");
         if self.copies == 0 {
             return first(self.send(lane, &pipeline, 1).await?);
         }
-        // On the same connection, and right behind the write: a `WAIT` on another connection would wait for nothing.
+        // On the same connection, and right behind the write: a `WAIT` on another connection would
+        // wait for nothing.
         pipeline.cmd("WAIT").arg(self.copies).arg(WAIT_TIME_MAX.as_millis() as u64);
         let mut values = self.send(lane, &pipeline, 2).await?;
         let waited = values.pop();

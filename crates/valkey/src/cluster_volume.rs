@@ -36,8 +36,8 @@ impl Jobs {
     }
 }
 
-/// A disk whose blocks are in a Valkey cluster. A completed write is durable on a node, and on as many replicas as
-/// the options want. `docs/valkey.md` describes what is promised.
+/// A disk whose blocks are in a Valkey cluster. A completed write is durable on a node, and on as
+/// many replicas as the options want. `docs/valkey.md` describes what is promised.
 pub struct ClusterVolume {
     volume: Arc<Volume>,
     jobs: Jobs,
@@ -47,7 +47,8 @@ impl ClusterVolume {
     /// Opens a volume, or makes it. All earlier openings of it fail from then on. Blocks.
     ///
     /// # Errors
-    /// If the cluster does not answer, does not keep what it acknowledges, or has lost a part of the volume.
+    /// If the cluster does not answer, does not keep what it acknowledges, or has lost a part of
+    /// the volume.
     pub fn open(options: &ClusterOptions, volume: &VolumeOptions) -> Result<Self, OpenError> {
         if !is_name(&volume.name) {
             let text = format!("{:?} is not the name of a volume", volume.name);
@@ -96,7 +97,8 @@ impl ClusterVolume {
     }
 }
 
-/// Removes a volume with all of its content, and what is left of one. Who uses it gets errors. Blocks.
+/// Removes a volume with all of its content, and what is left of one. Who uses it gets errors.
+/// Blocks.
 ///
 /// # Errors
 /// If the cluster does not answer, or the name is none.

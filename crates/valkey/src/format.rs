@@ -6,9 +6,9 @@
 //!  │ magic  │ CRC-32C│ length │ epoch  │ sequence │ block │ volume  │ bytes            │
 //!  └────────┴────────┴────────┴────────┴──────────┴───────┴─────────┴──────────────────┘
 //! ```
-//! All numbers are little-endian. The checksum covers everything behind it. The zeroes at the end of a block are
-//! left out: `length` is the number of bytes before them. Scripts compare epoch and sequence, at the offsets 16 and
-//! 24.
+//! All numbers are little-endian. The checksum covers everything behind it. The zeroes at the end
+//! of a block are left out: `length` is the number of bytes before them. Scripts compare epoch and
+//! sequence, at the offsets 16 and 24.
 
 use std::fmt;
 
@@ -19,7 +19,8 @@ pub(crate) const HEADER: usize = 56;
 
 const MAGIC: [u8; 8] = *b"FATHOMVB";
 
-/// When a block was written: by which opening of the volume, and as which write of it. Later versions are greater.
+/// When a block was written: by which opening of the volume, and as which write of it. Later
+/// versions are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// The epoch of the opening; 0 for a block that has never been written.
@@ -52,7 +53,8 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The value of `block` of a volume. `bytes` are those of the block, or its beginning if zeroes follow.
+/// The value of `block` of a volume. `bytes` are those of the block, or its beginning if zeroes
+/// follow.
 pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: &[u8]) -> Vec<u8> {
     let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let mut value = Vec::with_capacity(HEADER + length);

@@ -2,8 +2,8 @@
 
 use crate::format::{BLOCK, HEADER, decode, encode};
 
-/// Reads `data` as the value of a block, and panics if the reader breaks a promise. If the first byte is odd, the
-/// checksum is corrected first, so that the input reaches the checks behind it.
+/// Reads `data` as the value of a block, and panics if the reader breaks a promise. If the first
+/// byte is odd, the checksum is corrected first, so that the input reaches the checks behind it.
 pub fn fuzz_value(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     let mut value = data.to_vec();

@@ -1,5 +1,6 @@
-//! Where a volume's blocks are: 16 blocks make a group, and a group belongs to one of 256 shards. All keys of a
-//! shard have the same hash tag, so that they are on one node, and one script can change several.
+//! Where a volume's blocks are: 16 blocks make a group, and a group belongs to one of 256 shards.
+//! All keys of a shard have the same hash tag, so that they are on one node, and one script can
+//! change several.
 
 use std::ops::Range;
 

@@ -1,5 +1,6 @@
-//! A back end whose blocks are in a Valkey cluster, for example as the log volume of a layer `offload` that many
-//! hosts share. `docs/valkey.md` describes the keys, the scripts, and what is promised when.
+//! A back end whose blocks are in a Valkey cluster, for example as the log volume of a layer
+//! `offload` that many hosts share. `docs/valkey.md` describes the keys, the scripts, and what is
+//! promised when.
 //!
 //! - `client`: connections, through the crate `redis`.
 //! - `scripts`: what nodes do; `layout`: which keys they have; `format`: their values.

@@ -1,5 +1,5 @@
-//! A small cluster of this host, for trials and tests. Its nodes listen on the loopback address only, unless a test puts
-//! them elsewhere.
+//! A small cluster of this host, for trials and tests. Its nodes listen on the loopback address
+//! only, unless a test puts them elsewhere.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
@@ -153,8 +153,8 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Starts one more node, at a port or at any free one. A port that was free a moment ago may be in use when the node
-    /// binds it, so that it has several attempts.
+    /// Starts one more node, at a port or at any free one. A port that was free a moment ago may be
+    /// in use when the node binds it, so that it has several attempts.
     fn start_node(&mut self, port: Option<u16>) -> io::Result<()> {
         let index = self.nodes.len();
         for attempt in 1.. {
@@ -299,8 +299,8 @@ fn bus_port(port: u16) -> u16 {
     port + 1
 }
 
-/// A port that is free, and followed by a free one. It lies below the ports that the kernel gives to connections: one of
-/// those may be taken at any time.
+/// A port that is free, and followed by a free one. It lies below the ports that the kernel gives
+/// to connections: one of those may be taken at any time.
 fn free_port() -> io::Result<u16> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let end = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32768);

@@ -1,4 +1,5 @@
-//! One queue of a volume: it divides requests at groups, and the volume's thread carries the parts out.
+//! One queue of a volume: it divides requests at groups, and the volume's thread carries the parts
+//! out.
 
 use std::io;
 use std::sync::Arc;

@@ -1,13 +1,14 @@
-//! The scripts that nodes run. Each first compares the shard's volume and epoch, so that a daemon that was replaced
-//! by another one can neither read nor write.
+//! The scripts that nodes run. Each first compares the shard's volume and epoch, so that a daemon
+//! that was replaced by another one can neither read nor write.
 //!
-//! An epoch is a number and, behind a dot, what distinguishes two openings with the same number, should a node forget
-//! that it has given it. A shard's state is a hash: `volume`, `epoch`, `count` (of its writes), and for other shards
-//! `wN`, the count that shard N had reached when a write of this shard began. An opening compares these counts, and so finds a
-//! shard whose node has forgotten writes.
+//! An epoch is a number and, behind a dot, what distinguishes two openings with the same number,
+//! should a node forget that it has given it. A shard's state is a hash: `volume`, `epoch`, `count`
+//! (of its writes), and for other shards `wN`, the count that shard N had reached when a write of
+//! this shard began. An opening compares these counts, and so finds a shard whose node has
+//! forgotten writes.
 
-/// A script that begins with the comparison of the shard's state, `KEYS[1]`, with a volume and an epoch, the first two
-/// of `ARGV`. If they differ, it returns those of the state.
+/// A script that begins with the comparison of the shard's state, `KEYS[1]`, with a volume and an
+/// epoch, the first two of `ARGV`. If they differ, it returns those of the state.
 macro_rules! guarded {
     ($script:literal) => {
         concat!(
@@ -22,12 +23,12 @@ end
     };
 }
 
-/// `KEYS`: the state, the blocks. `ARGV`: volume, epoch, the shard that is witnessed and its count (empty for none),
-/// and the blocks' values. A value that is older than the stored one is not written. Returns the shard's count, or -1
-/// if a value was not written.
+/// `KEYS`: the state, the blocks. `ARGV`: volume, epoch, the shard that is witnessed and its count
+/// (empty for none), and the blocks' values. A value that is older than the stored one is not
+/// written. Returns the shard's count, or -1 if a value was not written.
 ///
-/// Something is always written, so that a `WAIT` on the same connection covers all earlier writes of the node,
-/// also those of a connection that was lost.
+/// Something is always written, so that a `WAIT` on the same connection covers all earlier writes
+/// of the node, also those of a connection that was lost.
 pub(crate) const WRITE: &str = guarded!(
     "\
 local is_whole = true
@@ -48,8 +49,9 @@ return is_whole and count or -1
 "
 );
 
-/// `KEYS`: the state, the block. `ARGV`: volume, epoch, the version that the block is expected to have (16 bytes;
-/// empty if it has none), the value. Returns the shard's count, or -1 if the block has another version.
+/// `KEYS`: the state, the block. `ARGV`: volume, epoch, the version that the block is expected to
+/// have (16 bytes; empty if it has none), the value. Returns the shard's count, or -1 if the block
+/// has another version.
 pub(crate) const REPLACE: &str = guarded!(
     "\
 local stored = redis.call('GETRANGE', KEYS[2], 16, 31)
@@ -71,9 +73,9 @@ return values
 /// `KEYS`: the state. `ARGV`: volume, epoch. Returns 1.
 pub(crate) const EXAMINE: &str = guarded!("return 1");
 
-/// `KEYS`: the volume. `ARGV`: the identity of a new volume (empty if none is made), the wanted capacity, the
-/// block size, the number of shards, the owner's name. Returns whether a new volume is incomplete, and its fields.
-/// The epoch is a new one.
+/// `KEYS`: the volume. `ARGV`: the identity of a new volume (empty if none is made), the wanted
+/// capacity, the block size, the number of shards, the owner's name. Returns whether a new volume
+/// is incomplete, and its fields. The epoch is a new one.
 pub(crate) const OPEN: &str = "\
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if ARGV[1] == '' then return 0 end
@@ -96,8 +98,8 @@ if redis.call('HGET', KEYS[1], 'volume') ~= ARGV[1] then return 0 end
 return redis.call('HSET', KEYS[1], 'made', 1) + 1
 ";
 
-/// `KEYS`: the state. `ARGV`: volume, epoch, 1 if the shard may be made. Returns all fields of the state, or 0 if
-/// there is none, or 1 if another opening has this epoch or a newer one.
+/// `KEYS`: the state. `ARGV`: volume, epoch, 1 if the shard may be made. Returns all fields of the
+/// state, or 0 if there is none, or 1 if another opening has this epoch or a newer one.
 pub(crate) const CLAIM: &str = "\
 local state = redis.call('HMGET', KEYS[1], 'volume', 'epoch')
 if not state[1] then

@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::format::Version;
 use crate::layout::{GROUP_BLOCKS, SHARDS};
 
-/// The newest version of each block that has been read or whose write has completed. Nothing older may be read.
+/// The newest version of each block that has been read or whose write has completed. Nothing older
+/// may be read.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
     groups: Mutex<HashMap<u64, Box<[Version; GROUP_BLOCKS as usize]>>>,

@@ -20,13 +20,15 @@ use crate::versions::{Versions, Witness, Witnesses};
 /// The pause before a part of a request is tried again, at first and at most.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// How long a read of a block whose content is wrong is repeated: another node may have the right one soon.
+/// How long a read of a block whose content is wrong is repeated: another node may have the right
+/// one soon.
 const WRONG_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long an error is reported if no request follows.
 const REPORT_TIME: Duration = Duration::from_secs(60);
 /// Shards that are claimed or examined at the same time.
 const CLAIMS: usize = 32;
-/// After this time without a change, the next one finds out first whether all shards are still there.
+/// After this time without a change, the next one finds out first whether all shards are still
+/// there.
 const REST_TIME: Duration = Duration::from_secs(5);
 /// How long it waits for shards that do not answer.
 const EXAMINATION_TIME_MAX: Duration = Duration::from_secs(2);
@@ -241,7 +243,8 @@ impl Volume {
                     }
                     if was_late || was_wrong {
                         self.trouble(|trouble| {
-                            // This part has found the trouble, and its end. Others may still have theirs.
+                            // This part has found the trouble, and its end. Others may still have
+                            // theirs.
                             trouble.unreachable.take_if(|_| was_late);
                             trouble.wrong.take_if(|_| was_wrong);
                         });
@@ -279,9 +282,10 @@ impl Volume {
         std::mem::replace(&mut *used, Instant::now()).elapsed()
     }
 
-    /// Finds out whether all shards have their states. A node that was emptied while nobody used the volume would be found
-    /// by the changes of its own shards only, too late for whoever relies on the whole volume. So the first change after a
-    /// rest calls this. Shards that do not answer are no obstacle.
+    /// Finds out whether all shards have their states. A node that was emptied while nobody used
+    /// the volume would be found by the changes of its own shards only, too late for whoever relies
+    /// on the whole volume. So the first change after a rest calls this. Shards that do not answer
+    /// are no obstacle.
     async fn examine(&self) -> Result<(), Failure> {
         let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
         let examine = async |shard: u64| {
@@ -364,9 +368,9 @@ impl Volume {
 
     /// Writes values of blocks of a group.
     ///
-    /// A block may have a newer version already: of another write that is in flight, perhaps of a part of the block
-    /// only. This write is then repeated as the newest one. What a node gets late, from a connection that was given
-    /// up, is not repeated.
+    /// A block may have a newer version already: of another write that is in flight, perhaps of a
+    /// part of the block only. This write is then repeated as the newest one. What a node gets
+    /// late, from a connection that was given up, is not repeated.
     async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Failure> {
         while !self.write_once(values).await? {
             for value in &mut *values {
@@ -587,8 +591,8 @@ fn check_node(node: &str, info: &str, copies: u32) -> Result<(), OpenError> {
     Err(OpenError(format!("the node {node} {problem}; {remedy}")))
 }
 
-/// Makes or finds the volume. Returns its identity, its capacity, whether all of its shards have been made, and the
-/// new epoch.
+/// Makes or finds the volume. Returns its identity, its capacity, whether all of its shards have
+/// been made, and the new epoch.
 async fn open_volume(
     client: &Client,
     volume: &VolumeOptions,

@@ -26,7 +26,8 @@ fn nodes_that_are_killed_or_hang_cost_time_and_no_write() {
         for round in 0..3 {
             std::thread::sleep(Duration::from_millis(300));
             let node = primary(cluster);
-            // The second time, it hangs until its replica has taken over, and then believes to be a primary.
+            // The second time, it hangs until its replica has taken over, and then believes to be a
+            // primary.
             if round == 1 {
                 cluster.signal(node, "STOP");
                 std::thread::sleep(Duration::from_secs(6));

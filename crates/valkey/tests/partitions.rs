@@ -1,4 +1,5 @@
-//! Networks between nodes, and between nodes and the client, that are cut and rejoined. Needs root, for namespaces.
+//! Networks between nodes, and between nodes and the client, that are cut and rejoined. Needs root,
+//! for namespaces.
 
 mod support;
 

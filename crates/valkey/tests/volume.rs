@@ -1,4 +1,5 @@
-//! Volumes in a real cluster whose nodes work: what a disk is, who owns it, and content that is not what was written.
+//! Volumes in a real cluster whose nodes work: what a disk is, who owns it, and content that is not
+//! what was written.
 
 mod support;
 

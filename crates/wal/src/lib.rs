@@ -11,7 +11,8 @@
 //!   durable in order, and the checkpoint, which frees space.
 //!
 //! - [`stamps`]: whether a log and an image belong together.
-//! - [`Witness`]: what home has to have, so that one that was set back to an earlier state is noticed.
+//! - [`Witness`]: what home has to have, so that one that was set back to an earlier state is
+//!   noticed.
 //!
 //! `docs/wal.md` describes the format byte by byte.
 
@@ -47,9 +48,9 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
 }
 
-/// Where the superblocks are, in bytes from the start of the region, in the order in which they are filled with
-/// zeroes to remove a log. Each is durable before the next. A log whose second superblock is blank was never
-/// used, so that a crash in between leaves no older state of the log.
+/// Where the superblocks are, in bytes from the start of the region, in the order in which they are
+/// filled with zeroes to remove a log. Each is durable before the next. A log whose second
+/// superblock is blank was never used, so that a crash in between leaves no older state of the log.
 pub const ERASURE: [u64; 2] = [SUPERBLOCK_LENGTH as u64, 0];
 
 /// Where the ring begins, in bytes from the start of the region: behind both superblocks.

@@ -11,12 +11,13 @@
 //! - A record is durable once a flush that began after its write has completed, and all records
 //!   before it are durable: a scan ends at the first missing record. A scan after a crash finds all
 //!   records that were durable.
-//! - A record enters the map, and is *shown*, when it is durable. A caller that lets changes complete
-//!   before they are durable shows records that are only written
+//! - A record enters the map, and is *shown*, when it is durable. A caller that lets changes
+//!   complete before they are durable shows records that are only written
 //!   ([`show_written`](Log::show_written)).
 //! - Content is written back home in rounds. The tail advances once all content of the records
-//!   before it is durable at home, or is replaced by content of a later record that is durable. Space
-//!   is free once the superblock with the new tail is durable and no reader has the space pinned.
+//!   before it is durable at home, or is replaced by content of a later record that is durable.
+//!   Space is free once the superblock with the new tail is durable and no reader has the space
+//!   pinned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -54,8 +55,8 @@ pub struct Pin(u64);
 pub struct Round {
     /// The sequence of the last record with content in this round.
     pub last: u64,
-    /// The records before this one have replaced content of the round. They have to be durable before the
-    /// round completes.
+    /// The records before this one have replaced content of the round. They have to be durable
+    /// before the round completes.
     pub shown: u64,
     /// The segments to write home, in order of their offsets.
     pub segments: Vec<Segment>,
@@ -141,8 +142,9 @@ impl Log {
         self.make_durable();
     }
 
-    /// What was durable behind the found records is given up, if something was, and with `discards`, so are
-    /// they. The next superblock has an epoch above `epoch`, the highest one that was seen.
+    /// What was durable behind the found records is given up, if something was, and with
+    /// `discards`, so are they. The next superblock has an epoch above `epoch`, the highest one
+    /// that was seen.
     pub fn give_up(&mut self, epoch: u64, discards: bool) {
         self.superblock.epoch = self.superblock.epoch.max(epoch);
         self.gives_up = true;
@@ -154,9 +156,9 @@ impl Log {
         }
     }
 
-    /// Begins a new epoch for `owner`, after the records that a scan found, all of which are durable.
-    /// If the ring is empty, its length becomes `ring_length` bytes. The caller reserves nothing before
-    /// the superblock is durable.
+    /// Begins a new epoch for `owner`, after the records that a scan found, all of which are
+    /// durable. If the ring is empty, its length becomes `ring_length` bytes. The caller reserves
+    /// nothing before the superblock is durable.
     pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
@@ -173,10 +175,10 @@ impl Log {
         self.write(next)
     }
 
-    /// Continues the log `before`, whose volume has failed, with the records that a scan has found meanwhile. The places
-    /// of the other records stay unused until nothing of the log is needed any more: a store may still carry out a write
-    /// that it has reported as failed. So the caller reserves nothing before the log is empty, and the superblock of that
-    /// is durable.
+    /// Continues the log `before`, whose volume has failed, with the records that a scan has found
+    /// meanwhile. The places of the other records stay unused until nothing of the log is needed
+    /// any more: a store may still carry out a write that it has reported as failed. So the caller
+    /// reserves nothing before the log is empty, and the superblock of that is durable.
     pub fn succeed(&mut self, before: &Self) -> Checkpoint {
         (self.head_position, self.head_sequence) = (before.head_position, before.head_sequence);
         (self.durable, self.shown) = (self.head_sequence, self.head_sequence);
@@ -193,7 +195,8 @@ impl Log {
         self.pins = std::mem::take(&mut before.pins);
     }
 
-    /// No later flush makes records durable that have been written so far: the volume may have lost them.
+    /// No later flush makes records durable that have been written so far: the volume may have lost
+    /// them.
     pub fn lose_written(&mut self) {
         for live in &mut self.live {
             if matches!(live.state, State::Written(_)) {
@@ -287,8 +290,8 @@ impl Log {
         }
     }
 
-    /// Shows the records that have been written, up to the first that has not. Returns whether there are
-    /// some.
+    /// Shows the records that have been written, up to the first that has not. Returns whether
+    /// there are some.
     pub fn show_written(&mut self) -> bool {
         let before = self.shown;
         while self.live_mut(self.shown).is_some_and(|live| live.state != State::Writing) {
@@ -328,7 +331,8 @@ impl Log {
         self.durable
     }
 
-    /// The sequence at which a scan of the volume ends at the earliest: that behind the last durable record.
+    /// The sequence at which a scan of the volume ends at the earliest: that behind the last
+    /// durable record.
     pub fn durable_end(&self) -> u64 {
         // After a recovery in use, records are missing that were not found.
         let first = self.first();
@@ -344,16 +348,16 @@ impl Log {
         stamps::compare(mark, self.newest, self.superblock.age)
     }
 
-    /// The image's mark durably has this age: new records get it. The caller reserves nothing before
-    /// the superblock is durable.
+    /// The image's mark durably has this age: new records get it. The caller reserves nothing
+    /// before the superblock is durable.
     pub fn pair(&mut self, mark: u64) -> Checkpoint {
         self.stamp = mark;
         self.newest = self.newest.max(mark);
         self.write(self.superblock.clone())
     }
 
-    /// The image has all changes, and no later ones come to this log. If it `has_mark` that could not
-    /// be removed, the mark is void. Otherwise all marks are too old for the log.
+    /// The image has all changes, and no later ones come to this log. If it `has_mark` that could
+    /// not be removed, the mark is void. Otherwise all marks are too old for the log.
     pub fn part(&mut self, has_mark: bool) -> Checkpoint {
         let mut next = self.superblock.clone();
         if has_mark {
@@ -437,7 +441,8 @@ impl Log {
         Pin(tail)
     }
 
-    /// Keeps the space of the ring from `position` on, which is at most the head's, until [`unpin`](Self::unpin).
+    /// Keeps the space of the ring from `position` on, which is at most the head's, until
+    /// [`unpin`](Self::unpin).
     pub fn hold(&mut self, position: u64) -> Pin {
         *self.pins.entry(position).or_default() += 1;
         Pin(position)
@@ -488,13 +493,14 @@ impl Log {
         Some(Round { last, shown: self.shown, segments: self.map.until(last).collect() })
     }
 
-    /// Keeps the witnesses of home for which `is_kept`. The caller reserves nothing before the next superblock is durable.
+    /// Keeps the witnesses of home for which `is_kept`. The caller reserves nothing before the next
+    /// superblock is durable.
     pub fn retain_witnesses(&mut self, mut is_kept: impl FnMut(&Map, &Witness) -> bool) {
         self.superblock.witnesses.retain(|witness| is_kept(&self.map, witness));
     }
 
-    /// Completes the round up to record `last`, whose content is durable at home, and a `sample` of it. Returns the
-    /// checkpoint to write and flush.
+    /// Completes the round up to record `last`, whose content is durable at home, and a `sample` of
+    /// it. Returns the checkpoint to write and flush.
     pub fn checkpoint(&mut self, last: u64, sample: Sample) -> Checkpoint {
         let mut earlier = self.superblock.witnesses.clone();
         earlier.retain(|witness| !witness.has_content(&self.map, last));
@@ -519,8 +525,9 @@ impl Log {
         checkpoint
     }
 
-    /// The checkpoint is durable, and is written once more, in the place of the other superblock. So the tail is safe even
-    /// if one of both is replaced by an older one. `None` if there is no checkpoint.
+    /// The checkpoint is durable, and is written once more, in the place of the other superblock.
+    /// So the tail is safe even if one of both is replaced by an older one. `None` if there is no
+    /// checkpoint.
     pub fn repeat(&mut self) -> Option<Checkpoint> {
         let next = self.next.clone()?;
         Some(self.write(next))

@@ -134,7 +134,8 @@ impl Map {
         self.places.retain(|_, place| place.sequence > sequence);
     }
 
-    /// Whether each range is aligned to `alignment` bytes, and its place in the ring to `ring_alignment` bytes.
+    /// Whether each range is aligned to `alignment` bytes, and its place in the ring to
+    /// `ring_alignment` bytes.
     pub fn is_aligned(&self, alignment: u64, ring_alignment: u64) -> bool {
         self.places.iter().all(|(start, place)| {
             let position = match place.source {

@@ -84,8 +84,8 @@ impl fmt::Display for Damage {
 }
 
 /// Searches for what proves that records were durable which a scan has not found: `end` is where it
-/// has ended. `read` reads bytes, from an offset in bytes from the start of the region. About 65 MiB
-/// are read; what is farther behind the end is sampled.
+/// has ended. `read` reads bytes, from an offset in bytes from the start of the region. About 65
+/// MiB are read; what is farther behind the end is sampled.
 ///
 /// # Errors
 /// If `read` fails.

@@ -7,16 +7,16 @@
 //! | 2. the image's mark is durable | *a* + 1, *n* | *a* + 1 |
 //! | 3. the superblock is durable | *a* + 1, *a* + 1 | *a* + 1 |
 //!
-//! Only then does the log take a change. So after a crash at any step, *n* ≤ *m* ≤ *a* holds again. A
-//! log that is a copy from before this opening has an age below the mark's, and an image that is such a
-//! copy, and has brought its mark, has a mark below the newest age in the log.
+//! Only then does the log take a change. So after a crash at any step, *n* ≤ *m* ≤ *a* holds again.
+//! A log that is a copy from before this opening has an age below the mark's, and an image that is
+//! such a copy, and has brought its mark, has a mark below the newest age in the log.
 //!
 //! If the mark cannot be rewritten, step 3 notes the mark's old age, and so do the records of the
 //! opening: the pair can still be opened, but copies since that age are not noticed.
 //!
-//! When a log is given up, the mark is removed, and then the log gets a higher age, so that no copy of
-//! the image with its mark fits. If the mark cannot be removed, the log notes that marks up to its age
-//! are void, until the next opening. So a mark *m* is void if newest ≤ *m* ≤ void.
+//! When a log is given up, the mark is removed, and then the log gets a higher age, so that no copy
+//! of the image with its mark fits. If the mark cannot be removed, the log notes that marks up to
+//! its age are void, until the next opening. So a mark *m* is void if newest ≤ *m* ≤ void.
 //!
 //! Copies within one opening have the same age: no stamp tells them apart.
 
@@ -58,7 +58,8 @@ pub struct Held {
     pub records: u64,
     /// Their length in the log, in bytes.
     pub bytes: u64,
-    /// When the first and the last of them were written, in nanoseconds since 1970; 0 if that is not known.
+    /// When the first and the last of them were written, in nanoseconds since 1970; 0 if that is
+    /// not known.
     pub first_ns: u64,
     /// See `first_ns`.
     pub last_ns: u64,
@@ -263,7 +264,8 @@ mod tests {
                 }
                 Step::RestoreImage if is_free => {
                     let old = self.old_image.filter(|old| *old != self.image)?;
-                    // Without a mark, it is the operator's own restoration. So it is if the log was restored, too.
+                    // Without a mark, it is the operator's own restoration. So it is if the log was
+                    // restored, too.
                     let is_same = old.1 == self.image.1 || old.1 == Some(self.log.newest);
                     self.is_excused |= is_same || old.1.is_none();
                     self.is_excused |= self.old_log == Some(self.log);

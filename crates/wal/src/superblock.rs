@@ -16,7 +16,8 @@ pub const SUPERBLOCK_LENGTH: usize = 4096;
 const USED: usize = 512;
 /// The first bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
-/// The first bytes of each superblock's place where a log may be made (`fathom log create`). Zeroes follow.
+/// The first bytes of each superblock's place where a log may be made (`fathom log create`). Zeroes
+/// follow.
 const PREPARED: [u8; 8] = *b"\x8eFATHNEW";
 const VERSION: u32 = 2;
 /// The longest name of a disk, in bytes.
@@ -155,8 +156,8 @@ pub fn prepared() -> [u8; SUPERBLOCK_LENGTH] {
     bytes
 }
 
-/// Whether there is a log in this place, a part of one, or leave to make one: all else but zeroes is other data.
-/// `bytes` begin with the place of a superblock.
+/// Whether there is a log in this place, a part of one, or leave to make one: all else but zeroes
+/// is other data. `bytes` begin with the place of a superblock.
 pub fn is_place(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC) || bytes.starts_with(&PREPARED)
 }

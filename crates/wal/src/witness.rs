@@ -1,16 +1,18 @@
 //! Witnesses: some places of home, and what they have had since the log wrote them home.
 //!
-//! A store that was set back to an earlier state, such as a logical volume by a snapshot, has its mark elsewhere
-//! and no modification time, so that nothing of it tells its age. Its content does: at the next start, each witness whose place
-//! no record has changed since has to be as it was.
+//! A store that was set back to an earlier state, such as a logical volume by a snapshot, has its
+//! mark elsewhere and no modification time, so that nothing of it tells its age. Its content does:
+//! at the next start, each witness whose place no record has changed since has to be as it was.
 //!
 //! This holds as long as home changes only by way of the log. So
-//! - a place whose content is in the log is no witness: it may have been written home already, or in part;
-//! - a round that writes a place home, or zeroes it, drops its earlier witness together with its records: the superblock
-//!   with the new tail has the new witnesses, too;
-//! - only what is durable in the log is written home, so that home never has what a crash takes from the log;
-//! - whoever changes home without the log drops all witnesses first. While a log is empty, home may have been changed without
-//!   it: those that are not as they were are dropped at the next opening.
+//! - a place whose content is in the log is no witness: it may have been written home already, or
+//!   in part;
+//! - a round that writes a place home, or zeroes it, drops its earlier witness together with its
+//!   records: the superblock with the new tail has the new witnesses, too;
+//! - only what is durable in the log is written home, so that home never has what a crash takes
+//!   from the log;
+//! - whoever changes home without the log drops all witnesses first. While a log is empty, home may
+//!   have been changed without it: those that are not as they were are dropped at the next opening.
 
 use std::ops::Range;
 
@@ -23,7 +25,8 @@ pub const WITNESS_LENGTH: u64 = 4096;
 pub const WITNESSES_MAX: usize = 32;
 /// The most witnesses of one round: those of earlier rounds tell an older state apart.
 const SAMPLE_MAX: usize = 24;
-/// Where the witnesses are in a superblock: in its second sector. An earlier program leaves that zeroed.
+/// Where the witnesses are in a superblock: in its second sector. An earlier program leaves that
+/// zeroed.
 const AT: usize = 512;
 const END: usize = AT + 512;
 const CHECKSUM_AT: usize = AT + 12;
@@ -71,7 +74,8 @@ impl Default for Sample {
 }
 
 impl Sample {
-    /// A piece of `length` bytes is written home at `offset`. `content` returns what a place in it gets.
+    /// A piece of `length` bytes is written home at `offset`. `content` returns what a place in it
+    /// gets.
     pub fn add(&mut self, offset: u64, length: u64, mut content: impl FnMut(u64) -> [u8; 4096]) {
         let mut at = offset.next_multiple_of(WITNESS_LENGTH);
         while at + WITNESS_LENGTH <= offset + length {
@@ -125,8 +129,8 @@ pub(crate) fn encode(witnesses: &[Witness], number: u64, superblock: &mut [u8]) 
     put(superblock, CHECKSUM_AT, &checksum.to_le_bytes());
 }
 
-/// The witnesses in the superblock with this number. There are none if its second sector is not the one that was written
-/// with it: then nothing is noticed.
+/// The witnesses in the superblock with this number. There are none if its second sector is not the
+/// one that was written with it: then nothing is noticed.
 pub(crate) fn decode(superblock: &[u8], number: u64) -> Vec<Witness> {
     let Some(sector) = superblock.get(AT..END) else { return Vec::new() };
     let mut sector = sector.to_vec();

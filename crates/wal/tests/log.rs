@@ -456,8 +456,8 @@ fn write_records(random: &mut fastrand::Rng) -> Written {
     Written { region, home, states, proved }
 }
 
-/// By seed: whichever byte of a log rots, the disk is as it was after a record that nothing proves not to be
-/// the last one, or the log is refused.
+/// By seed: whichever byte of a log rots, the disk is as it was after a record that nothing proves
+/// not to be the last one, or the log is refused.
 #[test]
 fn a_byte_that_rots_is_never_silent() {
     let (mut refused, mut shorter) = (0, 0);
@@ -491,7 +491,8 @@ fn a_byte_that_rots_is_never_silent() {
     assert!(refused > 1000 && shorter > 10, "{refused} refused, {shorter} without the last record");
 }
 
-/// Copies of headers of the log itself in its data, as of a guest that stores its log, prove nothing new.
+/// Copies of headers of the log itself in its data, as of a guest that stores its log, prove
+/// nothing new.
 #[test]
 fn a_copy_of_a_header_in_the_data_of_a_record_is_harmless() {
     let (mut region, mut log) = small();

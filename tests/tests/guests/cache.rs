@@ -1,5 +1,5 @@
-//! A cache that outlives the daemon, beneath a guest's database: the daemon is killed again and again
-//! while SQLite writes, and the database's own check finds nothing wrong.
+//! A cache that outlives the daemon, beneath a guest's database: the daemon is killed again and
+//! again while SQLite writes, and the database's own check finds nothing wrong.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +13,9 @@ use fathom_tests::{
 /// How often the daemon is killed.
 const KILLS: usize = 5;
 
-/// A writer of a table with an index whose rows belong together: in each transaction, the sum over all
-/// rows stays 0. The number of the last transaction that SQLite has acknowledged is in a file in memory.
+/// A writer of a table with an index whose rows belong together: in each transaction, the sum over
+/// all rows stays 0. The number of the last transaction that SQLite has acknowledged is in a file
+/// in memory.
 const WRITER: &str = "number=0
     while [ ! -e /tmp/stop ]; do
         number=$((number + 1))
@@ -33,7 +34,8 @@ fn acknowledged(guest: &Guest) -> Result<u64> {
     Ok(text.trim().parse().unwrap_or_default())
 }
 
-/// Makes a cache with places for the logs of disks. Returns the line of a disk that has it in write-back.
+/// Makes a cache with places for the logs of disks. Returns the line of a disk that has it in
+/// write-back.
 pub fn write_back(folder: &Path, size: &str, log: &str, logs: u32) -> Result<String> {
     let store = folder.join("cache");
     let create = Command::new(Daemon::binary()?)

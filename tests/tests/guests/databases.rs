@@ -14,8 +14,8 @@ fn moved(rows: &[UsageRow], path: &str, part: &str, index: Option<u64>) -> (u64,
     rows.fold((0, 0), |sum, row| (sum.0 + row.counts.read.bytes, sum.1 + row.counts.write.bytes))
 }
 
-/// A table with two indexes is made by an unmodified SQLite. Then one of the indexes is read, and the
-/// reports name it.
+/// A table with two indexes is made by an unmodified SQLite. Then one of the indexes is read, and
+/// the reports name it.
 #[test]
 fn the_hot_index_of_an_unmodified_database_is_known() -> Result<()> {
     let daemon = Daemon::start(|folder| {

@@ -44,10 +44,10 @@ impl Scene {
         Ok(Some(scene))
     }
 
-    /// From here until it boots again, the guest writes back only what a program asks for: on a busy
-    /// machine its own time limit of 30 s can pass between a write and its count. A device to which
-    /// nothing was written lately has no part of the limits of dirty data, and so begins to write at once,
-    /// unless it has a part in any case.
+    /// From here until it boots again, the guest writes back only what a program asks for: on a
+    /// busy machine its own time limit of 30 s can pass between a write and its count. A device to
+    /// which nothing was written lately has no part of the limits of dirty data, and so begins to
+    /// write at once, unless it has a part in any case.
     fn stop_write_back(&self) -> Result<()> {
         self.guest.check(
             "cd /proc/sys/vm; echo 0 > dirty_writeback_centisecs
@@ -122,9 +122,9 @@ impl Scene {
         Ok(())
     }
 
-    /// A program writes, and the guest writes nothing back, so its own report lies between two counts. When
-    /// the program has ended, the shown counter still falls by a few pages: the kernel adds the parts of its
-    /// processors later.
+    /// A program writes, and the guest writes nothing back, so its own report lies between two
+    /// counts. When the program has ended, the shown counter still falls by a few pages: the kernel
+    /// adds the parts of its processors later.
     fn while_it_writes(&self) -> Result<()> {
         self.guest.check("sync")?;
         let writer = self.guest.spawn(

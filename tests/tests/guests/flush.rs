@@ -1,5 +1,5 @@
-//! Guests are made to write their dirty data. Nothing is installed in them, and their settings are as
-//! before, also after the daemon was killed in between.
+//! Guests are made to write their dirty data. Nothing is installed in them, and their settings are
+//! as before, also after the daemon was killed in between.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,8 +15,8 @@ const FLOOR_MIB: u64 = 224;
 /// The guest's own `vm.dirty_expire_centisecs`: so long that nothing is written without a flush.
 const EXPIRE: u64 = 60_000;
 
-/// A daemon with a disk of the virtual machine `web`, and its guest. `disk` and `guest` are lines of
-/// their tables.
+/// A daemon with a disk of the virtual machine `web`, and its guest. `disk` and `guest` are lines
+/// of their tables.
 fn start(disk: &str, guest: &str) -> Result<(Daemon, Guest)> {
     start_with(None, disk, guest)
 }
@@ -122,8 +122,8 @@ fn make_dirty(guest: &Guest, name: &str) -> Result<String> {
     ))
 }
 
-/// The balloon makes the guest write until it is below its limits of dirty data, which fall with its
-/// memory. Then it has its memory again.
+/// The balloon makes the guest write until it is below its limits of dirty data, which fall with
+/// its memory. Then it has its memory again.
 fn by_balloon(daemon: &Daemon, guest: &Guest) -> Result<()> {
     const LIMITS: &str =
         "echo 25 > /proc/sys/vm/dirty_ratio; echo 9 > /proc/sys/vm/dirty_background_ratio";
@@ -170,8 +170,8 @@ fn flush_by(daemon: &Daemon, guest: &Guest, by: FlushWay) -> Result<()> {
     Ok(())
 }
 
-/// The kernels of Debian's backports, the last of the versions 6 and the newest: all ways, and a daemon that
-/// is killed in between.
+/// The kernels of Debian's backports, the last of the versions 6 and the newest: all ways, and a
+/// daemon that is killed in between.
 #[test]
 fn guests_with_other_kernels_are_flushed() -> Result<()> {
     for name in ["backports", "newest"] {

@@ -6,8 +6,8 @@ use fathom_tests::{
     Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served, patience, until,
 };
 
-/// Writes files until the name of one is found in the reports about the disk's requests: the daemon needs a
-/// moment to notice the guest's next kernel.
+/// Writes files until the name of one is found in the reports about the disk's requests: the daemon
+/// needs a moment to notice the guest's next kernel.
 fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> Result<()> {
     // The file system's module has not been loaded by this kernel before.
     guest.check(&format!("mkdir -p /mnt; mount /dev/vdb /mnt; echo {name} > /mnt/warm; sync"))?;

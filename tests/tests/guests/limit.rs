@@ -8,8 +8,8 @@ const OF_CONTAINER: f64 = 300.0;
 /// The measured time, in seconds.
 const SECONDS: f64 = 10.0;
 
-/// Random reads of a disk in a control group: KiB, KiB/s, requests/s and ms as fio measures them. The first two seconds, in
-/// which the limit admits its slack, are not measured.
+/// Random reads of a disk in a control group: KiB, KiB/s, requests/s and ms as fio measures them.
+/// The first two seconds, in which the limit admits its slack, are not measured.
 fn load(group: &str, disk: &str) -> String {
     format!(
         "mkdir -p /sys/fs/cgroup/{group}; sh -c 'echo $$ > /sys/fs/cgroup/{group}/cgroup.procs
@@ -25,8 +25,8 @@ fn rate(what: &str, printed: &str) -> f64 {
     kib / 4.0 / (ms / 1e3)
 }
 
-/// Checks that a rate does not exceed a limit: in the measured time the limit admits its rate, at most the
-/// slack of a tenth of a second, and the requests in flight.
+/// Checks that a rate does not exceed a limit: in the measured time the limit admits its rate, at
+/// most the slack of a tenth of a second, and the requests in flight.
 fn is_within(what: &str, printed: &str, limit: f64) {
     let rate = rate(what, printed);
     println!("{what}: {rate:.1} of {limit} reads/s, {:+.2} %", (rate / limit - 1.0) * 100.0);

@@ -1,6 +1,6 @@
-//! The load of a guest's disks is carried to other hosts: to a Valkey cluster, or to another daemon over NBD with TLS. They
-//! are killed and hang in each phase, and the daemon is killed, while fio verifies what it reads and a file system keeps
-//! records for which an fsync returned.
+//! The load of a guest's disks is carried to other hosts: to a Valkey cluster, or to another daemon
+//! over NBD with TLS. They are killed and hang in each phase, and the daemon is killed, while fio
+//! verifies what it reads and a file system keeps records for which an fsync returned.
 
 use std::time::Duration;
 

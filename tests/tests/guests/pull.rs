@@ -2,8 +2,8 @@
 //! section 3.3.1 of *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*).
 //!
 //! A file system that never overwrites data in place relies on the old data until it has committed
-//! the new place. A page that is written ahead, to the place that the file has on the disk, destroys
-//! the data that the guest was told is durable.
+//! the new place. A page that is written ahead, to the place that the file has on the disk,
+//! destroys the data that the guest was told is durable.
 
 use std::os::unix::fs::FileExt;
 
@@ -17,8 +17,8 @@ fn content(text: &str) -> Vec<u8> {
     format!("{text}\n").into_bytes().into_iter().cycle().take(LENGTH).collect()
 }
 
-/// Overwrites a durable file without a sync, writes the new content ahead if `is_pulled`, and kills the
-/// guest. Returns the exit status and the output of reading the file in the next guest.
+/// Overwrites a durable file without a sync, writes the new content ahead if `is_pulled`, and kills
+/// the guest. Returns the exit status and the output of reading the file in the next guest.
 fn after_a_crash(is_pulled: bool) -> Result<(i32, String)> {
     let daemon = Daemon::serve(&[Served::sparse("disk", 256)])?;
     let start = || Guest::builder().disk(Disk::vhost_user(daemon.path("disk.sock"))).start();

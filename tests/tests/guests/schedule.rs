@@ -7,8 +7,8 @@ fn figure(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(daemon.status("data")?.figure("schedule", name).unwrap_or_default())
 }
 
-/// The neighbour keeps the device busy with reads, and the guest's write-back is held for as long as the
-/// layer may hold it. No request reports that `fsync` waits for this write-back.
+/// The neighbour keeps the device busy with reads, and the guest's write-back is held for as long
+/// as the layer may hold it. No request reports that `fsync` waits for this write-back.
 #[test]
 fn fsync_releases_the_write_back_that_it_waits_for() -> Result<()> {
     let layers = |time: &str| {
@@ -24,9 +24,9 @@ fn fsync_releases_the_write_back_that_it_waits_for() -> Result<()> {
     ])?;
     let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock")));
     let guest = Guest::builder().disk(disk("data")).disk(disk("busy")).start()?;
-    // The first requests of a guest are those in which its kernel is found. A periodic commit of the
-    // journal, and the initialisation of inode tables, would flush the disk, and so release the held
-    // requests.
+    // The first requests of a guest are those in which its kernel is found. A periodic commit of
+    // the journal, and the initialisation of inode tables, would flush the disk, and so release the
+    // held requests.
     guest.check(
         "mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda; mkdir -p /mnt; mount -o commit=3600 /dev/vda /mnt
         echo 1 > /mnt/warm; sync

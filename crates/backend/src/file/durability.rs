@@ -94,7 +94,8 @@ impl Durability {
                 *sentinel = None;
             }
             let unseen = unseen.filter(|_| refusal.is_none());
-            // Each is asked, because a report that is left would poison the file again after its recovery.
+            // Each is asked, because a report that is left would poison the file again after its
+            // recovery.
             let left = keepsake.ask();
             if let Some(errno) = recorded.or(unseen).or(left).or(suspected) {
                 durability.earlier.store(true, Ordering::Relaxed);
@@ -199,7 +200,8 @@ impl Durability {
         if let Some(errno) = report_of(&fresh) {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        // The kernel may still have what it could not write: reads get what the store has from now on.
+        // The kernel may still have what it could not write: reads get what the store has from now
+        // on.
         let _ = fadvise(file, 0, None, Advice::DontNeed);
         // The old one may still have the report. It must not be the only one without the record.
         let keepsake = keepsake.hand_over(&self.disk);

@@ -1,11 +1,12 @@
 //! Whether a killed daemon had a sync in flight, for daemons without keepsakes.
 //!
-//! A word in a mapped file counts the syncs in flight. The page cache keeps it when the daemon is killed; a restart of
-//! the host forgets it with all reports. Such a sync may have taken a report that nobody has recorded. ext4, XFS and
-//! btrfs keep an error for the whole file system, too, which a new description still gets from `syncfs`, unless
-//! somebody else has asked for it (`sync -f`). So the next daemon asks each file system once, before it serves a file on
-//! it. An error may concern another file: it poisons all that are served from this file system. That a sync was in
-//! flight is no evidence by itself, because one nearly always is.
+//! A word in a mapped file counts the syncs in flight. The page cache keeps it when the daemon is
+//! killed; a restart of the host forgets it with all reports. Such a sync may have taken a report
+//! that nobody has recorded. ext4, XFS and btrfs keep an error for the whole file system, too,
+//! which a new description still gets from `syncfs`, unless somebody else has asked for it
+//! (`sync -f`). So the next daemon asks each file system once, before it serves a file on it. An
+//! error may concern another file: it poisons all that are served from this file system. That a
+//! sync was in flight is no evidence by itself, because one nearly always is.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -35,8 +36,8 @@ static IS_SUSPECT: AtomicBool = AtomicBool::new(false);
 /// The reports of the file systems that have been asked, by device number.
 static ASKED: Mutex<BTreeMap<u64, Option<i32>>> = Mutex::new(BTreeMap::new());
 
-/// Looks whether an earlier daemon was killed while a sync was in flight: its count is in the file at `path`, if there is
-/// one. Files that are opened from now on know that.
+/// Looks whether an earlier daemon was killed while a sync was in flight: its count is in the file
+/// at `path`, if there is one. Files that are opened from now on know that.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -90,8 +91,8 @@ pub fn count_syncs_in_flight(path: &Path) -> io::Result<()> {
 }
 
 fn count() -> Option<&'static AtomicU32> {
-    // SAFETY: the mapping is never removed, and begins at a page, so that the word is aligned. Only this user can
-    // truncate the file.
+    // SAFETY: the mapping is never removed, and begins at a page, so that the word is aligned. Only
+    // this user can truncate the file.
     COUNT.get().map(|count| unsafe { count.0.as_ref() })
 }
 
@@ -109,8 +110,8 @@ pub(super) fn end() {
     }
 }
 
-/// The error of the file system of `file`, if an earlier daemon was killed while a sync was in flight. May block as long
-/// as a sync of the file system does.
+/// The error of the file system of `file`, if an earlier daemon was killed while a sync was in
+/// flight. May block as long as a sync of the file system does.
 pub(super) fn ask(file: &File, disk: &str) -> Option<i32> {
     if !IS_SUSPECT.load(Ordering::Relaxed) {
         return None;

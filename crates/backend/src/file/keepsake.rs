@@ -1,13 +1,16 @@
-//! Keepsakes: open file descriptions that are never asked while the daemon lives, and that outlive it.
+//! Keepsakes: open file descriptions that are never asked while the daemon lives, and that outlive
+//! it.
 //!
-//! The kernel reports a failed write-back once to each description. If the daemon is killed while a sync fails, the
-//! report goes to a process that cannot record it any more. If it is killed while it is idle, the write-back may fail
-//! before the next daemon opens the file, and with the last description the kernel may forget the inode together with
-//! its error. A description that was opened before the first write still has the report, and pins the inode. So each
-//! file that is opened for writing has one, in the hands of a [`Keeper`] that survives the daemon.
+//! The kernel reports a failed write-back once to each description. If the daemon is killed while a
+//! sync fails, the report goes to a process that cannot record it any more. If it is killed while
+//! it is idle, the write-back may fail before the next daemon opens the file, and with the last
+//! description the kernel may forget the inode together with its error. A description that was
+//! opened before the first write still has the report, and pins the inode. So each file that is
+//! opened for writing has one, in the hands of a [`Keeper`] that survives the daemon.
 //!
-//! The next daemon takes the lock of the file first: so the sync of a killed one has ended. It opens a new keepsake,
-//! asks the old one, records a loss, hands the new one over, and releases the old one.
+//! The next daemon takes the lock of the file first: so the sync of a killed one has ended. It
+//! opens a new keepsake, asks the old one, records a loss, hands the new one over, and releases the
+//! old one.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +28,8 @@ pub struct Left {
 
 /// Who holds the keepsakes of this process, and outlives it.
 pub trait Keeper: Send + Sync {
-    /// Takes the keepsakes of the file of `file` that earlier daemons have left. They are still held, until each is
-    /// [released](Self::release).
+    /// Takes the keepsakes of the file of `file` that earlier daemons have left. They are still
+    /// held, until each is [released](Self::release).
     fn left(&self, file: &File) -> Vec<Left>;
 
     /// Hands a keepsake over. Returns its name. Waits for a moment at most.
@@ -35,8 +38,8 @@ pub trait Keeper: Send + Sync {
     /// When it could not be handed over.
     fn keep(&self, keepsake: File) -> io::Result<String>;
 
-    /// What the keepsake with this name reports is recorded: it need not outlive an end of the process, even if that is
-    /// not orderly. Never blocks.
+    /// What the keepsake with this name reports is recorded: it need not outlive an end of the
+    /// process, even if that is not orderly. Never blocks.
     fn note_recorded(&self, name: &str);
 
     /// The keepsake with this name is not needed any more.
@@ -45,14 +48,14 @@ pub trait Keeper: Send + Sync {
 
 static KEEPER: OnceLock<Arc<dyn Keeper>> = OnceLock::new();
 
-/// Gives the files that are opened from now on a keeper. It belongs to the process, as its descriptors do. Only the
-/// first call has an effect.
+/// Gives the files that are opened from now on a keeper. It belongs to the process, as its
+/// descriptors do. Only the first call has an effect.
 pub fn set_keeper(keeper: Arc<dyn Keeper>) {
     let _ = KEEPER.set(keeper);
 }
 
-/// The report of a keepsake that has not been asked before: the `errno` of a write-back that has failed since it was
-/// opened. Does not wait.
+/// The report of a keepsake that has not been asked before: the `errno` of a write-back that has
+/// failed since it was opened. Does not wait.
 pub fn report_of_keepsake(keepsake: &File) -> Option<i32> {
     // A report is made once. A repeated error means that the call is not supported.
     report_of(keepsake).filter(|_| report_of(keepsake).is_none())
@@ -65,7 +68,8 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// Opens a keepsake of `file`. Those of earlier daemons are looked up afterwards. `disk` is for the log.
+    /// Opens a keepsake of `file`. Those of earlier daemons are looked up afterwards. `disk` is for
+    /// the log.
     pub(super) fn open(file: &File, disk: &str) -> Self {
         let Some(keeper) = KEEPER.get() else { return Self { file: None, left: Vec::new() } };
         let opened = open_again(file).inspect_err(|error| warn(disk, error)).ok();
@@ -98,7 +102,8 @@ fn warn(disk: &str, error: &io::Error) {
     );
 }
 
-/// The keepsake of a file that somebody else holds. It is released explicitly, because some outlive the daemon.
+/// The keepsake of a file that somebody else holds. It is released explicitly, because some outlive
+/// the daemon.
 #[derive(Default)]
 pub(super) struct Kept {
     name: Option<String>,

@@ -345,8 +345,8 @@ fn can_punch(file: &File, capacity: u64) -> bool {
     can_punch
 }
 
-/// Puts the modification time back: the content has not changed. Caches recognise an image by it. Only
-/// the owner of a file can do that.
+/// Puts the modification time back: the content has not changed. Caches recognise an image by it.
+/// Only the owner of a file can do that.
 fn keep_modification_time(file: &File, before: &Metadata) {
     let is_same = file
         .metadata()

@@ -2,11 +2,11 @@
 //!
 //! A request takes one of two paths. An operation that usually does not wait for a disk is a plain
 //! system call: any transfer of a file in memory, and buffered writes to local file systems and
-//! devices, which are copies into the page cache. (`io_uring` would pass a buffered write of most file systems to a worker thread, which
-//! costs several times the copy; and the workers of one file run one after another anyway.) If such
-//! a write waits nevertheless, because the kernel throttles writers, the next writes take the other
-//! path for a while, so that reads do not wait for them. Every other request goes through the ring,
-//! and its box waits in a slot for the completion event.
+//! devices, which are copies into the page cache. (`io_uring` would pass a buffered write of most
+//! file systems to a worker thread, which costs several times the copy; and the workers of one file
+//! run one after another anyway.) If such a write waits nevertheless, because the kernel throttles
+//! writers, the next writes take the other path for a while, so that reads do not wait for them.
+//! Every other request goes through the ring, and its box waits in a slot for the completion event.
 //!
 //! Direct I/O needs aligned memory. A request whose own memory is not aligned is carried out piece
 //! by piece through bounce memory, of which each queue has a budget. Requests wait in order until
@@ -104,8 +104,8 @@ impl FileQueue {
         })
     }
 
-    /// Transfers by a plain system call if that usually does not wait for a disk. Returns the request if it
-    /// must take the ring.
+    /// Transfers by a plain system call if that usually does not wait for a disk. Returns the
+    /// request if it must take the ring.
     fn inline(
         &mut self,
         request: Box<Request>,

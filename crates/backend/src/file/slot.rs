@@ -19,9 +19,9 @@ pub(super) enum Stage {
     Transfer { done: u64 },
     /// A write of zeroes, because the file system has no better operation.
     Zeroes { done: u64 },
-    /// What the page cache has of the range is written to the store, before `Fallocate`. That would drop it (a block
-    /// device, a range of ext4 that is zeroed), so that a flush of an earlier write finds nothing to write, and
-    /// completes before the range is zeroed.
+    /// What the page cache has of the range is written to the store, before `Fallocate`. That would
+    /// drop it (a block device, a range of ext4 that is zeroed), so that a flush of an earlier
+    /// write finds nothing to write, and completes before the range is zeroed.
     WriteBack { mode: i32 },
     /// The file system punches a hole or zeroes a range.
     Fallocate { mode: i32 },

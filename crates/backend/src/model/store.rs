@@ -36,8 +36,8 @@ impl Modelled {
         Self { inner, model, due_ns: Arc::new(AtomicU64::new(u64::MAX)) }
     }
 
-    /// When the queue that was used last has to be called again, in nanoseconds of its clock; [`u64::MAX`] if nothing
-    /// is in flight. In simulated time, the queue has no timer.
+    /// When the queue that was used last has to be called again, in nanoseconds of its clock;
+    /// [`u64::MAX`] if nothing is in flight. In simulated time, the queue has no timer.
     pub fn due_ns(&self) -> u64 {
         self.due_ns.load(Ordering::Relaxed)
     }

@@ -13,7 +13,8 @@ const FIRST_NS: u64 = 120 * SECOND;
 const HOT_BYTES: u64 = 4 << 30;
 /// The bytes of a disk.
 const DISK_BYTES: u64 = 64 << 30;
-/// The spindles of the array of hard disks, and the bytes of each. The disks lie on the outer tenth of them.
+/// The spindles of the array of hard disks, and the bytes of each. The disks lie on the outer tenth
+/// of them.
 const SPINDLES: u64 = 4;
 const SPINDLE_BYTES: u64 = 320 << 30;
 
@@ -34,8 +35,9 @@ const fn beside(rates: [f64; 2], kib: u64) -> Load {
     Load { rates, reads: 0.7, length: kib << 10, hot: 0.0, hot_bytes: HOT_BYTES, is_bursty: false }
 }
 
-/// The rates on the array are those of the paper. Those on the SSD are a half and nearly all of what the model
-/// of the SATA class transfers: its link limits it to 8,400 requests of 64 KiB a second.
+/// The rates on the array are those of the paper. Those on the SSD are a half and nearly all of
+/// what the model of the SATA class transfers: its link limits it to 8,400 requests of 64 KiB a
+/// second.
 pub const CASES: &[Case] = &[
     Case {
         name: "exchange, hdd",

@@ -101,7 +101,8 @@ impl Arrivals {
         Self { load, peaks, random, at_ns: 0, end_ns, is_burst: false, until_ns: 0, quiet_ns: 0 }
     }
 
-    /// The same with quiet times until `quiet_ns`: in the last third of each minute, the load is a twentieth.
+    /// The same with quiet times until `quiet_ns`: in the last third of each minute, the load is a
+    /// twentieth.
     pub fn with_quiet(self, quiet_ns: u64) -> Self {
         Self { quiet_ns, ..self }
     }
@@ -247,8 +248,8 @@ impl Consolidation {
         }
     }
 
-    /// Carries out `arrivals`, each with its disk, in order of time. After each `step_ns`, calls `step` with
-    /// the time and what the disks' requests did.
+    /// Carries out `arrivals`, each with its disk, in order of time. After each `step_ns`, calls
+    /// `step` with the time and what the disks' requests did.
     pub fn run(
         &mut self,
         arrivals: impl Iterator<Item = (usize, Arrival)>,

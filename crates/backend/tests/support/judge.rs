@@ -49,12 +49,12 @@ pub struct Score {
     pub left: usize,
     /// Those among them in which the verdict was a peak before.
     pub foreseen: usize,
-    /// The mean and the median of the time from the verdict until then, in nanoseconds. It is negative if the
-    /// verdict came later.
+    /// The mean and the median of the time from the verdict until then, in nanoseconds. It is
+    /// negative if the verdict came later.
     pub lead_mean_ns: f64,
     pub lead_median_ns: f64,
-    /// Times with a verdict of a peak outside of peaks, and those of them in which no 90th percentile left its
-    /// band.
+    /// Times with a verdict of a peak outside of peaks, and those of them in which no 90th
+    /// percentile left its band.
     pub alarms: usize,
     pub false_alarms: usize,
     /// The time outside of peaks, in hours, and the share of it with a verdict of a peak.
@@ -134,7 +134,8 @@ pub fn score(
     score.lead_median_ns = leads.get(leads.len() / 2).copied().unwrap_or_default();
     let later = (options.window_ns / options.step_ns) as usize;
     for alarm in alarms {
-        // What begins in a peak and lasts is no further alarm. What begins before one is judged up to it.
+        // What begins in a peak and lasts is no further alarm. What begins before one is judged up
+        // to it.
         if in_peak(steps[alarm.start].now_ns) {
             continue;
         }

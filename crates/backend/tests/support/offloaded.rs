@@ -1,5 +1,5 @@
-//! Disks with the layer `offload` on one modelled device, in simulated time. The device's background work and the
-//! forecast of its contention are those of the daemon.
+//! Disks with the layer `offload` on one modelled device, in simulated time. The device's
+//! background work and the forecast of its contention are those of the daemon.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,8 +42,8 @@ const MOVE_NS: u64 = 1000;
 /// The bit of a request's word that says that it found the device idle.
 const ALONE: u64 = 1;
 
-/// One device of an array: it has every so-manieth stripe. It is as large as the array, so that the way between
-/// two stripes is the same part of its own.
+/// One device of an array: it has every so-manieth stripe. It is as large as the array, so that the
+/// way between two stripes is the same part of its own.
 struct Spindle {
     model: Model,
     index: u64,
@@ -99,8 +99,8 @@ impl LayerQueue for SpindleQueue {
     }
 }
 
-/// A log volume that has the timing of a modelled device once its logs are open, because they are opened in real
-/// time.
+/// A log volume that has the timing of a modelled device once its logs are open, because they are
+/// opened in real time.
 struct LogStore {
     memory: Arc<dyn Backend>,
     modelled: Arc<Modelled>,
@@ -151,7 +151,8 @@ impl Backend for LogStore {
     }
 }
 
-/// What the disks on the device share: the scheduler of background work, and what their requests did.
+/// What the disks on the device share: the scheduler of background work, and what their requests
+/// did.
 struct Device {
     now_ns: AtomicU64,
     in_flight: AtomicU64,
@@ -347,8 +348,9 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// `disks` disks behind each other on `devices`, which are those of an array if there are several; each has its
-    /// log on `log`, a device of the host. There is no background work in the times `held`, in nanoseconds.
+    /// `disks` disks behind each other on `devices`, which are those of an array if there are
+    /// several; each has its log on `log`, a device of the host. There is no background work in the
+    /// times `held`, in nanoseconds.
     pub fn new(
         devices: &[Model],
         log: &Model,
@@ -435,7 +437,8 @@ impl Rig {
         stack.submit(request, reactor);
     }
 
-    /// Takes what has completed, and submits what has waited for it. Returns whether there was anything.
+    /// Takes what has completed, and submits what has waited for it. Returns whether there was
+    /// anything.
     fn collect(&mut self, done: &mut impl FnMut(Completed)) -> bool {
         let now_ns = self.time.get();
         let mut is_busy = false;
@@ -459,8 +462,8 @@ impl Rig {
         is_busy
     }
 
-    /// What the thread of the daemon does every 100 ms: it starts the disk that relieves the device most, and stops
-    /// what it has started after the peak.
+    /// What the thread of the daemon does every 100 ms: it starts the disk that relieves the device
+    /// most, and stops what it has started after the peak.
     fn control(&mut self) -> Moment {
         let now_ns = self.time.get();
         let mut moment = Moment {
@@ -515,7 +518,8 @@ impl Rig {
         moment
     }
 
-    /// Handles what is due in each queue, and the calls of others. Returns whether there was anything.
+    /// Handles what is due in each queue, and the calls of others. Returns whether there was
+    /// anything.
     fn advance(&mut self) -> bool {
         let (now_ns, mut is_busy, mut events) = (self.time.get(), false, Vec::new());
         for Carried { stack, reactor, store, .. } in &mut self.disks {

@@ -13,8 +13,8 @@ use fathom_block::{Clock, Disk, DiskOptions, Layer, Operation, Stack};
 use fathom_devices::{IdleTracker, Predictor};
 use fathom_reactor::Reactor;
 
-/// The capacity of the disk on which traces are replayed, in bytes. The first half is the guest's, the
-/// second half is that of the background work.
+/// The capacity of the disk on which traces are replayed, in bytes. The first half is the guest's,
+/// the second half is that of the background work.
 pub const CAPACITY: u64 = 64 << 30;
 const HALF: u64 = CAPACITY / 2;
 /// The least time of idleness before a step, in nanoseconds.

@@ -1,5 +1,5 @@
-//! Keeps a queue of a disk open while no front end has one, so that its layers go on with work of their own, such as
-//! the write-back of a log.
+//! Keeps a queue of a disk open while no front end has one, so that its layers go on with work of
+//! their own, such as the write-back of a log.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,8 @@ pub enum Attended {
 pub struct Attendance {
     state: Mutex<State>,
     is_over: AtomicBool,
-    /// Wakes the latest thread when the layers of the disk change, because its queue has to take part.
+    /// Wakes the latest thread when the layers of the disk change, because its queue has to take
+    /// part.
     wake: Mutex<Weak<Wake>>,
 }
 
@@ -64,8 +65,9 @@ impl Attendance {
         }));
     }
 
-    /// Opens a queue of `disk` on a thread of its own, until `is_done`, which is asked after each round of the queue
-    /// and must not block. `failed` is called if the thread panics. Blocks while the queue is opened.
+    /// Opens a queue of `disk` on a thread of its own, until `is_done`, which is asked after each
+    /// round of the queue and must not block. `failed` is called if the thread panics. Blocks while
+    /// the queue is opened.
     ///
     /// # Errors
     /// When the host has no thread or ring left, or the disk cannot open a queue.
@@ -104,8 +106,8 @@ impl Attendance {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// Ends the queue, if there is one, and waits for its end: for up to 10 s, if its layers do not finish what they
-    /// have begun. From now on, no queue is opened. Not for the threads of queues.
+    /// Ends the queue, if there is one, and waits for its end: for up to 10 s, if its layers do not
+    /// finish what they have begun. From now on, no queue is opened. Not for the threads of queues.
     pub fn end(&self) {
         self.forbid();
         let thread = self.state().thread.take();

@@ -1,8 +1,8 @@
 //! Stacks that have been replaced while a store of a layer does not answer.
 //!
-//! The kernel may still use the memory of the layer's requests, and write into it at any time. So the
-//! closed stack stays beside the one that serves the queue, with the part of this layer, until the store has
-//! answered. It has no request of the front end.
+//! The kernel may still use the memory of the layer's requests, and write into it at any time. So
+//! the closed stack stays beside the one that serves the queue, with the part of this layer, until
+//! the store has answered. It has no request of the front end.
 
 use fathom_reactor::{Event, Reactor};
 
@@ -21,7 +21,8 @@ impl Observer for Ended {
 }
 
 impl Stack {
-    /// Whether layers have requests of their own in flight that must complete before the queue is closed.
+    /// Whether layers have requests of their own in flight that must complete before the queue is
+    /// closed.
     pub(super) fn are_own_awaited(&self) -> bool {
         let mut levels = self.layers.iter().enumerate();
         levels.any(|(level, layer)| {
@@ -30,8 +31,8 @@ impl Stack {
         })
     }
 
-    /// Whether the queue can be closed: it [is drained](Self::is_drained), and the kernel has no operation of
-    /// it, unless one is of a request that may be left.
+    /// Whether the queue can be closed: it [is drained](Self::is_drained), and the kernel has no
+    /// operation of it, unless one is of a request that may be left.
     pub fn has_finished(&self) -> bool {
         self.is_drained() && (!self.is_pending() || self.is_left())
     }

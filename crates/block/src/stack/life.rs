@@ -51,8 +51,9 @@ impl Stack {
         }
     }
 
-    /// Has the layers pass on the requests that they hold back by their own rules, because the front end
-    /// waits for all requests in flight. Ends with the next request. May be called repeatedly.
+    /// Has the layers pass on the requests that they hold back by their own rules, because the
+    /// front end waits for all requests in flight. Ends with the next request. May be called
+    /// repeatedly.
     pub fn drain(&mut self, reactor: &mut Reactor) {
         if self.in_flight == 0 || std::mem::replace(&mut self.is_draining, true) {
             return;
@@ -100,7 +101,8 @@ impl Stack {
             self.drop_successor(reactor);
         }
         if self.is_closed && has_them(self) {
-            // The change has failed. What the layers have in flight may hang, and must not delay requests.
+            // The change has failed. What the layers have in flight may hang, and must not delay
+            // requests.
             self.reopen_layers(reactor);
         }
         if self.is_closed || !has_them(self) {
@@ -179,7 +181,8 @@ impl Stack {
             if left.is_zero() {
                 return Ok(false);
             }
-            // A store without operations in the kernel does not wake the thread: it continues in the next round.
+            // A store without operations in the kernel does not wake the thread: it continues in
+            // the next round.
             let limit = if self.is_pending() { left } else { left.min(FINISH_INTERVAL) };
             self.wait(reactor, Some(limit))?;
         }

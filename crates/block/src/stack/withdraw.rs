@@ -1,4 +1,5 @@
-//! Requests that a front end takes back, and those that wait for the changes of clients that have gone.
+//! Requests that a front end takes back, and those that wait for the changes of clients that have
+//! gone.
 
 use fathom_reactor::Reactor;
 
@@ -12,10 +13,10 @@ use crate::request::{Course, ErrorKind, Request};
 const LOOK_NS: u64 = 2_000_000;
 
 impl Stack {
-    /// Takes back the requests that layers hold, because their maker has gone or its ring is stopped: those
-    /// of which nothing is in flight complete with [`ErrorKind::Withdrawn`]. The others stay in flight. To be
-    /// called in each round until all have completed, because a request may get to a layer that holds it
-    /// after this call.
+    /// Takes back the requests that layers hold, because their maker has gone or its ring is
+    /// stopped: those of which nothing is in flight complete with [`ErrorKind::Withdrawn`]. The
+    /// others stay in flight. To be called in each round until all have completed, because a
+    /// request may get to a layer that holds it after this call.
     pub fn withdraw(&mut self, reactor: &mut Reactor) {
         if self.in_flight == 0 {
             return;
@@ -44,8 +45,8 @@ impl Stack {
         self.submit(request, reactor);
     }
 
-    /// Begins a request, while changes of clients that have gone are in flight: it waits for those of its
-    /// range.
+    /// Begins a request, while changes of clients that have gone are in flight: it waits for those
+    /// of its range.
     #[cold]
     pub(super) fn meet_leftovers(&mut self, request: Box<Request>) {
         let leftovers = self.disk.leftovers();

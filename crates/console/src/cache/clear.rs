@@ -1,4 +1,5 @@
-//! `fathom cache clear`: empties a cache, whose logs keep what they have, or gives up one of its logs.
+//! `fathom cache clear`: empties a cache, whose logs keep what they have, or gives up one of its
+//! logs.
 use std::path::Path;
 
 use fathom_cache::format::Superblock;

@@ -16,8 +16,8 @@ use crate::{
     usage::container_name,
 };
 
-/// The sizes of the table, in percent of the present size. Larger ones follow, each of twice the size,
-/// while the curve rises.
+/// The sizes of the table, in percent of the present size. Larger ones follow, each of twice the
+/// size, while the curve rises.
 const SIZES: [u64; 10] = [10, 25, 50, 75, 100, 125, 150, 200, 300, 400];
 /// A curve rises no more where it is this close to its end.
 const RISE_MIN: f64 = 0.005;

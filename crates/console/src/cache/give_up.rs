@@ -51,7 +51,8 @@ pub(super) fn run(options: &ClearOptions, volume: &Volume, format: &Superblock) 
         return Err(refusal(path, log));
     }
     let folders = folders_of_daemons(&options.control.socket());
-    // An image that has all changes is served without the log from now on. Before that, a crash leaves both.
+    // An image that has all changes is served without the log from now on. Before that, a crash
+    // leaves both.
     let mark = end_mark(log, &folders).map_err(|error| {
         Failure::new(format!(
             "the mark of {} that names the log cannot be removed: {error}",

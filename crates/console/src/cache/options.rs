@@ -22,7 +22,8 @@ pub struct CreateOptions {
     /// How many disks can use the cache
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) disks: u32,
-    /// The part of the cache for write-ahead logs, which the mode write-back needs; a part of the size
+    /// The part of the cache for write-ahead logs, which the mode write-back needs; a part of the
+    /// size
     #[arg(long, value_name = "SIZE")]
     pub(super) log: Option<Bytes>,
     /// How many disks can have a log; each gets an equal place

@@ -16,7 +16,8 @@ const LEFT: f64 = 76.0;
 const RIGHT: f64 = 690.0;
 const TOP: f64 = 88.0;
 const BOTTOM: f64 = 468.0;
-/// The greatest size shown, in present sizes, unless the cache has only a trace of what it could use.
+/// The greatest size shown, in present sizes, unless the cache has only a trace of what it could
+/// use.
 const SIZES_MAX: u64 = 8;
 /// The part of the useful size that is a trace.
 const TRACE: u64 = 64;

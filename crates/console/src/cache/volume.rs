@@ -110,8 +110,8 @@ impl Volume {
         Ok(format)
     }
 
-    /// Makes the store an empty cache with free places for logs. Until the end, there is no cache at all: the
-    /// pages of an older one must never be read together with new ones.
+    /// Makes the store an empty cache with free places for logs. Until the end, there is no cache
+    /// at all: the pages of an older one must never be read together with new ones.
     pub(super) fn make(&self, format: &Superblock, is_zero: bool, silent: bool) -> io::Result<()> {
         let file = &self.file;
         file.write_all_at(&[0; 2 * PAGE_LENGTH], 0)?;
@@ -130,8 +130,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Empties the cache. `format` is its superblock with another identity, with which no page of before is
-    /// sound. There is a superblock at any time, so that logs are found.
+    /// Empties the cache. `format` is its superblock with another identity, with which no page of
+    /// before is sound. There is a superblock at any time, so that logs are found.
     pub(super) fn clear(&self, format: &Superblock, silent: bool) -> io::Result<()> {
         for copy in [1, 0] {
             self.file.write_all_at(&format.encode(), copy * PAGE_LENGTH as u64)?;

@@ -69,8 +69,8 @@ impl Claim {
         }
     }
 
-    /// Asks the marks of the image at `path` for a change: refuses it, or removes those that would be wrong
-    /// afterwards. The image is claimed, so that no daemon marks it meanwhile.
+    /// Asks the marks of the image at `path` for a change: refuses it, or removes those that would
+    /// be wrong afterwards. The image is claimed, so that no daemon marks it meanwhile.
     pub(super) fn prepare(&self, path: &Path, change: ImageChange) -> Outcome {
         for kind in MarkKind::ALL {
             if kind.demand(change) == Demand::Refuse {
@@ -123,8 +123,8 @@ fn own_folders() -> Vec<PathBuf> {
     state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
 }
 
-/// Refuses an image with changes in a log, which are written to whatever is at its path when it is served
-/// again.
+/// Refuses an image with changes in a log, which are written to whatever is at its path when it is
+/// served again.
 fn refuse_logged(path: &Path) -> Outcome {
     let shown = path.display();
     let mark =

@@ -128,9 +128,9 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
     ))
 }
 
-/// The source as `qemu-img` reads it. A source is a path, an address with `://`, or a description that begins with
-/// `json:{`. `qemu-img` would take what precedes a colon in a relative path for a protocol: a file `nbd:x` for a
-/// server.
+/// The source as `qemu-img` reads it. A source is a path, an address with `://`, or a description
+/// that begins with `json:{`. `qemu-img` would take what precedes a colon in a relative path for a
+/// protocol: a file `nbd:x` for a server.
 fn source_of(source: &str) -> Outcome<String> {
     if Path::new(source).exists() {
         let is_plain = source.starts_with('/') || !source.contains(':');

@@ -98,10 +98,11 @@ impl Tally {
     }
 }
 
-/// The measured time of a queue. Without a warm-up it begins with the first request; otherwise it begins
-/// with the first completions of the phase, which it does not include. It ends with the first ones after the
-/// phase, which it includes. So requests that complete together, because this process or the server did not
-/// run for a moment, are counted with the time in which they were served.
+/// The measured time of a queue. Without a warm-up it begins with the first request; otherwise it
+/// begins with the first completions of the phase, which it does not include. It ends with the
+/// first ones after the phase, which it includes. So requests that complete together, because this
+/// process or the server did not run for a moment, are counted with the time in which they were
+/// served.
 #[derive(Clone, Copy)]
 enum Window {
     Ahead,

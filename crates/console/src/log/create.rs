@@ -134,8 +134,8 @@ fn refusal(path: &Path, offset: u64, what: &str) -> Failure {
         .advise("choose another place: that log may have changes that are nowhere else")
 }
 
-/// What the place has; `None` if it is empty. Places for logs begin at several offsets of one device, so that its
-/// other content is of interest only if the device is not one with logs.
+/// What the place has; `None` if it is empty. Places for logs begin at several offsets of one
+/// device, so that its other content is of interest only if the device is not one with logs.
 fn content(file: &File, size: u64, offset: u64) -> io::Result<Option<String>> {
     let start = read_up_to(file, 0, SUPERBLOCK_LENGTH)?;
     if !is_place(&start) {

@@ -1,4 +1,5 @@
-//! `fathom offload cluster` and `forget`: a small Valkey cluster of this host, and volumes in clusters.
+//! `fathom offload cluster` and `forget`: a small Valkey cluster of this host, and volumes in
+//! clusters.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -36,7 +37,8 @@ pub struct ClusterCommand {
     /// The replicas of its primary that have each write when it completes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=4))]
     copies: u16,
-    /// The replicas of each primary; by default one more than copies, so that writes go on without any one node
+    /// The replicas of each primary; by default one more than copies, so that writes go on without
+    /// any one node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=5))]
     replicas: Option<u16>,
 }

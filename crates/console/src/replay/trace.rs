@@ -144,8 +144,8 @@ impl Trace {
 /// The longest read or write; longer ones are invalid, and would take very long to simulate.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// The class of a request of this kind, with this class and this part of a database in the trace. It is the
-/// one that the layer `cache` gives.
+/// The class of a request of this kind, with this class and this part of a database in the trace.
+/// It is the one that the layer `cache` gives.
 fn class(kind: Option<&str>, class: Option<u64>, part: Option<&str>) -> u8 {
     match (kind, part, class) {
         (Some("journal"), _, _) => CLASS_JOURNAL,

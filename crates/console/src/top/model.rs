@@ -231,8 +231,8 @@ pub struct Activity {
     pub cache_reads: u64,
     /// Those that it had wholly.
     pub cache_hits: u64,
-    /// The dirty pages of guests for the disk at the end of the interval, in bytes. Pages of a device
-    /// on several disks count for each of them, and once in the total.
+    /// The dirty pages of guests for the disk at the end of the interval, in bytes. Pages of a
+    /// device on several disks count for each of them, and once in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
 }

@@ -85,7 +85,8 @@ impl FileKey {
     }
 }
 
-/// The identity of a part of a database: its file, the part's name, and the number of the table or index.
+/// The identity of a part of a database: its file, the part's name, and the number of the table or
+/// index.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DatabaseKey {
     file: FileKey,

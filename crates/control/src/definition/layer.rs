@@ -25,9 +25,9 @@ impl LayerDefinition {
         Self { kind: kind.to_owned(), options }
     }
 
-    /// A layer of the command line: its kind, and options like `rate=0.01`. A value in brackets is a
-    /// list. A value with the syntax of an integer, a number, `true` or `false` is one; any other value
-    /// is a text.
+    /// A layer of the command line: its kind, and options like `rate=0.01`. A value in brackets is
+    /// a list. A value with the syntax of an integer, a number, `true` or `false` is one; any other
+    /// value is a text.
     ///
     /// # Errors
     /// If an option is not of the form `KEY=VALUE`, or is given twice.
@@ -122,8 +122,8 @@ pub struct ModelDefinition {
     /// Whether a solid-state disk's buffer survives a power failure, so that flushes take no time.
     #[serde(default)]
     pub power_loss_protected: bool,
-    /// The name of the modelled device on which the disk lies, and which it shares with other disks;
-    /// empty for a device of its own.
+    /// The name of the modelled device on which the disk lies, and which it shares with other
+    /// disks; empty for a device of its own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub device: String,
     /// The offset of the disk on that device.

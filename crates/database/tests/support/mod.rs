@@ -11,8 +11,8 @@ use fathom_database::DatabasePart;
 pub struct Captured {
     /// Its number in its file.
     pub number: u32,
-    /// What the database says of it: its part, and the number of its table or index; `None` if it does
-    /// not tell.
+    /// What the database says of it: its part, and the number of its table or index; `None` if it
+    /// does not tell.
     pub truth: Option<(DatabasePart, u64)>,
     /// Its bytes. Those that no parser reads are zero.
     pub bytes: Vec<u8>,

@@ -2,21 +2,22 @@
 
 use fathom_histogram::Histogram;
 
-/// The requests of a disk at its device since its last batch. A queue fills one and passes it on when it
-/// suits the queue.
+/// The requests of a disk at its device since its last batch. A queue fills one and passes it on
+/// when it suits the queue.
 ///
-/// Arrivals are counted when they happen, and not when they complete: a saturated device completes no more
-/// requests than before, however many arrive.
+/// Arrivals are counted when they happen, and not when they complete: a saturated device completes
+/// no more requests than before, however many arrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Reads that have arrived.
     pub reads: u64,
     /// Other requests that have arrived.
     pub writes: u64,
-    /// Requests that were carried elsewhere and would otherwise have arrived. They are not at the device,
-    /// but count for what its load would be.
+    /// Requests that were carried elsewhere and would otherwise have arrived. They are not at the
+    /// device, but count for what its load would be.
     pub carried: u64,
-    /// The sum, over the arrivals, of the requests of all disks that were in flight at the device before.
+    /// The sum, over the arrivals, of the requests of all disks that were in flight at the device
+    /// before.
     pub queue_sum: u64,
     /// The times at the device of the requests that have completed, in nanoseconds.
     pub times_ns: Histogram,
@@ -36,7 +37,8 @@ impl Batch {
         self.queue_sum = self.queue_sum.saturating_add(queue);
     }
 
-    /// A request that had found `queue` requests in flight completes after `service_ns` at the device.
+    /// A request that had found `queue` requests in flight completes after `service_ns` at the
+    /// device.
     pub fn complete(&mut self, service_ns: u64, queue: u64) {
         self.times_ns.record(service_ns, 1);
         self.time_sum_ns = self.time_sum_ns.saturating_add(service_ns);

@@ -2,8 +2,8 @@
 
 use super::Contention;
 
-/// A disk of which less than this share of the device's load can be carried is chosen only if there is no
-/// other.
+/// A disk of which less than this share of the device's load can be carried is chosen only if there
+/// is no other.
 const RELIEF_MIN: f64 = 0.05;
 
 /// The choice of a disk.
@@ -19,7 +19,8 @@ pub struct Choice {
     pub relief: f64,
 }
 
-/// The shares of a disk's requests that can be carried elsewhere; 0 for a disk that cannot be carried.
+/// The shares of a disk's requests that can be carried elsewhere; 0 for a disk that cannot be
+/// carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Carriable {
     /// Of its reads: those that hit there.
@@ -29,9 +30,9 @@ pub struct Carriable {
 }
 
 impl Contention {
-    /// The disk in a peak with the greatest excess of its deviation, times the share of its requests that can
-    /// be carried, by `carriable`. With the same product, the disk that relieves the device more is chosen. `None`
-    /// without a peak, and if nothing can be carried.
+    /// The disk in a peak with the greatest excess of its deviation, times the share of its
+    /// requests that can be carried, by `carriable`. With the same product, the disk that relieves
+    /// the device more is chosen. `None` without a peak, and if nothing can be carried.
     pub fn choose(&self, carriable: impl Fn(u64) -> Carriable) -> Option<Choice> {
         let found: Vec<(Choice, f64)> = self
             .disks

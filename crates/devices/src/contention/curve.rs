@@ -1,7 +1,7 @@
 //! How times grow with the load of a device: what was seen, and lines through it.
 //!
-//! The load is in requests that would be in service on average if none waited, the sum of λ·d over the
-//! disks. A device with the parallelism n is saturated at the load n. Times are relative to d.
+//! The load is in requests that would be in service on average if none waited, the sum of λ·d over
+//! the disks. A device with the parallelism n is saturated at the load n. Times are relative to d.
 
 /// The greatest utilisation that a prediction is made for.
 const UTILISATION_MAX: f64 = 0.98;
@@ -23,7 +23,8 @@ const WEIGHT_MIN: f64 = 0.1;
 const WEIGHT_MAX: f64 = 8.0;
 /// The weight of the assumption that waiting is that of the paper's formula.
 const PRIOR: f64 = 0.002;
-/// The assumed slope of the 90th percentile, relative to that of the mean. Exponential times have 2.3.
+/// The assumed slope of the 90th percentile, relative to that of the mean. Exponential times have
+/// 2.3.
 const P90_SLOPE: f64 = 2.0;
 
 /// The waiting at a load, for each unit of service: u / (1 − u), bounded.
@@ -52,8 +53,8 @@ pub struct Sample {
     pub p90: f64,
 }
 
-/// The windows of a device in bins by load, so that few windows with a high load count as much as many with a
-/// low one.
+/// The windows of a device in bins by load, so that few windows with a high load count as much as
+/// many with a low one.
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
     bins: Vec<Bin>,
@@ -104,7 +105,8 @@ impl Curve {
         used.map(|bin| Bin { weight: bin.weight.min(WEIGHT_MAX), ..*bin }).collect()
     }
 
-    /// The parallelism for which the paper's formula, 1 / (1 − u), fits best; `None` without windows.
+    /// The parallelism for which the paper's formula, 1 / (1 − u), fits best; `None` without
+    /// windows.
     pub fn parallelism(&self) -> Option<f64> {
         let bins = self.used();
         let error = |parallelism: f64| -> f64 {
@@ -156,8 +158,8 @@ fn best(error: impl Fn(f64) -> f64) -> f64 {
     found.1
 }
 
-/// The line through points with weights that has the least mean square of relative errors, and this mean. Its slope
-/// is `usual` if the points do not tell.
+/// The line through points with weights that has the least mean square of relative errors, and this
+/// mean. Its slope is `usual` if the points do not tell.
 fn line(points: impl Iterator<Item = (f64, f64, f64)> + Clone, usual: f64) -> (Line, f64) {
     const SLOPES: (f64, f64) = (0.05, 20.0);
     let (mut all, mut x_sum, mut y_sum, mut xx_sum, mut xy_sum) = (0.0, 0.0, 0.0, 0.0, 0.0);

@@ -87,8 +87,8 @@ impl DiskModel {
         &self.verdict
     }
 
-    /// The mean time of a request on the idle device, in nanoseconds. If it is not known, an estimate from
-    /// what waited before it.
+    /// The mean time of a request on the idle device, in nanoseconds. If it is not known, an
+    /// estimate from what waited before it.
     pub fn service_ns(&self) -> f64 {
         let known = self.low.service_ns().or_else(|| {
             let (sums, times) = (self.window.sums(STEPS_MAX), self.window.times(1)?);
@@ -105,7 +105,8 @@ impl DiskModel {
     /// Learns from the step.
     pub fn learn(&mut self, options: &ContentionOptions, moment: &Moment) {
         self.verdict.observed = self.window.times(options.requests_min);
-        // While requests are carried elsewhere, those that are left are of another kind: reads, for example.
+        // While requests are carried elsewhere, those that are left are of another kind: reads, for
+        // example.
         if moment.is_low && !moment.is_carried {
             let (count, sum_ns) = self.window.alone();
             self.low.alone(count, sum_ns);
@@ -191,11 +192,11 @@ impl DiskModel {
             |bound: &Bound, times: Option<Times>| times.is_some_and(|it| bound.is_exceeded(it));
         // No peak comes without more requests than usual.
         let is_coming = exceeds(&bound, predicted) && moment.is_growing;
-        // A low queue contradicts the model: for example, requests that follow each other take less time.
-        // Requests that take long without a queue do not wait for each other.
+        // A low queue contradicts the model: for example, requests that follow each other take less
+        // time. Requests that take long without a queue do not wait for each other.
         let is_predicted = is_coming && moment.is_waiting;
-        // While requests are carried elsewhere, those that are left are of another kind, and may wait for what
-        // returns. The model counts the carried ones, and decides.
+        // While requests are carried elsewhere, those that are left are of another kind, and may
+        // wait for what returns. The model counts the carried ones, and decides.
         let is_comparable = !moment.is_carried || predicted.is_none();
         let is_observed =
             is_comparable && exceeds(&bound_observed, verdict.observed) && moment.is_queue_long;
@@ -212,8 +213,8 @@ impl DiskModel {
         }
     }
 
-    /// The share of the disk's requests that can be carried elsewhere, and the share of the device's time that
-    /// its requests need.
+    /// The share of the disk's requests that can be carried elsewhere, and the share of the
+    /// device's time that its requests need.
     pub fn carried(&self, carriable: Carriable) -> (f64, f64) {
         let sums = self.window.sums(STEPS_MAX);
         let part = |share: f64| if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };

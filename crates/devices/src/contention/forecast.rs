@@ -19,8 +19,8 @@ pub struct Base {
     pub low_load: f64,
 }
 
-/// Predicts the times of a device's requests. The caller reports its load after each step, and what was
-/// observed after each window.
+/// Predicts the times of a device's requests. The caller reports its load after each step, and what
+/// was observed after each window.
 pub trait Forecast: Send {
     /// Its name in tables.
     fn name(&self) -> String;
@@ -31,8 +31,8 @@ pub trait Forecast: Send {
     /// A window has ended.
     fn learn(&mut self, sample: Sample, service_ns: f64);
 
-    /// The times of a disk's requests soon, if the load is a share of `headroom` higher than expected.
-    /// `None` if too little is known.
+    /// The times of a disk's requests soon, if the load is a share of `headroom` higher than
+    /// expected. `None` if too little is known.
     fn predict(&self, base: &Base, headroom: f64) -> Option<Prediction>;
 
     /// The number of requests that the device serves at a time, as far as it is known.

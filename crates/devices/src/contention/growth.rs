@@ -1,16 +1,16 @@
 //! Whether requests come faster than they usually do.
 //!
-//! The sum of what arrives beyond the usual rate, and a margin for chance, is that of Page's test (CUSUM): a
-//! little more for long counts as much as a lot for a short time. What the sum reaches by chance, and in usual
-//! bursts, is learned.
+//! The sum of what arrives beyond the usual rate, and a margin for chance, is that of Page's test
+//! (CUSUM): a little more for long counts as much as a lot for a short time. What the sum reaches
+//! by chance, and in usual bursts, is learned.
 
 use super::WINDOWS_MIN;
 use super::low::Quantiles;
 
 /// The margin, in standard deviations of the arrivals within a second.
 const MARGIN: f64 = 2.0;
-/// How far the limit lies above the 90th percentile of the sums, in differences between it and the median. The
-/// sums have about an exponential distribution, of which 0.4 % are above.
+/// How far the limit lies above the 90th percentile of the sums, in differences between it and the
+/// median. The sums have about an exponential distribution, of which 0.4 % are above.
 const SPREADS: f64 = 2.0;
 /// The number of windows over which the averages are taken.
 const AVERAGED: f64 = 64.0;
@@ -37,15 +37,16 @@ pub(super) struct Growth {
     p90: f64,
     /// The number of windows since the last peak.
     calm: u32,
-    /// The rate and the most of the last window. It is learned when the next one is without a peak, too.
+    /// The rate and the most of the last window. It is learned when the next one is without a peak,
+    /// too.
     last: Option<(f64, f64)>,
 }
 
 impl Growth {
     /// What the sum exceeds by chance hardly ever in any of `count` rates.
     fn limit(&self, count: usize) -> f64 {
-        // An exponential distribution falls to a fifth from the median to the 90th percentile, and as much with
-        // each further difference of both.
+        // An exponential distribution falls to a fifth from the median to the 90th percentile, and
+        // as much with each further difference of both.
         let spreads = SPREADS + (count.max(1) as f64).ln() / 5_f64.ln();
         self.p90 + spreads * (self.p90 - self.median)
     }
@@ -67,7 +68,8 @@ impl Growth {
         self.most = self.most.max(self.sum);
     }
 
-    /// A window of `seconds` has ended. The one before it is learned if there is no peak since then.
+    /// A window of `seconds` has ended. The one before it is learned if there is no peak since
+    /// then.
     pub fn learn(&mut self, rate: f64, seconds: f64, is_low: bool) {
         let last = self.last.replace((rate, std::mem::take(&mut self.most)));
         self.calm = if is_low { self.calm.saturating_add(1) } else { 0 };
@@ -84,7 +86,8 @@ impl Growth {
         self.variance += (error * (rate - self.mean) * seconds - self.variance) * part;
     }
 
-    /// Whether the rate, one of `count`, grows more than usual. It does not while too little is known.
+    /// Whether the rate, one of `count`, grows more than usual. It does not while too little is
+    /// known.
     pub fn is_unusual(&self, count: usize) -> bool {
         self.windows >= 2 * WINDOWS_MIN && self.sum > self.limit(count)
     }

@@ -11,7 +11,8 @@ const HALF_LIFE: f64 = 256.0;
 const HALF_LIFE_REQUESTS: f64 = 2000.0;
 /// The requests on an idle device from which on their time is used.
 const ALONE_MIN: f64 = 8.0;
-/// The additional margin of what is observed after one window; after many, it is divided by their number.
+/// The additional margin of what is observed after one window; after many, it is divided by their
+/// number.
 const FEW: f64 = 5.0;
 /// The number of windows over which the averages are taken.
 const AVERAGED: f64 = 64.0;
@@ -21,7 +22,8 @@ const AVERAGED: f64 = 64.0;
 pub(super) struct Quantiles {
     /// Empty until there is a number.
     weights: Vec<f32>,
-    /// The weight of the next number. It grows, which is the same as a decreasing one of old numbers.
+    /// The weight of the next number. It grows, which is the same as a decreasing one of old
+    /// numbers.
     weight: f32,
 }
 
@@ -58,8 +60,8 @@ impl Quantiles {
     }
 }
 
-/// How many times its bound the 90th percentile is in a peak, whatever the deviation: if the queue is always
-/// full, all requests take about equally long.
+/// How many times its bound the 90th percentile is in a peak, whatever the deviation: if the queue
+/// is always full, all requests take about equally long.
 const SATURATED: f64 = 2.0;
 
 /// What the 90th percentile and the deviation exceed in a peak, in nanoseconds.
@@ -81,7 +83,8 @@ impl Bound {
 /// What is known of a disk under a low load.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Low {
-    /// The requests that found the device idle, with less weight for old ones, and the sum of their times.
+    /// The requests that found the device idle, with less weight for old ones, and the sum of their
+    /// times.
     alone: f64,
     alone_ns: f64,
     /// The number of windows.
@@ -127,13 +130,15 @@ impl Low {
         Times { mean_ns: self.mean_ns as u64, p90_ns: self.p90_ns as u64 }
     }
 
-    /// The 90th percentile and the deviation that a share of the windows does not exceed, with a margin.
+    /// The 90th percentile and the deviation that a share of the windows does not exceed, with a
+    /// margin.
     pub fn bound(&self, share: f64, margin: f64) -> Bound {
         let over = 1.0 + margin;
         Bound { p90_ns: self.p90s.at(share) * over, deviation_ns: self.deviations.at(share) * over }
     }
 
-    /// The same for what is observed. Few windows say little of a great share of all: the margin is wider then.
+    /// The same for what is observed. Few windows say little of a great share of all: the margin is
+    /// wider then.
     pub fn bound_observed(&self, share: f64, margin: f64) -> Bound {
         self.bound(share, margin + FEW / f64::from(self.windows.max(1)))
     }

@@ -14,8 +14,9 @@ const SHARE: f64 = 0.9;
 /// The bounds of the ratio of the 90th percentile to the mean.
 const SHAPE: (f64, f64) = (1.0, 10.0);
 
-/// The formula of the paper, for each of the latest steps. The mean of the steps is the predicted mean. Their
-/// 90th percentile is that of requests, times the ratio of both that was observed under a low load.
+/// The formula of the paper, for each of the latest steps. The mean of the steps is the predicted
+/// mean. Their 90th percentile is that of requests, times the ratio of both that was observed under
+/// a low load.
 #[derive(Clone, Debug)]
 pub struct Queue {
     /// The parallelism that is given.

@@ -39,10 +39,11 @@ impl TrendOptions {
 
 /// Holt's linear trend of the load, and the times at the load that it leads to.
 ///
-/// The mean and the 90th percentile are lines over u / (1 − u), with the utilisation u = load / n; both lines
-/// and n are fitted to what was observed. So a device whose queue has another variance than the paper's formula
-/// assumes, or that serves requests faster while it has many, is described by its own curve. What a request
-/// waits is the same for all disks, and is added to the times of each under a low load.
+/// The mean and the 90th percentile are lines over u / (1 − u), with the utilisation u = load / n;
+/// both lines and n are fitted to what was observed. So a device whose queue has another variance
+/// than the paper's formula assumes, or that serves requests faster while it has many, is described
+/// by its own curve. What a request waits is the same for all disks, and is added to the times of
+/// each under a low load.
 #[derive(Clone, Debug)]
 pub struct Trend {
     options: TrendOptions,

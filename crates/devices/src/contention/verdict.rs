@@ -67,7 +67,8 @@ pub struct Verdict {
     pub observed: Option<Times>,
     /// The average times under a low load; `None` if they are not known.
     pub low: Option<Times>,
-    /// The deviation that predictions exceed in a peak, in nanoseconds: that under a low load, and a margin.
+    /// The deviation that predictions exceed in a peak, in nanoseconds: that under a low load, and
+    /// a margin.
     pub bound_ns: u64,
     /// The same for what is observed.
     pub bound_observed_ns: u64,
@@ -80,8 +81,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// By how much the deviation exceeds its bound, in nanoseconds: predicted, or observed if this is more or
-    /// there is no model.
+    /// By how much the deviation exceeds its bound, in nanoseconds: predicted, or observed if this
+    /// is more or there is no model.
     pub fn excess_ns(&self) -> u64 {
         let over = |times: Option<Times>, low_ns: u64| {
             times.map_or(0, |times| times.deviation_ns().saturating_sub(low_ns))

@@ -9,7 +9,8 @@ const SHORTEST_NS: f64 = 65_536.0;
 const BUCKETS: usize = 24 * PER_OCTAVE;
 /// How many periods it takes until a count has half its weight.
 const HALF_LIFE: f64 = 2000.0;
-/// The weight of the assumption, before any period is known, that all magnitudes are equally likely.
+/// The weight of the assumption, before any period is known, that all magnitudes are equally
+/// likely.
 const PRIOR: f64 = 1e-4;
 /// The number of periods from which on the past is used.
 const LEARNED: u32 = 16;
@@ -20,12 +21,12 @@ const RISK_MIN: f64 = 0.005;
 /// Risks that differ by less than this factor count as equal, because the difference may be chance.
 const TOLERANCE: f64 = 1.25;
 
-/// The lengths of past idle periods: a histogram with logarithmic buckets, in which old periods lose
-/// weight.
+/// The lengths of past idle periods: a histogram with logarithmic buckets, in which old periods
+/// lose weight.
 #[derive(Clone, Debug)]
 struct Past {
-    /// The weight of each bucket. New periods have a growing weight, which is the same as a decreasing
-    /// one for old periods.
+    /// The weight of each bucket. New periods have a growing weight, which is the same as a
+    /// decreasing one for old periods.
     weights: Vec<f64>,
     weight: f64,
     count: u32,
@@ -92,8 +93,8 @@ impl Past {
     }
 }
 
-/// Work begins if, of the past periods that were at least as long as the current one, at most a share
-/// ended within the duration of a step.
+/// Work begins if, of the past periods that were at least as long as the current one, at most a
+/// share ended within the duration of a step.
 #[derive(Clone, Debug)]
 pub struct Survival {
     risk: f64,
@@ -122,8 +123,8 @@ impl Predictor for Survival {
 }
 
 /// Work begins in the quietest part of the idle time. Of all ages that periods reached in the past,
-/// those count as quiet at which the risk of a step was least, as many of them as make up a given share
-/// of the idle time. No other choice by age uses as much time and meets as few requests.
+/// those count as quiet at which the risk of a step was least, as many of them as make up a given
+/// share of the idle time. No other choice by age uses as much time and meets as few requests.
 #[derive(Clone, Debug)]
 pub struct Quietest {
     share: f64,

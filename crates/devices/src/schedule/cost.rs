@@ -2,12 +2,12 @@
 
 /// The share of the weight that earlier steps keep when another one is added.
 const KEPT: f64 = 63.0 / 64.0;
-/// The least standard deviation of the steps' lengths for which the cost of a step by itself is told from that of its
-/// bytes, in means.
+/// The least standard deviation of the steps' lengths for which the cost of a step by itself is
+/// told from that of its bytes, in means.
 const SPREAD_MIN: f64 = 0.1;
 
-/// The durations of steps as a line over their bytes: a step takes a time of its own, such as the seek of a hard disk,
-/// and a time for each byte.
+/// The durations of steps as a line over their bytes: a step takes a time of its own, such as the
+/// seek of a hard disk, and a time for each byte.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StepCost {
     /// The decayed sums of 1, the bytes, the durations in nanoseconds, and the products.
@@ -33,8 +33,9 @@ impl StepCost {
         }
     }
 
-    /// The time of `steps` steps with `bytes` in all, in nanoseconds; 0 before any has ended. If all steps so far were
-    /// about equally long, it is the longer one of two: as if all of their time were that of their bytes, and none.
+    /// The time of `steps` steps with `bytes` in all, in nanoseconds; 0 before any has ended. If
+    /// all steps so far were about equally long, it is the longer one of two: as if all of their
+    /// time were that of their bytes, and none.
     pub(super) fn of(&self, steps: u64, bytes: u64) -> u64 {
         if self.bytes <= 0.0 {
             return 0;
@@ -78,7 +79,8 @@ mod tests {
         }
     }
 
-    /// Durations that say nothing of the bytes, or the contrary, give neither a negative time nor an infinite one.
+    /// Durations that say nothing of the bytes, or the contrary, give neither a negative time nor
+    /// an infinite one.
     #[test]
     fn strange_durations_give_a_time_that_is_possible() {
         for seed in 0..200 {

@@ -228,7 +228,8 @@ fn steps_of_another_scheduler_of_the_device_exclude_a_step_until_its_deadline() 
     assert_eq!(schedule.work().forced, 1);
 }
 
-/// A part pauses after each step while the device is used, and not in a quiet time or when its deadline is near.
+/// A part pauses after each step while the device is used, and not in a quiet time or when its
+/// deadline is near.
 #[test]
 fn a_part_with_pauses_leaves_a_used_device_most_of_its_time() {
     let mut schedule = Schedule::new(options(), Box::new(Fixed::new(0)), 0);
@@ -266,8 +267,8 @@ fn a_part_with_pauses_leaves_a_used_device_most_of_its_time() {
     assert_eq!(schedule.ask(0, urgent, others, 1161 * MS), None);
 }
 
-/// A device that is never idle: the work of a gentle part is done by its deadline, evenly and not at its end, whatever
-/// the lengths of its steps are.
+/// A device that is never idle: the work of a gentle part is done by its deadline, evenly and not
+/// at its end, whatever the lengths of its steps are.
 #[test]
 fn gentle_work_that_gets_no_idle_time_is_spread_over_the_time_left() {
     for (steps, bytes) in [(1000, 4096), (1000, 1 << 20), (6000, 4096), (10, 4096)] {

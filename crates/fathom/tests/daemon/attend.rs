@@ -150,8 +150,9 @@ fn an_attended_log_hinders_nothing() {
     }
 }
 
-/// The store beneath a disk that nobody uses does not answer while its log is written back: another disk, the control
-/// interface and the end of the daemon do not wait for it, and the changes are in the log afterwards.
+/// The store beneath a disk that nobody uses does not answer while its log is written back: another
+/// disk, the control interface and the end of the daemon do not wait for it, and the changes are in
+/// the log afterwards.
 #[test]
 fn a_home_that_does_not_answer_without_a_client_harms_nobody() {
     let folder = folder();

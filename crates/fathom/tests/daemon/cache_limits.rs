@@ -1,5 +1,5 @@
-//! Caches at their limits: a full file system beneath a sparse cache, shares, files that are read ahead,
-//! and the recovery of a disk that has lost writes.
+//! Caches at their limits: a full file system beneath a sparse cache, shares, files that are read
+//! ahead, and the recovery of a disk that has lost writes.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,8 +23,8 @@ fn flush(nbd: &mut Nbd) -> u32 {
     nbd.reply().expect("an answer").1
 }
 
-/// The file system of a sparse cache becomes full: the cache is taken out of service with one problem,
-/// and the disk has its data, also after a restart and after room was made.
+/// The file system of a sparse cache becomes full: the cache is taken out of service with one
+/// problem, and the disk has its data, also after a restart and after room was made.
 #[test]
 fn a_full_file_system_costs_the_cache_and_no_data() {
     const BLOCKS: u64 = 256;

@@ -1,4 +1,5 @@
-//! Marks of caches on file systems that are full: the disks are served, and no block is ever out of date.
+//! Marks of caches on file systems that are full: the disks are served, and no block is ever out of
+//! date.
 
 use std::fs::File;
 use std::io::Write;
@@ -114,7 +115,8 @@ fn a_disk_whose_mark_finds_no_space_is_served_and_marked_when_there_is_some() {
     image(&device.mount(), "a.img", BLOCKS * BLOCK);
     let text = cached(folder.path(), &path);
     let filler = fill(&device.mount());
-    // The cache is used, but the next start does not find its blocks, whether the daemon ends or is killed.
+    // The cache is used, but the next start does not find its blocks, whether the daemon ends or is
+    // killed.
     let mut folder = folder;
     for is_killed in [false, true, false] {
         let daemon = Daemon::start_in(folder, &text);
@@ -144,7 +146,8 @@ fn a_disk_whose_mark_finds_no_space_is_served_and_marked_when_there_is_some() {
     assert_eq!(problems(&daemon), "");
 }
 
-/// On a full XFS, an attribute cannot even be removed. The disk is served without its cache, which forgets it.
+/// On a full XFS, an attribute cannot even be removed. The disk is served without its cache, which
+/// forgets it.
 #[test]
 fn a_cache_forgets_a_disk_whose_mark_cannot_be_removed() {
     let Some(xfs) = Xfs::mount() else { return };

@@ -1,4 +1,5 @@
-//! Caches whose stores hang: the disks are served, the problem names the store, and the cache can be taken away.
+//! Caches whose stores hang: the disks are served, the problem names the store, and the cache can
+//! be taken away.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -73,8 +74,8 @@ fn detach(daemon: &Daemon) -> (Output, Duration) {
     )
 }
 
-/// A disk with a cache in a store that hangs: reads and changes go on, the cache is taken away, the daemon ends, and
-/// nothing old comes back.
+/// A disk with a cache in a store that hangs: reads and changes go on, the cache is taken away, the
+/// daemon ends, and nothing old comes back.
 #[test]
 fn a_disk_is_served_while_the_store_of_its_cache_hangs() {
     let Some(stuck) = Stuck::mount() else { return };
@@ -160,8 +161,8 @@ fn a_disk_is_served_while_the_store_of_its_cache_hangs() {
     assert_eq!((read(&mut nbd, 5), read(&mut nbd, 1)), (4, 2));
 }
 
-/// What only the log of a cache has cannot be written home while the store hangs: the cache stays, and the answer says
-/// why.
+/// What only the log of a cache has cannot be written home while the store hangs: the cache stays,
+/// and the answer says why.
 #[test]
 fn a_log_in_a_store_that_hangs_keeps_its_cache() {
     let Some(stuck) = Stuck::mount() else { return };

@@ -1,4 +1,5 @@
-//! The marks of block devices: every daemon finds them, and a device keeps its own when it gets another number.
+//! The marks of block devices: every daemon finds them, and a device keeps its own when it gets
+//! another number.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -175,7 +176,8 @@ fn a_device_whose_mark_is_lost_is_not_served_without_its_log() {
     let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&device.0, &log));
     std::fs::remove_dir_all(folder.path().join("marks")).unwrap();
     let daemon = Daemon::start_in(folder, LISTENER);
-    // The log is known from a definition, although the disk is refused: which of both is older nobody knows.
+    // The log is known from a definition, although the disk is refused: which of both is older
+    // nobody knows.
     refused(daemon.client().add_disk_for_now(&logged(&device.0, &log)), "has no mark of it");
     refused(
         daemon.client().add_disk_for_now(&plain(&device.0)),
@@ -183,7 +185,8 @@ fn a_device_whose_mark_is_lost_is_not_served_without_its_log() {
     );
 }
 
-/// A log's device has another number after a restart of the host, and the log is known by its identity.
+/// A log's device has another number after a restart of the host, and the log is known by its
+/// identity.
 #[test]
 fn a_log_that_the_file_does_not_have_is_found_on_a_device_with_another_number() {
     let folder = folder();
@@ -260,7 +263,8 @@ fn doubt(daemon: &Daemon) -> Option<String> {
     Some(format!("{} → {}", doubt.message, doubt.remedy))
 }
 
-/// A log at another host is asked, too. While it does not answer, the device is served, with a problem.
+/// A log at another host is asked, too. While it does not answer, the device is served, with a
+/// problem.
 #[test]
 fn a_log_at_a_server_is_asked_for_a_device_whose_mark_is_lost() {
     let folder = folder();

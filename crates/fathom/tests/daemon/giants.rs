@@ -15,8 +15,8 @@ use fathom_monitor::recording::{BlockBuilder, Cell, Clock, Header};
 
 use crate::process::command;
 
-/// The longest wait for the centre, which may have 256 MiB of rows to take in before it disconnects a host, on a
-/// machine with other tests.
+/// The longest wait for the centre, which may have 256 MiB of rows to take in before it disconnects
+/// a host, on a machine with other tests.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// The length of the text of a row, in bytes; the longest allowed.
 const TEXT: usize = 8 << 10;

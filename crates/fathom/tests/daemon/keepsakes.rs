@@ -1,5 +1,5 @@
-//! What outlives a daemon that is killed, and tells the next one of writes that were lost: a process, or the service
-//! manager.
+//! What outlives a daemon that is killed, and tells the next one of writes that were lost: a
+//! process, or the service manager.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Read};
@@ -64,8 +64,9 @@ fn until(what: &str, mut found: impl FnMut() -> bool) {
     }
 }
 
-/// Breaks a block of the image for the write of `write`, and lets its write-back fail. Another description takes the
-/// report, as the sync of a daemon does that is killed meanwhile. After that, a new description does not see it.
+/// Breaks a block of the image for the write of `write`, and lets its write-back fail. Another
+/// description takes the report, as the sync of a daemon does that is killed meanwhile. After that,
+/// a new description does not see it.
 fn lose(device: &FaultyDevice, image: &Path, write: impl FnOnce()) {
     device.break_block(image, BAD);
     let other = File::open(image).unwrap();
@@ -191,8 +192,8 @@ fn nothing_outlives_a_daemon_that_is_told_so() {
     daemon.end();
 }
 
-/// Without a keepsake, but with a sync in flight at the kill, the whole file system is asked. That a sync was in flight is
-/// no loss by itself.
+/// Without a keepsake, but with a sync in flight at the kill, the whole file system is asked. That
+/// a sync was in flight is no loss by itself.
 #[test]
 fn the_file_system_is_asked_if_a_sync_was_in_flight() {
     let Some(device) = FaultyDevice::new() else { return };

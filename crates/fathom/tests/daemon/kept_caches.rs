@@ -241,8 +241,8 @@ fn a_cache_of_another_state_is_recognised() {
 /// What happens to the file of a cache.
 type Spoil<'a> = &'a dyn Fn(&Path);
 
-/// A disk is served without a cache that is missing, damaged or foreign. The cache does not come back
-/// with old blocks.
+/// A disk is served without a cache that is missing, damaged or foreign. The cache does not come
+/// back with old blocks.
 #[test]
 fn a_disk_is_served_without_a_cache_that_cannot_be_used() {
     let damage = |path: &Path| {

@@ -63,8 +63,8 @@ fn a_limit_applies_is_changed_and_is_reported() {
     let metrics = client.metrics().unwrap();
     assert!(metrics.contains("fathom_layer_limit_held_total{disk=\"a\""), "{metrics}");
 
-    // The new rate also applies to requests that would wait for longer than the test. The layer stays
-    // and keeps its counts.
+    // The new rate also applies to requests that would wait for longer than the test. The layer
+    // stays and keeps its counts.
     client.change_disk("a", &change(json!({ "total_iops_sec": 1 }))).unwrap();
     send_reads(&mut nbd, 300);
     daemon.until("requests to wait", || {

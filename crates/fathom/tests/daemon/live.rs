@@ -200,7 +200,8 @@ fn a_log_that_was_changed_in_use_is_found_after_a_kill() {
     assert_eq!((nbd.read(0, 4096), nbd.read(4096, 4096)), (vec![1; 4096], vec![2; 4096]));
     nbd.write(8192, &[3; 4096]);
     drop(nbd);
-    // The file is edited while the log has changes: it has no log any more. The log is written home.
+    // The file is edited while the log has changes: it has no log any more. The log is written
+    // home.
     let edited = format!("{LISTENER}[[disk]]\nname = \"a\"\nimage = \"a.img\"\n");
     let daemon = killed(daemon, &edited);
     let mut nbd = connect(&daemon, "a");

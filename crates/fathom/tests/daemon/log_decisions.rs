@@ -1,4 +1,5 @@
-//! Refused logs are kept or discarded by the running daemon, which serves its other disks meanwhile.
+//! Refused logs are kept or discarded by the running daemon, which serves its other disks
+//! meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +49,8 @@ fn log(daemon: &Daemon, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A daemon that refuses the log of `a`, which has changes, and serves `b` with a log in the same volume.
+/// A daemon that refuses the log of `a`, which has changes, and serves `b` with a log in the same
+/// volume.
 fn refusing() -> Daemon {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     for name in ["a.img", "b.img"] {
@@ -142,8 +144,8 @@ fn a_decision_about_a_log_that_cannot_be_opened_is_refused() {
     daemon.end();
 }
 
-/// The store of a cache has lost writes, and the image is a copy without its mark: whoever discards the log has given up
-/// what it has lost, too; whoever keeps it has not.
+/// The store of a cache has lost writes, and the image is a copy without its mark: whoever discards
+/// the log has given up what it has lost, too; whoever keeps it has not.
 #[test]
 fn a_log_in_a_cache_that_has_lost_writes_is_kept_or_discarded() {
     let configuration = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\nlayers = [{ kind = \"cache\", store = \"cache\", \

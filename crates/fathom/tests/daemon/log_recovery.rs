@@ -1,5 +1,5 @@
-//! A log volume fails, and works again: a device, an NBD export, a cluster. The logs on it are recovered while their
-//! disks are used, and nothing that was acknowledged is lost.
+//! A log volume fails, and works again: a device, an NBD export, a cluster. The logs on it are
+//! recovered while their disks are used, and nothing that was acknowledged is lost.
 
 use std::fs::File;
 
@@ -54,7 +54,8 @@ fn start_daemon(folder: TempDir, configuration: &str) -> Daemon {
     daemon
 }
 
-/// `break_it` makes the log volume fail, and `mend` makes it work again. At the end, `end` ends the daemon.
+/// `break_it` makes the log volume fail, and `mend` makes it work again. At the end, `end` ends the
+/// daemon.
 fn fails_and_is_recovered(
     configuration: &str,
     break_it: impl FnOnce(),
@@ -111,15 +112,16 @@ fn fails_and_is_recovered(
     assert!((0..4).all(|block| nbd.read_block(block) == 2));
 }
 
-/// The kernel cannot write a block of the log back, and forgets it. After that the device is repaired.
+/// The kernel cannot write a block of the log back, and forgets it. After that the device is
+/// repaired.
 fn loses_writes(kind: &str) {
     let Some(device) = FaultyDevice::new() else { return };
     let log = device.mount().join("logs");
     // As large as the first opening would make it.
     device.image("logs", 512);
     let text = configuration(kind, log.to_str().unwrap());
-    // The first block of a record: Linux's loop driver reports a write as successful if only its first part was. (A
-    // layer `offload` begins with a record of one block, its trial.)
+    // The first block of a record: Linux's loop driver reports a write as successful if only its
+    // first part was. (A layer `offload` begins with a record of one block, its trial.)
     let first = if kind == "offload" { 19 } else { 20 };
     let break_it = || device.break_block(&log, first);
     let kill = |daemon: Daemon| {

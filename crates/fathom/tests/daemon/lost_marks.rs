@@ -1,5 +1,6 @@
-//! Images that have lost their mark, for example because they are copies without attributes, and whose last changes are in a
-//! log that their definition does not have: the disk is refused with that log, so that the operator decides.
+//! Images that have lost their mark, for example because they are copies without attributes, and
+//! whose last changes are in a log that their definition does not have: the disk is refused with
+//! that log, so that the operator decides.
 
 use std::path::Path;
 
@@ -29,7 +30,8 @@ fn connect(daemon: &Daemon) -> Nbd {
     Nbd::connect(&daemon.path("nbd.sock"), "a")
 }
 
-/// Writes block 3, which stays in the log, kills the daemon, and puts a copy without attributes in the place of the image.
+/// Writes block 3, which stays in the log, kills the daemon, and puts a copy without attributes in
+/// the place of the image.
 fn write_and_lose_mark(daemon: Daemon) -> TempDir {
     assert_eq!(connect(&daemon).fill_block(3, 7), Some(0));
     daemon.signal(libc::SIGKILL);
@@ -125,7 +127,8 @@ fn a_log_of_a_disk_that_was_being_removed_is_not_forgotten() {
     assert_eq!(decided(folder, PLAIN, "keep"), 7);
 }
 
-/// The file was edited while the daemon was dead. The log that the image needs is known from its last opening.
+/// The file was edited while the daemon was dead. The log that the image needs is known from its
+/// last opening.
 #[test]
 fn a_log_that_the_file_does_not_have_any_more_is_not_forgotten() {
     let folder = write_and_lose_mark(Daemon::start_in(new_folder(), LOGGED));

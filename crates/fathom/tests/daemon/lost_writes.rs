@@ -145,8 +145,9 @@ fn a_deleted_image_is_reported_in_status_and_log() {
     daemon.end();
 }
 
-/// The store of two disks' caches in the mode `write-back` loses acknowledged writes. Neither the next daemon nor the one
-/// after it confirms a flush, for each disk until the operator has recovered this one.
+/// The store of two disks' caches in the mode `write-back` loses acknowledged writes. Neither the
+/// next daemon nor the one after it confirms a flush, for each disk until the operator has
+/// recovered this one.
 #[test]
 fn a_loss_in_a_cache_is_reported_until_each_of_its_disks_is_recovered() {
     let Some(device) = FaultyDevice::new() else { return };

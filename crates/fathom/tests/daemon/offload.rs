@@ -114,8 +114,8 @@ fn a_log_that_is_not_fit_is_not_used() {
     assert_eq!((nbd.read_block(1), home(&daemon, 1)), (2, 2));
 }
 
-/// A server at the socket `log.sock` in `folder`, whose requests fail while the file `broken` is there; `None` without
-/// nbdkit.
+/// A server at the socket `log.sock` in `folder`, whose requests fail while the file `broken` is
+/// there; `None` without nbdkit.
 pub fn failing_server(folder: &Path) -> Option<Child> {
     let server = Command::new("nbdkit")
         .args(["--foreground", "--exit-with-parent", "--filter=error", "--unix"])
@@ -172,7 +172,8 @@ fn a_log_that_has_died_unnoticed_fails_no_write() {
     assert_eq!(nbd.read_block(1), 8);
 }
 
-/// Waits until the disk "a" is served and exported. A cluster may need a moment after the death of a node.
+/// Waits until the disk "a" is served and exported. A cluster may need a moment after the death of
+/// a node.
 pub fn wait_until_served(daemon: &Daemon) {
     wait_until_exported(daemon, "a");
 }
@@ -186,7 +187,8 @@ pub fn wait_until_exported(daemon: &Daemon, disk: &str) {
     }
 }
 
-/// Kills a daemon in all states, several times. Returns the folder. `disturb` is called in each life.
+/// Kills a daemon in all states, several times. Returns the folder. `disturb` is called in each
+/// life.
 fn kill_in_every_state(
     mut folder: TempDir,
     configuration: &str,
@@ -234,7 +236,8 @@ fn acknowledged_writes_survive_a_kill_in_every_state() {
     kill_in_every_state(folder(), &configuration(""), |_| {});
 }
 
-/// A cluster of this host, and a configuration that has the log of the disk `a` there; `None` without Valkey.
+/// A cluster of this host, and a configuration that has the log of the disk `a` there; `None`
+/// without Valkey.
 pub fn cluster() -> Option<(TempDir, LocalCluster, String)> {
     if std::process::Command::new("valkey-server").arg("--version").output().is_err() {
         eprintln!("valkey-server is absent: skipped");
@@ -391,7 +394,8 @@ fn a_cluster_that_does_not_answer_keeps_no_other_disk_from_being_served() {
     assert_eq!((nbd.fill_block(1, 6), other.read_block(1)), (Some(0), 5));
 }
 
-/// Another host's daemon, which serves a disk over NBD with TLS, and the configuration of a daemon with its log there.
+/// Another host's daemon, which serves a disk over NBD with TLS, and the configuration of a daemon
+/// with its log there.
 fn other_host() -> Option<(Daemon, String, String)> {
     let folder = tempfile::tempdir().unwrap();
     if !fathom_sim::certificates(folder.path()) {

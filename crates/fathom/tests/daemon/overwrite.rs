@@ -9,9 +9,9 @@ const WRITE: u16 = 1;
 /// The blocks of each client.
 const BLOCKS: u64 = 32;
 
-/// Two clients of each of the disks "a" and "b" write their blocks of `block` bytes with `write`, again and
-/// again for `time`, with other bytes in each `life`. `expected` gets the bytes of each disk's blocks. A write
-/// of each client is in flight at the end.
+/// Two clients of each of the disks "a" and "b" write their blocks of `block` bytes with `write`,
+/// again and again for `time`, with other bytes in each `life`. `expected` gets the bytes of each
+/// disk's blocks. A write of each client is in flight at the end.
 pub fn overwrite(
     daemon: &Daemon,
     life: u8,

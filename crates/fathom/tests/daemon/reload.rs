@@ -123,7 +123,8 @@ fn a_reload_removes_no_disk_in_use() {
     daemon.end();
 }
 
-/// What was deleted or renamed beneath the daemon is there again after a reload, and the report says so.
+/// What was deleted or renamed beneath the daemon is there again after a reload, and the report
+/// says so.
 #[test]
 fn a_reload_makes_sockets_and_log_files_again() {
     let text = "[[disk]]\nname = \"a\"\nmemory = \"1M\"\nvhost_user.socket = \"a.sock\"\n\
@@ -155,7 +156,8 @@ fn a_reload_makes_sockets_and_log_files_again() {
     daemon.end();
 }
 
-/// Certificates that were renewed are used for new connections. Those that cannot be used change nothing.
+/// Certificates that were renewed are used for new connections. Those that cannot be used change
+/// nothing.
 #[test]
 fn a_reload_reads_keys_again() {
     let folder = tempfile::tempdir().unwrap();

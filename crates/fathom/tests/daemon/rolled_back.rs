@@ -1,5 +1,5 @@
-//! Images and block devices that were set back to an earlier state while a log has changes of them. A device has no
-//! modification time, and its mark is elsewhere: its content tells.
+//! Images and block devices that were set back to an earlier state while a log has changes of them.
+//! A device has no modification time, and its mark is elsewhere: its content tells.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -31,7 +31,8 @@ fn content(image: &Path) -> Vec<u8> {
     content
 }
 
-/// Gives an image other content. Its modification time stays, as that of a backup that `cp -a` restores.
+/// Gives an image other content. Its modification time stays, as that of a backup that `cp -a`
+/// restores.
 fn set(image: &Path, content: &[u8]) {
     let mut file = OpenOptions::new().write(true).open(image).unwrap();
     let modified = file.metadata().unwrap().modified().unwrap();
@@ -40,8 +41,8 @@ fn set(image: &Path, content: &[u8]) {
     file.sync_all().unwrap();
 }
 
-/// The first block is at home, the second one in the log, which was empty at the last start. Returns the folder, and the
-/// image's content before the first block and after it.
+/// The first block is at home, the second one in the log, which was empty at the last start.
+/// Returns the folder, and the image's content before the first block and after it.
 fn killed(folder: TempDir, image: &Path) -> (TempDir, [Vec<u8>; 2]) {
     let older = content(image);
     let daemon = Daemon::start_in(folder, &configuration(image, "50ms"));

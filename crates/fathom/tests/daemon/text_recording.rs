@@ -20,7 +20,8 @@ fn record(daemon: &Daemon, arguments: &[&str]) -> Child {
     child
 }
 
-/// The lines of a file about reads and writes, without their times, which count from the file's start.
+/// The lines of a file about reads and writes, without their times, which count from the file's
+/// start.
 fn requests(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.lines().filter(|line| line.contains(",w,"));

@@ -1,4 +1,5 @@
-//! Disks that cannot be served keep no other from being served, and are served when that is possible.
+//! Disks that cannot be served keep no other from being served, and are served when that is
+//! possible.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,7 +49,8 @@ fn names(list: &DiskList) -> Vec<&str> {
     list.disks.iter().map(|disk| disk.name.as_str()).collect()
 }
 
-/// A folder with all images, in which the disks with a log and with a cache have acknowledged changes.
+/// A folder with all images, in which the disks with a log and with a cache have acknowledged
+/// changes.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = folder.path();

@@ -184,8 +184,9 @@ fn a_log_volume_that_failed_once_is_used_again() {
     assert_eq!((nbd.read_block(3), nbd.read_block(4)), (7, 8));
 }
 
-/// After a kill the image is marked although all changes were written back: a daemon without the records of the
-/// last one does not know the log any more. The message says how to remove the layer then, and that works.
+/// After a kill the image is marked although all changes were written back: a daemon without the
+/// records of the last one does not know the log any more. The message says how to remove the layer
+/// then, and that works.
 #[test]
 fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     let folder = tempfile::tempdir().unwrap();
@@ -229,7 +230,8 @@ fn a_mark_that_a_kill_has_left_goes_with_the_layer() {
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "a").read_block(3), 7);
 }
 
-/// A mark in a file belongs to one image. Another one with the same name does not get the changes in the log.
+/// A mark in a file belongs to one image. Another one with the same name does not get the changes
+/// in the log.
 #[test]
 fn a_successor_of_an_image_does_not_get_the_changes_in_the_log() {
     let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,8 @@ const CONFIGURATION: &str = "[[disk]]\nname = \"a\"\nimage = \"a.img\"\n\
                              layers = [{ kind = \"wal\", log = \"logs\", size = \"1M\", age = \"60s\" }]\n\
                              [[nbd]]\naddress = \"unix:nbd.sock\"\n";
 
-/// Writes these blocks of the disk in one life of a daemon, with the number of the life, and kills it.
+/// Writes these blocks of the disk in one life of a daemon, with the number of the life, and kills
+/// it.
 fn live(folder: TempDir, life: u8, blocks: std::ops::Range<u64>) -> TempDir {
     let daemon = Daemon::start_in(folder, CONFIGURATION);
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
@@ -141,8 +142,8 @@ fn settle(folder: &Path, how: &str, disk: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The operator keeps what a refused log has: of a damaged one, of a pair that does not fit, and of a disk and an
-/// image that were renamed, without an attribute.
+/// The operator keeps what a refused log has: of a damaged one, of a pair that does not fit, and of
+/// a disk and an image that were renamed, without an attribute.
 #[test]
 fn the_changes_of_a_refused_log_are_kept() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -184,7 +185,8 @@ fn the_changes_of_a_refused_log_are_kept() {
     daemon.end();
 }
 
-/// The operator discards what a refused log has, and the image is used as it is, with the log and without it.
+/// The operator discards what a refused log has, and the image is used as it is, with the log and
+/// without it.
 #[test]
 fn the_changes_of_a_refused_log_are_discarded() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -209,8 +211,9 @@ fn the_changes_of_a_refused_log_are_discarded() {
     assert_eq!(content, 0);
 }
 
-/// A backup is copied into the image right after the daemon was killed: it has the same inode and mark, and is newer
-/// than the daemon. A daemon that lives in between, with another disk, changes nothing.
+/// A backup is copied into the image right after the daemon was killed: it has the same inode and
+/// mark, and is newer than the daemon. A daemon that lives in between, with another disk, changes
+/// nothing.
 #[test]
 fn a_backup_that_was_copied_into_the_image_is_not_overwritten() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -1,5 +1,5 @@
-//! The mode `write-back` of the layer `cache`: what was acknowledged is there after a kill, and the image gets it
-//! before the cache leaves.
+//! The mode `write-back` of the layer `cache`: what was acknowledged is there after a kill, and the
+//! image gets it before the cache leaves.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -94,7 +94,8 @@ fn acknowledged_writes_survive_kills() {
     let mut folder = folder();
     let mut expected = [[0_u8; BLOCKS as usize], [0; BLOCKS as usize]];
     for life in 0..5_u8 {
-        // In some lives all changes stay in the log until it is full, in others they are written home soon.
+        // In some lives all changes stay in the log until it is full, in others they are written
+        // home soon.
         let daemon = Daemon::start_in(folder, &write_back(["60s", "1ms"][life as usize % 2]));
         for (disk, name) in ["a", "b"].into_iter().enumerate() {
             let mut nbd = connect(&daemon, name);
@@ -149,7 +150,8 @@ fn acknowledged_writes_survive_kills() {
     assert_eq!(figure(&daemon, "a", "cache", "hits_total"), Some(BLOCKS), "{}", daemon.log());
 }
 
-/// An image is served neither without its cache nor with another one, and a cache with changes is not replaced.
+/// An image is served neither without its cache nor with another one, and a cache with changes is
+/// not replaced.
 #[test]
 fn an_image_whose_changes_are_in_a_cache_needs_it() {
     let daemon = Daemon::start_in(folder(), &write_back("60s"));
@@ -193,8 +195,8 @@ fn an_image_whose_changes_are_in_a_cache_needs_it() {
     let missing = refusal(path, &write_back("60s").replace("a.img", "c.img"));
     assert!(missing.contains("is its device mounted?"), "{missing}");
     std::fs::rename(path.join("away"), path.join("cache")).unwrap();
-    // An earlier daemon has recorded that the store of the cache lost writes: the log is written again, and nothing is
-    // acknowledged before the operator has confirmed that.
+    // An earlier daemon has recorded that the store of the cache lost writes: the log is written
+    // again, and nothing is acknowledged before the operator has confirmed that.
     let flags = rustix::fs::XattrFlags::empty();
     let name = c"user.fathom.writes-lost";
     rustix::fs::setxattr(path.join("cache"), name, b"5 lost", flags).unwrap();
@@ -214,7 +216,8 @@ fn an_image_whose_changes_are_in_a_cache_needs_it() {
     assert_eq!(read(&mut connect(&daemon, "a"), 3), 7);
 }
 
-/// Another cache takes the place of one with changes in its log only on request, and these changes are home then.
+/// Another cache takes the place of one with changes in its log only on request, and these changes
+/// are home then.
 #[test]
 fn a_cache_is_replaced_on_request_and_its_log_is_written_home_first() {
     let daemon = Daemon::start_in(folder(), &write_back("60s"));
@@ -345,7 +348,8 @@ fn a_log_that_nobody_needs_is_given_up() {
     assert_eq!((&lost["log"]["disk"], &lost["log"]["records"]), (&json!("a"), &json!(1)));
     let removal = lost["mark"]["kept"].as_str().unwrap();
     assert_eq!(removal, format!("fathom log discard --image {}", path.join("a.img").display()));
-    // The image may be torn: it is served only when somebody has removed its mark. Other disks get the places.
+    // The image may be torn: it is served only when somebody has removed its mark. Other disks get
+    // the places.
     let other = write_back("60s").replace("name = \"b\"", "name = \"d\"");
     let refused = refusal(path, &other);
     assert!(refused.contains("a.img alone may be out of date"), "{refused}");

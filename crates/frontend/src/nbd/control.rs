@@ -46,8 +46,8 @@ pub struct Control {
     facts: Mutex<Facts>,
     /// A descriptor of the connection's socket, during the transmission phase.
     socket: Mutex<Option<OwnedFd>>,
-    /// Whether the connection's thread takes no more requests, and what it has in flight is among the
-    /// disk's leftovers.
+    /// Whether the connection's thread takes no more requests, and what it has in flight is among
+    /// the disk's leftovers.
     is_leaving: AtomicBool,
     /// Requests answered.
     pub(super) requests: AtomicU64,
@@ -111,7 +111,8 @@ impl Control {
         *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
     }
 
-    /// The connection takes no more requests, and its changes in flight are among the disk's leftovers.
+    /// The connection takes no more requests, and its changes in flight are among the disk's
+    /// leftovers.
     pub(super) fn set_leaving(&self) {
         self.is_leaving.store(true, Ordering::Release);
     }

@@ -16,8 +16,8 @@ use super::wire::{STRING_LENGTH_MAX, transmission};
 /// The longest time that the removal of an export waits for its connections.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// How long a new connection waits for the threads of connections whose clients have gone, and how often it
-/// looks. A thread notices that within microseconds, unless its disk hangs.
+/// How long a new connection waits for the threads of connections whose clients have gone, and how
+/// often it looks. A thread notices that within microseconds, unless its disk hangs.
 const NOTICE_TIME_MAX: Duration = Duration::from_secs(10);
 const NOTICE_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -252,9 +252,10 @@ impl Export {
         true
     }
 
-    /// Waits until the threads of connections whose clients have gone have noticed that, so that what these
-    /// clients have left in flight is ordered before what `control`'s client sends. Returns false if that
-    /// takes longer than [`NOTICE_TIME_MAX`], or if `control`'s client has gone, too.
+    /// Waits until the threads of connections whose clients have gone have noticed that, so that
+    /// what these clients have left in flight is ordered before what `control`'s client sends.
+    /// Returns false if that takes longer than [`NOTICE_TIME_MAX`], or if `control`'s client has
+    /// gone, too.
     pub(super) fn settle(&self, control: &Arc<Control>) -> bool {
         let end = Instant::now() + NOTICE_TIME_MAX;
         let others: Vec<_> = {

@@ -178,8 +178,8 @@ impl Listener {
         &self.address
     }
 
-    /// Uses other keys from now on. Connections that have been made keep theirs. Does nothing if the listener has no
-    /// TLS.
+    /// Uses other keys from now on. Connections that have been made keep theirs. Does nothing if
+    /// the listener has no TLS.
     pub fn set_tls(&self, tls: Tls) {
         let mut place = self.inner.shared.tls.write().unwrap_or_else(PoisonError::into_inner);
         if place.is_some() {

@@ -18,8 +18,8 @@ const CONFIG_LENGTH: usize = 96;
 /// The most sectors that one segment of a discard or write-zeroes request may have: 2 GiB.
 const SECTORS_MAX: u32 = (2 << 30) / SECTOR_SIZE as u32;
 /// The most data segments of a read or write: 1 MiB in separate pages, less two for the header and
-/// the status, so that a chain has at most 256 descriptors. Drivers stay below this number, which is
-/// lower than the limit that the device enforces.
+/// the status, so that a chain has at most 256 descriptors. Drivers stay below this number, which
+/// is lower than the limit that the device enforces.
 const SEGMENTS_PER_REQUEST: u32 = 254;
 const _: () = assert!(SEGMENTS_PER_REQUEST as usize + 2 <= CHAIN_LENGTH_MAX);
 

@@ -42,8 +42,8 @@ impl DirtyLog {
                 return;
             }
             let place = self.bits.base().wrapping_add(index);
-            // SAFETY: the index is within the mapping, which lives as long as self; a byte is always
-            // aligned; the front end accesses it atomically too.
+            // SAFETY: the index is within the mapping, which lives as long as self; a byte is
+            // always aligned; the front end accesses it atomically too.
             let byte = unsafe { AtomicU8::from_ptr(place) };
             byte.fetch_or(1 << (page % 8), Ordering::Release);
         }

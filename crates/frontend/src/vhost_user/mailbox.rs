@@ -23,11 +23,11 @@ type Change = Box<dyn FnOnce(&mut Worker) + Send>;
 pub(super) enum Due {
     /// In the next round.
     AtOnce,
-    /// When nothing is in flight: what the disk's layers hold is taken back, and carried out again after the
-    /// change.
+    /// When nothing is in flight: what the disk's layers hold is taken back, and carried out again
+    /// after the change.
     Idle,
-    /// The same for a change that stops the ring. With a VMM that lives, requests that cannot be given back
-    /// to it otherwise are carried out before.
+    /// The same for a change that stops the ring. With a VMM that lives, requests that cannot be
+    /// given back to it otherwise are carried out before.
     Stopped { is_gone: bool },
 }
 
@@ -117,8 +117,8 @@ impl WorkerHandle {
         Arc::clone(self.mailbox.wake())
     }
 
-    /// Completes the requests in flight, gives held ones back untouched, ends the ring, and returns the
-    /// count of requests taken from it. `is_gone` is whether its VMM has gone.
+    /// Completes the requests in flight, gives held ones back untouched, ends the ring, and returns
+    /// the count of requests taken from it. `is_gone` is whether its VMM has gone.
     pub(super) fn stop(mut self, is_gone: bool) -> Option<u16> {
         let base = self.update(Due::Stopped { is_gone }, Worker::stop);
         self.stopped = true;

@@ -207,7 +207,8 @@ impl Server {
         Ok(Self { socket: options.socket, shared, thread: Some(thread) })
     }
 
-    /// Makes the socket again if its path has been deleted. Returns whether it was made. Connections stay.
+    /// Makes the socket again if its path has been deleted. Returns whether it was made.
+    /// Connections stay.
     ///
     /// # Errors
     /// If the socket cannot be made.
@@ -263,8 +264,8 @@ impl Server {
         self.shared.connections().list.iter().any(|connection| connection.live().logging)
     }
 
-    /// Marks guest-physical memory in the logs of guests that are being migrated, because another part of
-    /// the daemon has written to it.
+    /// Marks guest-physical memory in the logs of guests that are being migrated, because another
+    /// part of the daemon has written to it.
     pub fn mark_written(&self, address: u64, length: u64) {
         for connection in &self.shared.connections().list {
             let log = connection.live().log.clone();

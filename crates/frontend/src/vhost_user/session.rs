@@ -226,8 +226,8 @@ impl Session {
         Ok(thread)
     }
 
-    /// Stops a ring once nothing is in flight, and keeps the count of requests taken from it. `is_gone` is
-    /// whether the VMM has gone, or does without what the disk holds.
+    /// Stops a ring once nothing is in flight, and keeps the count of requests taken from it.
+    /// `is_gone` is whether the VMM has gone, or does without what the disk holds.
     fn stop(&mut self, index: usize, is_gone: bool) {
         let setup = &mut self.rings[index];
         let Some(worker) = setup.worker.take() else { return };
@@ -249,7 +249,8 @@ impl Session {
         self.rings.iter().any(|ring| ring.worker.is_some())
     }
 
-    /// Completes the requests in flight. No ring starts any more. `is_gone` is whether the VMM has gone.
+    /// Completes the requests in flight. No ring starts any more. `is_gone` is whether the VMM has
+    /// gone.
     pub(super) fn close(&mut self, is_gone: bool) {
         self.stop_all(is_gone);
         if !std::mem::replace(&mut self.closed, true) {

@@ -97,8 +97,8 @@ pub(super) struct Worker {
     ended: bool,
     /// Whether a command waits until nothing is in flight.
     draining: bool,
-    /// The index in the ring of available requests from which each head was taken; `None` for those of an
-    /// earlier daemon.
+    /// The index in the ring of available requests from which each head was taken; `None` for those
+    /// of an earlier daemon.
     positions: Vec<Option<u16>>,
     /// Heads of requests that were taken back from the disk's layers, to be carried out again.
     deferred: Vec<u16>,

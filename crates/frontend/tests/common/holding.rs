@@ -9,8 +9,8 @@ use fathom_block::{
     Outcome, Request,
 };
 
-/// While the flag is set, holds writes: as a layer does that waits for space, or, if it gives none back, as the
-/// kernel does.
+/// While the flag is set, holds writes: as a layer does that waits for space, or, if it gives none
+/// back, as the kernel does.
 #[derive(Clone, Default)]
 pub struct Holding {
     pub holds: Arc<AtomicBool>,

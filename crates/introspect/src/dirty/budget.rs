@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// The steps after which the time is looked at.
 const TIME_INTERVAL: u64 = 1024;
 
-/// The steps that are left for one count, and its end. All lists and counters of a guest, and all tries,
-/// share one: each of them has a limit of its own, but a guest chooses how many there are.
+/// The steps that are left for one count, and its end. All lists and counters of a guest, and all
+/// tries, share one: each of them has a limit of its own, but a guest chooses how many there are.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: Cell<u64>,

@@ -19,8 +19,8 @@ const LOWER_MAX: usize = 256;
 /// The longest name of a device (`bdi.dev_name`).
 const NAME_MAX: usize = 64;
 
-/// The super blocks that were found last, by the address of their `backing_dev_info`. Otherwise each
-/// count would read all super blocks of the guest. An address is checked before it is used.
+/// The super blocks that were found last, by the address of their `backing_dev_info`. Otherwise
+/// each count would read all super blocks of the guest. An address is checked before it is used.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSuperBlocks([AtomicU64; 16]);
 
@@ -297,8 +297,8 @@ impl Kernel {
         None
     }
 
-    /// Whether there is still a super block with this `backing_dev_info` at an address: it is in the
-    /// list, so that its neighbours refer to it.
+    /// Whether there is still a super block with this `backing_dev_info` at an address: it is in
+    /// the list, so that its neighbours refer to it.
     fn is_super_block_with(&self, super_block: u64, bdi: u64) -> Option<bool> {
         if self.u64(super_block.wrapping_add(self.layout.sb_bdi?))? != bdi {
             return Some(false);

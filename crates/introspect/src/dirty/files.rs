@@ -13,8 +13,8 @@ use crate::vmcoreinfo::PAGE;
 
 /// The most inodes that are examined.
 const INODES_MAX: usize = 1 << 18;
-/// The most steps of one search, each of which is a device, a writer, an inode, or a node of a page tree,
-/// which covers up to 64 pages; and its longest time.
+/// The most steps of one search, each of which is a device, a writer, an inode, or a node of a page
+/// tree, which covers up to 64 pages; and its longest time.
 const STEPS_MAX: u64 = 1 << 21;
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// The entries of a node, and the bits of an index that it covers.

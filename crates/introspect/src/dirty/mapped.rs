@@ -2,8 +2,8 @@
 //!
 //! A processor marks the entry of a page table when it writes to the page. Since 2.6.19, Linux
 //! write-protects the pages of shared mappings of files that it writes back: the first write to a
-//! page causes a fault, in which the kernel counts the page as dirty. So a page that is marked in an
-//! entry and that the kernel does not count is an exception, which is reported separately.
+//! page causes a fault, in which the kernel counts the page as dirty. So a page that is marked in
+//! an entry and that the kernel does not count is an exception, which is reported separately.
 
 use std::collections::HashSet;
 

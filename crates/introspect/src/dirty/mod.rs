@@ -14,9 +14,9 @@
 //!                                └─ slave_bdevs ─▶ the disks beneath (device mapper, md, bcache)
 //! ```
 //!
-//! Nothing is counted until a count is requested. The kernel changes the lists meanwhile: every link must
-//! point back, every writer must name its device, and a walk that finds a contradiction is repeated
-//! and then reports that the answer is unknown.
+//! Nothing is counted until a count is requested. The kernel changes the lists meanwhile: every
+//! link must point back, every writer must name its device, and a walk that finds a contradiction
+//! is repeated and then reports that the answer is unknown.
 
 mod budget;
 mod devices;
@@ -47,8 +47,8 @@ pub use written::{ChangedPages, PageSample};
 const PROCESSORS_MAX: u32 = 8192;
 /// The most memory nodes of a guest.
 const NODES_MAX: u32 = 1024;
-/// The most steps of one count, each of which is an entry of a list or a part of a counter, and its longest
-/// time.
+/// The most steps of one count, each of which is an entry of a list or a part of a counter, and its
+/// longest time.
 const STEPS_MAX: u64 = 1 << 18;
 const TIME_MAX: Duration = Duration::from_secs(2);
 /// How often a walk is repeated that met a change.
@@ -137,7 +137,8 @@ pub struct Dirty {
     pub dirty: Option<u64>,
     /// All pages in write-back.
     pub writeback: Option<u64>,
-    /// The devices with dirty pages or with pages in write-back, and all devices on the given disks.
+    /// The devices with dirty pages or with pages in write-back, and all devices on the given
+    /// disks.
     pub devices: Option<Vec<DirtyDevice>>,
 }
 
@@ -158,8 +159,8 @@ pub struct DirtyDevice {
 }
 
 impl Kernel {
-    /// Counts the dirty pages now. `disks` are the disks to which devices are assigned. The effort is
-    /// bounded, whatever the guest's memory says: what is too much is not known.
+    /// Counts the dirty pages now. `disks` are the disks to which devices are assigned. The effort
+    /// is bounded, whatever the guest's memory says: what is too much is not known.
     pub fn dirty(&self, disks: &[Arc<DiskObject>]) -> Dirty {
         let mut budget = Budget::new(STEPS_MAX, TIME_MAX);
         if self.trail.is_due() {
@@ -203,8 +204,8 @@ impl Kernel {
         }
     }
 
-    /// A count of pages in bytes. A sum of parts that change can be negative for a moment. `None` if
-    /// there is not so much memory.
+    /// A count of pages in bytes. A sum of parts that change can be negative for a moment. `None`
+    /// if there is not so much memory.
     fn pages_in_bytes(&self, pages: i64) -> Option<u64> {
         let bytes = (pages.max(0) as u64).checked_mul(PAGE)?;
         (bytes <= self.memory.length()).then_some(bytes)

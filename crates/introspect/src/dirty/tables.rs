@@ -4,13 +4,14 @@
 //! of one. The processor marks an entry when a program writes to its page, and the mark stays until
 //! the system removes it. So the marks include private memory of programs, and pages that have been
 //! written to a disk since: they show how much programs have written to, not how much has to be
-//! written to disks. Data that a program passes to the kernel (`write`) is not included, because the
-//! kernel's own mappings are marked from the beginning.
+//! written to disks. Data that a program passes to the kernel (`write`) is not included, because
+//! the kernel's own mappings are marked from the beginning.
 //!
-//! With a stride, only one page of so many is examined, from a given one on, and the sum is multiplied.
+//! With a stride, only one page of so many is examined, from a given one on, and the sum is
+//! multiplied.
 //!
-//! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment* (Elango,
-//! Krishnakumaran, Arpaci-Dusseau), section 4.2.
+//! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
+//! (Elango, Krishnakumaran, Arpaci-Dusseau), section 4.2.
 
 use crate::memory::GuestMemory;
 use crate::vmcoreinfo::PAGE;
@@ -50,8 +51,8 @@ struct Table {
 /// Pages that programs have written, by the marks in page tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenPages {
-    /// The marked entries for programs, in bytes of their pages, multiplied by the stride. A page in
-    /// several tables counts for each of them.
+    /// The marked entries for programs, in bytes of their pages, multiplied by the stride. A page
+    /// in several tables counts for each of them.
     pub marked: u64,
     /// The standard error of `marked`, in bytes, estimated from the sample: it assumes that the
     /// tables lie at random. `None` if the sample has no table, which says nothing about the rest.
@@ -103,8 +104,8 @@ impl GuestMemory {
         found
     }
 
-    /// Calls `visit` with the addresses of every `stride`th page, of those that the guest has touched.
-    /// Returns false if it ended early.
+    /// Calls `visit` with the addresses of every `stride`th page, of those that the guest has
+    /// touched. Returns false if it ended early.
     pub(super) fn sample(
         &self,
         stride: u64,

@@ -1,8 +1,9 @@
 //! Where a count reads, so that the next one can have it fetched together.
 //!
-//! A count follows pointers through some dozens of lines of the guest's memory. If it is made once a second, none of
-//! them is in the processor's caches, and it waits for each of them. So the lines are remembered, and fetched
-//! while another guest is counted. They are only hints: each count reads everything again.
+//! A count follows pointers through some dozens of lines of the guest's memory. If it is made once
+//! a second, none of them is in the processor's caches, and it waits for each of them. So the lines
+//! are remembered, and fetched while another guest is counted. They are only hints: each count
+//! reads everything again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};

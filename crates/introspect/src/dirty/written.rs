@@ -1,12 +1,13 @@
 //! Pages that were written lately, by their content: for guests that are not understood.
 //!
 //! A sample of the pages that the guest has touched is hashed twice. A page whose hash differs was
-//! written meanwhile: by a program, by the kernel, or by a disk whose data was read. A page that was
-//! written with the content that it had, or changed and changed back, is missed. The hash is fast and
-//! not cryptographic: a guest that makes collisions hides its own writes from the number, nothing else.
+//! written meanwhile: by a program, by the kernel, or by a disk whose data was read. A page that
+//! was written with the content that it had, or changed and changed back, is missed. The hash is
+//! fast and not cryptographic: a guest that makes collisions hides its own writes from the number,
+//! nothing else.
 //!
-//! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment* (Elango,
-//! Krishnakumaran, Arpaci-Dusseau), section 3.2.5, where each page has a checksum.
+//! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
+//! (Elango, Krishnakumaran, Arpaci-Dusseau), section 3.2.5, where each page has a checksum.
 
 use crate::memory::GuestMemory;
 use crate::vmcoreinfo::PAGE;
@@ -44,18 +45,18 @@ pub struct ChangedPages {
 }
 
 impl GuestMemory {
-    /// Hashes a sample of the pages that the guest has touched: all of a small guest, at most 65,536 of
-    /// a large one. `first` is the number of a page with which the sample may begin. Ends early once
-    /// `go_on`, which is called again and again, is false.
-    /// Takes about 0.3 µs for each of them.
+    /// Hashes a sample of the pages that the guest has touched: all of a small guest, at most
+    /// 65,536 of a large one. `first` is the number of a page with which the sample may begin. Ends
+    /// early once `go_on`, which is called again and again, is false. Takes about 0.3 µs for each
+    /// of them.
     pub fn sample_pages(&self, first: u64, go_on: impl FnMut() -> bool) -> PageSample {
         let stride = (self.length() / PAGE).div_ceil(SAMPLE_MAX).max(1);
         self.hash_pages(stride, first, go_on)
     }
 
-    /// The pages that have changed since a sample of this memory. A page that the guest touched first
-    /// meanwhile counts, unless all its bytes are 0. Of a sample that ended early, only the part of the memory
-    /// that it covers is examined.
+    /// The pages that have changed since a sample of this memory. A page that the guest touched
+    /// first meanwhile counts, unless all its bytes are 0. Of a sample that ended early, only the
+    /// part of the memory that it covers is examined.
     pub fn changed_pages(&self, before: &PageSample, go_on: impl FnMut() -> bool) -> ChangedPages {
         let PageSample { stride, first, .. } = *before;
         let mut now = self.hash_pages(stride, first, go_on);
@@ -72,7 +73,8 @@ impl GuestMemory {
             let earlier = old.next_if(|(earlier, _)| earlier == page);
             changed += u64::from(earlier.map_or(empty, |(_, earlier)| earlier) != *hash);
         }
-        // The number in the sample is nearly binomial, without the part of the pages that is certain.
+        // The number in the sample is nearly binomial, without the part of the pages that is
+        // certain.
         let (count, examined) = (changed as f64, now.pages.len().max(1) as f64);
         let variance = count * (1.0 - count / examined) * (1.0 - 1.0 / stride.max(1) as f64);
         let bytes = stride.saturating_mul(PAGE);

@@ -1,4 +1,5 @@
-//! The evidence that a bio gives about its bytes, and the facts that follow for its pieces of memory.
+//! The evidence that a bio gives about its bytes, and the facts that follow for its pieces of
+//! memory.
 
 use fathom_insight::{Confidence, Facts, Insight, Kind, Source};
 
@@ -130,8 +131,8 @@ impl Resolver {
         }
     }
 
-    /// The facts about the content of the page whose `struct page` is at an address, and the offset of the
-    /// page in its file.
+    /// The facts about the content of the page whose `struct page` is at an address, and the offset
+    /// of the page in its file.
     fn page(
         &mut self,
         kernel: &Kernel,

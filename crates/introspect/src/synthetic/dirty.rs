@@ -28,13 +28,13 @@ pub const FILES: [(&str, u64); 5] = [
     ("/gone (deleted)", 1),
 ];
 
-/// The pages that a process has changed through mappings, and those of them that the kernel does not
-/// count.
+/// The pages that a process has changed through mappings, and those of them that the kernel does
+/// not count.
 #[cfg(test)]
 pub const MAPPED: (u64, u64) = (2, 1);
 
-/// The pages of marked entries of page tables of programs: of two tables of pages, and of a large page
-/// in the table above them.
+/// The pages of marked entries of page tables of programs: of two tables of pages, and of a large
+/// page in the table above them.
 #[cfg(test)]
 pub const ENTRIES: u64 = 5 + 512;
 

@@ -427,8 +427,8 @@ fn written_pages_are_found_by_page_tables_alone() {
     }
 }
 
-/// Sampling errors follow the estimated error: for a table among `stride` pages, the estimate is 0 or
-/// `stride` times its marks.
+/// Sampling errors follow the estimated error: for a table among `stride` pages, the estimate is 0
+/// or `stride` times its marks.
 #[test]
 fn the_error_of_a_sample_is_estimated() {
     let guest = SyntheticGuest::new(&Shape::default());
@@ -471,8 +471,8 @@ fn pages_that_were_written_are_found_by_their_content() {
     let same = memory.changed_pages(&before, || true);
     assert_eq!((same.changed, same.error, same.stride, same.is_whole), (0, 0, 1, true));
     assert_eq!(same.examined, 8192_u64.div_ceil(3) + 1);
-    // The last word of a page, a page in the other region, one that was empty, a new page, a new page
-    // that stays empty, and a word that is written with its own value.
+    // The last word of a page, a page in the other region, one that was empty, a new page, a new
+    // page that stays empty, and a word that is written with its own value.
     for (address, value) in [
         (3 * PAGE - 8 + PAGE, 1),
         ((1 << 32) + 6 * PAGE, 2),

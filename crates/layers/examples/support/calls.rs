@@ -5,8 +5,8 @@ use fathom_reactor::Reactor;
 
 /// Handles what other queues have called this one for. Returns whether there was a call.
 ///
-/// The ring has such calls only. Without one there is no system call, which would take long for each
-/// instant of the simulated time.
+/// The ring has such calls only. Without one there is no system call, which would take long for
+/// each instant of the simulated time.
 pub fn take(stack: &mut Stack, reactor: &mut Reactor) -> bool {
     let mut events = Vec::new();
     reactor.submit().expect("an io_uring");

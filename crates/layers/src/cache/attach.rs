@@ -1,9 +1,9 @@
 //! Adds disks to a cache volume. These functions block.
 //!
 //! The blocks of a disk belong to one state of its store, which the disk's page and the mark of the
-//! store name. At each opening a new state is drawn, first in the page, which also keeps the earlier
-//! one, and then in the mark. So a crash between both costs nothing, and an older copy of either does
-//! not fit the other.
+//! store name. At each opening a new state is drawn, first in the page, which also keeps the
+//! earlier one, and then in the mark. So a crash between both costs nothing, and an older copy of
+//! either does not fit the other.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -68,8 +68,8 @@ impl CacheVolume {
         })
     }
 
-    /// Adds a disk, or finds it, for a layer that serves it. Also returns why its blocks were dropped, if
-    /// they were.
+    /// Adds a disk, or finds it, for a layer that serves it. Also returns why its blocks were
+    /// dropped, if they were.
     pub(super) fn attach(
         &self,
         disk: &CacheDisk,
@@ -108,8 +108,8 @@ impl CacheVolume {
         Ok((found, dropped))
     }
 
-    /// Drops the blocks in the regions in which the log beneath has changes: their bits may not be durable.
-    /// What is in a table that is not loaded yet is dropped because of the bit.
+    /// Drops the blocks in the regions in which the log beneath has changes: their bits may not be
+    /// durable. What is in a table that is not loaded yet is dropped because of the bit.
     fn drop_changed(&self, state: &DiskState, disk: &CacheDisk) {
         if disk.changes.is_empty() || !self.is_kept {
             return;
@@ -194,14 +194,16 @@ impl CacheVolume {
         self.keeper.access(|keeper| keeper.tables) + 1
     }
 
-    /// Sets the bits of all regions of a disk until the next tables are written. A queue of another disk may load
-    /// the tables now: because of the bits, it takes over no block of this disk after its blocks have left.
+    /// Sets the bits of all regions of a disk until the next tables are written. A queue of another
+    /// disk may load the tables now: because of the bits, it takes over no block of this disk after
+    /// its blocks have left.
     fn mark_all(&self, state: &DiskState) {
         let tables = self.next_tables();
         state.regions.access(|regions| regions.load_all(0, tables));
     }
 
-    /// Waits for the right to write pages outside of any queue, as long as for one request of the volume.
+    /// Waits for the right to write pages outside of any queue, as long as for one request of the
+    /// volume.
     fn turn(&self) -> Result<Turn<'_>, CacheError> {
         let end = Instant::now() + REQUEST_TIME_MAX;
         loop {
@@ -285,7 +287,8 @@ impl CacheVolume {
         self.write_record(&mut Access::open(&self.backend)?, state, record)
     }
 
-    /// Drops all blocks of the disks whose store had the state `generation`, which a mark still has.
+    /// Drops all blocks of the disks whose store had the state `generation`, which a mark still
+    /// has.
     pub(super) fn give_up(&self, generation: u64) -> Result<(), CacheError> {
         let disks = self.keeper.access(|keeper| keeper.disks.clone());
         for state in disks.values() {
@@ -320,9 +323,9 @@ impl CacheVolume {
         Ok(())
     }
 
-    /// Makes the bits of all regions of a disk durable. Mappings of the disk may be in the tables. They are
-    /// dropped when they are loaded, also by the next opening if this one ends before the disk's new
-    /// state is noted.
+    /// Makes the bits of all regions of a disk durable. Mappings of the disk may be in the tables.
+    /// They are dropped when they are loaded, also by the next opening if this one ends before the
+    /// disk's new state is noted.
     fn write_all_bits(&self, access: &mut Access, state: &DiskState) -> Result<(), CacheError> {
         for page in 0..self.format.bitmap_pages {
             // Also those beyond the end, where an earlier disk may have been longer.

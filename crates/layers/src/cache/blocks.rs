@@ -1,11 +1,11 @@
 //! The blocks in the slots of a shard, as queues read them without the shard's lock.
 //!
-//! Everything here is changed under the lock. A read without it finds a slot, pins it, and then looks again
-//! whether the slot has the wanted bytes. A slot gets another block, or other content, only after its entry has
-//! lost the old one, and while nobody has pinned it. All changes of a slot's pins have one order: if
-//! the read has pinned the slot first, the slot keeps its content; otherwise the read sees the entry without it.
-//! So what a read finds is valid until it unpins the slot. What it does not find may be there nevertheless: then
-//! the shard is asked under its lock.
+//! Everything here is changed under the lock. A read without it finds a slot, pins it, and then
+//! looks again whether the slot has the wanted bytes. A slot gets another block, or other content,
+//! only after its entry has lost the old one, and while nobody has pinned it. All changes of a
+//! slot's pins have one order: if the read has pinned the slot first, the slot keeps its content;
+//! otherwise the read sees the entry without it. So what a read finds is valid until it unpins the
+//! slot. What it does not find may be there nevertheless: then the shard is asked under its lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +52,8 @@ fn hash(key: u64) -> u64 {
 }
 
 /// The block of an entry, without the valid granules; `None` if the disk or the block has a greater
-/// number than an entry can have. Such blocks are not cached: with blocks of 64 KiB those beyond 2 PiB.
+/// number than an entry can have. Such blocks are not cached: with blocks of 64 KiB those beyond 2
+/// PiB.
 #[inline]
 fn pack(key: u64, granules: usize) -> Option<u64> {
     let block_bits = u64::BITS - DISK_BITS - granules as u32;
@@ -93,7 +94,8 @@ impl Blocks {
         self.entries[slot as usize].load(Ordering::Acquire)
     }
 
-    /// Changes an entry, under the lock. What was written to the slot before is seen by whoever sees the entry.
+    /// Changes an entry, under the lock. What was written to the slot before is seen by whoever
+    /// sees the entry.
     #[inline]
     pub(super) fn set_entry(&self, slot: u32, entry: u64) {
         self.entries[slot as usize].store(entry, Ordering::Release);
@@ -112,7 +114,8 @@ impl Blocks {
         self.index.prefetch(hash(key));
     }
 
-    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the slot.
+    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns
+    /// the slot.
     #[inline]
     pub(super) fn prefetch_slot(&self, key: u64) -> Option<u32> {
         let slot = self.index.find(hash(key), |_| true)?;
@@ -128,8 +131,9 @@ impl Blocks {
         prefetch(self.states.address(slot));
     }
 
-    /// Reads the granules `wanted` of a block without the lock. Such a read changes nothing of what the
-    /// replacement knows. A block that was read ahead and not read since is not found, because it has no hit.
+    /// Reads the granules `wanted` of a block without the lock. Such a read changes nothing of what
+    /// the replacement knows. A block that was read ahead and not read since is not found, because
+    /// it has no hit.
     #[inline]
     pub(super) fn read(&self, key: u64, wanted: u16, access: &Access) -> Found {
         let Some(block) = pack(key, self.granules) else { return Found::Unknown };

@@ -22,7 +22,8 @@ fn granules(mask: u16) -> impl Iterator<Item = usize> {
     (0..GRANULES).filter(move |granule| mask >> granule & 1 == 1)
 }
 
-/// A cache whose content is numbers: for each granule the block, and the version of the block at home.
+/// A cache whose content is numbers: for each granule the block, and the version of the block at
+/// home.
 struct Model {
     shard: Mutex<Shard>,
     blocks: Arc<Blocks>,
@@ -54,7 +55,8 @@ impl Model {
         }
     }
 
-    /// Checks the granules of a pinned slot. The writes of the versions `least` had completed before.
+    /// Checks the granules of a pinned slot. The writes of the versions `least` had completed
+    /// before.
     fn check(&self, slot: u32, block: u64, wanted: u16, least: [u64; GRANULES]) {
         for granule in granules(wanted) {
             let found = self.content[slot as usize][granule].load(Ordering::Relaxed);
@@ -114,15 +116,17 @@ impl Model {
     }
 }
 
-/// Called between the two looks of a read: now and then other threads get the time to change the slot.
+/// Called between the two looks of a read: now and then other threads get the time to change the
+/// slot.
 pub(super) fn pause() {
     if fastrand::u8(..) == 0 {
         std::thread::sleep(Duration::from_micros(50));
     }
 }
 
-/// Threads read, write and insert blocks of a cache that has not room for all of them: a read without the lock
-/// finds the content of its block, and none from before a write that has completed.
+/// Threads read, write and insert blocks of a cache that has not room for all of them: a read
+/// without the lock finds the content of its block, and none from before a write that has
+/// completed.
 #[test]
 fn a_read_without_the_lock_finds_no_other_and_no_old_content() {
     let model = Model::new();

@@ -1,13 +1,13 @@
-//! Hits of a cache in memory: they are answered without a lock, and what a batch of them needs is fetched into the
-//! processor's caches together.
+//! Hits of a cache in memory: they are answered without a lock, and what a batch of them needs is
+//! fetched into the processor's caches together.
 
 use fathom_block::{CacheHit, Crossing, Operation, Request};
 use fathom_cache::Access;
 
 use super::queue::CacheQueue;
 
-/// The requests of a batch for which memory is fetched at a time: what is fetched for them fits into the
-/// processor's smallest cache.
+/// The requests of a batch for which memory is fetched at a time: what is fetched for them fits
+/// into the processor's smallest cache.
 const TOGETHER: usize = 32;
 
 /// Whether a read was answered at once.
@@ -20,8 +20,8 @@ pub(super) enum AtOnce {
 }
 
 impl CacheQueue {
-    /// Fetches what reads of one block need of the index and of a cache in memory, so that not each read
-    /// waits for memory several times, one after the other.
+    /// Fetches what reads of one block need of the index and of a cache in memory, so that not each
+    /// read waits for memory several times, one after the other.
     pub(super) fn prepare(&mut self, requests: &[Box<Request>], next: &mut Crossing<'_>) {
         let mut prepared = std::mem::take(&mut self.prepared);
         prepared.clear();
@@ -56,8 +56,8 @@ impl CacheQueue {
         })
     }
 
-    /// Answers a read of a part of one block that a cache in memory has: it is copied without a lock, because the
-    /// guest's memory may have to be fetched first.
+    /// Answers a read of a part of one block that a cache in memory has: it is copied without a
+    /// lock, because the guest's memory may have to be fetched first.
     #[inline]
     pub(super) fn serve_at_once(
         &mut self,

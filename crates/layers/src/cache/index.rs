@@ -1,14 +1,15 @@
 //! Finds the slot of a block: a table of four bytes for each entry, which is nearly full.
 //!
-//! An entry has the number of a slot and 14 bits of the hash of its block, the *tag*. Each block has two
-//! buckets of 16 entries, and each of them follows from the other and the tag. So a search reads at
-//! most two lines of the processor's cache, a removal leaves nothing behind, and an entry can move to
-//! its other bucket without its block being read. If both buckets are full, one of their entries moves.
-//! If none can, the insertion fails: that needs many blocks with the same buckets, which only a guest
-//! that searches for them can have. Such a guest loses hits.
+//! An entry has the number of a slot and 14 bits of the hash of its block, the *tag*. Each block
+//! has two buckets of 16 entries, and each of them follows from the other and the tag. So a search
+//! reads at most two lines of the processor's cache, a removal leaves nothing behind, and an entry
+//! can move to its other bucket without its block being read. If both buckets are full, one of
+//! their entries moves. If none can, the insertion fails: that needs many blocks with the same
+//! buckets, which only a guest that searches for them can have. Such a guest loses hits.
 //!
-//! An index is changed under the lock of its shard. A search without the lock may miss an entry that is
-//! being moved, or find one that has just been removed: whoever searches so checks what it finds.
+//! An index is changed under the lock of its shard. A search without the lock may miss an entry
+//! that is being moved, or find one that has just been removed: whoever searches so checks what it
+//! finds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -54,8 +54,9 @@ fn runs(mut mask: u16) -> impl Iterator<Item = (u64, u64)> {
 }
 
 impl CacheQueue {
-    /// Writes the content of `parts` to slots. `data` is a request of this layer with memory of its own,
-    /// which has been reserved as a copy. `fetch` is the number of the read-ahead that has read it, or 0.
+    /// Writes the content of `parts` to slots. `data` is a request of this layer with memory of its
+    /// own, which has been reserved as a copy. `fetch` is the number of the read-ahead that has
+    /// read it, or 0.
     pub(super) fn insert(
         &mut self,
         data: Box<Request>,
@@ -111,8 +112,8 @@ impl CacheQueue {
         (rooms, sums)
     }
 
-    /// Copies the content into the slots of a cache in memory. `None` if the cache is not in memory. No lock
-    /// is held meanwhile: the slots are pinned.
+    /// Copies the content into the slots of a cache in memory. `None` if the cache is not in
+    /// memory. No lock is held meanwhile: the slots are pinned.
     fn write_now(
         &self,
         data: &Request,

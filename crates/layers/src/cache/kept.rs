@@ -1,9 +1,9 @@
 //! The caches that disks share, in memory or on stores that outlive the daemon.
 //!
-//! A cache that cannot be used costs its content, never data. If its store is missing, damaged or foreign
-//! when a disk is opened, the disk is served without the cache, and its status has the problem. Before
-//! that, the mark of its image rejects what the store may have. A disk that is served already does not
-//! get such a cache.
+//! A cache that cannot be used costs its content, never data. If its store is missing, damaged or
+//! foreign when a disk is opened, the disk is served without the cache, and its status has the
+//! problem. Before that, the mark of its image rejects what the store may have. A disk that is
+//! served already does not get such a cache.
 
 use std::io;
 use std::path::Path;
@@ -121,9 +121,9 @@ impl Caches {
         Ok(volume)
     }
 
-    /// Makes the cache on the store at `path`, which is canonical, forget a state of a disk's store: the mark
-    /// of that store has it, and cannot be removed. No later start uses the blocks then. `open` opens the store.
-    /// Blocks.
+    /// Makes the cache on the store at `path`, which is canonical, forget a state of a disk's
+    /// store: the mark of that store has it, and cannot be removed. No later start uses the blocks
+    /// then. `open` opens the store. Blocks.
     ///
     /// # Errors
     /// If another cache is there, or it cannot be changed.

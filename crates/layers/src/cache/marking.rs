@@ -1,9 +1,10 @@
-//! The mark of a disk's store that could not be written when the disk got its cache, because the store's file
-//! system is full.
+//! The mark of a disk's store that could not be written when the disk got its cache, because the
+//! store's file system is full.
 //!
-//! The disk is served with the cache all the same. The next start uses the blocks only if the mark that the
-//! store had before fits, else it begins empty. The mark is tried again until it is written: as long as the
-//! cache serves the disk, its blocks belong to the state that the mark names.
+//! The disk is served with the cache all the same. The next start uses the blocks only if the mark
+//! that the store had before fits, else it begins empty. The mark is tried again until it is
+//! written: as long as the cache serves the disk, its blocks belong to the state that the mark
+//! names.
 
 use std::io;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
 /// A mark that is still to be written.
 #[derive(Default)]
 pub(super) struct Marking {
-    /// Held while the mark is changed, never by a thread that serves a queue. `None` if nothing is to be
-    /// written.
+    /// Held while the mark is changed, never by a thread that serves a queue. `None` if nothing is
+    /// to be written.
     pub(super) state: Mutex<Option<CacheState>>,
     /// Why it could not be written.
     error: Mutex<Option<String>>,

@@ -1,17 +1,19 @@
 //! A cache of slow disks on a fast device, or in memory.
 //!
-//! The cache has blocks of several disks. They are never the only copy of anything: a change is complete on
-//! the level below before it completes here, so that blocks that are lost cost only time. In the mode
-//! [`CacheMode::WriteBack`], the level below is a write-ahead log on the same volume, of which this layer knows
-//! no more than its place.
+//! The cache has blocks of several disks. They are never the only copy of anything: a change is
+//! complete on the level below before it completes here, so that blocks that are lost cost only
+//! time. In the mode [`CacheMode::WriteBack`], the level below is a write-ahead log on the same
+//! volume, of which this layer knows no more than its place.
 //!
 //! - [`CacheVolume`]: the store of the cached blocks; its disks share its slots.
-//! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md` describes them.
-//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `blocks` is what most
-//!   hits read of it without the lock: `index` finds the slot of a block, and `pins` counts the users of a slot.
+//! - `format`: the bytes on the volume, without I/O, of the crate `cache`; `docs/cache.md`
+//!   describes them.
+//! - `shard`: a part of the index, without I/O; a lock on it is never held across I/O. `blocks` is
+//!   what most hits read of it without the lock: `index` finds the slot of a block, and `pins`
+//!   counts the users of a slot.
 //! - `regions`: the regions of a disk with recent changes, without I/O.
-//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes, and what it does while the store does
-//!   not answer; `sweep`: changes of many blocks.
+//! - `queue`, `insert`, `change`: one queue's reads, insertions and changes, and what it does while
+//!   the store does not answer; `sweep`: changes of many blocks.
 //! - `ahead`: reads files ahead of the guest.
 //! - [`account`]: what the cache does for each disk, in counts and curves.
 //! - `load`, `tables`: load and write the tables of the volume, in any open queue.
@@ -22,15 +24,16 @@
 //! - `options`, `kept`: the configuration, and the caches that disks share.
 //! - `share`: what a disk keeps of a cache that it shares.
 //!
-//! A cache that outlives the daemon must never return old content after a crash, of any store and at
-//! any instant. Two rules ensure this. A slot gets another block only after the tables without its old
-//! mapping are durable (`shard`). And a change begins at home only after it is durably noted that the
-//! mappings of its region are not valid (`regions`). A log beneath has the change before that, so that in
-//! the mode write-back nothing waits for the note but the way home ([`ChangeNotes`]).
+//! A cache that outlives the daemon must never return old content after a crash, of any store and
+//! at any instant. Two rules ensure this. A slot gets another block only after the tables without
+//! its old mapping are durable (`shard`). And a change begins at home only after it is durably
+//! noted that the mappings of its region are not valid (`regions`). A log beneath has the change
+//! before that, so that in the mode write-back nothing waits for the note but the way home
+//! ([`ChangeNotes`]).
 //!
-//! If the volume fails, or returns other data than it was given, it is taken out of service: the disks
-//! continue without it. Before their next change, the mark of each image rejects what the volume has
-//! cached, so that no later start uses it.
+//! If the volume fails, or returns other data than it was given, it is taken out of service: the
+//! disks continue without it. Before their next change, the mark of each image rejects what the
+//! volume has cached, so that no later start uses it.
 
 pub mod account;
 mod ahead;
@@ -138,8 +141,8 @@ impl CacheMode {
     }
 }
 
-/// Whether later starts may use what a volume has of a disk, if the volume has been silent; `queue::silent`
-/// describes the transitions.
+/// Whether later starts may use what a volume has of a disk, if the volume has been silent;
+/// `queue::silent` describes the transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Use {
@@ -229,8 +232,9 @@ impl Inner {
         });
     }
 
-    /// Removes the mark of the disk's store, if it names this cache. If that is impossible, the cache itself
-    /// forgets the state that the mark names, so that no later start uses its blocks. The blocks are gone then.
+    /// Removes the mark of the disk's store, if it names this cache. If that is impossible, the
+    /// cache itself forgets the state that the mark names, so that no later start uses its blocks.
+    /// The blocks are gone then.
     fn give_up(&self) -> io::Result<()> {
         let rejected = self.reject();
         rejected.or_else(|error| self.volume.detach(&self.disk).map_err(|_| error))
@@ -253,7 +257,8 @@ impl Inner {
         self.reject_mark()
     }
 
-    /// Removes the mark of the disk's store, if it names this cache. The caller has the lock of the marking.
+    /// Removes the mark of the disk's store, if it names this cache. The caller has the lock of the
+    /// marking.
     fn reject_mark(&self) -> io::Result<()> {
         let marked = self.mark.read();
         let is_other = |state: &CacheState| state.identity != self.volume.identity();
@@ -438,8 +443,8 @@ impl Cache {
         &self.inner.name
     }
 
-    /// Guarantees a number of slots to the disk: while it has no more blocks than these, it loses none
-    /// for a block of another disk of the cache. The slots that it does not use are lent.
+    /// Guarantees a number of slots to the disk: while it has no more blocks than these, it loses
+    /// none for a block of another disk of the cache. The slots that it does not use are lent.
     ///
     /// # Errors
     /// If the shares of all disks would exceed the cache, or too many disks have a share.
@@ -452,9 +457,9 @@ impl Cache {
         self.inner.volume.can_share(self.inner.disk.number, slots)
     }
 
-    /// Notes that the disk has the write-ahead log with this identity beneath the cache from now on, or
-    /// [`NO_LOG`]. A log that the disk had before is empty. It becomes durable with the next tables; until
-    /// then, a start with another log than the noted one finds an empty cache.
+    /// Notes that the disk has the write-ahead log with this identity beneath the cache from now
+    /// on, or [`NO_LOG`]. A log that the disk had before is empty. It becomes durable with the next
+    /// tables; until then, a start with another log than the noted one finds an empty cache.
     pub fn set_log(&self, identity: [u8; 16]) {
         let Inner { volume, disk, .. } = &*self.inner;
         {
@@ -477,9 +482,9 @@ impl Cache {
         Arc::<Inner>::clone(&self.inner)
     }
 
-    /// Sets whether each change goes to a log directly beneath the cache that brings it home only when the
-    /// [`notes`](Self::notes) are durable. Changes then need not wait for their notes. Ends before the first
-    /// queue without this log opens.
+    /// Sets whether each change goes to a log directly beneath the cache that brings it home only
+    /// when the [`notes`](Self::notes) are durable. Changes then need not wait for their notes.
+    /// Ends before the first queue without this log opens.
     pub fn rely_on_log(&self, relies: bool) {
         let relies = relies && self.inner.volume.is_kept;
         self.inner.disk.regions.access(|regions| regions.has_log = relies);
@@ -500,8 +505,9 @@ impl Cache {
         self.inner.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// The disk's store has lost writes, and is about to accept writes again. No later start uses what
-    /// the cache has of the disk now. The caller calls [`drop_blocks`](Self::drop_blocks) then. Blocks.
+    /// The disk's store has lost writes, and is about to accept writes again. No later start uses
+    /// what the cache has of the disk now. The caller calls [`drop_blocks`](Self::drop_blocks)
+    /// then. Blocks.
     ///
     /// # Errors
     /// If neither the mark of the disk's image nor the cache can be changed.
@@ -520,7 +526,8 @@ impl Cache {
         !self.inner.is_silent()
     }
 
-    /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends it.
+    /// Sets how far files are read ahead of the guest, in bytes; 0, with which a cache begins, ends
+    /// it.
     pub fn set_read_ahead(&self, bytes: u64) {
         self.inner.ahead.set_window(bytes);
     }

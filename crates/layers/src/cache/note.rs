@@ -2,9 +2,9 @@
 //! program has changed it.
 //!
 //! The time is read when the disk has had no change for a moment, and again at growing intervals,
-//! because layers beneath may change the store later. A disk that is changed all the time has no valid
-//! note, and so after a crash no blocks: it cannot be found out then whether the last change was its
-//! own.
+//! because layers beneath may change the store later. A disk that is changed all the time has no
+//! valid note, and so after a crash no blocks: it cannot be found out then whether the last change
+//! was its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -50,18 +50,19 @@ pub struct CacheDisk {
     pub home: String,
     /// The size of the disk, in bytes.
     pub capacity: u64,
-    /// The state of the store that its mark names for this cache. Blocks that were cached in another
-    /// state are dropped.
+    /// The state of the store that its mark names for this cache. Blocks that were cached in
+    /// another state are dropped.
     pub expected: Option<u64>,
-    /// The modification time of the store, in nanoseconds since 1970; 0 if it is not known. Blocks that
-    /// belong to another time are dropped. `None` if nothing else changes the store.
+    /// The modification time of the store, in nanoseconds since 1970; 0 if it is not known. Blocks
+    /// that belong to another time are dropped. `None` if nothing else changes the store.
     pub stamp: Option<u64>,
     /// The state of the store from now on, drawn at random. The caller then writes it to the mark.
     pub generation: u64,
-    /// The identity of the write-ahead log beneath the cache; [`NO_LOG`](super::NO_LOG) if there is none. Blocks
-    /// that are newer than the store without another log are dropped.
+    /// The identity of the write-ahead log beneath the cache; [`NO_LOG`](super::NO_LOG) if there is
+    /// none. Blocks that are newer than the store without another log are dropped.
     pub log: [u8; 16],
-    /// The ranges of the disk that the log has changes of, in bytes. The cache drops what it has there.
+    /// The ranges of the disk that the log has changes of, in bytes. The cache drops what it has
+    /// there.
     pub changes: Vec<Range<u64>>,
     /// The least size of a region, as its binary logarithm.
     pub region_shift: u8,
@@ -141,8 +142,8 @@ impl From<FormatError> for CacheError {
 }
 
 impl CacheVolume {
-    /// Opens the cache in `backend`, or makes one if there is none. The tables are loaded later, by the
-    /// queues.
+    /// Opens the cache in `backend`, or makes one if there is none. The tables are loaded later, by
+    /// the queues.
     ///
     /// # Errors
     /// If the cache cannot be used. Nothing has changed then.
@@ -209,8 +210,8 @@ impl CacheVolume {
         }
     }
 
-    /// Takes the blocks of a disk from the byte `from` on out of the cache, and lets none in. Returns
-    /// the numbers of these ranges in the shards.
+    /// Takes the blocks of a disk from the byte `from` on out of the cache, and lets none in.
+    /// Returns the numbers of these ranges in the shards.
     pub(super) fn remove_from(&self, disk: u16, from: u64) -> Vec<u64> {
         let first = from / u64::from(self.format.block_size);
         let key = |block: u64| u64::from(disk) << BLOCK_BITS | block;

@@ -305,8 +305,8 @@ impl LayerOptions for CacheOptions {
         if let Some(cache) = Cache::of(layer) {
             cache.set_mode(self.mode);
             cache.set_read_ahead(self.read_ahead.0);
-            // That it is possible was checked: only another disk that gets a share at this moment could
-            // prevent it, and this disk then keeps the share that it has.
+            // That it is possible was checked: only another disk that gets a share at this moment
+            // could prevent it, and this disk then keeps the share that it has.
             _ = cache.set_share(self.share_slots(cache.volume()));
         }
     }

@@ -1,9 +1,9 @@
-//! The pins of a shard's slots: how many reads and writes use a slot. They are counted outside of the
-//! shard's lock, so that a hit takes no lock.
+//! The pins of a shard's slots: how many reads and writes use a slot. They are counted outside of
+//! the shard's lock, so that a hit takes no lock.
 //!
-//! A slot that is to become free while it is pinned is *loose*: the last who unpins it takes the lock and
-//! frees it. Whoever pins a slot without the lock then looks whether it still has the block (`blocks`),
-//! because any slot can be pinned so for a moment, also a free one.
+//! A slot that is to become free while it is pinned is *loose*: the last who unpins it takes the
+//! lock and frees it. Whoever pins a slot without the lock then looks whether it still has the
+//! block (`blocks`), because any slot can be pinned so for a moment, also a free one.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,8 +13,8 @@ use fathom_block::prefetch_to_change;
 const LOOSE: u8 = 0x80;
 /// The most pins of a slot.
 const PINS_MAX: u8 = LOOSE - 1;
-/// The pins of a slot from which on it is pinned only under the lock, which always can pin a slot that has a
-/// pin of no read.
+/// The pins of a slot from which on it is pinned only under the lock, which always can pin a slot
+/// that has a pin of no read.
 const UNLOCKED_MAX: u8 = PINS_MAX / 2;
 
 /// See the module.
@@ -36,8 +36,8 @@ impl Pins {
         prefetch_to_change(self.slots.as_ptr().wrapping_add(slot as usize));
     }
 
-    /// Whether nobody has pinned a slot, under the lock. Whoever pins it later sees what was done under the
-    /// lock before.
+    /// Whether nobody has pinned a slot, under the lock. Whoever pins it later sees what was done
+    /// under the lock before.
     #[inline]
     pub(super) fn is_unpinned(&self, slot: u32) -> bool {
         // A change of the count, also by nothing, has its place among the changes by those who pin.

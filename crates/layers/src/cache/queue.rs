@@ -67,8 +67,8 @@ struct Begin {
 
 /// A read in flight that uses the cache.
 struct Reading {
-    /// The request, if its data is read into other memory first. It is gone if it was sent home because the
-    /// store did not answer.
+    /// The request, if its data is read into other memory first. It is gone if it was sent home
+    /// because the store did not answer.
     request: Option<Box<Request>>,
     /// The parts that the store has not answered, and when they were sent, in nanoseconds.
     in_store: u32,
@@ -106,15 +106,15 @@ pub(super) struct CacheQueue {
     pub(super) sweeps: Sweeps,
     pub(super) insertions: HashMap<u64, Inserting>,
     pub(super) ahead: Ahead,
-    /// Slots whose content is being read again to find out whether the volume is sound, and since when, in
-    /// nanoseconds.
+    /// Slots whose content is being read again to find out whether the volume is sound, and since
+    /// when, in nanoseconds.
     probes: HashMap<u64, (Hit, u64)>,
     /// When to look for requests that the store does not answer, in nanoseconds; 0 is never.
     watch_ns: u64,
     /// Whether requests besides reads are late.
     is_late: bool,
-    /// Changes that wait for the bits of their regions, or for the end of the cache, and since when the
-    /// first one is the first, in nanoseconds.
+    /// Changes that wait for the bits of their regions, or for the end of the cache, and since when
+    /// the first one is the first, in nanoseconds.
     pub(super) waiting: VecDeque<Box<Request>>,
     pub(super) waiting_ns: u64,
     pub(super) writing: Option<Writing>,
@@ -233,8 +233,8 @@ impl CacheQueue {
         u64::from(self.inner.disk.number) << BLOCK_BITS | block
     }
 
-    /// Each block of a range, and the part of the range in it: the start and the length, in bytes of the
-    /// disk. `size` is a power of two.
+    /// Each block of a range, and the part of the range in it: the start and the length, in bytes
+    /// of the disk. `size` is a power of two.
     pub(super) fn blocks(
         offset: u64,
         length: u64,

@@ -1,14 +1,15 @@
-//! The regions of a disk in which changes have begun lately, as bits that are kept on the cache volume.
+//! The regions of a disk in which changes have begun lately, as bits that are kept on the cache
+//! volume.
 //!
 //! A change of a disk begins at home only when the bit of its region is durable. When a volume is
 //! opened again, mappings in regions with a bit are dropped, because a crash may have kept the old
-//! content in the cache and the new one at home, or the other way round. The bit of a region is cleared
-//! when its changes are durable at home, and when all tables of the volume are durable that show these
-//! changes.
+//! content in the cache and the new one at home, or the other way round. The bit of a region is
+//! cleared when its changes are durable at home, and when all tables of the volume are durable that
+//! show these changes.
 //!
-//! A change need not wait for the bit if a write-ahead log beneath has it first. The log brings it home only
-//! when the bit is durable ([`ChangeNotes`](crate::ChangeNotes)); until then, an opening finds the change in
-//! the log, and sets the bit.
+//! A change need not wait for the bit if a write-ahead log beneath has it first. The log brings it
+//! home only when the bit is durable ([`ChangeNotes`](crate::ChangeNotes)); until then, an opening
+//! finds the change in the log, and sets the bit.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -31,10 +32,11 @@ struct Region {
     tables: u64,
     /// Whether it is in the order.
     is_queued: bool,
-    /// Whether a change has failed: a crash may leave the content of before, or that of the change, so that the
-    /// bit stays.
+    /// Whether a change has failed: a crash may leave the content of before, or that of the change,
+    /// so that the bit stays.
     is_uncertain: bool,
-    /// Whether a change waits for this bit, or for others with this one. It needs all of them at once.
+    /// Whether a change waits for this bit, or for others with this one. It needs all of them at
+    /// once.
     is_awaited: bool,
 }
 
@@ -56,17 +58,17 @@ pub(super) struct Regions {
     /// The flushes of home begun, and the number up to which they have completed.
     flushes: u64,
     flushed: u64,
-    /// The number of bits set so far. The pages with the bits up to the number `bits_durable` are durable, and
-    /// the log beneath waits for those up to `bits_awaited`.
+    /// The number of bits set so far. The pages with the bits up to the number `bits_durable` are
+    /// durable, and the log beneath waits for those up to `bits_awaited`.
     bits: u64,
     bits_durable: u64,
     bits_awaited: u64,
-    /// Whether a log beneath brings changes home only when their bits are durable, and whether the disk's
-    /// page that names this log is durable. If both, changes do not wait for their bits.
+    /// Whether a log beneath brings changes home only when their bits are durable, and whether the
+    /// disk's page that names this log is durable. If both, changes do not wait for their bits.
     pub(super) has_log: bool,
     pub(super) is_log_noted: bool,
-    /// Whether the mark of the disk's store has been removed, so that no start uses the disk's blocks: changes
-    /// do not wait for their bits.
+    /// Whether the mark of the disk's store has been removed, so that no start uses the disk's
+    /// blocks: changes do not wait for their bits.
     pub(super) is_unmarked: bool,
     /// The notes of the store's modification time.
     pub(super) notes: Notes,
@@ -97,14 +99,15 @@ impl Regions {
         }
     }
 
-    /// The least size of a region, as its binary logarithm, such that a disk of `capacity` bytes has at
-    /// most as many regions as `pages` pages have bits, and at least `least`.
+    /// The least size of a region, as its binary logarithm, such that a disk of `capacity` bytes
+    /// has at most as many regions as `pages` pages have bits, and at least `least`.
     pub(super) fn shift_for(capacity: u64, pages: u32, least: u8) -> u8 {
         let count = u64::from(pages) * REGIONS_PER_PAGE;
         (least..63).find(|shift| capacity >> shift < count).unwrap_or(63)
     }
 
-    /// The regions of a range of the disk, in bytes. A disk that has grown has its end in the last one.
+    /// The regions of a range of the disk, in bytes. A disk that has grown has its end in the last
+    /// one.
     fn range(&self, offset: u64, length: u64) -> RangeInclusive<u32> {
         let last = self.count - 1;
         let of = |byte: u64| (byte >> self.shift).min(last) as u32;
@@ -120,8 +123,9 @@ impl Regions {
         Self::is_set(&self.wanted, *self.range(offset, 1).start())
     }
 
-    /// A change of a range begins, if the bits of its regions are durable, or a log has it first, or no start
-    /// uses the disk's blocks. Otherwise they will be written, and the caller tries again.
+    /// A change of a range begins, if the bits of its regions are durable, or a log has it first,
+    /// or no start uses the disk's blocks. Otherwise they will be written, and the caller tries
+    /// again.
     pub(super) fn begin(&mut self, offset: u64, length: u64, now_ns: u64) -> bool {
         let range = self.range(offset, length);
         let is_durable = range.clone().all(|region| Self::is_set(&self.durable, region));
@@ -141,15 +145,16 @@ impl Regions {
         begins
     }
 
-    /// Sets the bits of the regions of a range, in which the log has changes. The tables with the number
-    /// `tables` have none of its blocks any more.
+    /// Sets the bits of the regions of a range, in which the log has changes. The tables with the
+    /// number `tables` have none of its blocks any more.
     pub(super) fn mark(&mut self, offset: u64, length: u64, now_ns: u64, tables: u64) {
         for region in self.range(offset, length) {
             self.set_until(region, now_ns, tables);
         }
     }
 
-    /// Sets the bit of a region, which stays at least until the tables with the number `tables` are durable.
+    /// Sets the bit of a region, which stays at least until the tables with the number `tables` are
+    /// durable.
     fn set_until(&mut self, region: u32, now_ns: u64, tables: u64) {
         self.set(region, now_ns);
         if let Some(found) = self.active.get_mut(&region) {
@@ -174,9 +179,10 @@ impl Regions {
         self.order.push_back(number);
     }
 
-    /// Whether content of a range may replace older content in the slot that has it, which a table on the
-    /// volume may show. A crash can lose a change that a log beneath has, and leave a part of its content
-    /// in the slot: then the bit of the region has to be durable, so that the table's entry is dropped.
+    /// Whether content of a range may replace older content in the slot that has it, which a table
+    /// on the volume may show. A crash can lose a change that a log beneath has, and leave a part
+    /// of its content in the slot: then the bit of the region has to be durable, so that the
+    /// table's entry is dropped.
     pub(super) fn may_replace(&self, offset: u64, length: u64) -> bool {
         self.range(offset, length).all(|region| {
             !Self::is_set(&self.wanted, region) || Self::is_set(&self.durable, region)
@@ -212,8 +218,8 @@ impl Regions {
 
     /// The region that has had no change for the longest time.
     fn oldest(&mut self) -> Option<(u32, Region)> {
-        // A region with changes in flight is put into the order again at their end; of the others, one
-        // with a later change moves to the end of the order once.
+        // A region with changes in flight is put into the order again at their end; of the others,
+        // one with a later change moves to the end of the order once.
         for _ in 0..=self.order.len() {
             let number = *self.order.front()?;
             match self.active.get_mut(&number) {
@@ -290,7 +296,8 @@ impl Regions {
         self.active.len() > self.uncertain
     }
 
-    /// The time at which the next region may have been quiet for `quiet_ns`; `None` without regions.
+    /// The time at which the next region may have been quiet for `quiet_ns`; `None` without
+    /// regions.
     pub(super) fn next_quiet_ns(&mut self, quiet_ns: u64) -> Option<u64> {
         self.oldest().map(|(_, region)| region.ended_ns + quiet_ns)
     }
@@ -339,8 +346,8 @@ impl Regions {
         self.dirty.insert(page);
     }
 
-    /// A page with `bits` is durable. However long that took, the changes that wait for them get the time
-    /// to begin.
+    /// A page with `bits` is durable. However long that took, the changes that wait for them get
+    /// the time to begin.
     pub(super) fn page_durable(&mut self, page: u32, bits: &[u64], now_ns: u64) {
         let at = page as usize * WORDS_PER_PAGE;
         for (index, bits) in (at..).zip(bits) {
@@ -373,8 +380,8 @@ impl Regions {
         }
     }
 
-    /// Sets the bits of all regions, also of those beyond the end of the disk, which may have been longer.
-    /// The tables with the number `tables` have none of its blocks any more.
+    /// Sets the bits of all regions, also of those beyond the end of the disk, which may have been
+    /// longer. The tables with the number `tables` have none of its blocks any more.
     pub(super) fn load_all(&mut self, now_ns: u64, tables: u64) {
         for region in 0..self.count as u32 {
             self.set_until(region, now_ns, tables);

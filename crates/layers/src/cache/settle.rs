@@ -14,16 +14,16 @@ use super::{Cache, CacheMark, lock};
 const INTERVAL: Duration = Duration::from_millis(1);
 /// The least time that requests in flight get to complete.
 const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
-/// How many complete writings of the tables show all blocks: one to flush the content, one to write the
-/// entries, and one that may have begun before.
+/// How many complete writings of the tables show all blocks: one to flush the content, one to write
+/// the entries, and one that may have begun before.
 const WRITINGS: u64 = 3;
 /// How long to wait until the modification time of a store is certain.
 const STAMP_TIME_MAX: Duration = Duration::from_millis(50);
 
 impl Cache {
-    /// Makes the tables durable, so that the next start finds all that is cached now. Other disks of the
-    /// volume may be in use. Blocks for about `limit` at most. `disk` has this layer, and must not take
-    /// changes any more.
+    /// Makes the tables durable, so that the next start finds all that is cached now. Other disks
+    /// of the volume may be in use. Blocks for about `limit` at most. `disk` has this layer, and
+    /// must not take changes any more.
     ///
     /// # Errors
     /// If the volume or home fails, or `limit` has passed. The next start then finds less.
@@ -124,8 +124,8 @@ fn silent() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the store of the cache does not answer")
 }
 
-/// The modification time of a disk's store; 0 if it is not known. Waits a moment until it is certain after
-/// a change.
+/// The modification time of a disk's store; 0 if it is not known. Waits a moment until it is
+/// certain after a change.
 pub(super) fn certain_stamp(mark: &dyn CacheMark) -> io::Result<u64> {
     let end = Instant::now() + STAMP_TIME_MAX;
     loop {

@@ -1,15 +1,15 @@
-//! A part of a cache's index: some slots, and the blocks in them. It does no I/O, and is used under a
-//! lock.
+//! A part of a cache's index: some slots, and the blocks in them. It does no I/O, and is used under
+//! a lock.
 //!
-//! A slot is free, or it has a block (it is *mapped*), or it waits to become free. A slot whose mapping
-//! may be in a table on the volume is *imaged*: after it has lost its block, it becomes free only when
-//! a table without the mapping is durable. Otherwise a crash could bring the mapping back for a slot
-//! that has got another block. Reads and writes of a slot *pin* it: a pinned slot does not become free,
-//! and its content is not replaced.
+//! A slot is free, or it has a block (it is *mapped*), or it waits to become free. A slot whose
+//! mapping may be in a table on the volume is *imaged*: after it has lost its block, it becomes
+//! free only when a table without the mapping is durable. Otherwise a crash could bring the mapping
+//! back for a slot that has got another block. Reads and writes of a slot *pin* it: a pinned slot
+//! does not become free, and its content is not replaced.
 //!
 //! A block is *busy* while a change of it is in flight, or while its content is on the way into the
-//! cache. The number of an insertion is valid until a change of the block begins, so that an insertion
-//! never brings old content.
+//! cache. The number of an insertion is valid until a change of the block begins, so that an
+//! insertion never brings old content.
 
 mod changes;
 mod kept;
@@ -44,7 +44,8 @@ const AHEAD: u8 = 32;
 struct Busy {
     /// The changes in flight.
     changes: u32,
-    /// Whether several changes were in flight at the same time, so that the last content is unknown.
+    /// Whether several changes were in flight at the same time, so that the last content is
+    /// unknown.
     is_contested: bool,
     /// The number of the insertion; 0 is none.
     insertion: u64,
@@ -112,9 +113,9 @@ pub(super) enum Reason {
 
 /// See the module. Slots are numbered within the shard.
 ///
-/// The memory for each slot, in bytes: 8 for its entry, 1 for its state, 1 for its pins, 4.3 for its
-/// place in the index, at most 8 for the replacement, and 2 for each granule of a block if the mappings
-/// are kept on the volume.
+/// The memory for each slot, in bytes: 8 for its entry, 1 for its state, 1 for its pins, 4.3 for
+/// its place in the index, at most 8 for the replacement, and 2 for each granule of a block if the
+/// mappings are kept on the volume.
 pub(super) struct Shard {
     /// The slots, as they are read without the lock.
     blocks: Arc<Blocks>,
@@ -266,8 +267,8 @@ impl Shard {
         self.sums_of(slot)[granule]
     }
 
-    /// Looks up the granules `wanted` of a block, and pins the slot that has them. If the block may be
-    /// inserted, and `inserts` is set, its next content is expected.
+    /// Looks up the granules `wanted` of a block, and pins the slot that has them. If the block may
+    /// be inserted, and `inserts` is set, its next content is expected.
     #[inline]
     pub(super) fn read(&mut self, key: u64, wanted: u16, access: &Access, inserts: bool) -> Lookup {
         let found = self.find(key);
@@ -289,8 +290,8 @@ impl Shard {
         Lookup::Miss(self.expect(key))
     }
 
-    /// The number of an insertion of the granules `mask` of a block that is read ahead; 0 if it has them,
-    /// if the policy does not admit the block, or if its content is uncertain.
+    /// The number of an insertion of the granules `mask` of a block that is read ahead; 0 if it has
+    /// them, if the policy does not admit the block, or if its content is uncertain.
     pub(super) fn read_ahead(&mut self, key: u64, mask: u16, access: &Access) -> u64 {
         let wanted = match self.find(key) {
             Some(slot) => mask & !self.valid(slot) != 0,
@@ -309,8 +310,8 @@ impl Shard {
         }
     }
 
-    /// If the block in a slot was read ahead, this is the read for which that was done: the replacement
-    /// does not count it as a second one. Returns whether it was.
+    /// If the block in a slot was read ahead, this is the read for which that was done: the
+    /// replacement does not count it as a second one. Returns whether it was.
     fn first_use(&mut self, slot: u32, key: u64, access: &Access) -> bool {
         let flags = &mut self.flags[slot as usize];
         if *flags & AHEAD == 0 {
@@ -361,9 +362,9 @@ impl Shard {
         number != 0 && self.busy.get(&key).is_some_and(|busy| busy.insertion == number)
     }
 
-    /// Begins to insert the granules `mask` of a block. `None` if the insertion is not valid any more,
-    /// or if there is no room; the insertion has ended then. A slot whose mapping may be in a table on the volume gets
-    /// other content only if `may_replace` returns true.
+    /// Begins to insert the granules `mask` of a block. `None` if the insertion is not valid any
+    /// more, or if there is no room; the insertion has ended then. A slot whose mapping may be in a
+    /// table on the volume gets other content only if `may_replace` returns true.
     pub(super) fn begin_insertion(
         &mut self,
         key: u64,
@@ -400,8 +401,8 @@ impl Shard {
         Some(Room { slot, mask })
     }
 
-    /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums. Returns
-    /// whether the block was not in the cache before.
+    /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums.
+    /// Returns whether the block was not in the cache before.
     pub(super) fn end_insertion(
         &mut self,
         key: u64,
@@ -459,8 +460,8 @@ impl Shard {
         usize::from(self.replacement.class(slot)).min(CLASSES - 1)
     }
 
-    /// The replacement gets the block that was mapped to a slot. `kept` is its place before its content was
-    /// written.
+    /// The replacement gets the block that was mapped to a slot. `kept` is its place before its
+    /// content was written.
     fn admit(&mut self, slot: u32, key: u64, access: &Access, kept: Option<Kept>) {
         match kept {
             Some(kept) => self.replacement.insert_again(slot, key, access, kept),
@@ -535,8 +536,8 @@ impl Shard {
         }
     }
 
-    /// Takes the least useful block out of the cache, for the block `wanting`, or for any. Returns false
-    /// if there is none that may leave.
+    /// Takes the least useful block out of the cache, for the block `wanting`, or for any. Returns
+    /// false if there is none that may leave.
     fn evict(&mut self, wanting: Option<u64>) -> bool {
         let blocks = &self.blocks;
         let key = |slot: u32| blocks.key(slot);

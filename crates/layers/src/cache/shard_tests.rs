@@ -321,8 +321,8 @@ fn loaded_mappings_that_are_not_current_leave_with_the_next_tables() {
     assert!((10..80).any(|key| insert(&mut shard, key) == Some(3)));
 }
 
-/// The read for which a block was read ahead is its first request: only the next one is a hit for the
-/// replacement. A block that leaves unread is counted.
+/// The read for which a block was read ahead is its first request: only the next one is a hit for
+/// the replacement. A block that leaves unread is counted.
 #[test]
 fn a_block_that_was_read_ahead_is_used_once() {
     let access = Access { class: 1, ..Access::default() };

@@ -101,12 +101,12 @@ fn shares_of_others(shares: &BTreeMap<u16, u64>, disk: u16) -> u64 {
 }
 
 impl CacheVolume {
-    /// Guarantees slots to a disk: while it has no more blocks than these, it loses none for a block of
-    /// another disk. Each shard has its part of the slots. 0 ends the guarantee.
+    /// Guarantees slots to a disk: while it has no more blocks than these, it loses none for a
+    /// block of another disk. Each shard has its part of the slots. 0 ends the guarantee.
     ///
     /// # Errors
-    /// If the shares of all disks would exceed the cache, or too many disks have a share. The share is
-    /// then as before.
+    /// If the shares of all disks would exceed the cache, or too many disks have a share. The share
+    /// is then as before.
     pub(super) fn set_share(&self, disk: u16, slots: u64) -> Result<(), CacheError> {
         let mut shares = lock(&self.shares);
         self.check_slots(shares_of_others(&shares, disk), slots)?;
@@ -146,7 +146,8 @@ impl CacheVolume {
         )))
     }
 
-    /// Checks that the disk `name`, which may use the cache already, can have a share of so many slots.
+    /// Checks that the disk `name`, which may use the cache already, can have a share of so many
+    /// slots.
     ///
     /// # Errors
     /// If the shares of all disks would exceed the cache.

@@ -1,5 +1,5 @@
-//! The state of a disk's store that a cache has blocks of, and what the layer needs of the daemon for a
-//! cache that outlives it.
+//! The state of a disk's store that a cache has blocks of, and what the layer needs of the daemon
+//! for a cache that outlives it.
 
 use std::fmt;
 use std::io;

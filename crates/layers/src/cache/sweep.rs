@@ -1,9 +1,10 @@
-//! Takes the blocks of a long change out of the cache, in steps, between which the queue serves other requests:
-//! a change may have many blocks, and a cache many slots.
+//! Takes the blocks of a long change out of the cache, in steps, between which the queue serves
+//! other requests: a change may have many blocks, and a cache many slots.
 //!
-//! From the beginning on, the shards let none of these blocks in ([`Shard::begin_range`](super::shard::Shard)). The
-//! change begins at home only after the last step. So what a read finds between two steps is content from before a
-//! change that has not completed.
+//! From the beginning on, the shards let none of these blocks in
+//! ([`Shard::begin_range`](super::shard::Shard)). The change begins at home only after the last
+//! step. So what a read finds between two steps is content from before a change that has not
+//! completed.
 //!
 //! The blocks are looked up one by one if that costs less than a look at all slots.
 
@@ -20,7 +21,8 @@ use super::volume::CacheVolume;
 
 /// The most work of a queue in a round. A look at a slot is 1.
 const WORK_MAX: u64 = 32 << 10;
-/// The work of a look for a block: its places in the index are not adjacent to those of the next one.
+/// The work of a look for a block: its places in the index are not adjacent to those of the next
+/// one.
 const BLOCK_WORK: u64 = 8;
 /// The most work under one lock.
 const LOCKED_MAX: u64 = 4096;
@@ -43,8 +45,8 @@ impl Sweep {
         Self { next: if is_by_block { keys.start } else { 0 }, keys, reason, is_by_block }
     }
 
-    /// Continues for as long as there is `work`, from which it takes what it has used. Returns whether all
-    /// blocks are out.
+    /// Continues for as long as there is `work`, from which it takes what it has used. Returns
+    /// whether all blocks are out.
     pub(super) fn advance(&mut self, volume: &CacheVolume, work: &mut u64) -> bool {
         if self.is_by_block {
             self.advance_blocks(volume, work)
@@ -80,7 +82,8 @@ impl Sweep {
             let (number, from) = (self.next / shard_slots, self.next % shard_slots);
             let mut shard = volume.shard(number as usize);
             if shard.mapped_of(disk) == 0 {
-                // Nothing of the disk is in the shard any more, and nothing in the range gets into it.
+                // Nothing of the disk is in the shard any more, and nothing in the range gets into
+                // it.
                 *work -= 1;
                 self.next = (number + 1) * shard_slots;
                 continue;

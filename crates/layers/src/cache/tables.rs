@@ -1,9 +1,9 @@
 //! Writes the tables of the volume, in any open queue of any of its disks.
 //!
-//! A writing has two steps: it writes pages, each over the older of its two copies, and then flushes
-//! the volume. A *complete* writing has all pages with changes. Its tables have only mappings whose
-//! content an earlier flush has covered. A writing that a request waits for has only the pages of disks
-//! and of regions.
+//! A writing has two steps: it writes pages, each over the older of its two copies, and then
+//! flushes the volume. A *complete* writing has all pages with changes. Its tables have only
+//! mappings whose content an earlier flush has covered. A writing that a request waits for has only
+//! the pages of disks and of regions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -344,8 +344,8 @@ impl CacheQueue {
         });
     }
 
-    /// Clears the bits of regions without changes: flushes home, and has the tables written. Flushes home
-    /// at once for a disk that has just got the cache.
+    /// Clears the bits of regions without changes: flushes home, and has the tables written.
+    /// Flushes home at once for a disk that has just got the cache.
     fn tend_regions(&mut self, next: &mut Crossing<'_>) {
         let volume = Arc::clone(&self.inner.volume);
         if self.is_closed || !volume.is_loaded() || volume.has_failed() {
@@ -382,8 +382,8 @@ impl CacheQueue {
         }
     }
 
-    /// Ends the use of a cache that has failed, or does not answer: from then on, the image's mark rejects the content of
-    /// the cache, and changes are not noted in it.
+    /// Ends the use of a cache that has failed, or does not answer: from then on, the image's mark
+    /// rejects the content of the cache, and changes are not noted in it.
     pub(super) fn end_of_use(&mut self, next: &mut Crossing<'_>) -> Ending {
         self.take_ending();
         if !self.inner.volume.is_kept {

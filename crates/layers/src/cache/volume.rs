@@ -34,8 +34,8 @@ pub struct CacheTimes {
     pub write_ns: u64,
     /// How long a region must have had no change until its bit is cleared.
     pub quiet_ns: u64,
-    /// How long the store may take for a request. After that, reads are answered by home, and changes
-    /// do not wait for the store.
+    /// How long the store may take for a request. After that, reads are answered by home, and
+    /// changes do not wait for the store.
     pub store_ns: u64,
 }
 
@@ -57,9 +57,9 @@ pub(super) struct DiskState {
     pub(super) is_attached: AtomicBool,
     /// The size of the disk when a layer began to serve it, in bytes; blocks beyond are dropped.
     pub(super) capacity: AtomicU64,
-    /// Whether a flush of home has succeeded since a layer began to serve the disk. What was written
-    /// before that, without the cache, may not be durable at home, and no region has a bit for it. So
-    /// until then nothing that is read goes into a cache that outlives the daemon.
+    /// Whether a flush of home has succeeded since a layer began to serve the disk. What was
+    /// written before that, without the cache, may not be durable at home, and no region has a bit
+    /// for it. So until then nothing that is read goes into a cache that outlives the daemon.
     pub(super) is_home_flushed: AtomicBool,
 }
 
@@ -123,8 +123,8 @@ impl Keeper {
     }
 }
 
-/// What misses of all queues change, apart from what their hits read: nothing else is in its lines of the
-/// processor's cache.
+/// What misses of all queues change, apart from what their hits read: nothing else is in its lines
+/// of the processor's cache.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Apart<T>(pub(super) T);
@@ -148,8 +148,8 @@ pub struct CacheVolume {
     /// Whether the tables have been loaded.
     pub(super) is_loaded: AtomicBool,
     pub(super) has_failed: AtomicBool,
-    /// What the store has not answered in time: reads, and queues with other requests. While there is
-    /// any, all reads go home, and nothing is inserted.
+    /// What the store has not answered in time: reads, and queues with other requests. While there
+    /// is any, all reads go home, and nothing is inserted.
     pub(super) late: AtomicU64,
     /// Whether a thread waits for an answer of the store to find out whether there is one.
     pub(super) is_asked: AtomicBool,
@@ -159,8 +159,8 @@ pub struct CacheVolume {
     /// The bytes of read-aheads on their way into the cache, of all disks.
     pub(super) ahead: Apart<AtomicU64>,
     pub(super) load_next: AtomicU64,
-    /// Whether the modification time of a disk's store is being read: of one disk at a time, because a
-    /// store that hangs must not occupy more than one thread.
+    /// Whether the modification time of a disk's store is being read: of one disk at a time,
+    /// because a store that hangs must not occupy more than one thread.
     pub(super) is_noting: Arc<AtomicBool>,
 }
 
@@ -242,7 +242,8 @@ impl CacheVolume {
         ((mixed >> 32) * self.shards.len() as u64 >> 32) as usize
     }
 
-    /// The end of the blocks after `key` that are in the same shard because they are in the same extent.
+    /// The end of the blocks after `key` that are in the same shard because they are in the same
+    /// extent.
     pub(super) fn shard_end(&self, key: u64) -> u64 {
         let blocks = EXTENT / u64::from(self.format.block_size);
         (key | (blocks - 1)) + 1
@@ -262,8 +263,9 @@ impl CacheVolume {
         }
     }
 
-    /// The slot that has the granules `wanted` of a block, pinned, if that can be found out without the lock of
-    /// the block's shard, and if the replacement has nothing to learn from the read but for [`Hits`].
+    /// The slot that has the granules `wanted` of a block, pinned, if that can be found out without
+    /// the lock of the block's shard, and if the replacement has nothing to learn from the read but
+    /// for [`Hits`].
     #[inline]
     pub(super) fn hit(&self, shard: usize, key: u64, wanted: u16, access: &Access) -> Option<u32> {
         self.found(shard, self.blocks[shard].read(key, wanted, access))
@@ -299,8 +301,8 @@ impl CacheVolume {
         self.blocks[self.shard_of(key)].prefetch_index(key);
     }
 
-    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns the
-    /// shard and the slot.
+    /// Fetches what is known of the slot that may have a block into the processor's caches. Returns
+    /// the shard and the slot.
     #[inline]
     pub(super) fn prefetch_slot(&self, key: u64) -> Option<(usize, u32)> {
         let shard = self.shard_of(key);

@@ -185,7 +185,8 @@ struct ClassifyQueue {
 }
 
 impl ClassifyQueue {
-    /// Adds the parts of databases to the insight of `request`. The buffers have its data if `has_data`.
+    /// Adds the parts of databases to the insight of `request`. The buffers have its data if
+    /// `has_data`.
     #[inline]
     fn find_databases(&mut self, request: &mut Observed<'_>, has_data: bool) {
         let Some(databases) = &mut self.databases else { return };

@@ -1,8 +1,8 @@
 //! A limit and the disks that share it.
 //!
-//! Waiting disks get equal shares of the limit by start-time fair queueing: a disk yields to a waiting
-//! disk that has used less of the limit. The use of a request is the time in which the limit admits
-//! its cost. A disk that does not wait reserves nothing, so the limit is used in full.
+//! Waiting disks get equal shares of the limit by start-time fair queueing: a disk yields to a
+//! waiting disk that has used less of the limit. The use of a request is the time in which the
+//! limit admits its cost. A disk that does not wait reserves nothing, so the limit is used in full.
 
 use std::sync::Arc;
 
@@ -10,19 +10,20 @@ use fathom_block::{Shared, Waker};
 
 use super::rates::{Buckets, Cost, Direction, Rates};
 
-/// The most by which the use of a disk may exceed that of a waiting disk, in seconds of the limit. With
-/// a high limit, disks alternate in steps of this size. It is also the credit of an idle disk.
+/// The most by which the use of a disk may exceed that of a waiting disk, in seconds of the limit.
+/// With a high limit, disks alternate in steps of this size. It is also the credit of an idle disk.
 const LEAD_MAX: f64 = 0.001;
 /// The most by which the disk with the least use may exceed the limit, in nanoseconds of the limit.
 const OVERDRAFT_NS_MAX: u64 = 1_000_000;
-/// The longest time for which disks yield to a disk that does not take its share, in nanoseconds. Its
-/// thread may not be scheduled, or its queue may be closed.
+/// The longest time for which disks yield to a disk that does not take its share, in nanoseconds.
+/// Its thread may not be scheduled, or its queue may be closed.
 const PATIENCE_NS: u64 = 10_000_000;
-/// The longest time for which a disk pays for requests that passed without admission, in nanoseconds.
+/// The longest time for which a disk pays for requests that passed without admission, in
+/// nanoseconds.
 const DEBT_NS_MAX: u64 = 60_000_000_000;
 /// The shortest wait, in nanoseconds. With a high limit, several requests are admitted in one step,
-/// because a thread that sleeps and wakes for each request would use most of its processor's time for
-/// that. The buckets are many times larger, so the rate is not reduced.
+/// because a thread that sleeps and wakes for each request would use most of its processor's time
+/// for that. The buckets are many times larger, so the rate is not reduced.
 pub const WAIT_NS_MIN: u64 = 250_000;
 
 /// A disk within a group.
@@ -30,13 +31,14 @@ pub const WAIT_NS_MIN: u64 = 250_000;
 struct Member {
     /// Whether a disk uses this place.
     is_used: bool,
-    /// The disk's use of the limit by reads and by writes, in seconds. Only the first is used if both
-    /// share a rate.
+    /// The disk's use of the limit by reads and by writes, in seconds. Only the first is used if
+    /// both share a rate.
     used: [f64; 2],
-    /// For each direction in which the disk waits, the time at which its next request can be admitted,
-    /// in nanoseconds.
+    /// For each direction in which the disk waits, the time at which its next request can be
+    /// admitted, in nanoseconds.
     due_ns: [Option<u64>; 2],
-    /// The time until which the disk has to wait for what has passed without admission, in nanoseconds.
+    /// The time until which the disk has to wait for what has passed without admission, in
+    /// nanoseconds.
     debt_ns: u64,
 }
 
@@ -77,7 +79,8 @@ impl Group {
         self.state.access(|state| state.rates)
     }
 
-    /// Sets other rates. The buckets keep their levels. The new rates also apply to waiting requests.
+    /// Sets other rates. The buckets keep their levels. The new rates also apply to waiting
+    /// requests.
     pub fn set_rates(&self, rates: Rates) {
         self.state.access(|state| {
             let old = std::mem::replace(&mut state.rates, rates);
@@ -122,8 +125,8 @@ impl Place {
     }
 
     /// Admits requests at `now_ns`, under one lock. `requests` gets a [`Gate`] and returns the time
-    /// after which to try again, in nanoseconds; `None` if no request waits. A change of the rates uses
-    /// `waker` before that time.
+    /// after which to try again, in nanoseconds; `None` if no request waits. A change of the rates
+    /// uses `waker` before that time.
     pub fn admit(
         &self,
         now_ns: u64,
@@ -148,9 +151,9 @@ impl Place {
         });
     }
 
-    /// Charges the cost of a request that is passed on without admission at `now_ns`. If the limit would not
-    /// have admitted it, the other disks do not pay for it: this disk waits for as long as the limit needs for
-    /// the request.
+    /// Charges the cost of a request that is passed on without admission at `now_ns`. If the limit
+    /// would not have admitted it, the other disks do not pay for it: this disk waits for as long
+    /// as the limit needs for the request.
     pub fn charge(&self, cost: Cost, now_ns: u64) {
         self.group.state.access(|state| {
             state.leak(now_ns);
@@ -279,9 +282,9 @@ impl State {
         least.is_some_and(|least| self.members[index].used[account] > least + LEAD_MAX)
     }
 
-    /// Whether a disk is admitted although the bucket is full, because a waiting disk has used more.
-    /// That disk then waits longer. So a disk with few requests in flight also gets its share, with
-    /// short waits.
+    /// Whether a disk is admitted although the bucket is full, because a waiting disk has used
+    /// more. That disk then waits longer. So a disk with few requests in flight also gets its
+    /// share, with short waits.
     fn may_overdraw(&self, index: usize, direction: Direction, now_ns: u64, wait_ns: u64) -> bool {
         let account = self.account(direction);
         let used = self.members[index].used[account].max(self.start[account] - LEAD_MAX);

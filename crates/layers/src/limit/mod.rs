@@ -1,8 +1,9 @@
 //! Bounds on requests and bytes per second.
 //!
 //! A request that the limit does not admit waits in its queue, in the order of arrival, until the
-//! limit admits it. Flushes never wait. When a queue is drained (a ring stops, a client disconnects,
-//! or the layers change), the layer passes on all waiting requests and still charges their cost.
+//! limit admits it. Flushes never wait. When a queue is drained (a ring stops, a client
+//! disconnects, or the layers change), the layer passes on all waiting requests and still charges
+//! their cost.
 //!
 //! - `bucket`: a leaky bucket with the rates and bursts of QEMU.
 //! - `rates`: the buckets of a limit, and the cost of a request.
@@ -87,8 +88,8 @@ struct Inner {
     rates: Mutex<Rates>,
     target: Target,
     names: Arc<Names>,
-    /// The number of waiting requests, the number of requests that have waited, and the sum of their
-    /// waiting times in nanoseconds.
+    /// The number of waiting requests, the number of requests that have waited, and the sum of
+    /// their waiting times in nanoseconds.
     waiting: AtomicU64,
     held: AtomicU64,
     held_ns: AtomicU64,
@@ -154,8 +155,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A limit with `options`. `names` has the texts of control groups, `groups` the limits of named
-    /// groups.
+    /// A limit with `options`. `names` has the texts of control groups, `groups` the limits of
+    /// named groups.
     pub fn new(options: &LimitOptions, names: &Arc<Names>, groups: &LimitGroups) -> Self {
         let (scope, rates) = (options.scope(), options.rates());
         let target = if scope.each {

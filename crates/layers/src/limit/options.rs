@@ -1,8 +1,8 @@
 //! The configuration of a limit.
 //!
-//! The keys are those of libvirt's `blkdeviotune` (`total_iops_sec`). Aliases are the names of QEMU's
-//! `ThrottleLimits` (`iops-total`) and forms with dashes or underscores. The meanings are those of
-//! QEMU.
+//! The keys are those of libvirt's `blkdeviotune` (`total_iops_sec`). Aliases are the names of
+//! QEMU's `ThrottleLimits` (`iops-total`) and forms with dashes or underscores. The meanings are
+//! those of QEMU.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -93,8 +93,8 @@ impl Part {
 macro_rules! options {
     ($($type:ty, $number:ident: $average:ident [$($a:literal)*] $maximum:ident [$($m:literal)*]
        $length:ident [$($l:literal)*] $what:literal;)*) => {
-        /// The configuration of a layer that limits requests and bytes per second. A rate of 0 means no
-        /// limit.
+        /// The configuration of a layer that limits requests and bytes per second. A rate of 0
+        /// means no limit.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct LimitOptions {
@@ -112,8 +112,8 @@ macro_rules! options {
                 #[serde(skip_serializing_if = "is_one")]
                 pub $length: u64,
             )*
-            /// A longer request counts as its length divided by this length. 0 counts each request as
-            /// one.
+            /// A longer request counts as its length divided by this length. 0 counts each request
+            /// as one.
             #[serde(alias = "iops-size", alias = "size_iops_sec", alias = "size-iops-sec")]
             #[serde(skip_serializing_if = "is_default")]
             pub iops_size: Bytes,
@@ -121,8 +121,8 @@ macro_rules! options {
             #[serde(alias = "group_name", alias = "group-name")]
             #[serde(skip_serializing_if = "is_default")]
             pub group: String,
-            /// Patterns of the limited control groups of the guest; empty for all requests. `*` matches
-            /// any characters, `?` one.
+            /// Patterns of the limited control groups of the guest; empty for all requests. `*`
+            /// matches any characters, `?` one.
             #[serde(skip_serializing_if = "is_default")]
             pub containers: Vec<String>,
             /// Whether each matching control group has its own limit; otherwise they share it.

@@ -17,8 +17,8 @@ impl Direction {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Read, Self::Write];
 
-    /// The direction of an operation; `None` for operations without a limit. A flush moves no data of
-    /// its own, and a process of the guest waits for it.
+    /// The direction of an operation; `None` for operations without a limit. A flush moves no data
+    /// of its own, and a process of the guest waits for it.
     pub fn of(operation: Operation) -> Option<Self> {
         match operation {
             Operation::Read => Some(Self::Read),
@@ -61,8 +61,8 @@ impl Rates {
 pub struct Cost {
     /// Its direction.
     pub direction: Direction,
-    /// Its length, in bytes, also that of a write of zeroes: storage may have to write them. A discard counts as
-    /// empty, because a guest discards whole file systems with one request.
+    /// Its length, in bytes, also that of a write of zeroes: storage may have to write them. A
+    /// discard counts as empty, because a guest discards whole file systems with one request.
     pub bytes: u64,
 }
 
@@ -101,8 +101,8 @@ impl Buckets {
         wait_ns(&self.requests, &rates.requests).max(wait_ns(&self.bytes, &rates.bytes))
     }
 
-    /// Adds the cost of an admitted request. Returns the time in which the slowest of the rates admits
-    /// that cost, in seconds.
+    /// Adds the cost of an admitted request. Returns the time in which the slowest of the rates
+    /// admits that cost, in seconds.
     pub fn charge(&mut self, rates: &Rates, cost: Cost) -> f64 {
         let bytes = cost.bytes as f64;
         let requests = if rates.request_size > 0.0 && bytes > rates.request_size {

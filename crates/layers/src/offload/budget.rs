@@ -6,8 +6,8 @@ use crate::bucket::{Bucket, Rate};
 const RATE: u64 = 64 << 20;
 const BURST: u64 = 8 << 20;
 
-/// A queue's budget of bytes. A copy costs processor time and a write of the log's volume, so that a fast disk makes
-/// only some of them.
+/// A queue's budget of bytes. A copy costs processor time and a write of the log's volume, so that
+/// a fast disk makes only some of them.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     used: Bucket,

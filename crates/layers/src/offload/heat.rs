@@ -1,7 +1,8 @@
 //! How often blocks are read, for the choice of those with copies.
 //!
-//! Reads are counted in windows, each with its weight: at the end of each, all counts are halved. Each queue gathers some reads in
-//! memory of its own, and adds them together if nobody else uses the counts; otherwise they are not counted.
+//! Reads are counted in windows, each with its weight: at the end of each, all counts are halved.
+//! Each queue gathers some reads in memory of its own, and adds them together if nobody else uses
+//! the counts; otherwise they are not counted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,7 +30,8 @@ struct Counts {
 /// The most blocks of a plan.
 const PLAN_MAX: usize = 8192;
 
-/// Which blocks should have copies and lack them: each with the block that loses its slot, if no slot is free.
+/// Which blocks should have copies and lack them: each with the block that loses its slot, if no
+/// slot is free.
 pub(super) type Plan = Vec<(u64, Option<u64>)>;
 
 /// See the module.
@@ -77,8 +79,8 @@ impl Heat {
         self.window_ns / 16 + 1
     }
 
-    /// The copies to make, if a new plan is due at `now_ns`. `compare` compares the blocks that should have one with
-    /// the slots.
+    /// The copies to make, if a new plan is due at `now_ns`. `compare` compares the blocks that
+    /// should have one with the slots.
     pub(super) fn plan(
         &self,
         now_ns: u64,
@@ -163,7 +165,8 @@ impl Gathered {
 mod tests {
     use super::*;
 
-    /// The blocks that are read most get copies, and keep them until others are read clearly more often.
+    /// The blocks that are read most get copies, and keep them until others are read clearly more
+    /// often.
     #[test]
     fn the_blocks_read_most_have_copies() {
         let heat = Heat::new(2, 1600);

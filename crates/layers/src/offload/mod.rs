@@ -1,16 +1,16 @@
 //! A log that takes over the load of a slow disk while the disk's device is contended.
 //!
-//! At rest, requests go straight to the disk beneath, and the log is empty. [`Offload::start`] makes the layer
-//! carry: changes go to a log on another device, as in the layer `wal`, and each of them is durable there
-//! before it completes. [`Offload::stop`] ends that: the content of the log returns home in idle time, and new
-//! changes go home past it. Both may be called at any time, from any thread. `docs/offload.md` describes what
-//! is guaranteed.
+//! At rest, requests go straight to the disk beneath, and the log is empty. [`Offload::start`]
+//! makes the layer carry: changes go to a log on another device, as in the layer `wal`, and each of
+//! them is durable there before it completes. [`Offload::stop`] ends that: the content of the log
+//! returns home in idle time, and new changes go home past it. Both may be called at any time, from
+//! any thread. `docs/offload.md` describes what is guaranteed.
 //!
 //! - `wal::switch`: the states, and what may go past the log.
 //! - `regions`: which parts of the disk a scan of the log could still write to.
 //! - `queue`: one queue's work. It passes requests to a part of the layer `wal`, or past it.
-//! - `copies`, `heat`, `weight`, `serve`: copies of blocks that are read often, their choice, and one queue's work
-//!   on them. `budget`: how much of what passes becomes copies.
+//! - `copies`, `heat`, `weight`, `serve`: copies of blocks that are read often, their choice, and
+//!   one queue's work on them. `budget`: how much of what passes becomes copies.
 
 mod budget;
 mod copies;
@@ -84,7 +84,8 @@ impl CarryKind {
 pub struct OffloadOptions {
     /// What [`Offload::start`] carries.
     pub carry: CarryKind,
-    /// The size of the regions by which changes are compared with the content of the log, as a power of two.
+    /// The size of the regions by which changes are compared with the content of the log, as a
+    /// power of two.
     pub region_shift: u32,
     /// The bytes behind the log that have copies of blocks that are read often.
     pub copies: u64,
@@ -168,9 +169,9 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Recovers the log in `volume`, or makes one if there is none. If it has content, the content returns
-    /// home. The completion in `options` is not used: each change in the log is durable when it completes.
-    /// Blocks.
+    /// Recovers the log in `volume`, or makes one if there is none. If it has content, the content
+    /// returns home. The completion in `options` is not used: each change in the log is durable
+    /// when it completes. Blocks.
     ///
     /// # Errors
     /// If the log cannot be used. Nothing has changed then.
@@ -217,8 +218,8 @@ impl Offload {
         &self.wal
     }
 
-    /// Why the log should get no changes now: it has failed, or a problem of its store is known. A start would make
-    /// changes wait or fail that the disk beneath could have carried out.
+    /// Why the log should get no changes now: it has failed, or a problem of its store is known. A
+    /// start would make changes wait or fail that the disk beneath could have carried out.
     pub fn unfit(&self) -> Option<String> {
         let problems = self.wal.inner.volume.backend().problems();
         let known = problems.iter().find(|problem| **problem != BackendProblem::LossNotRecorded);
@@ -230,9 +231,9 @@ impl Offload {
         })
     }
 
-    /// Begins to carry as [`start`](Self::start) does, but if the log rests and a queue is open, only when an empty
-    /// record is durable in the log. So a log volume that has died unnoticed fails no change. Returns whether it
-    /// carries already.
+    /// Begins to carry as [`start`](Self::start) does, but if the log rests and a queue is open,
+    /// only when an empty record is durable in the log. So a log volume that has died unnoticed
+    /// fails no change. Returns whether it carries already.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -291,12 +292,13 @@ impl Offload {
         self.wal.inner.shared.wake();
     }
 
-    /// Stops, and brings all content of the log home within `limit`, in a queue that it opens for this.
-    /// `disk` has this layer, and must not take changes any more. A queue's thread must not call this
-    /// function.
+    /// Stops, and brings all content of the log home within `limit`, in a queue that it opens for
+    /// this. `disk` has this layer, and must not take changes any more. A queue's thread must not
+    /// call this function.
     ///
     /// # Errors
-    /// If the disk or the log volume fails, or `limit` has passed. The remaining content stays in the log.
+    /// If the disk or the log volume fails, or `limit` has passed. The remaining content stays in
+    /// the log.
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         self.stop();
         self.wal.drain(disk, limit)

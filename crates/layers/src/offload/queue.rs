@@ -19,7 +19,8 @@ pub(super) struct OffloadQueue {
     at_rest: u64,
     /// The other changes in flight past the log, by the number of their round.
     past: Vec<(u64, u64)>,
-    /// Changes that wait for the end of write-back, oldest first, and since when they wait, in nanoseconds.
+    /// Changes that wait for the end of write-back, oldest first, and since when they wait, in
+    /// nanoseconds.
     held: Vec<(u64, Box<Request>)>,
     /// The work on copies, if there are any.
     hot: Option<HotQueue>,

@@ -1,5 +1,5 @@
-//! A queue's work on copies: it fills them from what its guest reads and writes at home, and in the background while
-//! the layer rests. While reads are carried, it reads from them.
+//! A queue's work on copies: it fills them from what its guest reads and writes at home, and in the
+//! background while the layer rests. While reads are carried, it reads from them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -24,7 +24,8 @@ const COUNTED_BLOCKS_MAX: u64 = 2;
 /// The most bytes of guests' requests whose content is being copied, for all queues of a disk.
 const PASSING_MAX: u64 = 4 << 20;
 
-/// The purposes of this layer's own requests, in the bits of their tokens above those of the log's part.
+/// The purposes of this layer's own requests, in the bits of their tokens above those of the log's
+/// part.
 mod step {
     pub(super) const BITS: u32 = 2;
     /// A read of a copy.
@@ -54,8 +55,9 @@ pub(super) struct Hot {
 }
 
 impl Hot {
-    /// Copies in `area`, a range of the volume in bytes, of blocks of 2^`shift` bytes. `is_forced` is whether
-    /// writes of the volume can be durable at once: then no flush of the log has to write copies.
+    /// Copies in `area`, a range of the volume in bytes, of blocks of 2^`shift` bytes. `is_forced`
+    /// is whether writes of the volume can be durable at once: then no flush of the log has to
+    /// write copies.
     pub(super) fn new(area: &Range<u64>, shift: u32, window_ns: u64, is_forced: bool) -> Self {
         let copies = Copies::new(area, shift);
         let heat = Heat::new(copies.slots(), window_ns);
@@ -91,11 +93,13 @@ pub(super) struct HotQueue {
     /// The reads of copies in flight, with the guest's requests, by number.
     reads: HashMap<u64, (Box<Request>, CopyRead)>,
     count: u64,
-    /// The guest's requests in flight whose content also fills a copy, and the writes of such content, by number.
+    /// The guest's requests in flight whose content also fills a copy, and the writes of such
+    /// content, by number.
     passing: HashMap<u64, Passing>,
     passed: HashMap<u64, (Fill, u64)>,
     budget: Budget,
-    /// The blocks whose copies to make in the background, the most important first, while this queue does so.
+    /// The blocks whose copies to make in the background, the most important first, while this
+    /// queue does so.
     plan: VecDeque<u64>,
     is_filling: bool,
     fill: Option<Fill>,
@@ -167,8 +171,9 @@ impl HotQueue {
         None
     }
 
-    /// Begins to fill a copy with the content of a guest's request that goes home now, if the copy lacks it. A change
-    /// has been begun. `is_home` returns whether the log has nothing for a range. `None` if nothing is filled.
+    /// Begins to fill a copy with the content of a guest's request that goes home now, if the copy
+    /// lacks it. A change has been begun. `is_home` returns whether the log has nothing for a
+    /// range. `None` if nothing is filled.
     pub(super) fn begin_pass(
         &mut self,
         request: &Request,
@@ -178,8 +183,9 @@ impl HotQueue {
         self.begin_copy(&request.range(), request.operation.modifies(), is_home, now_ns)
     }
 
-    /// Begins to fill what a copy lacks of `range` with content that passes, if the budget is sufficient, and uses the
-    /// budget. The other arguments are those of [`begin_fill`](Self::begin_fill).
+    /// Begins to fill what a copy lacks of `range` with content that passes, if the budget is
+    /// sufficient, and uses the budget. The other arguments are those of
+    /// [`begin_fill`](Self::begin_fill).
     fn begin_copy(
         &mut self,
         range: &Range<u64>,
@@ -197,8 +203,9 @@ impl HotQueue {
         Some(fill)
     }
 
-    /// Begins to fill what a copy lacks of `range`; see [`Copies::begin_fill`]. `is_newest` returns whether the content to
-    /// come is the newest one: a change that is in the log alone may have completed before, or be on its way there.
+    /// Begins to fill what a copy lacks of `range`; see [`Copies::begin_fill`]. `is_newest` returns
+    /// whether the content to come is the newest one: a change that is in the log alone may have
+    /// completed before, or be on its way there.
     fn begin_fill(
         &self,
         range: &Range<u64>,
@@ -213,7 +220,8 @@ impl HotQueue {
         None
     }
 
-    /// Sends a guest's request home whose content also fills a copy. Returns the request if its memory was lost.
+    /// Sends a guest's request home whose content also fills a copy. Returns the request if its
+    /// memory was lost.
     pub(super) fn pass(
         &mut self,
         request: Box<Request>,
@@ -281,8 +289,8 @@ impl HotQueue {
         returned
     }
 
-    /// Content of the log has gone home: what copies lack of it goes there, too. `is_newest` returns whether it is still
-    /// the newest content of a range.
+    /// Content of the log has gone home: what copies lack of it goes there, too. `is_newest`
+    /// returns whether it is still the newest content of a range.
     pub(super) fn returned_home(
         &mut self,
         request: &Request,
@@ -384,8 +392,9 @@ impl HotQueue {
         None
     }
 
-    /// Chooses the blocks that get copies, if it is time, and makes copies of them in the background as far as the
-    /// scheduler allows, if it `may_fill`. `is_home` returns whether the log has nothing for a range.
+    /// Chooses the blocks that get copies, if it is time, and makes copies of them in the
+    /// background as far as the scheduler allows, if it `may_fill`. `is_home` returns whether the
+    /// log has nothing for a range.
     pub(super) fn work(
         &mut self,
         may_fill: bool,
@@ -510,8 +519,8 @@ impl HotQueue {
 }
 
 impl Drop for HotQueue {
-    /// A slot to which a copy is being written keeps its pin, so that it is never used again: the kernel may still
-    /// write to it.
+    /// A slot to which a copy is being written keeps its pin, so that it is never used again: the
+    /// kernel may still write to it.
     fn drop(&mut self) {
         for (_, read) in self.reads.values() {
             self.hot.copies.abandon_read(read);

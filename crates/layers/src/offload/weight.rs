@@ -6,7 +6,8 @@ use fathom_insight::{DatabasePart, Insight, Kind};
 
 /// The runs of reads that are followed.
 const RUNS: usize = 8;
-/// A run of more bytes is a pass over much data, for example that of a backup. Its blocks are not read again soon.
+/// A run of more bytes is a pass over much data, for example that of a backup. Its blocks are not
+/// read again soon.
 const PASS_MIN: u64 = 1 << 20;
 
 /// Reads that continue each other.
@@ -21,8 +22,8 @@ struct Run {
 pub(super) struct Runs([Run; RUNS]);
 
 impl Runs {
-    /// The weight of a read of `range`: 0 for parts of a pass and of logs, and more than 1 for what further reads
-    /// depend on.
+    /// The weight of a read of `range`: 0 for parts of a pass and of logs, and more than 1 for what
+    /// further reads depend on.
     pub(super) fn weigh(&mut self, range: &Range<u64>, insight: &Insight) -> u32 {
         if self.follow(range) > PASS_MIN {
             return 0;

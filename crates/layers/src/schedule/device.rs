@@ -1,22 +1,24 @@
 //! A device, and the queues of all disks that lie on it.
 //!
-//! Each queue of a disk is a **lane**. A lane counts its requests in flight itself and publishes the
-//! counts. While the requests of only one disk are at the device, and a process waits for each of
-//! them, no lane takes the lock for a request: it checks the device once a millisecond
-//! ([`Lane::check`]). Otherwise the device is **attentive**, and each lane takes a **turn** under the
-//! lock for each request and each completion ([`Lane::turn`]). In a turn, a [`Gate`] admits requests:
+//! Each queue of a disk is a **lane**. A lane counts its requests in flight itself and publishes
+//! the counts. While the requests of only one disk are at the device, and a process waits for each
+//! of them, no lane takes the lock for a request: it checks the device once a millisecond
+//! ([`Lane::check`]). Otherwise the device is **attentive**, and each lane takes a **turn** under
+//! the lock for each request and each completion ([`Lane::turn`]). In a turn, a [`Gate`] admits
+//! requests:
 //!
-//! - **Waited-for requests** by start-time fair queueing. Each disk has a tag: the service that it has
-//!   received, divided by its weight. If more requests come than the device may have in flight, the
-//!   disk with the least tag is next. The control groups of a disk share its part in the same way.
-//! - **Background requests** while the device has no waited-for request, and is not expected to get one
-//!   during the step ([`Think`](super::think::Think)). At first one at a time; more after the device has been quiet for
-//!   longer.
-//! - **A burst of background requests**, if a disk holds more than it may and is behind its share, or if
-//!   its oldest request was held for long.
+//! - **Waited-for requests** by start-time fair queueing. Each disk has a tag: the service that it
+//!   has received, divided by its weight. If more requests come than the device may have in flight,
+//!   the disk with the least tag is next. The control groups of a disk share its part in the same
+//!   way.
+//! - **Background requests** while the device has no waited-for request, and is not expected to get
+//!   one during the step ([`Think`](super::think::Think)). At first one at a time; more after the
+//!   device has been quiet for longer.
+//! - **A burst of background requests**, if a disk holds more than it may and is behind its share,
+//!   or if its oldest request was held for long.
 //!
-//! If a lane makes no progress for [`STUCK_NS`](super::state::STUCK_NS), its requests do not count as in flight any
-//! more. A lane that was called and takes no turn is not waited for.
+//! If a lane makes no progress for [`STUCK_NS`](super::state::STUCK_NS), its requests do not count
+//! as in flight any more. A lane that was called and takes no turn is not waited for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,8 +71,8 @@ impl Device {
     }
 }
 
-/// The place of a disk at a device, shared by the disk's queues. The disk leaves when the last owner
-/// drops the place.
+/// The place of a disk at a device, shared by the disk's queues. The disk leaves when the last
+/// owner drops the place.
 pub(super) struct Place {
     device: Arc<Device>,
     index: usize,
@@ -281,8 +283,8 @@ impl Gate<'_> {
         }
     }
 
-    /// Admits a background request in a quiet time, as a step. Its length is only looked up in a quiet
-    /// time.
+    /// Admits a background request in a quiet time, as a step. Its length is only looked up in a
+    /// quiet time.
     ///
     /// # Errors
     /// If the request is held back: the time after which to try again, in nanoseconds, or `None` if
@@ -308,8 +310,8 @@ impl Gate<'_> {
         Ok(())
     }
 
-    /// Admits a request of `bytes` that adjoins the last one of a step, if it probably completes in the
-    /// quiet time.
+    /// Admits a request of `bytes` that adjoins the last one of a step, if it probably completes in
+    /// the quiet time.
     pub(super) fn extend_step(&mut self, bytes: u64) -> bool {
         let quiet_ns = self.now_ns.saturating_sub(self.state.quiet_ns);
         let safe_ns = self.state.think.safe_ns(quiet_ns);
@@ -321,8 +323,8 @@ impl Gate<'_> {
         true
     }
 
-    /// Admits a background request of a burst, if the disk has had less than its share of the device by
-    /// at least the cost `behind`.
+    /// Admits a background request of a burst, if the disk has had less than its share of the
+    /// device by at least the cost `behind`.
     pub(super) fn admit_burst(&mut self, cost: f64, behind: f64) -> bool {
         let member = self.member();
         if !self.state.has_burst_room() {

@@ -1,9 +1,9 @@
 //! Held requests, and what releases them before their time.
 //!
-//! A process can wait for a request that no process waited for when it came: `fsync` waits for pages
-//! that are already being written. So a disk keeps an index of the held requests of all its queues.
-//! A request that comes to any of its queues marks the held ones that it may wait for, and their
-//! queues release them.
+//! A process can wait for a request that no process waited for when it came: `fsync` waits for
+//! pages that are already being written. So a disk keeps an index of the held requests of all its
+//! queues. A request that comes to any of its queues marks the held ones that it may wait for, and
+//! their queues release them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,9 +100,9 @@ impl HeldList {
         self.take(0)
     }
 
-    /// The next of the requests that came by `until_ns`, in the order of the disk, which is the order in
-    /// which a hard disk reaches them soonest: the first behind the last released one, or else the first
-    /// of all. Requests at the same place keep their order.
+    /// The next of the requests that came by `until_ns`, in the order of the disk, which is the
+    /// order in which a hard disk reaches them soonest: the first behind the last released one, or
+    /// else the first of all. Requests at the same place keep their order.
     pub(super) fn next(&self, until_ns: u64) -> Option<usize> {
         let place = |held: &Held| {
             let offset = held.request.offset;
@@ -255,8 +255,8 @@ impl Index {
         self.update(&entries);
     }
 
-    /// Marks the held requests that `request`, which has come to `queue`, may wait for. Wakes the other
-    /// queues that hold them.
+    /// Marks the held requests that `request`, which has come to `queue`, may wait for. Wakes the
+    /// other queues that hold them.
     pub(super) fn meet(&self, queue: u64, request: &Request, need: Need) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
@@ -283,8 +283,8 @@ impl Index {
         self.mark(queue, release);
     }
 
-    /// Marks the held requests of the files of the held request `id`, for which a process waits. If its
-    /// files are not known, marks all held requests of the disk.
+    /// Marks the held requests of the files of the held request `id`, for which a process waits. If
+    /// its files are not known, marks all held requests of the disk.
     pub(super) fn meet_waiter(&self, queue: u64, id: u64) {
         let entries = self.entries();
         let files = entries.iter().find(|entry| entry.id == id).map(|entry| entry.files.clone());
@@ -292,8 +292,9 @@ impl Index {
         self.meet_files(queue, &files.unwrap_or_default());
     }
 
-    /// Marks the held requests of the files of a request for which a process waits. If its files are not
-    /// known, marks all held requests of the disk. Returns whether there are any that were not marked.
+    /// Marks the held requests of the files of a request for which a process waits. If its files
+    /// are not known, marks all held requests of the disk. Returns whether there are any that were
+    /// not marked.
     pub(super) fn meet_files(&self, queue: u64, files: &Files) -> bool {
         let is_unknown = files.is_empty();
         self.mark(queue, |entry| {

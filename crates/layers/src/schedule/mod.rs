@@ -1,8 +1,8 @@
 //! The order in which the requests of many disks use one device.
 //!
-//! Requests that a process waits for are first; background requests are held back while such requests
-//! are at the device, within a bound of time and of amount. Disks, and control groups of a guest, share
-//! the device by their weights. `docs/shared-disks.md` describes the rules.
+//! Requests that a process waits for are first; background requests are held back while such
+//! requests are at the device, within a bound of time and of amount. Disks, and control groups of a
+//! guest, share the device by their weights. `docs/shared-disks.md` describes the rules.
 //!
 //! - `need`: whether a process waits for a request.
 //! - `held`: held requests, and what releases them before their time.
@@ -73,7 +73,8 @@ impl ScheduleDevices {
 
 /// The state that the queues of a disk share.
 struct Inner {
-    /// The name of the device that the configuration has; empty for the device on which the disk lies.
+    /// The name of the device that the configuration has; empty for the device on which the disk
+    /// lies.
     named: String,
     /// Why the device of the disk was not found, if it was not: the disk then has one of its own.
     missing: OnceLock<String>,
@@ -126,8 +127,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A layer of a disk on the device with the name `device`. `names` has the texts of control groups,
-    /// and `waiters` reports whether a process waits for a held request.
+    /// A layer of a disk on the device with the name `device`. `names` has the texts of control
+    /// groups, and `waiters` reports whether a process waits for a held request.
     pub fn new(
         options: &ScheduleOptions,
         device: &str,
@@ -161,8 +162,8 @@ impl Schedule {
         layer.as_any()?.downcast_ref()
     }
 
-    /// Notes that the device of the disk was not found, so that the layer was made for a device that no other
-    /// disk has. That is a problem until another layer replaces this one.
+    /// Notes that the device of the disk was not found, so that the layer was made for a device
+    /// that no other disk has. That is a problem until another layer replaces this one.
     pub fn note_missing_device(&self, reason: &str) {
         self.inner.missing.get_or_init(|| reason.to_owned());
     }

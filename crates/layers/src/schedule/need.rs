@@ -33,11 +33,12 @@ pub(super) enum Need {
 impl Need {
     /// The need for `request`, by its insight.
     ///
-    /// The guest's own priority is first. Without insight, a request counts as waited for. Linux marks
-    /// what a process waits for with `REQ_SYNC`: reads, direct writes, the journal, and the writes of
-    /// `fsync`. It does not mark background write-back and discards. A read is waited for even if it is
-    /// marked as read-ahead, because Linux marks all buffered reads so, and their first pages are those
-    /// that a process waits for. Memory that is swapped out is waited for by what needs the memory.
+    /// The guest's own priority is first. Without insight, a request counts as waited for. Linux
+    /// marks what a process waits for with `REQ_SYNC`: reads, direct writes, the journal, and the
+    /// writes of `fsync`. It does not mark background write-back and discards. A read is waited for
+    /// even if it is marked as read-ahead, because Linux marks all buffered reads so, and their
+    /// first pages are those that a process waits for. Memory that is swapped out is waited for by
+    /// what needs the memory.
     pub(super) fn of(request: &Request) -> Self {
         match request.operation {
             Operation::GetId | Operation::Extents => return Self::None,

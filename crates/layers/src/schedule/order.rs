@@ -1,8 +1,8 @@
 //! Which lane is next, of those with requests that wait for their turn or are held.
 //!
-//! The disks with a claim are ranked by their tags ([`Ranking`]), so that a turn does not look at all
-//! lanes. A lane that was called and takes no turn for [`PATIENCE_NS`] is **silent**: it has no claim until
-//! it takes one.
+//! The disks with a claim are ranked by their tags ([`Ranking`]), so that a turn does not look at
+//! all lanes. A lane that was called and takes no turn for [`PATIENCE_NS`] is **silent**: it has no
+//! claim until it takes one.
 
 use fathom_block::Waker;
 
@@ -77,17 +77,18 @@ impl State {
         least
     }
 
-    /// Whether a disk may pass on a request of a burst, if its tag is to be `behind` the `least` one of the
-    /// waiting disks. While no process waits, background requests pass in steps, which end in time: a
-    /// burst would meet the next request that a process waits for. Only one that is due begins then.
+    /// Whether a disk may pass on a request of a burst, if its tag is to be `behind` the `least`
+    /// one of the waiting disks. While no process waits, background requests pass in steps, which
+    /// end in time: a burst would meet the next request that a process waits for. Only one that is
+    /// due begins then.
     pub(super) fn may_burst(&self, member: usize, behind: f64, least: Option<f64>) -> bool {
         least
             .map_or(behind == f64::NEG_INFINITY, |least| self.members[member].tag + behind <= least)
     }
 
-    /// Raises the tag of a disk that does not wait: a disk saves up no service that it has not asked for.
-    /// Its tag is at least the least tag of the active disks, or else that of the last disk. If the disk is
-    /// active, it may be behind the last disk by what it holds.
+    /// Raises the tag of a disk that does not wait: a disk saves up no service that it has not
+    /// asked for. Its tag is at least the least tag of the active disks, or else that of the last
+    /// disk. If the disk is active, it may be behind the last disk by what it holds.
     pub(super) fn raise(&mut self, index: usize) {
         let member = &self.members[index];
         let least = if !member.is_active() {
@@ -218,7 +219,8 @@ impl State {
         first.map(|first| first.lane)
     }
 
-    /// The waker of the lane that is next; `None` if that is `lane` itself, or if it was called already.
+    /// The waker of the lane that is next; `None` if that is `lane` itself, or if it was called
+    /// already.
     pub(super) fn call(&mut self, lane: usize, now_ns: u64, is_claim: bool) -> Option<Waker> {
         let next = self.next(now_ns, is_claim)?;
         let entry = &mut self.lanes[next];

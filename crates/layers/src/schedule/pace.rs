@@ -2,22 +2,22 @@
 
 /// The part of a new time in the average, as a divisor.
 const PART: f64 = 8.0;
-/// The greatest caution, and by what it rises and falls. At most about a fifth of the requests after a
-/// step are slow before it rises further.
+/// The greatest caution, and by what it rises and falls. At most about a fifth of the requests
+/// after a step are slow before it rises further.
 const CAUTION_MAX: f64 = 64.0;
 const RISE: f64 = 1.25;
 const FALL: f64 = 0.95;
 /// The part of the caution and of the latency that is left when quiet times were not enough.
 const RELAXED: f64 = 0.75;
-/// A waited-for request that takes so many times its usual time, and the time of a step besides its transfer,
-/// met the effects of a step.
+/// A waited-for request that takes so many times its usual time, and the time of a step besides its
+/// transfer, met the effects of a step.
 const SLOW: f64 = 3.0;
 
 /// The times of recent steps of background work at a device.
 ///
-/// A device with a buffer completes writes before it has carried them out, and serves the next reads
-/// more slowly. So the time of a step is multiplied by a **caution**, which grows when a waited-for
-/// request after a step took much longer than usual, and falls slowly otherwise.
+/// A device with a buffer completes writes before it has carried them out, and serves the next
+/// reads more slowly. So the time of a step is multiplied by a **caution**, which grows when a
+/// waited-for request after a step took much longer than usual, and falls slowly otherwise.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     /// The usual time of a request besides its transfer, in nanoseconds.
@@ -27,7 +27,8 @@ pub(super) struct Pace {
     /// The usual time for a byte, in nanoseconds.
     byte_ns: f64,
     caution: f64,
-    /// The usual time of a waited-for request after a quiet time without background work, in nanoseconds.
+    /// The usual time of a waited-for request after a quiet time without background work, in
+    /// nanoseconds.
     usual_ns: f64,
     /// The time of the last completion of a background request, in nanoseconds.
     completed_ns: u64,
@@ -49,8 +50,8 @@ impl Default for Pace {
     }
 }
 
-/// The length from which on requests show the time for a byte, in bytes. The time of a shorter one is mostly
-/// that of something else.
+/// The length from which on requests show the time for a byte, in bytes. The time of a shorter one
+/// is mostly that of something else.
 const LONG: f64 = 65_536.0;
 
 /// Moves an average towards a new time.
@@ -59,8 +60,9 @@ fn average(usual: &mut f64, time: f64) {
 }
 
 impl Pace {
-    /// The time by which a step prolongs the time for which steps keep the device busy, in nanoseconds. The
-    /// device sorts requests that wait behind others, so only the first one has the latency of one alone.
+    /// The time by which a step prolongs the time for which steps keep the device busy, in
+    /// nanoseconds. The device sorts requests that wait behind others, so only the first one has
+    /// the latency of one alone.
     fn added_ns(&self, bytes: u64, is_adjoining: bool, now_ns: u64) -> f64 {
         let is_behind = is_adjoining || self.until_ns > now_ns as f64;
         let other_ns = if is_behind { self.behind_ns } else { self.latency_ns };
@@ -74,8 +76,8 @@ impl Pace {
         (left_ns + self.added_ns(bytes, false, now_ns)) as u64
     }
 
-    /// The most further bytes with which a step ends after at most `time_ns` nanoseconds; 0 before the first
-    /// step.
+    /// The most further bytes with which a step ends after at most `time_ns` nanoseconds; 0 before
+    /// the first step.
     pub(super) fn bytes(&self, time_ns: u64, now_ns: u64) -> u64 {
         if self.byte_ns == 0.0 {
             return 0;
@@ -126,8 +128,8 @@ impl Pace {
         self.caution = (self.caution * RELAXED).max(1.0);
     }
 
-    /// Notes the time of the first waited-for request after a quiet time, with background work in that
-    /// time or without.
+    /// Notes the time of the first waited-for request after a quiet time, with background work in
+    /// that time or without.
     pub(super) fn meet(&mut self, time_ns: u64, had_step: bool) {
         let time_ns = time_ns as f64;
         if !had_step {
@@ -150,8 +152,8 @@ mod tests {
     const MS: u64 = 1_000_000;
     const LENGTH: u64 = 256 << 10;
 
-    /// Completes steps of four adjoining requests. Each takes `latency_ns` for its first request, and
-    /// `transfer_ns` for each. Returns the time of the last completion.
+    /// Completes steps of four adjoining requests. Each takes `latency_ns` for its first request,
+    /// and `transfer_ns` for each. Returns the time of the last completion.
     fn steps(pace: &mut Pace, count: u64, latency_ns: u64, transfer_ns: u64) -> u64 {
         let mut now_ns = MS;
         for _ in 0..count {

@@ -12,9 +12,11 @@ use super::need::Need;
 use super::state::{BACKGROUND, Completed, Flow, MARK_BITS, Rest, WAITED, cost};
 use super::{Inner, Weights};
 
-/// The interval at which waiting and held requests are reconsidered without a reason, in nanoseconds.
+/// The interval at which waiting and held requests are reconsidered without a reason, in
+/// nanoseconds.
 const REVIEW_NS: u64 = 10_000_000;
-/// The interval at which held requests are checked for processes that wait for them, in nanoseconds.
+/// The interval at which held requests are checked for processes that wait for them, in
+/// nanoseconds.
 const PROBE_NS: u64 = 2_000_000;
 /// The most bytes of adjoining background requests that follow the first one of a step.
 const RUN_BYTES_MAX: u64 = 2 << 20;
@@ -48,12 +50,14 @@ struct Admitted {
     release: Option<Release>,
 }
 
-/// The passing on of held requests although a process waits for the device. It includes the requests
-/// that are held when it begins: many at a time disturb the device for less time than one by one.
+/// The passing on of held requests although a process waits for the device. It includes the
+/// requests that are held when it begins: many at a time disturb the device for less time than one
+/// by one.
 #[derive(Clone, Copy)]
 struct Burst {
     begun_ns: u64,
-    /// Whether it began because a request was held for long; otherwise the disk held more than it may.
+    /// Whether it began because a request was held for long; otherwise the disk held more than it
+    /// may.
     is_due: bool,
 }
 
@@ -127,8 +131,8 @@ impl Requests {
         }
     }
 
-    /// Admits waiting requests of all groups, the group with the least tag first. Returns the tag of the
-    /// first group that still waits.
+    /// Admits waiting requests of all groups, the group with the least tag first. Returns the tag
+    /// of the first group that still waits.
     fn admit_waiting(&mut self, gate: &mut Gate<'_>) -> Option<f64> {
         loop {
             if self.waiting == 0 {
@@ -191,8 +195,8 @@ impl Requests {
         wait_ns.into_iter().chain(left_ns(&self.held, bound_ns)).min()
     }
 
-    /// How much service the disk has to be behind for a burst, as a cost; `None` if there is no reason for
-    /// one.
+    /// How much service the disk has to be behind for a burst, as a cost; `None` if there is no
+    /// reason for one.
     fn burst_behind(&self) -> Option<f64> {
         match self.burst {
             _ if self.held.is_empty() => None,
@@ -217,8 +221,8 @@ impl Requests {
         true
     }
 
-    /// Admits the requests that adjoin the last released one, as parts of the same step: on a hard disk
-    /// they take little longer than the first.
+    /// Admits the requests that adjoin the last released one, as parts of the same step: on a hard
+    /// disk they take little longer than the first.
     fn continue_run(&mut self, gate: &mut Gate<'_>) {
         let mut left = RUN_BYTES_MAX;
         while let Some(index) = self.held.adjoining() {
@@ -235,8 +239,8 @@ impl Requests {
         }
     }
 
-    /// Marks the held requests for which processes of the guest wait, and those of a file if a process waits
-    /// for a background request of the file at the device.
+    /// Marks the held requests for which processes of the guest wait, and those of a file if a
+    /// process waits for a background request of the file at the device.
     fn probe(&mut self) {
         self.probes = self.probes.wrapping_add(1);
         let Some(waiters) = &self.inner.waiters else { return };
@@ -250,8 +254,8 @@ impl Requests {
         }
         for held in self.held.iter().take(PROBES_MAX) {
             let addresses = held.request.buffers.addresses();
-            // `fsync` waits for the pages of a file in order: the first one of a request is the most
-            // likely. Other processes wait for any page, so others are examined in turn.
+            // `fsync` waits for the pages of a file in order: the first one of a request is the
+            // most likely. Other processes wait for any page, so others are examined in turn.
             let start = self.probes.wrapping_mul(PAGES_MAX) % addresses.len().max(1);
             let others = addresses.iter().skip(start.max(1)).take(PAGES_MAX);
             let pages = addresses.first().into_iter().chain(others);

@@ -1,11 +1,12 @@
 //! The disk that is next, of those with a claim.
 //!
-//! A turn asks for the disk with the least tag, of a hundred or more, and changes the tag of one. So the
-//! disks are the leaves of a tournament: each inner node has the winner of its two children. The winner
-//! of all is at the root, and a change plays only the matches on the way from its leaf to the root.
+//! A turn asks for the disk with the least tag, of a hundred or more, and changes the tag of one.
+//! So the disks are the leaves of a tournament: each inner node has the winner of its two children.
+//! The winner of all is at the root, and a change plays only the matches on the way from its leaf
+//! to the root.
 
-/// A claim. The claim with the least tag wins; of equal ones that with the least head, then the one of
-/// the first lane.
+/// A claim. The claim with the least tag wins; of equal ones that with the least head, then the one
+/// of the first lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Claim {
     /// The tag of the disk.
@@ -30,8 +31,8 @@ impl Claim {
 pub(super) struct Ranking {
     /// The claim of each disk. Their number is a power of two.
     claims: Vec<Claim>,
-    /// The winners, as indices of claims: that of all at 1, those of node n's children at 2n and 2n + 1.
-    /// The parents of the claims are the second half.
+    /// The winners, as indices of claims: that of all at 1, those of node n's children at 2n and 2n
+    /// + 1. The parents of the claims are the second half.
     winners: Vec<u32>,
     /// The number of claims.
     count: usize,

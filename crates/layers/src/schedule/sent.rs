@@ -1,7 +1,8 @@
 //! Background requests at the device, for which a process may wait.
 //!
-//! `fsync` waits for the pages of a file one after another. If it waits for a request that was passed on
-//! in a quiet time, the held requests of the file are next: a process waits for them, too.
+//! `fsync` waits for the pages of a file one after another. If it waits for a request that was
+//! passed on in a quiet time, the held requests of the file are next: a process waits for them,
+//! too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -50,8 +51,8 @@ impl Sent {
         self.count.store(entries.len(), Ordering::Release);
     }
 
-    /// Adds a request that a queue passes on, if its files are known. Further requests than can be examined
-    /// are left out.
+    /// Adds a request that a queue passes on, if its files are known. Further requests than can be
+    /// examined are left out.
     pub(super) fn add(&self, queue: u64, request: &Request) {
         if self.count.load(Ordering::Acquire) >= SENT_MAX {
             return;

@@ -14,8 +14,8 @@ use super::think::Think;
 pub(super) const WAITED: usize = 0;
 pub(super) const BACKGROUND: usize = 1;
 
-/// The bits of a request's word with its mark, plus 1. The other bits have the time at which the request
-/// was passed on, in nanoseconds.
+/// The bits of a request's word with its mark, plus 1. The other bits have the time at which the
+/// request was passed on, in nanoseconds.
 pub(super) const MARK_BITS: u64 = 3;
 
 /// The cost of a request besides its bytes, in bytes.
@@ -105,10 +105,11 @@ impl Member {
 /// What a lane reports without a turn.
 #[derive(Debug, Default)]
 pub(super) struct Published {
-    /// The requests in flight: background requests in the upper 32 bits, waited-for ones in the others.
+    /// The requests in flight: background requests in the upper 32 bits, waited-for ones in the
+    /// others.
     pub flight: AtomicU64,
-    /// The time since which the lane has no waited-for request in flight, in nanoseconds; 0 before the
-    /// first one.
+    /// The time since which the lane has no waited-for request in flight, in nanoseconds; 0 before
+    /// the first one.
     pub quiet_ns: AtomicU64,
 }
 
@@ -121,7 +122,8 @@ pub(super) struct Entry {
     pub counted: [u32; 2],
     /// Whether the lane has made no progress for long: none of its requests count.
     pub is_hung: bool,
-    /// Those of its requests that began by a time, in nanoseconds, when it was hung. They do not count.
+    /// Those of its requests that began by a time, in nanoseconds, when it was hung. They do not
+    /// count.
     pub stuck: [u32; 2],
     pub stuck_ns: u64,
     pub progress_ns: u64,
@@ -129,8 +131,8 @@ pub(super) struct Entry {
     pub waiting: Option<f64>,
     pub held: usize,
     pub held_cost: f64,
-    /// How far the disk's tag has to be behind those of the other disks for the lane's burst; `None` if
-    /// the lane has no reason for one.
+    /// How far the disk's tag has to be behind those of the other disks for the lane's burst;
+    /// `None` if the lane has no reason for one.
     pub burst: Option<f64>,
     /// The time at which the lane was called; 0 if it has taken a turn since.
     pub called_ns: u64,
@@ -160,8 +162,8 @@ pub(super) struct State {
     pub pace: Pace,
     /// Whether a step has begun in the quiet time.
     pub has_step: bool,
-    /// The time of the first waited-for request since the last quiet time, in nanoseconds, and whether a
-    /// step had begun in that time.
+    /// The time of the first waited-for request since the last quiet time, in nanoseconds, and
+    /// whether a step had begun in that time.
     pub first: Option<(u64, bool)>,
     /// The time of the last request of a burst, in nanoseconds.
     pub burst_ns: u64,
@@ -198,8 +200,8 @@ pub(super) struct Rest {
     /// The number of held requests, and their cost.
     pub held: usize,
     pub held_cost: f64,
-    /// How much service the disk has to be behind for the lane's burst, as a cost; `None` if the lane has
-    /// no reason for one.
+    /// How much service the disk has to be behind for the lane's burst, as a cost; `None` if the
+    /// lane has no reason for one.
     pub burst: Option<f64>,
 }
 
@@ -365,8 +367,8 @@ impl State {
             || self.bursts.is_empty() && !self.has_rivals(now_ns)
     }
 
-    /// Whether another background request of a burst may be in flight. Several may, so that the device can
-    /// sort them, and so that a disk can use its share.
+    /// Whether another background request of a burst may be in flight. Several may, so that the
+    /// device can sort them, and so that a disk can use its share.
     pub(super) fn has_burst_room(&self) -> bool {
         self.flight[BACKGROUND] < (self.depth / 2).max(1)
     }

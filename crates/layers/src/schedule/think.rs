@@ -8,9 +8,9 @@ const PART_NS: u64 = 1000 / PARTS as u64;
 const CLASSES: usize = 24 * PARTS;
 /// What a new time adds to the count of its class. It is halved several times before it is lost.
 const WEIGHT: u32 = 16;
-/// The numbers of times at which the counts of the two memories are halved, so that old times lose their
-/// weight. The shorter one soon shows that pauses have become shorter. The longer one has times that are
-/// rare.
+/// The numbers of times at which the counts of the two memories are halved, so that old times lose
+/// their weight. The shorter one soon shows that pauses have become shorter. The longer one has
+/// times that are rare.
 const RECENT: u32 = 128;
 const OLDER: u32 = 1024;
 /// The number of times from which they are used.
@@ -46,7 +46,8 @@ impl Times {
         }
     }
 
-    /// The count of the times from class `now` on that end by class `end`, and that of all from `now` on.
+    /// The count of the times from class `now` on that end by class `end`, and that of all from
+    /// `now` on.
     fn ending(&self, now: usize, end: usize) -> (u32, u32) {
         let during: u32 = self.counts[now..=end].iter().sum();
         let later: u32 = self.counts[end + 1..].iter().sum();
@@ -54,8 +55,8 @@ impl Times {
         (if now == end { during / 2 } else { during }, during + later)
     }
 
-    /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds, in
-    /// nanoseconds.
+    /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds,
+    /// in nanoseconds.
     fn safe_ns(&self, quiet_ns: u64) -> u64 {
         let now = class(quiet_ns);
         if now == CLASSES - 1 {
@@ -123,8 +124,8 @@ impl Think {
     }
 
     /// The probability of a next request during a step of `step_ns` nanoseconds that begins after
-    /// `quiet_ns` nanoseconds, of which the memory with the greater one decides. `None` if no time that is
-    /// remembered lasted as long.
+    /// `quiet_ns` nanoseconds, of which the memory with the greater one decides. `None` if no time
+    /// that is remembered lasted as long.
     fn risk(&self, quiet_ns: u64, step_ns: u64) -> Option<f32> {
         let (now, end) = (class(quiet_ns), class(quiet_ns.saturating_add(step_ns)));
         if now == CLASSES - 1 {
@@ -138,9 +139,9 @@ impl Think {
         risks.reduce(f32::max)
     }
 
-    /// Whether a step of `step_ns` nanoseconds that could begin after `quiet_ns` nanoseconds with the
-    /// probability `risk` of a next request should begin a little later: if the probability falls by more
-    /// than the rest of the pause is worth.
+    /// Whether a step of `step_ns` nanoseconds that could begin after `quiet_ns` nanoseconds with
+    /// the probability `risk` of a next request should begin a little later: if the probability
+    /// falls by more than the rest of the pause is worth.
     fn is_better_later(&self, quiet_ns: u64, step_ns: u64, risk: f32) -> bool {
         let mut class = class(quiet_ns) + 1;
         loop {
@@ -157,11 +158,11 @@ impl Think {
         }
     }
 
-    /// The time for which to wait before a step of `step_ns` nanoseconds, if the device has been quiet
-    /// for `quiet_ns` nanoseconds; 0 if the step should begin. Of the quiet times that lasted at least
-    /// as long, at most a fifth may end during the step. So a step begins in a pause that is usually
-    /// long enough. When a pause is longer than all that are remembered, a step begins if the pause has
-    /// exceeded them for as long as the step takes.
+    /// The time for which to wait before a step of `step_ns` nanoseconds, if the device has been
+    /// quiet for `quiet_ns` nanoseconds; 0 if the step should begin. Of the quiet times that lasted
+    /// at least as long, at most a fifth may end during the step. So a step begins in a pause that
+    /// is usually long enough. When a pause is longer than all that are remembered, a step begins
+    /// if the pause has exceeded them for as long as the step takes.
     pub(super) fn wait_ns(&self, quiet_ns: u64, step_ns: u64) -> u64 {
         if !self.is_known() {
             return UNKNOWN_NS.saturating_sub(quiet_ns);
@@ -183,8 +184,8 @@ impl Think {
         start_ns(next).saturating_sub(quiet_ns).max(1000)
     }
 
-    /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds, in
-    /// nanoseconds; 0 before the first times are known.
+    /// The longest step that may begin after the device has been quiet for `quiet_ns` nanoseconds,
+    /// in nanoseconds; 0 before the first times are known.
     pub(super) fn safe_ns(&self, quiet_ns: u64) -> u64 {
         if !self.is_known() {
             return 0;

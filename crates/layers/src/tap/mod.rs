@@ -175,8 +175,8 @@ impl Tap {
         snapshot
     }
 
-    /// The counts since the tap was made. This costs far less than a [snapshot](Self::snapshot), which
-    /// copies the distributions of latencies.
+    /// The counts since the tap was made. This costs far less than a [snapshot](Self::snapshot),
+    /// which copies the distributions of latencies.
     pub fn counts(&self) -> TapCounts {
         let shards = self.shared.shards();
         let mut counts = TapCounts::default();

@@ -63,7 +63,8 @@ impl Agenda {
         self.steps
     }
 
-    /// The bytes that the next step writes; 0 if it only zeroes a range by an operation, or if there is none.
+    /// The bytes that the next step writes; 0 if it only zeroes a range by an operation, or if
+    /// there is none.
     pub(super) fn next_bytes(&self) -> u64 {
         if let Some(refused) = self.refused.last() {
             return refused.length.min(STEP_LENGTH_MAX);
@@ -113,7 +114,8 @@ impl Agenda {
         Some(Piece { operation, keep_allocated, offset, length, run: Vec::new() })
     }
 
-    /// Home has refused zeroes. For example, a block device refuses ranges that are not aligned to its blocks.
+    /// Home has refused zeroes. For example, a block device refuses ranges that are not aligned to
+    /// its blocks.
     pub(super) fn refuse(&mut self, operation: Operation, offset: u64, length: u64) {
         let source = Some(Source::Zeroes { keep_allocated: false });
         let zeroes = Segment { offset, length, source, sequence: 0 };
@@ -127,7 +129,8 @@ impl Agenda {
         }
     }
 
-    /// The number of segments from index `at` on that one step copies, and their bytes; 0 if that one is zeroes.
+    /// The number of segments from index `at` on that one step copies, and their bytes; 0 if that
+    /// one is zeroes.
     fn run(&self, at: usize) -> (usize, u64) {
         let (mut count, mut length) = (0, 0);
         let mut end = None;
@@ -184,7 +187,8 @@ mod tests {
         Segment { offset, length, source: Some(source), sequence: 1 }
     }
 
-    /// By seed: what the steps write covers all segments once, in their order, and what was announced is what is done.
+    /// By seed: what the steps write covers all segments once, in their order, and what was
+    /// announced is what is done.
     #[test]
     fn the_steps_cover_all_segments_and_are_counted() {
         for seed in 0..500 {

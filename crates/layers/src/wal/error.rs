@@ -33,8 +33,8 @@ pub enum WalError {
         /// What the log has.
         held: Held,
     },
-    /// The disk's store does not have what the log has written into it: it is in an earlier state, or another program
-    /// has changed it.
+    /// The disk's store does not have what the log has written into it: it is in an earlier state,
+    /// or another program has changed it.
     OtherContent {
         /// Where that is, in bytes.
         offset: u64,
@@ -53,10 +53,11 @@ pub enum WalError {
     OtherHome(String),
     /// Its region does not fit the volume, is too small, or is misaligned.
     Region(String),
-    /// It holds changes of ranges that requests cannot have any more, because the disk's store or the volume has
-    /// this alignment now, in bytes.
+    /// It holds changes of ranges that requests cannot have any more, because the disk's store or
+    /// the volume has this alignment now, in bytes.
     Alignment(u32),
-    /// The log was opened again elsewhere, or the volume has an older state of it, or not all of its content.
+    /// The log was opened again elsewhere, or the volume has an older state of it, or not all of
+    /// its content.
     Changed(&'static str),
     /// It cannot be recovered while its disk is served.
     InUse(&'static str),

@@ -2,17 +2,17 @@
 //!
 //! A round copies the newest content of the oldest records home, flushes home, and writes a
 //! checkpoint. One queue has the round; the other queues continue to serve. Changes written
-//! meanwhile are in later records, which stay in the log. A round begins only when the notes that a layer
-//! above makes of its changes are durable.
+//! meanwhile are in later records, which stay in the log. A round begins only when the notes that a
+//! layer above makes of its changes are durable.
 //!
-//! A disk with a scheduler of background work writes back in idle time: a round may begin when half of
-//! the age has passed, and each copy is a step that the scheduler allows. All copies begin in time for
-//! the age. If changes wait for space, or the log is half full (7/8 for that of a layer `offload`) or has to be emptied,
-//! copies do not wait.
+//! A disk with a scheduler of background work writes back in idle time: a round may begin when half
+//! of the age has passed, and each copy is a step that the scheduler allows. All copies begin in
+//! time for the age. If changes wait for space, or the log is half full (7/8 for that of a layer
+//! `offload`) or has to be emptied, copies do not wait.
 //!
-//! Home may lose copies and accept writes again before the round ends, because the operator recovers the disk.
-//! The flush of home then succeeds. So a round during which home has counted a loss is not complete: the
-//! records stay in the log, and the next round writes them again.
+//! Home may lose copies and accept writes again before the round ends, because the operator
+//! recovers the disk. The flush of home then succeeds. So a round during which home has counted a
+//! loss is not complete: the records stay in the log, and the next round writes them again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,8 +31,9 @@ const STEP_BYTES_MIN: u64 = 4096;
 const COPIES_MAX: usize = 8;
 /// The most bytes of the ring that a round writes back.
 const ROUND_LENGTH_MAX: u64 = 64 << 20;
-/// For how long write-back of a log that carries changes only at times pauses after each step, in durations of the
-/// step, while little of the log is in use. The more is in use, the sooner it is needed again.
+/// For how long write-back of a log that carries changes only at times pauses after each step, in
+/// durations of the step, while little of the log is in use. The more is in use, the sooner it is
+/// needed again.
 pub(crate) const PAUSE_MAX: u32 = 20;
 /// The time between a failed round and the next attempt, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -42,7 +43,8 @@ pub(super) struct WriteBack {
     last: u64,
     /// The records before this one have to be durable before the round ends.
     shown: u64,
-    /// What home had counted before the first copy; see [`Backend::losses`](fathom_block::Backend::losses).
+    /// What home had counted before the first copy; see
+    /// [`Backend::losses`](fathom_block::Backend::losses).
     losses: u64,
     /// The time since when the log has had the changes, in nanoseconds.
     pub(super) since_ns: u64,
@@ -56,7 +58,8 @@ pub(super) struct WriteBack {
     failed: Option<ErrorKind>,
     /// The bytes of the log that are as old as the round but not in it.
     beyond: u64,
-    /// The number of the round at the switch, until all changes have completed that had gone past the log.
+    /// The number of the round at the switch, until all changes have completed that had gone past
+    /// the log.
     past: Option<u64>,
     /// When the round has to be done, in nanoseconds.
     deadline_ns: u64,
@@ -149,8 +152,9 @@ impl WalQueue {
         }
     }
 
-    /// Whether the next copy, or the flush after the last one, may begin now. A disk with a scheduler has one
-    /// of them in flight at a time, when the scheduler allows it, unless changes wait for the round.
+    /// Whether the next copy, or the flush after the last one, may begin now. A disk with a
+    /// scheduler has one of them in flight at a time, when the scheduler allows it, unless changes
+    /// wait for the round.
     fn may_step(&mut self, next: &mut Crossing<'_>) -> bool {
         let (is_pressed, stands_still, used) = self.inner.shared.access(|state| {
             let stands_still = state.carry.as_ref().is_some_and(Carry::stands_still);
@@ -186,7 +190,8 @@ impl WalQueue {
         is_allowed
     }
 
-    /// For how long write-back pauses after a step while `used` bytes of the log are in use, in durations of the step.
+    /// For how long write-back pauses after a step while `used` bytes of the log are in use, in
+    /// durations of the step.
     fn pause(&self, used: u64) -> u32 {
         if !self.is_switched {
             return 0;

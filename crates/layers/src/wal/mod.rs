@@ -1,10 +1,11 @@
 //! A write-ahead log for a slow disk.
 //!
-//! Every change is in a log volume before it is acknowledged. Changes are written back home later, in
-//! batches and in order of their offsets. With [`Completion::Durable`], a change is durable in the log before
-//! it is acknowledged. So a flush has nothing to wait for, and a synchronous write takes as long as the
-//! log volume needs for it. With [`Completion::Written`], a flush makes the changes durable that completed
-//! before it. The log itself is `fathom_wal`; `docs/wal.md` describes its format.
+//! Every change is in a log volume before it is acknowledged. Changes are written back home later,
+//! in batches and in order of their offsets. With [`Completion::Durable`], a change is durable in
+//! the log before it is acknowledged. So a flush has nothing to wait for, and a synchronous write
+//! takes as long as the log volume needs for it. With [`Completion::Written`], a flush makes the
+//! changes durable that completed before it. The log itself is `fathom_wal`; `docs/wal.md`
+//! describes its format.
 //!
 //! - [`LogVolume`]: the store of logs; the disks with a log on it share its flushes.
 //! - `open`: makes a log, or recovers one, before the first queue is opened.
@@ -12,16 +13,17 @@
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
 //! - `stamps`: what the log and the image's mark know of each other.
 //! - `recovery`: makes a log usable again after its volume has failed.
-//! - `home`: writes changes back home, in any open queue; `agenda`: what a round still writes, and in how many steps.
+//! - `home`: writes changes back home, in any open queue; `agenda`: what a round still writes, and
+//!   in how many steps.
 //!
 //! The queues of a disk share a [`Shared`] with the log, which gives all changes one order, and
 //! share the flushes of the volume. If a queue ends before it has written a record, another queue
 //! fills the record's place, so that no queue waits for a closed one.
 //!
-//! After the log volume has failed, the disk rejects changes, and flushes if they would have to make
-//! changes durable. The log keeps its content, and can be recovered when the volume works again. If the
-//! disk beneath fails, changes succeed until the log is full, and then fail with the disk's error.
-//! Write-back is tried again each second.
+//! After the log volume has failed, the disk rejects changes, and flushes if they would have to
+//! make changes durable. The log keeps its content, and can be recovered when the volume works
+//! again. If the disk beneath fails, changes succeed until the log is full, and then fail with the
+//! disk's error. Write-back is tried again each second.
 
 mod agenda;
 mod error;
@@ -97,8 +99,8 @@ pub(crate) struct State {
     retry_ns: u64,
     /// The time since when the log has had changes that are not at home, in nanoseconds.
     pub(crate) since_ns: u64,
-    /// The records before this one have to become durable as soon as possible. Used only if changes complete
-    /// before they are durable.
+    /// The records before this one have to become durable as soon as possible. Used only if changes
+    /// complete before they are durable.
     wanted: u64,
     /// Whether a change waits for space.
     pub(crate) is_space_awaited: bool,
@@ -106,14 +108,15 @@ pub(crate) struct State {
     is_draining: bool,
     /// The switch of a log that carries changes only at times: the layer `offload`.
     pub(crate) carry: Option<Carry>,
-    /// The position up to which the space of records has been released, and whether a queue releases a piece.
+    /// The position up to which the space of records has been released, and whether a queue
+    /// releases a piece.
     released: u64,
     is_releasing: bool,
 }
 
 impl State {
-    /// What is shown has to become durable as soon as possible. Returns the sequence of the first record that
-    /// is not shown.
+    /// What is shown has to become durable as soon as possible. Returns the sequence of the first
+    /// record that is not shown.
     fn want_shown(&mut self) -> u64 {
         self.wanted = self.wanted.max(self.log.shown());
         self.log.shown()
@@ -139,8 +142,8 @@ impl State {
         self.rest_if_empty();
     }
 
-    /// Begins a trial of a log that rests, if a queue is open that carries it out. `reads` is whether reads are carried
-    /// afterwards, too. Returns whether there is a trial.
+    /// Begins a trial of a log that rests, if a queue is open that carries it out. `reads` is
+    /// whether reads are carried afterwards, too. Returns whether there is a trial.
     pub(crate) fn try_out(&mut self, reads: bool) -> bool {
         let is_usable = self.refuses().is_none();
         let Some(carry) = &mut self.carry else { return false };
@@ -159,7 +162,8 @@ impl State {
         true
     }
 
-    /// Whether the log holds no change that home may lack: it is empty, or has failed when it was tried out.
+    /// Whether the log holds no change that home may lack: it is empty, or has failed when it was
+    /// tried out.
     pub(crate) fn is_idle(&self) -> bool {
         let tried = self.carry.as_ref().and_then(Carry::tried).filter(|_| self.failed.is_some());
         self.log.is_empty() || tried.is_some_and(|sequence| self.log.is_only(sequence))
@@ -180,8 +184,8 @@ impl State {
         self.carry.as_ref().is_some_and(|carry| carry.is_on_way(range))
     }
 
-    /// A change that was sent to the log has completed, or, unless it `is_ok`, has failed or will not complete. Returns
-    /// whether the log rests now.
+    /// A change that was sent to the log has completed, or, unless it `is_ok`, has failed or will
+    /// not complete. Returns whether the log rests now.
     fn end_change(&mut self, request: &Request, is_ok: bool) -> bool {
         if let Some(carry) = &mut self.carry {
             if is_ok {
@@ -201,7 +205,8 @@ pub(crate) struct Inner {
     /// The superblock at the opening. Only its constant fields are used.
     pub(crate) superblock: Superblock,
     age_ns: AtomicU64,
-    /// The time at which the clock of the queues was 0, in nanoseconds since 1970; 0 if that is not known.
+    /// The time at which the clock of the queues was 0, in nanoseconds since 1970; 0 if that is not
+    /// known.
     clock_start_ns: u64,
     /// Whether the mark of the image could not be written anew.
     has_old_mark: AtomicBool,
@@ -210,8 +215,8 @@ pub(crate) struct Inner {
     frees_zeroes: bool,
     pub(crate) shared: Shared<State>,
     rounds: AtomicU64,
-    /// Whether a flush of home has completed since the log was opened. Before that, home may have changes that
-    /// completed without the log and are not durable.
+    /// Whether a flush of home has completed since the log was opened. Before that, home may have
+    /// changes that completed without the log and are not durable.
     is_home_flushed: AtomicBool,
     /// The notes that a layer above makes of changes.
     notes: Mutex<Option<Arc<dyn ChangeNotes>>>,
@@ -240,8 +245,8 @@ struct Opened {
 type Unattended = Box<dyn Fn(&Wal) + Send + Sync>;
 
 impl Inner {
-    /// Whether changes have to be written back without a wait for an idle time. The log of a layer `offload` is for
-    /// what a peak writes, and the device waits for relief meanwhile.
+    /// Whether changes have to be written back without a wait for an idle time. The log of a layer
+    /// `offload` is for what a peak writes, and the device waits for relief meanwhile.
     fn is_pressed(&self, state: &State) -> bool {
         let eighths = if state.carry.is_some() { 7 } else { 4 };
         let is_full = state.log.used() >= self.superblock.ring_length / 8 * eighths;
@@ -259,8 +264,8 @@ impl Inner {
         })
     }
 
-    /// Whether all of `range` has its newest content in the log, in records up to `last`, apart from changes past the
-    /// log.
+    /// Whether all of `range` has its newest content in the log, in records up to `last`, apart
+    /// from changes past the log.
     pub(crate) fn is_logged(&self, range: &Range<u64>, last: u64) -> bool {
         self.shared.access(|state| {
             let mut at = range.start;
@@ -400,19 +405,21 @@ impl Wal {
         self.inner.shared.access(|state| state.queues.is_empty() && self.inner.has_work(state))
     }
 
-    /// Calls `call` from now on when the last queue closes while the log [has work](Self::has_work): in the thread of
-    /// that queue, so `call` must not block. Only the first of several calls is kept.
+    /// Calls `call` from now on when the last queue closes while the log
+    /// [has work](Self::has_work): in the thread of that queue, so `call` must not block. Only the
+    /// first of several calls is kept.
     pub fn on_unattended(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
         let _ = self.inner.unattended.set(Box::new(call));
     }
 
-    /// Sets the layer above that makes notes of changes. From now on, changes are brought home only when
-    /// their notes are durable.
+    /// Sets the layer above that makes notes of changes. From now on, changes are brought home only
+    /// when their notes are durable.
     pub fn set_notes(&self, notes: Arc<dyn ChangeNotes>) {
         *self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes);
     }
 
-    /// The ranges of the disk whose newest content is in the log, in bytes and in order of their offsets.
+    /// The ranges of the disk whose newest content is in the log, in bytes and in order of their
+    /// offsets.
     pub fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         self.inner.shared.access(|state| {
@@ -555,7 +562,8 @@ impl Layer for Wal {
     }
 }
 
-/// The problem of a log of `size` bytes, of which `used` are in use, whose last write-back round failed.
+/// The problem of a log of `size` bytes, of which `used` are in use, whose last write-back round
+/// failed.
 pub(crate) fn not_written_back(used: u64, size: u64, kind: ErrorKind) -> LayerProblem {
     let share = used * 100 / size.max(1);
     LayerProblem {

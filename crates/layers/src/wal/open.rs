@@ -21,7 +21,8 @@ use crate::access::Access;
 
 /// The beginning of the name of a store that is a block device. Other names are paths.
 const DEVICE_PREFIX: &str = "device ";
-/// The bytes behind the superblocks that are examined before a log is made there: with these, the first MiB.
+/// The bytes behind the superblocks that are examined before a log is made there: with these, the
+/// first MiB.
 const EXAMINED: u64 = (1 << 20) - RING_OFFSET;
 /// How long after the last noted time a daemon may have lived, if its end was not noted.
 const LIFE_TOLERANCE_NS: u64 = 10_000_000_000;
@@ -42,8 +43,8 @@ pub enum Completion {
 pub enum Settlement {
     /// It is refused.
     Refuse,
-    /// The operator says that its changes belong to the store. Of a damaged log, those in front of the damage
-    /// are kept.
+    /// The operator says that its changes belong to the store. Of a damaged log, those in front of
+    /// the damage are kept.
     Keep,
     /// The operator says that its changes may be lost.
     Discard,
@@ -65,8 +66,8 @@ impl Life {
     }
 }
 
-/// When a disk's store was changed, and when a daemon last could have changed it. All times are in nanoseconds
-/// since 1970.
+/// When a disk's store was changed, and when a daemon last could have changed it. All times are in
+/// nanoseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HomeTimes {
     /// When anybody last changed its content.
@@ -78,7 +79,8 @@ pub struct HomeTimes {
 }
 
 impl HomeTimes {
-    /// When the daemon that opened the log at `opened_ns` had ended at the latest; `None` if that is not known.
+    /// When the daemon that opened the log at `opened_ns` had ended at the latest; `None` if that
+    /// is not known.
     fn end_ns(&self, opened_ns: u64) -> Option<u64> {
         if opened_ns == 0 {
             return None;
@@ -123,8 +125,8 @@ pub struct WalOptions {
     pub times: Option<HomeTimes>,
     /// The disk's store, if nobody changes it before the log is used.
     pub home_store: HomeStore,
-    /// The time at which the clock of the disk's queues was 0, in nanoseconds since 1970; 0 if that is not
-    /// known.
+    /// The time at which the clock of the disk's queues was 0, in nanoseconds since 1970; 0 if that
+    /// is not known.
     pub clock_start_ns: u64,
 }
 
@@ -173,8 +175,9 @@ impl Wal {
         Self::open_at(volume, options, true, (None, settlement))
     }
 
-    /// As [`open`](Self::open). `is_alone` is whether nothing but logs uses the volume, so that it may accept
-    /// writes again after it has lost some. `carry` is the switch of a log that carries changes only at times.
+    /// As [`open`](Self::open). `is_alone` is whether nothing but logs uses the volume, so that it
+    /// may accept writes again after it has lost some. `carry` is the switch of a log that carries
+    /// changes only at times.
     pub(crate) fn open_at(
         volume: &Arc<LogVolume>,
         options: &WalOptions,
@@ -345,8 +348,8 @@ impl Wal {
     }
 }
 
-/// Drops the witnesses that home does not have, and, unless the log `has_witnesses`, all. Returns the first that home does
-/// not have.
+/// Drops the witnesses that home does not have, and, unless the log `has_witnesses`, all. Returns
+/// the first that home does not have.
 fn examine_home(
     log: &mut Log,
     options: &WalOptions,
@@ -409,8 +412,8 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
     Ok(options.offset..end)
 }
 
-/// Refuses a place without a log that has other content: a file system may leave the first 8 KiB empty. Where a
-/// log was given up, the ring still begins with a record.
+/// Refuses a place without a log that has other content: a file system may leave the first 8 KiB
+/// empty. Where a log was given up, the ring still begins with a record.
 fn refuse_content(access: &mut Access, region: &Region) -> Result<(), WalError> {
     let start = region.start + RING_OFFSET;
     let length = region.end.saturating_sub(start).min(EXAMINED);
@@ -504,8 +507,8 @@ fn recover(
     Ok((log, damage))
 }
 
-/// Writes the valid superblock and records again, because the volume has lost writes. The kernel may
-/// still return data that the volume does not hold and that no later flush writes. Acknowledged
+/// Writes the valid superblock and records again, because the volume has lost writes. The kernel
+/// may still return data that the volume does not hold and that no later flush writes. Acknowledged
 /// changes were made durable by an earlier flush.
 pub(super) fn rewrite(
     access: &mut Access,
@@ -526,8 +529,8 @@ pub(super) fn rewrite(
     Ok(())
 }
 
-/// Calls `visit` with each valid record and its place in bytes from the start of the region, which begins at `base`.
-/// Returns where the log ends.
+/// Calls `visit` with each valid record and its place in bytes from the start of the region, which
+/// begins at `base`. Returns where the log ends.
 pub(super) fn scan(
     access: &mut Access,
     base: u64,

@@ -16,7 +16,8 @@ use crate::access::Access;
 pub struct LogOwner {
     /// The disk's name.
     pub name: String,
-    /// The name of the disk's store: see [`WalOptions::home`](super::WalOptions::home). Of a long name, the end.
+    /// The name of the disk's store: see [`WalOptions::home`](super::WalOptions::home). Of a long
+    /// name, the end.
     pub home: String,
 }
 
@@ -28,8 +29,8 @@ impl LogOwner {
     }
 }
 
-/// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has none, or if there
-/// is no sound log. Takes no lock: the log may be in use.
+/// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has
+/// none, or if there is no sound log. Takes no lock: the log may be in use.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -54,7 +55,8 @@ pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<Log
     })
 }
 
-/// The identity of the log at `offset` of a file or device; `None` if there is no sound log. Takes no lock.
+/// The identity of the log at `offset` of a file or device; `None` if there is no sound log. Takes
+/// no lock.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -70,7 +72,8 @@ fn read_file(file: &File, at: u64, length: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The owner of the changes in a log. `read` returns bytes of it: their offset from its beginning, and their number.
+/// The owner of the changes in a log. `read` returns bytes of it: their offset from its beginning,
+/// and their number.
 fn owner(mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>) -> io::Result<Option<LogOwner>> {
     let Some(superblock) = superblock(&mut read)? else { return Ok(None) };
     let mut scanner = Scanner::new(&superblock);

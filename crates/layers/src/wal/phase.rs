@@ -1,5 +1,6 @@
-//! The phases of a log in use (docs/wal.md, "Phases"). What is decided by the fields of the state is asserted here to be one
-//! of the known steps, so that no path leaves a failed or lost log by itself.
+//! The phases of a log in use (docs/wal.md, "Phases"). What is decided by the fields of the state
+//! is asserted here to be one of the known steps, so that no path leaves a failed or lost log by
+//! itself.
 
 use super::State;
 

@@ -1,6 +1,6 @@
-//! Several places for logs in one volume, all of the same length. A place belongs to the disk whose log is in
-//! it, as the log's own superblock says, so that nothing else has to be read to find a log. These functions
-//! block.
+//! Several places for logs in one volume, all of the same length. A place belongs to the disk whose
+//! log is in it, as the log's own superblock says, so that nothing else has to be read to find a
+//! log. These functions block.
 
 use std::io;
 use std::ops::Range;
@@ -51,8 +51,9 @@ pub fn logs_in(store: &Arc<dyn Backend>, places: &LogPlaces) -> io::Result<Vec<[
 }
 
 impl Wal {
-    /// Recovers the log of the disk, in whichever of `places` it is, or makes one in a free place. The offset and
-    /// the size in `options` are not used. A volume that has lost writes is not used.
+    /// Recovers the log of the disk, in whichever of `places` it is, or makes one in a free place.
+    /// The offset and the size in `options` are not used. A volume that has lost writes is not
+    /// used.
     ///
     /// # Errors
     /// If the log cannot be used, or there is no free place. Nothing has changed then.
@@ -64,7 +65,8 @@ impl Wal {
         Self::settle_among(volume, places, options, Settlement::Refuse)
     }
 
-    /// As [`open_among`](Self::open_among), for a log that was refused; see [`settle`](Self::settle).
+    /// As [`open_among`](Self::open_among), for a log that was refused; see
+    /// [`settle`](Self::settle).
     ///
     /// # Errors
     /// As for [`open_among`](Self::open_among).
@@ -82,8 +84,8 @@ impl Wal {
         Self::open_at(volume, &options, false, (None, settlement))
     }
 
-    /// Removes the log, so that another one can be made in its place. The disk must not have the layer any
-    /// more, and its store must not be marked as having changes in the log.
+    /// Removes the log, so that another one can be made in its place. The disk must not have the
+    /// layer any more, and its store must not be marked as having changes in the log.
     ///
     /// # Errors
     /// If the log has changes, or its volume fails. The log may then still be there.
@@ -101,8 +103,8 @@ impl Wal {
     }
 }
 
-/// The place of the disk's log, or a free one. Waits if there is none but one that another disk is just
-/// leaving.
+/// The place of the disk's log, or a free one. Waits if there is none but one that another disk is
+/// just leaving.
 fn choose(
     volume: &Arc<LogVolume>,
     places: &LogPlaces,

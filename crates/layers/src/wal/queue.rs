@@ -68,8 +68,8 @@ pub(crate) struct WalQueue {
     /// Since when the log has had no space for the record that is prepared, in nanoseconds.
     full_since_ns: Option<u64>,
     prepared: Option<Prepared>,
-    /// Changes in records, each with the sequence of its last record, and flushes, with that of the last
-    /// record that has to be durable.
+    /// Changes in records, each with the sequence of its last record, and flushes, with that of the
+    /// last record that has to be durable.
     waiting: VecDeque<(u64, Box<Request>)>,
     /// The sequences of the records that are being written.
     records: Vec<u64>,
@@ -171,7 +171,8 @@ impl WalQueue {
         }
     }
 
-    /// Reports that this queue has nothing in flight any more that it has begun for a log that has failed.
+    /// Reports that this queue has nothing in flight any more that it has begun for a log that has
+    /// failed.
     fn report_quiet(&self) {
         let is_quiet = self.records.is_empty()
             && self.flushing.is_none()
@@ -183,8 +184,8 @@ impl WalQueue {
         }
     }
 
-    /// Whether what a waiting request needs has been reached: its records are durable, or only shown. `durable`
-    /// and `shown` are the sequences of the first records that are not.
+    /// Whether what a waiting request needs has been reached: its records are durable, or only
+    /// shown. `durable` and `shown` are the sequences of the first records that are not.
     fn is_reached(&self, waiting: &(u64, Box<Request>), durable: u64, shown: u64) -> bool {
         let (last, request) = waiting;
         let needs_durable = self.inner.completion == Completion::Durable
@@ -193,7 +194,8 @@ impl WalQueue {
         *last < if needs_durable { durable } else { shown }
     }
 
-    /// Applies the completed flushes, and completes what waited for them or for the writes of records.
+    /// Applies the completed flushes, and completes what waited for them or for the writes of
+    /// records.
     fn settle(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
@@ -330,8 +332,8 @@ impl WalQueue {
     }
 
     /// Begins the flush that records wait for, unless another queue has one in flight. Returns
-    /// whether that flush has completed already. Records of completed changes wait only if a flush, a round or a
-    /// change does.
+    /// whether that flush has completed already. Records of completed changes wait only if a flush,
+    /// a round or a change does.
     fn flush(&mut self, next: &mut Crossing<'_>) -> bool {
         if self.flushing.is_some() || self.is_closed {
             return false;
@@ -445,7 +447,8 @@ impl LayerQueue for WalQueue {
         if which != purpose::PIECE && which != purpose::EXTENTS {
             self.work(next);
             if self.is_closed {
-                // It does not continue what this has made possible, for example a flush: another queue does.
+                // It does not continue what this has made possible, for example a flush: another
+                // queue does.
                 self.inner.shared.access(|state| state.wake_queues());
             }
         }

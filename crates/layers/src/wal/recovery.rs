@@ -1,22 +1,26 @@
 //! Makes a log usable again after its volume has failed, while its disk is served.
 //!
-//! A log fails with the first error of its volume. From then on it begins nothing: no record, no flush, no
-//! checkpoint, no round of write-back. Once all that had begun has completed, in every queue, it is *quiet*: nobody
-//! but the functions here writes to its region. If the volume works again, they read the superblock and the records
-//! as an opening does, and the log takes its place again with what they find:
-//! - The superblock must be that of this opening and not older than the last durable one, and all records must be
-//!   there that were durable. So a log that another daemon has opened, or that has been replaced, stays failed.
-//! - After a failed flush, and after a loss of writes, what was found is written again before it is flushed.
+//! A log fails with the first error of its volume. From then on it begins nothing: no record, no
+//! flush, no checkpoint, no round of write-back. Once all that had begun has completed, in every
+//! queue, it is *quiet*: nobody but the functions here writes to its region. If the volume works
+//! again, they read the superblock and the records as an opening does, and the log takes its place
+//! again with what they find:
+//! - The superblock must be that of this opening and not older than the last durable one, and all
+//!   records must be there that were durable. So a log that another daemon has opened, or that has
+//!   been replaced, stays failed.
+//! - After a failed flush, and after a loss of writes, what was found is written again before it is
+//!   flushed.
 //! - Changes in flight at the failure have failed, so their records may have been found or not.
 //!
-//! A store that is elsewhere may carry out a write after it has given it up. So the places of the records that were
-//! not found stay unused until the log has been emptied: until then, the disk rejects changes as before. A superblock
-//! that such a store has given up could replace a newer one at any time. So from then on each tail is written to
-//! both places before it counts. If one was given up in each place, both could be replaced. Then the log stays failed as
-//! long as the store may carry out what was given up.
+//! A store that is elsewhere may carry out a write after it has given it up. So the places of the
+//! records that were not found stay unused until the log has been emptied: until then, the disk
+//! rejects changes as before. A superblock that such a store has given up could replace a newer one
+//! at any time. So from then on each tail is written to both places before it counts. If one was
+//! given up in each place, both could be replaced. Then the log stays failed as long as the store
+//! may carry out what was given up.
 //!
-//! A log whose changes complete before they are durable stays failed, too: what a failed flush has lost must be
-//! reported to every later flush.
+//! A log whose changes complete before they are durable stays failed, too: what a failed flush has
+//! lost must be reported to every later flush.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,12 +55,13 @@ pub(super) struct RecoveryState {
     pub(super) phase: Phase,
     /// Whether a queue has ended with writes in the kernel, which may take effect at any time.
     pub(super) is_stuck: bool,
-    /// In which of their places a superblock was given up that the store may still write. While there is one, each
-    /// checkpoint is written to both.
+    /// In which of their places a superblock was given up that the store may still write. While
+    /// there is one, each checkpoint is written to both.
     given_up: [bool; 2],
     /// Whether the checkpoint that is being written is the repetition of one that is durable.
     is_repetition: bool,
-    /// The `errno` of a loss of acknowledged changes that the operator has not confirmed. The log has failed meanwhile.
+    /// The `errno` of a loss of acknowledged changes that the operator has not confirmed. The log
+    /// has failed meanwhile.
     pub(super) lost: Option<i32>,
 }
 
@@ -109,8 +114,8 @@ impl State {
         }
     }
 
-    /// The superblock of a checkpoint is durable. Returns whether that is all: if it may be replaced by an older one, it
-    /// is written once more.
+    /// The superblock of a checkpoint is durable. Returns whether that is all: if it may be
+    /// replaced by an older one, it is written once more.
     pub(super) fn is_checkpoint_safe(&mut self) -> bool {
         if self.recovery.given_up == [false; 2] {
             return true;
@@ -260,15 +265,16 @@ impl Inner {
 }
 
 impl Wal {
-    /// Calls `call` from now on when the log volume has failed: in a thread that must not be blocked. Only the first
-    /// of several calls is kept.
+    /// Calls `call` from now on when the log volume has failed: in a thread that must not be
+    /// blocked. Only the first of several calls is kept.
     pub fn on_failure(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
         let _ = self.inner.on_failure.set(Box::new(call));
     }
 
-    /// Acknowledged changes may be lost, because the volume has lost writes of which it was not known whether they were
-    /// durable. The log keeps its content. It takes no changes, writes nothing home, and every flush fails, until the
-    /// operator has confirmed that ([`end_loss`](Self::end_loss)). `errno` is the error of the volume.
+    /// Acknowledged changes may be lost, because the volume has lost writes of which it was not
+    /// known whether they were durable. The log keeps its content. It takes no changes, writes
+    /// nothing home, and every flush fails, until the operator has confirmed that
+    /// ([`end_loss`](Self::end_loss)). `errno` is the error of the volume.
     pub fn lose(&self, errno: i32) {
         self.inner.shared.access(|state| {
             state.recovery.lost = Some(errno);
@@ -371,18 +377,20 @@ impl LogVolume {
         self.recovery.count.load(Ordering::Relaxed)
     }
 
-    /// Sets whether somebody calls [`recover`](Self::recover) until no log has failed. Returns what it was.
+    /// Sets whether somebody calls [`recover`](Self::recover) until no log has failed. Returns what
+    /// it was.
     pub fn set_tended(&self, is_tended: bool) -> bool {
         self.recovery.is_tended.swap(is_tended, Ordering::AcqRel)
     }
 
-    /// Recovers the logs that have failed; see the module `recovery`. They take no changes before they are empty. Waits
-    /// for their requests in flight for at most `wait`, and for the volume as an opening does. A queue's thread must
-    /// not call this function. Returns the number of recovered logs.
+    /// Recovers the logs that have failed; see the module `recovery`. They take no changes before
+    /// they are empty. Waits for their requests in flight for at most `wait`, and for the volume as
+    /// an opening does. A queue's thread must not call this function. Returns the number of
+    /// recovered logs.
     ///
     /// # Errors
-    /// If the volume still fails, a log cannot be recovered, or requests are still in flight. Such a log stays failed,
-    /// and may be tried again.
+    /// If the volume still fails, a log cannot be recovered, or requests are still in flight. Such
+    /// a log stays failed, and may be tried again.
     pub fn recover(&self, wait: Duration) -> Result<usize, WalError> {
         let _turn = lock(&self.recovery.turn);
         let logs = self.logs();

@@ -1,7 +1,9 @@
-//! Gives back the space of a log that is not needed any more, while a log that carries changes only at times rests.
+//! Gives back the space of a log that is not needed any more, while a log that carries changes only
+//! at times rests.
 //!
-//! Only for a store that keeps zeroes in little space ([`Backend::frees_zeroes`](fathom_block::Backend::frees_zeroes)),
-//! for example a cluster's memory. What records had used is overwritten with zeroes, piece by piece. No scan looks for
+//! Only for a store that keeps zeroes in little space
+//! ([`Backend::frees_zeroes`](fathom_block::Backend::frees_zeroes)), for example a cluster's
+//! memory. What records had used is overwritten with zeroes, piece by piece. No scan looks for
 //! records before the tail of an empty log, and a new record gets no place of a piece in flight.
 
 use fathom_block::{Crossing, Operation, Outcome};
@@ -21,7 +23,8 @@ pub(super) struct Releasing {
 }
 
 impl State {
-    /// The position and length of the next piece to release, if there is one and nothing needs the log.
+    /// The position and length of the next piece to release, if there is one and nothing needs the
+    /// log.
     fn next_release(&self) -> Option<(u64, u64)> {
         let rests = self.carry.as_ref().is_some_and(|carry| carry.mode() == Mode::Resting);
         if !rests || self.failed.is_some() || !self.log.is_empty() {

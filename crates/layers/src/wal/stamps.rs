@@ -1,5 +1,5 @@
-//! The age of the pair of a log and an image; see [`fathom_wal::stamps`]. The mark of the image is elsewhere:
-//! its keeper says what has become of it. These functions block.
+//! The age of the pair of a log and an image; see [`fathom_wal::stamps`]. The mark of the image is
+//! elsewhere: its keeper says what has become of it. These functions block.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,8 @@ use super::Wal;
 use super::open::write_checkpoint;
 use crate::access::Access;
 
-/// Whether the image with a mark of the age `mark` has all changes, although its mark names the log `identity`.
-/// `superblocks` is the start of that log.
+/// Whether the image with a mark of the age `mark` has all changes, although its mark names the log
+/// `identity`. `superblocks` is the start of that log.
 pub fn is_void(superblocks: &[u8; 2 * SUPERBLOCK_LENGTH], identity: [u8; 16], mark: u64) -> bool {
     let (first, second) = superblocks.split_at(SUPERBLOCK_LENGTH);
     select(first, second).is_ok_and(|found| found.log == identity && found.is_void(mark))
@@ -34,8 +34,8 @@ impl Wal {
         self.inner.opened.held
     }
 
-    /// The image's mark durably has the age `mark`, which is an earlier one if it could not be written anew.
-    /// No queue is open yet.
+    /// The image's mark durably has the age `mark`, which is an earlier one if it could not be
+    /// written anew. No queue is open yet.
     ///
     /// # Errors
     /// If the volume fails. The log must not be used then.
@@ -44,7 +44,8 @@ impl Wal {
         self.write_superblock(|log| log.pair(mark))
     }
 
-    /// The image has all changes, and the log gets no more. If it `has_mark`, the mark could not be removed.
+    /// The image has all changes, and the log gets no more. If it `has_mark`, the mark could not be
+    /// removed.
     ///
     /// # Errors
     /// If the log has changes, or its volume fails.

@@ -6,24 +6,26 @@
 //! | carrying | go to the log | from the log, the rest from home | only if the log is 7/8 full |
 //! | returning | go home, but for those that overlap what a scan could find | as carrying | in idle time |
 //!
-//! A request at rest costs a load of the [`Gate`]'s word, which tells a queue that the state has changed. All
-//! else is decided under the lock of the log's state.
+//! A request at rest costs a load of the [`Gate`]'s word, which tells a queue that the state has
+//! changed. All else is decided under the lock of the log's state.
 //!
-//! **What goes past the log.** A change that goes home must not overlap anything that a scan of the log could
-//! find (`Regions`): while the log works, no region of it, and after it has failed, no place of it. The
-//! change and the record that overlaps it may also be in flight at the same time, if the change was
-//! submitted first: then either may be the last. But once both have completed, reads must not find
-//! the content of the one first and, after write-back, that of the other. So a round of write-back copies
-//! nothing before all changes have completed that had gone past the log when the round began. Changes under
-//! the lock are counted by the number of the round. Those at rest are counted by their queue alone: the queue
-//! is *loose* until it has seen the end of the rest and none of them is in flight.
+//! **What goes past the log.** A change that goes home must not overlap anything that a scan of the
+//! log could find (`Regions`): while the log works, no region of it, and after it has failed, no
+//! place of it. The change and the record that overlaps it may also be in flight at the same time,
+//! if the change was submitted first: then either may be the last. But once both have completed,
+//! reads must not find the content of the one first and, after write-back, that of the other. So a
+//! round of write-back copies nothing before all changes have completed that had gone past the log
+//! when the round began. Changes under the lock are counted by the number of the round. Those at
+//! rest are counted by their queue alone: the queue is *loose* until it has seen the end of the
+//! rest and none of them is in flight.
 //!
-//! **Flushes.** Changes that completed through the log are durable. Those that went past it are durable after a
-//! flush of home that began when they had completed. So a flush goes home if such a change has completed since
-//! the last successful flush of home began, or if a queue is loose.
+//! **Flushes.** Changes that completed through the log are durable. Those that went past it are
+//! durable after a flush of home that began when they had completed. So a flush goes home if such a
+//! change has completed since the last successful flush of home began, or if a queue is loose.
 //!
-//! **A trial.** A log volume may have died while the log rested. So a start writes an empty record first, and changes
-//! are carried only when it is durable: a log that fails then has failed no change, and holds none.
+//! **A trial.** A log volume may have died while the log rested. So a start writes an empty record
+//! first, and changes are carried only when it is durable: a log that fails then has failed no
+//! change, and holds none.
 
 mod regions;
 
@@ -57,7 +59,8 @@ pub(crate) enum Mode {
     Returning = 2,
 }
 
-/// A state as queues see it: the mode, whether reads are carried, and the number of the change of state.
+/// A state as queues see it: the mode, whether reads are carried, and the number of the change of
+/// state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct View(u64);
 
@@ -96,8 +99,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The state now. A queue that has got a request after another one completed, in whichever queue, sees at
-    /// least the state that the other one's queue saw.
+    /// The state now. A queue that has got a request after another one completed, in whichever
+    /// queue, sees at least the state that the other one's queue saw.
     pub(crate) fn view(&self) -> View {
         View(self.word.load(Ordering::Relaxed))
     }
@@ -149,7 +152,8 @@ pub(crate) struct Carry {
     open: Vec<u64>,
     /// The queues that may have changes of a rest in flight.
     loose: Vec<u64>,
-    /// Counts, roughly, the changes that completed past the log. It grows with each, except at rest.
+    /// Counts, roughly, the changes that completed past the log. It grows with each, except at
+    /// rest.
     completed: u64,
     /// The value of `completed` when the last successful flush of home began.
     flushed: u64,
@@ -159,7 +163,8 @@ pub(crate) struct Carry {
     tried: Option<u64>,
     /// Whether the age of the log's content begins at the next look of a queue.
     is_restamped: bool,
-    /// Until when changes are held; 0 if they are not. And when they may be held again. In nanoseconds.
+    /// Until when changes are held; 0 if they are not. And when they may be held again. In
+    /// nanoseconds.
     finish_until_ns: u64,
     finish_after_ns: u64,
     pub(crate) counts: Counts,
@@ -271,8 +276,8 @@ impl Carry {
         self.trial.is_some()
     }
 
-    /// Ends a trial if its record is one of those before `durable`, which are durable, or if the log has failed (`None`).
-    /// Returns whether it carries now.
+    /// Ends a trial if its record is one of those before `durable`, which are durable, or if the
+    /// log has failed (`None`). Returns whether it carries now.
     pub(crate) fn end_trial(&mut self, durable: Option<u64>) -> bool {
         match (self.trial, durable) {
             (Some((sequence, reads)), Some(durable)) if sequence < durable => {
@@ -299,7 +304,8 @@ impl Carry {
         }
     }
 
-    /// The log was recovered after a failure of its volume, with the durable tail `tail`. Its content returns home.
+    /// The log was recovered after a failure of its volume, with the durable tail `tail`. Its
+    /// content returns home.
     pub(crate) fn recovered(&mut self, tail: u64) {
         self.trial = None;
         self.counts.returned += self.regions.drop_records(tail);
@@ -334,8 +340,8 @@ impl Carry {
         }
     }
 
-    /// A queue has seen the state. `is_clear` is whether none of its changes of a rest is in flight. Returns
-    /// whether a round may have waited for that.
+    /// A queue has seen the state. `is_clear` is whether none of its changes of a rest is in
+    /// flight. Returns whether a round may have waited for that.
     pub(crate) fn see(&mut self, queue: u64, is_clear: bool) -> bool {
         self.mode != Mode::Resting && is_clear && self.tighten(queue)
     }
@@ -390,8 +396,8 @@ impl Carry {
         self.abandon_in_log(range);
     }
 
-    /// A change that was sent to the log has failed, or its queue ends. Its record may still become part of the log, so
-    /// that it stays on its way until the next rest.
+    /// A change that was sent to the log has failed, or its queue ends. Its record may still become
+    /// part of the log, so that it stays on its way until the next rest.
     pub(crate) fn abandon_in_log(&mut self, range: &Range<u64>) {
         self.in_log -= 1;
         self.regions.remove(range);
@@ -402,8 +408,8 @@ impl Carry {
         self.on_way.overlap(range)
     }
 
-    /// A change of the round `round` has completed past the log. Returns whether a round may have waited
-    /// for it.
+    /// A change of the round `round` has completed past the log. Returns whether a round may have
+    /// waited for it.
     pub(crate) fn end_past(&mut self, round: u64) -> bool {
         self.completed += 1;
         self.leave_past(round, 1)
@@ -446,7 +452,8 @@ impl Carry {
         now_ns < self.finish_until_ns
     }
 
-    /// Changes wait no longer, if their time has passed or `is_over`. Returns whether some may have waited.
+    /// Changes wait no longer, if their time has passed or `is_over`. Returns whether some may have
+    /// waited.
     pub(crate) fn end_finish(&mut self, is_over: bool, now_ns: u64) -> bool {
         let ends = self.is_finishing() && (is_over || now_ns >= self.finish_until_ns);
         if ends {
@@ -460,9 +467,9 @@ impl Carry {
         self.regions.add_record(record);
     }
 
-    /// The superblock with the tail `tail` is durable. The log still uses `used` of `size` bytes. If little is
-    /// left, changes that would go to the log wait while it is written back, so that this ends even if a guest
-    /// changes the same place all the time.
+    /// The superblock with the tail `tail` is durable. The log still uses `used` of `size` bytes.
+    /// If little is left, changes that would go to the log wait while it is written back, so that
+    /// this ends even if a guest changes the same place all the time.
     pub(crate) fn checkpointed(&mut self, tail: u64, used: u64, size: u64, now_ns: u64) {
         self.counts.returned += self.regions.drop_records(tail);
         let is_little = used <= FINISH_LENGTH_MAX.min(size / 8);

@@ -26,7 +26,8 @@ struct Flushes {
     finished: u64,
     /// The number of the latest flush while it is in flight, and its start time in nanoseconds.
     in_flight: Option<(u64, u64)>,
-    /// The records written since the latest flush began, and whether that flush was for several of them.
+    /// The records written since the latest flush began, and whether that flush was for several of
+    /// them.
     records: u64,
     is_shared: bool,
     /// Whether a record is being written that is durable without a flush.
@@ -46,8 +47,8 @@ pub(super) enum FlushAnswer {
     Wait(u64),
 }
 
-/// Whether the volume lost writes before it was opened. No log may trust what it reads then, not only
-/// the first one that is opened.
+/// Whether the volume lost writes before it was opened. No log may trust what it reads then, not
+/// only the first one that is opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
     /// It lost none.
@@ -85,8 +86,8 @@ impl Drop for Claim {
     }
 }
 
-/// Repeats `attempt` until it has a result, because a removed disk may still use its log for a moment; `None` if
-/// that takes more than 3 s.
+/// Repeats `attempt` until it has a result, because a removed disk may still use its log for a
+/// moment; `None` if that takes more than 3 s.
 pub(super) fn wait_until_closed<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + CLAIM_TIME_MAX;
     loop {
@@ -117,8 +118,8 @@ impl LogVolume {
         }
     }
 
-    /// Makes a volume that lost writes before it was opened accept writes again, if nothing but logs
-    /// uses it. Returns whether a log must write again what it reads. Blocks.
+    /// Makes a volume that lost writes before it was opened accept writes again, if nothing but
+    /// logs uses it. Returns whether a log must write again what it reads. Blocks.
     ///
     /// # Errors
     /// If the store still fails, or has lost writes since it was opened: open logs may have them.
@@ -227,8 +228,9 @@ impl LogVolume {
         self.flushes.wake();
     }
 
-    /// Whether a record may be written that is durable at once: nothing else becomes durable now, and the latest flush
-    /// was for one record, so that one more would cover only this one. Then it ends with [`end_forced`](Self::end_forced).
+    /// Whether a record may be written that is durable at once: nothing else becomes durable now,
+    /// and the latest flush was for one record, so that one more would cover only this one. Then it
+    /// ends with [`end_forced`](Self::end_forced).
     pub(super) fn begin_forced(&self) -> bool {
         self.backend.capabilities().force_unit_access
             && self.flushes.access(|flushes| {
@@ -238,8 +240,8 @@ impl LogVolume {
             })
     }
 
-    /// The record has been written, or its queue has closed (`None`). Like that of a flush, an error may concern the
-    /// records of other logs.
+    /// The record has been written, or its queue has closed (`None`). Like that of a flush, an
+    /// error may concern the records of other logs.
     pub(super) fn end_forced(&self, outcome: Option<Outcome>) {
         let has_failed = outcome.is_some_and(|outcome| outcome.is_err());
         self.flushes.access(|flushes| {

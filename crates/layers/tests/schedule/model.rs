@@ -118,7 +118,8 @@ impl Case {
         let end_ns = self.bench.now() + time_ns;
         while self.bench.now() < end_ns {
             let mut clients: Vec<&mut Client> = self.clients.iter_mut().collect();
-            // In small steps while requests are held, so that the model sees the state between them.
+            // In small steps while requests are held, so that the model sees the state between
+            // them.
             let is_left = self.known.values().any(|known| known.passed_ns.is_none());
             let step_ns = if is_left { MS } else { time_ns };
             run(&mut clients, &self.bench.time, (self.bench.now() + step_ns).min(end_ns));

@@ -333,8 +333,8 @@ impl Bench {
         Client::new(disk, &self.time, mark, depth)
     }
 
-    /// A reader with some reads in flight, and a writer that makes no requests by itself, on disks of their
-    /// own, with the layer of the writer's disk.
+    /// A reader with some reads in flight, and a writer that makes no requests by itself, on disks
+    /// of their own, with the layer of the writer's disk.
     pub fn reader_and_writer(
         &self,
         options: &ScheduleOptions,

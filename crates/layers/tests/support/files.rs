@@ -1,5 +1,5 @@
-//! A guest whose disk has files that are not in one piece: a layer that gives each request its insight,
-//! and a layer that notes what is read beneath.
+//! A guest whose disk has files that are not in one piece: a layer that gives each request its
+//! insight, and a layer that notes what is read beneath.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -26,8 +26,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// `count` files in fragments of `fragment` pages, which lie in random order on a disk of `pages` pages,
-    /// all but the last fragment of which belong to files.
+    /// `count` files in fragments of `fragment` pages, which lie in random order on a disk of
+    /// `pages` pages, all but the last fragment of which belong to files.
     pub fn scattered(pages: u64, count: usize, fragment: u64, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut fragments: Vec<u64> = (0..pages / fragment - 1).collect();

@@ -27,7 +27,8 @@ fn each_record(log: &[u8], superblock: &fathom_wal::Superblock, mut visit: impl 
     }
 }
 
-/// The content of a disk with the store `home` and the log in `log`, if there is one: the log's, then home's.
+/// The content of a disk with the store `home` and the log in `log`, if there is one: the log's,
+/// then home's.
 pub fn with_log(log: &[u8], home: &[u8]) -> Vec<u8> {
     let mut disk = home.to_vec();
     let Some(superblock) = superblock(log) else { return disk };
@@ -56,13 +57,14 @@ fn changes(log: &[u8], superblock: &fathom_wal::Superblock) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Checks that the content of each mapping of the first disk that an opening of the cache in `volume` would
-/// use is that of `disk`. Returns their number.
+/// Checks that the content of each mapping of the first disk that an opening of the cache in
+/// `volume` would use is that of `disk`. Returns their number.
 pub fn check_mappings(volume: &[u8], disk: &[u8]) -> usize {
     mappings(volume, None, disk).unwrap()
 }
 
-/// As [`check_mappings`], with the place for the disk's log in `log`. Returns what is wrong, if something is.
+/// As [`check_mappings`], with the place for the disk's log in `log`. Returns what is wrong, if
+/// something is.
 pub fn mappings(volume: &[u8], log: Option<&[u8]>, disk: &[u8]) -> Result<usize, String> {
     let found = log.and_then(|log| Some((log, superblock(log)?)));
     let changes = found.as_ref().map_or(Vec::new(), |(log, superblock)| changes(log, superblock));

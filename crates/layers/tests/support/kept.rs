@@ -14,8 +14,8 @@ pub const IDENTITY: [u8; 16] = *b"identity of test";
 /// The size of a region, as its binary logarithm.
 pub const REGION_SHIFT: u8 = 15;
 
-/// A disk of the cache with a log of this identity, or [`NO_LOG`](fathom_layers::cache::NO_LOG). Its image has
-/// the generation 7, as the cache has.
+/// A disk of the cache with a log of this identity, or [`NO_LOG`](fathom_layers::cache::NO_LOG).
+/// Its image has the generation 7, as the cache has.
 pub fn disk(capacity: u64, log: [u8; 16]) -> CacheDisk {
     CacheDisk {
         name: "disk".into(),

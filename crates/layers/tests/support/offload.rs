@@ -134,8 +134,9 @@ impl Rig {
         recovered(&vec![self.log.image(), self.home.image()])
     }
 
-    /// Waits until nothing is in flight, and flushes the disk. From then on the model has one content for
-    /// each sector: what the disk has must never change without a further request, nor in a crash.
+    /// Waits until nothing is in flight, and flushes the disk. From then on the model has one
+    /// content for each sector: what the disk has must never change without a further request, nor
+    /// in a crash.
     pub fn pin(&self, harness: &mut Harness) {
         let mut inspect = |model: &ModelDisk| {
             self.check_crashes(model);
@@ -150,7 +151,8 @@ impl Rig {
         harness.model_mut().restart(&content);
     }
 
-    /// Lets write-back continue for `rounds` rounds. Checks all the time that the content is the same.
+    /// Lets write-back continue for `rounds` rounds. Checks all the time that the content is the
+    /// same.
     pub fn rest(&self, harness: &mut Harness, rounds: usize) {
         for _ in 0..rounds {
             harness.step();

@@ -22,7 +22,8 @@ use crate::kept::{self, IDENTITY, Mark};
 
 pub const CAPACITY: u64 = 192 << 10;
 const LOG: [u8; 16] = *b"identity of log ";
-/// The part of a log's place that is used, in bytes: a short ring wraps around and is full at times.
+/// The part of a log's place that is used, in bytes: a short ring wraps around and is full at
+/// times.
 const LOG_LENGTH: u64 = RING_OFFSET + (56 << 10);
 
 /// The format of the volume for a seed, with a place for a log.
@@ -178,12 +179,14 @@ impl Rig {
 }
 
 impl Watch {
-    /// Checks what each crash since the last call has left. Returns the number of crashes and of the mappings.
+    /// Checks what each crash since the last call has left. Returns the number of crashes and of
+    /// the mappings.
     pub fn check_crashes(&self, model: &ModelDisk) -> (usize, usize) {
         self.violations(model).unwrap()
     }
 
-    /// As [`check_crashes`](Self::check_crashes). Returns what is wrong with the cache, if something is.
+    /// As [`check_crashes`](Self::check_crashes). Returns what is wrong with the cache, if
+    /// something is.
     pub fn violations(&self, model: &ModelDisk) -> Result<(usize, usize), String> {
         if self.checked.replace(self.record.length()) == self.record.length() {
             return Ok((0, 0));

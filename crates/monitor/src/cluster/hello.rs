@@ -2,8 +2,8 @@
 //!
 //! Numbers are little-endian: the magic (8 bytes), the software version (16 bytes, a text padded
 //! with zeros), the number of the process and the number of processes (4 bytes each), and a hash (8
-//! bytes). It covers the plans, and a sample of the hash by which rows are distributed, which builds
-//! by different compilers may compute differently.
+//! bytes). It covers the plans, and a sample of the hash by which rows are distributed, which
+//! builds by different compilers may compute differently.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

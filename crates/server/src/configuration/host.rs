@@ -1,4 +1,5 @@
-//! Checks of what a configuration names on its host: images, folders of sockets, groups, and other files.
+//! Checks of what a configuration names on its host: images, folders of sockets, groups, and other
+//! files.
 
 use std::fs::Metadata;
 use std::io;
@@ -200,8 +201,8 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
     }
 }
 
-/// Finds files of the host that do not exist, or are in folders that may not be searched. Each has the name of
-/// its key.
+/// Finds files of the host that do not exist, or are in folders that may not be searched. Each has
+/// the name of its key.
 pub(super) fn check_files(
     files: &[(&str, &Option<PathBuf>)],
     places: &Places,

@@ -101,9 +101,9 @@ pub struct ConfigurationFile {
 }
 
 impl ConfigurationFile {
-    /// Reads the configuration, and checks what it says. Whether this host has what it names is seen
-    /// when that is used: an image that is missing or that hangs must not keep the others from being
-    /// served.
+    /// Reads the configuration, and checks what it says. Whether this host has what it names is
+    /// seen when that is used: an image that is missing or that hangs must not keep the others from
+    /// being served.
     ///
     /// # Errors
     /// All problems that were found.

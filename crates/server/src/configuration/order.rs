@@ -1,7 +1,7 @@
 //! The order of a disk's layers: one for the file, the commands and the requests.
 //!
-//! The kinds have ranks ([`Rank`]). A layer that is added to a disk is put where its rank says, unless
-//! the request names another place. A list that is written out is kept as it is. It gets a
+//! The kinds have ranks ([`Rank`]). A layer that is added to a disk is put where its rank says,
+//! unless the request names another place. A list that is written out is kept as it is. It gets a
 //! warning if a layer is beneath one that it should be above.
 
 use fathom_control::{DiskDefinition, LayerDefinition};

@@ -117,8 +117,8 @@ impl Claims {
         self.image
     }
 
-    /// Frees the name and the socket, of a disk that is not served after all. Its image is in use until the
-    /// attempt to open it ends.
+    /// Frees the name and the socket, of a disk that is not served after all. Its image is in use
+    /// until the attempt to open it ends.
     pub(crate) fn release(&mut self) {
         self.name.clear();
         self.socket = None;

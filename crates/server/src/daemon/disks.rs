@@ -66,8 +66,9 @@ impl Daemon {
     }
 
     /// Opens a disk and offers it to guests and clients. The caller has checked the definition;
-    /// this function checks it against the disks that are served already. A disk of the configuration has a
-    /// `ticket`: it is not served if the configuration no longer has it when it has been opened.
+    /// this function checks it against the disks that are served already. A disk of the
+    /// configuration has a `ticket`: it is not served if the configuration no longer has it when it
+    /// has been opened.
     pub(crate) fn serve_disk(
         &self,
         definition: DiskDefinition,
@@ -273,9 +274,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Withdraws a disk. One that is not served is no longer tried. Clients are disconnected once their requests in flight have completed, and
-    /// the back end is flushed. Waits for that up to a limit; the removal continues beyond it. A
-    /// disk with a connected VMM or NBD client is removed only with `force`.
+    /// Withdraws a disk. One that is not served is no longer tried. Clients are disconnected once
+    /// their requests in flight have completed, and the back end is flushed. Waits for that up to a
+    /// limit; the removal continues beyond it. A disk with a connected VMM or NBD client is removed
+    /// only with `force`.
     pub(crate) fn remove_disk(
         self: &Arc<Self>,
         name: &str,
@@ -315,7 +317,8 @@ impl Daemon {
         }
         match withdrawal.wait(Instant::now()) {
             Standing::Clean | Standing::Unflushed(_) => recording.done()?,
-            // A log that is not home is a reason to serve the disk at the next start. So is a withdrawal that hangs.
+            // A log that is not home is a reason to serve the disk at the next start. So is a
+            // withdrawal that hangs.
             Standing::Behind(_) | Standing::Flushing | Standing::Draining => {
                 recording.leave_pending();
             }

@@ -78,13 +78,14 @@ pub(crate) trait Feature: Sync {
     /// A disk has its first layers, after [`opened`](Self::opened), or others.
     fn stacked(&self, _daemon: &Daemon, _served: &Served) {}
 
-    /// A layer has refused that a disk in use becomes smaller: why, if it was one of the feature, and
-    /// what to do.
+    /// A layer has refused that a disk in use becomes smaller: why, if it was one of the feature,
+    /// and what to do.
     fn objection_to_size(&self, _served: &Served) -> Option<ErrorBody> {
         None
     }
 
-    /// A disk is withdrawn. A failure ends its stage: the later features of the table are not called.
+    /// A disk is withdrawn. A failure ends its stage: the later features of the table are not
+    /// called.
     ///
     /// # Errors
     /// Why changes remain that are not in the image.

@@ -36,7 +36,8 @@ const INSPECTION_TIME_MAX: Duration = Duration::from_secs(5);
 const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// The time after which an unfinished removal is a problem.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(5);
-/// The time after which the search for the devices that disks lack begins again although the last one has not ended.
+/// The time after which the search for the devices that disks lack begins again although the last
+/// one has not ended.
 const DEVICE_SEARCH_TIME_MAX: Duration = Duration::from_secs(300);
 /// The time after which it begins again if a disk could not get the devices that were found.
 const DEVICE_RETRY_TIME: Duration = Duration::from_secs(60);
@@ -208,7 +209,8 @@ impl Daemon {
         }
     }
 
-    /// Looks for the devices of disks that lack them, in a thread of its own. Each wait for a disk is bounded.
+    /// Looks for the devices of disks that lack them, in a thread of its own. Each wait for a disk
+    /// is bounded.
     fn begin_device_search(self: &Arc<Self>) {
         let lacking: Vec<_> = self.served().into_iter().filter(|it| it.lacks_device()).collect();
         if lacking.is_empty() || !self.problems.begin_device_search() {
@@ -455,8 +457,9 @@ fn of_disk(served: &Served) -> Vec<Found> {
     found
 }
 
-/// The problem of a disk whose requests do not complete. If it `is_image`, its image does not respond; otherwise it
-/// may be a store of its layers, of which one with a known problem is named alone.
+/// The problem of a disk whose requests do not complete. If it `is_image`, its image does not
+/// respond; otherwise it may be a store of its layers, of which one with a known problem is named
+/// alone.
 fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
     let names = |is_chosen: &dyn Fn(&Arc<dyn Backend>) -> bool| {
         let mut names = Vec::new();

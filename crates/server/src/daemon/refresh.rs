@@ -1,5 +1,5 @@
-//! What a reload takes from the host again although the configuration names the same: certificates and keys that were
-//! renewed, and sockets whose paths were deleted.
+//! What a reload takes from the host again although the configuration names the same: certificates
+//! and keys that were renewed, and sockets whose paths were deleted.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -20,7 +20,8 @@ use crate::features::FEATURES;
 /// continue, and the reload reports them.
 const REMOVALS_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// How long a reload waits for disks that are opened or changed. Beyond it that continues, and the reload reports it.
+/// How long a reload waits for disks that are opened or changed. Beyond it that continues, and the
+/// reload reports it.
 const DISKS_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// What a reload does with a disk.
@@ -35,8 +36,9 @@ enum Work {
 
 impl Daemon {
     /// Reads the configuration file again and applies the differences. Settings that cannot change
-    /// while the daemon runs stay as they are, and the report names them. So do disks and listeners that the file no
-    /// longer has while somebody uses them, unless with `force`: the file may be empty or cut off.
+    /// while the daemon runs stay as they are, and the report names them. So do disks and listeners
+    /// that the file no longer has while somebody uses them, unless with `force`: the file may be
+    /// empty or cut off.
     ///
     /// # Errors
     /// If there is no file, or if it is invalid; nothing is changed then.
@@ -181,7 +183,8 @@ impl Daemon {
         }
     }
 
-    /// Serves new disks and changes others, each in a thread of its own: one whose storage hangs delays no other.
+    /// Serves new disks and changes others, each in a thread of its own: one whose storage hangs
+    /// delays no other.
     fn reload_disks(self: &Arc<Self>, new: &Configuration, report: &mut ReloadReport) {
         let end = Instant::now() + DISKS_TIME_MAX;
         for disk in &new.disks {

@@ -1,5 +1,5 @@
-//! The start: disks are opened side by side, each in a thread of its own, and a disk that cannot be served keeps
-//! no other from it.
+//! The start: disks are opened side by side, each in a thread of its own, and a disk that cannot be
+//! served keeps no other from it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +19,13 @@ const LISTEN_TIME_MAX: Duration = Duration::from_secs(1);
 const READY_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Serves the disks and listeners of the configuration. Returns when each disk is served or has the reason why
-    /// not, or after some time, although a disk is still being opened. With `is_strict`, waits for all of them.
+    /// Serves the disks and listeners of the configuration. Returns when each disk is served or has
+    /// the reason why not, or after some time, although a disk is still being opened. With
+    /// `is_strict`, waits for all of them.
     ///
     /// # Errors
-    /// If a kept query cannot be begun. With `is_strict`, the reasons of all disks and listeners that cannot be served.
-    /// The caller stops the daemon.
+    /// If a kept query cannot be begun. With `is_strict`, the reasons of all disks and listeners
+    /// that cannot be served. The caller stops the daemon.
     pub(crate) fn begin(
         self: &Arc<Self>,
         configuration: &Configuration,
@@ -74,8 +75,8 @@ impl Daemon {
         Ok(refusals)
     }
 
-    /// Waits until each disk is served or refused, until `end` if there is one. Returns the reasons of those that
-    /// are refused.
+    /// Waits until each disk is served or refused, until `end` if there is one. Returns the reasons
+    /// of those that are refused.
     fn wait_for(&self, tickets: &[Ticket], end: Option<Instant>) -> Vec<ErrorBody> {
         let outcomes = tickets.iter().map(|ticket| self.unserved.wait(ticket, end));
         let refused = outcomes.filter_map(|outcome| match outcome {

@@ -1,9 +1,9 @@
 //! The disks of the configuration that are not served, and the attempts to serve them.
 //!
-//! Opening a disk waits for its storage, which may hang, so each such disk has a thread: a hung image, store or
-//! log delays no other disk. The thread tries at once, and again after growing pauses: a lock is released, a
-//! device, a share or a server comes, somebody repairs an image. `fathom disk retry` and a reload make it try
-//! at once.
+//! Opening a disk waits for its storage, which may hang, so each such disk has a thread: a hung
+//! image, store or log delays no other disk. The thread tries at once, and again after growing
+//! pauses: a lock is released, a device, a share or a server comes, somebody repairs an image.
+//! `fathom disk retry` and a reload make it try at once.
 //!
 //! | state | becomes | when |
 //! |---|---|---|
@@ -12,8 +12,9 @@
 //! | refused | opening | the pause is over, or somebody asks |
 //! | opening, refused | forgotten | the disk leaves the configuration or gets another definition there |
 //!
-//! An attempt for a disk that is forgotten meanwhile serves nothing. What an operator decides about the disk's log
-//! is carried out by the same thread, between two attempts (the feature `log` makes it).
+//! An attempt for a disk that is forgotten meanwhile serves nothing. What an operator decides about
+//! the disk's log is carried out by the same thread, between two attempts (the feature `log` makes
+//! it).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -167,8 +168,8 @@ impl Unserved {
         self.ended.notify_all();
     }
 
-    /// Forgets a disk that is served from now on. With a `ticket`, the attempt of that ticket serves it; returns
-    /// false if that disk has been forgotten, so that it must not be served.
+    /// Forgets a disk that is served from now on. With a `ticket`, the attempt of that ticket
+    /// serves it; returns false if that disk has been forgotten, so that it must not be served.
     pub(crate) fn take(&self, name: &str, ticket: Option<&Ticket>) -> bool {
         let mut table = self.table();
         if let Some(ticket) = ticket {
@@ -279,8 +280,8 @@ impl Unserved {
         }
     }
 
-    /// Leaves a decision about the log of a disk to its thread, for the time before the next attempt. Returns the number
-    /// of the disk; `None` if no such disk is to be served.
+    /// Leaves a decision about the log of a disk to its thread, for the time before the next
+    /// attempt. Returns the number of the disk; `None` if no such disk is to be served.
     pub(crate) fn decide(&self, name: &str, decision: Decision) -> Result<Option<u64>, ErrorBody> {
         let mut table = self.table();
         if table.is_stopping {
@@ -302,7 +303,8 @@ impl Unserved {
         disk.is_some_and(|disk| disk.decision.take().is_some())
     }
 
-    /// The decision that the thread of a disk has to carry out now, and the ticket of the attempt after it.
+    /// The decision that the thread of a disk has to carry out now, and the ticket of the attempt
+    /// after it.
     fn decision(&self, ticket: &Ticket) -> Option<(Decision, Ticket)> {
         let mut table = self.table();
         let disk = table.disks.get_mut(&ticket.name)?;
@@ -312,7 +314,8 @@ impl Unserved {
         disk.decision.take().map(|decision| (decision, disk.ticket(&ticket.name)))
     }
 
-    /// Begins an attempt: the definition to serve, and whether it was asked for. `None` if the disk was forgotten.
+    /// Begins an attempt: the definition to serve, and whether it was asked for. `None` if the disk
+    /// was forgotten.
     fn begin(&self, ticket: &Ticket) -> Option<(DiskDefinition, bool)> {
         let mut table = self.table();
         if table.is_stopping {
@@ -391,7 +394,8 @@ impl Daemon {
         ticket
     }
 
-    /// Makes the attempts to serve a disk begin with one at once. `None` if no such disk is to be served.
+    /// Makes the attempts to serve a disk begin with one at once. `None` if no such disk is to be
+    /// served.
     pub(crate) fn ask_to_serve(&self, name: &str) -> Option<Ticket> {
         let mut table = self.unserved.table();
         let disk = table.disks.get_mut(name)?;
@@ -412,8 +416,8 @@ impl Daemon {
         table.disks.get(&definition.name).is_some_and(|disk| disk.definition == *definition)
     }
 
-    /// Forgets disks that are not served and for which `stays` is false. Their attempts in progress serve nothing,
-    /// and keep neither the name nor the socket.
+    /// Forgets disks that are not served and for which `stays` is false. Their attempts in progress
+    /// serve nothing, and keep neither the name nor the socket.
     pub(crate) fn forget_unserved(&self, stays: impl Fn(&str) -> bool) -> usize {
         let forgotten = self.unserved.forget(stays);
         self.with_state(|state| {

@@ -152,8 +152,8 @@ impl Daemon {
         }
         let _ = leave(served, Leaving::Drained);
         withdrawal.drained.store(true, Ordering::Release);
-        // Changes that are not written back are in the log, where the next daemon finds them. The flush
-        // below makes them durable.
+        // Changes that are not written back are in the log, where the next daemon finds them. The
+        // flush below makes them durable.
         let home = leave(served, Leaving::Home { time_max: FLUSH_TIME_MAX });
         let flushed = stack::flush(&served.disk, FLUSH_TIME_MAX);
         let _ = leave(served, Leaving::Flushed);

@@ -39,8 +39,8 @@ const LOG_TIME_MAX: Duration = Duration::from_secs(1);
 /// The number of panics of the whole process, counted by the panic hook.
 static FAILED_THREADS: AtomicU64 = AtomicU64::new(0);
 
-/// Serves `configuration` until a signal or a request ends the daemon. With `is_strict`, a disk or listener that
-/// cannot be served ends the start.
+/// Serves `configuration` until a signal or a request ends the daemon. With `is_strict`, a disk or
+/// listener that cannot be served ends the start.
 pub(crate) fn run(
     configuration: &Configuration,
     file: Option<ConfigurationFile>,
@@ -115,8 +115,8 @@ async fn serve(
     let one = |refused: ErrorBody| vec![refused];
     let mut signals =
         Signals::new().map_err(|error| one(failed("signals cannot be received", &error)))?;
-    // A write beyond the limit of the sizes of files is an error of that write (EFBIG). Without a handler, the signal
-    // would end the process.
+    // A write beyond the limit of the sizes of files is an error of that write (EFBIG). Without a
+    // handler, the signal would end the process.
     let _file_size = signal(SignalKind::from_raw(libc::SIGXFSZ));
     let options = &configuration.daemon.definition;
     make_default_folder(&options.control).map_err(one)?;
@@ -305,8 +305,8 @@ async fn serve_control(control: tokio::net::UnixListener, router: axum::Router) 
     let _ = axum::serve(control, router).await;
 }
 
-/// Reads the configuration again at each notification. Notifications during a reload are merged. Makes the control
-/// socket again if its path was deleted.
+/// Reads the configuration again at each notification. Notifications during a reload are merged.
+/// Makes the control socket again if its path was deleted.
 async fn reload_when_asked(daemon: Arc<Daemon>, router: axum::Router, reloads: Arc<Notify>) {
     loop {
         reloads.notified().await;
@@ -452,8 +452,8 @@ pub(crate) fn failed_threads() -> u64 {
     FAILED_THREADS.load(Ordering::Relaxed)
 }
 
-/// Raises limits to those of the host: of descriptors, because each queue has a ring, and each guest has its memory;
-/// of the sizes of files, because a write of a guest beyond it would fail.
+/// Raises limits to those of the host: of descriptors, because each queue has a ring, and each
+/// guest has its memory; of the sizes of files, because a write of a guest beyond it would fail.
 fn raise_limits() {
     for resource in [Resource::Nofile, Resource::Fsize] {
         let maximum = getrlimit(resource).maximum;

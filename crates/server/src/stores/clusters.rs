@@ -51,7 +51,8 @@ impl Clusters {
         })
     }
 
-    /// Opens a volume of at least `capacity` bytes, or makes it if it `may_make`. This function blocks.
+    /// Opens a volume of at least `capacity` bytes, or makes it if it `may_make`. This function
+    /// blocks.
     pub(crate) fn open(
         &self,
         place: &ClusterPlace,

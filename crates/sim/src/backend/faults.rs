@@ -1,4 +1,5 @@
-//! Faults with consequences: writes that a failed flush has lost, and failed writes that take effect later.
+//! Faults with consequences: writes that a failed flush has lost, and failed writes that take
+//! effect later.
 
 use super::{Cached, SECTOR_BYTES, State};
 use crate::SECTOR;
@@ -24,7 +25,8 @@ impl State {
         self.losses += u64::from(!self.is_lost());
     }
 
-    /// Each sector has what the store has, durably: of a sector with lost writes, any of their contents or that before.
+    /// Each sector has what the store has, durably: of a sector with lost writes, any of their
+    /// contents or that before.
     pub(super) fn recover(&mut self, random: &mut fastrand::Rng) {
         if !self.is_lost() {
             return;

@@ -10,7 +10,8 @@ use crate::SECTOR;
 /// The size and the faults of a store.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// The size of the disk, in bytes; whole sectors. A store can be made smaller, and up to this size larger.
+    /// The size of the disk, in bytes; whole sectors. A store can be made smaller, and up to this
+    /// size larger.
     pub capacity: u64,
     /// The alignment of offsets and lengths, in bytes; at least a sector.
     pub alignment: u32,
@@ -25,11 +26,12 @@ pub struct SimOptions {
     pub write_error_end: u64,
     /// The share of flushes that fail. A failed flush makes nothing durable.
     pub flush_error_rate: f64,
-    /// Whether a failed flush loses what it should have made durable, as with the kernel's files. It stays visible, and
-    /// no later flush makes it durable. All writes and flushes fail until [`Backend::recover`].
+    /// Whether a failed flush loses what it should have made durable, as with the kernel's files.
+    /// It stays visible, and no later flush makes it durable. All writes and flushes fail until
+    /// [`Backend::recover`].
     pub loses_writes: bool,
-    /// A change that has failed may take effect later, instead of when it fails: after this many further effects at
-    /// most. 0 if none does.
+    /// A change that has failed may take effect later, instead of when it fails: after this many
+    /// further effects at most. 0 if none does.
     pub late_max: u32,
     /// The most bytes in sectors that hold data; writes that need more fail with
     /// [`ErrorKind::NoSpace`].

@@ -53,8 +53,8 @@ pub fn disk(volume: &Arc<ClusterVolume>) -> Arc<Disk> {
     Disk::new(DiskOptions::default(), Vec::new(), backend).unwrap()
 }
 
-/// Requests in real time. What completes must be there after a crash, so each write counts as one that forces unit
-/// access.
+/// Requests in real time. What completes must be there after a crash, so each write counts as one
+/// that forces unit access.
 pub fn harness(disk: &Arc<Disk>, depth: usize) -> Harness {
     let options = HarnessOptions { queues: 2, depth, simulated: false };
     Harness::new(disk, &options, 1)
@@ -70,8 +70,8 @@ pub fn workload(seed: u64, alignment: u64) -> Workload {
     Workload::new(options, seed)
 }
 
-/// Runs requests, and `disturb` beside them; requests go on for as long as it takes. No request may fail, and a plain
-/// model says what reads may find.
+/// Runs requests, and `disturb` beside them; requests go on for as long as it takes. No request may
+/// fail, and a plain model says what reads may find.
 pub fn beside(options: &ClusterOptions, seed: u64, disturb: impl FnOnce() + Send) {
     let volume = open(options, "v");
     let served = disk(&volume);

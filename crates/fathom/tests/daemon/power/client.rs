@@ -1,5 +1,5 @@
-//! A client that writes, flushes and reads until it is stopped, checks what it reads, and connects again when the daemon
-//! has ended.
+//! A client that writes, flushes and reads until it is stopped, checks what it reads, and connects
+//! again when the daemon has ended.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,8 @@ impl Shared {
     }
 }
 
-/// Uses the disk "a" at `socket`, in the blocks of which the index is `lane` modulo `lanes`, until it is stopped.
+/// Uses the disk "a" at `socket`, in the blocks of which the index is `lane` modulo `lanes`, until
+/// it is stopped.
 ///
 /// # Errors
 /// If a read finds what cannot be there.

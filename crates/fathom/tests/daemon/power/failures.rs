@@ -1,5 +1,5 @@
-//! Devices that fail for a while: some of their writes end with an error, and so the kernel's write-back of what was
-//! acknowledged long ago.
+//! Devices that fail for a while: some of their writes end with an error, and so the kernel's
+//! write-back of what was acknowledged long ago.
 
 use std::fs::File;
 use std::path::Path;
@@ -25,7 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The first bytes of a record of a log, and of a superblock.
 const HEADERS: [&[u8]; 2] = [b"WRC2", b"\x8eFATHWAL"];
 
-/// A device fails for a while, and the daemon may be killed meanwhile. Returns the daemon after that, and what has happened.
+/// A device fails for a while, and the daemon may be killed meanwhile. Returns the daemon after
+/// that, and what has happened.
 pub fn fail(
     mut life: Life,
     layers: Layers,

@@ -1,4 +1,5 @@
-//! What a client has written and flushed, and so what each block may hold: now, and after a power loss at any instant.
+//! What a client has written and flushed, and so what each block may hold: now, and after a power
+//! loss at any instant.
 
 /// The size of a block, in bytes.
 pub const BLOCK: usize = 4096;
@@ -46,8 +47,9 @@ impl History {
         self.is_failing = true;
     }
 
-    /// Devices do not fail any more. `is_lost` is whether a flush has reported that: what was not flushed then may be there
-    /// or not, and no later flush makes it durable unless it is found before.
+    /// Devices do not fail any more. `is_lost` is whether a flush has reported that: what was not
+    /// flushed then may be there or not, and no later flush makes it durable unless it is found
+    /// before.
     pub fn end_failures(&mut self, is_lost: bool, now: usize) {
         self.is_failing = false;
         if !is_lost {
@@ -62,7 +64,8 @@ impl History {
         }
     }
 
-    /// The latest beginning of a flush that was acknowledged by `instant`, without the last `lost` of these.
+    /// The latest beginning of a flush that was acknowledged by `instant`, without the last `lost`
+    /// of these.
     fn covered(&self, instant: usize, lost: usize) -> usize {
         let mut honoured: Vec<(usize, usize)> = self
             .flushes
@@ -75,7 +78,8 @@ impl History {
         honoured.iter().map(|(_, begun)| *begun).max().unwrap_or(0)
     }
 
-    /// The last writes of `block` before `instant`: content, and the instants of their beginning and acknowledgement.
+    /// The last writes of `block` before `instant`: content, and the instants of their beginning
+    /// and acknowledgement.
     fn recent(&self, block: usize, instant: usize) -> String {
         let writes = self.blocks[block].iter().filter(|write| write.begun <= instant);
         let shown: Vec<_> = writes
@@ -91,8 +95,8 @@ impl History {
         shown[shown.len().saturating_sub(12)..].join(", ")
     }
 
-    /// A write of `block` begins, which is durable once it is acknowledged if `is_durable`. Returns its content: another
-    /// one for each write, or zeroes.
+    /// A write of `block` begins, which is durable once it is acknowledged if `is_durable`. Returns
+    /// its content: another one for each write, or zeroes.
     pub fn write(
         &mut self,
         block: usize,
@@ -159,8 +163,8 @@ impl History {
         Ok(())
     }
 
-    /// Checks the content of the disk after a power loss at `instant`, at which the last `lost` flushes and durable writes
-    /// may have been in vain.
+    /// Checks the content of the disk after a power loss at `instant`, at which the last `lost`
+    /// flushes and durable writes may have been in vain.
     ///
     /// # Errors
     /// The first block with content that cannot be there, and what is wrong.

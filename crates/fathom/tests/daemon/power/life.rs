@@ -1,4 +1,5 @@
-//! The life of a daemon with one disk, "a": it is changed while it is used, ended, killed and started again.
+//! The life of a daemon with one disk, "a": it is changed while it is used, ended, killed and
+//! started again.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -29,16 +29,17 @@ const LOG_SIZE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub enum Damage {
     None,
-    /// The device of the log, of the cache or of the image is as it was at an instant before the daemon last opened the
-    /// log or cache. A log may be refused then.
+    /// The device of the log, of the cache or of the image is as it was at an instant before the
+    /// daemon last opened the log or cache. A log may be refused then.
     Old(usize, usize),
-    /// A byte of the log has another value. The disk may be refused then. If it is in one of the last records, which
-    /// nothing proves to have been durable, these are lost.
+    /// A byte of the log has another value. The disk may be refused then. If it is in one of the
+    /// last records, which nothing proves to have been durable, these are lost.
     Rotten,
-    /// The image has another name, and the configuration names it and the layers. A log that is refused is kept.
-    Renamed,
-    /// The image is a copy of what it was: with its attributes, or without. A block device loses its mark. A log that is
+    /// The image has another name, and the configuration names it and the layers. A log that is
     /// refused is kept.
+    Renamed,
+    /// The image is a copy of what it was: with its attributes, or without. A block device loses
+    /// its mark. A log that is refused is kept.
     Copied(bool),
 }
 
@@ -58,8 +59,8 @@ impl Recorded {
         self.changes.iter().rfind(|change| change.instant <= instant).unwrap()
     }
 
-    /// An instant before `end`, if there is one, at which the disk had a log. An older log that was not in use has no
-    /// changes.
+    /// An instant before `end`, if there is one, at which the disk had a log. An older log that was
+    /// not in use has no changes.
     fn with_log(&self, end: usize, random: &mut fastrand::Rng) -> usize {
         let mut instants = (0..INSTANTS_TRIED).map(|_| random.usize(0..end));
         let has_log = |at: &usize| self.change(*at).may.iter().all(Layers::has_log);
@@ -220,7 +221,8 @@ fn last_lines(volumes: &Volumes) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// Reads the disk twice, flushes it, removes its layers, reads it again, and compares it with its image after the end.
+/// Reads the disk twice, flushes it, removes its layers, reads it again, and compares it with its
+/// image after the end.
 fn check(
     life: Life,
     layers: Layers,

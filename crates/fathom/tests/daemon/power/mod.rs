@@ -1,9 +1,11 @@
-//! Power losses of a host, with the real daemon: its disk is changed in use, the daemon is ended and killed, while
-//! clients write, flush and read. The image, the log, the cache and the daemon's state are on devices of which each write
-//! and flush is recorded ([`recorder`]). Afterwards the content of all devices after a power loss is made for instants
-//! of the record; a daemon is started on each, and everything that was flushed must be there ([`loss`]).
+//! Power losses of a host, with the real daemon: its disk is changed in use, the daemon is ended
+//! and killed, while clients write, flush and read. The image, the log, the cache and the daemon's
+//! state are on devices of which each write and flush is recorded ([`recorder`]). Afterwards the
+//! content of all devices after a power loss is made for instants of the record; a daemon is
+//! started on each, and everything that was flushed must be there ([`loss`]).
 //!
-//! What a host has is drawn from the seed ([`setup`]). On some, devices fail at times ([`failures`]).
+//! What a host has is drawn from the seed ([`setup`]). On some, devices fail at times
+//! ([`failures`]).
 //!
 //! Rules were taken away by hand to see whether this test notices:
 //!

@@ -1,8 +1,9 @@
-//! A server of block devices that records what it is asked to write and to flush, so that the content of all of
-//! them after a power loss at any instant can be made.
+//! A server of block devices that records what it is asked to write and to flush, so that the
+//! content of all of them after a power loss at any instant can be made.
 //!
-//! The instants of all devices are one sequence: the positions in the record. A power loss keeps, of each device by
-//! itself, what a completed flush covered, and a random part of the rest, by sector.
+//! The instants of all devices are one sequence: the positions in the record. A power loss keeps,
+//! of each device by itself, what a completed flush covered, and a random part of the rest, by
+//! sector.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -110,8 +111,8 @@ impl Recorder {
         }
     }
 
-    /// The content of each device after a power loss at `instant`. `keeps` decides for a device and a sector whether
-    /// it has got a write that no flush covers.
+    /// The content of each device after a power loss at `instant`. `keeps` decides for a device and
+    /// a sector whether it has got a write that no flush covers.
     pub fn after_power_loss(
         &self,
         instant: usize,
@@ -151,7 +152,8 @@ impl Recorder {
         self.record().devices[device].content = content;
     }
 
-    /// From now on, the writes to `device` of which `fault` finds a sector fail. Their other sectors are written.
+    /// From now on, the writes to `device` of which `fault` finds a sector fail. Their other
+    /// sectors are written.
     pub fn fail(&self, device: usize, fault: Fault) {
         self.record().devices[device].fault = Some(fault);
     }
@@ -165,7 +167,8 @@ impl Recorder {
         std::mem::take(&mut record.failed)
     }
 
-    /// The writes that have a sector of which `find` knows what is in it, and the flushes, in `instants`: for messages.
+    /// The writes that have a sector of which `find` knows what is in it, and the flushes, in
+    /// `instants`: for messages.
     pub fn trace(
         &self,
         instants: std::ops::Range<usize>,

@@ -16,7 +16,8 @@ pub const OFFSETS: [&str; 2] = ["0", "8M"];
 pub struct Setup {
     /// Whether devices fail at times.
     pub fails: bool,
-    /// For the image, the logs and the cache: whether it is a block device itself instead of a file on one.
+    /// For the image, the logs and the cache: whether it is a block device itself instead of a file
+    /// on one.
     pub is_device: [bool; 3],
     /// The layers that the configuration has since the image has got another name.
     pub renamed: Option<Layers>,
@@ -44,8 +45,8 @@ impl Setup {
         if self.renamed.is_some() { Self::RENAMED } else { Self::IMAGE }
     }
 
-    /// The configuration of the daemon: a disk without layers, or with those of `renamed`. While devices fail, it has keepsakes, without which not
-    /// every loss is seen.
+    /// The configuration of the daemon: a disk without layers, or with those of `renamed`. While
+    /// devices fail, it has keepsakes, without which not every loss is seen.
     pub fn configuration(&self, folder: &Path, has_keepsakes: bool) -> String {
         let keepsakes = if has_keepsakes { "on" } else { "off" };
         let key = if self.is_device[HOME] { "key = \"home-of-a\"\n" } else { "" };

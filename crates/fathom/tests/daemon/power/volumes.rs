@@ -1,4 +1,5 @@
-//! Recorded block devices, file systems on them, and the same devices and file systems after a power loss.
+//! Recorded block devices, file systems on them, and the same devices and file systems after a
+//! power loss.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +25,8 @@ pub const SIZES: [usize; 4] = [20 << 20, 16 << 20, 24 << 20, 12 << 20];
 const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(2);
 const MOUNT_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// A folder in which the file systems are mounted by their names. Devices without a file system have a link there. Dropping it unmounts them.
+/// A folder in which the file systems are mounted by their names. Devices without a file system
+/// have a link there. Dropping it unmounts them.
 pub struct Volumes {
     folder: PathBuf,
     /// In memory: the devices after a power loss.
@@ -35,8 +37,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// New file systems on devices that `recorder` serves. Returns `None`, and prints the reason, if this machine or
-    /// user cannot have them.
+    /// New file systems on devices that `recorder` serves. Returns `None`, and prints the reason,
+    /// if this machine or user cannot have them.
     pub fn new(recorder: &Recorder, setup: &Setup, seed: u64) -> Option<Self> {
         let name = format!("fathom-power-{}-{seed}", std::process::id());
         let mut volumes = Self {
@@ -124,7 +126,8 @@ impl Volumes {
         }
     }
 
-    /// Shows `contents` instead of what is there, on devices with other numbers. No file on them is open.
+    /// Shows `contents` instead of what is there, on devices with other numbers. No file on them is
+    /// open.
     pub fn replace(
         &mut self,
         mut contents: Vec<Vec<u8>>,
@@ -154,8 +157,8 @@ impl Volumes {
         volume == HOME && self.setup.is_device[HOME]
     }
 
-    /// Ends what uses the devices, and waits for that: a process that has ended may have files open for a moment longer, and
-    /// what it left unwritten would be written over what comes next.
+    /// Ends what uses the devices, and waits for that: a process that has ended may have files open
+    /// for a moment longer, and what it left unwritten would be written over what comes next.
     fn unmount(&mut self) {
         for volume in (0..NAMES.len()).filter(|volume| self.setup.link(*volume).is_none()) {
             let path = self.folder.join(NAMES[volume]);

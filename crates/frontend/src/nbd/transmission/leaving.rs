@@ -1,13 +1,13 @@
 //! What happens to the requests of a client that leaves.
 //!
-//! - A client that **has gone** gets no answers: what layers hold of its requests is taken back, so that it
-//!   neither lands on newer data nor escapes a limit. What is in the kernel completes.
-//! - A client that has sent a **disconnect** request gets its answers. What layers hold of its requests waits for
-//!   its time, for up to [`LINGER_NS`], and then fails.
+//! - A client that **has gone** gets no answers: what layers hold of its requests is taken back, so
+//!   that it neither lands on newer data nor escapes a limit. What is in the kernel completes.
+//! - A client that has sent a **disconnect** request gets its answers. What layers hold of its
+//!   requests waits for its time, for up to [`LINGER_NS`], and then fails.
 //! - When the **daemon** ends a connection, the layers pass on what they hold.
 //!
-//! In each case, changes in flight are among the disk's leftovers until they have completed: newer requests for
-//! their ranges wait.
+//! In each case, changes in flight are among the disk's leftovers until they have completed: newer
+//! requests for their ranges wait.
 
 use std::io;
 
@@ -38,7 +38,8 @@ impl Transmission {
     /// Takes back the requests of a client that leaves, or has the layers pass them on.
     pub(super) fn take_back(&mut self, reactor: &mut Reactor) {
         if self.hung_up && self.phase == Phase::Open && !self.accepts_input() {
-            // Its requests in flight fill what it may have, so that the end of its bytes is not reached.
+            // Its requests in flight fill what it may have, so that the end of its bytes is not
+            // reached.
             self.lose(Ending::Lost(io::ErrorKind::ConnectionReset.into()));
         }
         match self.phase {
@@ -64,8 +65,8 @@ impl Transmission {
         self.stack.has_completed()
     }
 
-    /// Submits the requests again that were taken back, after the change. Those of a client that leaves fail.
-    /// Returns whether there was anything to do.
+    /// Submits the requests again that were taken back, after the change. Those of a client that
+    /// leaves fail. Returns whether there was anything to do.
     pub(super) fn repeat_deferred(&mut self, reactor: &mut Reactor) -> bool {
         if self.phase == Phase::Open && self.stack.is_closing() {
             return false;

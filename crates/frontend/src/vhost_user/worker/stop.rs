@@ -1,14 +1,17 @@
 //! Requests that are taken back from the disk's layers, and the stop of a ring.
 //!
-//! A command that waits until nothing is in flight does not wait for requests that layers hold: for space, for
-//! their turn, for the time of a limit. They are taken back, and are carried out again after the command; a
-//! guest that resets its device gains nothing by it. When a ring stops, they are given back:
+//! A command that waits until nothing is in flight does not wait for requests that layers hold: for
+//! space, for their turn, for the time of a limit. They are taken back, and are carried out again
+//! after the command; a guest that resets its device gains nothing by it. When a ring stops, they
+//! are given back:
 //!
-//! - Those that were taken last, untouched: the index at which the VMM continues is that of the first of them.
-//! - The others stay recorded as in flight, if the VMM keeps in-flight memory: the ring's next start repeats
-//!   them. A guest that resets its device has no use for them, and its VMM drops the memory.
-//! - Without such memory, or while the guest is migrated to another host, which does not get that memory, they are
-//!   carried out before the stop, for up to [`FINISH_TIME_NS`], and then fail.
+//! - Those that were taken last, untouched: the index at which the VMM continues is that of the
+//!   first of them.
+//! - The others stay recorded as in flight, if the VMM keeps in-flight memory: the ring's next
+//!   start repeats them. A guest that resets its device has no use for them, and its VMM drops the
+//!   memory.
+//! - Without such memory, or while the guest is migrated to another host, which does not get that
+//!   memory, they are carried out before the stop, for up to [`FINISH_TIME_NS`], and then fail.
 
 use std::cmp::Reverse;
 
@@ -134,8 +137,8 @@ impl Worker {
         }
     }
 
-    /// Gives the requests back that were taken last, ends the ring after this round, and returns the count of
-    /// requests taken from it.
+    /// Gives the requests back that were taken last, ends the ring after this round, and returns
+    /// the count of requests taken from it.
     pub(in super::super) fn stop(&mut self) -> u16 {
         self.ended = true;
         if self.broken || self.memory_owner.is_lost() {

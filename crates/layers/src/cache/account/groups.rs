@@ -1,9 +1,9 @@
 //! The control groups of a disk that have a place: counts and a curve of their own.
 //!
-//! A group gets a free place with its first read. If there is none, it becomes a candidate. A candidate
-//! replaces the group with the least activity if it has been read twice as much recently. So a guest
-//! that makes many groups costs no memory, and changes few places: one that was given keeps its group
-//! for a minute.
+//! A group gets a free place with its first read. If there is none, it becomes a candidate. A
+//! candidate replaces the group with the least activity if it has been read twice as much recently.
+//! So a guest that makes many groups costs no memory, and changes few places: one that was given
+//! keeps its group for a minute.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -66,8 +66,8 @@ impl Groups {
         }
     }
 
-    /// A group without a place has read `blocks` blocks. Gives it a place if it deserves one. `text`
-    /// returns the path of a group.
+    /// A group without a place has read `blocks` blocks. Gives it a place if it deserves one.
+    /// `text` returns the path of a group.
     pub(super) fn offer(
         &mut self,
         heads: &Heads,

@@ -2,9 +2,9 @@
 //! the disk and of its most active control groups.
 //!
 //! Each queue counts in cells that only its thread writes (`cells`). For a curve, a queue only
-//! compares the hash of a block with a threshold; the few blocks below it wait in a short list, which
-//! the queue's thread moves into the curves unless another thread has them locked. A reader moves
-//! all lists first. So no queue waits, and a reader sees everything that has been counted.
+//! compares the hash of a block with a threshold; the few blocks below it wait in a short list,
+//! which the queue's thread moves into the curves unless another thread has them locked. A reader
+//! moves all lists first. So no queue waits, and a reader sees everything that has been counted.
 //!
 //! - `queue`: one queue's side.
 //! - `groups`: the control groups that have a place, at most [`GROUPS`].

@@ -63,7 +63,8 @@ fn counts_and_curves_are_those_of_a_plain_count() {
         let mut of_groups: HashMap<String, CacheCounts> = HashMap::new();
         let (mut stack, mut stacks) = (Stack::default(), HashMap::<String, Stack>::new());
         for step in 0..3000 {
-            // Curves get the blocks of one queue in batches, so that those of several have no exact order.
+            // Curves get the blocks of one queue in batches, so that those of several have no exact
+            // order.
             let queue = if seed % 2 == 0 { 0 } else { random.usize(0..3) };
             let queue = &mut queues[queue];
             let most = random.usize(1..=GROUPS);
@@ -178,8 +179,8 @@ fn readers_and_queues_agree_in_the_end() {
     const COUNT: u64 = 40_000;
     let names = Arc::new(Names::default());
     let ledger = Arc::new(Ledger::new(64, Some(Arc::clone(&names))));
-    // A group that finds the curves locked tries to get a place with its next read, so that the reads
-    // before it would be missing.
+    // A group that finds the curves locked tries to get a place with its next read, so that the
+    // reads before it would be missing.
     let mut first = Account::open(&ledger);
     (0..2).for_each(|number| read(&mut first, &insight(&names, &format!("/{number}")), 0, 0));
     std::thread::scope(|scope| {

@@ -193,8 +193,8 @@ impl CacheQueue {
         }
     }
 
-    /// Reads the blocks of a piece that the cache lacks. Returns whether there are any; `None` if too
-    /// much is on its way.
+    /// Reads the blocks of a piece that the cache lacks. Returns whether there are any; `None` if
+    /// too much is on its way.
     fn fetch(&mut self, piece: Piece, wanted: &Wanted, next: &mut Crossing<'_>) -> Option<bool> {
         let inner = Arc::clone(&self.inner);
         let volume = &inner.volume;
@@ -227,8 +227,8 @@ impl CacheQueue {
         Some(true)
     }
 
-    /// Reads a range of the disk into the cache. Returns memory for the next parts; `None` if too much
-    /// is on its way.
+    /// Reads a range of the disk into the cache. Returns memory for the next parts; `None` if too
+    /// much is on its way.
     fn send_ahead(
         &mut self,
         (start, end): (u64, u64),

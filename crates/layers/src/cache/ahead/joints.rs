@@ -1,8 +1,8 @@
 //! Where files go on that are not in one piece on the disk, without I/O.
 //!
-//! A *joint* is an offset of a file and the place of that byte on the disk, which does not follow the
-//! byte before it. Joints are learned from requests that follow each other in a file but not on the
-//! disk. They are hints: a wrong one makes a read-ahead useless, nothing else.
+//! A *joint* is an offset of a file and the place of that byte on the disk, which does not follow
+//! the byte before it. Joints are learned from requests that follow each other in a file but not on
+//! the disk. They are hints: a wrong one makes a read-ahead useless, nothing else.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// The file whose data a request has. Journals and swapped memory are not read in the order of a
-    /// file.
+    /// The file whose data a request has. Journals and swapped memory are not read in the order of
+    /// a file.
     #[inline]
     pub(crate) fn of(facts: &Facts) -> Option<Self> {
         let is_file = facts.inode != 0 && !matches!(facts.kind, Kind::Journal | Kind::Swap);

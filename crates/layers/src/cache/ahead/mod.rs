@@ -1,17 +1,18 @@
 //! Reads files ahead of the guest.
 //!
-//! A guest that reads a file in order is followed (`streams`), in each queue by itself. When the cache
-//! has missed some of the reads, the next bytes of the file are read from home into the cache before
-//! the guest wants them: up to the file's end, and where the file is not in one piece, at the places
-//! where it was seen to go on (`joints`). The file, the offsets in it and its size are those of the
-//! insight; they are hints, so that a wrong one costs time only.
+//! A guest that reads a file in order is followed (`streams`), in each queue by itself. When the
+//! cache has missed some of the reads, the next bytes of the file are read from home into the cache
+//! before the guest wants them: up to the file's end, and where the file is not in one piece, at
+//! the places where it was seen to go on (`joints`). The file, the offsets in it and its size are
+//! those of the insight; they are hints, so that a wrong one costs time only.
 //!
-//! What is read ahead is inserted like what a guest reads (`fetch`): a change of a block that begins
-//! meanwhile makes its insertion invalid. A guest's read of bytes that are on their way waits for them.
+//! What is read ahead is inserted like what a guest reads (`fetch`): a change of a block that
+//! begins meanwhile makes its insertion invalid. A guest's read of bytes that are on their way
+//! waits for them.
 //!
-//! Reading ahead gives way: nothing is begun while a read of the disk that belongs to no stream waits
-//! for home. At most [`IN_FLIGHT_MAX`] bytes are on their way for all disks of a cache, a quarter of
-//! them for one disk.
+//! Reading ahead gives way: nothing is begun while a read of the disk that belongs to no stream
+//! waits for home. At most [`IN_FLIGHT_MAX`] bytes are on their way for all disks of a cache, a
+//! quarter of them for one disk.
 
 mod fetch;
 mod joints;

@@ -1,9 +1,9 @@
 //! The streams of a queue: reads that follow each other in a file, without I/O.
 //!
-//! A stream gets a *window* when some of its reads have missed the cache: so many bytes of the file are
-//! read ahead of the guest. The window doubles when a whole window has been used, and halves when
-//! blocks that were read ahead were not in the cache any more. Where streams often end with unused
-//! blocks, later ones must have missed more often before they get a window.
+//! A stream gets a *window* when some of its reads have missed the cache: so many bytes of the file
+//! are read ahead of the guest. The window doubles when a whole window has been used, and halves
+//! when blocks that were read ahead were not in the cache any more. Where streams often end with
+//! unused blocks, later ones must have missed more often before they get a window.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,8 @@ pub(super) struct Limits {
 pub(super) struct Ahead {
     /// The number of the stream.
     pub(super) stream: usize,
-    /// Where it begins: the offset in the file, and the place on the disk if the file is in one piece.
+    /// Where it begins: the offset in the file, and the place on the disk if the file is in one
+    /// piece.
     pub(super) from: (u64, u64),
     /// The offset in the file where it ends.
     pub(super) end: u64,
@@ -81,8 +82,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Takes what a read covers out of the pieces. Returns the bytes that were read ahead for it, or
-    /// `None` if the file is elsewhere on the disk.
+    /// Takes what a read covers out of the pieces. Returns the bytes that were read ahead for it,
+    /// or `None` if the file is elsewhere on the disk.
     fn consume(&mut self, read: Piece) -> Option<u64> {
         let mut covered = 0;
         while let Some(piece) = self.pieces.front_mut() {
@@ -159,8 +160,8 @@ impl Streams {
         Seen { is_joint, is_followed, ahead }
     }
 
-    /// A write of a file. Returns whether the file goes on here, but not at the place where its last
-    /// piece ends.
+    /// A write of a file. Returns whether the file goes on here, but not at the place where its
+    /// last piece ends.
     pub(super) fn write(&mut self, file: File, write: Piece) -> bool {
         let Some(at) = self.find(file, write, false) else { return false };
         let is_joint = self.is_joint(at, write);

@@ -15,8 +15,8 @@ fn piece(offset: u64, place: u64, length: u64) -> Piece {
     Piece { file_offset: offset, place, length }
 }
 
-/// Reads the part of a file at `offset`, which lies on the disk in one piece. What is to be read ahead
-/// is.
+/// Reads the part of a file at `offset`, which lies on the disk in one piece. What is to be read
+/// ahead is.
 fn read(streams: &mut Streams, inode: u64, offset: u64, size: u64, is_miss: bool) -> Seen {
     let base = inode << 32;
     let seen =
@@ -75,8 +75,8 @@ fn what_is_not_in_order_or_does_not_miss_is_not_read_ahead() {
     assert!(read(&mut Streams::default(), 1, 0, 0, true).ahead.is_none());
 }
 
-/// A guest that reads only the beginnings of files makes the queue cautious, and one that reads whole
-/// files makes it bold again.
+/// A guest that reads only the beginnings of files makes the queue cautious, and one that reads
+/// whole files makes it bold again.
 #[test]
 fn unused_blocks_make_the_queue_cautious() {
     let mut streams = Streams::default();

@@ -176,8 +176,9 @@ impl CacheQueue {
             self.reads.insert(number, reading);
             return;
         }
-        // What goes into the cache, or is compared with checksums, must not be in memory that the guest can
-        // change. And a store that does not answer in time may fill the memory when the request has ended.
+        // What goes into the cache, or is compared with checksums, must not be in memory that the
+        // guest can change. And a store that does not answer in time may fill the memory when the
+        // request has ended.
         let mut own = next.request();
         own.operation = Operation::Read;
         (own.offset, own.length) = (request.offset, request.length);
@@ -196,8 +197,8 @@ impl CacheQueue {
         self.reads.insert(number, reading);
     }
 
-    /// Copies all of a read out of a cache in memory. `None` if the cache is not in memory. No lock is
-    /// held meanwhile: the guest's memory may have to be fetched first.
+    /// Copies all of a read out of a cache in memory. `None` if the cache is not in memory. No lock
+    /// is held meanwhile: the guest's memory may have to be fetched first.
     #[inline]
     fn copy(
         &self,
@@ -221,8 +222,8 @@ impl CacheQueue {
         Some(outcome)
     }
 
-    /// Sends the parts of the read `number` to the slots that have them, and the rest to the disk beneath.
-    /// Returns the number of requests to the store.
+    /// Sends the parts of the read `number` to the slots that have them, and the rest to the disk
+    /// beneath. Returns the number of requests to the store.
     fn send(
         &mut self,
         request: Box<Request>,

@@ -1,20 +1,21 @@
 //! A store that does not answer.
 //!
-//! A read that the store has not answered in time is read at home. The store may answer at any time, so what is
-//! read from it is read into memory of the layer, which stays, with the slots pinned, until the answer has come.
-//! While anything is late, no queue of the volume uses the index: all reads go home, and nothing is inserted. Changes
-//! go home as ever, and their blocks leave the index, so that it is right when the store answers.
+//! A read that the store has not answered in time is read at home. The store may answer at any
+//! time, so what is read from it is read into memory of the layer, which stays, with the slots
+//! pinned, until the answer has come. While anything is late, no queue of the volume uses the
+//! index: all reads go home, and nothing is inserted. Changes go home as ever, and their blocks
+//! leave the index, so that it is right when the store answers.
 //!
-//! A change whose region has no durable bit waits for the store, but not for longer than a read. Then the mark of the
-//! disk's own store is removed, and changes need no bits:
+//! A change whose region has no durable bit waits for the store, but not for longer than a read.
+//! Then the mark of the disk's own store is removed, and changes need no bits:
 //! ```text
 //!  Marked ─ a change has waited too long, the mark is removed ─▶ Left: no start uses the disk's blocks; this one does
 //!  Left ─ the store has answered everything ─▶ Returning: changes wait for their bits again; bits are written
 //!  Returning ─ the bits of all changes before are durable, the mark is written ─▶ Marked
 //!  Returning ─ a change has waited too long again, the mark is removed ─▶ Left
 //! ```
-//! The mark is changed with the lock of [`Marking`](crate::cache::marking::Marking) held, which also guards the
-//! first and the last of these states.
+//! The mark is changed with the lock of [`Marking`](crate::cache::marking::Marking) held, which
+//! also guards the first and the last of these states.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -240,8 +241,8 @@ impl Inner {
         self.set_use(Use::Marked);
     }
 
-    /// Ends the use of the volume by later starts, and the waiting of changes for it. Returns whether the mark
-    /// does not name it any more. Blocks.
+    /// Ends the use of the volume by later starts, and the waiting of changes for it. Returns
+    /// whether the mark does not name it any more. Blocks.
     pub(in crate::cache) fn end_use(&self) -> bool {
         let mut marking = lock(&self.marking.state);
         *marking = None;
@@ -261,8 +262,8 @@ impl Inner {
         self.volume.is_silent() || self.was_silent.load(Ordering::Relaxed)
     }
 
-    /// Finds out whether the store answers, for at most twice `limit`: with a flush, because the kernel may have what is
-    /// read. Blocks.
+    /// Finds out whether the store answers, for at most twice `limit`: with a flush, because the
+    /// kernel may have what is read. Blocks.
     pub(in crate::cache) fn ask_store(&self, limit: Duration) {
         let volume = &self.volume;
         if !volume.is_kept || volume.has_failed() {

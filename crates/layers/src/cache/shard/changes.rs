@@ -30,7 +30,8 @@ impl Shard {
         self.invalidate(key, u16::MAX, reason);
     }
 
-    /// The content of granules is not valid any more. Returns the place of the block if it was the last of it.
+    /// The content of granules is not valid any more. Returns the place of the block if it was the
+    /// last of it.
     fn invalidate(&mut self, key: u64, mask: u16, reason: Reason) -> Option<Kept> {
         let slot = self.find(key)?;
         self.blocks.take_valid(slot, mask);
@@ -49,8 +50,8 @@ impl Shard {
         kept
     }
 
-    /// A change of a block has ended. If `access` is given, the new content may be inserted with the
-    /// returned number, if that is not 0.
+    /// A change of a block has ended. If `access` is given, the new content may be inserted with
+    /// the returned number, if that is not 0.
     pub(in crate::cache) fn end_change(&mut self, key: u64, access: Option<&Access>) -> u64 {
         let Some(busy) = self.busy.get_mut(&key) else { return 0 };
         busy.changes -= 1;
@@ -77,8 +78,8 @@ impl Shard {
         number
     }
 
-    /// A long change of the blocks with `keys` begins: as [`begin_change`](Self::begin_change) for each.
-    /// The caller then takes these blocks out.
+    /// A long change of the blocks with `keys` begins: as [`begin_change`](Self::begin_change) for
+    /// each. The caller then takes these blocks out.
     pub(in crate::cache) fn begin_range(&mut self, keys: Range<u64>) -> u64 {
         self.numbers += 1;
         self.busy.retain(|key, busy| {

@@ -28,8 +28,8 @@ impl Shard {
         self.building = number + 1;
     }
 
-    /// A flush has completed: the captured content is stable. If all tables with the number `tables`
-    /// are durable now, slots without a mapping in them become free.
+    /// A flush has completed: the captured content is stable. If all tables with the number
+    /// `tables` are durable now, slots without a mapping in them become free.
     pub(in crate::cache) fn flushed(&mut self, tables: Option<u64>) {
         for slot in std::mem::take(&mut self.captured) {
             let flags = &mut self.flags[slot as usize];
@@ -99,7 +99,8 @@ impl Shard {
     }
 
     /// Puts a mapping that a table on the volume has into a free slot. If `is_current` is false, or
-    /// the block is mapped already, the slot becomes free when a table without the mapping is durable.
+    /// the block is mapped already, the slot becomes free when a table without the mapping is
+    /// durable.
     pub(in crate::cache) fn load(
         &mut self,
         slot: u32,

@@ -1,9 +1,9 @@
-//! The memory of pages: what a page was when it was last transferred, so that a read's part is known
-//! before its data comes.
+//! The memory of pages: what a page was when it was last transferred, so that a read's part is
+//! known before its data comes.
 //!
-//! An entry is one word, so that the queues of a disk share the table without a lock: a queue reads a
-//! whole entry or another whole entry. A full set of entries loses one of them. The key is a hash, of
-//! which an entry has 29 bits; a wrong entry is a wrong hint.
+//! An entry is one word, so that the queues of a disk share the table without a lock: a queue reads
+//! a whole entry or another whole entry. A full set of entries loses one of them. The key is a
+//! hash, of which an entry has 29 bits; a wrong entry is a wrong hint.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_database::{DatabasePart, Page};
 
-/// The number of entries, 8 bytes each: for 4 GiB of pages of 4 KiB. The kernel allocates their memory
-/// when they are used.
+/// The number of entries, 8 bytes each: for 4 GiB of pages of 4 KiB. The kernel allocates their
+/// memory when they are used.
 const ENTRIES: usize = 1 << 20;
 /// The entries in which a page may be.
 const WAYS: usize = 4;

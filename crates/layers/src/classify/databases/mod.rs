@@ -1,11 +1,11 @@
 //! Which part of a database the bytes of a request belong to.
 //!
-//! The content of a write is in its buffers when it comes; that of a read when it completes. Before, the
-//! part of a read is the one that its pages had when they were last transferred ([`memory`]); the tree of
-//! a page of SQLite is also known from the page above it.
+//! The content of a write is in its buffers when it comes; that of a read when it completes.
+//! Before, the part of a read is the one that its pages had when they were last transferred
+//! ([`memory`]); the tree of a page of SQLite is also known from the page above it.
 //!
-//! A part of a request is divided into parts by page. The request's own facts are those of most of its
-//! bytes, as always.
+//! A part of a request is divided into parts by page. The request's own facts are those of most of
+//! its bytes, as always.
 
 mod files;
 mod memory;
@@ -19,13 +19,14 @@ use fathom_insight::{ClassTable, Names};
 use files::{Content, FileCache, FileKey, Files};
 use memory::PageMemory;
 
-/// The most pages of a part of a request that are examined. If there are more, every n-th is, and those
-/// after it count as the same.
+/// The most pages of a part of a request that are examined. If there are more, every n-th is, and
+/// those after it count as the same.
 const PAGES_MAX: u64 = 64;
-/// The smallest unit of memory in a guest's request. Where the place in a file is not known, pages are
-/// searched for at its multiples.
+/// The smallest unit of memory in a guest's request. Where the place in a file is not known, pages
+/// are searched for at its multiples.
 const BLOCK: u64 = 4096;
-/// Marks the numbers of places on the disk, which are used where the place in the file is not known.
+/// Marks the numbers of places on the disk, which are used where the place in the file is not
+/// known.
 const ON_DISK: u64 = 1 << 63;
 
 /// What the queues of a disk know about databases.
@@ -131,7 +132,8 @@ impl DatabaseQueue {
         insight.finish(table);
     }
 
-    /// Whether a part of a request belongs to a database. Recognises one that begins with this part.
+    /// Whether a part of a request belongs to a database. Recognises one that begins with this
+    /// part.
     fn recognise(
         &mut self,
         databases: &Databases,
@@ -311,7 +313,8 @@ fn page_length(content: Content) -> u64 {
     })
 }
 
-/// Searches the beginning of a part of a request for a page from which the length of pages is known.
+/// Searches the beginning of a part of a request for a page from which the length of pages is
+/// known.
 fn first_page(buffers: &Buffers, part: &Part, content: &mut Content) -> Option<u32> {
     for block in 0..(part.length / BLOCK).min(16) {
         let done = block * BLOCK;

@@ -1,27 +1,28 @@
 //! Copies of blocks that are read often, on the log's volume.
 //!
-//! The copies are in slots behind the log. Only the index in memory says what is in a slot, so that a start
-//! begins without copies. A block gets a slot when it is read often ([`Copies::assign`]). Then its copy is filled by
-//! parts, from what its guest reads and writes at home in any case, or by a read in idle time. A copy must never be
-//! older than the disk:
+//! The copies are in slots behind the log. Only the index in memory says what is in a slot, so that
+//! a start begins without copies. A block gets a slot when it is read often ([`Copies::assign`]).
+//! Then its copy is filled by parts, from what its guest reads and writes at home in any case, or
+//! by a read in idle time. A copy must never be older than the disk:
 //!
-//! - A change bumps the version of its blocks, and takes what it changes out of their copies, before it is submitted.
-//!   A copy is valid by parts, of a granule or more, so that a small change leaves the rest. What is valid of a copy
-//!   in the index was not changed since.
-//! - Parts are filled with what was read from home, or written to it. They become valid only if no other change of the
-//!   block was in flight past the log when that request began, none has begun since, and the log had nothing for
-//!   them: neither in its map nor on its way. A change on its way to the log has bumped the version before it
-//!   counts there no longer, because then it is in the map.
+//! - A change bumps the version of its blocks, and takes what it changes out of their copies,
+//!   before it is submitted. A copy is valid by parts, of a granule or more, so that a small change
+//!   leaves the rest. What is valid of a copy in the index was not changed since.
+//! - Parts are filled with what was read from home, or written to it. They become valid only if no
+//!   other change of the block was in flight past the log when that request began, none has begun
+//!   since, and the log had nothing for them: neither in its map nor on its way. A change on its
+//!   way to the log has bumped the version before it counts there no longer, because then it is in
+//!   the map.
 //!
-//! Versions and changes in flight are counted by hash in [`Buckets`], so that a change of a block without a slot costs
-//! two additions and no lock. A bucket also counts its blocks with slots: only if there are some, a change locks the
-//! index. Both orders are safe: a block has its slot before a fill looks at the version, and the fill compares the version
-//! again under the lock of the index; a change bumps the version before it looks at the count, and changes the copy
-//! under the lock.
+//! Versions and changes in flight are counted by hash in [`Buckets`], so that a change of a block
+//! without a slot costs two additions and no lock. A bucket also counts its blocks with slots: only
+//! if there are some, a change locks the index. Both orders are safe: a block has its slot before a
+//! fill looks at the version, and the fill compares the version again under the lock of the index;
+//! a change bumps the version before it looks at the count, and changes the copy under the lock.
 //!
-//! What uses a slot pins it. A pinned slot gets no other block, and nothing of it is filled, so that a read of it
-//! never finds the bytes of a later fill. Each granule has a checksum in memory, so that a read finds bytes
-//! that are not those of the copy.
+//! What uses a slot pins it. A pinned slot gets no other block, and nothing of it is filled, so
+//! that a read of it never finds the bytes of a later fill. Each granule has a checksum in memory,
+//! so that a read finds bytes that are not those of the copy.
 
 mod buckets;
 #[cfg(test)]
@@ -122,7 +123,8 @@ pub(super) struct CopyCounts {
 pub(super) struct Copies {
     /// Where the slots begin, in bytes from the start of the volume.
     base: u64,
-    /// The size of a block and of its slot, as a power of two, and that of the parts by which a copy is valid.
+    /// The size of a block and of its slot, as a power of two, and that of the parts by which a
+    /// copy is valid.
     shift: u32,
     part_shift: u32,
     buckets: Buckets,
@@ -225,8 +227,8 @@ impl Copies {
         self.index().has_failed = false;
     }
 
-    /// Gives `block` a slot, unless it has one: a free one, or that of `victim`. It may get none, because a request
-    /// uses that of `victim`.
+    /// Gives `block` a slot, unless it has one: a free one, or that of `victim`. It may get none,
+    /// because a request uses that of `victim`.
     pub(super) fn assign(&self, block: u64, victim: Option<u64>) {
         let mut index = self.index();
         if index.blocks.contains_key(&block) {
@@ -270,8 +272,8 @@ impl Copies {
         }
     }
 
-    /// Called before a change of `range` is submitted. `is_past` is whether it goes past the log: then it is
-    /// in flight until [`end_change`](Self::end_change).
+    /// Called before a change of `range` is submitted. `is_past` is whether it goes past the log:
+    /// then it is in flight until [`end_change`](Self::end_change).
     pub(super) fn begin_change(&self, range: &Range<u64>, is_past: bool) {
         let step = VERSION + if is_past { IN_FLIGHT } else { 0 };
         let blocks = self.blocks(range);
@@ -322,10 +324,10 @@ impl Copies {
         slot.is_some_and(|slot| slot.pins == 0 && slot.valid != self.all_parts())
     }
 
-    /// Begins to fill what `range`, of whole parts of one block, has of the block's copy. The request that has the
-    /// content has not been submitted. `is_change` is whether it is a change past the log, which has been begun.
-    /// Afterwards, the caller looks whether the log has something for `range`. `None` if the copy lacks nothing of
-    /// it, or cannot be filled now.
+    /// Begins to fill what `range`, of whole parts of one block, has of the block's copy. The
+    /// request that has the content has not been submitted. `is_change` is whether it is a change
+    /// past the log, which has been begun. Afterwards, the caller looks whether the log has
+    /// something for `range`. `None` if the copy lacks nothing of it, or cannot be filled now.
     pub(super) fn begin_fill(&self, range: &Range<u64>, is_change: bool) -> Option<Fill> {
         let block = self.block(range)?;
         let part = 1_u64 << self.part_shift;
@@ -370,8 +372,8 @@ impl Copies {
         self.index().sums[first..first + sums.len()].copy_from_slice(&sums);
     }
 
-    /// Ends a fill. Its parts are used if it `is_written` and no other change of the block has begun since. Returns
-    /// whether they are.
+    /// Ends a fill. Its parts are used if it `is_written` and no other change of the block has
+    /// begun since. Returns whether they are.
     pub(super) fn end_fill(&self, fill: &Fill, is_written: bool) -> bool {
         let mut index = self.index();
         let word = self.buckets.of(fill.block).load(Ordering::SeqCst);
@@ -419,8 +421,8 @@ impl Copies {
         })
     }
 
-    /// Ends a read of a copy. `bytes` are those that were read, or `None` after an error. Returns whether they
-    /// are those of the copy; otherwise the block loses its slot.
+    /// Ends a read of a copy. `bytes` are those that were read, or `None` after an error. Returns
+    /// whether they are those of the copy; otherwise the block loses its slot.
     pub(super) fn end_read(&self, read: &CopyRead, bytes: Option<&[u8]>) -> bool {
         let sums = bytes.map(checksums);
         let mut index = self.index();

@@ -95,8 +95,8 @@ impl WalQueue {
         }
     }
 
-    /// Notes in changes how long they have waited for space in the log: in those of a record that has its space
-    /// now, and in those that come after it.
+    /// Notes in changes how long they have waited for space in the log: in those of a record that
+    /// has its space now, and in those that come after it.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     fn note_wait(&mut self, whole: &mut Vec<Box<Request>>, now_ns: u64) {
         let Some(full_ns) = self.full_since_ns.take() else { return };

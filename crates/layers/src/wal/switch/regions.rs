@@ -1,16 +1,18 @@
 //! Which parts of the disk a scan of the log could still write to.
 //!
-//! After a crash, a scan shows the content of every record from the durable tail to the head again, also of
-//! one that is at home or that a later record has replaced. So a change must not go home past the log while
-//! any of these records has an entry in its range: the old content would reappear. The map of the log is not
-//! sufficient, because it forgets content as soon as it is at home.
+//! After a crash, a scan shows the content of every record from the durable tail to the head again,
+//! also of one that is at home or that a later record has replaced. So a change must not go home
+//! past the log while any of these records has an entry in its range: the old content would
+//! reappear. The map of the log is not sufficient, because it forgets content as soon as it is at
+//! home.
 //!
-//! While the log works, a change that only touches a region of a record costs no more than another way. A log that has
-//! failed rejects what it may have, so that then the [places](Regions::overlap_records) of the records decide.
+//! While the log works, a change that only touches a region of a record costs no more than another
+//! way. A log that has failed rejects what it may have, so that then the
+//! [places](Regions::overlap_records) of the records decide.
 //!
-//! The parts are counted, not listed: a range counts in the smallest regions of which it touches at most
-//! [`SPAN_MAX`], so that a discard of a whole disk costs no more than a write. Larger regions only make more
-//! changes take the way through the log.
+//! The parts are counted, not listed: a range counts in the smallest regions of which it touches at
+//! most [`SPAN_MAX`], so that a discard of a whole disk costs no more than a write. Larger regions
+//! only make more changes take the way through the log.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
@@ -98,8 +100,8 @@ impl Regions {
         }
     }
 
-    /// Whether an entry of a record that a scan could find overlaps `range`, which must not be empty. The first call
-    /// after a change of the records sorts them.
+    /// Whether an entry of a record that a scan could find overlaps `range`, which must not be
+    /// empty. The first call after a change of the records sorts them.
     pub(crate) fn overlap_records(&mut self, range: &Range<u64>) -> bool {
         let kept = &self.kept;
         let places = self.places.get_or_insert_with(|| merged(kept));
@@ -117,8 +119,8 @@ impl Regions {
         }
     }
 
-    /// No scan finds the records before `tail` any more: the superblock with that tail is durable. Returns
-    /// the number of their entries.
+    /// No scan finds the records before `tail` any more: the superblock with that tail is durable.
+    /// Returns the number of their entries.
     pub(crate) fn drop_records(&mut self, tail: u64) -> u64 {
         let mut count = 0;
         while self.kept.front().is_some_and(|kept| kept.sequence < tail) {
@@ -175,8 +177,8 @@ mod tests {
         Record { epoch: 1, sequence, position: 0, length: 512, durable, age, time_ns, entries }
     }
 
-    /// Whatever overlaps a live record or change is found, and nothing is found that lies more than a region
-    /// away.
+    /// Whatever overlaps a live record or change is found, and nothing is found that lies more than
+    /// a region away.
     #[test]
     fn counts_agree_with_a_list_of_ranges() {
         let mut random = fastrand::Rng::with_seed(1);

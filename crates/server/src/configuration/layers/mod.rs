@@ -103,8 +103,8 @@ pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Prob
     prepared.ok_or_else(Problems::default)
 }
 
-/// The definition of a disk's write-ahead log, if it has one: that of its layer `wal` or `offload`, or the log of
-/// its cache.
+/// The definition of a disk's write-ahead log, if it has one: that of its layer `wal` or `offload`,
+/// or the log of its cache.
 pub(crate) fn wal(disk: &DiskDefinition) -> Option<WalDefinition> {
     let of_wal = options_of(disk);
     of_wal.or_else(|| offload(disk).map(OffloadDefinition::log)).or_else(|| log_of_cache(disk))

@@ -1,4 +1,5 @@
-//! What is served after a start: the disks of the file, with the changes that requests have made to them.
+//! What is served after a start: the disks of the file, with the changes that requests have made to
+//! them.
 //!
 //! `overlay` has the records of these changes, and decides between them and the file.
 //!
@@ -168,8 +169,8 @@ impl Lasting {
         })
     }
 
-    /// Records that a disk becomes `after`, or is removed, before it does. `image` is the identity of its image. A
-    /// temporary change is not recorded.
+    /// Records that a disk becomes `after`, or is removed, before it does. `image` is the identity
+    /// of its image. A temporary change is not recorded.
     pub(crate) fn begin(
         &self,
         name: &str,
@@ -213,8 +214,8 @@ impl Lasting {
         Ok(Recording { lasting: self, name: name.into(), pending: Some(pending), earlier })
     }
 
-    /// Notes the definition with which the log of a disk is opened, so that a later start finds the log although
-    /// the file does not have it.
+    /// Notes the definition with which the log of a disk is opened, so that a later start finds the
+    /// log although the file does not have it.
     fn note_log(&self, definition: &DiskDefinition) {
         let Some(log) = layers::wal(definition) else { return };
         let known = self.with(|records| records.logs.get(&definition.name)?.after.clone());
@@ -263,8 +264,8 @@ fn entries_of(configuration: &Configuration) -> BTreeMap<String, DiskDefinition>
     disks.map(|disk| (disk.name.clone(), disk.clone())).collect()
 }
 
-/// A change in progress. Dropped before it is done, it puts the earlier record back. It does nothing any more once
-/// another change of the disk has been recorded.
+/// A change in progress. Dropped before it is done, it puts the earlier record back. It does
+/// nothing any more once another change of the disk has been recorded.
 pub(crate) struct Recording<'l> {
     lasting: &'l Lasting,
     name: String,
@@ -313,7 +314,8 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// Leaves the record pending: it is not known yet how the change ends, and the next start decides.
+    /// Leaves the record pending: it is not known yet how the change ends, and the next start
+    /// decides.
     pub(crate) fn leave_pending(mut self) {
         self.pending = None;
     }

@@ -33,8 +33,8 @@ impl Lasting {
         })
     }
 
-    /// Sets aside the change of a disk that the file describes. Adds a line to the report if there was one. `keys`
-    /// are those that differed.
+    /// Sets aside the change of a disk that the file describes. Adds a line to the report if there
+    /// was one. `keys` are those that differed.
     pub(crate) fn undo(&self, name: &str, keys: &str, report: &mut ReloadReport) {
         let change = self.with(|records| records.changes.get(name).cloned());
         let what = match &change {
@@ -76,7 +76,8 @@ impl Lasting {
         self.with(|records| records.changes.get(name).is_some_and(is_added))
     }
 
-    /// Sets aside the changes of disks that the file no longer has and that are not served any more.
+    /// Sets aside the changes of disks that the file no longer has and that are not served any
+    /// more.
     pub(crate) fn undo_missing(&self, is_served: impl Fn(&str) -> bool, report: &mut ReloadReport) {
         let missing: Vec<String> = self.with(|records| {
             let changes = records.changes.iter();
@@ -277,7 +278,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Serves a disk of the file that a change in use has removed, or whose record could not be used.
+    /// Serves a disk of the file that a change in use has removed, or whose record could not be
+    /// used.
     fn serve_again(self: &Arc<Self>, entry: &DiskDefinition, report: &mut ReloadReport) {
         let ticket = self.begin_serving(entry);
         match self.unserved.wait(&ticket, Some(Instant::now() + SERVE_TIME_MAX)) {
@@ -289,8 +291,8 @@ impl Daemon {
         }
     }
 
-    /// Gives a served disk what an entry of the file has, as far as that can change in use. Returns whether anything
-    /// differed.
+    /// Gives a served disk what an entry of the file has, as far as that can change in use. Returns
+    /// whether anything differed.
     pub(crate) fn restack_to(
         &self,
         served: &Served,

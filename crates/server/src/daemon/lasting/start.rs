@@ -26,8 +26,9 @@ impl Daemon {
         let _ = self.lasting.daemon.set(Arc::downgrade(self));
     }
 
-    /// The disks to serve at a start: those of the file in its order, and those of the records. Which definition of a
-    /// changed disk applies is decided when it is served ([`Self::serve_planned`]), because that may need its image.
+    /// The disks to serve at a start: those of the file in its order, and those of the records.
+    /// Which definition of a changed disk applies is decided when it is served
+    /// ([`Self::serve_planned`]), because that may need its image.
     pub(crate) fn planned(&self, configuration: &Configuration) -> Vec<DiskDefinition> {
         let (mut planned, mut edited) = (Vec::new(), Vec::new());
         self.lasting.with(|records| {
@@ -106,7 +107,8 @@ impl Daemon {
         let known = after.clone().or_else(|| before.clone());
         let marked = || known.as_ref().map_or(Ok(None), |known| self.marked_log(known));
         let has_changes = |log: &WalDefinition| {
-            // To open a volume in a cluster takes it from whoever has it: as the log of the disk, and not to ask.
+            // To open a volume in a cluster takes it from whoever has it: as the log of the disk,
+            // and not to ask.
             let has = |known: &DiskDefinition| self.has_changes(known, log) == Some(true);
             log.cluster.is_some() || known.as_ref().is_some_and(has)
         };
@@ -137,7 +139,8 @@ impl Daemon {
         Ok(definition)
     }
 
-    /// The definition with which [`Self::serve_planned`] opens a disk now. `None`: it is not to be served.
+    /// The definition with which [`Self::serve_planned`] opens a disk now. `None`: it is not to be
+    /// served.
     pub(crate) fn definition_to_open(
         &self,
         planned: &DiskDefinition,
@@ -169,8 +172,8 @@ impl Daemon {
         })
     }
 
-    /// Whether a log has changes of the image of a disk that has no mark. Waits for the log for a limited time. `None`
-    /// if it does not answer.
+    /// Whether a log has changes of the image of a disk that has no mark. Waits for the log for a
+    /// limited time. `None` if it does not answer.
     fn has_changes(&self, definition: &DiskDefinition, log: &WalDefinition) -> Option<bool> {
         let image = definition.image.as_ref()?;
         let (folder, key) = (self.records_folder(), definition.key.as_deref());
@@ -178,9 +181,10 @@ impl Daemon {
         self.part::<LogVolumes>().has_changes(log, (&definition.name, image, &home))
     }
 
-    /// Serves a disk of the file or of the records with `serve`, which gets the definition and the entry of the file. If
-    /// the image needs a log that the definition does not have, the disk is first served with that log, which is
-    /// written home and removed while the disk is used. Returns false if the disk is not to be served.
+    /// Serves a disk of the file or of the records with `serve`, which gets the definition and the
+    /// entry of the file. If the image needs a log that the definition does not have, the disk is
+    /// first served with that log, which is written home and removed while the disk is used.
+    /// Returns false if the disk is not to be served.
     pub(crate) fn serve_planned(
         &self,
         planned: &DiskDefinition,
@@ -213,8 +217,8 @@ impl Daemon {
         Ok(true)
     }
 
-    /// The layers with which the log was opened that the mark of the image names, if the definition has another log
-    /// or none.
+    /// The layers with which the log was opened that the mark of the image names, if the definition
+    /// has another log or none.
     fn layers_with_marked_log(&self, definition: &DiskDefinition) -> Option<Vec<LayerDefinition>> {
         let noted =
             self.lasting.with(|records| records.logs.get(&definition.name)?.after.clone())?;
@@ -234,7 +238,8 @@ impl Daemon {
         if log.cluster.is_some() {
             return None;
         }
-        // The image may have lost its mark, for example because it is a copy. With its log, it is refused.
+        // The image may have lost its mark, for example because it is a copy. With its log, it is
+        // refused.
         let has_changes = self.has_changes(definition, &log)?;
         if !has_changes && marked.is_none() {
             self.lasting.forget_log(&definition.name);
@@ -250,8 +255,9 @@ impl Daemon {
         }
     }
 
-    /// Notes the place of a log before it is opened, if the image needs no log yet. A log that the image needs is noted
-    /// when it has been opened ([`Self::note_open_log`]): it may be another one.
+    /// Notes the place of a log before it is opened, if the image needs no log yet. A log that the
+    /// image needs is noted when it has been opened ([`Self::note_open_log`]): it may be another
+    /// one.
     pub(crate) fn note_log(&self, definition: &DiskDefinition) {
         if layers::wal(definition).is_some()
             && self.marked_log(definition).is_ok_and(|it| it.is_none())
@@ -265,8 +271,8 @@ impl Daemon {
         self.lasting.note_log(definition);
     }
 
-    /// Gives a disk the layers of `wanted`. If these have another log than the disk has, that is written home and removed
-    /// first.
+    /// Gives a disk the layers of `wanted`. If these have another log than the disk has, that is
+    /// written home and removed first.
     pub(crate) fn restack_over(
         &self,
         served: &Served,
@@ -288,7 +294,8 @@ fn log_failure<T>(name: &str, result: Result<T, ErrorBody>) {
     }
 }
 
-/// Writes the log of a disk home that its definition does not have, and gives the disk the layers of that.
+/// Writes the log of a disk home that its definition does not have, and gives the disk the layers
+/// of that.
 fn drain(daemon: &Weak<Daemon>, name: &str) {
     loop {
         let Some(daemon) = daemon.upgrade() else { return };

@@ -10,10 +10,10 @@
 //! | as in the record | pending, with another log than before | no log, and neither has changes | before; after, if the disk has no log after |
 //! | as in the record | pending, with the same log or none | any | before; after, if the disk is removed |
 //!
-//! A pending change was not acknowledged, so both directions are allowed. The mark decides only where the other
-//! direction would leave changes in a log that the definition does not have. An image may have lost its mark, for
-//! example because it is a copy. Then the disk gets the log that has its changes, and is refused with it, so that the
-//! operator decides about them.
+//! A pending change was not acknowledged, so both directions are allowed. The mark decides only
+//! where the other direction would leave changes in a log that the definition does not have. An
+//! image may have lost its mark, for example because it is a copy. Then the disk gets the log that
+//! has its changes, and is refused with it, so that the operator decides about them.
 
 use fathom_control::DiskDefinition;
 use fathom_image::MarkedLog;
@@ -46,8 +46,8 @@ pub(crate) fn is_as_in_file(
     entry.map(as_recorded) == after.map(as_recorded)
 }
 
-/// Decides which definition of a disk applies. `entry` is the file's entry, `marked` finds the mark of the
-/// image, and `has_changes` asks a log whether it has changes of the disk.
+/// Decides which definition of a disk applies. `entry` is the file's entry, `marked` finds the mark
+/// of the image, and `has_changes` asks a log whether it has changes of the disk.
 ///
 /// # Errors
 /// Those of `marked`.

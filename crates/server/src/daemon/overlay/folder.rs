@@ -1,8 +1,8 @@
 //! The folder of the records.
 //!
-//! A record is written into a draft, which is made durable and then renamed. So there is the old record or
-//! the new one at any instant. Only the daemon's user can read the files. The daemon follows no links, because the
-//! folder may be one in which other users can make files.
+//! A record is written into a draft, which is made durable and then renamed. So there is the old
+//! record or the new one at any instant. Only the daemon's user can read the files. The daemon
+//! follows no links, because the folder may be one in which other users can make files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -72,8 +72,8 @@ impl Found {
 }
 
 impl Folder {
-    /// Opens the folder and reads its records. A folder that cannot be used has a [problem](Self::problem). `note` is
-    /// the note that the marks have of it.
+    /// Opens the folder and reads its records. A folder that cannot be used has a
+    /// [problem](Self::problem). `note` is the note that the marks have of it.
     pub(crate) fn open(path: PathBuf, note: Option<StateNote>) -> (Self, Found) {
         let mut inner = Inner::default();
         let mut strange = None;
@@ -120,7 +120,8 @@ impl Folder {
         }
     }
 
-    /// The folder has been changed: the marks get to know it. Without that, an older copy would not be noticed.
+    /// The folder has been changed: the marks get to know it. Without that, an older copy would not
+    /// be noticed.
     fn advance(&self, inner: &mut Inner) {
         let Some(lineage) = &mut inner.lineage else { return };
         match lineage.advance(&self.path) {
@@ -151,7 +152,8 @@ impl Folder {
     /// Writes a record with the next number. On return, it is durable.
     ///
     /// # Errors
-    /// If it cannot be written. The earlier record is unchanged, unless only its durability is in doubt.
+    /// If it cannot be written. The earlier record is unchanged, unless only its durability is in
+    /// doubt.
     pub(crate) fn write(&self, kind: Kind, change: &Change) -> io::Result<Change> {
         let mut inner = lock(&self.inner);
         let written = self.ready(&mut inner).and_then(|()| {
@@ -198,7 +200,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Sets the record of a change aside, sound or not. An earlier one that was set aside is replaced.
+    /// Sets the record of a change aside, sound or not. An earlier one that was set aside is
+    /// replaced.
     ///
     /// # Errors
     /// If it cannot be renamed.
@@ -260,7 +263,8 @@ fn check_owner(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the lock of the folder. After a daemon has been killed, the kernel takes some time to free it.
+/// Takes the lock of the folder. After a daemon has been killed, the kernel takes some time to free
+/// it.
 fn claim(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);

@@ -1,9 +1,11 @@
-//! Which folder of records a daemon has, so that another one, or an older copy, is noticed at a start.
+//! Which folder of records a daemon has, so that another one, or an older copy, is noticed at a
+//! start.
 //!
-//! The folder has an identity, drawn when its first record is written, and an age, which counts its changes. The
-//! host's folder of the marks has a note of both. A change is durable in the folder first, then its age, then the
-//! note; only then is the change acknowledged. So the note is never ahead of the folder that it was written
-//! for. A folder in memory has no note, because it is lost with the host.
+//! The folder has an identity, drawn when its first record is written, and an age, which counts its
+//! changes. The host's folder of the marks has a note of both. A change is durable in the folder
+//! first, then its age, then the note; only then is the change acknowledged. So the note is never
+//! ahead of the folder that it was written for. A folder in memory has no note, because it is lost
+//! with the host.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -56,8 +58,8 @@ impl Lineage {
         (Self { note, own, noted_age: noted.map_or(0, |noted| noted.age) }, strange)
     }
 
-    /// The folder at `path` has another record, or one less: it gets the next age, which is noted. On return, that
-    /// is durable.
+    /// The folder at `path` has another record, or one less: it gets the next age, which is noted.
+    /// On return, that is durable.
     pub(super) fn advance(&mut self, path: &Path) -> io::Result<()> {
         if IN_MEMORY.contains(&rustix::fs::statfs(path)?.f_type) {
             return Ok(());

@@ -9,15 +9,15 @@
 //! - `lineage`: whether it is the folder that the configuration had before.
 //! - `decide`: which definition of a disk applies at a start.
 //!
-//! A record says what a disk is, not what was done to it. It has the entry of the file as it was when the
-//! disk was changed. As long as the file has the same entry, the record applies. Once the entry has been
-//! edited, the file applies, and the record is set aside.
+//! A record says what a disk is, not what was done to it. It has the entry of the file as it was
+//! when the disk was changed. As long as the file has the same entry, the record applies. Once the
+//! entry has been edited, the file applies, and the record is set aside.
 //!
-//! A change has three steps, so that a kill between any two of them leaves a state which the next start can
-//! explain:
+//! A change has three steps, so that a kill between any two of them leaves a state which the next
+//! start can explain:
 //! 1. The record is durable as *pending*, with the definitions before and after the change.
-//! 2. The disk is changed. If that moves its changes to a log or out of one, the mark of the image says
-//!    how far this has come.
+//! 2. The disk is changed. If that moves its changes to a log or out of one, the mark of the image
+//!    says how far this has come.
 //! 3. The record is durable as *done*. Only then is the request answered.
 //!
 //! A change that failed puts the earlier record back.

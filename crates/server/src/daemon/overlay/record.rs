@@ -1,7 +1,7 @@
 //! The records of the folder.
 //!
-//! A record is a line `fathom 1 CHECKSUM`, where 1 is the version of the format and CHECKSUM the CRC-32C of
-//! all bytes behind the line, in eight hexadecimal digits; then one JSON object.
+//! A record is a line `fathom 1 CHECKSUM`, where 1 is the version of the format and CHECKSUM the
+//! CRC-32C of all bytes behind the line, in eight hexadecimal digits; then one JSON object.
 
 use std::fmt::Write as _;
 
@@ -16,8 +16,8 @@ const VERSION: u32 = 1;
 const MAGIC: &str = "fathom";
 /// The longest record, in bytes.
 pub(super) const LENGTH_MAX: usize = 1 << 20;
-/// The longest name of a record's file without its suffix, in bytes. Longer names of disks are cut, and
-/// have a checksum at the end.
+/// The longest name of a record's file without its suffix, in bytes. Longer names of disks are cut,
+/// and have a checksum at the end.
 const STEM_LENGTH_MAX: usize = 200;
 
 /// What a record is about. Each disk has at most one record of each kind.
@@ -63,8 +63,8 @@ pub(crate) struct Change {
     /// Counts the records of the folder.
     pub number: u64,
     pub state: State,
-    /// The identity of the image in its file system when the record was written, for people: the number of
-    /// the file system and of the file.
+    /// The identity of the image in its file system when the record was written, for people: the
+    /// number of the file system and of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<(u64, u64)>,
     /// The entry of the configuration file for the disk at that time; `None` if it had none.
@@ -102,7 +102,8 @@ impl std::fmt::Display for Damage {
 }
 
 impl Change {
-    /// The bytes of the record. `None` if it cannot be written: it is too long, or has a path that is not a text.
+    /// The bytes of the record. `None` if it cannot be written: it is too long, or has a path that
+    /// is not a text.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         let body = serde_json::to_string_pretty(self).ok()? + "\n";
         let checksum = crc32c::crc32c(body.as_bytes());
@@ -136,15 +137,15 @@ impl Change {
     }
 }
 
-/// Adds the defaults of options that an earlier version of Fathom did not have. What is invalid stays as it is;
-/// opening the disk reports it.
+/// Adds the defaults of options that an earlier version of Fathom did not have. What is invalid
+/// stays as it is; opening the disk reports it.
 fn complete(disk: &mut DiskDefinition) {
     let mut problems = Problems::default();
     layers::complete(&mut disk.layers, &Places::default(), None, &mut problems);
 }
 
-/// A definition as it is after it has been written into a record and read again, to compare it with others:
-/// numbers may have lost their last digit.
+/// A definition as it is after it has been written into a record and read again, to compare it with
+/// others: numbers may have lost their last digit.
 pub(crate) fn as_recorded(disk: &DiskDefinition) -> DiskDefinition {
     let read = serde_json::to_string(disk).ok().and_then(|text| serde_json::from_str(&text).ok());
     let mut disk: DiskDefinition = read.unwrap_or_else(|| disk.clone());

@@ -79,9 +79,9 @@ impl LayerKey {
 /// A layer, and its identity.
 pub(crate) type KeyedLayer = (LayerKey, Arc<dyn Layer>);
 
-/// Puts `layer` into a definition. It replaces the layer in `made` that can take over its options, or
-/// else the only layer of its kind. A new layer is put where `beside` or the rank of its kind says. A layer that is
-/// replaced moves if `beside` names a place.
+/// Puts `layer` into a definition. It replaces the layer in `made` that can take over its options,
+/// or else the only layer of its kind. A new layer is put where `beside` or the rank of its kind
+/// says. A layer that is replaced moves if `beside` names a place.
 ///
 /// # Errors
 /// If there is no such place, or the layer cannot be moved.
@@ -160,7 +160,8 @@ impl NewLayers {
 /// The devices on which a disk lies, for its layer `schedule`.
 #[derive(Default)]
 struct DeviceFound {
-    /// Their names; empty if the disk shares its devices with no other disk, or if they cannot be found.
+    /// Their names; empty if the disk shares its devices with no other disk, or if they cannot be
+    /// found.
     name: String,
     /// Why they cannot be found.
     problem: Option<String>,
@@ -175,8 +176,8 @@ fn device(definition: &DiskDefinition) -> DeviceFound {
     }
 }
 
-/// Whether the devices of a disk that lacked them for its layer `schedule` can be found by now. Waits for a
-/// limited time.
+/// Whether the devices of a disk that lacked them for its layer `schedule` can be found by now.
+/// Waits for a limited time.
 pub(crate) fn finds_device(definition: &DiskDefinition) -> bool {
     device(definition).problem.is_none()
 }

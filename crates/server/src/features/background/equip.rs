@@ -46,8 +46,8 @@ pub(super) fn equipped(equipment: &Equipment<'_>, disk: &Disk) {
     }
 }
 
-/// The scheduler of background work for a disk that has such work, or whose devices are shared with one
-/// that has. Without a scheduler, work is done when it is due.
+/// The scheduler of background work for a disk that has such work, or whose devices are shared with
+/// one that has. Without a scheduler, work is done when it is due.
 fn background_of(definition: &DiskDefinition, parts: &Parts) -> Option<Arc<Scheduled>> {
     let has_work = layers::wal(definition).is_some();
     if !has_work && parts.of::<BackgroundWork>().is_empty() {
@@ -64,8 +64,8 @@ impl Daemon {
         self.part::<BackgroundWork>().list()
     }
 
-    /// Observes the requests of disks that share devices with background work and were served before it
-    /// began. Each wait for a disk is bounded.
+    /// Observes the requests of disks that share devices with background work and were served
+    /// before it began. Each wait for a disk is bounded.
     pub(crate) fn observe_disks(&self) {
         let is_observed = |served: &Served| served.part::<Arc<Scheduled>>().is_some();
         for served in self.served() {
@@ -73,7 +73,8 @@ impl Daemon {
             if is_observed(&served) {
                 continue;
             }
-            // A disk that is being removed, or that another change occupies for long, stays as it is.
+            // A disk that is being removed, or that another change occupies for long, stays as it
+            // is.
             let Ok(_change) = self.change(name) else { continue };
             let Ok(served) = self.find(name) else { continue };
             let definition = served.live().definition.clone();

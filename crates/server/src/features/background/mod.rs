@@ -1,14 +1,14 @@
 //! The background work of the disks' layers: one scheduler for each set of devices beneath disks.
 //!
-//! A set of devices gets a scheduler when the first disk on it has a layer with background work. From
-//! then on, its disks report when requests of guests are in flight at the device (the layer
+//! A set of devices gets a scheduler when the first disk on it has a layer with background work.
+//! From then on, its disks report when requests of guests are in flight at the device (the layer
 //! [`Activity`]), and so do disks that share only some of the devices, by schedulers of their own.
-//! Disks on other devices cost nothing. Schedulers of sets that overlap know each other: each sees the
-//! requests of all disks on its devices, and their steps exclude each other. Requests of other programs
-//! are read from `/sys` when a layer asks for a step.
+//! Disks on other devices cost nothing. Schedulers of sets that overlap know each other: each sees
+//! the requests of all disks on its devices, and their steps exclude each other. Requests of other
+//! programs are read from `/sys` when a layer asks for a step.
 //!
-//! Only while a disk of a device is to be relieved in its peaks, the layer also measures each request for the
-//! model of the device's contention (`probe`).
+//! Only while a disk of a device is to be relieved in its peaks, the layer also measures each
+//! request for the model of the device's contention (`probe`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,8 +79,8 @@ impl BackgroundWork {
         lock(&self.devices).values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The scheduler of the devices of `placement`. It is made if `has_work`, or if another scheduler
-    /// with work has some of the devices.
+    /// The scheduler of the devices of `placement`. It is made if `has_work`, or if another
+    /// scheduler with work has some of the devices.
     pub(crate) fn of(&self, placement: &Placement, has_work: bool) -> Option<Arc<Scheduled>> {
         let mut devices = lock(&self.devices);
         devices.retain(|_, device| device.strong_count() > 0);
@@ -166,7 +166,8 @@ pub(crate) struct Scheduled {
     generation: AtomicU64,
     /// The turn of the latest step.
     turn: AtomicU64,
-    /// When a part waited for a neighbour's step, in nanoseconds; 0 if the latest answer was another.
+    /// When a part waited for a neighbour's step, in nanoseconds; 0 if the latest answer was
+    /// another.
     excluded_ns: AtomicU64,
     /// What the disks ask of the devices.
     probes: Probes,
@@ -259,8 +260,8 @@ impl Scheduled {
         }
     }
 
-    /// Reports the current number of requests. Of two threads that do so, the later one reports what
-    /// both have changed.
+    /// Reports the current number of requests. Of two threads that do so, the later one reports
+    /// what both have changed.
     fn update(&self, now_ns: u64) {
         let mut schedule = lock(&self.schedule);
         let in_flight = self.in_flight.load(Ordering::Acquire);

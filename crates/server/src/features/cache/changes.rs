@@ -69,8 +69,8 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Gives a disk the layers of `definition`, in which another cache takes the place of `other`. A log of
-    /// the disk in the store of `other` is written home first.
+    /// Gives a disk the layers of `definition`, in which another cache takes the place of `other`.
+    /// A log of the disk in the store of `other` is written home first.
     pub(crate) fn replace_cache(
         &self,
         served: &Served,

@@ -108,7 +108,8 @@ pub(crate) fn has_cache(definition: &DiskDefinition) -> bool {
     })
 }
 
-/// The cache of a disk that `layer` would replace by another one, in words. `made` are the disk's layers.
+/// The cache of a disk that `layer` would replace by another one, in words. `made` are the disk's
+/// layers.
 pub(crate) fn replaced(
     definition: &DiskDefinition,
     layer: &LayerDefinition,
@@ -185,8 +186,8 @@ pub(crate) fn forget(
     Err(refusal(ErrorCode::Failed, message, remedy))
 }
 
-/// Makes the cache that a mark names forget the blocks of the image, because the mark cannot be removed: on some
-/// full file systems not even that is possible.
+/// Makes the cache that a mark names forget the blocks of the image, because the mark cannot be
+/// removed: on some full file systems not even that is possible.
 fn give_up(
     mark: &CacheMark,
     definition: &DiskDefinition,
@@ -211,7 +212,8 @@ fn identity(log: Option<&DiskLog>) -> [u8; 16] {
     log.map_or(cache::NO_LOG, |log| log.wal.identity())
 }
 
-/// Notes in the caches among `layers` that their disk has this log from now on, or none. All queues have it.
+/// Notes in the caches among `layers` that their disk has this log from now on, or none. All queues
+/// have it.
 pub(crate) fn note_log<'l>(
     layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>,
     log: Option<&DiskLog>,

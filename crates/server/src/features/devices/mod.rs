@@ -130,8 +130,8 @@ impl Daemon {
         }
     }
 
-    /// Gives a disk that lacks the devices beneath it a layer with these devices, if they are found. Returns false if
-    /// they are found but the layer could not be replaced.
+    /// Gives a disk that lacks the devices beneath it a layer with these devices, if they are
+    /// found. Returns false if they are found but the layer could not be replaced.
     pub(crate) fn place(&self, served: &Arc<Served>) -> bool {
         let name = served.disk.name();
         let definition = served.live().definition.clone();

@@ -100,8 +100,8 @@ impl WrittenCount {
     }
 }
 
-/// The time for several guests, one after the other. Each gets an equal share of what the ones before have
-/// left.
+/// The time for several guests, one after the other. Each gets an equal share of what the ones
+/// before have left.
 pub(crate) struct Shares {
     end: Instant,
     guests: usize,

@@ -1,8 +1,9 @@
-//! A client of the QEMU guest agent, a program in the guest. QEMU passes a Unix socket on to it. The
-//! agent runs `sync`, which ends when all dirty data is durable.
+//! A client of the QEMU guest agent, a program in the guest. QEMU passes a Unix socket on to it.
+//! The agent runs `sync`, which ends when all dirty data is durable.
 //!
-//! The agent can also freeze the file systems, which writes their data too. This is not used: if the
-//! daemon were killed in between, all programs of the guest would wait until somebody thaws them.
+//! The agent can also freeze the file systems, which writes their data too. This is not used: if
+//! the daemon were killed in between, all programs of the guest would wait until somebody thaws
+//! them.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::line::{Line, Message, PeerError};
 
-/// The byte before the answer that begins a session. The client sends it too, so that the agent drops an
-/// unfinished command of an earlier client.
+/// The byte before the answer that begins a session. The client sends it too, so that the agent
+/// drops an unfinished command of an earlier client.
 const DELIMITER: u8 = 0xff;
 /// The most lines of earlier sessions that are ignored.
 const STALE_LINES_MAX: usize = 64;

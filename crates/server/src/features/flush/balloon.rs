@@ -1,9 +1,11 @@
-//! QEMU's memory balloon: it takes memory from a guest, whose kernel then writes dirty data and evicts
-//! cached files.
+//! QEMU's memory balloon: it takes memory from a guest, whose kernel then writes dirty data and
+//! evicts cached files.
 //!
-//! The first step takes as much memory as is dirty. Free memory and clean pages go first, and the limits
-//! of dirty data (`vm.dirty_background_ratio`) fall with the memory, so further steps follow until the data is
-//! written, down to the floor. The kernel writes until it is below its limits: some data may stay dirty. The connection stays open meanwhile: QEMU serves one client, so nobody else changes the balloon.
+//! The first step takes as much memory as is dirty. Free memory and clean pages go first, and the
+//! limits of dirty data (`vm.dirty_background_ratio`) fall with the memory, so further steps follow
+//! until the data is written, down to the floor. The kernel writes until it is below its limits:
+//! some data may stay dirty. The connection stays open meanwhile: QEMU serves one client, so nobody
+//! else changes the balloon.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

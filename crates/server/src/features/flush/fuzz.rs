@@ -3,8 +3,8 @@
 use super::line::{LINE_MAX, Lines, Message};
 use super::record;
 
-/// Reads the bytes of a fuzzer as a record and as lines that arrive in pieces. The first byte is the
-/// size of the pieces. The lines must be the same as if the bytes arrived at once.
+/// Reads the bytes of a fuzzer as a record and as lines that arrive in pieces. The first byte is
+/// the size of the pieces. The lines must be the same as if the bytes arrived at once.
 pub fn fuzz_flush(data: &[u8]) {
     if let Ok(record) = record::parse(data) {
         let text = serde_json::to_vec(&record).unwrap_or_default();

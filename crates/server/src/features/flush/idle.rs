@@ -1,8 +1,8 @@
 //! Makes the guest with the most dirty data for a device write it while the device is idle.
 //!
-//! A thread samples the devices of the guests whose configuration allows it, some times a second. It
-//! sleeps while there is no such guest. A device is idle when no request of any program has been in
-//! flight or completed for some time. A flush by `tunables` ends early when other requests come.
+//! A thread samples the devices of the guests whose configuration allows it, some times a second.
+//! It sleeps while there is no such guest. A device is idle when no request of any program has been
+//! in flight or completed for some time. A flush by `tunables` ends early when other requests come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
@@ -53,8 +53,8 @@ struct Candidate {
     dirty_min: u64,
 }
 
-/// Whether the dirty data of a guest has to be counted: it has a disk among those of `vms`, and was not
-/// flushed lately; `rested` is the time since its last flush. A count takes time.
+/// Whether the dirty data of a guest has to be counted: it has a disk among those of `vms`, and was
+/// not flushed lately; `rested` is the time since its last flush. A count takes time.
 fn may_be_chosen(guest: &GuestOptions, vms: &BTreeSet<&str>, rested: Option<Duration>) -> bool {
     let rest_min = Duration::from_nanos(guest.flush_interval.0);
     vms.contains(guest.vm.as_str()) && rested.is_none_or(|rested| rested >= rest_min)
@@ -126,8 +126,8 @@ impl Daemon {
     }
 
     /// The requests on `medium` that the flush of the guest of `vm` does not cause: those of other
-    /// disks, and its own reads. Requests of other programs are not included, because the host writes
-    /// the guest's data too.
+    /// disks, and its own reads. Requests of other programs are not included, because the host
+    /// writes the guest's data too.
     fn disturbances(&self, medium: &Medium, vm: &str) -> u64 {
         let mut sum = 0;
         for served in self.served_on(medium) {
@@ -238,8 +238,8 @@ impl Daemon {
     }
 }
 
-/// Flushes a guest on a thread of its own, because it may take long. One guest at a time is flushed to
-/// a device.
+/// Flushes a guest on a thread of its own, because it may take long. One guest at a time is flushed
+/// to a device.
 fn begin(
     daemon: &Arc<Daemon>,
     guest: Candidate,

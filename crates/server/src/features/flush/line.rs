@@ -1,5 +1,5 @@
-//! Messages of QEMU's machine protocol (QMP) and of its guest agent: lines of JSON on a Unix socket.
-//! Every length and every wait is bounded, because the agent's answers come from the guest.
+//! Messages of QEMU's machine protocol (QMP) and of its guest agent: lines of JSON on a Unix
+//! socket. Every length and every wait is bounded, because the agent's answers come from the guest.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -160,8 +160,8 @@ impl Line {
         }
     }
 
-    /// The result of the command with this number, if it has one, which has to come by `end`. Events
-    /// and late answers to other commands are ignored.
+    /// The result of the command with this number, if it has one, which has to come by `end`.
+    /// Events and late answers to other commands are ignored.
     pub(super) fn result(&mut self, number: Option<u64>, end: Instant) -> Result<Value, PeerError> {
         loop {
             let line = self.next(end)?;

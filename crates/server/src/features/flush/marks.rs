@@ -1,8 +1,8 @@
 //! Which guests are being flushed, and which are being given their memory again.
 //!
-//! A guest is flushed in one way at a time. A restoration of its memory takes as long as QEMU's socket
-//! hangs. It excludes only flushes by the balloon, and a shutdown does not wait for it: the record of the
-//! memory stays.
+//! A guest is flushed in one way at a time. A restoration of its memory takes as long as QEMU's
+//! socket hangs. It excludes only flushes by the balloon, and a shutdown does not wait for it: the
+//! record of the memory stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -46,8 +46,8 @@ impl Marks {
         Ok(Active { marks: self, vm })
     }
 
-    /// Marks the guest of `vm` as being given its memory again, until the result is dropped. `None` if it
-    /// already is, or if its memory is being taken.
+    /// Marks the guest of `vm` as being given its memory again, until the result is dropped. `None`
+    /// if it already is, or if its memory is being taken.
     pub(super) fn restore<'a>(&'a self, vm: &'a str) -> Option<Restoring<'a>> {
         let mut marked = lock(&self.0);
         let is_taken = marked.flushing.get(vm) == Some(&FlushWay::Balloon);

@@ -6,7 +6,8 @@
 //! - `agent`: runs `sync` by the guest agent.
 //! - `marks`: which guests are being flushed.
 //! - `restorers`: which guests have to be given their memory again, by a few threads.
-//! - `record`: remembers a changed value of a guest, so that it is put back even by the next daemon.
+//! - `record`: remembers a changed value of a guest, so that it is put back even by the next
+//!   daemon.
 //!
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
 //! (Elango, Krishnakumaran, Arpaci-Dusseau), sections 3.3.2, 3.3.4 and 4.5.
@@ -54,13 +55,15 @@ pub use fuzz::fuzz_flush;
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// The interval at which a shutdown checks whether flushes have ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// The `vm.dirty_expire_centisecs` of a guest during a flush, in centiseconds. The value is not 0, which
-/// an administrator might choose.
+/// The `vm.dirty_expire_centisecs` of a guest during a flush, in centiseconds. The value is not 0,
+/// which an administrator might choose.
 const EXPIRE_NOW: u32 = 1;
-/// How long a guest with its least memory must not write, so that the balloon has no further effect. The
-/// interval of its periodic write-back is added: its kernel checks the limits of dirty data then.
+/// How long a guest with its least memory must not write, so that the balloon has no further
+/// effect. The interval of its periodic write-back is added: its kernel checks the limits of dirty
+/// data then.
 const EXHAUSTED_TIME: Duration = Duration::from_secs(2);
-/// The interval of periodic write-back of a guest whose tunables are not known: the default of Linux.
+/// The interval of periodic write-back of a guest whose tunables are not known: the default of
+/// Linux.
 const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a shutdown waits until the tunables are put back and the memory is given back.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(4);
@@ -138,8 +141,8 @@ impl Flusher {
         })
     }
 
-    /// Waits until no guest is being flushed; the flushes end early during a shutdown. Restorations of
-    /// an earlier flush may go on: their records stay.
+    /// Waits until no guest is being flushed; the flushes end early during a shutdown. Restorations
+    /// of an earlier flush may go on: their records stay.
     pub(crate) fn end(&self) {
         let end = Instant::now() + RESTORE_TIME_MAX;
         while self.marks.is_flushing() && Instant::now() < end {
@@ -192,8 +195,8 @@ impl Flusher {
         lock(&self.replaced).get(&(kind, vm.to_owned())).cloned()
     }
 
-    /// Puts the tunable of the guest of `vm` back, if it is replaced. `kernel` is the guest's kernel.
-    /// Returns whether the guest's value was written.
+    /// Puts the tunable of the guest of `vm` back, if it is replaced. `kernel` is the guest's
+    /// kernel. Returns whether the guest's value was written.
     pub(crate) fn restore(&self, vm: &str, kernel: &Kernel) -> bool {
         let Some(record) = self.replaced(Kind::Tunables, vm) else { return false };
         let Own::DirtyExpire(own) = record.own else { return false };
@@ -205,7 +208,8 @@ impl Flusher {
         restored.is_ok()
     }
 
-    /// Remembers a guest's own value durably, before it is changed: so any later daemon can put it back.
+    /// Remembers a guest's own value durably, before it is changed: so any later daemon can put it
+    /// back.
     fn remember(&self, record: &Record) -> Result<(), ErrorBody> {
         self.records.write(record).map_err(|error| {
             refusal(
@@ -233,8 +237,8 @@ impl Flusher {
         replaced.remove(&record.key());
     }
 
-    /// Has the guest of `vm` be given its memory, if it is not given back. Returns whether a thread has to be
-    /// started for that. It counts as started.
+    /// Has the guest of `vm` be given its memory, if it is not given back. Returns whether a thread
+    /// has to be started for that. It counts as started.
     pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
         let mut restorers = lock(&self.restorers);
         self.replaced(Kind::Balloon, vm).is_some() && restorers.begin(vm, Instant::now())
@@ -245,7 +249,8 @@ impl Flusher {
         lock(&self.restorers).next(Instant::now())
     }
 
-    /// An attempt to give the guest of `vm` its memory has ended. If it does not have it, it is tried again later.
+    /// An attempt to give the guest of `vm` its memory has ended. If it does not have it, it is
+    /// tried again later.
     pub(crate) fn end_restoration(&self, vm: &str) {
         // Locked during the question, so that a record of a flush that ends now is not forgotten.
         let mut restorers = lock(&self.restorers);
@@ -258,8 +263,8 @@ impl Flusher {
         lock(&self.restorers).not_started();
     }
 
-    /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether it
-    /// was given back; otherwise there is nothing to give, or it is not possible now.
+    /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether
+    /// it was given back; otherwise there is nothing to give, or it is not possible now.
     pub(crate) fn restore_balloon(&self, vm: &str) -> bool {
         let Some(_restoring) = self.marks.restore(vm) else { return false };
         let Some(record) = self.replaced(Kind::Balloon, vm) else { return false };
@@ -268,9 +273,9 @@ impl Flusher {
         self.deflate(&record, &mut balloon).is_ok()
     }
 
-    /// Gives a guest its own memory. The order is given even if the guest has it: what QEMU shows is what
-    /// the guest has reported, and it may follow an earlier order later. A guest that has more has started
-    /// again, and keeps it.
+    /// Gives a guest its own memory. The order is given even if the guest has it: what QEMU shows
+    /// is what the guest has reported, and it may follow an earlier order later. A guest that has
+    /// more has started again, and keeps it.
     fn deflate(&self, record: &Record, balloon: &mut Balloon) -> Result<(), PeerError> {
         if let Own::MemoryBytes(own) = record.own {
             let memory = balloon.memory()?;
@@ -280,7 +285,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Takes memory from the guest of `vm`, of which `dirty` bytes are dirty, until the result is dropped.
+    /// Takes memory from the guest of `vm`, of which `dirty` bytes are dirty, until the result is
+    /// dropped.
     pub(crate) fn inflate<'a>(
         &'a self,
         options: &GuestOptions,
@@ -327,8 +333,8 @@ impl Flusher {
         Ok(Inflated { flusher: self, record, own, is_changed, balloon, steps, exhausted_time })
     }
 
-    /// Lowers the guest's tunable until it is [restored](Self::restore), unless `go_on` refuses it at the
-    /// last moment.
+    /// Lowers the guest's tunable until it is [restored](Self::restore), unless `go_on` refuses it
+    /// at the last moment.
     pub(crate) fn lower(
         &self,
         vm: &str,
@@ -393,8 +399,8 @@ pub(crate) struct Inflated<'a> {
 }
 
 impl Inflated<'_> {
-    /// Whether nothing more is to be expected: the guest has had its least memory for a while, and has not
-    /// written for the time `quiet`.
+    /// Whether nothing more is to be expected: the guest has had its least memory for a while, and
+    /// has not written for the time `quiet`.
     pub(crate) fn is_exhausted(&self, quiet: Duration) -> bool {
         let at_floor = self.steps.at_floor(Instant::now());
         at_floor.is_some_and(|time| time.min(quiet) > self.exhausted_time)
@@ -413,7 +419,8 @@ impl Inflated<'_> {
 
 impl Drop for Inflated<'_> {
     fn drop(&mut self) {
-        // Without a question for the guest's memory: the guest may not have followed the last order yet.
+        // Without a question for the guest's memory: the guest may not have followed the last order
+        // yet.
         let restored = if self.is_changed { self.balloon.set(self.own) } else { Ok(()) };
         match restored {
             Ok(()) => self.flusher.forget(&self.record),

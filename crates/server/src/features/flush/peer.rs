@@ -18,8 +18,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Accepts one client, and sends each of `answers` after a message of the client; the first one at
-    /// once if `greets`. Then it disconnects.
+    /// Accepts one client, and sends each of `answers` after a message of the client; the first one
+    /// at once if `greets`. Then it disconnects.
     pub(super) fn start(greets: bool, answers: &'static [&'static [u8]]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("peer");

@@ -1,6 +1,7 @@
-//! A client of QEMU's machine protocol (QMP). It disconnects after use, because QEMU serves one client
-//! of a socket at a time. Each command has a number, which QEMU repeats in its answer: an answer that comes
-//! after the time limit of its command is not taken for the answer to a later one.
+//! A client of QEMU's machine protocol (QMP). It disconnects after use, because QEMU serves one
+//! client of a socket at a time. Each command has a number, which QEMU repeats in its answer: an
+//! answer that comes after the time limit of its command is not taken for the answer to a later
+//! one.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

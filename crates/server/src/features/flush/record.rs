@@ -1,10 +1,10 @@
 //! Records of what is changed in a guest during a flush. They outlive the daemon: a daemon that was
 //! killed in between leaves the record to the next one, which puts the guest's own value back.
 //!
-//! A record is a file of JSON in the folder for records: `tunables-` or `balloon-`, the name of the virtual
-//! machine in hexadecimal digits, and eight digits for the daemon, which follow from the path of its control
-//! socket. So daemons that share a folder do not touch each other's records. Files of earlier versions, without
-//! these digits, are read too.
+//! A record is a file of JSON in the folder for records: `tunables-` or `balloon-`, the name of the
+//! virtual machine in hexadecimal digits, and eight digits for the daemon, which follow from the
+//! path of its control socket. So daemons that share a folder do not touch each other's records.
+//! Files of earlier versions, without these digits, are read too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -94,8 +94,8 @@ impl Records {
     /// The records in `folder` of the daemon with this control socket.
     pub(super) fn new(folder: PathBuf, control: &Path) -> Self {
         let control = std::path::absolute(control).unwrap_or_else(|_| control.to_owned());
-        // FNV-1a, and not the checksum of other formats: records of daemons in use have these names, and another
-        // sum would need both of them.
+        // FNV-1a, and not the checksum of other formats: records of daemons in use have these
+        // names, and another sum would need both of them.
         let digits =
             control.as_os_str().as_encoded_bytes().iter().fold(0x811c_9dc5_u32, |sum, byte| {
                 (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193)

@@ -26,8 +26,8 @@ const REACTION_TIME_MAX: Duration = Duration::from_secs(5);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a guest that has flushed must not write, so that the last write is known.
 const QUIET_TIME: Duration = Duration::from_millis(100);
-/// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a little
-/// all the time.
+/// A guest counts as flushed when at most this much data is dirty, in bytes: programs write a
+/// little all the time.
 const REST_MAX: u64 = 256 << 10;
 
 /// The counts of a guest and its disks at one time.
@@ -51,12 +51,13 @@ enum Action<'a> {
 }
 
 impl Daemon {
-    /// Makes the guest of `vm` write its dirty data, waits for it, and makes what it has written durable: a guest's
-    /// emergency sync waits for nothing, and lowered tunables make no guest flush its disks.
+    /// Makes the guest of `vm` write its dirty data, waits for it, and makes what it has written
+    /// durable: a guest's emergency sync waits for nothing, and lowered tunables make no guest
+    /// flush its disks.
     ///
     /// # Errors
-    /// If there is no such guest, if the configuration does not allow the way, if the way fails, or if a disk
-    /// cannot be flushed in time.
+    /// If there is no such guest, if the configuration does not allow the way, if the way fails, or
+    /// if a disk cannot be flushed in time.
     pub(crate) fn flush_guest(
         self: &Arc<Self>,
         vm: &str,
@@ -69,7 +70,8 @@ impl Daemon {
         Ok(report)
     }
 
-    /// Flushes the disks of a virtual machine, all at the same time. Returns how long that took, in nanoseconds.
+    /// Flushes the disks of a virtual machine, all at the same time. Returns how long that took, in
+    /// nanoseconds.
     fn flush_disks(&self, vm: &str) -> Result<u64, ErrorBody> {
         let begun = Instant::now();
         let task = |served: Arc<Served>| {
@@ -134,8 +136,8 @@ impl Daemon {
         ))
     }
 
-    /// Refuses to change anything in a guest once the daemon is shutting down: nothing waits for the
-    /// restoration.
+    /// Refuses to change anything in a guest once the daemon is shutting down: nothing waits for
+    /// the restoration.
     fn refuse_if_stopping(&self) -> Result<(), ErrorBody> {
         let refused = || refusal(ErrorCode::ShuttingDown, "the daemon is shutting down", "");
         if self.is_stopping() { Err(refused()) } else { Ok(()) }

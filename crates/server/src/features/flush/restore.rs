@@ -1,8 +1,9 @@
 //! Gives guests back what flushes have changed: their memory and their tunables.
 //!
-//! A flush does this itself at its end. What it could not give back, or what an earlier daemon has left, is
-//! tried again: the memory by a few threads for all guests, until QEMU accepts it; the tunables whenever the
-//! guest's kernel has been found, and at the beginning and the end of each flush.
+//! A flush does this itself at its end. What it could not give back, or what an earlier daemon has
+//! left, is tried again: the memory by a few threads for all guests, until QEMU accepts it; the
+//! tunables whenever the guest's kernel has been found, and at the beginning and the end of each
+//! flush.
 
 use std::sync::Arc;
 
@@ -25,8 +26,9 @@ impl Daemon {
         }
     }
 
-    /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until QEMU accepts it:
-    /// the guest may have ended, or start again later. A few threads try all such guests in turn.
+    /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until
+    /// QEMU accepts it: the guest may have ended, or start again later. A few threads try all such
+    /// guests in turn.
     pub(crate) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
         if !self.part::<Flusher>().begin_restorer(vm) {
             return;
@@ -66,8 +68,8 @@ impl Daemon {
         }
     }
 
-    /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this at its
-    /// beginning, and again at its end.
+    /// Puts the tunables of the guest of `vm` back, unless it is being flushed: the flush does this
+    /// at its beginning, and again at its end.
     pub(crate) fn restore_tunables_of(&self, vm: &str) {
         if !self.part::<Flusher>().has_tunables(vm) {
             return;
@@ -78,9 +80,9 @@ impl Daemon {
         }
     }
 
-    /// Puts the tunables of the guest of `vm` back, if they are replaced, through the kernel that it has now:
-    /// it may have booted another one since. Without a kernel the record of them stays. The caller has
-    /// marked the guest. Returns whether the guest's value was written.
+    /// Puts the tunables of the guest of `vm` back, if they are replaced, through the kernel that
+    /// it has now: it may have booted another one since. Without a kernel the record of them stays.
+    /// The caller has marked the guest. Returns whether the guest's value was written.
     pub(crate) fn put_tunables_back(&self, vm: &str) -> bool {
         let kernel = self.part::<Flusher>().has_tunables(vm).then(|| self.kernel_of(vm)).flatten();
         let Some(kernel) = kernel.filter(|kernel| self.part::<Flusher>().restore(vm, kernel))
@@ -96,8 +98,8 @@ impl Daemon {
         true
     }
 
-    /// Whether the guest of `vm` is being migrated. What is changed in it then may be changed at the
-    /// destination for ever.
+    /// Whether the guest of `vm` is being migrated. What is changed in it then may be changed at
+    /// the destination for ever.
     pub(crate) fn is_migrating(&self, vm: &str) -> bool {
         let is_logging = |served: &Arc<Served>| {
             served.live().server.as_ref().is_some_and(vhost_user::Server::is_logging)

@@ -1,7 +1,8 @@
 //! Which guests have to be given their memory again, and when each is tried next.
 //!
-//! A fixed number of threads try the guests in turn, however many records an earlier daemon has left. An attempt
-//! takes as long as QEMU's socket hangs, which is bounded; meanwhile the other threads continue.
+//! A fixed number of threads try the guests in turn, however many records an earlier daemon has
+//! left. An attempt takes as long as QEMU's socket hangs, which is bounded; meanwhile the other
+//! threads continue.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -27,14 +28,15 @@ pub(crate) enum Restoration {
 pub(super) struct Restorers {
     /// The virtual machines whose guests have to be given their memory.
     all: BTreeSet<String>,
-    /// Those that no thread is trying, each with the time of the next attempt, in the order of these times.
+    /// Those that no thread is trying, each with the time of the next attempt, in the order of
+    /// these times.
     waiting: VecDeque<(Instant, String)>,
     threads: usize,
 }
 
 impl Restorers {
-    /// Adds the guest of `vm`, which is due `now`. Returns whether a thread has to be started; it counts as
-    /// started.
+    /// Adds the guest of `vm`, which is due `now`. Returns whether a thread has to be started; it
+    /// counts as started.
     pub(super) fn begin(&mut self, vm: &str, now: Instant) -> bool {
         if !self.all.insert(vm.to_owned()) {
             return false;

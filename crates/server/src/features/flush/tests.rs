@@ -165,7 +165,8 @@ fn tunables_that_an_earlier_daemon_has_lowered_are_put_back_and_lowered_again() 
     let own = expire();
     start().lower("web", &kernel, &|| Ok(())).unwrap();
     assert_eq!(expire(), EXPIRE_NOW);
-    // The daemon was killed. Without the restoration, the next one takes the value for the guest's own.
+    // The daemon was killed. Without the restoration, the next one takes the value for the guest's
+    // own.
     let flusher = start();
     assert_eq!(flusher.tunables(), ["web"]);
     let refused = flusher.lower("web", &kernel, &|| Ok(())).unwrap_err();

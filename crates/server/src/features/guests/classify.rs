@@ -72,7 +72,8 @@ fn class_table(definition: &DiskDefinition) -> Result<ClassTable, ErrorBody> {
     })
 }
 
-/// Whether the layer `classify` of a disk looks for databases: an option of the layer, if it is listed.
+/// Whether the layer `classify` of a disk looks for databases: an option of the layer, if it is
+/// listed.
 fn finds_databases(definition: &DiskDefinition) -> bool {
     let listed = definition.layers.iter().find(|layer| layer.kind == "classify");
     let option = listed.and_then(|layer| layer.options.get("databases"));

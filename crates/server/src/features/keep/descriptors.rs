@@ -15,8 +15,8 @@ use super::PREFIX;
 /// The most descriptors that are taken from a service manager.
 const INHERITED_MAX: usize = 65_536;
 
-/// The keepsakes that the service manager has passed to this process. Other descriptors stay as they are. Only the
-/// first call has a result.
+/// The keepsakes that the service manager has passed to this process. Other descriptors stay as
+/// they are. Only the first call has a result.
 pub(super) fn inherited() -> Vec<Left> {
     static TAKEN: std::sync::Once = std::sync::Once::new();
     let mut found = Vec::new();
@@ -26,7 +26,8 @@ pub(super) fn inherited() -> Vec<Left> {
             if !name.starts_with(PREFIX) {
                 continue;
             }
-            // SAFETY: by the protocol, it is open, and nothing else in this process uses a descriptor with our name.
+            // SAFETY: by the protocol, it is open, and nothing else in this process uses a
+            // descriptor with our name.
             let file = unsafe { File::from_raw_fd(descriptor) };
             // A program that a query starts must not have it.
             let _ = fcntl_setfd(&file, FdFlags::CLOEXEC);
@@ -54,16 +55,18 @@ pub(super) fn peer(socket: BorrowedFd<'_>) -> Option<u32> {
     (result == 0).then_some(credentials.uid)
 }
 
-/// Whether the process at the other end may have, or hold, the keepsakes of this one: it is of the same user, or of root.
+/// Whether the process at the other end may have, or hold, the keepsakes of this one: it is of the
+/// same user, or of root.
 pub(super) fn is_trusted(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid().as_raw();
     peer(socket).is_some_and(|user| user == own || user == 0)
 }
 
-/// Closes all descriptors but the three standard ones: a daemon may have some from its own parent, who may wait for their
-/// end. Only a process that has opened none may call this.
+/// Closes all descriptors but the three standard ones: a daemon may have some from its own parent,
+/// who may wait for their end. Only a process that has opened none may call this.
 pub(super) fn close_others() {
-    // SAFETY: nothing in this process uses these descriptors. On kernels before 5.9 the call fails, and they stay.
+    // SAFETY: nothing in this process uses these descriptors. On kernels before 5.9 the call fails,
+    // and they stay.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 

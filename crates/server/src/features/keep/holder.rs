@@ -49,7 +49,8 @@ pub fn keep(options: &Keep) -> ExitCode {
     let _ = rustix::thread::set_name(c"fathom-keep");
     // What ends the daemon's terminal or process group does not end this process.
     let _ = rustix::process::setsid();
-    // It sleeps until the daemon has ended, and then has to note the time before anybody changes an image.
+    // It sleeps until the daemon has ended, and then has to note the time before anybody changes an
+    // image.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     let standard_input = io::stdin();
     let mut holder = Holder {

@@ -114,7 +114,8 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // A socket that is bound to a path keeps its mode from before: the path is never open to others.
+    // A socket that is bound to a path keeps its mode from before: the path is never open to
+    // others.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, 8)?;
@@ -227,7 +228,8 @@ impl Link {
         }
     }
 
-    /// Connects to a process that holds keepsakes already, or starts one, and hands over all that it has to hold.
+    /// Connects to a process that holds keepsakes already, or starts one, and hands over all that
+    /// it has to hold.
     fn connect(&self, state: &mut State) -> io::Result<()> {
         state.connection = None;
         let life = state.life.as_ref().map(File::try_clone).transpose()?;
@@ -246,7 +248,8 @@ impl Link {
         handed_over.inspect_err(|_| state.connection = None)
     }
 
-    /// Starts the process. It has none of the daemon's descriptors, and neither its session nor its folder.
+    /// Starts the process. It has none of the daemon's descriptors, and neither its session nor its
+    /// folder.
     fn start(&self) -> io::Result<Child> {
         let listener = listen(&self.path)?;
         Command::new("/proc/self/exe")

@@ -1,10 +1,11 @@
-//! The lives of daemons on this host: until when one could have changed an image. Once there has been a log, a thread
-//! writes the time into a file beside the control socket, once a second. The process that holds keepsakes has the file,
-//! too, and notes when the daemon has ended.
+//! The lives of daemons on this host: until when one could have changed an image. Once there has
+//! been a log, a thread writes the time into a file beside the control socket, once a second. The
+//! process that holds keepsakes has the file, too, and notes when the daemon has ended.
 //!
-//! The first line of the file names the host's start, because what the file says is worth nothing after the next one.
-//! Each other line is a life, the last one that of the daemon that runs or was the last one: when it began, until when it was
-//! seen, and `alive` or `ended`. A log that was refused must be refused by later daemons, too, so that earlier lives stay.
+//! The first line of the file names the host's start, because what the file says is worth nothing
+//! after the next one. Each other line is a life, the last one that of the daemon that runs or was
+//! the last one: when it began, until when it was seen, and `alive` or `ended`. A log that was
+//! refused must be refused by later daemons, too, so that earlier lives stay.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -97,8 +98,8 @@ impl Lives {
         }
     }
 
-    /// When `image` was changed, and when the daemons before lived; `None` if that is not known, or if this
-    /// daemon has opened its `log` already.
+    /// When `image` was changed, and when the daemons before lived; `None` if that is not known, or
+    /// if this daemon has opened its `log` already.
     pub(crate) fn times(&self, image: &Path, log: Option<[u8; 16]>) -> Option<HomeTimes> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if log.is_none_or(|log| opened.contains(&log)) {
@@ -141,7 +142,8 @@ fn read(path: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Puts a file with `text` in the place of the one at `path`, at once, so that no life is lost by a kill.
+/// Puts a file with `text` in the place of the one at `path`, at once, so that no life is lost by a
+/// kill.
 fn replace(path: &Path, text: &str) -> io::Result<File> {
     let new = path.with_extension("life-new");
     // No link of another user is followed.

@@ -1,8 +1,10 @@
-//! Who holds the keepsakes of files ([`fathom_backend::Keeper`]): descriptions that tell the next daemon of lost writes
-//! whose report a killed one has taken, or never got.
+//! Who holds the keepsakes of files ([`fathom_backend::Keeper`]): descriptions that tell the next
+//! daemon of lost writes whose report a killed one has taken, or never got.
 //!
-//! - Under systemd, its store of file descriptors: the manager passes what it holds to the next daemon.
-//! - Elsewhere, a small process, `fathom keep`, in a session of its own: `holder`. `link` is the daemon's end.
+//! - Under systemd, its store of file descriptors: the manager passes what it holds to the next
+//!   daemon.
+//! - Elsewhere, a small process, `fathom keep`, in a session of its own: `holder`. `link` is the
+//!   daemon's end.
 //!
 //! `descriptors` has the system calls that `rustix` does not offer safely.
 
@@ -78,8 +80,8 @@ fn beside(control: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Looks for the keepsakes that an earlier daemon with this control socket has left. From now on, each file that is
-/// opened for writing has one, unless `are_kept` is false.
+/// Looks for the keepsakes that an earlier daemon with this control socket has left. From now on,
+/// each file that is opened for writing has one, unless `are_kept` is false.
 pub(crate) fn begin(control: &Path, are_kept: bool) {
     let syncs = beside(control, ".syncs");
     if let Err(error) = read_syncs_in_flight(&syncs) {
@@ -111,8 +113,8 @@ pub(crate) fn begin(control: &Path, are_kept: bool) {
     }
 }
 
-/// All disks are served: releases the keepsakes of files that none of them has. What such a one reports is recorded
-/// with its file, or in the folder `records`. May block.
+/// All disks are served: releases the keepsakes of files that none of them has. What such a one
+/// reports is recorded with its file, or in the folder `records`. May block.
 pub(crate) fn settle(records: &Path) {
     let Some(keepsakes) = KEEPSAKES.get() else { return };
     let left = std::mem::take(&mut *lock(&keepsakes.left));
@@ -124,8 +126,8 @@ pub(crate) fn settle(records: &Path) {
     }
 }
 
-/// Releases the keepsakes of this process: all is durable, or nothing was written. Those that earlier ones have left
-/// for disks that are not served stay. May wait for a moment.
+/// Releases the keepsakes of this process: all is durable, or nothing was written. Those that
+/// earlier ones have left for disks that are not served stay. May wait for a moment.
 pub(crate) fn end() {
     if let Some(path) = SYNCS.get() {
         let _ = std::fs::remove_file(path);
@@ -133,8 +135,8 @@ pub(crate) fn end() {
     end_those(|_, _| true);
 }
 
-/// As [`end`], after a shutdown that was not clean: releases only the keepsakes whose reports are recorded. Accesses no
-/// file, because one may hang.
+/// As [`end`], after a shutdown that was not clean: releases only the keepsakes whose reports are
+/// recorded. Accesses no file, because one may hang.
 pub(crate) fn end_recorded() {
     end_those(|keepsakes, name| lock(&keepsakes.recorded).contains(name));
 }

@@ -3,7 +3,8 @@
 use crate::daemon::Daemon;
 
 impl Daemon {
-    /// Releases what an earlier daemon has left of files that no disk has, if all disks of the configuration are served.
+    /// Releases what an earlier daemon has left of files that no disk has, if all disks of the
+    /// configuration are served.
     pub(crate) fn settle_keepsakes(&self) {
         if self.unserved.count() > 0 {
             return;

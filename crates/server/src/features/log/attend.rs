@@ -1,5 +1,6 @@
-//! The write-back of a log while nobody uses its disk: after a VM has ended or the last NBD client has gone, what the
-//! log has would else stay there until a next one comes, and the image would be out of date.
+//! The write-back of a log while nobody uses its disk: after a VM has ended or the last NBD client
+//! has gone, what the log has would else stay there until a next one comes, and the image would be
+//! out of date.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -14,8 +15,8 @@ use super::DiskLog;
 const RETRY: Duration = Duration::from_millis(50);
 
 impl DiskLog {
-    /// Lets the log be written back by its rules even while no front end of `disk` has a queue, until
-    /// [`leave`](Self::leave).
+    /// Lets the log be written back by its rules even while no front end of `disk` has a queue,
+    /// until [`leave`](Self::leave).
     pub(crate) fn attend(&self, disk: &Arc<Disk>) {
         let (attendance, weak) = (Arc::clone(&self.attendance), Arc::downgrade(disk));
         self.wal.on_unattended(move |wal| begin(&attendance, &weak, wal));

@@ -1,9 +1,11 @@
-//! What becomes of the log of a disk that is not served, as the operator decides (`fathom log keep`, `fathom log discard`).
+//! What becomes of the log of a disk that is not served, as the operator decides
+//! (`fathom log keep`, `fathom log discard`).
 //!
-//! The thread that tries to serve the disk carries the decision out, so that the image and the log are opened
-//! only once at a time. It begins when an attempt in progress has failed, and the next attempt follows at once. A
-//! decision that has not begun when its request ends is taken back: nobody expects it any more. Other disks with
-//! a log in the same volume stay served: the volume is the same open one, and the place of their logs is claimed.
+//! The thread that tries to serve the disk carries the decision out, so that the image and the log
+//! are opened only once at a time. It begins when an attempt in progress has failed, and the next
+//! attempt follows at once. A decision that has not begun when its request ends is taken back:
+//! nobody expects it any more. Other disks with a log in the same volume stay served: the volume is
+//! the same open one, and the place of their logs is claimed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

@@ -20,7 +20,8 @@ use crate::stores::clusters::ClusterPlace;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct WalDefinition {
-    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD export.
+    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD
+    /// export.
     #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
     /// The offset of the log in the volume.
@@ -33,7 +34,8 @@ pub(crate) struct WalDefinition {
     /// The disk whose timing the log volume imitates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelDefinition>,
-    /// Whether the log is that of a cache in the mode `write-back`, and the volume the store of the cache.
+    /// Whether the log is that of a cache in the mode `write-back`, and the volume the store of the
+    /// cache.
     #[serde(skip)]
     pub is_in_cache: bool,
     /// The volume in a cluster that has the log, instead of a file or device.
@@ -50,8 +52,8 @@ impl WalDefinition {
         export(&self.log)
     }
 
-    /// The server of another host that has the log, for messages: disks with logs at one server are served by one
-    /// thread when it answers.
+    /// The server of another host that has the log, for messages: disks with logs at one server are
+    /// served by one thread when it answers.
     pub(crate) fn server(&self) -> Option<String> {
         if let Some(place) = &self.cluster {
             return Some(format!("the cluster {:?}", place.cluster));

@@ -9,7 +9,8 @@ use super::{WalDefinition, in_cache};
 
 /// Whether a mark names the log of a definition. Takes no lock: the log may be in use.
 ///
-/// A log elsewhere, and one that cannot be read, is known by its path only. Of a long path, the mark has the end.
+/// A log elsewhere, and one that cannot be read, is known by its path only. Of a long path, the
+/// mark has the end.
 pub(crate) fn is_named(log: &WalDefinition, marked: &MarkedLog) -> bool {
     let found =
         if log.server().is_some() { Vec::new() } else { identities(log).unwrap_or_default() };

@@ -1,5 +1,5 @@
-//! The stores of caches, which may have an area for the logs of their disks. The caches on a store and the
-//! logs on it share one open file, and so its lock and what it knows of failures.
+//! The stores of caches, which may have an area for the logs of their disks. The caches on a store
+//! and the logs on it share one open file, and so its lock and what it knows of failures.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,8 +24,8 @@ pub(crate) struct CacheStores {
 }
 
 impl CacheStores {
-    /// Opens the store of a cache for `disk`, or finds it open. The path is canonical. If the store has lost
-    /// writes before, it is restored first.
+    /// Opens the store of a cache for `disk`, or finds it open. The path is canonical. If the store
+    /// has lost writes before, it is restored first.
     pub(crate) fn open(
         &self,
         path: &Path,
@@ -56,10 +56,11 @@ fn errno_of(store: &dyn Backend) -> Option<i32> {
     })
 }
 
-/// Makes a store usable that has lost writes. The kernel may return data that the store does not hold and that no
-/// later flush writes. The blocks of the cache are dropped: home has what they have. What the logs have is written
-/// again. But changes that were acknowledged and not flushed may be missing in each log. So that is recorded for
-/// each of them first, and the disk with this log takes no changes until the operator has confirmed that.
+/// Makes a store usable that has lost writes. The kernel may return data that the store does not
+/// hold and that no later flush writes. The blocks of the cache are dropped: home has what they
+/// have. What the logs have is written again. But changes that were acknowledged and not flushed
+/// may be missing in each log. So that is recorded for each of them first, and the disk with this
+/// log takes no changes until the operator has confirmed that.
 fn restore(path: &Path, store: &Arc<dyn Backend>, errno: i32, records: &Path) -> io::Result<()> {
     // A store without a superblock has nothing to lose: its cache is refused later.
     let Ok(format) = superblock(path) else { return Ok(()) };
@@ -100,8 +101,9 @@ fn record(
     Ok(())
 }
 
-/// The record that acknowledged changes may be missing in a log, for the next daemon. It belongs to the log, because
-/// each of several disks with a log in the store may have lost some. The operator removes it, for each disk.
+/// The record that acknowledged changes may be missing in a log, for the next daemon. It belongs to
+/// the log, because each of several disks with a log in the store may have lost some. The operator
+/// removes it, for each disk.
 pub(super) struct LogLoss {
     store: File,
     record: LossRecord,
@@ -131,8 +133,8 @@ impl LogLoss {
 
 fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    // No image has a mark of this identity, and no page is sound with it. A crash between both writes leaves
-    // the earlier identity, and the record of the loss, too.
+    // No image has a mark of this identity, and no page is sound with it. A crash between both
+    // writes leaves the earlier identity, and the record of the loss, too.
     let other = Superblock { cache: super::identity()?, ..*format };
     for copy in [1, 0] {
         file.write_all_at(&other.encode(), copy * PAGE_LENGTH as u64)?;

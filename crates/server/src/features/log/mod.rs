@@ -1,5 +1,5 @@
-//! The log volumes of the layers `wal` and `offload`. They are made if missing, and disks whose logs are on the
-//! same volume share it.
+//! The log volumes of the layers `wal` and `offload`. They are made if missing, and disks whose
+//! logs are on the same volume share it.
 
 mod attend;
 pub(crate) mod decision;
@@ -156,16 +156,18 @@ impl DiskLog {
         })
     }
 
-    /// Ends a log whose changes the operator has given up, and with them the loss that the log may have.
+    /// Ends a log whose changes the operator has given up, and with them the loss that the log may
+    /// have.
     pub(crate) fn discard(&self) -> io::Result<()> {
         self.recover()?;
         self.end()
     }
 
-    /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a log in the
-    /// place of a log in a cache.
+    /// Removes the mark: the log is empty and takes no more changes. Another disk may then have a
+    /// log in the place of a log in a cache.
     ///
-    /// If the mark cannot be removed, for example because the file system is full, the log notes that it is void.
+    /// If the mark cannot be removed, for example because the file system is full, the log notes
+    /// that it is void.
     pub(crate) fn end(&self) -> io::Result<()> {
         if self.wal.lost().is_some() {
             return Err(io::Error::other("acknowledged writes may be lost"));
@@ -190,9 +192,8 @@ impl DiskLog {
 }
 
 impl LogVolumes {
-    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home` is the disk's store, and
-    /// whether nobody changes it meanwhile.
-    /// This function blocks.
+    /// Opens the log of `definition`, if it has one: recovers it or makes it. `home` is the disk's
+    /// store, and whether nobody changes it meanwhile. This function blocks.
     pub(crate) fn open(
         &self,
         definition: &DiskDefinition,
@@ -397,13 +398,15 @@ impl LogVolumes {
         disks.for_each(|disk| self.known.add(disk, |path| self.place(path)));
     }
 
-    /// Whether a log has changes of a disk, whose image has no mark. `of` is the disk's name, its image, and the name of
-    /// that in logs. `None` if the log does not answer in time, which is a [doubt](Self::doubt).
+    /// Whether a log has changes of a disk, whose image has no mark. `of` is the disk's name, its
+    /// image, and the name of that in logs. `None` if the log does not answer in time, which is a
+    /// [doubt](Self::doubt).
     pub(crate) fn has_changes(&self, wal: &WalDefinition, of: (&str, &Path, &str)) -> Option<bool> {
         self.known.has_changes(wal, |path| self.place(path), of)
     }
 
-    /// Why it is not certain that a disk on a device without a mark has all its changes: a message and a remedy.
+    /// Why it is not certain that a disk on a device without a mark has all its changes: a message
+    /// and a remedy.
     pub(crate) fn doubt(&self, disk: &str) -> Option<(String, String)> {
         self.known.doubt(disk)
     }
@@ -551,7 +554,8 @@ fn foreign(image: &Path, disk: &str) -> ErrorBody {
     refusal(ErrorCode::Failed, message, remedy)
 }
 
-/// The error for an image whose log is not the one of the definition, or which is to be served without a log.
+/// The error for an image whose log is not the one of the definition, or which is to be served
+/// without a log.
 fn elsewhere(
     image: &Path,
     wal: Option<&WalDefinition>,
@@ -582,8 +586,8 @@ fn elsewhere(
     refusal(ErrorCode::Failed, message, remedy)
 }
 
-/// Opens a file or device that several disks share. `user` is the name for messages. Without direct I/O, because
-/// its alignment would become that of all these disks.
+/// Opens a file or device that several disks share. `user` is the name for messages. Without direct
+/// I/O, because its alignment would become that of all these disks.
 fn open_shared(path: &Path, user: String, records: &Path) -> io::Result<FileBackend> {
     let options = FileOptions {
         path: path.to_owned(),
@@ -693,8 +697,8 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), offset, length).map_err(
         |error| io::Error::other(format!("{error}; free some space, or choose a smaller `size`")),
     )?;
-    // A write into space that was only reserved also changes the file's extents, so that its sync writes the file
-    // system's journal: three times as slow, for the whole first pass of the log.
+    // A write into space that was only reserved also changes the file's extents, so that its sync
+    // writes the file system's journal: three times as slow, for the whole first pass of the log.
     let begin = if is_gap { offset } else { volume.capacity().max(offset) };
     write_zeroes(&file, begin, end, &wal.log)?;
     file.sync_all()?;

@@ -32,7 +32,8 @@ pub(crate) enum AutoKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct OffloadDefinition {
-    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD export.
+    /// The log volume: a block device, a file, which is made if missing, or the URI of an NBD
+    /// export.
     #[serde(skip_serializing_if = "is_nowhere")]
     pub log: PathBuf,
     /// The cluster that has the log volume, instead of a device or file.

@@ -1,11 +1,12 @@
-//! The logs that the configuration names, and whose changes they have. A block device has its mark in another place, which may be
-//! lost, and an image loses its mark when it is copied without attributes; but the log knows its device or image.
+//! The logs that the configuration names, and whose changes they have. A block device has its mark
+//! in another place, which may be lost, and an image loses its mark when it is copied without
+//! attributes; but the log knows its device or image.
 //!
-//! All known logs are asked side by side, each by a thread of its own, for a limited time: a log on a device or a
-//! server that hangs delays the opening of a device by that time, and a log has one such thread at most. A log that does
-//! not answer is a doubt of the disk: it is served, because a mark is rarely lost and one log must not keep all
-//! devices of the host from their guests, but the doubt is a problem of it, and the log is asked again until
-//! it has answered.
+//! All known logs are asked side by side, each by a thread of its own, for a limited time: a log on
+//! a device or a server that hangs delays the opening of a device by that time, and a log has one
+//! such thread at most. A log that does not answer is a doubt of the disk: it is served, because a
+//! mark is rarely lost and one log must not keep all devices of the host from their guests, but the
+//! doubt is a problem of it, and the log is asked again until it has answered.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +28,8 @@ use crate::lock;
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 /// The time between two questions to a log that has not answered.
 const AGAIN: Duration = Duration::from_secs(3);
-/// How long a log in a cluster is awaited that its own disk is about to open: not longer than its answer.
+/// How long a log in a cluster is awaited that its own disk is about to open: not longer than its
+/// answer.
 const OPEN_TIME_MAX: Duration = Duration::from_millis(4500);
 /// The interval at which it is looked for.
 const OPEN_INTERVAL: Duration = Duration::from_millis(50);
@@ -104,7 +106,8 @@ impl KnownLogs {
         logs.insert(at, Known::new(wal, place));
     }
 
-    /// Refuses a device without a mark whose changes are in a log. `home` is the device's name in logs.
+    /// Refuses a device without a mark whose changes are in a log. `home` is the device's name in
+    /// logs.
     pub(super) fn check(&self, disk: &str, image: &Path, home: &str) -> Result<(), ErrorBody> {
         let end = Instant::now() + ANSWER_TIME_MAX;
         let places: Vec<LogPlace> = lock(&self.inner.logs).keys().cloned().collect();
@@ -125,8 +128,8 @@ impl KnownLogs {
         Ok(())
     }
 
-    /// Whether a log has changes of a disk, whose image has no mark. `home` is the image's name in logs. `None` if
-    /// the log does not answer, which is a doubt of the disk.
+    /// Whether a log has changes of a disk, whose image has no mark. `home` is the image's name in
+    /// logs. `None` if the log does not answer, which is a doubt of the disk.
     pub(super) fn has_changes(
         &self,
         wal: &WalDefinition,

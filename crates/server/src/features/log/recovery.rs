@@ -1,4 +1,5 @@
-//! Tries to recover the logs of a volume that has failed, until they work again or nobody uses them.
+//! Tries to recover the logs of a volume that has failed, until they work again or nobody uses
+//! them.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,8 +14,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const QUIET_TIME_MAX: Duration = Duration::from_secs(2);
 
 impl DiskLog {
-    /// From now on, the log is recovered after its volume has failed and works again. A log in a cache is not: its
-    /// changes complete before they are durable.
+    /// From now on, the log is recovered after its volume has failed and works again. A log in a
+    /// cache is not: its changes complete before they are durable.
     pub(crate) fn recover_when_failed(&self, disk: &str) {
         if self.is_in_cache {
             return;

@@ -1,5 +1,5 @@
-//! `fathom log`: what becomes of a log that was refused. The daemon that tries to serve the disk carries it out, between
-//! two attempts; without one, the command does.
+//! `fathom log`: what becomes of a log that was refused. The daemon that tries to serve the disk
+//! carries it out, between two attempts; without one, the command does.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -201,7 +201,8 @@ fn settle(name: &str, options: &LogOptions, decision: LogDecision) -> Result<Log
     settle_disk(&definition, &folder, &parts, decision)
 }
 
-/// Removes the marks of an image that no disk has any more. The log that they name is left as it is.
+/// Removes the marks of an image that no disk has any more. The log that they name is left as it
+/// is.
 fn settle_image(image: &Path, options: &LogOptions) -> Result<LogAnswer, ErrorBody> {
     let image = normal_path(image);
     let control = options.control().unwrap_or_else(|| PathBuf::from(SOCKET_DEFAULT));
@@ -220,8 +221,9 @@ fn settle_image(image: &Path, options: &LogOptions) -> Result<LogAnswer, ErrorBo
     settle_disk(&definition, &folder, &Parts::new(None), LogDecision::Discard)
 }
 
-/// Lets a daemon decide that has the disk. `None` if none runs, or if it has no such disk: then no daemon holds the
-/// image, which the caller makes sure of. `definition` is the disk in the configuration file, if it has one.
+/// Lets a daemon decide that has the disk. `None` if none runs, or if it has no such disk: then no
+/// daemon holds the image, which the caller makes sure of. `definition` is the disk in the
+/// configuration file, if it has one.
 fn ask_daemon(
     control: &Path,
     name: &str,
@@ -258,7 +260,8 @@ fn ask_daemon(
     client.decide_log(name, decision).map(Some).map_err(refused)
 }
 
-/// Settles the log of a disk that nobody serves. `records` is the folder with the daemon's marks. Blocks.
+/// Settles the log of a disk that nobody serves. `records` is the folder with the daemon's marks.
+/// Blocks.
 pub(crate) fn settle_disk(
     definition: &DiskDefinition,
     records: &Path,

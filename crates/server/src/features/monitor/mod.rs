@@ -60,8 +60,8 @@ impl Daemon {
         Host::start(options, Box::new(DiskEvents::new(self))).map_err(|error| no_link(&error))
     }
 
-    /// Begins the link if there is none because of an error, and begins it again with other certificates. Returns
-    /// what was done.
+    /// Begins the link if there is none because of an error, and begins it again with other
+    /// certificates. Returns what was done.
     pub(crate) fn refresh_monitor(
         self: &Arc<Self>,
         options: &MonitorOptions,

@@ -98,7 +98,8 @@ impl Daemon {
     }
 }
 
-/// Reads the keys of a listener again if its files differ. It keeps those that it has if they cannot be used.
+/// Reads the keys of a listener again if its files differ. It keeps those that it has if they
+/// cannot be used.
 fn refresh_keys(listening: &Listening) -> Result<bool, ErrorBody> {
     let definition = listening.definition();
     let (Some(tls), mut keys) = (&definition.tls, lock(&listening.keys)) else { return Ok(false) };

@@ -1,4 +1,5 @@
-//! NBD listeners and their exports. A listener that cannot listen is a state: a thread tries again until it can.
+//! NBD listeners and their exports. A listener that cannot listen is a state: a thread tries again
+//! until it can.
 
 pub(crate) mod feature;
 mod listen;

@@ -1,7 +1,8 @@
 //! Carries the load of disks elsewhere: by hand, and when a model foresees a peak of their device.
 //!
-//! A thread follows the devices beneath disks whose layer `offload` has `auto`. It sleeps while there is no such
-//! disk, and looks seldom while nothing happens. What was started by hand is only stopped by hand.
+//! A thread follows the devices beneath disks whose layer `offload` has `auto`. It sleeps while
+//! there is no such disk, and looks seldom while nothing happens. What was started by hand is only
+//! stopped by hand.
 
 pub(crate) mod feature;
 pub(crate) mod history;
@@ -48,7 +49,8 @@ const IDLE_TIME: Duration = Duration::from_secs(10);
 const REST: Duration = Duration::from_secs(60);
 /// A disk is carried at least this long, because each change has a cost.
 const CARRY_TIME_MIN: Duration = Duration::from_secs(5);
-/// How long a start by hand waits until the log has been tried out, and the interval at which it looks.
+/// How long a start by hand waits until the log has been tried out, and the interval at which it
+/// looks.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(5);
 const TRIAL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -144,7 +146,8 @@ impl Carried {
         self.served.disk.name()
     }
 
-    /// The shares of its requests that can be carried. Which reads would hit is not known; those of late do.
+    /// The shares of its requests that can be carried. Which reads would hit is not known; those of
+    /// late do.
     fn carriable(&self) -> Carriable {
         let carry = self.options.carry;
         let (reads, writes) = (carry.has_reads(), carry.has_writes());

@@ -1,8 +1,9 @@
-//! Writes lines to standard error. Who reads them, a pipe or a terminal, may stop: that must stop nothing else.
+//! Writes lines to standard error. Who reads them, a pipe or a terminal, may stop: that must stop
+//! nothing else.
 //!
-//! One thread writes. Who logs a line waits until it is written, but only for a moment, and not at all while the
-//! thread is stuck or for the lines of requests. The lines that wait are bounded; further ones are dropped and
-//! counted.
+//! One thread writes. Who logs a line waits until it is written, but only for a moment, and not at
+//! all while the thread is stuck or for the lines of requests. The lines that wait are bounded;
+//! further ones are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::Write;

@@ -1,9 +1,9 @@
 //! The control interface over HTTP: which handler answers which endpoint.
 //!
 //! The runtime has one thread, which also receives signals. So a handler of an endpoint that is
-//! answered [at once](fathom_control::AtOnce) gets a [`View`](view::View), which offers nothing that
-//! waits; all others run on threads of the [`pool`]. A handler that does not fit its endpoint's cost
-//! does not compile.
+//! answered [at once](fathom_control::AtOnce) gets a [`View`](view::View), which offers nothing
+//! that waits; all others run on threads of the [`pool`]. A handler that does not fit its
+//! endpoint's cost does not compile.
 
 #![deny(clippy::disallowed_methods)]
 
