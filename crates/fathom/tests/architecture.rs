@@ -335,11 +335,16 @@ fn comments_wrap_at_100_columns() {
     let mut found = Vec::new();
     for path in sources(&crates).into_iter().chain(sources(&tests)) {
         let text = fs::read_to_string(&path).unwrap();
+        let mut is_fenced = false;
         for (index, line) in text.lines().enumerate() {
             let comment = line.trim_start();
-            let Some(words) = comment.strip_prefix("//") else { continue };
+            let Some(words) = comment.strip_prefix("//") else {
+                is_fenced = false;
+                continue;
+            };
             let words = words.trim_start_matches(['/', '!']);
-            let is_drawn = words.starts_with(" |") || words.starts_with("  ");
+            is_fenced ^= words.trim_start().starts_with("```");
+            let is_drawn = is_fenced || words.starts_with(" |") || words.starts_with("  ");
             if !is_drawn && line.chars().count() > COMMENT_WIDTH_MAX {
                 found.push(format!("{}:{}", path.display(), index + 1));
             }
