@@ -162,7 +162,8 @@ impl Scene {
                 "exec fio --name=map --filename=/mnt/{mount}/map --ioengine=mmap --rw=randwrite \
                  --bs=4k --size=8m --time_based --runtime=100000 --thread --end_fsync=0"
             ))?;
-            // The program changes all pages, then stops.
+            // The program changes all pages, then stops. A write-back that has begun before does not
+            // end while pages become dirty again, so it gets a pause then.
             let of_program = "pid=$(pgrep -f filename=/mnt/MOUNT/map | head -1)
                 dirty() {
                     awk -v file=/mnt/MOUNT/map '/^[0-9a-f]+-/ { mine = $6 == file }
@@ -172,7 +173,10 @@ impl Scene {
             let stopped = self.guest.check_within(
                 &format!(
                     "{of_program}while :; do
-                        until [ \"$(dirty)\" -ge 6000 ]; do sleep 0.2; done
+                        tries=0
+                        until [ \"$(dirty)\" -ge 6000 ] || [ $tries -eq 50 ]; do
+                            sleep 0.2; tries=$((tries + 1))
+                        done
                         kill -STOP $pid; sleep 0.5
                         [ \"$(dirty)\" -lt 1000 ] || break
                         kill -CONT $pid
