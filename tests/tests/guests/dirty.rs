@@ -162,8 +162,8 @@ impl Scene {
                 "exec fio --name=map --filename=/mnt/{mount}/map --ioengine=mmap --rw=randwrite \
                  --bs=4k --size=8m --time_based --runtime=100000 --thread --end_fsync=0"
             ))?;
-            // The program changes all pages, then stops. A write-back that has begun before does not
-            // end while pages become dirty again, so it gets a pause then.
+            // The program changes all pages, then stops. A write-back that has begun before does
+            // not end while pages become dirty again, so it gets a pause then.
             let of_program = "pid=$(pgrep -f filename=/mnt/MOUNT/map | head -1)
                 dirty() {
                     awk -v file=/mnt/MOUNT/map '/^[0-9a-f]+-/ { mine = $6 == file }
