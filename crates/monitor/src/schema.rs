@@ -3,7 +3,7 @@
 use fathom_cql::Type;
 use fathom_cql::catalog::{Catalog, StreamSchema};
 use fathom_insight::STREAMS;
-use fathom_insight::stream::{ColumnKind, StreamKind};
+use fathom_insight::stream::{ColumnKind, StreamKind, position};
 
 /// The stream `IOstream`: an event for each request and each response.
 ///
@@ -55,8 +55,8 @@ pub(crate) fn is_time(stream: &str, name: &str) -> bool {
     let is_it = |kind: &StreamKind| {
         kind.columns().iter().any(|column| column.name == name && column.is_time)
     };
-    match STREAMS.iter().find(|kind| kind.name.eq_ignore_ascii_case(stream)) {
-        Some(known) => is_it(known),
+    match position(stream) {
+        Some(known) => is_it(&STREAMS[known]),
         None => STREAMS.iter().any(is_it),
     }
 }

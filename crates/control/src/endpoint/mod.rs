@@ -44,7 +44,7 @@ pub trait Cost: 'static {
     const KIND: CostKind;
     /// How long a client waits for an answer, unless its user sets another limit. A wait that the
     /// request itself asks for is added.
-    const ANSWER_TIME_MAX: Duration;
+    const ANSWER_TIME_MAX: Duration = QUERY_TIME_MAX;
 }
 
 /// The costs, as values.
@@ -99,17 +99,14 @@ const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl Cost for AtOnce {
     const KIND: CostKind = CostKind::AtOnce;
-    const ANSWER_TIME_MAX: Duration = QUERY_TIME_MAX;
 }
 
 impl Cost for Waiting {
     const KIND: CostKind = CostKind::Waiting;
-    const ANSWER_TIME_MAX: Duration = QUERY_TIME_MAX;
 }
 
 impl Cost for Blocking {
     const KIND: CostKind = CostKind::Blocking;
-    const ANSWER_TIME_MAX: Duration = QUERY_TIME_MAX;
 }
 
 impl Cost for Change {

@@ -1,6 +1,6 @@
 //! The stream of what operators and the daemon changed.
 
-use super::{Column, Get, Stream};
+use super::{Column, Get, Stream, column};
 use crate::change::{Author, Change, ChangeKind, HostLabels};
 
 /// `Changes`: what operators and the daemon changed.
@@ -17,10 +17,6 @@ impl Stream for Changes {
     fn time_ns(change: &Change) -> u64 {
         change.change_ts
     }
-}
-
-const fn column(name: &'static str, get: Get<Change, HostLabels>) -> Column<Change, HostLabels> {
-    Column { name, get }
 }
 
 const KINDS: &[&str] = &ChangeKind::NAMES;

@@ -1,6 +1,6 @@
 //! The stream of disks' requests.
 
-use super::{Column, Get, Stream};
+use super::{Column, Get, Stream, column};
 use crate::event::{Event, Labels};
 
 /// `IOstream`: an event for each request and each response.
@@ -19,10 +19,6 @@ impl Stream for IoStream {
     fn time_ns(event: &Event) -> u64 {
         event.blktap_ts
     }
-}
-
-const fn column(name: &'static str, get: Get<Event, Labels>) -> Column<Event, Labels> {
-    Column { name, get }
 }
 
 const TYPES: &[&str] = &["Q", "R", "E", "N"];

@@ -82,6 +82,11 @@ pub struct Column<R: 'static, L: 'static> {
     pub get: Get<R, L>,
 }
 
+/// The column `name` of a stream's table.
+const fn column<R, L>(name: &'static str, get: Get<R, L>) -> Column<R, L> {
+    Column { name, get }
+}
+
 /// A column, without the way to its value.
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnKind {

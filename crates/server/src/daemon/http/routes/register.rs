@@ -66,10 +66,7 @@ impl Routes {
         B: DeserializeOwned + Send + 'static,
         A: Serialize + 'static,
     {
-        let status = endpoint.status();
-        self.add(endpoint, move |app: App, parameters, query, body| async move {
-            json(status, handler(&View::new(&app), parameters, query, body))
-        });
+        self.read(endpoint, false, handler);
     }
 
     /// The same, after a check for problems, which waits for a short time at most.
@@ -83,10 +80,26 @@ impl Routes {
         B: DeserializeOwned + Send + 'static,
         A: Serialize + 'static,
     {
+        self.read(endpoint, true, handler);
+    }
+
+    fn read<P, Q, B, A>(
+        &mut self,
+        endpoint: &Endpoint<AtOnce, P, Q, B, A>,
+        is_checked: bool,
+        handler: Reader<P, Q, B, A>,
+    ) where
+        P: PathParameters,
+        Q: Query,
+        B: DeserializeOwned + Send + 'static,
+        A: Serialize + 'static,
+    {
         let status = endpoint.status();
         self.add(endpoint, move |app: App, parameters, query, body| async move {
-            app.daemon.check_problems().await;
-            json(status, handler(&View::new(&app), parameters, query, body))
+            if is_checked {
+                app.daemon.check_problems().await;
+            }
+            Ok(json(status, handler(&View::new(&app), parameters, query, body)?))
         });
     }
 
@@ -108,7 +121,7 @@ impl Routes {
         self.add(endpoint, move |app, parameters, query, body| {
             let waiter = Waiter::new(app, workers.clone(), waiters.clone());
             let answer = handler(waiter, parameters, query, body);
-            async move { json(status, answer.await) }
+            async move { Ok(json(status, answer.await?)) }
         });
     }
 
@@ -124,10 +137,7 @@ impl Routes {
         A: Serialize + Send + 'static,
     {
         let status = endpoint.status();
-        self.work(endpoint, false, handler, move |answer| {
-            let code = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
-            (code, axum::Json(answer)).into_response()
-        });
+        self.work(endpoint, false, handler, move |answer| json(status, answer));
     }
 
     /// Adds an answer that takes work, and is bytes of a kind instead of JSON.
@@ -207,7 +217,7 @@ impl Routes {
             let share = share.clone();
             async move {
                 let change = move || handler(&app.daemon, parameters, query, body);
-                json(status, share.change(change).await)
+                Ok(json(status, share.change(change).await?))
             }
         });
     }
@@ -237,9 +247,10 @@ impl Routes {
     }
 }
 
-fn json<A: Serialize>(status: u16, answer: Result<A, ErrorBody>) -> Result<Response, Refused> {
+/// The response with an answer and the status of an endpoint's success.
+fn json<A: Serialize>(status: u16, answer: A) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
-    Ok((status, axum::Json(answer?)).into_response())
+    (status, axum::Json(answer)).into_response()
 }
 
 /// Reads the parameters and the body of a request.
