@@ -40,7 +40,7 @@ pub use parser::{ParseOptions, parse};
 pub use planner::walk;
 pub use planner::{Parameters, Planned, PlannedQuery, plan_script};
 pub use prune::prune;
-pub use sources::{map_sources, sources};
+pub use sources::{map_sources, place_sources, sources};
 pub use span::{Diagnostic, Span};
 pub use split::{Hosts, Split, split};
 pub use value::{Row, Type, Value};

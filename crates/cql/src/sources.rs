@@ -16,6 +16,15 @@ pub fn sources(plans: &[Plan]) -> BTreeSet<usize> {
     found
 }
 
+/// Replaces the position of each input that some plans read by its place in `sources`, which has
+/// all of them.
+pub fn place_sources(plans: &mut [Plan], sources: &[usize]) {
+    let place = |source| sources.iter().position(|of| *of == source).unwrap_or(0);
+    for plan in plans {
+        map_sources(plan, &place);
+    }
+}
+
 /// Replaces the position of each input that a plan reads.
 pub fn map_sources(plan: &mut Plan, place: &dyn Fn(usize) -> usize) {
     each(&mut plan.output, &mut |source| *source = place(*source));

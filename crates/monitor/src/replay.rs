@@ -240,10 +240,7 @@ impl Script {
             WantedStream { schema, columns }
         });
         let streams = streams.collect();
-        let place = |source| sources.iter().position(|of| *of == source).unwrap_or(0);
-        for plan in &mut plans {
-            fathom_cql::map_sources(plan, &place);
-        }
+        fathom_cql::place_sources(&mut plans, &sources);
         Ok(Self { planned, plans, streams, sources, held_max: None })
     }
 

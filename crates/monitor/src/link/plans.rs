@@ -106,10 +106,7 @@ impl Fragments {
         if sources.is_empty() {
             sources.push(0);
         }
-        let place = |source| sources.iter().position(|of| *of == source).unwrap_or(0);
-        for plan in &mut plans {
-            fathom_cql::map_sources(plan, &place);
-        }
+        fathom_cql::place_sources(&mut plans, &sources);
         let stream = |&source: &usize| {
             let schema = &catalog.streams[source];
             let columns = used[source].iter().map(|&column| schema.columns[column].clone());
