@@ -249,6 +249,23 @@ fn no_layer_imports_another_but_what_it_is_made_of() {
 /// part of their own in the life of the daemon.
 const NO_FEATURES: [&str; 1] = ["keep"];
 
+/// What the code of a file names directly below `features::`, also in a list of imports.
+fn features_named_in(file: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(file).unwrap();
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = code.collect::<Vec<_>>().join("\n");
+    let name = |part: &str| {
+        let part = part.trim_start();
+        let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
+        part[..end.unwrap_or(part.len())].to_owned()
+    };
+    let names = code.split("features::").skip(1).flat_map(|part| match part.strip_prefix('{') {
+        Some(list) => list.split(';').next().unwrap().split(',').map(name).collect(),
+        None => vec![name(part)],
+    });
+    names.collect()
+}
+
 /// The features that each feature of the daemon imports.
 fn imports_of_features() -> BTreeMap<String, BTreeSet<String>> {
     let folder = root().join("crates/server/src/features");
@@ -261,12 +278,7 @@ fn imports_of_features() -> BTreeMap<String, BTreeSet<String>> {
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         let mut others = BTreeSet::new();
         for file in sources(&path) {
-            let text = fs::read_to_string(&file).unwrap();
-            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-            for part in code.flat_map(|line| line.split("features::").skip(1)) {
-                let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
-                others.insert(part[..end.unwrap_or(part.len())].to_owned());
-            }
+            others.extend(features_named_in(&file));
         }
         others.retain(|other| *other != name && folder.join(other).is_dir());
         graph.insert(name, others);
@@ -309,16 +321,10 @@ fn the_daemon_knows_features_by_their_table() {
     let mut found = BTreeSet::new();
     for part in ["daemon", "configuration", "stores"] {
         for file in sources(&folder.join(part)) {
-            let text = fs::read_to_string(&file).unwrap();
-            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
             let name = file.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned();
-            for part in code.flat_map(|line| line.split("features::").skip(1)) {
-                let end = part.find(|it: char| !it.is_alphanumeric() && it != '_');
-                let feature = &part[..end.unwrap_or(part.len())];
-                if folder.join("features").join(feature).is_dir() {
-                    found.insert((name.clone(), feature.to_owned()));
-                }
-            }
+            let features = features_named_in(&file).into_iter();
+            let features = features.filter(|it| folder.join("features").join(it).is_dir());
+            found.extend(features.map(|feature| (name.clone(), feature)));
         }
     }
     let known = KNOWN_BY_NAME.map(|(file, feature)| (file.to_owned(), feature.to_owned()));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
+use fathom_options::{Place, Places, Problems, suggestion};
 
 use super::disk::check_parts;
 use super::host::{
@@ -13,8 +14,6 @@ use super::host::{
 use super::layers::check_layers;
 use super::query::check_queries;
 use super::{Configuration, Placed};
-use fathom_options::suggestion;
-use fathom_options::{Place, Places, Problems};
 
 /// The longest name of a disk, in bytes.
 pub(super) const NAME_MAX: usize = 128;

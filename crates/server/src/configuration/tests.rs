@@ -1,8 +1,9 @@
-use super::*;
 use std::fs;
 
 use fathom_control::{Bytes, LayerDefinition, Nanoseconds};
 use serde_json::json;
+
+use super::*;
 
 /// A folder with `disk.img` (1 MiB), `other.img` and `empty.img`.
 fn folder() -> tempfile::TempDir {

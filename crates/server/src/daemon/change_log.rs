@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fathom_block::Clock;
-use fathom_control::{BackendDefinition, DiskDefinition};
+use fathom_control::{BackendDefinition, DiskDefinition, Problem};
 use fathom_insight::Ring;
 use fathom_insight::change::{Author, Change, ChangeKind};
 
@@ -107,16 +107,6 @@ impl<'a> Note<'a> {
     }
 }
 
-/// A problem, as a check has found it.
-pub(crate) struct ListedProblem {
-    /// The disk; `None` for a problem of the daemon.
-    pub disk: Option<String>,
-    /// The name of its kind.
-    pub kind: &'static str,
-    /// A description for people.
-    pub message: String,
-}
-
 impl Daemon {
     /// Notes a change that has been made.
     pub(crate) fn note_change(&self, note: &Note<'_>) {
@@ -156,30 +146,21 @@ impl Daemon {
         }
     }
 
-    /// Notes the problems that have ended or begun between two checks.
-    pub(crate) fn note_problems(&self, before: &[ListedProblem], after: &[ListedProblem]) {
-        for (kind, problems, others) in
-            [(ChangeKind::ProblemEnded, before, after), (ChangeKind::ProblemBegan, after, before)]
-        {
-            for problem in problems {
-                let is_same = |other: &ListedProblem| {
-                    (&other.disk, other.kind) == (&problem.disk, problem.kind)
-                };
-                if others.iter().any(is_same) {
-                    continue;
-                }
-                let disk = problem.disk.as_ref().map(|name| match self.find(name) {
-                    Ok(served) => served.live().definition.clone(),
-                    Err(_) => DiskDefinition { name: name.clone(), ..DiskDefinition::default() },
-                });
-                self.note_change(&Note {
-                    disk: disk.as_ref(),
-                    problem: problem.kind,
-                    text: &problem.message,
-                    ..Note::new(kind, Author::Daemon)
-                });
-            }
+    /// Notes that a problem has begun or ended. `disk` is `None` for a problem of the daemon.
+    pub(crate) fn note_problem(&self, kind: ChangeKind, disk: Option<String>, problem: &Problem) {
+        if !self.change_log.is_heard() {
+            return;
         }
+        let disk = disk.map(|name| match self.find(&name) {
+            Ok(served) => served.live().definition.clone(),
+            Err(_) => DiskDefinition { name, ..DiskDefinition::default() },
+        });
+        self.note_change(&Note {
+            disk: disk.as_ref(),
+            problem: problem.kind.name(),
+            text: &problem.message,
+            ..Note::new(kind, Author::Daemon)
+        });
     }
 }
 

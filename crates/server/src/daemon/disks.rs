@@ -20,8 +20,7 @@ use super::{Daemon, Live, Served};
 use crate::configuration::{image_identity, layers, normal_path};
 use crate::daemon::change_log::Note;
 use crate::daemon::stack::{self, Before, Equipment, KeyedLayer, refusal};
-use crate::features::FEATURES;
-use crate::features::cache;
+use crate::features::{FEATURES, cache};
 
 /// How long a request to remove a disk waits for the removal.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);

@@ -1,7 +1,6 @@
 //! What a feature of the daemon is: its part in the life of the daemon and of a disk.
 
-use std::any::{Any, TypeId, type_name};
-use std::collections::HashMap;
+use std::any::Any;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,16 +8,15 @@ use std::time::Duration;
 
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
-
 use fathom_layers::LayerKind;
 
-use super::metrics::Page;
+use super::metrics::{Page, Scrape};
+use super::parts::Parts;
 use super::problems::Found;
-use super::stack::{DiskParts, Equipment};
+use super::stack::Equipment;
 use super::stop::Task;
 use super::{Daemon, Served};
 use crate::configuration::Configuration;
-use crate::features::FEATURES;
 
 /// What the daemon does beyond serving disks. A feature is a folder in `features`, and a line in
 /// [`FEATURES`]. A method does nothing unless the feature defines it. The features
@@ -67,7 +65,7 @@ pub(crate) trait Feature: Sync {
     }
 
     /// A disk that was made is not served after all.
-    fn unopened(&self, _parts: &DiskParts) {}
+    fn unopened(&self, _parts: &Parts) {}
 
     /// The disk has been made with its layers, or has its new ones.
     fn equipped(&self, _equipment: &Equipment<'_>, _disk: &Arc<Disk>) {}
@@ -135,7 +133,7 @@ pub(crate) trait Feature: Sync {
     fn disk_problems(&self, _daemon: &Daemon, _served: &Served, _found: &mut Vec<Found>) {}
 
     /// Writes its metrics. It runs on a thread of its own and may wait for a limited time.
-    fn metrics(&self, _daemon: &Daemon, _page: &mut Page) {}
+    fn metrics(&self, _scrape: &Scrape<'_>, _page: &mut Page) {}
 }
 
 /// The start of the daemon.
@@ -183,38 +181,9 @@ pub(crate) enum Ending {
     Results,
 }
 
-/// What the features keep for all disks, by type.
-pub(crate) struct Parts(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
-
-impl Parts {
-    /// The parts of all features.
-    pub(crate) fn new(configuration: Option<&Configuration>) -> Self {
-        let mut parts = Self(HashMap::new());
-        for feature in FEATURES {
-            feature.keep(configuration, &mut parts);
-        }
-        parts
-    }
-
-    /// Adds a part. A type has one.
-    pub(crate) fn add<T: Any + Send + Sync>(&mut self, part: T) {
-        let former = self.0.insert(TypeId::of::<T>(), Box::new(part));
-        debug_assert!(former.is_none(), "two parts of the type {}", type_name::<T>());
-    }
-
-    /// A part that a feature has added in [`Feature::keep`].
-    ///
-    /// # Panics
-    /// If no feature has: then the type is named wrongly, which the first call shows.
-    pub(crate) fn of<T: Any + Send + Sync>(&self) -> &T {
-        let part = self.0.get(&TypeId::of::<T>()).and_then(|part| part.downcast_ref());
-        part.unwrap_or_else(|| panic!("no feature keeps a {}", type_name::<T>()))
-    }
-}
-
 impl Daemon {
     /// What a feature keeps, by its type.
-    pub(crate) fn part<T: Any + Send + Sync>(&self) -> &T {
+    pub(crate) fn part<T: Any>(&self) -> &T {
         self.parts.of()
     }
 }

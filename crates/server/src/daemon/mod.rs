@@ -13,6 +13,7 @@ pub(crate) mod http;
 pub(crate) mod lasting;
 pub(crate) mod metrics;
 pub(crate) mod overlay;
+pub(crate) mod parts;
 pub(crate) mod problems;
 pub(crate) mod refresh;
 pub(crate) mod reload;
@@ -46,8 +47,8 @@ use unserved::Unserved;
 use withdrawal::Withdrawal;
 
 use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
-use crate::daemon::feature::Parts;
-use crate::daemon::stack::{DiskParts, KeyedLayer, refusal};
+use crate::daemon::parts::Parts;
+use crate::daemon::stack::{KeyedLayer, refusal};
 use crate::features::FEATURES;
 use crate::process::log::Journal;
 
@@ -107,7 +108,7 @@ pub(crate) struct Live {
     /// The definition in the configuration file, for a disk from there.
     pub(crate) configured: Option<DiskDefinition>,
     /// What the features keep of it.
-    pub(crate) parts: DiskParts,
+    pub(crate) parts: Parts,
     /// Its layers, the uppermost first.
     pub(crate) layers: Vec<KeyedLayer>,
     pub(crate) server: Option<vhost_user::Server>,
@@ -115,7 +116,7 @@ pub(crate) struct Live {
 
 impl Served {
     /// What a feature keeps of the disk, by its type, if it has that.
-    pub(crate) fn part<T: Any + Clone + Send + Sync>(&self) -> Option<T> {
+    pub(crate) fn part<T: Any + Clone>(&self) -> Option<T> {
         self.live().parts.get()
     }
 
@@ -172,7 +173,7 @@ impl Daemon {
             lasting: lasting::Lasting::open(configuration, file.as_ref()),
             file,
             journal,
-            parts: Parts::new(Some(configuration)),
+            parts: Parts::of_features(Some(configuration)),
             begun,
             begun_unix: SystemTime::now(),
             ready_us: OnceLock::new(),

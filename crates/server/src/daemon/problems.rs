@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
 use fathom_control::{ErrorBody, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
+use fathom_insight::change::ChangeKind;
 use fathom_layers::{Cache, Tap, WaitForRoom};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
-use crate::daemon::change_log::ListedProblem;
 use crate::daemon::overlay::Strange;
 use crate::daemon::stack::KeyedLayer;
 use crate::features::FEATURES;
@@ -53,6 +53,7 @@ pub(crate) struct Problems {
 }
 
 /// A problem that has been logged.
+#[derive(Clone)]
 struct Known {
     disk: Option<String>,
     problem: Problem,
@@ -125,16 +126,6 @@ impl Problems {
         mine.map(|known| known.problem.clone()).collect()
     }
 
-    /// All problems.
-    fn listed(&self) -> Vec<ListedProblem> {
-        let listed = |known: &Known| ListedProblem {
-            disk: known.disk.clone(),
-            kind: known.problem.kind.name(),
-            message: known.problem.message.clone(),
-        };
-        self.known().iter().map(listed).collect()
-    }
-
     /// Whether the search for the devices that disks lack begins now.
     fn begin_device_search(&self) -> bool {
         let (mut again, now) = (crate::lock(&self.device_search), Instant::now());
@@ -151,21 +142,23 @@ impl Problems {
         *crate::lock(&self.device_search) = again;
     }
 
-    /// Compares the current problems with the known ones, and logs the differences.
-    fn compare(&self, found: Vec<(Option<String>, Found)>) {
+    /// Compares the current problems with the known ones, and logs the differences. Returns those
+    /// that have ended, then those that have begun.
+    fn compare(&self, found: Vec<(Option<String>, Found)>) -> Vec<(ChangeKind, Known)> {
         let mut known = self.known();
-        known.retain(|old| {
-            let stays = found.iter().any(|(disk, new)| old.is(disk.as_ref(), new));
-            if !stays {
-                let name = old.name();
-                if let Some(disk) = &old.disk {
-                    tracing::info!(disk = disk.as_str(), "problem ended: {name}");
-                } else {
-                    tracing::info!("problem ended: {name}");
-                }
+        let is_found = |old: &Known| found.iter().any(|(disk, new)| old.is(disk.as_ref(), new));
+        let (stay, ended): (Vec<_>, Vec<_>) = known.drain(..).partition(is_found);
+        *known = stay;
+        for old in &ended {
+            let name = old.name();
+            if let Some(disk) = &old.disk {
+                tracing::info!(disk = disk.as_str(), "problem ended: {name}");
+            } else {
+                tracing::info!("problem ended: {name}");
             }
-            stays
-        });
+        }
+        let ended = ended.into_iter().map(|old| (ChangeKind::ProblemEnded, old));
+        let mut differences: Vec<_> = ended.collect();
         for (disk, new) in found {
             let unserved = disk.clone().filter(|_| new.kind == ProblemKind::NotServed);
             if let Some(old) = known.iter_mut().find(|old| old.is(disk.as_ref(), &new)) {
@@ -188,8 +181,11 @@ impl Problems {
             let since_unix_time_ns = unix_time_ns();
             let problem =
                 Problem { kind, message, remedy, layer, cause, disk: unserved, since_unix_time_ns };
-            known.push(Known { disk, problem });
+            let new = Known { disk, problem };
+            differences.push((ChangeKind::ProblemBegan, new.clone()));
+            known.push(new);
         }
+        differences
     }
 }
 
@@ -280,10 +276,8 @@ impl Daemon {
             (Some(name), Found::new(ProblemKind::NotServed, message, remedy))
         }));
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
-        let before = self.change_log.is_heard().then(|| self.problems.listed());
-        self.problems.compare(found);
-        if let Some(before) = before {
-            self.note_problems(&before, &self.problems.listed());
+        for (kind, Known { disk, problem }) in self.problems.compare(found) {
+            self.note_problem(kind, disk, &problem);
         }
     }
 

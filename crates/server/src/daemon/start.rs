@@ -9,8 +9,7 @@ use fathom_control::ErrorBody;
 use super::Daemon;
 use super::unserved::{Outcome, Ticket};
 use crate::configuration::Configuration;
-use crate::daemon::feature::Beginning;
-use crate::daemon::feature::Start;
+use crate::daemon::feature::{Beginning, Start};
 use crate::features::FEATURES;
 
 /// How long NBD listeners wait for the disks, so that their first clients find them.

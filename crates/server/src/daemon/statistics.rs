@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use fathom_block::{Clock, ErrorKind, Operation};
 use fathom_control::{DiskStatistics, Histogram, OperationStatistics, SizeStatistics, Statistics};
+use fathom_layers::Tap;
 use fathom_layers::tap::{OperationSnapshot, SIZE_CLASSES, size_class_length_max};
 
 use super::{Daemon, Served};
-use fathom_layers::Tap;
 
 /// The number of a tap: another one counts from zero.
 #[derive(Clone, Copy)]

@@ -6,16 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fathom_block::{Figure, Layer};
 use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
-    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, LayerDefinition, LayerFigure,
-    LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition, VERSION,
-    VhostUserDefinition, VhostUserStatus, count,
+    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, InsightStatus, LayerDefinition,
+    LayerFigure, LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition,
+    VERSION, VhostUserDefinition, VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
 use super::{Daemon, Listening, Served};
 use crate::daemon::stack::{self, KeyedLayer, LayerKey};
 use crate::features::FEATURES;
-use fathom_control::InsightStatus;
 
 /// The state of a listener at one time, shared by the status of all disks.
 struct ListenerSnapshot {

@@ -1,16 +1,16 @@
 //! The shutdown: completes requests in flight and makes all writes durable, within a time limit.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+
+use fathom_insight::change::{Author, ChangeKind};
 
 use super::Daemon;
 use super::withdrawal::Standing;
 use crate::daemon::change_log::Note;
 use crate::daemon::feature::Ending;
 use crate::features::FEATURES;
-use fathom_insight::change::{Author, ChangeKind};
 
 /// The least time that remains for the last flushes.
 const FLUSH_TIME_MIN: Duration = Duration::from_secs(5);

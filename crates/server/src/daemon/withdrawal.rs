@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fathom_insight::change::{Author, ChangeKind};
+use fathom_layers::WaitForRoom;
+
 use super::feature::Leaving;
 use super::{Daemon, Served};
 use crate::daemon::change_log::Note;
 use crate::daemon::stack;
 use crate::features::FEATURES;
-use fathom_insight::change::{Author, ChangeKind};
-use fathom_layers::WaitForRoom;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);

@@ -11,7 +11,6 @@ use fathom_control::{
     ModelDefinition, ModelKind, Nanoseconds, SOCKET_VARIABLE, TlsDefinition, VhostUserDefinition,
     WhenFull,
 };
-
 use serde_json::json;
 
 use crate::configuration::{

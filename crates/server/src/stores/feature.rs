@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use fathom_control::ReloadReport;
-use fathom_layers::{LimitGroups, ScheduleDevices};
+use fathom_block::{Disk, Layer};
+use fathom_control::{ErrorBody, ReloadReport, WhenFull};
+use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 
 use super::clusters::Clusters;
 use super::models::ModelDevices;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
-use crate::daemon::feature::{Feature, Parts};
+use crate::daemon::feature::Feature;
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
-use fathom_block::{Disk, Layer};
-use fathom_control::{ErrorBody, WhenFull};
-use fathom_layers::WaitForRoom;
 
 /// The clusters, modelled devices, and what layers of several disks share.
 pub(crate) struct Stores;

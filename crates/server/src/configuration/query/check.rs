@@ -5,6 +5,7 @@ use std::io::Read;
 
 use axum::http::Uri;
 use fathom_cql::{Diagnostic, Type};
+use fathom_options::{Place, Places, Problems, suggestion};
 
 use super::command::{Command, Wrong};
 use super::{
@@ -14,7 +15,6 @@ use super::{
 use crate::configuration::Placed;
 use crate::configuration::check::{NAME_MAX, the_other};
 use crate::configuration::host::plain;
-use fathom_options::{Place, Places, Problems, suggestion};
 
 /// The prefixes of the names of Fathom's own metrics.
 const RESERVED: [&str; 2] = ["fathom_", "process_"];

@@ -22,8 +22,6 @@ use fathom_monitor::{QueryError, streams};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::HELD_MAX;
-
 pub use action::{
     ActionDefinition, CommandDefinition, LogDefinition, MetricDefinition, MetricKind, On, Period,
     RateLimit, WebhookDefinition,
@@ -31,6 +29,8 @@ pub use action::{
 pub(super) use check::{check_queries, load_files};
 pub(crate) use command::{Command, json};
 pub(super) use read::query;
+
+use super::HELD_MAX;
 
 /// The most kept queries.
 pub const QUERIES_MAX: usize = 64;

@@ -1,14 +1,12 @@
 use std::path::Path;
 
+use fathom_control::Nanoseconds;
 use fathom_cql::Value;
 use serde_json::json;
 
 use super::command::{Command, Request};
-use fathom_control::Nanoseconds;
-
 use super::*;
-use crate::configuration::LogLevel;
-use crate::configuration::{Configuration, ConfigurationFile, parse};
+use crate::configuration::{Configuration, ConfigurationFile, LogLevel, parse};
 
 fn read(text: &str) -> Result<Configuration, crate::configuration::Problems> {
     let configuration = parse(text, Path::new("f.toml"))?;

@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::daemon::Daemon;
 use crate::daemon::http::routes::Share;
-use crate::daemon::metrics;
+use crate::daemon::{Daemon, metrics};
 
 /// The most connections that are served at a time.
 const SCRAPERS_MAX: usize = 32;

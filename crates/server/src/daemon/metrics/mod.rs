@@ -45,18 +45,27 @@ pub(crate) type Family<'a, Thing, Number = u64> = (&'a str, &'a str, &'a str, Va
 /// Called with the labels and the counts of each operation.
 type Visit<'a> = dyn FnMut(&[(&str, &str)], &OperationStatistics) + 'a;
 
+/// The daemon at the time of a page, for the features' metrics.
+pub(crate) struct Scrape<'d> {
+    pub daemon: &'d Daemon,
+    pub info: DaemonInfo,
+    pub disks: DiskList,
+}
+
 /// All metrics as text. Waits for file systems and guests for a limited time.
 pub(crate) fn text(daemon: &Daemon) -> String {
-    let (info, disks, statistics) = (daemon.info(), daemon.disk_list(), daemon.statistics());
+    let scrape = Scrape { daemon, info: daemon.info(), disks: daemon.disk_list() };
+    let Scrape { info, disks, .. } = &scrape;
+    let statistics = daemon.statistics();
     let mut page = Page::default();
-    of_daemon(&mut page, &info);
-    of_process(&mut page, &info);
-    of_disks(&mut page, &info, &disks, &statistics);
+    of_daemon(&mut page, info);
+    of_process(&mut page, info);
+    of_disks(&mut page, info, disks, &statistics);
     of_operations(&mut page, &statistics);
-    layers::of_layers(&mut page, &disks);
-    of_guests(&mut page, &disks);
+    layers::of_layers(&mut page, disks);
+    of_guests(&mut page, disks);
     for feature in FEATURES {
-        feature.metrics(daemon, &mut page);
+        feature.metrics(&scrape, &mut page);
     }
     page.text
 }

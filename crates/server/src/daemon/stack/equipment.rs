@@ -1,7 +1,6 @@
 //! What a disk gets from the features when it is opened or gets other layers.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,29 +10,8 @@ use fathom_insight::{Names, Waiters};
 use fathom_layers::cache::CacheHost;
 
 use super::layers::{KeyedLayer, LayerKey};
-use crate::daemon::feature::Parts;
+use crate::daemon::parts::Parts;
 use crate::features::FEATURES;
-
-/// What the features keep of a disk, by type. A clone has the same parts.
-#[derive(Clone, Default)]
-pub(crate) struct DiskParts(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
-
-impl DiskParts {
-    /// Adds a part. A type has one.
-    pub(crate) fn add<T: Any + Send + Sync>(&mut self, part: T) {
-        self.0.insert(TypeId::of::<T>(), Arc::new(part));
-    }
-
-    /// The part of a type, if the disk has it.
-    pub(crate) fn get<T: Any + Clone + Send + Sync>(&self) -> Option<T> {
-        self.0.get(&TypeId::of::<T>())?.downcast_ref::<T>().cloned()
-    }
-
-    /// Whether the disk has a part of a type.
-    pub(crate) fn has<T: Any>(&self) -> bool {
-        self.0.contains_key(&TypeId::of::<T>())
-    }
-}
 
 /// Where a layer that no definition lists is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +36,7 @@ pub(crate) struct Fitted<'a> {
 pub(crate) struct Before<'a> {
     pub disk: &'a Arc<Disk>,
     pub definition: DiskDefinition,
-    pub parts: DiskParts,
+    pub parts: Parts,
     pub layers: Vec<KeyedLayer>,
 }
 
@@ -75,7 +53,7 @@ pub(crate) struct Equipment<'a> {
     pub number: u64,
     /// What it had; `None` while it is opened.
     pub before: Option<Before<'a>>,
-    pub parts: DiskParts,
+    pub parts: Parts,
     /// The layers that a definition can name and of which the disk has one, whatever it says.
     pub named: Vec<Arc<dyn Layer>>,
     /// The layers that no definition lists.
@@ -107,7 +85,7 @@ impl<'a> Equipment<'a> {
             home,
             number,
             before,
-            parts: DiskParts::default(),
+            parts: Parts::default(),
             named: Vec::new(),
             fitted: Vec::new(),
             names: Arc::default(),
@@ -122,7 +100,7 @@ impl<'a> Equipment<'a> {
     }
 
     /// The part of a type that the disk had before.
-    pub(crate) fn had<T: Any + Clone + Send + Sync>(&self) -> Option<T> {
+    pub(crate) fn had<T: Any + Clone>(&self) -> Option<T> {
         self.before.as_ref()?.parts.get()
     }
 

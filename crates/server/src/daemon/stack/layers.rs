@@ -6,8 +6,10 @@ use fathom_backend::Memory;
 use fathom_block::{Backend, ErrorKind, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition, ModelDefinition};
 use fathom_devices::{MediumKind, Placement};
+use fathom_layers::cache::Caches;
 use fathom_layers::{
-    LayerContext, LayerOptions as _, LogSink, Prepared, Schedule, ScheduleOptions,
+    LayerContext, LayerOptions as _, LimitGroups, LogSink, Prepared, Schedule, ScheduleDevices,
+    ScheduleOptions,
 };
 use serde_json::{Map, Value};
 
@@ -19,9 +21,6 @@ use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
 use crate::process::log::REQUESTS;
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
-use fathom_layers::LimitGroups;
-use fathom_layers::ScheduleDevices;
-use fathom_layers::cache::Caches;
 
 /// The identity of a disk's layer: its definition.
 #[derive(Clone, PartialEq)]

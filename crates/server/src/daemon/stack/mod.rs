@@ -20,10 +20,11 @@ use fathom_options::Problems;
 use fathom_reactor::Reactor;
 use rustix::process::{Resource, getrlimit};
 
-use crate::daemon::feature::Parts;
-use crate::process::group::admit;
-pub(crate) use equipment::{Before, DiskParts, Equipment, Fitted, Position};
+pub(crate) use equipment::{Before, Equipment, Fitted, Position};
 pub(crate) use layers::{KeyedLayer, LayerKey, finds_device, lacks_device, make_layers, set_layer};
+
+use crate::daemon::parts::Parts;
+use crate::process::group::admit;
 
 /// An error of the control interface.
 pub(crate) fn refusal(
@@ -54,7 +55,7 @@ pub(crate) fn open_disk(
     number: u64,
     records: &Path,
     shared: &Parts,
-) -> Result<(Arc<Disk>, DiskParts, Vec<KeyedLayer>), ErrorBody> {
+) -> Result<(Arc<Disk>, Parts, Vec<KeyedLayer>), ErrorBody> {
     let home = open_backend(definition, records)?;
     let equipment = Equipment::new(definition, (shared, records), &home, number, None)?;
     let (disk, layers) = stack(&equipment).inspect_err(|_| equipment.abandon())?;

@@ -7,7 +7,7 @@ use fathom_control::{BackgroundList, DiskDefinition};
 
 use super::{Activity, BackgroundWork, Scheduled};
 use crate::configuration::layers;
-use crate::daemon::feature::Parts;
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
 use crate::daemon::{Daemon, Served};
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use fathom_block::Disk;
+use fathom_control::ErrorBody;
+
 use super::BackgroundWork;
 use super::equip::Beginnings;
 use super::metrics::of_background;
 use crate::configuration::Configuration;
-use crate::daemon::Daemon;
-use crate::daemon::Served;
-use crate::daemon::feature::{Feature, Parts};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::Feature;
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
-use fathom_block::Disk;
-use fathom_control::ErrorBody;
+use crate::daemon::{Daemon, Served};
 
 /// The work that waits for idle devices.
 pub(crate) struct Background;
@@ -52,7 +53,7 @@ impl Feature for Background {
         }
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_background(page, &daemon.part::<BackgroundWork>().list());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_background(page, &scrape.daemon.part::<BackgroundWork>().list());
     }
 }

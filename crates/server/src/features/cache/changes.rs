@@ -13,14 +13,12 @@ use fathom_control::{
 use fathom_layers::cache::CacheOptions;
 use fathom_layers::cache::account::{self, CurveSnapshot, class_name};
 use fathom_layers::classify::{Direction, UsageRow};
-use fathom_layers::{Cache, LayerOptions as _};
+use fathom_layers::{Cache, Classify, LayerOptions as _};
 
-use crate::daemon::stack::KeyedLayer;
-use crate::daemon::stack::refusal;
+use crate::daemon::stack::{KeyedLayer, refusal};
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::log::DiskLog;
-use fathom_layers::Classify;
 
 /// The most points of a curve in a report.
 const POINTS_MAX: usize = 1000;

@@ -1,27 +1,24 @@
 //! The caches of disks, as a feature of the daemon.
 
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use fathom_control::{DiskDefinition, ErrorBody};
+use fathom_block::Disk;
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_layers::cache::Caches;
 
 use super::Host;
 use super::changes::check_answers;
 use super::metrics::of_caches;
 use crate::configuration::Configuration;
-use crate::daemon::Daemon;
 use crate::daemon::Served;
-use crate::daemon::feature::Leaving;
-use crate::daemon::feature::{Feature, Parts};
-use crate::daemon::metrics::Page;
-use crate::daemon::stack::Equipment;
-use crate::daemon::stack::refusal;
+use crate::daemon::feature::{Feature, Leaving};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
+use crate::daemon::stack::{Equipment, refusal};
 use crate::features::log::{CacheStores, DiskLog};
-use fathom_block::Disk;
-use fathom_control::ErrorCode;
-use std::io;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// How long layers may take to make their states durable.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
@@ -53,7 +50,9 @@ impl Feature for CachesOfDisks {
     }
 
     fn exchanging(&self, disk: &Equipment<'_>) {
-        if let Some(before) = disk.before.as_ref().filter(|_| !disk.parts.has::<DiskLog>()) {
+        if let Some(before) =
+            disk.before.as_ref().filter(|_| disk.parts.find::<DiskLog>().is_none())
+        {
             super::leave_log(&before.disk.layers());
         }
     }
@@ -77,8 +76,8 @@ impl Feature for CachesOfDisks {
         super::forget(definition, records, parts)
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_caches(page, &daemon.caches(None, 0, 0).unwrap_or_default());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_caches(page, &scrape.daemon.caches(None, 0, 0).unwrap_or_default());
     }
 
     fn objection_to_size(&self, served: &Served) -> Option<ErrorBody> {

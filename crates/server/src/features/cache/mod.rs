@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 use fathom_block::{Backend, Disk, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{CacheMark, MarkedCache};
-use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState};
+use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState, Caches};
 use fathom_layers::{Cache, LayerOptions as _};
 
-use crate::daemon::feature::Parts;
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::{KeyedLayer, LayerKey, refusal};
 use crate::features::log::{CacheStores, DiskLog, NAME_DEVICE};
-use fathom_layers::cache::Caches;
 
 /// What the cache of a disk needs of the daemon.
 pub(crate) struct Host<'a> {

@@ -1,13 +1,14 @@
 //! The devices beneath disks, as a feature of the daemon.
 
+use std::sync::Arc;
+
+use fathom_control::ErrorBody;
+
 use super::Beneath;
 use super::metrics::of_devices;
-use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
-use crate::daemon::metrics::Page;
+use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::stack::Equipment;
-use fathom_control::ErrorBody;
-use std::sync::Arc;
 
 /// The devices on which disks lie.
 pub(crate) struct Devices;
@@ -19,7 +20,7 @@ impl Feature for Devices {
         Ok(())
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_devices(page, &daemon.devices());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_devices(page, &scrape.daemon.devices());
     }
 }

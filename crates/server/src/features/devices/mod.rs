@@ -11,15 +11,14 @@ use std::time::{Duration, Instant};
 use fathom_block::Clock;
 use fathom_control::{DeviceActivity, DeviceList, DeviceStatus};
 use fathom_devices::{Medium, MediumKind, Placement, SysDevices};
+use fathom_insight::change::{Author, ChangeKind};
+use fathom_layers::Tap;
 
 use crate::daemon::change_log::Note;
-use crate::daemon::stack;
-use crate::daemon::{Daemon, Served};
+use crate::daemon::{Daemon, Served, stack};
 use crate::features::background::BackgroundWork;
 use crate::lock;
 use crate::stores::location::locations;
-use fathom_insight::change::{Author, ChangeKind};
-use fathom_layers::Tap;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
 const SEARCH_TIME_MAX: Duration = Duration::from_millis(500);

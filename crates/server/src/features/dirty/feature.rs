@@ -3,16 +3,15 @@
 use fathom_control::DirtyQuery;
 
 use super::metrics::of_dirty;
-use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
-use crate::daemon::metrics::Page;
+use crate::daemon::metrics::{Page, Scrape};
 
 /// What guests have not written yet.
 pub(crate) struct Dirty;
 
 impl Feature for Dirty {
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
         // Without a name of a guest, a count of dirty pages does not fail.
-        of_dirty(page, &daemon.dirty(&DirtyQuery::default(), None).unwrap_or_default());
+        of_dirty(page, &scrape.daemon.dirty(&DirtyQuery::default(), None).unwrap_or_default());
     }
 }

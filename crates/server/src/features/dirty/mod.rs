@@ -21,9 +21,7 @@ use super::guests::usage::{insight_of, vm_of};
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
-use crate::features::guests::DiskGuest;
-use crate::features::guests::GuestView;
-use crate::features::guests::Introspection;
+use crate::features::guests::{DiskGuest, GuestView, Introspection};
 
 /// The most files of a guest in a report.
 const FILES_MAX: usize = 10_000;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use fathom_block::{Clock, Operation};
 use fathom_control::WrittenDirty;
 use fathom_introspect::{GuestMemory, PageSample};
+use fathom_layers::Tap;
 
 use crate::daemon::Served;
-use fathom_layers::Tap;
 
 /// The longest time in which the memory of all guests is sampled at the beginning, and at the end.
 const SAMPLE_TIME_MAX: Duration = Duration::from_secs(2);

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fathom_control::ErrorBody;
+
 use super::Events;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
-use crate::daemon::feature::{Ending, Feature, Parts};
+use crate::daemon::feature::{Ending, Feature};
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
 use crate::daemon::stop::Task;
-use fathom_control::ErrorBody;
 
 /// How long the listeners' event streams may take to end.
 const END_TIME_MAX: Duration = Duration::from_secs(1);

@@ -9,8 +9,9 @@ use super::Flusher;
 use super::idle::IdleFlusher;
 use super::metrics::of_flushes;
 use crate::configuration::Configuration;
-use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, records_folder};
 use crate::features::guests::Introspection;
@@ -64,7 +65,7 @@ impl Feature for Flush {
         Vec::new()
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_flushes(page, &daemon.part::<Flusher>().counts());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_flushes(page, &scrape.daemon.part::<Flusher>().counts());
     }
 }

@@ -5,20 +5,19 @@
 //! in flight or completed for some time. A flush by `tunables` ends early when other requests come.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use fathom_block::Operation;
 use fathom_control::{DirtyQuery, GuestDirty};
 use fathom_devices::{Medium, MediumKind, SysDevices};
+use fathom_layers::Tap;
 
 use crate::configuration::GuestOptions;
 use crate::daemon::{Daemon, Served};
 use crate::features::flush::Flusher;
 use crate::lock;
-use fathom_layers::Tap;
-use std::sync::OnceLock;
 
 /// The interval between two samples of the devices' counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::FlushCounts;
-use crate::daemon::metrics::Family;
-use crate::daemon::metrics::Page;
+use crate::daemon::metrics::{Family, Page};
 
 /// The flushes of each virtual machine.
 pub(crate) fn of_flushes(page: &mut Page, counts: &BTreeMap<String, FlushCounts>) {

@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 use fathom_block::Operation;
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::Kernel;
+use fathom_layers::Tap;
 
 use super::restore::Lowered;
 use crate::configuration::GuestOptions;
 use crate::daemon::stack::{self, refusal};
 use crate::daemon::stop::{self, Task};
 use crate::daemon::{Daemon, Served};
-use crate::features::flush::Flusher;
-use crate::features::flush::{Inflated, Sync, begin_sync, has_synced, press_sysrq};
-use fathom_layers::Tap;
+use crate::features::flush::{Flusher, Inflated, Sync, begin_sync, has_synced, press_sysrq};
 
 /// How long a flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);

@@ -12,11 +12,9 @@ use fathom_frontend::vhost_user;
 use fathom_introspect::Kernel;
 
 use crate::daemon::{Daemon, Served};
-use crate::features::flush::Flusher;
-use crate::features::flush::Restoration;
-use crate::features::guests::GuestView;
-use crate::features::guests::Introspection;
+use crate::features::flush::{Flusher, Restoration};
 use crate::features::guests::usage::vm_of;
+use crate::features::guests::{GuestView, Introspection};
 
 impl Daemon {
     /// Gives guests their memory again that an earlier daemon has taken by the balloon.

@@ -1,17 +1,18 @@
 //! The guests whose memory is read, as a feature of the daemon.
 
+use std::sync::Arc;
+
+use fathom_block::Disk;
+use fathom_control::{DiskStatus, ErrorBody};
+
 use super::Introspection;
 use super::metrics::{of_groups, of_insight};
 use crate::configuration::Configuration;
-use crate::daemon::Daemon;
 use crate::daemon::Served;
-use crate::daemon::feature::{Feature, Parts};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::Feature;
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
-use fathom_block::Disk;
-use fathom_control::DiskStatus;
-use fathom_control::ErrorBody;
-use std::sync::Arc;
 
 /// What is known of guests.
 pub(crate) struct Guests;
@@ -35,8 +36,8 @@ impl Feature for Guests {
         status.insight = super::usage::insight(served);
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_insight(page, &daemon.disk_list());
-        of_groups(page, &daemon.groups());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_insight(page, &scrape.disks);
+        of_groups(page, &scrape.daemon.groups());
     }
 }

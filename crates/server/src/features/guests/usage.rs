@@ -1,5 +1,7 @@
 //! Reports on usage, slow requests and guests.
 
+use std::sync::Arc;
+
 use fathom_block::{Clock, Facts};
 use fathom_control::{
     DiskSlow, DiskUsage, ErrorBody, FactsStatus, GuestCounters, GuestInfo, GuestList, Histogram,
@@ -8,18 +10,15 @@ use fathom_control::{
 };
 use fathom_insight::{Name, Names};
 use fathom_introspect::{GuestState, GuestStatus};
+use fathom_layers::Classify;
 use fathom_layers::classify::{
     self, Account, Accounts, Direction, GroupSnapshot, TotalsSnapshot, latency_of_step,
 };
-use std::sync::Arc;
 
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
-use crate::features::guests::DiskGuest;
-use crate::features::guests::GuestView;
-use crate::features::guests::Introspection;
 use crate::features::guests::classify::AccountsNumber;
-use fathom_layers::Classify;
+use crate::features::guests::{DiskGuest, GuestView, Introspection};
 
 /// The accounts of a disk's control groups, for metrics.
 pub(crate) struct DiskGroups {

@@ -20,10 +20,8 @@ use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use super::descriptors;
 use super::link::{HELD_MAX, TIME_MAX, receive, send};
-use super::lives;
-use super::{NAME_LENGTH_MAX, PREFIX};
+use super::{NAME_LENGTH_MAX, PREFIX, descriptors, lives};
 
 /// The highest priority; only root gets it.
 const PRIORITY: i32 = -20;

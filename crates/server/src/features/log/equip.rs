@@ -58,7 +58,7 @@ pub(super) fn abandon(disk: &Equipment<'_>) {
     let Some(log) = disk.parts.get::<DiskLog>() else { return };
     if disk.before.is_none() {
         log.abandon();
-    } else if disk.parts.has::<New>() {
+    } else if disk.parts.find::<New>().is_some() {
         end(disk, &log);
     }
 }

@@ -1,24 +1,19 @@
 //! The logs of disks, as a feature of the daemon.
 
+use std::io;
 use std::sync::Arc;
 
-use fathom_control::{ProblemKind, ReloadReport};
-
-use super::DiskLog;
-use super::{CacheStores, LogVolumes};
-use super::{OffloadDefinition, WalDefinition};
-use crate::configuration::Configuration;
-use crate::daemon::feature::Leaving;
-use crate::daemon::feature::{Feature, Parts};
-use crate::daemon::problems::Found;
-use crate::daemon::stack::refusal;
-use crate::daemon::stack::{DiskParts, Equipment};
-use crate::daemon::{Daemon, Served};
 use fathom_block::Disk;
-use fathom_control::ErrorBody;
-use fathom_control::ErrorCode;
+use fathom_control::{ErrorBody, ErrorCode, ProblemKind, ReloadReport};
 use fathom_layers::LayerKind;
-use std::io;
+
+use super::{CacheStores, DiskLog, LogVolumes, OffloadDefinition, WalDefinition};
+use crate::configuration::Configuration;
+use crate::daemon::feature::{Feature, Leaving};
+use crate::daemon::parts::Parts;
+use crate::daemon::problems::Found;
+use crate::daemon::stack::{Equipment, refusal};
+use crate::daemon::{Daemon, Served};
 
 /// The logs in which changes are durable before they are written home.
 pub(crate) struct Logs;
@@ -37,7 +32,7 @@ impl Feature for Logs {
         super::equip::abandon(disk);
     }
 
-    fn unopened(&self, parts: &DiskParts) {
+    fn unopened(&self, parts: &Parts) {
         parts.get::<DiskLog>().iter().for_each(DiskLog::abandon);
     }
 

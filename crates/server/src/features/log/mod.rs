@@ -42,7 +42,7 @@ pub(crate) use settle::settle_disk;
 pub use settle::{LogCommand, settle_log};
 
 use crate::configuration::{image_identity, layers};
-use crate::daemon::feature::Parts;
+use crate::daemon::parts::Parts;
 use crate::daemon::stack::{check_file_limit, message_and_remedy, refusal};
 use crate::stores::clusters::{ClusterPlace, Clusters};
 use crate::stores::models::ModelDevices;

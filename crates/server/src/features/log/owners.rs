@@ -9,12 +9,11 @@
 //! doubt is a problem of it, and the log is asked again until it has answered.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_layers::wal::{LogOwner, owner_in, owner_of_changes};

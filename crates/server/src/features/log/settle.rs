@@ -14,7 +14,7 @@ use fathom_image::LogMark;
 use fathom_layers::wal::{Held, Settlement};
 
 use crate::configuration::{Configuration, ConfigurationFile, normal_path};
-use crate::daemon::feature::Parts;
+use crate::daemon::parts::Parts;
 use crate::daemon::records_folder;
 use crate::daemon::stack::{open_backend, refusal};
 use crate::features::FEATURES;
@@ -196,7 +196,7 @@ fn settle(name: &str, options: &LogOptions, decision: LogDecision) -> Result<Log
     };
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
     let folder = folder(image, &control);
-    let parts = Parts::new(None);
+    let parts = Parts::of_features(None);
     parts.of::<Clusters>().set(&configuration.clusters);
     settle_disk(&definition, &folder, &parts, decision)
 }
@@ -218,7 +218,7 @@ fn settle_image(image: &Path, options: &LogOptions) -> Result<LogAnswer, ErrorBo
     }
     let name = image.display().to_string();
     let definition = DiskDefinition { name, image: Some(image), ..DiskDefinition::default() };
-    settle_disk(&definition, &folder, &Parts::new(None), LogDecision::Discard)
+    settle_disk(&definition, &folder, &Parts::of_features(None), LogDecision::Discard)
 }
 
 /// Lets a daemon decide that has the disk. `None` if none runs, or if it has no such disk: then no

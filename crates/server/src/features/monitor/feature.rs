@@ -9,8 +9,9 @@ use super::Monitor;
 use super::metrics::of_monitor;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
-use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::problems::Found;
 use crate::daemon::stop::Task;
 use crate::lock;
@@ -88,8 +89,8 @@ impl Feature for Centre {
         }
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        if let Some(monitor) = daemon.monitor_status() {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        if let Some(monitor) = scrape.daemon.monitor_status() {
             of_monitor(page, &monitor);
         }
     }

@@ -8,8 +8,9 @@ use fathom_frontend::nbd;
 use super::Closed;
 use super::metrics::of_listeners;
 use crate::configuration::Configuration;
-use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::problems::Found;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, Served};
@@ -80,7 +81,7 @@ impl Feature for Nbd {
         }));
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_listeners(page, &daemon.info().listeners);
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_listeners(page, &scrape.info.listeners);
     }
 }

@@ -16,8 +16,7 @@ use crate::configuration::Configuration;
 use crate::daemon::changes::stopping;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Listening, Served};
-use crate::features::nbd::listen::keys_of;
-use crate::features::nbd::listen::start_listener;
+use crate::features::nbd::listen::{keys_of, start_listener};
 use crate::lock;
 
 /// The pause after the first attempt to listen that fails; each further one is longer by half.

@@ -7,8 +7,9 @@ use fathom_control::ErrorBody;
 use super::Offloads;
 use super::metrics::of_offload;
 use crate::configuration::Configuration;
-use crate::daemon::feature::{Beginning, Feature, Parts, Start};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::{Beginning, Feature, Start};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::{Daemon, Served};
 
 /// The load that is carried elsewhere.
@@ -35,7 +36,7 @@ impl Feature for Offload {
         daemon.begin_offloads();
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        of_offload(page, &daemon.offload_report(None).unwrap_or_default());
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        of_offload(page, &scrape.daemon.offload_report(None).unwrap_or_default());
     }
 }

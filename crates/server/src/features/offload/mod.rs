@@ -32,12 +32,9 @@ use crate::daemon::stack::{message_and_remedy, refusal};
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
-use crate::features::log::DiskLog;
-use crate::features::log::LogVolumes;
-use crate::features::log::{AutoKind, OffloadDefinition};
+use crate::features::log::{AutoKind, DiskLog, LogVolumes, OffloadDefinition};
 use crate::lock;
-use crate::stores::clusters::ClusterPlace;
-use crate::stores::clusters::Clusters;
+use crate::stores::clusters::{ClusterPlace, Clusters};
 
 /// The interval between two looks at a device while its disks are used.
 const STEP: Duration = Duration::from_millis(100);

@@ -9,8 +9,9 @@ use super::Queries;
 use super::metrics::{QueryMetrics, of_queries};
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
-use crate::daemon::feature::{Beginning, Ending, Feature, Parts, Start};
-use crate::daemon::metrics::Page;
+use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
 
 /// How long queries may take to write their last results.
@@ -50,8 +51,9 @@ impl Feature for KeptQueries {
         Vec::new()
     }
 
-    fn metrics(&self, daemon: &Daemon, page: &mut Page) {
-        let queries = QueryMetrics { list: daemon.query_list(), series: daemon.query_series() };
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+        let queries =
+            QueryMetrics { list: scrape.daemon.query_list(), series: scrape.daemon.query_series() };
         of_queries(page, &queries);
     }
 }
