@@ -39,7 +39,7 @@ pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
 pub use stamps::{Held, Mismatch, Utc};
 pub use superblock::{
     HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
-    SuperblockError, is_place, prepared, select,
+    SuperblockError, erasure, is_place, prepared, select,
 };
 pub use witness::{Sample, WITNESS_LENGTH, WITNESSES_MAX, Witness};
 
@@ -47,11 +47,6 @@ pub use witness::{Sample, WITNESS_LENGTH, WITNESSES_MAX, Witness};
 pub fn checksum(data: &[u8]) -> u32 {
     crc32c::crc32c(data)
 }
-
-/// Where the superblocks are, in bytes from the start of the region, in the order in which they are
-/// filled with zeroes to remove a log. Each is durable before the next. A log whose second
-/// superblock is blank was never used, so that a crash in between leaves no older state of the log.
-pub const ERASURE: [u64; 2] = [SUPERBLOCK_LENGTH as u64, 0];
 
 /// Where the ring begins, in bytes from the start of the region: behind both superblocks.
 pub const RING_OFFSET: u64 = 2 * SUPERBLOCK_LENGTH as u64;

@@ -162,6 +162,23 @@ pub fn is_place(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC) || bytes.starts_with(&PREPARED)
 }
 
+/// The writes that remove a log, in order: an offset in bytes from the start of the region, and
+/// the bytes. Each is durable before the next. `superblocks` are both copies.
+///
+/// The witnesses go first, so that a superblock that is torn by sectors is never more than its
+/// first one. Then the second copy goes: a log whose second superblock is blank was never used, so
+/// that a crash in between leaves no older state of the log.
+pub fn erasure(superblocks: &[u8; 2 * SUPERBLOCK_LENGTH]) -> Vec<(u64, [u8; SUPERBLOCK_LENGTH])> {
+    let place = |copy: usize| (copy * SUPERBLOCK_LENGTH) as u64;
+    let without_witnesses = |copy: usize| {
+        let mut bytes = [0; SUPERBLOCK_LENGTH];
+        put(&mut bytes, 0, &superblocks[copy * SUPERBLOCK_LENGTH..][..USED]);
+        (place(copy), bytes)
+    };
+    let zeroes = |copy| (place(copy), [0; SUPERBLOCK_LENGTH]);
+    vec![without_witnesses(1), without_witnesses(0), zeroes(1), zeroes(0)]
+}
+
 impl Superblock {
     /// The superblock's bytes.
     ///
@@ -377,6 +394,43 @@ pub(crate) mod tests {
         assert_eq!(select(&old, &later), Err(SuperblockError::Newer(3)));
         let another = Superblock { log: [1; 16], ..older };
         assert_eq!(select(&another.encode(), &new), Err(SuperblockError::Damaged));
+    }
+
+    #[test]
+    fn a_log_whose_erasure_was_torn_is_sound_or_blank() {
+        const SECTOR: usize = 512;
+        let older = superblock();
+        let newer = Superblock { number: 7, witnesses: older.witnesses.repeat(32), ..older };
+        let mut image = [0; 2 * SUPERBLOCK_LENGTH];
+        for superblock in [&superblock(), &newer] {
+            put(&mut image, superblock.offset() as usize, &superblock.encode());
+        }
+        let mut was_blank = false;
+        for (offset, bytes) in erasure(&image) {
+            let offset = offset as usize;
+            for sectors in 0..1 << (SUPERBLOCK_LENGTH / SECTOR) {
+                let mut torn = image;
+                for sector in (0..8).filter(|sector| sectors >> sector & 1 == 1) {
+                    let at = sector * SECTOR;
+                    put(&mut torn, offset + at, &bytes[at..at + SECTOR]);
+                }
+                let (first, second) = torn.split_at(SUPERBLOCK_LENGTH);
+                let is_blank = match select(first, second) {
+                    Ok(found) => {
+                        assert_eq!((found.log, found.age), (newer.log, newer.age));
+                        false
+                    }
+                    Err(SuperblockError::Blank) => true,
+                    Err(error) => panic!("{error} at {offset}, sectors {sectors:b}"),
+                };
+                // What has begun to be blank does not come back with the next write.
+                assert!(is_blank || !was_blank || sectors == 0, "at {offset}, sectors {sectors:b}");
+            }
+            put(&mut image, offset, &bytes);
+            let (first, second) = image.split_at(SUPERBLOCK_LENGTH);
+            was_blank = select(first, second) == Err(SuperblockError::Blank);
+        }
+        assert!(was_blank && image.iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 use fathom_cache::format::Superblock;
 use fathom_control::{Bytes, count};
 use fathom_image::LogMark;
-use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH};
+use fathom_wal::{SUPERBLOCK_LENGTH, erasure};
 use serde::Serialize;
 
 use super::{
@@ -142,8 +142,10 @@ fn end_mark(log: &Log, folders: &[PathBuf]) -> io::Result<Mark> {
 
 /// Makes the place at `place` free.
 fn erase(volume: &Volume, place: u64) -> io::Result<()> {
-    for offset in ERASURE {
-        volume.file.write_all_at(&[0; SUPERBLOCK_LENGTH], place + offset)?;
+    let mut superblocks = [0; 2 * SUPERBLOCK_LENGTH];
+    volume.file.read_exact_at(&mut superblocks, place)?;
+    for (offset, bytes) in erasure(&superblocks) {
+        volume.file.write_all_at(&bytes, place + offset)?;
         volume.file.sync_all()?;
     }
     Ok(())

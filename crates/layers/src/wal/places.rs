@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use fathom_block::{Backend, Operation};
-use fathom_wal::{ERASURE, SUPERBLOCK_LENGTH, SuperblockError};
+use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError, erasure};
 
 use super::open::read_superblock;
 use super::volume::wait_until_closed;
@@ -95,8 +95,10 @@ impl Wal {
             return Err(io::Error::other("the log has changes"));
         }
         let mut access = Access::open(inner.volume.backend())?;
-        for offset in ERASURE {
-            access.carry_out(Operation::Write, inner.base + offset, &mut [0; SUPERBLOCK_LENGTH])?;
+        let mut superblocks = [0; 2 * SUPERBLOCK_LENGTH];
+        superblocks.copy_from_slice(&access.read(inner.base, 2 * SUPERBLOCK_LENGTH as u64)?);
+        for (offset, mut bytes) in erasure(&superblocks) {
+            access.carry_out(Operation::Write, inner.base + offset, &mut bytes)?;
             access.carry_out(Operation::Flush, 0, &mut [])?;
         }
         Ok(())
