@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::{Error, Result};
 
@@ -62,7 +64,7 @@ impl Channel {
         }
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let line = format!("{id} {}\n", base64(script.as_bytes()));
-        self.stream.lock().unwrap().write_all(line.as_bytes())?;
+        self.stream.lock().write_all(line.as_bytes())?;
         Ok(Ticket(id))
     }
 
@@ -70,7 +72,7 @@ impl Channel {
     pub(crate) fn wait(&self, ticket: Ticket, limit: Duration) -> Result<Option<Output>> {
         let (lock, changed) = &*self.shared;
         let end = Instant::now() + limit;
-        let mut answers = lock.lock().unwrap();
+        let mut answers = lock.lock();
         loop {
             if let Some(output) = answers.finished.remove(&ticket.0) {
                 return Ok(Some(output));
@@ -82,7 +84,7 @@ impl Channel {
             if left.is_zero() {
                 return Ok(None);
             }
-            answers = changed.wait_timeout(answers, left).unwrap().0;
+            changed.wait_for(&mut answers, left);
         }
     }
 }
@@ -90,17 +92,17 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // Ends the reader's thread.
-        let _ = self.stream.lock().unwrap().shutdown(std::net::Shutdown::Both);
+        let _ = self.stream.lock().shutdown(std::net::Shutdown::Both);
     }
 }
 
 fn read_answers(mut reader: BufReader<UnixStream>, shared: &Shared) {
     let (lock, changed) = &**shared;
     while let Ok(Some((id, output))) = read_answer(&mut reader) {
-        lock.lock().unwrap().finished.insert(id, output);
+        lock.lock().finished.insert(id, output);
         changed.notify_all();
     }
-    lock.lock().unwrap().closed = true;
+    lock.lock().closed = true;
     changed.notify_all();
 }
 

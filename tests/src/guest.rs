@@ -1,9 +1,9 @@
 //! A running guest.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -212,7 +212,7 @@ impl Guest {
     }
 
     fn with_qmp<T>(&self, work: impl FnOnce(&Qmp) -> Result<T>) -> Result<T> {
-        let mut connection = self.qmp.lock().unwrap();
+        let mut connection = self.qmp.lock();
         if connection.is_none() {
             *connection = Some(Qmp::connect(&self.path("qmp"))?);
         }

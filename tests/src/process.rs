@@ -4,9 +4,11 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::{Error, Result, until};
 
@@ -44,7 +46,7 @@ impl Process {
 
     /// The process id.
     pub fn id(&self) -> u32 {
-        self.child.lock().unwrap().id()
+        self.child.lock().id()
     }
 
     /// Its exit status, or `None` while it runs.
@@ -52,7 +54,7 @@ impl Process {
     /// # Errors
     /// When the system call fails.
     pub fn status(&self) -> Result<Option<ExitStatus>> {
-        Ok(self.child.lock().unwrap().try_wait()?)
+        Ok(self.child.lock().try_wait()?)
     }
 
     /// Whether the program has ended by a failed assertion of its own (SIGABRT).
@@ -108,7 +110,7 @@ impl Process {
 
     /// Kills the program, as `kill -9` does, and waits for its end.
     pub fn kill(&self) {
-        let mut child = self.child.lock().unwrap();
+        let mut child = self.child.lock();
         // The program may have ended in the meantime.
         let _ = child.kill();
         let _ = child.wait();
@@ -129,7 +131,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let failed = {
-            let mut child = self.child.lock().unwrap();
+            let mut child = self.child.lock();
             // A crash during a test is a failure even if the test does not wait for the program.
             let crashed = match child.try_wait() {
                 Ok(Some(status)) => status.signal().is_some_and(|signal| signal != 9),
@@ -168,6 +170,6 @@ fn spawn(command: Command) -> std::io::Result<Child> {
         Mutex::new(sender)
     });
     let (sender, receiver) = channel();
-    spawner.lock().unwrap().send((command, sender)).map_err(std::io::Error::other)?;
+    spawner.lock().send((command, sender)).map_err(std::io::Error::other)?;
     receiver.recv().map_err(std::io::Error::other)?
 }

@@ -3,9 +3,9 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{Error, Result, patience};
@@ -53,7 +53,7 @@ impl Qmp {
     /// # Errors
     /// QEMU's error, with its text; or when there is no answer.
     pub fn command(&self, command: &Value) -> Result<Value> {
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         inner.reader.get_mut().write_all(format!("{command}\n").as_bytes())?;
         loop {
             let mut message = inner.read(patience(60))?;
@@ -73,7 +73,7 @@ impl Qmp {
     /// After `limit`.
     pub fn event(&self, name: &str, limit: Duration) -> Result<Value> {
         let end = Instant::now() + limit;
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         loop {
             if let Some(position) = inner.events.iter().position(|event| event["event"] == name) {
                 return Ok(inner.events.remove(position));

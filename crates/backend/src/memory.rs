@@ -17,8 +17,8 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
@@ -26,6 +26,7 @@ use fathom_block::{
     ErrorKind, Extent, Geometry, Operation, Outcome, Request, faults, prefetch,
 };
 use fathom_reactor::{Event, Reactor};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The unit in which allocation is recorded, in bytes.
 const CHUNK: u64 = 64 << 10;
@@ -145,7 +146,7 @@ impl Drop for Shared {
 
 impl Shared {
     fn queues(&self) -> MutexGuard<'_, Vec<Arc<Count>>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 
     /// Waits until each queue has completed its current request. Returns false if one takes too

@@ -16,12 +16,13 @@ mod store;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Crossing, Figure, Layer, LayerPart, LayerQueue, LayerReport, OpenContext,
     Operation, Outcome, Request,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 pub use hdd::HddParameters;
 pub use meter::Meter;
@@ -166,7 +167,7 @@ impl Layer for Model {
     }
 
     fn status(&self) -> LayerReport {
-        let queued = self.state.lock().unwrap_or_else(PoisonError::into_inner).queued();
+        let queued = self.state.lock().queued();
         let meaning = "Requests that the simulated disk has not completed.";
         let figures = vec![Figure::gauge("queued_requests", meaning, queued)];
         LayerReport { figures, problems: Vec::new() }
@@ -185,7 +186,7 @@ struct ModelQueue {
 
 impl ModelQueue {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Passes the outcome on if the modelled disk has completed the request, and otherwise holds it

@@ -4,8 +4,8 @@
 mod changing;
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use fathom_block::{
     Operation, Outcome, Request, RestackError,
 };
 use fathom_sim::{SimBackend, SimOptions};
+use parking_lot::Mutex;
 
 use changing::{LIMIT, Queue, restack};
 
@@ -78,7 +79,7 @@ impl Layer for Witness {
 
 impl LayerQueue for WitnessQueue {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
-        let mut serving = self.serving.lock().unwrap();
+        let mut serving = self.serving.lock();
         assert!(serving.iter().all(|other| *other == self.number), "two sets serve together");
         serving.push(self.number);
         drop(serving);
@@ -86,7 +87,7 @@ impl LayerQueue for WitnessQueue {
     }
 
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        let mut serving = self.serving.lock().unwrap();
+        let mut serving = self.serving.lock();
         let at = serving.iter().position(|other| *other == self.number).unwrap();
         serving.swap_remove(at);
         drop(serving);

@@ -6,8 +6,8 @@ mod changing;
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use fathom_block::{
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
 };
+use parking_lot::Mutex;
 
 use changing::{LIMIT, Queue, restack};
 
@@ -97,7 +98,7 @@ impl MirrorQueue {
     fn change(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         let range = (request.offset, request.offset + request.length);
         let overlaps = |other: &(u64, u64)| other.0 < range.1 && range.0 < other.1;
-        let mut changing = self.shared.changing.lock().unwrap();
+        let mut changing = self.shared.changing.lock();
         if changing.ranges.iter().any(overlaps) {
             changing.waiting.push(self.waker.clone());
             drop(changing);
@@ -169,7 +170,7 @@ impl LayerQueue for MirrorQueue {
     fn gathered(&mut self, parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
         if parent.operation.modifies() {
             let range = (parent.offset, parent.offset + parent.length);
-            let mut changing = self.shared.changing.lock().unwrap();
+            let mut changing = self.shared.changing.lock();
             let at = changing.ranges.iter().position(|other| *other == range).unwrap();
             changing.ranges.swap_remove(at);
             changing.waiting.drain(..).for_each(|waker| waker.wake());
@@ -327,7 +328,7 @@ impl Layer for Smaller {
         if self.broken.load(Ordering::Relaxed) {
             return Err(io::Error::other("broken"));
         }
-        *self.waker.lock().unwrap() = Some(context.waker()?);
+        *self.waker.lock() = Some(context.waker()?);
         let end = context.below().capacity;
         Ok(LayerPart::queue(SmallerQueue { rounds: Arc::clone(&self.rounds), end }))
     }
@@ -440,7 +441,7 @@ impl LayerQueue for OverreachQueue {
     }
 
     fn returned(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
-        self.outcomes.lock().unwrap().push(outcome);
+        self.outcomes.lock().push(outcome);
         next.recycle(request);
     }
 }
@@ -467,7 +468,7 @@ fn invalid_requests_to_a_store_are_refused() {
     while !queue.stack.is_drained() {
         queue.round(Duration::from_millis(1));
     }
-    assert_eq!(*outcomes.lock().unwrap(), expected);
+    assert_eq!(*outcomes.lock(), expected);
     assert_eq!(disk.counters().refused.load(Ordering::Relaxed), 7);
 }
 
@@ -480,7 +481,7 @@ fn a_waker_wakes_a_sleeping_thread_and_only_that_layer() {
     let mut queue = Queue::open(&disk);
     let rounds = || (upper.rounds.load(Ordering::Relaxed), lower.rounds.load(Ordering::Relaxed));
     for time in 1..=20 {
-        let waker = lower.waker.lock().unwrap().clone().unwrap();
+        let waker = lower.waker.lock().clone().unwrap();
         let thread = thread::spawn(move || {
             thread::sleep(Duration::from_millis(2));
             // Several wake-ups count as one, or as two if the thread wakes up between them.
@@ -495,7 +496,7 @@ fn a_waker_wakes_a_sleeping_thread_and_only_that_layer() {
     }
     assert_eq!(rounds().0, 0);
     // A wake-up of a closed queue has no effect.
-    let waker = lower.waker.lock().unwrap().clone().unwrap();
+    let waker = lower.waker.lock().clone().unwrap();
     drop(queue);
     waker.wake();
 }

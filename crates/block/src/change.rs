@@ -13,9 +13,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::{Disk, DiskChange};
 use crate::layer::{LAYERS_MAX, Layer};
@@ -97,7 +99,7 @@ impl Default for Life {
 
 impl Life {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The current change and phase. Costs a serving queue one load.
@@ -145,8 +147,7 @@ impl Life {
             if left.is_zero() {
                 return Err(RestackError::Hangs);
             }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 }

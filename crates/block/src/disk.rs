@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use fathom_reactor::Reactor;
+use parking_lot::{Mutex, RwLock};
 
 use crate::backend::Backend;
 use crate::background::BackgroundScheduler;
@@ -150,7 +151,7 @@ impl Disk {
 
     /// The layers, the one nearest the front end first.
     pub fn layers(&self) -> Vec<Arc<dyn Layer>> {
-        self.layers.read().expect("no holder of this lock panics").clone()
+        self.layers.read().clone()
     }
 
     /// The capabilities that front ends see.
@@ -239,7 +240,7 @@ impl Disk {
     }
 
     pub(crate) fn set_layers(&self, layers: Vec<Arc<dyn Layer>>) {
-        *self.layers.write().expect("no holder of this lock panics") = layers;
+        *self.layers.write() = layers;
     }
 
     /// Updates the capacity after a change of the layers, and announces a difference.
@@ -251,11 +252,11 @@ impl Disk {
 
     /// Calls `listener` at each change, until it returns false.
     pub fn listen(&self, listener: ChangeListener) {
-        self.listeners.lock().expect("no listener panics").push(listener);
+        self.listeners.lock().push(listener);
     }
 
     pub(crate) fn announce(&self, change: DiskChange) {
-        self.listeners.lock().expect("no listener panics").retain(|listener| listener(change));
+        self.listeners.lock().retain(|listener| listener(change));
     }
 
     /// The offer of each level to the level above: first the layers from the top, then the back

@@ -20,8 +20,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Once};
 
+use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
 
@@ -184,7 +185,7 @@ impl Node {
         page: usize,
         owner: &Arc<MemoryOwner>,
     ) -> &'static Self {
-        let mut free = FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = FREE_NODES.lock();
         let node = free.pop().unwrap_or_else(|| {
             // The list grows only here, under the lock.
             let next = NODES.load(Ordering::Acquire);
@@ -211,7 +212,7 @@ impl Node {
     /// Takes the mapping out of the list. Called before it is unmapped.
     fn release(&'static self) {
         self.end.store(0, Ordering::Release);
-        FREE_NODES.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        FREE_NODES.lock().push(self);
     }
 
     /// The range of the mapping, if `address` lies in it.

@@ -13,8 +13,10 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::waker::Waker;
 
@@ -44,7 +46,7 @@ struct Lane {
 
 impl Lane {
     fn jobs(&self) -> MutexGuard<'_, VecDeque<Job>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 }
 
@@ -102,7 +104,7 @@ impl Pool {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Queues `job` in `lane`. Returns whether there is a thread to run it.
@@ -141,11 +143,9 @@ impl Pool {
                 continue;
             }
             state.idle += 1;
-            let waited = self.wanted.wait_timeout(state, self.idle);
-            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = woken;
+            let waited = self.wanted.wait_for(&mut state, self.idle);
             state.idle -= 1;
-            if timeout.timed_out() && state.ready.iter().all(VecDeque::is_empty) {
+            if waited.timed_out() && state.ready.iter().all(VecDeque::is_empty) {
                 state.threads -= 1;
                 return;
             }
@@ -216,7 +216,7 @@ impl<T: Send + 'static> Work<T> {
                 return;
             }
             let answer = catch_unwind(AssertUnwindSafe(job)).ok();
-            answers.done.lock().unwrap_or_else(PoisonError::into_inner).push_back((token, answer));
+            answers.done.lock().push_back((token, answer));
             answers.waker.wake();
         };
         match &self.pool {
@@ -232,8 +232,7 @@ impl<T: Send + 'static> Work<T> {
     /// The token and the result of a finished computation, in any order. The result is `None` if
     /// the computation has panicked.
     pub fn answer(&mut self) -> Option<(u64, Option<T>)> {
-        let answer =
-            self.answers.done.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let answer = self.answers.done.lock().pop_front()?;
         self.in_flight -= 1;
         self.of_queue.fetch_sub(1, Ordering::Relaxed);
         Some(answer)

@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use fathom_block::{
     OpenContext, Operation, Outcome, Request, Stack, Urgency, Work,
 };
 use fathom_reactor::Reactor;
+use parking_lot::Mutex;
 
 use support::{Record, Recorder};
 
@@ -71,7 +72,7 @@ impl LayerQueue for SumsQueue {
         let data = request.buffers.owned_mut().unwrap().to_vec();
         let (id, threads) = (request.id, Arc::clone(&self.layer.threads));
         let begun = self.now.begin(id, move || {
-            threads.lock().unwrap().push(std::thread::current().id());
+            threads.lock().push(std::thread::current().id());
             sum(&data)
         });
         if begun {
@@ -92,7 +93,7 @@ impl LayerQueue for SumsQueue {
                 next.complete(request, Err(ErrorKind::Io));
                 continue;
             };
-            self.layer.sums.lock().unwrap().insert(request.offset, sum);
+            self.layer.sums.lock().insert(request.offset, sum);
             next.submit(request);
             self.later.begin(id, move || {
                 std::thread::sleep(WAIT);
@@ -165,9 +166,9 @@ fn requests_wait_for_computations_and_a_queue_for_all_of_them() {
             let failed = round == 1 && offset == 7 * 4096;
             assert_eq!(outcome.is_err(), failed, "{offset}");
         }
-        assert!(queue.layer.sums.lock().unwrap().values().all(|sum| *sum == 3 * 4096));
+        assert!(queue.layer.sums.lock().values().all(|sum| *sum == 3 * 4096));
     }
-    assert!(!queue.layer.threads.lock().unwrap().contains(&here));
+    assert!(!queue.layer.threads.lock().contains(&here));
     // No request of a guest is in flight, but background work is.
     assert_eq!(queue.stack.in_flight(), 0);
     assert!(!queue.stack.is_drained());
@@ -197,6 +198,6 @@ fn a_simulated_queue_computes_in_its_own_thread() {
     }
     assert_eq!(queue.outcomes(10).len(), 10);
     assert!(queue.stack.finish(&mut queue.reactor, Duration::from_secs(20)).unwrap());
-    assert!(queue.layer.threads.lock().unwrap().iter().all(|thread| *thread == here));
+    assert!(queue.layer.threads.lock().iter().all(|thread| *thread == here));
     assert_eq!(queue.layer.background.load(Ordering::Relaxed), 10 * 3 * 4096);
 }

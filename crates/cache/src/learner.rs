@@ -1,7 +1,8 @@
 //! What the shards of a cache with the policy `auto` learn together.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::access::Access;
 use crate::ranks::Ranks;
@@ -36,7 +37,7 @@ impl Learner {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Trials> {
-        self.trials.lock().unwrap_or_else(PoisonError::into_inner)
+        self.trials.lock()
     }
 
     /// The greatest hash of the keys whose requests are observed.
@@ -48,9 +49,9 @@ impl Learner {
     /// learns, a list of less than `waiting_max` stays as it is.
     pub fn observe_all(&self, waiting: &mut Vec<Observation>, waiting_max: usize) {
         let mut trials = match self.trials.try_lock() {
-            Ok(trials) => trials,
-            Err(TryLockError::WouldBlock) if waiting.len() < waiting_max => return,
-            Err(_) => self.lock(),
+            Some(trials) => trials,
+            None if waiting.len() < waiting_max => return,
+            None => self.lock(),
         };
         for Observation { hash, group, access } in waiting.drain(..) {
             self.learn(&mut trials, hash, group.into(), &access);

@@ -1,10 +1,11 @@
 //! The introspection of one guest: its memory, its kernel if one has been found, and its state.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_insight::Names;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::dirty::DiskObject;
 use crate::kernel::{AttachError, Kernel};
@@ -158,7 +159,7 @@ impl Guest {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// The guest's state and counts.

@@ -6,13 +6,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
 use fathom_insight::Names;
 use fathom_options::{Check, Key};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::kind::{LayerContext, LayerOptions, Rank};
@@ -88,8 +89,8 @@ struct Shared {
     /// Lines that may still be written in the second that began at `second_ns`.
     left: u64,
     second_ns: u64,
-    /// Lines of this second that were dropped.
-    dropped: u64,
+    /// The dropped lines that no line has reported yet.
+    unreported: u64,
     dropped_total: u64,
     lines_per_second_max: u64,
     line: String,
@@ -157,7 +158,7 @@ impl Log {
             names: Arc::default(),
             left: lines_per_second_max,
             second_ns: 0,
-            dropped: 0,
+            unreported: 0,
             dropped_total: 0,
             lines_per_second_max,
             line: String::new(),
@@ -199,29 +200,25 @@ impl Log {
     pub fn open_again(&self) -> io::Result<bool> {
         let Some(LogFile { path, identity }) = &self.file else { return Ok(false) };
         let (file, new) = open_file(path)?;
-        let (Ok(mut identity), Ok(mut shared)) = (identity.lock(), self.shared.lock()) else {
-            return Ok(false);
-        };
+        let mut identity = identity.lock();
         if *identity == new {
             return Ok(false);
         }
         *identity = new;
-        shared.sink = sink_of(file);
+        self.shared.lock().sink = sink_of(file);
         Ok(true)
     }
 
     /// Sets the table with the texts of insights.
     #[must_use]
     pub fn with_names(self, names: Arc<Names>) -> Self {
-        if let Ok(mut shared) = self.shared.lock() {
-            shared.names = names;
-        }
+        self.shared.lock().names = names;
         self
     }
 
     /// The number of dropped lines so far.
     pub fn dropped(&self) -> u64 {
-        self.shared.lock().map_or(0, |shared| shared.dropped_total)
+        self.shared.lock().dropped_total
     }
 }
 
@@ -233,15 +230,15 @@ impl Shared {
         if now_ns.saturating_sub(self.second_ns) >= SECOND_NS {
             self.second_ns = now_ns;
             self.left = self.lines_per_second_max;
-            if self.dropped > 0 {
-                let lines = if self.dropped == 1 { "line" } else { "lines" };
-                let notice = format!("{} {lines} dropped", self.dropped);
+            if self.unreported > 0 {
+                let lines = if self.unreported == 1 { "line" } else { "lines" };
+                let notice = format!("{} {lines} dropped", self.unreported);
                 (self.sink)(&notice);
-                self.dropped = 0;
+                self.unreported = 0;
             }
         }
         if bounded && self.left == 0 {
-            self.dropped += 1;
+            self.unreported += 1;
             self.dropped_total += 1;
             return;
         }
@@ -313,13 +310,10 @@ impl Observer for LogQueue {
         for request in requests {
             let now_ns = place.now_ns();
             *place.observe(request).word() = now_ns;
-            // After a panic of the sink, no more lines are written: a log never fails a disk.
-            if let Ok(mut shared) = self.shared.lock() {
-                shared.write(now_ns, |line, names| {
-                    describe(line, &self.prefix, request);
-                    explain(line, names, request);
-                });
-            }
+            self.shared.lock().write(now_ns, |line, names| {
+                describe(line, &self.prefix, request);
+                explain(line, names, request);
+            });
         }
     }
 
@@ -327,15 +321,13 @@ impl Observer for LogQueue {
         for (request, outcome) in requests {
             let now_ns = place.now_ns();
             let took_ns = now_ns.saturating_sub(place.word(request));
-            if let Ok(mut shared) = self.shared.lock() {
-                shared.write(now_ns, |line, _| {
-                    describe(line, &self.prefix, request);
-                    let _ = match outcome {
-                        Ok(()) => write!(line, " done {took_ns} ns"),
-                        Err(error) => write!(line, " failed {took_ns} ns: {error}"),
-                    };
-                });
-            }
+            self.shared.lock().write(now_ns, |line, _| {
+                describe(line, &self.prefix, request);
+                let _ = match outcome {
+                    Ok(()) => write!(line, " done {took_ns} ns"),
+                    Err(error) => write!(line, " failed {took_ns} ns: {error}"),
+                };
+            });
         }
     }
 }

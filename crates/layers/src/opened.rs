@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Places for things that are opened once, whoever comes first, and shared then. Each place has a
 /// lock of its own: who opens something keeps it locked, so that nobody else opens the same, and
@@ -22,9 +24,9 @@ impl<K: Eq + Hash, T: Default> Opened<K, T> {
     /// The place of `key`. Places that nobody has, and in which nothing is open by `is_open`, are
     /// removed.
     pub fn place(&self, key: K, is_open: impl Fn(&T) -> bool) -> Arc<Mutex<T>> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         places.retain(|_, place| {
-            Arc::strong_count(place) > 1 || place.try_lock().map_or(true, |place| is_open(&place))
+            Arc::strong_count(place) > 1 || place.try_lock().is_none_or(|place| is_open(&place))
         });
         Arc::clone(places.entry(key).or_default())
     }
@@ -43,14 +45,14 @@ mod tests {
         let (one, two) = (place(1), place(2));
         assert!(Arc::ptr_eq(&one, &place(1)) && !Arc::ptr_eq(&one, &two));
         let value = Arc::new(5);
-        *one.lock().unwrap() = Arc::downgrade(&value);
+        *one.lock() = Arc::downgrade(&value);
         drop((one, two));
         // Nothing is open in the second place, and nobody has it.
         drop(place(3));
-        assert_eq!(opened.places.lock().unwrap().len(), 2);
-        assert_eq!(place(1).lock().unwrap().upgrade(), Some(Arc::clone(&value)));
+        assert_eq!(opened.places.lock().len(), 2);
+        assert_eq!(place(1).lock().upgrade(), Some(Arc::clone(&value)));
         drop(value);
         drop(place(3));
-        assert_eq!(opened.places.lock().unwrap().len(), 1);
+        assert_eq!(opened.places.lock().len(), 1);
     }
 }

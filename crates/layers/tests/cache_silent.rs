@@ -4,7 +4,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
 };
+use parking_lot::Mutex;
 
 #[path = "support/images.rs"]
 mod images;
@@ -64,7 +64,7 @@ impl Mark {
             let blocks = crashes.iter().map(|images| check_mappings(&images[0], &images[1])).sum();
             self.blocks.fetch_add(blocks, Ordering::Relaxed);
         }
-        *self.last.lock().unwrap() = crashes.pop().map(|images| (images, generation));
+        *self.last.lock() = crashes.pop().map(|images| (images, generation));
     }
 
     fn is_there(&self) -> bool {

@@ -5,7 +5,7 @@
 mod support;
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Crossing, Facts, GuestAddress, Insight, Kind, Layer, LayerPart, LayerQueue,
@@ -16,6 +16,7 @@ use fathom_introspect::{Guest, GuestMemory, Region};
 use fathom_layers::classify::{Direction, UsageOptions, UsageSnapshot};
 use fathom_layers::tap::Labels;
 use fathom_layers::{Classify, Delay, DelayTime, GuestSlot, Log, Tap};
+use parking_lot::Mutex;
 
 use support::Bench;
 
@@ -35,7 +36,7 @@ impl Oracle {
         }
         insight.finish(&ClassTable::default());
         insight.flags.insert(RequestFlags::SYNCHRONOUS);
-        *self.0.lock().unwrap() = insight;
+        *self.0.lock() = insight;
     }
 }
 
@@ -58,7 +59,7 @@ impl Layer for OracleLayer {
 
 impl LayerQueue for OracleLayer {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
-        request.insight = self.0.0.lock().unwrap().clone();
+        request.insight = self.0.0.lock().clone();
         next.submit(request);
     }
 
@@ -88,7 +89,7 @@ fn case() -> Case {
     );
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
-    let sink = Box::new(move |line: &str| sink.lock().unwrap().push(line.to_owned()));
+    let sink = Box::new(move |line: &str| sink.lock().push(line.to_owned()));
     let log = Log::new("disk0", 0, sink).with_names(Arc::clone(&names));
     let tap = Tap::new(1, Labels::default());
     let delay = Delay::new(0);
@@ -138,7 +139,7 @@ fn lines_and_events_have_the_meaning_of_a_request() {
     assert_eq!(case.bench.run(Operation::Write, 4096, 8192, 1), Ok(()));
     case.oracle.set_meaning(&[]);
     assert_eq!(case.bench.run(Operation::Flush, 0, 0, 0), Ok(()));
-    let lines = case.lines.lock().unwrap();
+    let lines = case.lines.lock();
     let expected = [
         r#"disk0 #0 write 4096+8192 | 4096 data source=bio inode=12 size=30 fs="ext4" device="vda" path="/a" cgroup="/web" process="fio" pid=12 | 4096 metadata source=page"#,
         "disk0 #0 write 4096+8192 done 0 ns",
@@ -163,7 +164,7 @@ fn the_log_drops_no_line_without_a_limit() {
     for _ in 0..5_000 {
         assert_eq!(case.bench.run(Operation::Write, 0, 512, 1), Ok(()));
     }
-    assert_eq!(case.lines.lock().unwrap().len(), 10_000);
+    assert_eq!(case.lines.lock().len(), 10_000);
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Layer, Operation};
 use fathom_layers::{Delay, DelayTime, Fault, FaultEffect, FaultRule, Log};
+use parking_lot::Mutex;
 
 use support::Bench;
 
@@ -133,11 +134,8 @@ fn delays_are_fixed_and_jittered_and_can_change() {
 fn the_log_has_a_line_for_each_event_up_to_its_limit() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
-    let log = Arc::new(Log::new(
-        "disk0",
-        3,
-        Box::new(move |line| sink.lock().unwrap().push(line.to_owned())),
-    ));
+    let log =
+        Arc::new(Log::new("disk0", 3, Box::new(move |line| sink.lock().push(line.to_owned()))));
     let delay = Arc::new(Delay::every(DelayTime::fixed(250), 0));
     let mut bench = Bench::new(vec![Arc::clone(&log) as Arc<dyn Layer>, delay]);
     bench.time_ns.set(5_000_000_000);
@@ -147,7 +145,7 @@ fn the_log_has_a_line_for_each_event_up_to_its_limit() {
     assert_eq!(log.dropped(), 1);
     bench.time_ns.set(7_000_000_000);
     assert_eq!(bench.run(Operation::Flush, 0, 0, 0), Ok(()));
-    let lines = lines.lock().unwrap();
+    let lines = lines.lock();
     let expected = [
         "disk0 #0 write 512+1024",
         "disk0 #0 write 512+1024 done 250 ns",

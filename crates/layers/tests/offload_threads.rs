@@ -2,8 +2,8 @@
 //! it. The threads use the disk in turn, so that each read must find the last change, whichever
 //! queue made it, while the queues write back and make copies.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fathom_backend::Memory;
@@ -12,6 +12,7 @@ use fathom_layers::Offload;
 use fathom_layers::offload::{OffloadOptions, OffloadState};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_reactor::Reactor;
+use parking_lot::Mutex;
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
@@ -109,8 +110,8 @@ fn each_read_finds_the_last_change_of_any_queue() {
                     // A queue that waits works on.
                     let mut contents = loop {
                         match contents.try_lock() {
-                            Ok(contents) => break contents,
-                            Err(_) => queue.rest(1),
+                            Some(contents) => break contents,
+                            None => queue.rest(1),
                         }
                     };
                     for _ in 0..random.u32(1..12) {
@@ -175,7 +176,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
     }
     for block in 0..BLOCKS {
         let read = queue.carry_out(Operation::Read, block, 0);
-        assert_eq!(read, contents.lock().unwrap()[block as usize], "block {block}");
+        assert_eq!(read, contents.lock()[block as usize], "block {block}");
     }
     let status = offload.status();
     assert!(status.carried > 100 && status.hits > 10 && status.rounds > 10, "{status:?}");

@@ -2,8 +2,8 @@
 //! crash, all acknowledged changes survive.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_block::{
@@ -19,6 +19,7 @@ use fathom_sim::{
     Workload, WorkloadOptions, each_seed,
 };
 use fathom_wal::RING_OFFSET;
+use parking_lot::Mutex;
 
 #[path = "support/around.rs"]
 mod around;
@@ -96,27 +97,27 @@ impl BackgroundScheduler for RandomScheduler {
     }
 
     fn ask(&self, part: u64, step: BackgroundStep, now_ns: u64) -> Permission {
-        assert!(!self.running.lock().unwrap().contains(&part), "a part has one step at a time");
-        let mut random = self.random.lock().unwrap();
+        assert!(!self.running.lock().contains(&part), "a part has one step at a time");
+        let mut random = self.random.lock();
         if now_ns < step.deadline_ns && random.u8(..4) > 0 {
             self.waits.fetch_add(1, Ordering::Relaxed);
             let until_ns = now_ns + random.u64(1..10_000);
             return Permission::Wait(until_ns.min(step.deadline_ns));
         }
-        self.running.lock().unwrap().insert(part);
+        self.running.lock().insert(part);
         Permission::Begin
     }
 
     fn end(&self, part: u64, _: u64) {
-        assert!(self.running.lock().unwrap().remove(&part), "a step ends once");
+        assert!(self.running.lock().remove(&part), "a step ends once");
     }
 
     fn rest(&self, part: u64) {
-        assert!(!self.running.lock().unwrap().contains(&part), "its step has not ended");
+        assert!(!self.running.lock().contains(&part), "its step has not ended");
     }
 
     fn close(&self, part: u64) {
-        self.running.lock().unwrap().remove(&part);
+        self.running.lock().remove(&part);
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fathom_block::{
@@ -19,6 +19,7 @@ use fathom_reactor::{Event, Owner};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
 use io_uring::{opcode, types};
+use parking_lot::Mutex;
 
 #[path = "support/around.rs"]
 mod around;
@@ -79,7 +80,7 @@ impl BackendQueue for HomeQueue {
         let Request { operation, flags, offset, length, .. } = *request;
         let is_set = |fault: &AtomicBool| fault.load(Ordering::Relaxed);
         if operation.modifies() {
-            self.faults.changes.lock().unwrap().push((operation, flags, length));
+            self.faults.changes.lock().push((operation, flags, length));
         }
         if operation == Operation::Flush && is_set(&self.faults.flushes_hang) {
             let memory = Box::leak(Box::new([0; 8]));
@@ -175,7 +176,7 @@ fn a_flush_that_hangs_does_not_stop_write_back_for_good() {
     rig.faults.flushes_hang.store(true, Ordering::Relaxed);
     let drained = rig.wal.drain(&rig.disk, Duration::from_millis(200));
     assert_eq!(drained.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
-    assert!(!rig.faults.changes.lock().unwrap().is_empty(), "the round had begun");
+    assert!(!rig.faults.changes.lock().is_empty(), "the round had begun");
     rig.faults.flushes_hang.store(false, Ordering::Relaxed);
     rig.drain();
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
@@ -243,11 +244,11 @@ fn zeroes_that_home_refuses_are_written() {
         harness.submit(0, &change(operation, offset, length));
     }
     harness.drain(|_| {});
-    rig.faults.changes.lock().unwrap().clear();
+    rig.faults.changes.lock().clear();
     rig.drain();
     assert_eq!(harness.model().check_now(&rig.store.image()), Ok(()));
     harness.verify(CAPACITY);
-    let changes = rig.faults.changes.lock().unwrap();
+    let changes = rig.faults.changes.lock();
     let written = changes.iter().filter(|(operation, ..)| *operation == Operation::Write);
     let written: Vec<_> = written.map(|(_, _, length)| *length).collect();
     assert_eq!(written.iter().sum::<u64>(), 4096 + (2 << 20), "{changes:?}");

@@ -1,11 +1,12 @@
 //! Requests on their way to the server, and what happens when they complete.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fathom_block::{ErrorKind, Flags, Operation, PartAnswer};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::unflushed::Unflushed;
@@ -96,7 +97,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Whether a server may still carry out a change of a connection that was given up.
     pub(crate) fn may_act_late(&self) -> bool {
-        let given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let given_up = self.given_up.lock();
         given_up.is_some_and(|given_up| given_up.elapsed() < LATE_TIME_MAX)
     }
 
@@ -124,7 +125,7 @@ impl Shared {
 
     /// Sets the reason why there is no connection.
     pub(crate) fn set_unreachable(&self, reason: Option<String>) {
-        *self.unreachable.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        *self.unreachable.lock() = reason;
     }
 }
 
@@ -287,7 +288,7 @@ impl State {
     }
 
     fn note_late(&self) {
-        let mut given_up = self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given_up = self.shared.given_up.lock();
         *given_up = Some(Instant::now());
     }
 

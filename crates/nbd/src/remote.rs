@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
@@ -252,7 +252,7 @@ impl Backend for RemoteDisk {
             .shared
             .is_lost()
             .then_some(BackendProblem::WritesLost { errno: LOSS_ERRNO, earlier: false });
-        let reason = self.shared.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
+        let reason = self.shared.unreachable.lock();
         let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
         lost.into_iter().chain(unreachable).collect()
     }

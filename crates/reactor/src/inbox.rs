@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{Owner, Reactor};
@@ -28,7 +28,7 @@ impl<T> Inbox<T> {
 
     /// Puts an item in.
     pub fn put(&self, item: T) {
-        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut items = self.items.lock();
         items.push(item);
         if items.len() == 1 {
             // The only possible error is a full counter, which also wakes the thread.
@@ -40,7 +40,7 @@ impl<T> Inbox<T> {
     pub fn take(&self) -> Vec<T> {
         // Read first: an item that is put in in between wakes the thread again.
         let _ = (&self.wake).read(&mut [0; 8]);
-        std::mem::take(&mut *self.items.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.items.lock())
     }
 
     /// Watches the inbox: `reactor` has an event with `owner` and `token` when there are items. If

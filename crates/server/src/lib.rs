@@ -16,18 +16,11 @@ mod features;
 mod process;
 mod stores;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 #[doc(hidden)]
 pub use features::flush::fuzz_flush;
 pub use features::keep::{Keep, keep};
 pub use features::log::{LogCommand, settle_log};
 pub use process::command::{Serve, serve};
-
-/// Locks a mutex, also after a thread has panicked with it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Reads the bytes of a fuzzer as a configuration. Any bytes must give a configuration or a list of
 /// problems.

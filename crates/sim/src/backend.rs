@@ -13,13 +13,14 @@ mod options;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use fathom_block::{
     Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
     Extent, Geometry, Operation, Outcome, Request,
 };
 use fathom_reactor::{Event, Reactor};
+use parking_lot::{Mutex, MutexGuard};
 
 pub use options::SimOptions;
 
@@ -100,7 +101,7 @@ pub struct SimBackend {
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+    state.lock()
 }
 
 impl SimBackend {
@@ -255,7 +256,7 @@ impl Backend for SimBackend {
     }
 
     fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         *queues += 1;
         let seed = self.seed ^ queues.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Ok(Box::new(SimQueue {

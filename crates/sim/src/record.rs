@@ -1,7 +1,9 @@
 //! A record of all effects in the stores of a disk, so that a crash point is one instant for all
 //! stores.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{JournalEntry, SimBackend, SimOptions};
 
@@ -46,7 +48,7 @@ impl SimRecord {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes a further store with the durable content `image`.

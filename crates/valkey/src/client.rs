@@ -1,9 +1,9 @@
 //! The connections to a cluster, and the scripts that run there.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
@@ -117,7 +117,7 @@ impl Client {
         }
         let renewed = client(&self.options).ok();
         let cluster = {
-            let mut known = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.cluster.lock();
             if let Some(renewed) = renewed {
                 *known = renewed;
             }
@@ -125,13 +125,13 @@ impl Client {
         };
         let limit = 2 * CONNECT_TIME_MAX;
         if let Ok(Ok(new)) = tokio::time::timeout(limit, lanes(&cluster)).await {
-            *self.lanes.lock().unwrap_or_else(PoisonError::into_inner) = new;
+            *self.lanes.lock() = new;
         }
         *made = Instant::now();
     }
 
     fn lane(&self, lane: u64) -> ClusterConnection {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes = self.lanes.lock();
         lanes[(lane % LANES as u64) as usize].clone()
     }
 

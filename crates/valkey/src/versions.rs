@@ -1,7 +1,8 @@
 //! The versions of blocks that this opening of a volume knows, and the counts of shards' writes.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::format::Version;
 use crate::layout::{GROUP_BLOCKS, SHARDS};
@@ -15,7 +16,7 @@ pub(crate) struct Versions {
 
 impl Versions {
     fn groups(&self) -> MutexGuard<'_, HashMap<u64, Box<[Version; GROUP_BLOCKS as usize]>>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock()
     }
 
     /// The newest known version of a block.
@@ -62,7 +63,7 @@ impl Default for Witnesses {
 
 impl Witnesses {
     fn counted(&self) -> MutexGuard<'_, Counted> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counted.lock()
     }
 
     /// A count that a write of `shard` can witness: the latest of another shard.

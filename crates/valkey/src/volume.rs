@@ -4,11 +4,11 @@ use std::fmt;
 use std::io::Read as _;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_block::ErrorKind;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use redis::Value;
 
 use crate::client::{Call, CallError, Client, ClusterOptions, text};
@@ -188,7 +188,7 @@ impl Volume {
     }
 
     fn trouble<T>(&self, access: impl FnOnce(&mut Trouble) -> T) -> T {
-        access(&mut self.trouble.lock().unwrap_or_else(PoisonError::into_inner))
+        access(&mut self.trouble.lock())
     }
 
     /// Whether another opening has the volume.
@@ -278,7 +278,7 @@ impl Volume {
 
     /// A part of a change begins or ends. Returns for how long none had.
     fn use_now(&self) -> Duration {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         std::mem::replace(&mut *used, Instant::now()).elapsed()
     }
 

@@ -9,10 +9,11 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// The queues of a file.
@@ -62,7 +63,7 @@ impl Member {
 
 impl Drain {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a queue.
@@ -117,8 +118,7 @@ impl Drain {
             if left.is_zero() {
                 return false;
             }
-            state =
-                self.answered.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.answered.wait_for(&mut state, left);
         }
         true
     }

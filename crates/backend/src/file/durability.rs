@@ -29,12 +29,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::in_flight;
 use super::keepsake::{Fresh, Kept};
 use fathom_block::BackendProblem;
 use fathom_image::LossRecord;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Advice, fadvise};
 
 /// An offset past every file's end, where the kernel has no page to wait for.
@@ -112,11 +112,11 @@ impl Durability {
     }
 
     fn keepsake(&self) -> MutexGuard<'_, Kept> {
-        self.keepsake.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keepsake.lock()
     }
 
     fn sentinel(&self) -> MutexGuard<'_, Option<File>> {
-        self.sentinel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sentinel.lock()
     }
 
     /// The number of poisonings and recoveries so far.

@@ -14,8 +14,10 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::durability::open_again;
 
@@ -117,7 +119,7 @@ pub(super) fn ask(file: &File, disk: &str) -> Option<i32> {
         return None;
     }
     let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut asked = ASKED.lock();
     *asked.entry(metadata.dev()).or_insert_with(|| {
         let report = open_again(file).and_then(|new| Ok(rustix::fs::syncfs(&new)?));
         let errno = report.err().map(|error| error.raw_os_error().unwrap_or(libc::EIO));

@@ -21,12 +21,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
 use fathom_reactor::Reactor;
+use parking_lot::{Mutex, MutexGuard};
 
 use drain::Drain;
 use durability::Durability;
@@ -101,7 +102,7 @@ impl Shared {
     }
 
     fn changing_length(&self) -> MutexGuard<'_, ()> {
-        self.length.lock().unwrap_or_else(PoisonError::into_inner)
+        self.length.lock()
     }
 
     /// Sets the length of the file and the size of the disk to `capacity` bytes.
@@ -211,11 +212,7 @@ impl Backend for FileBackend {
     fn inspect(&self) {
         let shared = &self.shared;
         // A change of the length checks it itself.
-        let _length = match shared.length.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(_length) = shared.length.try_lock() else { return };
         if let Ok(length) = shared.length() {
             if length < self.capacity() {
                 shared.record_truncation(length);

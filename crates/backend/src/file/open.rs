@@ -5,11 +5,11 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Capabilities, Geometry};
 use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
+use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, FallocateFlags, SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_OMIT, fallocate,
     futimens, ioctl_blkpbszget, ioctl_blksszget, statx,

@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
     Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
     Outcome, Request,
 };
 use fathom_reactor::{Event, Owner, Reactor};
+use parking_lot::Mutex;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -147,7 +148,7 @@ impl ModelledQueue {
         let mut next_ns = u64::MAX;
         for mut held in std::mem::take(&mut self.held) {
             if held.deadline_ns <= now_ns {
-                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = self.state.lock();
                 let due = if held.outcome.is_ok() {
                     state.due(held.number, now_ns)
                 } else {
@@ -191,7 +192,7 @@ impl BackendQueue for ModelledQueue {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
         if let Some(task) = task(&request) {
             let now_ns = context.now_ns();
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             let offset = self.offset.saturating_add(request.offset);
             let number = state.arrive(task, offset, request.length, now_ns);
             self.numbers.insert(request.id, number);

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use fathom_backend::model::{Model, Modelled};
 use fathom_backend::{Memory, Null};
@@ -24,6 +24,7 @@ use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadOptions, OffloadState};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_reactor::Reactor;
+use parking_lot::Mutex;
 
 use crate::consolidate::SECOND;
 use crate::replay::Arrival;
@@ -186,11 +187,11 @@ impl Device {
     fn requests(&self, change: impl Fn(u64) -> u64, now_ns: u64) {
         let in_flight = change(self.in_flight.load(Ordering::Relaxed));
         self.in_flight.store(in_flight, Ordering::Relaxed);
-        self.schedule.lock().unwrap().requests(in_flight, now_ns);
+        self.schedule.lock().requests(in_flight, now_ns);
     }
 
     fn wake(&self, parts: &[u64]) {
-        let wakers = self.wakers.lock().unwrap();
+        let wakers = self.wakers.lock();
         parts.iter().filter_map(|part| wakers.get(part)).for_each(Waker::wake);
     }
 }
@@ -198,8 +199,8 @@ impl Device {
 impl BackgroundScheduler for Device {
     fn open(&self, _: &str, _: &'static str, waker: Waker) -> u64 {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        self.wakers.lock().unwrap().insert(number, waker);
-        self.schedule.lock().unwrap().open(number);
+        self.wakers.lock().insert(number, waker);
+        self.schedule.lock().open(number);
         number
     }
 
@@ -210,24 +211,24 @@ impl BackgroundScheduler for Device {
         let BackgroundStep { bytes, waiting_bytes, waiting_steps, deadline_ns, pause } = step;
         let offer = Offer { bytes, waiting_bytes, waiting_steps, deadline_ns, pause };
         let others = Others { requests: 0, has_step: false, is_first: false };
-        match self.schedule.lock().unwrap().ask(part, offer, others, now_ns) {
+        match self.schedule.lock().ask(part, offer, others, now_ns) {
             Some(again_ns) => Permission::Wait(again_ns),
             None => Permission::Begin,
         }
     }
 
     fn end(&self, part: u64, now_ns: u64) {
-        let woken = self.schedule.lock().unwrap().end(part, now_ns);
+        let woken = self.schedule.lock().end(part, now_ns);
         self.wake(&woken);
     }
 
     fn rest(&self, part: u64) {
-        self.schedule.lock().unwrap().rest(part, self.now_ns());
+        self.schedule.lock().rest(part, self.now_ns());
     }
 
     fn close(&self, part: u64) {
-        let woken = self.schedule.lock().unwrap().close(part, self.now_ns());
-        self.wakers.lock().unwrap().remove(&part);
+        let woken = self.schedule.lock().close(part, self.now_ns());
+        self.wakers.lock().remove(&part);
         self.wake(&woken);
     }
 }
@@ -260,7 +261,7 @@ struct WatchQueue {
 impl Observer for WatchQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
         let now_ns = place.round_ns();
-        let mut batch = self.device.batches[self.disk].lock().unwrap();
+        let mut batch = self.device.batches[self.disk].lock();
         for request in requests.iter_mut().filter(|request| !request.flags.background) {
             let queue = self.device.in_flight.load(Ordering::Relaxed);
             if !request.flags.write_back {
@@ -273,7 +274,7 @@ impl Observer for WatchQueue {
 
     fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
         let now_ns = place.round_ns();
-        let mut batch = self.device.batches[self.disk].lock().unwrap();
+        let mut batch = self.device.batches[self.disk].lock();
         for (request, _) in requests.iter().filter(|(request, _)| !request.flags.background) {
             let word = place.word(request);
             if !request.flags.write_back {
@@ -472,8 +473,7 @@ impl Rig {
             ..Moment::default()
         };
         for (number, disk) in (0..).zip(&mut self.disks) {
-            let mut batch =
-                std::mem::take(&mut *self.device.batches[number as usize].lock().unwrap());
+            let mut batch = std::mem::take(&mut *self.device.batches[number as usize].lock());
             let status = disk.offload.status();
             let carried = status.carried + status.hits;
             batch.carried = carried - disk.count;

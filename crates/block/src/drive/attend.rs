@@ -3,9 +3,10 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_reactor::{Event, Group, Reactor};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{DriveThread, Source, Wake};
 use crate::clock::Clock;
@@ -45,11 +46,11 @@ struct State {
 
 impl Attendance {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn latest(&self) -> MutexGuard<'_, Weak<Wake>> {
-        self.wake.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wake.lock()
     }
 
     /// Wakes the thread at each change of the disk.

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Wakes a thread that sleeps in its reactor.
@@ -102,6 +103,6 @@ impl<T> Mailbox<T> {
     }
 
     fn mail(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mail.lock()
     }
 }

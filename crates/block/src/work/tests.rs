@@ -90,7 +90,7 @@ fn parts_are_served_in_rotation_and_requests_first() {
     let note = |name: &'static str| {
         let order = Arc::clone(&order);
         move || {
-            order.lock().unwrap().push(name);
+            order.lock().push(name);
             0
         }
     };
@@ -108,7 +108,7 @@ fn parts_are_served_in_rotation_and_requests_first() {
     for (name, part) in &mut parts {
         answers(part, if *name == "few" { 2 } else { 20 });
     }
-    let order = order.lock().unwrap();
+    let order = order.lock();
     let last_of_few = order.iter().rposition(|name| *name == "few").unwrap();
     assert!(last_of_few < 6, "{order:?}");
     let begins = order.iter().position(|name| *name == "background").unwrap();

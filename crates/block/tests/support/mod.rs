@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{
     Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Crossing, Disk,
@@ -13,6 +13,7 @@ use fathom_block::{
     Operation, Outcome, Place, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
+use parking_lot::Mutex;
 
 pub const CAPACITY: u64 = 1 << 20;
 
@@ -22,11 +23,11 @@ pub struct Record(pub Arc<Mutex<Vec<String>>>);
 
 impl Record {
     pub fn add(&self, line: String) {
-        self.0.lock().unwrap().push(line);
+        self.0.lock().push(line);
     }
 
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock())
     }
 }
 

@@ -3,13 +3,9 @@
 //! A thread waits for the signals that end a process. It removes the incomplete file and ends the
 //! process by the same signal, so that a shell sees the cause.
 
-use std::{
-    fs, io,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::{fs, io, path::PathBuf, sync::Arc, thread};
 
+use parking_lot::{Mutex, MutexGuard};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -38,7 +34,7 @@ impl Interrupted {
 
     /// The file to remove. While the guard is held, no signal ends the process.
     pub fn part(&self) -> MutexGuard<'_, Option<PathBuf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn wait(&self, mut signals: Signals) {

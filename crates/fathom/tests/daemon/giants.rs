@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 use fathom_monitor::link::unix_time_ns;
 use fathom_monitor::recording::{BlockBuilder, Cell, Clock, Header};
+use parking_lot::Mutex;
 
 use crate::process::command;
 
@@ -137,23 +138,23 @@ impl HostileHost {
                 }
                 match head[4] {
                     _ if !open => {}
-                    66 => received.lock().unwrap().epoch = Some(body[..4].try_into().unwrap()),
+                    66 => received.lock().epoch = Some(body[..4].try_into().unwrap()),
                     67 => {
                         let pong = frame(7, &[&body[..4], &unix_time_ns().to_le_bytes()]);
-                        open = writer.lock().unwrap().write_all(&pong).is_ok();
+                        open = writer.lock().write_all(&pong).is_ok();
                     }
                     68 => {
                         let number = u64::from_le_bytes(body[..8].try_into().unwrap());
-                        received.lock().unwrap().acknowledged = number;
+                        received.lock().acknowledged = number;
                     }
                     70 => {
                         let reason = String::from_utf8_lossy(&body[2..]).into_owned();
-                        received.lock().unwrap().bye = Some(reason);
+                        received.lock().bye = Some(reason);
                     }
                     _ => {}
                 }
             }
-            received.lock().unwrap().ended = true;
+            received.lock().ended = true;
         });
         let epoch = host.until("its fragments", |received| received.epoch);
         assert!(host.write(&frame(2, &[&epoch, &[0]])));
@@ -162,13 +163,13 @@ impl HostileHost {
 
     /// Sends bytes. Returns whether the connection is still open.
     fn write(&self, bytes: &[u8]) -> bool {
-        self.writer.lock().unwrap().write_all(bytes).is_ok()
+        self.writer.lock().write_all(bytes).is_ok()
     }
 
     fn until<T>(&self, what: &str, mut found: impl FnMut(&Received) -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
-            if let Some(found) = found(&self.received.lock().unwrap()) {
+            if let Some(found) = found(&self.received.lock()) {
                 return found;
             }
             assert!(begun.elapsed() < PATIENCE, "never: {what}");
@@ -218,7 +219,7 @@ fn giant_texts_of_a_host_are_bounded_in_memory() {
             assert!(sent * TEXT < 16 * RELATIONS_MAX, "the bytes are not bounded");
         }
         host.until("the end", |received| received.ended.then_some(()));
-        let bye = host.received.lock().unwrap().bye.clone().unwrap_or_default();
+        let bye = host.received.lock().bye.clone().unwrap_or_default();
         assert!(bye.contains("256 MiB") && bye.contains("shorter texts"), "{sent} rows: {bye}");
         assert!(sent * TEXT > RELATIONS_MAX / 10 * 9, "{sent} rows, fewer than allowed");
         assert!(centre.memory_max() < MEMORY_MAX, "{} bytes", centre.memory_max());

@@ -11,10 +11,11 @@
 //! - A client that holds memory while others wait for it, and neither takes its replies nor sends
 //!   an announced payload, is disconnected after some seconds.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::REQUEST_LENGTH_MAX;
+use parking_lot::Mutex;
 
 use super::control::Control;
 
@@ -87,7 +88,7 @@ impl Budget {
             return true;
         }
         {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             if !waiting.iter().any(|other| Arc::ptr_eq(other, control)) {
                 waiting.push(Arc::clone(control));
             }
@@ -102,7 +103,7 @@ impl Budget {
         of_export.fetch_sub(bytes, Ordering::SeqCst);
         self.used.fetch_sub(bytes, Ordering::SeqCst);
         if self.has_waiting.load(Ordering::SeqCst) {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             self.has_waiting.store(false, Ordering::SeqCst);
             for control in waiting.drain(..) {
                 control.wake();
@@ -118,7 +119,7 @@ impl Budget {
     /// Removes a connection that ends.
     pub(super) fn leave(&self, control: &Arc<Control>) {
         if self.has_waiters() {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             waiting.retain(|other| !Arc::ptr_eq(other, control));
             self.has_waiting.store(!waiting.is_empty(), Ordering::SeqCst);
         }

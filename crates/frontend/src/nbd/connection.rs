@@ -3,10 +3,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags};
 
 use super::budget::Budget;
@@ -225,7 +226,7 @@ impl Handshake<'_> {
     }
 
     fn start_tls(&mut self, shared: &Shared) -> Result<(), Failure> {
-        let tls = shared.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let tls = shared.tls.read().clone();
         let Some(tls) = tls else { return Err(Failure::Left) };
         self.channel = std::mem::replace(&mut self.channel, Channel::Closed).secure(&tls)?;
         let mut writable = false;

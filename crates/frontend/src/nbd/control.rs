@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// The status of a connection.
@@ -108,7 +107,7 @@ impl Control {
 
     /// Lets other threads see whether the client of this socket has gone.
     pub(super) fn set_socket(&self, socket: Option<OwnedFd>) {
-        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
+        *self.socket.lock() = socket;
     }
 
     /// The connection takes no more requests, and its changes in flight are among the disk's
@@ -122,7 +121,7 @@ impl Control {
         if self.is_leaving.load(Ordering::Acquire) {
             return false;
         }
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.socket.lock();
         let Some(socket) = &*socket else { return false };
         let mut polls = [PollFd::new(socket, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -142,17 +141,17 @@ impl Control {
     }
 
     pub(super) fn set_tls(&self, version: &str) {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).tls = Some(version.to_owned());
+        self.facts.lock().tls = Some(version.to_owned());
     }
 
     pub(super) fn set_export(&self, name: &str, mode: &'static str) {
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut facts = self.facts.lock();
         facts.export = Some(name.to_owned());
         facts.mode = mode;
     }
 
     pub(super) fn status(&self) -> ConnectionStatus {
-        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = self.facts.lock();
         ConnectionStatus {
             id: self.id,
             peer: self.peer.clone(),

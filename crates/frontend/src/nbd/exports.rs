@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Disk, DiskChange, REQUEST_LENGTH_MAX};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::control::Control;
 use super::negotiation::{Catalogue, Description};
@@ -89,7 +90,7 @@ impl Exports {
             threads: Threads::new(self.threads_max),
         });
         {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = self.table.write();
             if table.exports.contains_key(name) {
                 return Err(NameError::Taken);
             }
@@ -121,13 +122,13 @@ impl Exports {
     /// after their requests in flight. `None` if there is no such export.
     pub fn withdraw(&self, name: &str) -> Option<WithdrawnExport> {
         let export = {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = self.table.write();
             if table.default.as_deref() == Some(name) {
                 table.default = None;
             }
             table.exports.remove(name)?
         };
-        let mut connections = export.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = export.connections.lock();
         connections.closed = true;
         for control in &connections.controls {
             control.stop();
@@ -138,19 +139,18 @@ impl Exports {
 
     /// Sets the export that the empty name denotes. If none is set, a sole export is the default.
     pub fn set_default(&self, name: Option<&str>) {
-        self.table.write().unwrap_or_else(PoisonError::into_inner).default =
-            name.map(str::to_owned);
+        self.table.write().default = name.map(str::to_owned);
     }
 
     /// The names and the disks, in order of names.
     pub fn list(&self) -> Vec<(String, Arc<Disk>)> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         let pair = |export: &Arc<Export>| (export.name.clone(), Arc::clone(&export.disk));
         table.exports.values().map(pair).collect()
     }
 
     fn get(&self, name: &str) -> Option<Arc<Export>> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         if let Some(export) = table.exports.get(name) {
             return Some(Arc::clone(export));
         }
@@ -172,12 +172,9 @@ impl WithdrawnExport {
     /// Waits until the last connection has ended, for at most `limit`. Returns whether it has
     /// ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        let connections = self.0.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .0
-            .left
-            .wait_timeout_while(connections, limit, |connections| !connections.controls.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.controls.is_empty()
+        let mut connections = self.0.connections.lock();
+        let are_left = |connections: &mut Connections| !connections.controls.is_empty();
+        !self.0.left.wait_while_for(&mut connections, are_left, limit).timed_out()
     }
 }
 
@@ -192,7 +189,7 @@ impl Catalogue for Exports {
 
     fn each(&self, visit: &mut dyn FnMut(&str, &str)) {
         let exports: Vec<Arc<Export>> = {
-            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            let table = self.table.read();
             table.exports.values().cloned().collect()
         };
         for export in exports {
@@ -244,7 +241,7 @@ impl Export {
     /// Adds a connection, so that it is notified of changes. Returns false if the export has been
     /// removed.
     pub(super) fn enter(&self, control: &Arc<Control>) -> bool {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self.connections.lock();
         if connections.closed {
             return false;
         }
@@ -259,7 +256,7 @@ impl Export {
     pub(super) fn settle(&self, control: &Arc<Control>) -> bool {
         let end = Instant::now() + NOTICE_TIME_MAX;
         let others: Vec<_> = {
-            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let connections = self.connections.lock();
             let others = connections.controls.iter().filter(|other| !Arc::ptr_eq(other, control));
             others.cloned().collect()
         };
@@ -276,14 +273,14 @@ impl Export {
 
     /// Removes a connection.
     pub(super) fn leave(&self, control: &Arc<Control>) {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self.connections.lock();
         connections.controls.retain(|other| !Arc::ptr_eq(other, control));
         drop(connections);
         self.left.notify_all();
     }
 
     fn each(&self, visit: impl Fn(&Control)) {
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = self.connections.lock();
         for control in &connections.controls {
             visit(control);
         }

@@ -8,11 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -181,7 +182,7 @@ impl Listener {
     /// Uses other keys from now on. Connections that have been made keep theirs. Does nothing if
     /// the listener has no TLS.
     pub fn set_tls(&self, tls: Tls) {
-        let mut place = self.inner.shared.tls.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.inner.shared.tls.write();
         if place.is_some() {
             *place = Some(tls);
         }
@@ -195,8 +196,8 @@ impl Listener {
         let Address::Unix(path) = &self.address else { return Ok(false) };
         let Some(listener) = crate::socket::listen_again(path)? else { return Ok(false) };
         let (socket, file) = bound(listener, path)?;
-        *self.inner.socket.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(socket);
-        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        *self.inner.socket.lock() = Arc::new(socket);
+        *self.file.lock() = Some(file);
         // Fails only when the counter is full, and then a wake-up is already pending.
         let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
         Ok(true)
@@ -215,7 +216,7 @@ impl Listener {
 
     /// The current connections.
     pub fn connections(&self) -> Vec<ConnectionStatus> {
-        let controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        let controls = self.inner.controls.lock();
         controls.iter().map(|control| control.status()).collect()
     }
 
@@ -232,7 +233,7 @@ impl Listener {
         let _ = (&self.inner.wake).write(&1_u64.to_ne_bytes());
         // Before the wait for connections, which may hang with the disk: so the path is free for
         // the next daemon.
-        let file = *self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = *self.file.lock();
         if let (Address::Unix(path), Some(file)) = (&self.address, file) {
             let ours =
                 fs::symlink_metadata(path).is_ok_and(|data| (data.dev(), data.ino()) == file);
@@ -284,7 +285,7 @@ impl Inner {
                 Err(_) => {}
             }
         }
-        for control in self.controls.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for control in self.controls.lock().iter() {
             control.stop();
         }
         for thread in threads {
@@ -292,9 +293,7 @@ impl Inner {
                 tracing::error!("the thread of an NBD connection panicked");
             }
         }
-        let controls = self.controls.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.left.wait_while(controls, |controls| !controls.is_empty());
-        drop(left);
+        self.left.wait_while(&mut self.controls.lock(), |controls| !controls.is_empty());
     }
 
     /// Sleeps until a client connects. Returns false when the listener has to end.
@@ -306,7 +305,7 @@ impl Inner {
     }
 
     fn socket(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.socket.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.socket.lock())
     }
 
     /// Sleeps for [`PAUSE`] without polling the socket. Returns false when the listener has to end.
@@ -344,7 +343,7 @@ impl Inner {
             }
         };
         {
-            let mut controls = self.controls.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut controls = self.controls.lock();
             if controls.len() >= self.connections_max {
                 drop(controls);
                 refuse("too many connections", control.peer());
@@ -385,7 +384,7 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let mut controls = self.inner.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut controls = self.inner.controls.lock();
         controls.retain(|other| other.id() != self.control.id());
         drop(controls);
         self.inner.left.notify_all();

@@ -6,11 +6,12 @@
 //! is connected.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::DriveThread;
 use fathom_reactor::Reactor;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::transmission::{SPIN_NS, Transmission};
 
@@ -65,7 +66,7 @@ impl Threads {
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 }
 

@@ -40,11 +40,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fathom_block::{Budget, Disk, GuestAddress, LossCause, MemoryOwner};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -140,18 +141,26 @@ struct Connections {
     accepted: u64,
 }
 
+/// The `vhost` crate serves a session only in this lock.
+#[expect(clippy::disallowed_types, reason = "the `vhost` crate asks for it")]
+type SessionLock = std::sync::Mutex<Session>;
+
+fn lock(session: &SessionLock) -> std::sync::MutexGuard<'_, Session> {
+    session.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// The server's record of a connection.
 struct Connection {
     number: u64,
     stream: Arc<UnixStream>,
     live: Arc<Mutex<Live>>,
-    session: Arc<Mutex<Session>>,
+    session: Arc<SessionLock>,
     thread: JoinHandle<()>,
 }
 
 impl Connection {
     fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 
@@ -215,7 +224,7 @@ impl Server {
     pub fn listen_again(&self) -> io::Result<bool> {
         let Some(listener) = crate::socket::listen_again(&self.socket)? else { return Ok(false) };
         listener.set_nonblocking(true)?;
-        *lock(&self.shared.listener) = Arc::new(listener);
+        *self.shared.listener.lock() = Arc::new(listener);
         // Fails only when the counter is full, and then a wake-up is already pending.
         let _ = (&self.shared.wake).write(&1_u64.to_ne_bytes());
         Ok(true)
@@ -319,17 +328,13 @@ impl Drop for Server {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     fn connections(&self) -> MutexGuard<'_, Connections> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock()
     }
 
     fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusal.lock()
     }
 
     /// Records why a VMM is disconnected. Logs the reason only if it differs from the last one: a
@@ -366,7 +371,7 @@ impl Shared {
     fn accept(self: &Arc<Self>) {
         let wake = self.wake.as_fd();
         loop {
-            let listener = Arc::clone(&lock(&self.listener));
+            let listener = Arc::clone(&self.listener.lock());
             crate::socket::wait(Some(listener.as_fd()), wake, None);
             // Woken for its end, which is looked at afterwards, or for another socket.
             let _ = (&self.wake).read(&mut [0; 8]);
@@ -409,7 +414,7 @@ impl Shared {
             right: Arc::clone(&self.right),
             memory_owner,
         });
-        let session = Arc::new(Mutex::new(session));
+        let session = Arc::new(SessionLock::new(session));
         let ours = Arc::new(stream.try_clone()?);
         let (shared, ending) = (Arc::clone(self), Arc::clone(&ours));
         let served = Arc::clone(&session);
@@ -450,7 +455,7 @@ impl Shared {
     }
 
     /// Serves `connection`; `again` is a second descriptor of the same socket.
-    fn serve(&self, connection: UnixStream, again: &UnixStream, session: &Arc<Mutex<Session>>) {
+    fn serve(&self, connection: UnixStream, again: &UnixStream, session: &Arc<SessionLock>) {
         let (name, vm) = (self.disk.name(), self.disk.vm());
         let mut is_logged = self.log_connection(false);
         let memory_owner = Arc::clone(lock(session).memory_owner());

@@ -5,8 +5,9 @@
 //! two guests would write one disk. The second VMM's rings start as soon as the last ring of the
 //! first has stopped.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long a VMM's ring waits for another VMM's rings to stop.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -33,12 +34,11 @@ impl RingRight {
     }
 
     fn acquire_within(&self, session: u64, limit: Duration) -> bool {
-        let (mut state, _) = self
-            .freed
-            .wait_timeout_while(self.state(), limit, |state| {
-                !state.closed && state.holder.is_some_and(|holder| holder != session)
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let is_held = |state: &mut State| {
+            !state.closed && state.holder.is_some_and(|holder| holder != session)
+        };
+        self.freed.wait_while_for(&mut state, is_held, limit);
         if state.closed || state.holder.is_some_and(|other| other != session) {
             return false;
         }
@@ -47,7 +47,7 @@ impl RingRight {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Releases the right of `session`, if it holds it.

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_block::{Disk, MemoryOwner};
+use parking_lot::Mutex;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -134,8 +135,8 @@ impl Session {
         }
     }
 
-    fn live(&self) -> std::sync::MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn live(&self) -> parking_lot::MutexGuard<'_, Live> {
+        self.live.lock()
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut RingSetup> {

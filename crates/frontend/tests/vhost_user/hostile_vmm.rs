@@ -7,14 +7,15 @@ use std::io::{self, IoSliceMut};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -257,7 +258,7 @@ impl Layer for Slow {
     }
 
     fn open_queue(&self, _context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        *self.opened.lock().unwrap() += 1;
+        *self.opened.lock() += 1;
         std::thread::sleep(self.opening);
         Ok(LayerPart::queue(Self { seen: Arc::clone(&self.seen), ..Self::default() }))
     }
@@ -287,7 +288,7 @@ fn a_change_of_layers_is_not_lost_while_a_ring_starts() {
         client.start_queue(0, 0);
         client
     });
-    while *opened.lock().unwrap() == 0 {
+    while *opened.lock() == 0 {
         std::thread::yield_now();
     }
     served.disk.restack(vec![Arc::new(next)], fathom_block::CHANGE_TIME_MAX).unwrap();

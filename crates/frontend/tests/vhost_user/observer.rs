@@ -1,9 +1,10 @@
 //! What an observer learns about the memory of a disk's guests.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{Disk, DiskOptions};
 use fathom_frontend::vhost_user::{GuestObserver, Memory, Server, VhostUserOptions};
+use parking_lot::Mutex;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
@@ -16,12 +17,12 @@ struct Record(Mutex<Vec<String>>);
 
 impl Record {
     fn add(&self, text: String) {
-        self.0.lock().unwrap().push(text);
+        self.0.lock().push(text);
     }
 
     /// The calls since the last one of this method.
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock())
     }
 }
 

@@ -1,11 +1,12 @@
 //! The requests of a well-behaved guest.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Crossing, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome, Request,
 };
+use parking_lot::Mutex;
 
 use crate::client::{
     Client, DATA, DISCARD, Descriptor, F_EVENT_INDEX, F_FLUSH, FLUSH, GET_ID, INDIRECT, NEXT, READ,
@@ -160,7 +161,7 @@ impl Layer for Recorder {
 impl LayerQueue for Recorder {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         if request.operation == Operation::Write {
-            self.0.lock().unwrap().push(request.flags.force_unit_access);
+            self.0.lock().push(request.flags.force_unit_access);
             assert!(request.header.is_some_and(|header| header.0 == DATA));
             assert_eq!(request.buffers.addresses().len(), request.buffers.count());
         }
@@ -179,5 +180,5 @@ fn a_guest_without_flush_gets_durable_writes() {
     let served = serve_with(vec![Arc::new(recorder)], false);
     Client::start(&served.socket, 1, 0).assert_works(0);
     Client::start(&served.socket, 1, F_FLUSH).assert_works(0);
-    assert_eq!(*seen.lock().unwrap(), [false, true]);
+    assert_eq!(*seen.lock(), [false, true]);
 }

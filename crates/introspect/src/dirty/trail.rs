@@ -6,7 +6,8 @@
 //! reads everything again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::budget::Budget;
 use crate::kernel::Kernel;
@@ -38,14 +39,14 @@ impl Trail {
         }
         lines.sort_unstable();
         lines.dedup();
-        *self.lines.lock().unwrap_or_else(PoisonError::into_inner) = lines;
+        *self.lines.lock() = lines;
     }
 }
 
 impl Kernel {
     /// Starts to fetch what the next count of dirty pages will read into the processor's caches.
     pub fn expect_dirty(&self) {
-        let lines = self.trail.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.trail.lines.lock();
         for address in lines.iter() {
             self.memory.prefetch(*address);
         }

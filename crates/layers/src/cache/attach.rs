@@ -6,11 +6,12 @@
 //! either does not fit the other.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Operation, Shared};
+use parking_lot::Mutex;
 
 use super::format::{BLOCK_BITS, DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
 use super::open::{CacheDisk, CacheError};

@@ -1,10 +1,11 @@
 //! Reads without the lock, in threads, against a plain model of a disk.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_cache::{Access, Policy, Replacement, ReplacementOptions};
+use parking_lot::Mutex;
 
 use super::super::format::BLOCK_BITS;
 use super::super::shard::{Lookup, Reason, Shard};
@@ -51,7 +52,7 @@ impl Model {
 
     fn unpin(&self, slot: u32) {
         if self.blocks.pins.unpin(slot) {
-            self.shard.lock().unwrap().free_loose(slot);
+            self.shard.lock().free_loose(slot);
         }
     }
 
@@ -76,7 +77,7 @@ impl Model {
             }
             Found::Lost(slot) => self.unpin(slot),
             Found::Unknown => {
-                let found = self.shard.lock().unwrap().read(key(block), wanted, access, true);
+                let found = self.shard.lock().read(key(block), wanted, access, true);
                 match found {
                     Lookup::Hit(slot) => self.check(slot, block, wanted, least),
                     Lookup::Miss(0) => {}
@@ -89,23 +90,23 @@ impl Model {
     fn insert(&self, block: u64, mask: u16, number: u64, access: &Access) {
         let home = &self.home[block as usize];
         let versions = home.each_ref().map(|version| version.load(Ordering::Acquire));
-        let room = self.shard.lock().unwrap().begin_insertion(key(block), number, mask, || true);
+        let room = self.shard.lock().begin_insertion(key(block), number, mask, || true);
         let Some(room) = room else { return };
         for granule in granules(room.mask) {
             let content = block << 32 | versions[granule];
             self.content[room.slot as usize][granule].store(content, Ordering::Relaxed);
         }
-        let mut shard = self.shard.lock().unwrap();
+        let mut shard = self.shard.lock();
         shard.end_insertion(key(block), number, room, Some(&[0; GRANULES]), access);
     }
 
     fn write(&self, block: u64, mask: u16, access: &Access) {
-        self.shard.lock().unwrap().begin_change(key(block), mask, Reason::Write);
+        self.shard.lock().begin_change(key(block), mask, Reason::Write);
         let home = &self.home[block as usize];
         let versions: Vec<(usize, u64)> = granules(mask)
             .map(|granule| (granule, home[granule].fetch_add(1, Ordering::AcqRel) + 1))
             .collect();
-        let number = self.shard.lock().unwrap().end_change(key(block), Some(access));
+        let number = self.shard.lock().end_change(key(block), Some(access));
         // The content comes into the cache later.
         for (granule, version) in versions {
             self.completed[block as usize][granule].fetch_max(version, Ordering::AcqRel);
@@ -151,7 +152,7 @@ fn a_read_without_the_lock_finds_no_other_and_no_old_content() {
             scope.spawn(move || run(seed, 5 * seed));
         }
     });
-    let shard = model.shard.lock().unwrap();
+    let shard = model.shard.lock();
     shard.check();
     let counts = shard.counts();
     assert!(counts.evictions > 100 && counts.overwritten > 10, "{counts:?}");

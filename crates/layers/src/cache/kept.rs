@@ -7,12 +7,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_block::{
     Backend, Capabilities, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
 };
 use fathom_cache::Policy;
+use parking_lot::Mutex;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;

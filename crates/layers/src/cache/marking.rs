@@ -9,9 +9,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use fathom_block::{Crossing, LayerCause, LayerProblem};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::queue::CacheQueue;
 use super::state::CacheState;
@@ -57,11 +57,7 @@ impl Marking {
 
     /// The state, if no thread changes the mark now.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<CacheState>>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.state.try_lock()
     }
 
     /// There is something to write.

@@ -63,8 +63,8 @@ mod volume;
 
 use std::any::Any;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fathom_block::{
@@ -73,6 +73,7 @@ use fathom_block::{
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
@@ -98,7 +99,7 @@ pub const NO_LOG: [u8; 16] = [0; 16];
 const RETRY_NS: u64 = 1_000_000_000;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// What goes into the cache.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 
 use fathom_block::{Backend, Operation, Shared};
 use fathom_cache::Policy;
+use parking_lot::Mutex;
 
 use super::NO_LOG;
 use super::format::{BLOCK_BITS, FormatError, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};

@@ -120,7 +120,7 @@ impl Pins {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::sync::atomic::AtomicU32;
 
     use super::*;
@@ -145,7 +145,7 @@ mod tests {
         let freed = AtomicU32::new(0);
         let round = |is_freer: bool| {
             for _ in 0..20_000 {
-                let mut state = lock.lock().unwrap();
+                let mut state = lock.lock();
                 if is_freer {
                     if std::mem::replace(&mut state.0, false) {
                         state.1 += 1;
@@ -158,7 +158,7 @@ mod tests {
                     drop(state);
                     std::hint::spin_loop();
                     if pins.unpin(0) {
-                        let mut state = lock.lock().unwrap();
+                        let mut state = lock.lock();
                         pins.tighten(0);
                         freed.fetch_add(1, Ordering::Relaxed);
                         state.0 = true;
@@ -171,7 +171,7 @@ mod tests {
             scope.spawn(|| round(false));
             round(true);
         });
-        let (is_free, begun) = *lock.lock().unwrap();
+        let (is_free, begun) = *lock.lock();
         assert!(is_free && begun > 0);
         assert_eq!(freed.into_inner(), begun);
         assert_eq!(pins.count(0), 0);

@@ -1,11 +1,12 @@
 //! A cache volume: the store of cached blocks, shared by the disks that it serves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
 use fathom_cache::{Access, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::NO_LOG;
 use super::blocks::{Blocks, Found};
@@ -252,7 +253,7 @@ impl CacheVolume {
     /// Locks a shard.
     #[inline]
     pub(super) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
-        self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[number].lock()
     }
 
     /// Releases a pin of a shard's slot.

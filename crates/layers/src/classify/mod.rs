@@ -17,8 +17,8 @@ mod usage;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_block::{
     Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Operation,
@@ -27,6 +27,7 @@ use fathom_block::{
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
 use fathom_options::Key;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 pub use cells::{
@@ -112,7 +113,7 @@ impl Classify {
 
     /// Assigns classes by another table, in queues opened after this call.
     pub fn set_table(&self, table: ClassTable) {
-        *self.shared.table.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        *self.shared.table.lock() = Arc::new(table);
     }
 
     /// Looks for databases or not, in queues opened after this call.
@@ -158,7 +159,7 @@ impl Layer for Classify {
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.shared.table.lock();
         Ok(LayerPart::observer(ClassifyQueue {
             table: Arc::clone(&table),
             shared: Arc::clone(&self.shared),

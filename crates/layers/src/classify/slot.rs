@@ -1,11 +1,12 @@
 //! The slot with the guest of a disk, in whose memory the disk's requests are.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_insight::Waiters;
 use fathom_introspect::{DiskObject, Guest};
+use parking_lot::Mutex;
 
 /// The current guest of a disk. The owner of the front end sets it. The disk's queues notice a
 /// change with one load for each request.
@@ -25,7 +26,7 @@ impl GuestSlot {
 
     /// Replaces the guest.
     pub fn set(&self, guest: Option<Arc<Guest>>) {
-        let mut place = self.guest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.guest.lock();
         let before = std::mem::replace(&mut *place, guest);
         self.object.clear();
         self.generation.fetch_add(1, Ordering::Release);
@@ -41,7 +42,7 @@ impl GuestSlot {
 
     /// The guest.
     pub fn guest(&self) -> Option<Arc<Guest>> {
-        self.guest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.guest.lock().clone()
     }
 
     /// A number that differs after each change.
@@ -51,7 +52,7 @@ impl GuestSlot {
 
     /// The guest and its generation; `None` while another thread is changing the slot.
     pub(super) fn try_guest(&self) -> Option<(u64, Option<Arc<Guest>>)> {
-        let place = self.guest.try_lock().ok()?;
+        let place = self.guest.try_lock()?;
         Some((self.generation(), place.clone()))
     }
 }

@@ -1,9 +1,9 @@
 //! The slowest recent requests, and their insights.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use fathom_block::{Course, ErrorKind, Insight, Operation, Outcome, Request};
+use parking_lot::Mutex;
 
 /// The length of a window, in nanoseconds. A request is kept for one to two windows.
 const WINDOW_NS: u64 = 60_000_000_000;
@@ -124,7 +124,7 @@ impl Slow {
     ) {
         // The queue never waits: while a reader or another queue has the lock, the request is
         // dropped.
-        let Ok(mut lists) = self.lists.try_lock() else { return };
+        let Some(mut lists) = self.lists.try_lock() else { return };
         let now_ns = start_ns + latency_ns;
         if now_ns >= self.end_ns.load(Ordering::Relaxed) {
             let lists = &mut *lists;
@@ -153,7 +153,7 @@ impl Slow {
     /// The slowest requests of the last one to two minutes before `now_ns`: at most `count`, the
     /// slowest first.
     pub(super) fn list(&self, now_ns: u64, count: usize) -> Vec<SlowRequest> {
-        let lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let lists = self.lists.lock();
         let recent = |slow: &&SlowRequest| slow.start_ns + slow.latency_ns + 2 * WINDOW_NS > now_ns;
         let all = lists.now.iter().chain(&lists.before);
         let mut list: Vec<SlowRequest> = all.filter(recent).cloned().collect();

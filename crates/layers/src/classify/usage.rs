@@ -7,11 +7,12 @@
 //! reads. If a list reaches its limit meanwhile, further parts are dropped and counted.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Facts, Insight, Operation, Outcome, Request};
 use fathom_insight::{Kind, Names};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::cells::{Accounts, Direction, Totals, TotalsSnapshot, merge};
 use super::groups::GroupSnapshot;
@@ -87,7 +88,7 @@ pub(super) struct Usage {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl Usage {
@@ -227,7 +228,7 @@ impl UsageQueue {
             now_ns,
             cache_hit: request.course.cache_hit,
         });
-        let Ok(mut pending) = self.shard.pending.try_lock() else {
+        let Some(mut pending) = self.shard.pending.try_lock() else {
             // A reader is swapping the list now.
             for record in records {
                 keep(&self.shard, &mut self.waiting, record);
@@ -238,7 +239,7 @@ impl UsageQueue {
             keep(&self.shard, &mut pending, record);
         }
         if pending.len() >= BATCH_MIN {
-            if let Ok(mut table) = self.usage.table.try_lock() {
+            if let Some(mut table) = self.usage.table.try_lock() {
                 for record in pending.drain(..) {
                     table.add(&record, &self.usage.names);
                 }

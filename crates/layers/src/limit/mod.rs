@@ -20,12 +20,13 @@ use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_block::{
     Capabilities, Figure, Kind, Layer, LayerPart, LayerReport, OpenContext, Request,
 };
 use fathom_insight::{Name, Names};
+use parking_lot::{Mutex, MutexGuard};
 use wildmatch::WildMatch;
 
 use group::{Group, Place};
@@ -146,7 +147,7 @@ impl Inner {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// A layer that limits requests and bytes per second.

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, TryLockError};
+
+use parking_lot::Mutex;
 
 use super::copies::Comparison;
 
@@ -54,11 +55,7 @@ impl Heat {
 
     /// Counts reads, unless another queue does so.
     fn add(&self, blocks: &[(u64, u32)]) {
-        let mut counts = match self.counts.try_lock() {
-            Ok(counts) => counts,
-            Err(TryLockError::Poisoned(counts)) => counts.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut counts) = self.counts.try_lock() else { return };
         for (block, weight) in blocks {
             let count = counts.reads.entry(*block).or_default();
             *count = count.saturating_add(*weight);
@@ -86,7 +83,7 @@ impl Heat {
         now_ns: u64,
         compare: impl FnOnce(&[u64]) -> Comparison,
     ) -> Option<Plan> {
-        let Ok(mut counts) = self.counts.try_lock() else { return None };
+        let mut counts = self.counts.try_lock()?;
         if counts.window_ns == 0 {
             counts.window_ns = now_ns.saturating_add(self.window_ns);
         }
@@ -211,6 +208,6 @@ mod tests {
         for block in 0..100_000 {
             gathered.count(block, 1, &heat);
         }
-        assert!(heat.counts.lock().unwrap().reads.len() <= COUNTED_MIN);
+        assert!(heat.counts.lock().reads.len() <= COUNTED_MIN);
     }
 }

@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fathom_block::{Operation, Request, Waker};
 use fathom_insight::Name;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::need::Need;
 use super::state::cost;
@@ -213,7 +213,7 @@ pub(super) struct Index {
 
 impl Index {
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     /// Updates the counts, while the lock is held.

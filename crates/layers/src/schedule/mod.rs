@@ -31,13 +31,14 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use fathom_block::{
     Capabilities, Figure, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
     Request,
 };
 use fathom_insight::{Name, Names, Waiters};
+use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
 use device::{Device, Place};
@@ -59,7 +60,7 @@ pub struct ScheduleDevices {
 impl ScheduleDevices {
     /// The device `name`. `depth` becomes the depth of the device for all its disks.
     fn device(&self, name: &str, depth: u32) -> Arc<Device> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.lock();
         devices.retain(|_, device| device.strong_count() > 0);
         if let Some(device) = devices.get(name).and_then(Weak::upgrade) {
             device.set_depth(depth);

@@ -5,10 +5,10 @@
 //! too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fathom_block::Request;
 use fathom_insight::Waiters;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::held::Files;
 
@@ -42,7 +42,7 @@ fn pages(request: &Request) -> Vec<u64> {
 
 impl Sent {
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     fn update(&self, change: impl FnOnce(&mut Vec<Entry>)) {

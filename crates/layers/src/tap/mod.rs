@@ -16,13 +16,14 @@ mod snapshot;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use fathom_block::{
     Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
 use fathom_insight::Ring;
 use fathom_options::Key;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 pub use counters::{SIZE_CLASSES, size_class, size_class_length_max};
@@ -103,7 +104,7 @@ struct Shared {
 
 impl Shared {
     fn shards(&self) -> MutexGuard<'_, Shards> {
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards.lock()
     }
 }
 

@@ -42,7 +42,7 @@ mod volume;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
@@ -51,6 +51,7 @@ use fathom_block::{
 };
 use fathom_reactor::Reactor;
 use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
+use parking_lot::Mutex;
 
 pub use error::WalError;
 pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
@@ -282,7 +283,7 @@ impl Inner {
 
     /// The notes that a layer above makes of changes, and the number of the last one.
     fn notes(&self) -> Option<(Arc<dyn ChangeNotes>, u64)> {
-        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let notes = self.notes.lock().clone();
         notes.map(|notes| (Arc::clone(&notes), notes.number()))
     }
 
@@ -415,7 +416,7 @@ impl Wal {
     /// Sets the layer above that makes notes of changes. From now on, changes are brought home only
     /// when their notes are durable.
     pub fn set_notes(&self, notes: Arc<dyn ChangeNotes>) {
-        *self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes);
+        *self.inner.notes.lock() = Some(notes);
     }
 
     /// The ranges of the disk whose newest content is in the log, in bytes and in order of their

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use fathom_block::{Backend, Clock, Operation, Shared};
 use fathom_wal::{
@@ -12,6 +12,7 @@ use fathom_wal::{
     RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
     WITNESS_LENGTH, Witness, find_damage, is_record, select,
 };
+use parking_lot::Mutex;
 
 use super::error::WalError;
 use super::recovery::RecoveryState;

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use fathom_block::{Backend, Operation};
 use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError, erasure};
@@ -77,7 +77,7 @@ impl Wal {
         settlement: Settlement,
     ) -> Result<Self, WalError> {
         // Held while the log is made, so that two disks do not choose the same place.
-        let _choice = volume.choice.lock().unwrap_or_else(PoisonError::into_inner);
+        let _choice = volume.choice.lock();
         let place = choose(volume, places, options)?;
         let options =
             WalOptions { offset: place.start, size: place.end - place.start, ..options.clone() };

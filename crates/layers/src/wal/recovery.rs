@@ -24,11 +24,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_block::{ErrorKind, LayerCause, LayerProblem};
 use fathom_wal::{Checkpoint, Log, SUPERBLOCK_LENGTH};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::phase::Phase;
@@ -77,7 +78,7 @@ pub(super) struct VolumeRecovery {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl State {

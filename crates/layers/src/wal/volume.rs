@@ -1,10 +1,11 @@
 //! A log volume: the store of one or several logs, and the flushes that these logs share.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Outcome, Shared, Waker};
+use parking_lot::Mutex;
 
 use super::Region;
 use super::recovery::VolumeRecovery;
@@ -79,7 +80,7 @@ pub(crate) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claims = self.volume.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.volume.claims.lock();
         if let Some(at) = claims.iter().position(|claim| *claim == self.region) {
             claims.swap_remove(at);
         }
@@ -124,7 +125,7 @@ impl LogVolume {
     /// # Errors
     /// If the store still fails, or has lost writes since it was opened: open logs may have them.
     pub(super) fn restore(&self, is_alone: bool) -> io::Result<bool> {
-        let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loss = self.loss.lock();
         if self.backend.has_lost_writes() {
             if *loss != Loss::Present || !is_alone {
                 return Err(io::Error::other(
@@ -140,14 +141,14 @@ impl LogVolume {
 
     /// Whether an open log overlaps `region`.
     pub(super) fn is_claimed(&self, region: &Region) -> bool {
-        meets_any(&self.claims.lock().unwrap_or_else(PoisonError::into_inner), region)
+        meets_any(&self.claims.lock(), region)
     }
 
     /// Claims `region`; `None` if it overlaps the region of another open log. Waits up to 3 s,
     /// because a removed disk may still be in use for a moment.
     pub(crate) fn claim(self: &Arc<Self>, region: &Region) -> Option<Claim> {
         wait_until_closed(|| {
-            let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut claims = self.claims.lock();
             (!meets_any(&claims, region)).then(|| {
                 claims.push(region.clone());
                 Claim { volume: Arc::clone(self), region: region.clone() }

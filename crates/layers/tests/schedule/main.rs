@@ -53,7 +53,7 @@ fn held_requests_of_a_client_that_has_gone_are_given_back() {
     (0..20).for_each(|_| _ = writer.submit(WRITE_BACK));
     run(&mut [&mut reader, &mut writer], &bench.time, 2 * SECOND + 50 * MS);
     assert_eq!((writer.done.len(), figure(&layer, "held")), (0, 20));
-    let before = bench.service.passed.lock().unwrap().len();
+    let before = bench.service.passed.lock().len();
     writer.stack.withdraw(&mut writer.reactor);
     let mut withdrawn = 0;
     while let Some((request, outcome)) = writer.stack.completed() {
@@ -63,7 +63,7 @@ fn held_requests_of_a_client_that_has_gone_are_given_back() {
     }
     assert_eq!((withdrawn, writer.stack.in_flight()), (20, 0));
     assert_eq!((figure(&layer, "held"), figure(&layer, "held_bytes")), (0, 0));
-    assert_eq!(bench.service.passed.lock().unwrap().len(), before, "none reaches the device");
+    assert_eq!(bench.service.passed.lock().len(), before, "none reaches the device");
     // The reader is not disturbed.
     run(&mut [&mut reader], &bench.time, 3 * SECOND);
     assert!(reader.done_within(2 * SECOND, 3 * SECOND) >= 199);

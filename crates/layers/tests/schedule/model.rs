@@ -177,7 +177,7 @@ impl Case {
 
     /// Compares what has reached the device with the rules.
     fn check(&mut self) {
-        let passed: Vec<Passed> = self.bench.service.passed.lock().unwrap()[self.seen..].to_vec();
+        let passed: Vec<Passed> = self.bench.service.passed.lock()[self.seen..].to_vec();
         self.seen += passed.len();
         let hold_max_ns = self.options.hold_max.0;
         for Passed { time_ns, token, is_completed } in passed {

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fathom_backend::Null;
@@ -17,6 +17,7 @@ use fathom_block::{
 use fathom_insight::{Names, RequestFlags, Waiters};
 use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
 use fathom_reactor::Reactor;
+use parking_lot::Mutex;
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
@@ -79,8 +80,8 @@ impl LayerQueue for Service {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         let time_ns = next.now_ns();
         let passed = Passed { time_ns, token: request.token, is_completed: false };
-        self.passed.lock().unwrap().push(passed);
-        let mut free_ns = self.free_ns.lock().unwrap();
+        self.passed.lock().push(passed);
+        let mut free_ns = self.free_ns.lock();
         let first = free_ns.iter_mut().min().unwrap();
         let length = if request.operation == Operation::Flush { 0 } else { self.each_ns };
         let done_ns = (*first).max(time_ns) + length;
@@ -102,7 +103,7 @@ impl LayerQueue for Service {
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
         let time_ns = next.now_ns();
         let passed = Passed { time_ns, token: request.token, is_completed: true };
-        self.passed.lock().unwrap().push(passed);
+        self.passed.lock().push(passed);
         next.complete(request, outcome.unwrap());
     }
 }

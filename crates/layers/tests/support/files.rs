@@ -5,13 +5,14 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::{
     Capabilities, Crossing, Kind, Layer, LayerPart, LayerQueue, OpenContext, Operation, Outcome,
     Request,
 };
 use fathom_insight::{ClassTable, Facts};
+use parking_lot::Mutex;
 
 /// The size of a page of a file.
 pub const PAGE: u64 = 4096;
@@ -124,7 +125,7 @@ pub struct Noted(pub Arc<Mutex<Vec<(u64, u64)>>>);
 impl Noted {
     /// Takes the ranges noted so far.
     pub fn take(&self) -> Vec<(u64, u64)> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 
@@ -145,7 +146,7 @@ impl Layer for Noted {
 impl LayerQueue for Noted {
     fn submit(&mut self, request: Box<Request>, next: &mut Crossing<'_>) {
         if request.operation == Operation::Read {
-            self.0.lock().unwrap().push((request.offset, request.length));
+            self.0.lock().push((request.offset, request.length));
         }
         next.submit(request);
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_cql::Value;
@@ -11,6 +11,7 @@ use fathom_cql::catalog::StreamSchema;
 use fathom_monitor::link::{EventItem, EventSource, Host, HostState, unix_time_ns};
 use fathom_monitor::read::{Batch, WantedStream};
 use fathom_monitor::streams;
+use parking_lot::Mutex;
 
 use super::support::*;
 
@@ -55,7 +56,7 @@ impl EventSource for Both {
 
     fn next(&mut self, batch: &mut Batch) -> Result<Option<EventItem>, String> {
         *batch = Batch::default();
-        let Some(item) = self.items.lock().unwrap().pop_front() else { return Ok(None) };
+        let Some(item) = self.items.lock().pop_front() else { return Ok(None) };
         let (stream, time_ns, row) = match item {
             Item::Watermark(time_ns) => return Ok(Some(EventItem::Watermark(time_ns))),
             Item::Row(stream, time_ns, row) => (stream, time_ns, row),
@@ -152,7 +153,7 @@ fn a_join_of_two_streams_has_the_rows_of_the_hosts_that_have_both() {
     let at = |tenth: i64| base + tenth * SECOND / 10;
     let io = |tenth, disk| row(0, at(tenth), &[("VDisk", disk)]);
     let change = |tenth, disk| row(1, at(tenth), &[("Change", "layer-added"), ("VDisk", disk)]);
-    items.lock().unwrap().extend([
+    items.lock().extend([
         io(0, "a"),
         io(12, "a"),
         io(13, "b"),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fathom_cql::catalog::{Column, StreamSchema};
@@ -19,6 +19,7 @@ use fathom_monitor::link::{
 use fathom_monitor::read::{Batch, ReadError, ReadReport, Reader, WantedStream};
 use fathom_monitor::replay::Script;
 use fathom_tls::{Certificates, Tls};
+use parking_lot::Mutex;
 
 pub const SECOND: i64 = 1_000_000_000;
 /// The time limit of each wait.
@@ -73,7 +74,7 @@ pub struct Feed {
 
 impl Feed {
     pub fn give(&self, part: Part) {
-        self.parts.lock().unwrap().push_back(part);
+        self.parts.lock().push_back(part);
     }
 
     /// Adds events in small parts, each followed by its watermark.
@@ -96,7 +97,7 @@ impl Feed {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.parts.lock().unwrap().is_empty()
+        self.parts.lock().is_empty()
     }
 }
 
@@ -128,7 +129,7 @@ impl EventSource for Source {
 
     fn next(&mut self, batch: &mut Batch) -> Result<Option<EventItem>, String> {
         batch.clear();
-        Ok(self.feed.parts.lock().unwrap().pop_front().map(|part| match part {
+        Ok(self.feed.parts.lock().pop_front().map(|part| match part {
             Part::Events(events) => {
                 for (time_ns, row) in events {
                     let mut wanted = self.wanted.iter();
@@ -318,7 +319,7 @@ impl Wire {
                         let _ = to.shutdown(Shutdown::Both);
                     });
                 }
-                connections.lock().unwrap().push((host, centre));
+                connections.lock().push((host, centre));
             }
         });
         path
@@ -326,7 +327,7 @@ impl Wire {
 
     /// Cuts the current connections. New connections are possible.
     pub fn cut(&self) {
-        for (host, centre) in self.connections.lock().unwrap().drain(..) {
+        for (host, centre) in self.connections.lock().drain(..) {
             let _ = host.shutdown(Shutdown::Both);
             let _ = centre.shutdown(Shutdown::Both);
         }

@@ -7,13 +7,14 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Disk, DiskOptions};
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 use fathom_sim::{Harness, HarnessOptions, Workload, WorkloadOptions};
+use parking_lot::Mutex;
 
 pub const MIB: u64 = 1 << 20;
 /// The size of a test's export, in bytes.
@@ -109,7 +110,7 @@ impl Fathom {
                 let (Ok(client), Ok(server)) = (client, UnixStream::connect(&target)) else {
                     continue;
                 };
-                let mut kept = kept.lock().unwrap();
+                let mut kept = kept.lock();
                 let Some(kept) = &mut *kept else { continue };
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
@@ -140,12 +141,12 @@ impl Fathom {
         let options = ListenerOptions::new(Address::Unix(self.folder.path().join("nbd.sock")));
         let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
         self.served = Some((exports, listener));
-        *self.connections.lock().unwrap() = Some(Vec::new());
+        *self.connections.lock() = Some(Vec::new());
     }
 
     /// Cuts all connections, until a store is served again.
     pub fn cut(&self) {
-        for stream in self.connections.lock().unwrap().take().into_iter().flatten() {
+        for stream in self.connections.lock().take().into_iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

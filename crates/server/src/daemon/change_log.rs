@@ -3,13 +3,14 @@
 //! A change is noted where it has been made. While nobody listens, that costs one load of a word.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fathom_block::Clock;
 use fathom_control::{BackendDefinition, DiskDefinition, Problem};
 use fathom_insight::Ring;
 use fathom_insight::change::{Author, Change, ChangeKind};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Daemon, Served};
 
@@ -35,7 +36,7 @@ impl ChangeLog {
     }
 
     fn writing(&self) -> MutexGuard<'_, ()> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writing.lock()
     }
 
     /// Sets what is called when a change has been noted.

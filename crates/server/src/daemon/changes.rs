@@ -7,10 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Daemon;
 use crate::configuration::{image_identity, normal_path};
@@ -35,7 +35,7 @@ pub(crate) struct Change<'d> {
 
 impl Changes {
     fn subjects(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subjects.lock()
     }
 }
 
@@ -58,14 +58,10 @@ impl Daemon {
     }
 
     fn change_within(&self, subject: &str, limit: Duration) -> Result<Change<'_>, ErrorBody> {
-        let subjects = self.changes.subjects();
-        let (mut subjects, waited) = self
-            .changes
-            .ended
-            .wait_timeout_while(subjects, limit, |subjects| {
-                subjects.contains(subject) && !self.is_stopping()
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut subjects = self.changes.subjects();
+        let is_held =
+            |subjects: &mut BTreeSet<String>| subjects.contains(subject) && !self.is_stopping();
+        let waited = self.changes.ended.wait_while_for(&mut subjects, is_held, limit);
         if self.is_stopping() {
             return Err(stopping());
         }

@@ -1,7 +1,7 @@
 //! Adding, changing and removing disks.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{CHANGE_TIME_MAX, Disk, RestackError};
@@ -9,6 +9,7 @@ use fathom_control::{
     Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
 };
 use fathom_insight::change::{Author, ChangeKind};
+use parking_lot::Mutex;
 
 use super::changes::{Claims, stopping};
 use super::edits::{check_request, edit_layers, with_capacity};

@@ -30,12 +30,13 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 pub(crate) use status::unix_time_ns;
 
@@ -121,7 +122,7 @@ impl Served {
     }
 
     pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 
@@ -142,7 +143,7 @@ pub(crate) struct Listening {
 
 impl Listening {
     pub(crate) fn definition(&self) -> ListenerDefinition {
-        self.definition.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.definition.lock().clone()
     }
 
     /// The address in the definition, but with the actual port in place of port 0.
@@ -156,7 +157,7 @@ impl Listening {
     }
 
     pub(crate) fn listener(&self) -> MutexGuard<'_, Option<nbd::Listener>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listener.lock()
     }
 }
 
@@ -210,7 +211,7 @@ impl Daemon {
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<Arc<Served>, ErrorBody> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         state.disks.get(name).cloned().ok_or_else(|| {
             if let Some(reason) = self.unserved.reason(name) {
                 let message = format!("the disk {name:?} is not served: {}", reason.message);
@@ -227,17 +228,17 @@ impl Daemon {
     }
 
     pub(crate) fn served(&self) -> Vec<Arc<Served>> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         state.disks.values().cloned().collect()
     }
 
     pub(crate) fn listening(&self) -> Vec<Arc<Listening>> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         state.listeners.clone()
     }
 
     pub(crate) fn with_state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.state.write())
     }
 
     pub(crate) fn instance(&self) -> u64 {

@@ -6,7 +6,7 @@
 //! request. A separate thread inspects image files, because a hanging file system would block its
 //! caller.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
@@ -14,6 +14,7 @@ use fathom_control::{ErrorBody, Problem, ProblemKind, WhenFull, count};
 use fathom_frontend::vhost_user::{Refusal, Server};
 use fathom_insight::change::ChangeKind;
 use fathom_layers::{Cache, Tap, WaitForRoom};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{Daemon, Served, unix_time_ns};
@@ -112,7 +113,7 @@ pub(crate) struct Health {
 
 impl Problems {
     fn known(&self) -> MutexGuard<'_, Vec<Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// The problems of the disk `name`; for `None` those of the daemon and of disks that are not
@@ -128,7 +129,7 @@ impl Problems {
 
     /// Whether the search for the devices that disks lack begins now.
     fn begin_device_search(&self) -> bool {
-        let (mut again, now) = (crate::lock(&self.device_search), Instant::now());
+        let (mut again, now) = (self.device_search.lock(), Instant::now());
         let begins = again.is_none_or(|again| now >= again);
         if begins {
             *again = Some(now + DEVICE_SEARCH_TIME_MAX);
@@ -139,7 +140,7 @@ impl Problems {
     /// The search has ended. `has_failed` is whether a disk could not get its devices.
     fn end_device_search(&self, has_failed: bool) {
         let again = has_failed.then(|| Instant::now() + DEVICE_RETRY_TIME);
-        *crate::lock(&self.device_search) = again;
+        *self.device_search.lock() = again;
     }
 
     /// Compares the current problems with the known ones, and logs the differences. Returns those
@@ -330,7 +331,7 @@ impl Daemon {
 
 impl Served {
     pub(crate) fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.health.lock()
     }
 
     /// Marks the disk's image as being inspected. Returns false if an inspection is in progress.

@@ -19,17 +19,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fathom_control::{DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, UnservedDisk};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::changes::stopping;
 use super::{Daemon, unix_time_ns};
 use crate::configuration::{Place, Places, check_disk};
 use crate::daemon::stack::{invalid, refusal};
-use crate::lock;
 
 /// The pause after the first attempt that fails; each further one is longer by half.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -152,7 +152,7 @@ impl Candidate {
 
 impl Unserved {
     fn table(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
+        self.table.lock()
     }
 
     /// Ends all threads that wait for their next attempts.
@@ -270,13 +270,10 @@ impl Unserved {
             if table.is_stopping || left.is_some_and(|left| left.is_zero()) {
                 return Outcome::Opening;
             }
-            table = match left {
-                Some(left) => {
-                    let waited = self.ended.wait_timeout(table, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.ended.wait(table).unwrap_or_else(PoisonError::into_inner),
-            };
+            match left {
+                Some(left) => _ = self.ended.wait_for(&mut table, left),
+                None => self.ended.wait(&mut table),
+            }
         }
     }
 
@@ -354,7 +351,7 @@ impl Unserved {
                 return;
             }
             let wake = Arc::clone(&disk.wake);
-            table = wake.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            wake.wait_for(&mut table, left);
         }
     }
 }

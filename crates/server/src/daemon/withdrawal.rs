@@ -6,12 +6,13 @@
 //! list and keeps its name, its socket and its image.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::WaitForRoom;
+use parking_lot::{Condvar, Mutex};
 
 use super::feature::Leaving;
 use super::{Daemon, Served};
@@ -52,11 +53,8 @@ impl Withdrawal {
     /// Waits until `end` for the withdrawal to end. Returns its progress or outcome.
     pub(crate) fn wait(&self, end: Instant) -> Standing {
         let left = end.saturating_duration_since(Instant::now());
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let (outcome, _) = self
-            .ended
-            .wait_timeout_while(outcome, left, |outcome| outcome.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.outcome.lock();
+        self.ended.wait_while_for(&mut outcome, |outcome| outcome.is_none(), left);
         match &*outcome {
             Some(outcome) => outcome.clone(),
             None if self.drained.load(Ordering::Acquire) => Standing::Flushing,
@@ -70,7 +68,7 @@ impl Withdrawal {
     }
 
     fn finish(&self, outcome: Standing) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.ended.notify_all();
     }
 }
@@ -78,7 +76,7 @@ impl Withdrawal {
 impl Served {
     /// The withdrawal of the disk, once it has begun.
     pub(crate) fn withdrawal(&self) -> Option<Arc<Withdrawal>> {
-        self.withdrawal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.withdrawal.lock().clone()
     }
 }
 
@@ -94,7 +92,7 @@ impl Daemon {
         served: &Arc<Served>,
         author: Author,
     ) -> Arc<Withdrawal> {
-        let mut place = served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = served.withdrawal.lock();
         if let Some(withdrawal) = &*place {
             return Arc::clone(withdrawal);
         }
@@ -118,7 +116,7 @@ impl Daemon {
         });
         if let Err(error) = spawned {
             // A later attempt may succeed.
-            *served.withdrawal.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *served.withdrawal.lock() = None;
             let reason = format!("no thread could be started: {error}");
             withdrawal.finish(Standing::Unflushed(reason));
         }

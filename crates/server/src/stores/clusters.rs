@@ -1,13 +1,13 @@
 //! The Valkey clusters of the configuration, and the volumes in them.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_block::Backend;
 use fathom_valkey::{ClusterVolume, VolumeOptions};
+use parking_lot::Mutex;
 
 use crate::configuration::{ClusterDefinition, Placed};
-use crate::lock;
 
 /// A volume in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,14 +35,14 @@ impl Clusters {
     /// Replaces the clusters. Open volumes stay as they are. Returns whether something differs.
     pub(crate) fn set(&self, clusters: &[Placed<ClusterDefinition>]) -> bool {
         let new: Vec<_> = clusters.iter().map(|placed| placed.definition.clone()).collect();
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         let is_other = *known != new;
         *known = new;
         is_other
     }
 
     fn find(&self, name: &str) -> io::Result<ClusterDefinition> {
-        let known = lock(&self.known);
+        let known = self.known.lock();
         let found = known.iter().find(|cluster| cluster.name == name);
         found.cloned().ok_or_else(|| {
             io::Error::other(format!(

@@ -1,10 +1,10 @@
 //! The modelled disks, and the modelled devices on which several disks lie.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_control::{Bytes, ErrorBody, ErrorCode, ModelDefinition, ModelKind};
+use parking_lot::Mutex;
 
 use crate::daemon::stack::refusal;
 
@@ -41,7 +41,7 @@ impl ModelDevices {
         if name.is_empty() {
             return Ok(make(definition, capacity));
         }
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.lock();
         devices.retain(|_, device| device.model.is_shared());
         let same = ModelDefinition { offset: None, ..definition.clone() };
         let device = devices.entry(name.clone()).or_insert_with(|| Device {

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::history::{self, BLOCK, History, data};
 use super::recorder::Recorder;
@@ -43,7 +45,7 @@ impl Shared {
     }
 
     pub fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock()
     }
 
     pub fn stop(&self) {
@@ -51,7 +53,7 @@ impl Shared {
     }
 
     pub fn counts(&self) -> (u64, u64) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.counts.lock()
     }
 
     fn is_stopped(&self) -> bool {
@@ -129,7 +131,7 @@ impl Client<'_> {
             missing -= 1;
             let now = self.shared.recorder.now();
             {
-                let mut counts = self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut counts = self.shared.counts.lock();
                 *(if error == 0 { &mut counts.0 } else { &mut counts.1 }) += 1;
             }
             if cookie == u64::MAX {

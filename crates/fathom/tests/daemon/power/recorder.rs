@@ -8,7 +8,9 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The unit in which a device tears writes, in bytes.
 pub const SECTOR: usize = 512;
@@ -74,7 +76,7 @@ pub struct Recorder(Arc<Mutex<Record>>);
 
 impl Recorder {
     fn record(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a device of `size` bytes, which is served at the socket `path`. Returns its number.

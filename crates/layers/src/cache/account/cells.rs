@@ -1,9 +1,9 @@
 //! The counts of one queue, which its thread writes with plain loads and stores while others read.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fathom_cache::{CLASSES, Touch};
+use parking_lot::Mutex;
 
 use super::GROUPS;
 

@@ -15,11 +15,12 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use fathom_cache::{CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, MissRatios, RecentCurve, Touch};
 use fathom_insight::Names;
+use parking_lot::Mutex;
 
 pub use cells::CacheCounts;
 use cells::{Cells, Counted};

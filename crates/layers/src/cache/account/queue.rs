@@ -145,7 +145,7 @@ impl Account {
     }
 
     fn follow(&self, sample: Sample, now_ns: u64) {
-        let Ok(mut counted) = self.cells.counted.try_lock() else {
+        let Some(mut counted) = self.cells.counted.try_lock() else {
             // A reader is moving the list now.
             return add(&self.cells.dropped, 1);
         };
@@ -154,7 +154,7 @@ impl Account {
         }
         counted.samples.push(sample);
         if counted.samples.len() >= BATCH_MIN {
-            if let Ok(mut curves) = self.ledger.curves.try_lock() {
+            if let Some(mut curves) = self.ledger.curves.try_lock() {
                 self.ledger.settle(&self.cells, &mut counted, &mut curves, now_ns);
             }
         }
@@ -170,7 +170,7 @@ impl Account {
         if is_full && self.strangers % STRANGERS != 0 {
             return;
         }
-        if let Ok(mut curves) = self.ledger.curves.try_lock() {
+        if let Some(mut curves) = self.ledger.curves.try_lock() {
             let text = |name| names.text(name);
             curves.groups.offer(heads, name, blocks * STRANGERS, now_ns, text);
         }

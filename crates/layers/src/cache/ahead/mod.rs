@@ -18,11 +18,11 @@ mod fetch;
 mod joints;
 mod streams;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use fathom_block::Request;
 use fathom_insight::Facts;
+use parking_lot::Mutex;
 
 pub(super) use fetch::{Ahead, Followed, Parked};
 use joints::{File, Joints, Piece};

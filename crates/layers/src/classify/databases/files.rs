@@ -1,13 +1,13 @@
 //! The files of a disk that are databases.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Facts;
 use fathom_database::innodb::Tablespace;
 use fathom_database::{Database, Named, of_path, sqlite};
 use fathom_insight::{Name, Names};
+use parking_lot::Mutex;
 
 /// The most files that the queues of a disk share.
 const FILES_MAX: usize = 4096;
@@ -145,7 +145,7 @@ fn refresh(
         return Some(());
     }
     let (generation, learned) = {
-        let learned = files.learned.try_lock().ok()?;
+        let learned = files.learned.try_lock()?;
         (files.generation.load(Ordering::Acquire), learned.files.get(&key).copied())
     };
     // A file with another path is another file, or has another purpose.
@@ -161,7 +161,7 @@ fn refresh(
 /// Makes what a file is known to all queues, unless the list is locked.
 #[cold]
 fn publish(cached: &mut Cached, files: &Files) {
-    let Ok(mut learned) = files.learned.try_lock() else { return };
+    let Some(mut learned) = files.learned.try_lock() else { return };
     let learned = &mut *learned;
     if learned.files.insert(cached.key, (cached.path, cached.content)).is_none() {
         learned.order.push_back(cached.key);

@@ -31,7 +31,8 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use buckets::{Buckets, IN_FLIGHT, SLOT, VERSION, in_flight, slots, version};
 
@@ -156,7 +157,7 @@ impl Copies {
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 
     /// The size of a block, in bytes.

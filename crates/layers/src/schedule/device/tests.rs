@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
-use std::sync::Mutex;
 
 use fathom_block::{
     Capabilities, Clock, Crossing, Disk, DiskOptions, Layer, LayerPart, LayerQueue, OpenContext,
     Outcome, Request, Stack,
 };
 use fathom_reactor::Reactor;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::schedule::state::RECENT_NS;
@@ -32,7 +32,7 @@ impl Layer for Probe {
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        *self.0.lock().unwrap() = Some(context.waker()?);
+        *self.0.lock() = Some(context.waker()?);
         Ok(LayerPart::queue(ProbeQueue))
     }
 }
@@ -56,7 +56,7 @@ fn waker() -> (Waker, Stack, Reactor) {
     let mut reactor = Reactor::new(8).unwrap();
     let clock = Clock::Simulated(Rc::new(Cell::new(0)));
     let stack = disk.open_queue(&mut reactor, clock).unwrap();
-    let waker = probe.0.lock().unwrap().take().unwrap();
+    let waker = probe.0.lock().take().unwrap();
     (waker, stack, reactor)
 }
 

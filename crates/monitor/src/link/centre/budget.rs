@@ -1,7 +1,9 @@
 //! The limit of the memory that a host takes at the centre.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The interval at which a waiting thread checks whether to stop waiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -21,7 +23,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     /// Takes bytes, and waits until there is room for them. Returns `None` if `keep_waiting`
@@ -32,8 +34,7 @@ impl Budget {
             if !keep_waiting() {
                 return None;
             }
-            let waited = self.released.wait_timeout(taken, CHECK_INTERVAL);
-            taken = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.released.wait_for(&mut taken, CHECK_INTERVAL);
         }
         *taken += bytes;
         Some(Lease { budget: Arc::clone(self), bytes })

@@ -13,14 +13,15 @@ mod status;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::Thread;
 use std::time::Duration;
 
 use fathom_cql::plan::Plan;
 use fathom_cql::{Hosts, Split, split};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::clock::{SteadyClock, nanoseconds};
 use super::plans::{Fragments, is_stream};
@@ -134,7 +135,7 @@ struct Eject {
 
 impl Eject {
     fn request(&self, reason: &str) {
-        reason.clone_into(&mut self.reason.lock().unwrap_or_else(PoisonError::into_inner));
+        reason.clone_into(&mut self.reason.lock());
         self.requested.store(true, Ordering::Release);
     }
 
@@ -143,21 +144,21 @@ impl Eject {
     }
 
     fn reason(&self) -> String {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reason.lock().clone()
     }
 }
 
 impl Shared {
     fn hosts(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Record>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hosts.lock()
     }
 
     fn current(&self) -> Arc<Current> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.current.read())
     }
 
     fn waiting(&self) -> MutexGuard<'_, Option<Thread>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Wakes the engine for a message.
@@ -173,7 +174,7 @@ impl Shared {
 
     fn refuse(&self, address: &str, reason: String) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.refusals.lock();
         if refusals.len() == REFUSALS_MAX {
             refusals.pop_front();
         }
@@ -182,7 +183,7 @@ impl Shared {
     }
 
     fn status(&self) -> CentreStatus {
-        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusals = self.refusals.lock();
         let refusals = refusals.iter().cloned().collect();
         let hosts = self.hosts().values().map(|record| record.status.clone()).collect();
         CentreStatus {
@@ -297,7 +298,7 @@ impl Centre {
         let (current, merge, engine) = begin(&script, epoch, &self.shared.options, &mut |_| true)?;
         self.limit = script.held_limit();
         (self.script, self.merge, self.engine, self.reported_ns) = (script, merge, engine, 0);
-        let mut place = self.shared.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.shared.current.write();
         *place = Arc::new(current);
         Ok(())
     }

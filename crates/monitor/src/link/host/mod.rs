@@ -9,13 +9,14 @@ mod runner;
 mod session;
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fathom_cql::catalog::StreamSchema;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::channel::Line;
 use super::plans::{Fragments, STACK};
@@ -170,7 +171,7 @@ struct Shared {
 
 impl Shared {
     fn status(&self) -> MutexGuard<'_, LinkStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status.lock()
     }
 }
 

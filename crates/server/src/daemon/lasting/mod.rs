@@ -11,10 +11,11 @@ mod start;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, Weak};
+use std::sync::{OnceLock, Weak};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, SOCKET_DEFAULT};
 use fathom_image::StateNote;
+use parking_lot::Mutex;
 
 pub(crate) use requests::differing_keys;
 
@@ -23,7 +24,6 @@ use crate::configuration::{Configuration, ConfigurationFile, image_identity, lay
 use crate::daemon::overlay::{Change, Damage, Folder, Found, Kind, State, is_as_in_file, stem};
 use crate::daemon::stack::refusal;
 use crate::features::log::is_same_log;
-use crate::lock;
 
 /// The folder of a daemon with the default control socket that systemd did not start.
 const FOLDER_DEFAULT: &str = "/var/lib/fathom";
@@ -113,11 +113,11 @@ impl Lasting {
 
     /// Looks at the records.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
-        look(&lock(&self.records))
+        look(&self.records.lock())
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Records) -> T) -> T {
-        change(&mut lock(&self.records))
+        change(&mut self.records.lock())
     }
 
     /// Replaces the entries of the file.

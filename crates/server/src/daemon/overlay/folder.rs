@@ -9,13 +9,12 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use fathom_image::{Access, LockError, StateNote, replace_file};
+use parking_lot::Mutex;
 
 use super::lineage::{Lineage, Strange};
 use super::record::{Change, Damage, Kind, LENGTH_MAX, State, stem};
-use crate::lock;
 
 /// The most records that are read.
 const RECORDS_MAX: usize = 100_000;
@@ -104,7 +103,7 @@ impl Folder {
 
     /// Why it is not the folder that the configuration had before, until it is changed or accepted.
     pub(crate) fn strange(&self) -> Option<Strange> {
-        lock(&self.strange).clone()
+        self.strange.lock().clone()
     }
 
     /// The operator accepts the folder as it is, or that there is none.
@@ -112,11 +111,11 @@ impl Folder {
         if self.strange().is_none() {
             return;
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if inner.lock.is_some() {
             self.advance(&mut inner);
         } else if inner.lineage.as_mut().is_some_and(|lineage| lineage.forget().is_ok()) {
-            *lock(&self.strange) = None;
+            *self.strange.lock() = None;
         }
     }
 
@@ -125,7 +124,7 @@ impl Folder {
     fn advance(&self, inner: &mut Inner) {
         let Some(lineage) = &mut inner.lineage else { return };
         match lineage.advance(&self.path) {
-            Ok(()) => *lock(&self.strange) = None,
+            Ok(()) => *self.strange.lock() = None,
             Err(error) => {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "an older copy of the folder of changes in use would not be noticed");
@@ -141,7 +140,7 @@ impl Folder {
 
     /// Why no record could be written at the last attempt.
     pub(crate) fn problem(&self) -> Option<String> {
-        lock(&self.inner).problem.clone()
+        self.inner.lock().problem.clone()
     }
 
     /// The file of a record.
@@ -155,7 +154,7 @@ impl Folder {
     /// If it cannot be written. The earlier record is unchanged, unless only its durability is in
     /// doubt.
     pub(crate) fn write(&self, kind: Kind, change: &Change) -> io::Result<Change> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let written = self.ready(&mut inner).and_then(|()| {
             let change = Change { number: inner.number + 1, ..change.clone() };
             self.replace(kind, &change)?;
@@ -184,7 +183,7 @@ impl Folder {
     /// # Errors
     /// If it cannot be removed.
     pub(crate) fn remove(&self, kind: Kind, name: &str) -> io::Result<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let file = self.file(kind, name);
         if inner.lock.is_none()
             && fs::symlink_metadata(&file)
@@ -206,7 +205,7 @@ impl Folder {
     /// # Errors
     /// If it cannot be renamed.
     pub(crate) fn set_aside(&self, name: &str) -> io::Result<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.ready(&mut inner)?;
         match fs::rename(self.file(Kind::Change, name), self.file(Kind::Aside, name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -11,7 +11,6 @@ use fathom_block::{
 
 use super::Scheduled;
 use super::probe::{Probe, ProbeQueue};
-use crate::lock;
 
 /// The layer that reports guests' requests at a device with background work.
 #[derive(Clone)]
@@ -67,7 +66,7 @@ impl ActivityQueue {
             return;
         }
         self.generation = generation;
-        let neighbours = lock(&self.device.neighbours).clone();
+        let neighbours = self.device.neighbours.lock().clone();
         for neighbour in &neighbours {
             let is_known = self.neighbours.iter().any(|known| known.ptr_eq(neighbour));
             if let (false, Some(neighbour)) = (is_known, neighbour.upgrade()) {

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use fathom_block::{BackgroundScheduler, BackgroundStep, Clock, Permission, Waker};
 use fathom_control::{BackgroundDevice, BackgroundList, DeviceIdle, WaitingWork};
@@ -20,6 +20,7 @@ use fathom_devices::predict::default_predictor;
 use fathom_devices::{
     IdleOptions, Medium, MediumKind, Offer, Others, Placement, Schedule, SysDevices,
 };
+use parking_lot::Mutex;
 
 mod activity;
 mod equip;
@@ -27,7 +28,6 @@ pub(crate) mod feature;
 pub(crate) mod metrics;
 mod probe;
 
-use crate::lock;
 pub(crate) use activity::Activity;
 pub(crate) use probe::Probes;
 
@@ -56,7 +56,7 @@ struct Order {
 impl BackgroundWork {
     /// Sets when a device counts as idle, for the schedulers made from now on.
     pub(crate) fn set_options(&self, options: IdleOptions) {
-        *lock(&self.options) = options;
+        *self.options.lock() = options;
     }
 
     /// Calls `begins` whenever a set of devices gets its first work, so that disks that are already
@@ -76,13 +76,13 @@ impl BackgroundWork {
     }
 
     fn alive(&self) -> Vec<Arc<Scheduled>> {
-        lock(&self.devices).values().filter_map(Weak::upgrade).collect()
+        self.devices.lock().values().filter_map(Weak::upgrade).collect()
     }
 
     /// The scheduler of the devices of `placement`. It is made if `has_work`, or if another
     /// scheduler with work has some of the devices.
     pub(crate) fn of(&self, placement: &Placement, has_work: bool) -> Option<Arc<Scheduled>> {
-        let mut devices = lock(&self.devices);
+        let mut devices = self.devices.lock();
         devices.retain(|_, device| device.strong_count() > 0);
         let overlapping: Vec<Arc<Scheduled>> = devices
             .values()
@@ -95,7 +95,7 @@ impl BackgroundWork {
         let known = overlapping.iter().find(|device| device.media == placement.media).cloned();
         let device = known.unwrap_or_else(|| {
             let device =
-                Arc::new(Scheduled::new(placement, *lock(&self.options), Arc::clone(&self.order)));
+                Arc::new(Scheduled::new(placement, *self.options.lock(), Arc::clone(&self.order)));
             for other in &overlapping {
                 other.add_neighbour(&device);
                 device.add_neighbour(other);
@@ -211,14 +211,14 @@ impl Scheduled {
     }
 
     fn add_neighbour(&self, other: &Arc<Self>) {
-        let mut neighbours = lock(&self.neighbours);
+        let mut neighbours = self.neighbours.lock();
         neighbours.retain(|neighbour| neighbour.strong_count() > 0);
         neighbours.push(Arc::downgrade(other));
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     fn neighbours(&self) -> Vec<Arc<Self>> {
-        lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect()
+        self.neighbours.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether a part has waited for the step of a neighbour that had a later turn.
@@ -263,13 +263,13 @@ impl Scheduled {
     /// Reports the current number of requests. Of two threads that do so, the later one reports
     /// what both have changed.
     fn update(&self, now_ns: u64) {
-        let mut schedule = lock(&self.schedule);
+        let mut schedule = self.schedule.lock();
         let in_flight = self.in_flight.load(Ordering::Acquire);
         schedule.requests(in_flight, now_ns);
     }
 
     fn wake(&self, parts: &[u64]) {
-        let known = lock(&self.parts);
+        let known = self.parts.lock();
         let wakers: Vec<Waker> =
             parts.iter().filter_map(|part| Some(known.get(part)?.waker.clone())).collect();
         drop(known);
@@ -283,7 +283,7 @@ impl Scheduled {
         self.wake(parts);
         for neighbour in self.neighbours() {
             if neighbour.excluded_ns.load(Ordering::Acquire) > 0 {
-                let parts: Vec<u64> = lock(&neighbour.parts).keys().copied().collect();
+                let parts: Vec<u64> = neighbour.parts.lock().keys().copied().collect();
                 neighbour.wake(&parts);
             }
         }
@@ -295,7 +295,7 @@ impl Scheduled {
     }
 
     fn idle_time(&self, now_ns: u64) -> DeviceIdle {
-        let schedule = lock(&self.schedule);
+        let schedule = self.schedule.lock();
         let tracker = schedule.tracker();
         let (idle_ns, busy_ns) = tracker.times_ns(now_ns);
         let (is_idle, periods) = (tracker.is_idle(), tracker.periods().clone());
@@ -303,10 +303,10 @@ impl Scheduled {
     }
 
     fn status(&self, now_ns: u64) -> BackgroundDevice {
-        let schedule = lock(&self.schedule);
+        let schedule = self.schedule.lock();
         let (work, tracker) = (schedule.work(), schedule.tracker());
         let (idle_ns, busy_ns) = tracker.times_ns(now_ns);
-        let parts = lock(&self.parts);
+        let parts = self.parts.lock();
         let waiting = parts.iter().filter_map(|(number, part)| {
             let offer = schedule.offer(*number)?;
             Some(WaitingWork {
@@ -342,8 +342,8 @@ impl Scheduled {
 impl BackgroundScheduler for Scheduled {
     fn open(&self, disk: &str, layer: &'static str, waker: Waker) -> u64 {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
-        lock(&self.parts).insert(number, Part { disk: disk.to_owned(), layer, waker });
-        lock(&self.schedule).open(number);
+        self.parts.lock().insert(number, Part { disk: disk.to_owned(), layer, waker });
+        self.schedule.lock().open(number);
         number
     }
 
@@ -352,11 +352,11 @@ impl BackgroundScheduler for Scheduled {
         let offer = Offer { bytes, waiting_bytes, waiting_steps, deadline_ns, pause };
         let requests = self.foreign();
         let neighbours = self.neighbours();
-        let _deciding = (!neighbours.is_empty()).then(|| lock(&self.order.deciding));
+        let _deciding = (!neighbours.is_empty()).then(|| self.order.deciding.lock());
         let is_stepping = |other: &Arc<Self>| other.is_stepping.load(Ordering::Acquire);
         let has_step = neighbours.iter().any(is_stepping);
         let is_first = neighbours.iter().any(|other| other.is_before(self, now_ns));
-        let mut schedule = lock(&self.schedule);
+        let mut schedule = self.schedule.lock();
         let others = Others { requests, has_step, is_first };
         let again_ns = schedule.ask(part, offer, others, now_ns);
         let is_excluded = again_ns.is_some() && has_step;
@@ -370,7 +370,7 @@ impl BackgroundScheduler for Scheduled {
     }
 
     fn end(&self, part: u64, now_ns: u64) {
-        let mut schedule = lock(&self.schedule);
+        let mut schedule = self.schedule.lock();
         let woken = schedule.end(part, now_ns);
         self.is_stepping.store(schedule.running().is_some(), Ordering::Release);
         drop(schedule);
@@ -378,15 +378,15 @@ impl BackgroundScheduler for Scheduled {
     }
 
     fn rest(&self, part: u64) {
-        lock(&self.schedule).rest(part, Clock::System.now_ns());
+        self.schedule.lock().rest(part, Clock::System.now_ns());
     }
 
     fn close(&self, part: u64) {
-        let mut schedule = lock(&self.schedule);
+        let mut schedule = self.schedule.lock();
         let woken = schedule.close(part, Clock::System.now_ns());
         self.is_stepping.store(schedule.running().is_some(), Ordering::Release);
         drop(schedule);
-        lock(&self.parts).remove(&part);
+        self.parts.lock().remove(&part);
         self.wake_all(&woken);
     }
 }

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_block::{Operation, Outcome, Place, Request};
 use fathom_devices::contention::Batch;
-
-use crate::lock;
+use parking_lot::Mutex;
 
 /// A queue passes its counts on at least this often while requests come and go, in nanoseconds.
 const PASS_NS: u64 = 10_000_000;
@@ -36,13 +35,13 @@ impl Probes {
     /// The probe of a disk.
     pub(super) fn open(&self, disk: &str) -> Arc<Probe> {
         let probe = Arc::new(Probe::default());
-        lock(&self.disks).insert(disk.to_owned(), Arc::downgrade(&probe));
+        self.disks.lock().insert(disk.to_owned(), Arc::downgrade(&probe));
         probe
     }
 
     /// The disks with their probes.
     pub(crate) fn list(&self) -> Vec<(String, Arc<Probe>)> {
-        let mut disks = lock(&self.disks);
+        let mut disks = self.disks.lock();
         disks.retain(|_, probe| probe.strong_count() > 0);
         disks.iter().filter_map(|(disk, probe)| Some((disk.clone(), probe.upgrade()?))).collect()
     }
@@ -57,7 +56,7 @@ pub(crate) struct Probe {
 impl Probe {
     /// The counts since the last call.
     pub(crate) fn take(&self) -> Batch {
-        std::mem::take(&mut *lock(&self.batch))
+        std::mem::take(&mut *self.batch.lock())
     }
 }
 
@@ -114,11 +113,7 @@ impl ProbeQueue {
         if !is_last && now_ns.saturating_sub(self.passed_ns) < PASS_NS {
             return;
         }
-        let mut all = match self.probe.batch.try_lock() {
-            Ok(all) => all,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut all) = self.probe.batch.try_lock() else { return };
         all.merge(&self.batch);
         drop(all);
         self.batch = Batch::default();

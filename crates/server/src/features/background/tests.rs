@@ -36,7 +36,7 @@ impl Layer for Probe {
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {
-        *lock(&self.0) = Some(context.waker()?);
+        *self.0.lock() = Some(context.waker()?);
         let device = BackgroundWork::default().of(&placement(&["probe"]), true).unwrap();
         Activity::new(device, "probe").open_queue(context)
     }
@@ -49,7 +49,7 @@ fn waker() -> Waker {
     let disk = Disk::new(DiskOptions::default(), layers, Arc::new(Null::new(1 << 20))).unwrap();
     let mut reactor = Reactor::new(8).unwrap();
     drop(disk.open_queue(&mut reactor, Clock::System).unwrap());
-    lock(&probe.0).take().unwrap()
+    probe.0.lock().take().unwrap()
 }
 
 /// A scheduler with one part.

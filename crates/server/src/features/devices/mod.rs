@@ -4,8 +4,8 @@ pub(crate) mod feature;
 pub(crate) mod metrics;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
@@ -13,11 +13,11 @@ use fathom_control::{DeviceActivity, DeviceList, DeviceStatus};
 use fathom_devices::{Medium, MediumKind, Placement, SysDevices};
 use fathom_insight::change::{Author, ChangeKind};
 use fathom_layers::Tap;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::daemon::change_log::Note;
 use crate::daemon::{Daemon, Served, stack};
 use crate::features::background::BackgroundWork;
-use crate::lock;
 use crate::stores::location::locations;
 
 /// How long a report waits for the search for devices. Searches that take longer continue.
@@ -40,7 +40,7 @@ struct Known {
 
 impl Beneath {
     fn known(&self) -> MutexGuard<'_, Known> {
-        lock(&self.known)
+        self.known.lock()
     }
 }
 
@@ -101,7 +101,7 @@ impl Daemon {
             let search = move || {
                 loop {
                     // The lock is held only for this line.
-                    let next = lock(&for_thread).pop_front();
+                    let next = for_thread.lock().pop_front();
                     let Some(served) = next else { break };
                     if served.begin_search() {
                         served.find_devices();
@@ -117,7 +117,7 @@ impl Daemon {
                 if found.recv_timeout(SEARCH_STEP).is_ok() {
                     return;
                 }
-                let is_rest_empty = lock(&waiting).is_empty();
+                let is_rest_empty = waiting.lock().is_empty();
                 let now = Instant::now();
                 if now >= end {
                     return;

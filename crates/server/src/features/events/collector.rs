@@ -1,7 +1,7 @@
 //! The thread that collects events while there are listeners.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
@@ -156,11 +156,9 @@ impl Collector {
             }
             before_ns = now_ns;
             let pause = self.pause(collected, pulse);
-            let state = events.state();
+            let mut state = events.state();
             if !state.ending && state.listeners.len() == listeners.len() {
-                drop(
-                    events.woken.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner),
-                );
+                events.woken.wait_for(&mut state, pause);
             }
         }
     }

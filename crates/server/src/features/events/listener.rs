@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use fathom_monitor::recording::{DropPlace, dropped_block, end_block};
 use http_body::{Body, Frame};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{ListenRequest, StreamSet};
 
@@ -85,7 +86,7 @@ impl Listener {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The streams whose events the listener receives.
@@ -122,8 +123,7 @@ impl Listener {
 
     /// Waits for the beginning of the collection.
     pub fn wait_until_begun(&self, limit: Duration) {
-        let state = self.state();
-        drop(self.begun.wait_timeout_while(state, limit, |state| !state.is_begun));
+        self.begun.wait_while_for(&mut self.state(), |state| !state.is_begun, limit);
     }
 
     /// Adds a block with a number of events, if the buffer has space for it.
@@ -162,11 +162,8 @@ impl Listener {
 
     /// Waits for the next data; `None` at the end.
     pub fn wait_next(&self) -> Option<Bytes> {
-        let state = self.state();
-        let mut state = self
-            .filled
-            .wait_while(state, |state| state.waiting.is_empty() && !state.ended)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        self.filled.wait_while(&mut state, |state| state.waiting.is_empty() && !state.ended);
         state.next()
     }
 

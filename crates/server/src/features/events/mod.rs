@@ -18,7 +18,7 @@ mod source;
 pub(crate) mod tap;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::Clock;
@@ -26,6 +26,7 @@ use fathom_control::{ErrorBody, ErrorCode};
 use fathom_insight::STREAMS;
 use fathom_monitor::recording::{self, Header};
 use fathom_monitor::streams;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use feed::{EventFeed, FeedWaker, follow};
 pub(crate) use listener::EventBody;
@@ -108,7 +109,7 @@ impl Events {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Ends all streams in order, and waits for that up to `limit`.

@@ -5,7 +5,7 @@
 //! in flight or completed for some time. A flush by `tunables` ends early when other requests come.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use fathom_block::Operation;
 use fathom_control::{DirtyQuery, GuestDirty};
 use fathom_devices::{Medium, MediumKind, SysDevices};
 use fathom_layers::Tap;
+use parking_lot::Mutex;
 
 use crate::configuration::GuestOptions;
 use crate::daemon::{Daemon, Served};
 use crate::features::flush::Flusher;
-use crate::lock;
 
 /// The interval between two samples of the devices' counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
@@ -189,7 +189,7 @@ fn run(daemon: &Weak<Daemon>) {
         watched.retain(|medium, _| media.contains(medium));
         for medium in media {
             let now = Instant::now();
-            if lock(&flushing).contains(&medium) {
+            if flushing.lock().contains(&medium) {
                 watched.remove(&medium);
                 continue;
             }
@@ -245,15 +245,15 @@ fn begin(
     medium: Medium,
     flushing: &Arc<Mutex<BTreeSet<Medium>>>,
 ) {
-    lock(flushing).insert(medium.clone());
+    flushing.lock().insert(medium.clone());
     let (daemon, for_thread, device) = (Arc::clone(daemon), Arc::clone(flushing), medium.clone());
     let body = move || {
         flush(&daemon, &guest, &medium);
-        lock(&for_thread).remove(&medium);
+        for_thread.lock().remove(&medium);
     };
     if let Err(error) = thread::Builder::new().name("flush".into()).spawn(body) {
         tracing::error!(%error, "a guest is not flushed: a thread cannot be started");
-        lock(flushing).remove(&device);
+        flushing.lock().remove(&device);
     }
 }
 

@@ -5,11 +5,9 @@
 //! record of the memory stays.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 
 use fathom_control::FlushWay;
-
-use crate::lock;
+use parking_lot::Mutex;
 
 /// The marked virtual machines.
 #[derive(Debug, Default)]
@@ -35,7 +33,7 @@ pub(super) enum Busy {
 impl Marks {
     /// Marks the guest of `vm` as being flushed `by` this way, until the result is dropped.
     pub(super) fn flush<'a>(&'a self, vm: &'a str, by: FlushWay) -> Result<Active<'a>, Busy> {
-        let mut marked = lock(&self.0);
+        let mut marked = self.0.lock();
         if marked.flushing.contains_key(vm) {
             return Err(Busy::Flushing);
         }
@@ -49,7 +47,7 @@ impl Marks {
     /// Marks the guest of `vm` as being given its memory again, until the result is dropped. `None`
     /// if it already is, or if its memory is being taken.
     pub(super) fn restore<'a>(&'a self, vm: &'a str) -> Option<Restoring<'a>> {
-        let mut marked = lock(&self.0);
+        let mut marked = self.0.lock();
         let is_taken = marked.flushing.get(vm) == Some(&FlushWay::Balloon);
         let is_free = !is_taken && marked.restoring.insert(vm.to_owned());
         is_free.then(|| Restoring { marks: self, vm })
@@ -57,7 +55,7 @@ impl Marks {
 
     /// Whether a guest is being flushed.
     pub(super) fn is_flushing(&self) -> bool {
-        !lock(&self.0).flushing.is_empty()
+        !self.0.lock().flushing.is_empty()
     }
 }
 
@@ -70,7 +68,7 @@ pub(crate) struct Active<'a> {
 
 impl Drop for Active<'_> {
     fn drop(&mut self) {
-        lock(&self.marks.0).flushing.remove(self.vm);
+        self.marks.0.lock().flushing.remove(self.vm);
     }
 }
 
@@ -83,7 +81,7 @@ pub(super) struct Restoring<'a> {
 
 impl Drop for Restoring<'_> {
     fn drop(&mut self) {
-        lock(&self.marks.0).restoring.remove(self.vm);
+        self.marks.0.lock().restoring.remove(self.vm);
     }
 }
 

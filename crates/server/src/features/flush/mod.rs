@@ -32,15 +32,14 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::{Kernel, TunableError};
+use parking_lot::{Mutex, RwLock};
 
 use crate::configuration::{GuestOptions, Placed};
 use crate::daemon::stack::refusal;
-use crate::lock;
 use balloon::{Balloon, Steps};
 use line::PeerError;
 use marks::{Active, Busy, Marks};
@@ -109,7 +108,7 @@ impl Flusher {
     /// Sets the options of all guests. Returns whether they have changed.
     pub(crate) fn set(&self, guests: &[Placed<GuestOptions>]) -> bool {
         let new = options_of(guests);
-        let mut guests = self.guests.write().unwrap_or_else(PoisonError::into_inner);
+        let mut guests = self.guests.write();
         let differs = *guests != new;
         *guests = new;
         differs
@@ -117,7 +116,7 @@ impl Flusher {
 
     /// The options of the guest of `vm`.
     pub(crate) fn options(&self, vm: &str) -> Option<GuestOptions> {
-        let guests = self.guests.read().unwrap_or_else(PoisonError::into_inner);
+        let guests = self.guests.read();
         guests.iter().find(|guest| guest.vm == vm).cloned()
     }
 
@@ -152,13 +151,13 @@ impl Flusher {
 
     /// The guests that are made to flush while their devices are idle.
     pub(crate) fn idle_guests(&self) -> Vec<GuestOptions> {
-        let guests = self.guests.read().unwrap_or_else(PoisonError::into_inner);
+        let guests = self.guests.read();
         guests.iter().filter(|guest| guest.flush_when_idle).cloned().collect()
     }
 
     /// Counts a flush that has ended.
     pub(crate) fn count(&self, report: &FlushReport) {
-        let mut counts = lock(&self.counts);
+        let mut counts = self.counts.lock();
         let counts = counts.entry(report.vm.clone()).or_default();
         counts.flushes += 1;
         counts.written_bytes += report.written_bytes;
@@ -167,7 +166,7 @@ impl Flusher {
 
     /// The counts by virtual machine.
     pub(crate) fn counts(&self) -> BTreeMap<String, FlushCounts> {
-        lock(&self.counts).clone()
+        self.counts.lock().clone()
     }
 
     /// Whether the tunables of the guest of `vm` have to be put back.
@@ -186,13 +185,13 @@ impl Flusher {
     }
 
     fn all_replaced(&self, wanted: Kind) -> Vec<String> {
-        let replaced = lock(&self.replaced);
+        let replaced = self.replaced.lock();
         let found = replaced.keys().filter(|(kind, _)| *kind == wanted);
         found.map(|(_, vm)| vm.clone()).collect()
     }
 
     fn replaced(&self, kind: Kind, vm: &str) -> Option<Record> {
-        lock(&self.replaced).get(&(kind, vm.to_owned())).cloned()
+        self.replaced.lock().get(&(kind, vm.to_owned())).cloned()
     }
 
     /// Puts the tunable of the guest of `vm` back, if it is replaced. `kernel` is the guest's
@@ -221,13 +220,13 @@ impl Flusher {
                 "nothing was changed; let the daemon write to that folder",
             )
         })?;
-        lock(&self.replaced).insert(record.key(), record.clone());
+        self.replaced.lock().insert(record.key(), record.clone());
         Ok(())
     }
 
     /// Removes a record whose value needs no restoration, unless there is another one by now.
     fn forget(&self, record: &Record) {
-        let mut replaced = lock(&self.replaced);
+        let mut replaced = self.replaced.lock();
         if replaced.get(&record.key()) != Some(record) {
             return;
         }
@@ -240,27 +239,27 @@ impl Flusher {
     /// Has the guest of `vm` be given its memory, if it is not given back. Returns whether a thread
     /// has to be started for that. It counts as started.
     pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
-        let mut restorers = lock(&self.restorers);
+        let mut restorers = self.restorers.lock();
         self.replaced(Kind::Balloon, vm).is_some() && restorers.begin(vm, Instant::now())
     }
 
     /// What a thread that gives guests their memory does next.
     pub(crate) fn next_restoration(&self) -> Restoration {
-        lock(&self.restorers).next(Instant::now())
+        self.restorers.lock().next(Instant::now())
     }
 
     /// An attempt to give the guest of `vm` its memory has ended. If it does not have it, it is
     /// tried again later.
     pub(crate) fn end_restoration(&self, vm: &str) {
         // Locked during the question, so that a record of a flush that ends now is not forgotten.
-        let mut restorers = lock(&self.restorers);
+        let mut restorers = self.restorers.lock();
         let has_memory = self.replaced(Kind::Balloon, vm).is_none();
         restorers.end(vm, has_memory, Instant::now());
     }
 
     /// Notes that a thread could not be started.
     pub(crate) fn forget_restorer(&self) {
-        lock(&self.restorers).not_started();
+        self.restorers.lock().not_started();
     }
 
     /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether

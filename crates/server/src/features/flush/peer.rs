@@ -3,12 +3,11 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-
-use crate::lock;
 
 /// See the module.
 pub(super) struct Peer {
@@ -97,17 +96,17 @@ impl Qemu {
 
     /// The orders so far.
     pub(super) fn orders(&self) -> Vec<u64> {
-        lock(&self.state).orders.clone()
+        self.state.lock().orders.clone()
     }
 
     /// Sets the memory that the guest reports.
     pub(super) fn set_memory(&self, memory: u64) {
-        lock(&self.state).memory = memory;
+        self.state.lock().memory = memory;
     }
 
     /// Sets whether orders are refused.
     pub(super) fn set_refuses(&self, refuses: bool) {
-        lock(&self.state).refuses = refuses;
+        self.state.lock().refuses = refuses;
     }
 }
 
@@ -116,7 +115,7 @@ fn serve(mut stream: &UnixStream, state: &Mutex<State>) -> std::io::Result<()> {
     stream.write_all(b"{\"QMP\": {}}\n")?;
     for line in BufReader::new(stream).lines() {
         let command: Value = serde_json::from_str(&line?)?;
-        let mut state = lock(state);
+        let mut state = state.lock();
         let mut result = match command["execute"].as_str() {
             Some("query-balloon") => json!({ "return": { "actual": state.memory } }),
             Some("balloon") if state.refuses => json!({ "error": { "desc": "not now" } }),

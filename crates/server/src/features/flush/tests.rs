@@ -13,7 +13,7 @@ fn records(folder: &Path) -> Records {
 /// A flusher with the guest `web` of this QEMU, whose least memory is 256 MiB.
 fn flusher(qemu: &Qemu, folder: &Path) -> Flusher {
     let flusher = Flusher::new(&[], folder.to_owned(), Path::new(CONTROL));
-    *flusher.guests.write().unwrap() = vec![GuestOptions {
+    *flusher.guests.write() = vec![GuestOptions {
         vm: "web".into(),
         qmp: Some(qemu.path().to_owned()),
         balloon_floor: Some(fathom_control::Bytes(256 * MIB)),

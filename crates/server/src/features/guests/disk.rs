@@ -1,15 +1,15 @@
 //! The guest of one disk: sets the slot that the disk's queues use, as the front end reports
 //! changes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fathom_frontend::vhost_user::{GuestObserver, Memory};
 use fathom_insight::Names;
 use fathom_introspect::GuestStatus;
 use fathom_layers::GuestSlot;
+use parking_lot::Mutex;
 
 use super::{Introspection, User};
-use crate::lock;
 
 /// The guest of one disk, for as long as the disk is served.
 pub(crate) struct DiskGuest {
@@ -59,7 +59,7 @@ impl DiskGuest {
 
     /// Begins or ends reading the guest's memory.
     pub(crate) fn set_wanted(&self, wanted: bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.wanted == wanted {
             return;
         }
@@ -90,7 +90,7 @@ impl DiskGuest {
 
 impl GuestObserver for DiskGuest {
     fn started(&self, session: u64, memory: &Arc<Memory>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.running = Some((session, Arc::clone(memory)));
         self.update_slot(&state);
         drop(state);
@@ -100,13 +100,13 @@ impl GuestObserver for DiskGuest {
     }
 
     fn moved(&self, session: u64, memory: &Arc<Memory>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.running = Some((session, Arc::clone(memory)));
         self.update_slot(&state);
     }
 
     fn stopped(&self, _session: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.running = None;
         // The guest itself is kept for its next start.
         self.slot.set(None);

@@ -13,17 +13,16 @@ pub(crate) mod usage;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Instant;
 
 use fathom_frontend::vhost_user::Memory;
 use fathom_insight::Names;
 use fathom_introspect::{Guest, GuestMemory, GuestState, GuestStatus, Kernel};
+use parking_lot::Mutex;
 
 pub(crate) use disk::DiskGuest;
-
-use crate::lock;
 
 use memory::{Identity, identity, is_changed, to_guest_memory};
 
@@ -115,12 +114,12 @@ impl Introspection {
             return None;
         }
         let identity = identity(memory);
-        let mut guests = lock(&self.shared.guests);
+        let mut guests = self.shared.guests.lock();
         let found = guests.iter().find(|followed| followed.identity == identity).cloned();
         let followed = found.unwrap_or_else(|| {
             let followed = self.follow(identity, memory);
             // Memory was added or removed: the guest's kernel continues.
-            let before = guests.iter().find(|before| lock(&before.users).contains(user));
+            let before = guests.iter().find(|before| before.users.lock().contains(user));
             if let Some(before) = before {
                 if is_changed(&before.identity, &followed.identity) {
                     followed.guest.inherit_kernel(&before.guest);
@@ -131,7 +130,7 @@ impl Introspection {
         });
         let guest = Arc::clone(&followed.guest);
         {
-            let mut users = lock(&followed.users);
+            let mut users = followed.users.lock();
             if !users.contains(user) {
                 users.push(user.clone());
             }
@@ -146,7 +145,7 @@ impl Introspection {
 
     /// Removes the users for which `leaves` holds.
     fn detach(&self, leaves: impl Fn(&User) -> bool) {
-        let released = release(&mut lock(&self.shared.guests), |user, _| leaves(user));
+        let released = release(&mut self.shared.guests.lock(), |user, _| leaves(user));
         drop(released);
     }
 
@@ -184,7 +183,7 @@ impl Introspection {
         if self.shared.thread.get().is_some() {
             return true;
         }
-        let _alone = lock(&self.shared.guests);
+        let _alone = self.shared.guests.lock();
         if self.shared.thread.get().is_some() {
             return true;
         }
@@ -202,13 +201,13 @@ impl Introspection {
 
     /// The state of all guests.
     pub(crate) fn guests(&self) -> Vec<GuestView> {
-        let guests = lock(&self.shared.guests).clone();
+        let guests = self.shared.guests.lock().clone();
         guests.iter().map(|followed| followed.view()).collect()
     }
 
     /// The status of a guest.
     pub(crate) fn status(&self, guest: &Arc<Guest>) -> GuestStatus {
-        let guests = lock(&self.shared.guests).clone();
+        let guests = self.shared.guests.lock().clone();
         let followed = guests.iter().find(|followed| Arc::ptr_eq(&followed.guest, guest));
         followed.map_or_else(|| guest.status(), |followed| followed.status())
     }
@@ -229,7 +228,7 @@ fn release(
     leaves: impl Fn(&User, &Followed) -> bool,
 ) -> Vec<Arc<Followed>> {
     let (kept, released) = std::mem::take(guests).into_iter().partition(|followed| {
-        let mut users = lock(&followed.users);
+        let mut users = followed.users.lock();
         users.retain(|user| !leaves(user, followed));
         !users.is_empty()
     });
@@ -249,7 +248,7 @@ impl Followed {
 
     fn view(&self) -> GuestView {
         let mut disks: Vec<String> =
-            lock(&self.users).iter().map(|user| user.disk.to_string()).collect();
+            self.users.lock().iter().map(|user| user.disk.to_string()).collect();
         disks.sort_unstable();
         disks.dedup();
         GuestView {
@@ -265,7 +264,7 @@ impl Followed {
     /// Does the pending work. Sets `has_attached` if it has found a kernel. Returns the time of the
     /// next step.
     fn step(&self, has_attached: &mut bool) -> Option<Instant> {
-        let mut again = lock(&self.again);
+        let mut again = self.again.lock();
         let late = again.is_some_and(|again| again <= Instant::now());
         if self.due.swap(false, Ordering::AcqRel) || late {
             // A panic while one guest's memory is read must not affect the other guests.
@@ -283,12 +282,12 @@ impl Followed {
     /// Logs the state of the guest if it has changed. Returns whether a kernel has been found.
     fn log_change(&self) -> bool {
         let status = self.status();
-        let mut logged = lock(&self.logged);
+        let mut logged = self.logged.lock();
         if (&logged.0, logged.1) == (&status.state, status.kernels) {
             return false;
         }
         *logged = (status.state.clone(), status.kernels);
-        let disk = lock(&self.users).first().map(|user| user.disk.to_string()).unwrap_or_default();
+        let disk = self.users.lock().first().map(|user| user.disk.to_string()).unwrap_or_default();
         let disk = disk.as_str();
         match &status.state {
             GuestState::Waiting => {}
@@ -313,7 +312,7 @@ impl Shared {
     /// The thread: does the pending work of all guests, then sleeps until there is more.
     fn run(&self) {
         while !self.ending.load(Ordering::Acquire) {
-            let guests = lock(&self.guests).clone();
+            let guests = self.guests.lock().clone();
             let sound = guests.iter().filter(|guest| !guest.failed.load(Ordering::Relaxed));
             let mut has_attached = false;
             let next = sound.filter_map(|guest| guest.step(&mut has_attached)).min();

@@ -101,7 +101,7 @@ fn the_thread_does_the_pending_work_and_then_sleeps() {
     let disk = DiskGuest::new(&introspection, "a", true);
     let file = file();
     disk.started(0, &memory(&file));
-    let followed = lock(&introspection.shared.guests)[0].clone();
+    let followed = introspection.shared.guests.lock()[0].clone();
     let begun = Instant::now();
     while followed.due.load(Ordering::Acquire) {
         assert!(begun.elapsed() < Duration::from_secs(20), "the guest's work was never done");

@@ -19,10 +19,11 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_backend::Left;
+use parking_lot::Mutex;
 use rustix::fs::Mode;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -31,7 +32,6 @@ use rustix::net::{
 };
 
 use super::{Held, NAME_LENGTH_MAX, descriptors};
-use crate::lock;
 
 /// The longest time that the other side may take, for each message.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(2);
@@ -159,7 +159,7 @@ impl Link {
 
     /// The keepsakes that a process holds since an earlier daemon.
     pub(super) fn list(&self) -> Vec<Left> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let Ok(socket) = connect(&self.path) else { return Vec::new() };
         let mut left = Vec::new();
         let listed = self.adopt(&mut state, socket, None).and_then(|socket| {
@@ -182,7 +182,7 @@ impl Link {
     }
 
     pub(super) fn keep(&self, name: &str, file: &File) -> io::Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(connection) = &state.connection {
             let sent = send(connection.socket.as_fd(), &format!("keep {name}"), Some(file.as_fd()));
             if sent.is_ok() {
@@ -195,7 +195,7 @@ impl Link {
 
     /// The process notes the end of this one in a file.
     pub(super) fn note_end(&self, life: &File) -> io::Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let life = state.life.insert(life.try_clone()?);
         let life = life.try_clone()?;
         match &state.connection {
@@ -206,7 +206,7 @@ impl Link {
     }
 
     pub(super) fn release(&self, name: &str) {
-        if let Some(connection) = &lock(&self.state).connection {
+        if let Some(connection) = &self.state.lock().connection {
             // If this fails, the process has ended, and holds nothing.
             let _ = send(connection.socket.as_fd(), &format!("release {name}"), None);
         }
@@ -214,7 +214,7 @@ impl Link {
 
     /// Waits until the process has done all, and disconnects. It ends if it holds nothing.
     pub(super) fn end(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.is_ended = true;
         let Some(connection) = state.connection.take() else { return };
         let socket = connection.socket.as_fd();
@@ -240,7 +240,7 @@ impl Link {
             connect(&self.path).and_then(|socket| self.adopt(state, socket, Some(child)))
         };
         let handed_over = connected.and_then(|socket| {
-            for (name, file) in &*lock(&self.held) {
+            for (name, file) in &*self.held.lock() {
                 send(socket, &format!("keep {name}"), Some(file.as_fd()))?;
             }
             life.map_or(Ok(()), |life| send(socket, "life", Some(life.as_fd())))
@@ -291,11 +291,11 @@ impl Link {
             let connection = state.connection.as_ref();
             !state.is_ended && connection.is_some_and(|connection| connection.number == number)
         };
-        if !is_current(&lock(&self.state)) {
+        if !is_current(&self.state.lock()) {
             return;
         }
         std::thread::sleep(PAUSE);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !is_current(&state) {
             return;
         }

@@ -11,11 +11,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fathom_layers::Wal;
 use fathom_layers::wal::{HomeTimes, Life};
+use parking_lot::Mutex;
 
 use crate::features::keep;
 
@@ -61,7 +62,7 @@ impl Lives {
 
     /// This daemon has opened a log. With the first one, it begins to note its own life.
     pub(crate) fn opened(&self, log: &Wal) {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner).push(log.identity());
+        self.opened.lock().push(log.identity());
         self.noting.get_or_init(|| self.note());
     }
 
@@ -101,7 +102,7 @@ impl Lives {
     /// When `image` was changed, and when the daemons before lived; `None` if that is not known, or
     /// if this daemon has opened its `log` already.
     pub(crate) fn times(&self, image: &Path, log: Option<[u8; 16]>) -> Option<HomeTimes> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.opened.lock();
         if log.is_none_or(|log| opened.contains(&log)) {
             return None;
         }

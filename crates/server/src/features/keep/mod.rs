@@ -22,18 +22,17 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use fathom_backend::{
     Keeper, Left, count_syncs_in_flight, read_syncs_in_flight, report_of_keepsake, set_keeper,
 };
 use fathom_image::{LossRecord, is_same_file};
+use parking_lot::Mutex;
 
 pub use holder::{Keep, keep};
 use link::Link;
 use manager::Manager;
-
-use crate::lock;
 
 /// The beginning of the names of keepsakes, among other descriptors of the service manager.
 const PREFIX: &str = "keep-";
@@ -117,7 +116,7 @@ pub(crate) fn begin(control: &Path, are_kept: bool) {
 /// reports is recorded with its file, or in the folder `records`. May block.
 pub(crate) fn settle(records: &Path) {
     let Some(keepsakes) = KEEPSAKES.get() else { return };
-    let left = std::mem::take(&mut *lock(&keepsakes.left));
+    let left = std::mem::take(&mut *keepsakes.left.lock());
     for Left { name, file } in left {
         if let Some(errno) = report_of_keepsake(&file) {
             record(&file, errno, records);
@@ -138,12 +137,12 @@ pub(crate) fn end() {
 /// As [`end`], after a shutdown that was not clean: releases only the keepsakes whose reports are
 /// recorded. Accesses no file, because one may hang.
 pub(crate) fn end_recorded() {
-    end_those(|keepsakes, name| lock(&keepsakes.recorded).contains(name));
+    end_those(|keepsakes, name| keepsakes.recorded.lock().contains(name));
 }
 
 fn end_those(is_over: impl Fn(&Keepsakes, &str) -> bool) {
     let Some(keepsakes) = KEEPSAKES.get() else { return };
-    let names: Vec<String> = lock(&keepsakes.held).keys().cloned().collect();
+    let names: Vec<String> = keepsakes.held.lock().keys().cloned().collect();
     for name in names {
         if is_over(keepsakes, &name) {
             keepsakes.release(&name);
@@ -182,7 +181,7 @@ fn record(file: &File, errno: i32, records: &Path) {
 
 impl Keeper for Keepsakes {
     fn left(&self, file: &File) -> Vec<Left> {
-        let mut left = lock(&self.left);
+        let mut left = self.left.lock();
         let is_of = |left: &Left| is_same_file(&left.file, file).unwrap_or(false);
         let (found, others) = std::mem::take(&mut *left).into_iter().partition(is_of);
         *left = others;
@@ -200,23 +199,23 @@ impl Keeper for Keepsakes {
         };
         let name = format!("{PREFIX}{file}-{}-{number}", descriptors::instance());
         let keepsake = Arc::new(keepsake);
-        lock(&self.held).insert(name.clone(), Arc::clone(&keepsake));
+        self.held.lock().insert(name.clone(), Arc::clone(&keepsake));
         let handed_over = match &self.place {
             Place::Manager(manager) => manager.keep(&name, &keepsake),
             Place::Process(link) => link.keep(&name, &keepsake),
         };
         handed_over.map(|()| name.clone()).inspect_err(|_| {
-            lock(&self.held).remove(&name);
+            self.held.lock().remove(&name);
         })
     }
 
     fn note_recorded(&self, name: &str) {
-        lock(&self.recorded).insert(name.to_owned());
+        self.recorded.lock().insert(name.to_owned());
     }
 
     fn release(&self, name: &str) {
-        lock(&self.held).remove(name);
-        lock(&self.recorded).remove(name);
+        self.held.lock().remove(name);
+        self.recorded.lock().remove(name);
         match &self.place {
             Place::Manager(manager) => manager.release(name),
             Place::Process(link) => link.release(name),

@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use fathom_backend::FileBackend;
 use fathom_block::{Backend, BackendProblem};
@@ -34,7 +34,7 @@ impl CacheStores {
     ) -> io::Result<Arc<dyn Backend>> {
         let place = self.places.place(super::volume_key(path), |store| store.strong_count() > 0);
         // Held while the store is opened, so that two disks do not open it separately.
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = place.lock();
         if let Some(store) = place.upgrade() {
             return Ok(store);
         }

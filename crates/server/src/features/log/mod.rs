@@ -17,7 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use fathom_backend::model::Modelled;
@@ -31,6 +31,7 @@ use fathom_layers::wal::{
 };
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
+use parking_lot::Mutex;
 
 use crate::features::keep::lives::Lives;
 pub(crate) use definition::WalDefinition;
@@ -426,7 +427,7 @@ impl LogVolumes {
         clusters: &Clusters,
     ) -> io::Result<Arc<LogVolume>> {
         let open = self.place(wal.log.clone());
-        let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = open.lock();
         let capacity = length(wal);
         if let Some(volume) = open.volume.upgrade() {
             if volume.backend().capacity() >= capacity {
@@ -443,7 +444,7 @@ impl LogVolumes {
     /// Whether a log in a volume of a cluster is open.
     pub(crate) fn is_open(&self, place: &ClusterPlace) -> bool {
         let open = self.place(place.path().into());
-        let open = open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.lock();
         open.volume.strong_count() > 0
     }
 
@@ -462,7 +463,7 @@ impl LogVolumes {
         let path = wal.log.canonicalize()?;
         let place = self.place(volume_key(&path));
         // Held while this volume is opened, so that two disks do not open it separately.
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = place.lock();
         if let Some(volume) = place.volume.upgrade() {
             if place.is_cache != wal.is_in_cache {
                 let text =
@@ -510,7 +511,7 @@ fn export_volume(
     open: &Mutex<Place>,
     export: Result<NbdUri, String>,
 ) -> io::Result<Arc<LogVolume>> {
-    let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut open = open.lock();
     if let Some(volume) = open.volume.upgrade() {
         return Ok(volume);
     }

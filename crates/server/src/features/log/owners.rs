@@ -11,17 +11,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_layers::wal::{LogOwner, owner_in, owner_of_changes};
+use parking_lot::{Condvar, Mutex};
 
 use super::{Place, WalDefinition, export_volume, in_cache};
 use crate::configuration::layers;
 use crate::daemon::stack::refusal;
-use crate::lock;
 
 /// How long a log may take to answer while a device is opened.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
@@ -97,7 +97,7 @@ impl KnownLogs {
     ) {
         let Some(wal) = layers::wal(definition) else { return };
         let at = (wal.log.clone(), wal.offset.0);
-        let mut logs = lock(&self.inner.logs);
+        let mut logs = self.inner.logs.lock();
         if let Some(known) = logs.get_mut(&at) {
             known.wal = wal;
             return;
@@ -109,7 +109,7 @@ impl KnownLogs {
     /// logs.
     pub(super) fn check(&self, disk: &str, image: &Path, home: &str) -> Result<(), ErrorBody> {
         let end = Instant::now() + ANSWER_TIME_MAX;
-        let places: Vec<LogPlace> = lock(&self.inner.logs).keys().cloned().collect();
+        let places: Vec<LogPlace> = self.inner.logs.lock().keys().cloned().collect();
         let questions: Vec<_> = places.iter().map(|place| self.inner.ask(place)).collect();
         let mut doubt = Doubt::new(image, home);
         for (place, question) in places.into_iter().zip(questions) {
@@ -119,9 +119,9 @@ impl KnownLogs {
             return Err(refused);
         }
         if doubt.silent.is_empty() {
-            lock(&self.inner.doubts).remove(disk);
+            self.inner.doubts.lock().remove(disk);
         } else {
-            lock(&self.inner.doubts).insert(disk.to_owned(), doubt);
+            self.inner.doubts.lock().insert(disk.to_owned(), doubt);
             self.ask_again();
         }
         Ok(())
@@ -137,14 +137,14 @@ impl KnownLogs {
     ) -> Option<bool> {
         let at = (wal.log.clone(), wal.offset.0);
         {
-            let mut logs = lock(&self.inner.logs);
+            let mut logs = self.inner.logs.lock();
             logs.entry(at.clone()).or_insert_with(|| Known::new(wal.clone(), place));
         }
         let owners = self.inner.ask(&at).wait(Instant::now() + ANSWER_TIME_MAX);
         if let Ok(owners) = &owners {
             return Some(owners.iter().any(|owner| owner.is_home(home)));
         }
-        let mut doubts = lock(&self.inner.doubts);
+        let mut doubts = self.inner.doubts.lock();
         let doubt = doubts.entry(disk.to_owned()).or_insert_with(|| Doubt::new(image, home));
         doubt.note(at, owners);
         drop(doubts);
@@ -154,7 +154,7 @@ impl KnownLogs {
 
     /// The disk is served with this log, so that nothing is uncertain about it.
     pub(super) fn is_used(&self, disk: &str, wal: &WalDefinition) {
-        let mut doubts = lock(&self.inner.doubts);
+        let mut doubts = self.inner.doubts.lock();
         let Some(doubt) = doubts.get_mut(disk) else { return };
         doubt.refused = None;
         doubt.silent.remove(&(wal.log.clone(), wal.offset.0));
@@ -165,7 +165,7 @@ impl KnownLogs {
 
     /// Why it is not certain that a disk is served with all its changes: a message and a remedy.
     pub(super) fn doubt(&self, disk: &str) -> Option<(String, String)> {
-        let doubts = lock(&self.inner.doubts);
+        let doubts = self.inner.doubts.lock();
         let doubt = doubts.get(disk)?;
         if let Some(ErrorBody { message, remedy, .. }) = doubt.refused.clone() {
             let remedy = format!("end its guests, and remove the disk at once; then {remedy}");
@@ -202,20 +202,20 @@ fn again(inner: &Weak<Inner>) {
         thread::sleep(AGAIN);
         let Some(inner) = inner.upgrade() else { return };
         let silent = |doubt: &Doubt| doubt.silent.keys().cloned().collect::<Vec<_>>();
-        let mut places: Vec<LogPlace> = lock(&inner.doubts).values().flat_map(silent).collect();
+        let mut places: Vec<LogPlace> = inner.doubts.lock().values().flat_map(silent).collect();
         places.sort();
         places.dedup();
         let end = Instant::now() + ANSWER_TIME_MAX;
         let questions: Vec<_> = places.iter().map(|place| inner.ask(place)).collect();
         for (place, question) in places.into_iter().zip(questions) {
             let owners = question.wait(end);
-            for doubt in lock(&inner.doubts).values_mut() {
+            for doubt in inner.doubts.lock().values_mut() {
                 if doubt.silent.remove(&place).is_some() {
                     doubt.note(place.clone(), owners.clone());
                 }
             }
         }
-        let mut doubts = lock(&inner.doubts);
+        let mut doubts = inner.doubts.lock();
         doubts.retain(|_, doubt| doubt.refused.is_some() || !doubt.silent.is_empty());
         if doubts.is_empty() {
             // Under the lock, so that a doubt that comes now starts another thread.
@@ -261,7 +261,7 @@ impl Doubt {
 impl Inner {
     /// Asks a log, unless it is being asked.
     fn ask(&self, place: &LogPlace) -> Arc<Question> {
-        let mut logs = lock(&self.logs);
+        let mut logs = self.logs.lock();
         let Some(known) = logs.get_mut(place) else { return Question::answered(Ok(Vec::new())) };
         let in_progress = known.question.clone().filter(|question| !question.is_answered());
         if let Some(question) = in_progress {
@@ -286,19 +286,19 @@ impl Question {
     }
 
     fn is_answered(&self) -> bool {
-        lock(&self.owners).is_some()
+        self.owners.lock().is_some()
     }
 
     fn answer(&self, owners: Owners) {
-        *lock(&self.owners) = Some(owners);
+        *self.owners.lock() = Some(owners);
         self.answered.notify_all();
     }
 
     /// Waits for the answer until `end`.
     fn wait(&self, end: Instant) -> Owners {
         let left = end.saturating_duration_since(Instant::now());
-        let waited = self.answered.wait_timeout_while(lock(&self.owners), left, |it| it.is_none());
-        let (owners, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.owners.lock();
+        self.answered.wait_while_for(&mut owners, |owners| owners.is_none(), left);
         owners.clone().unwrap_or_else(|| Err("it does not answer".into()))
     }
 }
@@ -315,7 +315,7 @@ fn read(wal: &WalDefinition, volume: &Arc<Mutex<Place>>) -> io::Result<Vec<LogOw
         // To open a volume takes it from whoever has it. That is left to the log's disk.
         let end = Instant::now() + OPEN_TIME_MAX;
         loop {
-            let open = volume.lock().unwrap_or_else(PoisonError::into_inner).volume.upgrade();
+            let open = volume.lock().volume.upgrade();
             if let Some(volume) = open {
                 return Ok(owner_in(volume.backend(), offset)?.into_iter().collect());
             }

@@ -1,9 +1,10 @@
 //! The link to the centre, as a feature of the daemon.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fathom_control::{ErrorBody, MonitorStatus, ProblemKind, ReloadReport};
+use parking_lot::Mutex;
 
 use super::Monitor;
 use super::metrics::of_monitor;
@@ -14,7 +15,6 @@ use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::problems::Found;
 use crate::daemon::stop::Task;
-use crate::lock;
 
 /// How long the link may be away before that is a problem: longer than a restart of the centre.
 const LINK_TIME_MAX: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ impl Feature for Centre {
 
     fn problems(&self, daemon: &Daemon, found: &mut Vec<Found>) {
         let Some(status) = daemon.monitor_status() else { return };
-        let mut away = lock(&daemon.part::<Link>().away);
+        let mut away = daemon.part::<Link>().away.lock();
         let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
         if !fails {
             *away = None;

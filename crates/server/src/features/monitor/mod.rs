@@ -3,12 +3,13 @@
 pub(crate) mod feature;
 pub(crate) mod metrics;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_control::{ErrorBody, ErrorCode, MonitorStatus};
 use fathom_monitor::link::{Host, HostOptions};
 use fathom_tls::Tls;
+use parking_lot::Mutex;
 
 use crate::configuration::MonitorOptions;
 use crate::daemon::Daemon;
@@ -16,7 +17,6 @@ use crate::daemon::refresh::Content;
 use crate::daemon::stack::refusal;
 use crate::features::events::DiskEvents;
 use crate::features::monitor::feature::Link;
-use crate::lock;
 
 /// How long the link may take to send its last rows.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ impl Daemon {
             self.start_monitor(options)?;
             return Ok(Some("the link to the centre was begun"));
         };
-        let (mut keys, new) = (lock(&monitor.keys), options.keys());
+        let (mut keys, new) = (monitor.keys.lock(), options.keys());
         if *keys == new || monitor.options != *options {
             return Ok(None);
         }
@@ -78,7 +78,7 @@ impl Daemon {
         let (options_of_host, _) = host_options(options)?;
         let next = self.start_host(options_of_host)?;
         // Outside the lock, because the status is read with it.
-        let mut old = std::mem::replace(&mut *lock(&monitor.host), next);
+        let mut old = std::mem::replace(&mut *monitor.host.lock(), next);
         old.stop(END_TIME_MAX);
         *keys = new;
         Ok(Some("the link to the centre has the certificates of now"))
@@ -87,7 +87,7 @@ impl Daemon {
     /// Sends the last rows to the centre, and closes the link.
     pub(crate) fn end_monitor(&self) {
         if let Some(monitor) = self.part::<Link>().monitor.get() {
-            monitor.host.lock().unwrap_or_else(PoisonError::into_inner).stop(END_TIME_MAX);
+            monitor.host.lock().stop(END_TIME_MAX);
         }
     }
 
@@ -99,7 +99,7 @@ impl Daemon {
     /// The status of the link.
     pub(crate) fn monitor_status(&self) -> Option<MonitorStatus> {
         let monitor = self.part::<Link>().monitor.get()?;
-        let link = monitor.host.lock().unwrap_or_else(PoisonError::into_inner).status();
+        let link = monitor.host.lock().status();
         Some(MonitorStatus {
             address: monitor.options.address.clone(),
             name: monitor.name.clone(),

@@ -13,7 +13,6 @@ use crate::configuration::{Address, parse_address};
 use crate::daemon::refresh::Content;
 use crate::daemon::stack::{refusal, socket_refusal};
 use crate::daemon::{Daemon, Listening};
-use crate::lock;
 use crate::process::group::admit;
 
 /// Serves `exports` to NBD clients.
@@ -102,7 +101,7 @@ impl Daemon {
 /// cannot be used.
 fn refresh_keys(listening: &Listening) -> Result<bool, ErrorBody> {
     let definition = listening.definition();
-    let (Some(tls), mut keys) = (&definition.tls, lock(&listening.keys)) else { return Ok(false) };
+    let (Some(tls), mut keys) = (&definition.tls, listening.keys.lock()) else { return Ok(false) };
     let new = keys_of(&definition);
     if *keys == new {
         return Ok(false);

@@ -6,18 +6,18 @@ mod listen;
 mod metrics;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fathom_control::{ErrorBody, ErrorCode, ExportsDefinition, ListenerDefinition, ReloadReport};
 use fathom_frontend::nbd;
+use parking_lot::{Condvar, Mutex};
 
 use crate::configuration::Configuration;
 use crate::daemon::changes::stopping;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Listening, Served};
 use crate::features::nbd::listen::{keys_of, start_listener};
-use crate::lock;
 
 /// The pause after the first attempt to listen that fails; each further one is longer by half.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ struct Attempts {
 impl Closed {
     /// Ends the attempts.
     pub(crate) fn stop(&self) {
-        lock(&self.attempts).is_stopping = true;
+        self.attempts.lock().is_stopping = true;
         self.wake.notify_all();
     }
 }
@@ -74,13 +74,13 @@ impl Daemon {
 
     /// Begins to listen, if it does not yet.
     pub(crate) fn open_listener(&self, listening: &Listening) -> Result<(), ErrorBody> {
-        let _opening = lock(&listening.opening);
+        let _opening = listening.opening.lock();
         if listening.listener().is_some() {
             return Ok(());
         }
         let definition = listening.definition();
         // Before they are used: a later change is found.
-        *lock(&listening.keys) = keys_of(&definition);
+        *listening.keys.lock() = keys_of(&definition);
         let opened =
             start_listener(&definition, &listening.exports, self.part::<Arc<nbd::Budget>>());
         let refused = match opened {
@@ -89,7 +89,7 @@ impl Daemon {
                 // Who closes it says so before it takes the listener.
                 if !self.is_stopping() && !listening.is_leaving.load(Ordering::Acquire) {
                     *place = Some(listener);
-                    *lock(&listening.refused) = None;
+                    *listening.refused.lock() = None;
                     return Ok(());
                 }
                 drop(place);
@@ -98,7 +98,7 @@ impl Daemon {
             }
             Err(refused) => refused,
         };
-        *lock(&listening.refused) = Some(refused.clone());
+        *listening.refused.lock() = Some(refused.clone());
         self.wake_watch();
         Err(refused)
     }
@@ -106,7 +106,7 @@ impl Daemon {
     /// Lets a thread try again to listen where the daemon cannot yet, if there is such a place.
     pub(crate) fn retry_listeners(self: &Arc<Self>) {
         let is_closed = self.listening().iter().any(|listening| listening.is_to_be_opened());
-        let mut attempts = lock(&self.part::<Arc<Closed>>().attempts);
+        let mut attempts = self.part::<Arc<Closed>>().attempts.lock();
         if !is_closed || attempts.is_stopping || attempts.has_thread {
             return;
         }
@@ -115,20 +115,20 @@ impl Daemon {
         let (daemon, closed) = (Arc::downgrade(self), Arc::clone(self.part::<Arc<Closed>>()));
         let work = move || retry(&daemon, &closed);
         if let Err(error) = std::thread::Builder::new().name("listen".into()).spawn(work) {
-            lock(&self.part::<Arc<Closed>>().attempts).has_thread = false;
+            self.part::<Arc<Closed>>().attempts.lock().has_thread = false;
             tracing::error!(%error, "closed listeners are not opened: a thread cannot be started");
         }
     }
 
     /// Notes why `/metrics` is not served over TCP.
     pub(crate) fn refuse_metrics(&self, refused: Option<ErrorBody>) {
-        *lock(&self.part::<Arc<Closed>>().metrics) = refused;
+        *self.part::<Arc<Closed>>().metrics.lock() = refused;
         self.wake_watch();
     }
 
     /// The reasons why the daemon does not listen where it should.
     pub(crate) fn closed_listeners(&self) -> Vec<(String, ErrorBody)> {
-        let of_metrics = lock(&self.part::<Arc<Closed>>().metrics).clone();
+        let of_metrics = self.part::<Arc<Closed>>().metrics.lock().clone();
         let mut reasons: Vec<(String, ErrorBody)> =
             of_metrics.into_iter().map(|reason| ("metrics".to_owned(), reason)).collect();
         for listening in self.listening() {
@@ -205,7 +205,7 @@ impl Daemon {
     pub(crate) fn change_exports(&self, listening: &Listening, exports: ExportsDefinition) {
         let mut definition = listening.definition();
         definition.exports = exports;
-        *listening.definition.lock().unwrap_or_else(PoisonError::into_inner) = definition.clone();
+        *listening.definition.lock() = definition.clone();
         let offered = listening.exports.list();
         for (name, _) in &offered {
             if !is_exported(&definition, name) {
@@ -224,9 +224,8 @@ impl Daemon {
 fn retry(daemon: &Weak<Daemon>, closed: &Closed) {
     let mut pause = PAUSE;
     loop {
-        let attempts = lock(&closed.attempts);
-        let waited = closed.wake.wait_timeout_while(attempts, pause, |it| !it.is_stopping);
-        let attempts = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut attempts = closed.attempts.lock();
+        closed.wake.wait_while_for(&mut attempts, |it| !it.is_stopping, pause);
         if attempts.is_stopping {
             return;
         }
@@ -239,7 +238,7 @@ fn retry(daemon: &Weak<Daemon>, closed: &Closed) {
                 daemon.wake_watch();
             }
         }
-        let mut attempts = lock(&closed.attempts);
+        let mut attempts = closed.attempts.lock();
         if !daemon.listening().iter().any(|listening| listening.is_to_be_opened()) {
             attempts.has_thread = false;
             return;
@@ -262,14 +261,14 @@ impl Listening {
 
     /// Why it does not listen.
     pub(crate) fn refused(&self) -> Option<ErrorBody> {
-        lock(&self.refused).clone()
+        self.refused.lock().clone()
     }
 
     /// Whether it is closed because it could not listen.
     fn is_to_be_opened(&self) -> bool {
         !self.is_leaving.load(Ordering::Acquire)
             && self.listener().is_none()
-            && lock(&self.refused).is_some()
+            && self.refused.lock().is_some()
     }
 
     /// Takes the listener, for its end.

@@ -9,7 +9,7 @@ pub(crate) mod history;
 pub(crate) mod metrics;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use fathom_devices::contention::{
 use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
 use fathom_layers::wal::RECOVERY_PAUSE_MAX;
+use parking_lot::Mutex;
 
 use super::offload::history::History;
 use crate::configuration::layers;
@@ -33,7 +34,6 @@ use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
 use crate::features::log::{AutoKind, DiskLog, LogVolumes, OffloadDefinition};
-use crate::lock;
 use crate::stores::clusters::{ClusterPlace, Clusters};
 
 /// The interval between two looks at a device while its disks are used.
@@ -200,7 +200,7 @@ impl Daemon {
             Some(name) => vec![self.carried(name)?],
             None => self.served().into_iter().filter_map(carried).collect(),
         };
-        let known = lock(&self.part::<Offloads>().known);
+        let known = self.part::<Offloads>().known.lock();
         let none = Known::default();
         let disks =
             selected.iter().map(|disk| disk.report(known.get(disk.name()).unwrap_or(&none)));
@@ -214,7 +214,7 @@ impl Daemon {
     /// The last minutes of a disk's forecast.
     pub(crate) fn offload_history(&self, name: &str) -> Result<OffloadHistory, ErrorBody> {
         self.carried(name)?;
-        let known = lock(&self.part::<Offloads>().known);
+        let known = self.part::<Offloads>().known.lock();
         let (devices, samples) = known.get(name).map_or_else(Default::default, |known| {
             let devices = known.forecast.as_ref().map(|forecast| forecast.devices.clone());
             (devices.unwrap_or_default(), known.history.samples())
@@ -229,7 +229,7 @@ impl Daemon {
         request: OffloadRequest,
     ) -> Result<OffloadAnswer, ErrorBody> {
         let disk = self.carried(name)?;
-        let mut guard = lock(&self.part::<Offloads>().known);
+        let mut guard = self.part::<Offloads>().known.lock();
         let known = guard.entry(name.to_owned()).or_default();
         let is_tried_out = disk.offload.is_tried_out();
         let is_carrying = is_tried_out || disk.offload.status().state == LayerState::Carrying;
@@ -252,7 +252,7 @@ impl Daemon {
                 start(&disk, known, Starter::Hand)?;
                 drop(guard);
                 disk.wait_for_trial();
-                guard = lock(&self.part::<Offloads>().known);
+                guard = self.part::<Offloads>().known.lock();
             } else {
                 stop(&disk, known, Starter::Hand);
             }
@@ -506,7 +506,10 @@ fn run(daemon: &Weak<Daemon>) {
             observed.iter().any(|(_, beneath)| Arc::ptr_eq(beneath, &device.beneath))
         });
         if observed.is_empty() {
-            lock(&daemon.part::<Offloads>().known)
+            daemon
+                .part::<Offloads>()
+                .known
+                .lock()
                 .values_mut()
                 .for_each(|known| known.forecast = None);
             drop((observed, daemon));
@@ -532,7 +535,7 @@ fn run(daemon: &Weak<Daemon>) {
 
 /// Starts or stops what the verdict on a device requires.
 fn decide(daemon: &Daemon, device: &Device, disks: &[&Carried]) {
-    let mut known = lock(&daemon.part::<Offloads>().known);
+    let mut known = daemon.part::<Offloads>().known.lock();
     let now = Instant::now();
     for disk in disks {
         let known = known.entry(disk.name().to_owned()).or_default();

@@ -1,11 +1,12 @@
 //! A kept query, and its counts.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use fathom_control::{Client, QueryState, QueryStatus, ResultKind};
 use fathom_cql::Value;
 use fathom_monitor::EngineStatistics;
+use parking_lot::Mutex;
 
 use super::action::Action;
 use crate::configuration::{ActionDefinition, PreparedQuery, QueryDefinition};
@@ -65,7 +66,7 @@ impl Counts {
             let end = (0..=ERROR_LENGTH_MAX).rev().find(|at| text.is_char_boundary(*at));
             text.truncate(end.unwrap_or(0));
         }
-        let mut last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_error.lock();
         *last = Some((text, unix_time_ns()));
     }
 
@@ -147,7 +148,7 @@ impl Kept {
     pub fn status(&self) -> QueryStatus {
         let (definition, counts) = (&self.definition, &self.counts);
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let last = counts.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = counts.last_error.lock().clone();
         let (last_error, last_error_unix_time_ns) = last.unzip();
         let (action, target) = describe(&definition.action);
         let limit = definition.action.limit();

@@ -15,10 +15,11 @@ mod kept;
 pub(crate) mod metrics;
 mod thread;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_control::{Client, ErrorCode, QueryList, ReloadReport};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use action::MetricSeries;
 use kept::Kept;
@@ -54,7 +55,7 @@ struct State {
 
 impl Queries {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn kept(&self) -> Vec<Arc<Kept>> {
@@ -151,7 +152,7 @@ impl Queries {
         }
         let limit = APPLY_TIME_MAX;
         let waits = |state: &mut State| state.running && state.version_applied < state.version;
-        drop(self.applied.wait_timeout_while(state, limit, waits));
+        self.applied.wait_while_for(&mut state, waits, limit);
     }
 
     /// The queries that the thread has to run, and their version; `None` if the thread has to end.
@@ -212,11 +213,7 @@ impl Queries {
             let mut state = self.state();
             state.ending = true;
             let waits = |state: &mut State| state.running;
-            let state = self
-                .applied
-                .wait_timeout_while(state, limit, waits)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.applied.wait_while_for(&mut state, waits, limit);
             state.kept.clone()
         };
         for kept in &kept {

@@ -10,11 +10,12 @@ mod writer;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fathom_control::{DaemonEvent, EventLevel, EventList};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, callsite};
@@ -122,7 +123,7 @@ impl Journal {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -144,7 +145,7 @@ impl Journal {
             return Some(0);
         }
         let now = Instant::now();
-        let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allowances = self.allowances.lock();
         let mut key = (metadata.callsite(), disk.to_owned());
         if allowances.len() >= CAUSES_MAX && !allowances.contains_key(&key) {
             key.1.clear();

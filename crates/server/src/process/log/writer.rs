@@ -7,13 +7,14 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::{Condvar, Mutex};
+
 use super::Time;
-use crate::lock;
 
 /// The most bytes of lines that wait.
 const HELD_MAX: usize = 1 << 20;
@@ -66,7 +67,7 @@ impl Writer {
 
     /// Writes a line. With `waits`, returns when it is written, or after a moment.
     pub(super) fn write(self: &Arc<Self>, line: String, waits: bool) {
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         if lines.held + line.len() > HELD_MAX {
             lines.dropped += 1;
             DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -88,26 +89,23 @@ impl Writer {
         if !waits || lines.is_stuck {
             return;
         }
-        let waited =
-            self.written.wait_timeout_while(lines, WAIT_MAX, |lines| lines.written < number);
-        let mut lines = waited.unwrap_or_else(PoisonError::into_inner).0;
+        self.written.wait_while_for(&mut lines, |lines| lines.written < number, WAIT_MAX);
         lines.is_stuck |= lines.written < number;
     }
 
     /// Waits until all lines are written, for at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
-        let lines = lock(&self.lines);
         let is_behind = |lines: &mut Lines| lines.written < lines.arrived;
-        drop(self.written.wait_timeout_while(lines, limit, is_behind));
+        self.written.wait_while_for(&mut self.lines.lock(), is_behind, limit);
     }
 
     /// The thread.
     fn run(&self, mut place: Box<dyn Write + Send>) {
-        let mut lines = lock(&self.lines);
+        let mut lines = self.lines.lock();
         loop {
             let Some(line) = lines.waiting.pop_front() else {
                 lines.is_stuck = false;
-                lines = self.arrived.wait(lines).unwrap_or_else(PoisonError::into_inner);
+                self.arrived.wait(&mut lines);
                 continue;
             };
             let dropped = std::mem::take(&mut lines.dropped);
@@ -122,7 +120,7 @@ impl Writer {
                 );
                 let _ = place.write_all(notice.as_bytes());
             }
-            lines = lock(&self.lines);
+            lines = self.lines.lock();
             lines.held -= line.len();
             lines.written += 1;
             self.written.notify_all();
@@ -161,7 +159,7 @@ mod tests {
         });
         writer.flush(Duration::from_secs(20));
         writer.write("the last\n".into(), true);
-        let lines = lock(&writer.lines);
+        let lines = writer.lines.lock();
         assert_eq!((lines.written, lines.held, lines.is_stuck), (lines.arrived, 0, false));
         drop(lines);
         let mut text = String::new();

@@ -7,10 +7,11 @@ mod metric;
 mod outbox;
 mod webhook;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fathom_control::Client;
+use parking_lot::Mutex;
 
 pub(crate) use metric::MetricSeries;
 
@@ -69,7 +70,7 @@ impl Action {
     /// Applies the action to those changes for which it is configured, up to its limit.
     pub fn take(&self, changes: &[Change]) {
         if let Target::Metric(metric) = &self.target {
-            let mut metric = metric.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut metric = metric.lock();
             let mut acted = 0;
             for change in changes.iter().filter(|change| applies(self.on, change)) {
                 match metric.take(change) {
@@ -80,7 +81,7 @@ impl Action {
             add(&self.counts.acted, acted);
             return;
         }
-        let mut limited = self.limited.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limited = self.limited.lock();
         let (limiter, suppressed) = &mut *limited;
         for change in changes.iter().filter(|change| applies(self.on, change)) {
             if limiter.allows(change.time_ns) {
@@ -107,15 +108,13 @@ impl Action {
     /// The series of a metric; `None` for other actions.
     pub fn series(&self) -> Option<MetricSeries> {
         let Target::Metric(metric) = &self.target else { return None };
-        Some(metric.lock().unwrap_or_else(PoisonError::into_inner).series())
+        Some(metric.lock().series())
     }
 
     /// The number of series, and the number of rows without a series.
     pub fn series_counts(&self) -> (u64, u64) {
         match &self.target {
-            Target::Metric(metric) => {
-                metric.lock().unwrap_or_else(PoisonError::into_inner).counts()
-            }
+            Target::Metric(metric) => metric.lock().counts(),
             Target::Log(_) | Target::Thread(_) => (0, 0),
         }
     }

@@ -1,10 +1,11 @@
 //! A bounded queue of rows that wait for a thread. Rows that do not fit are counted.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_cql::Value;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::features::queries::kept::Change;
 
@@ -57,7 +58,7 @@ fn bytes(row: &[Value]) -> usize {
 
 impl Outbox {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Starts a thread that repeats `work` until it returns false.
@@ -103,8 +104,8 @@ impl Outbox {
     /// Waits for rows, and takes at most `rows_max` of them; none if the queue is closed and empty.
     pub fn take(&self, rows_max: usize) -> Vec<Waiting> {
         let waits = |state: &mut State| state.waiting.is_empty() && !state.closing;
-        let mut state =
-            self.changed.wait_while(self.state(), waits).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        self.changed.wait_while(&mut state, waits);
         let count = state.waiting.len().min(rows_max);
         let taken: Vec<Waiting> = state.waiting.drain(..count).collect();
         state.bytes -= taken.iter().map(|waiting| bytes(&waiting.row)).sum::<usize>();
@@ -113,9 +114,9 @@ impl Outbox {
 
     /// Waits for `time`. Returns false if the queue is closed before or meanwhile.
     pub fn pause(&self, time: Duration) -> bool {
-        let waits = |state: &mut State| !state.closing;
-        let result = self.changed.wait_timeout_while(self.state(), time, waits);
-        !result.unwrap_or_else(PoisonError::into_inner).0.closing
+        let mut state = self.state();
+        self.changed.wait_while_for(&mut state, |state| !state.closing, time);
+        !state.closing
     }
 
     /// Whether the queue is closed.
@@ -133,7 +134,7 @@ impl Outbox {
     pub fn wait_closed(&self, end: Instant) {
         let left = end.saturating_duration_since(Instant::now());
         let waits = |state: &mut State| !state.closed;
-        drop(self.changed.wait_timeout_while(self.state(), left, waits));
+        self.changed.wait_while_for(&mut self.state(), waits, left);
     }
 }
 
