@@ -22,10 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use fathom_block::{
-    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Buffers, Capabilities,
-    ErrorKind, Extent, Geometry, Operation, Outcome, Request, faults, prefetch,
+    Allocation, Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Buffers,
+    Capabilities, ErrorKind, Extent, Figure, Geometry, Operation, Outcome, Request, faults,
+    prefetch,
 };
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::Event;
 use parking_lot::{Mutex, MutexGuard};
 
 /// The unit in which allocation is recorded, in bytes.
@@ -76,6 +77,13 @@ unsafe impl Sync for Shared {}
 struct Count(AtomicU64);
 
 impl Memory {
+    fn queue(&self) -> MemoryQueue {
+        let shared = Arc::clone(&self.shared);
+        let count = Arc::<Count>::default();
+        shared.queues().push(Arc::clone(&count));
+        MemoryQueue { shared, count }
+    }
+
     /// Opens a disk of `capacity` bytes of zeroes.
     ///
     /// # Errors
@@ -232,6 +240,12 @@ impl Shared {
         }
     }
 
+    /// The length of the chunks that have been written, in bytes.
+    fn used(&self) -> u64 {
+        let written = |word: &AtomicU64| u64::from(word.load(Ordering::Relaxed).count_ones());
+        self.written.iter().map(written).sum::<u64>() * CHUNK
+    }
+
     fn is_written(&self, chunk: u64) -> bool {
         self.written[(chunk / 64) as usize].load(Ordering::Acquire) & (1 << (chunk % 64)) != 0
     }
@@ -295,11 +309,11 @@ impl Backend for Memory {
         Capabilities::ALL
     }
 
-    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let shared = Arc::clone(&self.shared);
-        let count = Arc::<Count>::default();
-        shared.queues().push(Arc::clone(&count));
-        Ok(Box::new(MemoryQueue { shared, count }))
+    fn open_queue(
+        &self,
+        _context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(self.queue()))
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
@@ -321,6 +335,11 @@ impl Backend for Memory {
 
     fn problems(&self) -> Vec<BackendProblem> {
         Vec::new()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let meaning = "The memory that the disk's content takes, at most.";
+        vec![Figure::gauge("used_bytes", meaning, self.shared.used())]
     }
 
     fn losses(&self) -> u64 {
@@ -446,8 +465,7 @@ mod tests {
     #[test]
     fn what_is_written_at_once_is_there_and_nothing_is_written_beyond_the_capacity() {
         let memory = Memory::new(1 << 20);
-        let mut reactor = Reactor::new(8).unwrap();
-        let mut queue = memory.open_queue(&mut reactor).unwrap();
+        let mut queue = memory.queue();
         assert_eq!(queue.write_now(4096, &[7; 8192]), Some(Ok(())));
         let mut buffers = Buffers::default();
         buffers.allocate(8192);

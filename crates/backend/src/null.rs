@@ -3,10 +3,10 @@
 use std::io;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
-    Operation, Request,
+    Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Capabilities,
+    ErrorKind, Geometry, Operation, Request,
 };
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::Event;
 
 /// A disk that drops every write and reads as zeroes, to measure everything else.
 #[derive(Debug)]
@@ -38,7 +38,10 @@ impl Backend for Null {
         Capabilities { extents: false, ..Capabilities::ALL }
     }
 
-    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+    fn open_queue(
+        &self,
+        _context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         Ok(Box::new(NullQueue))
     }
 

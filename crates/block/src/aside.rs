@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::layer::LAYERS_MAX;
 use crate::request::{ErrorKind, Operation, Outcome, Request};
 use crate::split::Splits;
-use crate::waker::Alarm;
+use crate::waker::{Alarm, Waker};
 
 /// A further store of a layer's part in one queue, opened by
 /// [`OpenContext::open_store`](crate::OpenContext::open_store).
@@ -30,15 +30,18 @@ struct Store {
     unaligned: u64,
 }
 
-/// The times at which layers asked for a round.
+/// The times at which layers and back ends asked for a round.
+#[expect(clippy::struct_field_names, reason = "each name ends with its unit")]
 pub(crate) struct Wakes {
     times_ns: [u64; LAYERS_MAX],
     next_ns: u64,
+    /// The time at which a back end asked for a round. All get each round.
+    pub(crate) backends_ns: u64,
 }
 
 impl Default for Wakes {
     fn default() -> Self {
-        Self { times_ns: [u64::MAX; LAYERS_MAX], next_ns: u64::MAX }
+        Self { times_ns: [u64::MAX; LAYERS_MAX], next_ns: u64::MAX, backends_ns: u64::MAX }
     }
 }
 
@@ -48,7 +51,7 @@ impl Wakes {
         self.next_ns = self.next_ns.min(deadline_ns);
     }
 
-    /// The earliest time, in nanoseconds; `u64::MAX` is never.
+    /// The earliest time of a layer, in nanoseconds; `u64::MAX` is never.
     pub(crate) fn next_ns(&self) -> u64 {
         self.next_ns
     }
@@ -85,15 +88,23 @@ pub(crate) struct Aside {
 }
 
 impl Aside {
-    /// Opens `backend` as a further store of the layer at `level`.
-    pub(crate) fn open(
+    /// A waker of the part at `level`.
+    pub(crate) fn waker(&mut self, level: usize, reactor: &mut Reactor) -> io::Result<Waker> {
+        let alarm = match self.alarm.take() {
+            Some(alarm) => alarm,
+            None => Alarm::open(reactor)?,
+        };
+        Ok(self.alarm.insert(alarm).waker(level))
+    }
+
+    /// Adds `backend` as a further store of the layer at `level`.
+    pub(crate) fn add(
         &mut self,
         level: usize,
         backend: &Arc<dyn Backend>,
-        reactor: &mut Reactor,
+        queue: Box<dyn BackendQueue>,
     ) -> io::Result<StoreId> {
         let id = u16::try_from(self.stores.len()).map_err(io::Error::other)?;
-        let queue = backend.open_queue(reactor)?;
         let unaligned = u64::from(backend.geometry().alignment) - 1;
         self.stores.push(Store { level, backend: Arc::clone(backend), queue, unaligned });
         Ok(StoreId(id))
@@ -139,7 +150,12 @@ impl Aside {
                 self.finished.push((request, Err(error)));
                 continue;
             }
-            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
+            let mut context = BackendContext {
+                reactor,
+                clock,
+                completed: &mut self.finished,
+                wake_ns: &mut self.wakes.backends_ns,
+            };
             self.stores[id].queue.submit(request, &mut context);
         }
         self.sending = sending;
@@ -186,17 +202,34 @@ impl Aside {
 
     /// Passes an event of the reactor to the stores.
     pub(crate) fn event(&mut self, event: &Event, reactor: &mut Reactor, clock: &Clock) {
-        for store in &mut self.stores {
-            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
-            store.queue.event(event, &mut context);
-        }
+        self.each_store(reactor, clock, |queue, context| queue.event(event, context));
     }
 
     /// Runs a round of each store.
     pub(crate) fn advance(&mut self, reactor: &mut Reactor, clock: &Clock) {
+        self.each_store(reactor, clock, |queue, context| queue.advance(context));
+    }
+
+    /// Whether no store has background work in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.stores.iter().all(|store| store.queue.is_idle())
+    }
+
+    /// Calls `call` with the queue of each store.
+    pub(crate) fn each_store(
+        &mut self,
+        reactor: &mut Reactor,
+        clock: &Clock,
+        mut call: impl FnMut(&mut dyn BackendQueue, &mut BackendContext<'_>),
+    ) {
         for store in &mut self.stores {
-            let mut context = BackendContext { reactor, clock, completed: &mut self.finished };
-            store.queue.advance(&mut context);
+            let mut context = BackendContext {
+                reactor,
+                clock,
+                completed: &mut self.finished,
+                wake_ns: &mut self.wakes.backends_ns,
+            };
+            call(&mut *store.queue, &mut context);
         }
     }
 

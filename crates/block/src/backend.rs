@@ -1,14 +1,26 @@
 //! The contract of a back end.
 
 use std::io;
+use std::time::Duration;
 
 use fathom_reactor::{Event, Reactor};
 
+use crate::aside::Aside;
+use crate::background::Background;
 use crate::buffer::Buffers;
 use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};
+use crate::layer::LAYERS_MAX;
 use crate::problem::BackendProblem;
+use crate::report::Figure;
 use crate::request::{ErrorKind, Outcome, Request};
+use crate::waker::Waker;
+use crate::work::{Urgency, Work};
+
+/// The level of the wakers of back ends: it is no layer's.
+pub(crate) const BACKENDS: usize = u32::BITS as usize - 1;
+const _: () = assert!(BACKENDS > LAYERS_MAX);
 
 /// The storage of a disk's bytes, shared by all queues of the disk.
 ///
@@ -26,11 +38,13 @@ pub trait Backend: Send + Sync {
     /// The capabilities of this back end's queues.
     fn capabilities(&self) -> Capabilities;
 
-    /// Opens a queue for the thread that owns `reactor`.
+    /// Opens a queue, in its thread. `context` provides what the queue needs besides the requests:
+    /// the thread's ring, wakers, background work.
     ///
     /// # Errors
     /// When the queue cannot be opened: no descriptor, no memory.
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>>;
+    fn open_queue(&self, context: &mut BackendOpenContext<'_>)
+    -> io::Result<Box<dyn BackendQueue>>;
 
     /// Sets the capacity of the disk, in bytes. Requests may be in flight; those beyond a lower
     /// capacity may fail. The call waits for them, so a queue's thread must not make it.
@@ -44,6 +58,11 @@ pub trait Backend: Send + Sync {
     /// The current problems of the store, as found by requests and by the last
     /// [`inspect`](Self::inspect). Never blocks.
     fn problems(&self) -> Vec<BackendProblem>;
+
+    /// The store's own figures: always the same figures in the same order. Never blocks.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
+    }
 
     /// Whether the store has [lost writes](BackendProblem::WritesLost). Never blocks.
     fn has_lost_writes(&self) -> bool {
@@ -81,6 +100,17 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When the store still fails. Nothing has changed then.
     fn recover(&self) -> io::Result<()>;
+
+    /// Called when a disk with this store is not served any more: its layers have
+    /// [settled](crate::Layer::settle), and no queue has a request in flight. A store with a state
+    /// that outlives the daemon makes it durable here. Blocks for about `limit` at most.
+    ///
+    /// # Errors
+    /// When the state is not complete. That costs time later, but no data.
+    fn settle(&self, limit: Duration) -> io::Result<()> {
+        let _ = limit;
+        Ok(())
+    }
 }
 
 /// A back end's queue, used by one thread.
@@ -127,8 +157,83 @@ pub trait BackendQueue {
     /// ignores events of other owners.
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>);
 
-    /// Called once in each round of the thread, before it sleeps.
+    /// Called once in each round of the thread, before it sleeps, and when a
+    /// [`Waker`](crate::Waker) of the queue was used.
     fn advance(&mut self, context: &mut BackendContext<'_>);
+
+    /// Called before the queue is closed, when no request is in flight. From now on the queue only
+    /// finishes background work already started. It is closed when it [is idle](Self::is_idle);
+    /// after the end of its front end, at the latest after 10 s.
+    fn close(&mut self, context: &mut BackendContext<'_>) {
+        let _ = context;
+    }
+
+    /// The queue serves requests again, although it was [closed](Self::close): the change of layers
+    /// for which it was has failed.
+    fn reopen(&mut self, context: &mut BackendContext<'_>) {
+        let _ = context;
+    }
+
+    /// Whether the queue has no background work in flight. Computations
+    /// ([`BackendOpenContext::work`]) are awaited in any case.
+    fn is_idle(&self) -> bool {
+        true
+    }
+}
+
+/// The context in which a back end's queue is opened.
+pub struct BackendOpenContext<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) queue: u64,
+    pub(crate) clock: &'a Clock,
+    pub(crate) reactor: &'a mut Reactor,
+    pub(crate) aside: &'a mut Aside,
+}
+
+impl BackendOpenContext<'_> {
+    /// The ring of this thread.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        self.reactor
+    }
+
+    /// The number of the queue. It counts from 0 all queues of the disk opened while the daemon
+    /// runs.
+    pub fn queue(&self) -> u64 {
+        self.queue
+    }
+
+    /// The time, in nanoseconds of the queue's clock.
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// A waker for this queue, which other threads may use.
+    ///
+    /// # Errors
+    /// When no descriptor is available.
+    pub fn waker(&mut self) -> io::Result<Waker> {
+        self.aside.waker(BACKENDS, self.reactor)
+    }
+
+    /// The background work of this queue of the back end `name`: the scheduler of the disk, if it
+    /// has one, decides when a step begins.
+    ///
+    /// # Errors
+    /// When no descriptor is available.
+    pub fn background(&mut self, name: &'static str) -> io::Result<Background> {
+        let waker = self.waker()?;
+        Ok(Background::new(self.disk.scheduler(), self.disk.name(), name, waker))
+    }
+
+    /// A handle to run computations of this queue on other threads. A queue is drained only when
+    /// the answers to all of them have been fetched.
+    ///
+    /// # Errors
+    /// When no descriptor is available.
+    pub fn work<T: Send + 'static>(&mut self, urgency: Urgency) -> io::Result<Work<T>> {
+        let waker = self.waker()?;
+        Ok(Work::new(urgency, waker, &self.aside.computing, self.clock.is_simulated()))
+    }
 }
 
 /// The context of a call of a back end's queue.
@@ -136,6 +241,8 @@ pub struct BackendContext<'a> {
     pub(crate) reactor: &'a mut Reactor,
     pub(crate) clock: &'a Clock,
     pub(crate) completed: &'a mut Vec<(Box<Request>, Outcome)>,
+    /// The time of the next round.
+    pub(crate) wake_ns: &'a mut u64,
 }
 
 impl BackendContext<'_> {
@@ -149,7 +256,12 @@ impl BackendContext<'_> {
         &'b mut self,
         completed: &'b mut Vec<(Box<Request>, Outcome)>,
     ) -> BackendContext<'b> {
-        BackendContext { reactor: self.reactor, clock: self.clock, completed }
+        BackendContext {
+            reactor: self.reactor,
+            clock: self.clock,
+            completed,
+            wake_ns: self.wake_ns,
+        }
     }
 
     /// The ring of this thread.
@@ -157,9 +269,10 @@ impl BackendContext<'_> {
         self.reactor
     }
 
-    /// Whether the stack's clock is a simulated one.
-    pub fn is_simulated(&self) -> bool {
-        matches!(self.clock, Clock::Simulated(_))
+    /// Requests a call of [`advance`](BackendQueue::advance) at `deadline_ns` of the stack's clock.
+    /// It may come earlier. The next call of `advance`, for whatever reason, ends the request.
+    pub fn wake_at(&mut self, deadline_ns: u64) {
+        *self.wake_ns = (*self.wake_ns).min(deadline_ns);
     }
 
     /// The time, in nanoseconds of the stack's clock.

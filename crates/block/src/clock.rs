@@ -26,6 +26,11 @@ impl Clock {
             Self::Simulated(time) => time.get(),
         }
     }
+
+    /// Whether it is a simulated one.
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self, Self::Simulated(_))
+    }
 }
 
 /// The clock of a stack within one round. [`now_ns`](Self::now_ns) always reads the clock;

@@ -44,7 +44,7 @@ mod waker;
 mod work;
 
 pub use aside::StoreId;
-pub use backend::{Backend, BackendContext, BackendQueue};
+pub use backend::{Backend, BackendContext, BackendOpenContext, BackendQueue};
 pub use background::{Background, BackgroundScheduler, BackgroundStep, Permission};
 pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use change::{CHANGE_TIME_MAX, RestackError};

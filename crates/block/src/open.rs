@@ -6,12 +6,12 @@ use std::sync::Arc;
 use fathom_reactor::{Pending, Reactor};
 
 use crate::aside::{Aside, StoreId};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendOpenContext};
 use crate::background::Background;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};
-use crate::waker::{Alarm, Waker};
+use crate::waker::Waker;
 use crate::work::{Urgency, Work};
 
 /// The offer of one level of a disk to the level above.
@@ -65,7 +65,15 @@ impl OpenContext<'_> {
     /// # Errors
     /// When the store cannot open a queue.
     pub fn open_store(&mut self, backend: &Arc<dyn Backend>) -> io::Result<StoreId> {
-        self.aside.open(self.level, backend, self.reactor)
+        let mut context = BackendOpenContext {
+            disk: self.disk,
+            queue: self.queue,
+            clock: self.clock,
+            reactor: self.reactor,
+            aside: self.aside,
+        };
+        let queue = backend.open_queue(&mut context)?;
+        self.aside.add(self.level, backend, queue)
     }
 
     /// The count of kernel operations that use this queue's memory. If it is not 0 when the part is
@@ -79,11 +87,7 @@ impl OpenContext<'_> {
     /// # Errors
     /// When no descriptor is available.
     pub fn waker(&mut self) -> io::Result<Waker> {
-        if self.aside.alarm.is_none() {
-            self.aside.alarm = Some(Alarm::open(self.reactor)?);
-        }
-        let alarm = self.aside.alarm.as_ref().ok_or(io::ErrorKind::Other)?;
-        Ok(alarm.waker(self.level))
+        self.aside.waker(self.level, self.reactor)
     }
 
     /// The background work of this part of the layer `layer`: the scheduler of the disk, if it has
@@ -103,7 +107,6 @@ impl OpenContext<'_> {
     /// When no descriptor is available.
     pub fn work<T: Send + 'static>(&mut self, urgency: Urgency) -> io::Result<Work<T>> {
         let waker = self.waker()?;
-        let simulated = matches!(self.clock, Clock::Simulated(_));
-        Ok(Work::new(urgency, waker, &self.aside.computing, simulated))
+        Ok(Work::new(urgency, waker, &self.aside.computing, self.clock.is_simulated()))
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fathom_reactor::{Event, Group, Pending, Reactor};
 
 use crate::aside::Aside;
-use crate::backend::{BackendContext, BackendQueue};
+use crate::backend::{BACKENDS, BackendContext, BackendOpenContext, BackendQueue};
 use crate::change::Registration;
 use crate::clock::{Clock, Moment};
 use crate::crossing::{Crossing, Held, Pool, Step, Steps};
@@ -146,9 +146,11 @@ impl Stack {
         reactor: &mut Reactor,
         clock: Clock,
     ) -> io::Result<Self> {
-        let backend = disk.backend().open_queue(reactor)?;
-        let offers = disk.ladder(&members);
         let mut aside = Aside::default();
+        let mut context =
+            BackendOpenContext { disk: &disk, queue, clock: &clock, reactor, aside: &mut aside };
+        let backend = disk.backend().open_queue(&mut context)?;
+        let offers = disk.ladder(&members);
         let mut layers = Vec::with_capacity(members.len());
         for (level, layer) in members.iter().enumerate() {
             let mut context = OpenContext {
@@ -307,14 +309,19 @@ impl Stack {
             return;
         }
         self.update_round(reactor);
-        let mut context =
-            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        let mut context = BackendContext {
+            reactor,
+            clock: &self.clock,
+            completed: &mut self.finished,
+            wake_ns: &mut self.aside.wakes.backends_ns,
+        };
         self.backend.event(event, &mut context);
         if self.aside.has_stores() {
             self.aside.event(event, reactor, &self.clock);
         }
         let woken = self.aside.alarm.as_ref().map_or(0, |alarm| alarm.take(event, reactor));
-        self.advance_layers(woken);
+        // The back ends get their round before the thread sleeps.
+        self.advance_layers(woken & !(1 << BACKENDS));
         self.run(reactor);
         if self.successor.is_some() {
             self.succeed(reactor);
@@ -349,8 +356,13 @@ impl Stack {
                 self.advance_layers(due);
             }
         }
-        let mut context =
-            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        self.aside.wakes.backends_ns = u64::MAX;
+        let mut context = BackendContext {
+            reactor,
+            clock: &self.clock,
+            completed: &mut self.finished,
+            wake_ns: &mut self.aside.wakes.backends_ns,
+        };
         self.backend.advance(&mut context);
         if self.aside.has_stores() {
             self.aside.advance(reactor, &self.clock);
@@ -396,6 +408,7 @@ impl Stack {
         let held_ns = self.held.peek().map_or(u64::MAX, |held| held.deadline_ns);
         let deadline_ns =
             held_ns.min(self.aside.wakes.next_ns()).min(self.retry_ns).min(self.look_ns);
+        let deadline_ns = deadline_ns.min(self.aside.wakes.backends_ns);
         let left_ns = self.left.iter().filter_map(Self::deadline_ns).min();
         let deadline_ns = deadline_ns.min(left_ns.unwrap_or(u64::MAX));
         (deadline_ns != u64::MAX).then_some(deadline_ns)
@@ -433,11 +446,13 @@ impl Stack {
     }
 
     /// Whether neither the owner nor the layers have requests or computations in flight, but for
-    /// requests that [may be left](LayerQueue::may_be_left).
+    /// requests that [may be left](LayerQueue::may_be_left), and the back ends are idle.
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0
             && (self.pool.own() == 0 || !self.are_own_awaited())
             && self.aside.computing.load(Ordering::Relaxed) == 0
+            && self.backend.is_idle()
+            && self.aside.is_idle()
     }
 
     /// The layer at `level` and its crossing; `None` for an observer.
@@ -545,8 +560,12 @@ impl Stack {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         observe_down(&mut self.layers[self.tail..], self.tail, &mut self.sending, moment);
         let knows_extents = self.offers[self.layers.len()].capabilities.extents;
-        let mut context =
-            BackendContext { reactor, clock: &self.clock, completed: &mut self.finished };
+        let mut context = BackendContext {
+            reactor,
+            clock: &self.clock,
+            completed: &mut self.finished,
+            wake_ns: &mut self.aside.wakes.backends_ns,
+        };
         for mut request in self.sending.drain(..) {
             request.course.sent_ns = self.round_ns.get();
             request.course.layer = 0;

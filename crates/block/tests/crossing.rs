@@ -6,8 +6,8 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{
-    Backend, BackendProblem, BackendQueue, Capabilities, Clock, Disk, DiskOptions, ErrorKind,
-    Geometry, Operation, REQUEST_LENGTH_MAX, Request,
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, Clock, Disk,
+    DiskOptions, ErrorKind, Geometry, Operation, REQUEST_LENGTH_MAX, Request,
 };
 use fathom_reactor::Reactor;
 
@@ -70,8 +70,11 @@ fn the_crossing_refuses_requests_that_are_too_long() {
         fn capabilities(&self) -> Capabilities {
             self.0.capabilities()
         }
-        fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-            self.0.open_queue(reactor)
+        fn open_queue(
+            &self,
+            context: &mut BackendOpenContext<'_>,
+        ) -> io::Result<Box<dyn BackendQueue>> {
+            self.0.open_queue(context)
         }
         fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {
             Err(ErrorKind::Unsupported)

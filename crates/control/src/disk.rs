@@ -197,6 +197,18 @@ pub struct LayerStatus {
     /// The layer's own figures, which the metrics export too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<LayerFigure>,
+    /// The further stores of the layer that have figures: the volume of a log, for example.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<StoreStatus>,
+}
+
+/// A further store of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStatus {
+    /// The kind of the back end: `nbd`, `valkey`.
+    pub name: String,
+    /// Its own figures, which the metrics export too.
+    pub figures: Vec<LayerFigure>,
 }
 
 /// The figures of a layer that has any.
@@ -224,7 +236,7 @@ impl LayerFigures {
     }
 }
 
-/// A figure of a layer.
+/// A figure of a layer or of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFigure {
     /// The name, with the unit at the end: `used_bytes`. The name of a figure that only grows ends
@@ -262,6 +274,9 @@ pub struct BackendStatus {
     pub direct: bool,
     /// The disk model whose timing is simulated, if any.
     pub model: Option<ModelDefinition>,
+    /// The store's own figures, which the metrics export too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<LayerFigure>,
 }
 
 /// One front end of a disk.

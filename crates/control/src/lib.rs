@@ -62,8 +62,8 @@ pub use dirty::{
 };
 pub use disk::{
     AddQuery, BackendStatus, CapabilitiesStatus, DiskList, DiskStatus, FrontendStatus,
-    GeometryStatus, LayerFigure, LayerFigures, LayerStatus, NbdStatus, RemoveQuery, UnservedDisk,
-    VhostUserStatus,
+    GeometryStatus, LayerFigure, LayerFigures, LayerStatus, NbdStatus, RemoveQuery, StoreStatus,
+    UnservedDisk, VhostUserStatus,
 };
 pub use endpoint::{
     AnyEndpoint, AtOnce, Blocking, Change, Cost, CostKind, ENDPOINTS, Endpoint, EndpointRow,

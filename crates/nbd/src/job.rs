@@ -90,6 +90,8 @@ pub(crate) struct Shared {
     /// How often acknowledged changes may have been lost, and how often changes were accepted again
     /// after that.
     losses: AtomicU64,
+    /// The connections so far.
+    pub(crate) connections: AtomicU64,
     /// When a connection was last given up whose server had a change.
     given_up: Mutex<Option<Instant>>,
 }

@@ -3,10 +3,13 @@
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
-use fathom_reactor::Reactor;
+use fathom_block::{
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
+    Geometry,
+};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -127,6 +130,7 @@ impl Remote {
         mut jobs: UnboundedReceiver<Job>,
     ) {
         loop {
+            self.shared.connections.fetch_add(1, Ordering::Relaxed);
             let reason = match run(stream, state, &mut jobs).await {
                 End::Closed => return,
                 End::Failed(reason) => reason,
@@ -238,8 +242,12 @@ impl Backend for RemoteDisk {
         if has(transmission::READ_ONLY) { all.read_only() } else { all }
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let queue = RemoteQueue::open(self.export, self.jobs.clone(), self.timeout, reactor)?;
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
+        let queue =
+            RemoteQueue::open(self.export, self.jobs.clone(), self.timeout, context.reactor())?;
         Ok(Box::new(queue))
     }
 
@@ -255,6 +263,12 @@ impl Backend for RemoteDisk {
         let reason = self.shared.unreachable.lock();
         let unreachable = reason.clone().map(|text| BackendProblem::Unreachable { text });
         lost.into_iter().chain(unreachable).collect()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let meaning = "The connections to the server so far.";
+        let connections = self.shared.connections.load(Ordering::Relaxed);
+        vec![Figure::counter("connections_total", meaning, connections)]
     }
 
     fn losses(&self) -> u64 {

@@ -16,10 +16,10 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{
-    Allocation, Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind,
-    Extent, Geometry, Operation, Outcome, Request,
+    Allocation, Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue,
+    Capabilities, ErrorKind, Extent, Geometry, Operation, Outcome, Request,
 };
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::Event;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use options::SimOptions;
@@ -255,7 +255,10 @@ impl Backend for SimBackend {
         Capabilities::ALL
     }
 
-    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+    fn open_queue(
+        &self,
+        _context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         let mut queues = self.queues.lock();
         *queues += 1;
         let seed = self.seed ^ queues.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry, PartAnswer,
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
+    Geometry, PartAnswer,
 };
-use fathom_reactor::Reactor;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::client::{Client, ClusterOptions};
@@ -146,8 +146,12 @@ impl Backend for ClusterVolume {
         Capabilities { extents: false, ..Capabilities::ALL }
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let queue = ClusterQueue::open(Arc::clone(&self.volume), self.jobs.clone(), reactor)?;
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
+        let queue =
+            ClusterQueue::open(Arc::clone(&self.volume), self.jobs.clone(), context.reactor())?;
         Ok(Box::new(queue))
     }
 
@@ -161,6 +165,12 @@ impl Backend for ClusterVolume {
         let unreachable = trouble.unreachable.map(|(_, text)| BackendProblem::Unreachable { text });
         let wrong = trouble.wrong.map(|text| BackendProblem::ContentWrong { text });
         [lost, unreachable, wrong].into_iter().flatten().collect()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let meaning = "The parts of requests that were repeated because a node failed.";
+        let repeats = self.volume.repeats.load(Ordering::Relaxed);
+        vec![Figure::counter("repeats_total", meaning, repeats)]
     }
 
     fn losses(&self) -> u64 {

@@ -94,6 +94,8 @@ pub(crate) struct Volume {
     versions: Versions,
     witnesses: Witnesses,
     trouble: Mutex<Trouble>,
+    /// How often a part of a request was repeated.
+    pub(crate) repeats: AtomicU64,
     /// When a part of a change last began or ended.
     used: Mutex<Instant>,
 }
@@ -138,6 +140,7 @@ impl Volume {
             versions: Versions::default(),
             witnesses: Witnesses::default(),
             trouble: Mutex::default(),
+            repeats: AtomicU64::new(0),
             used: Mutex::new(Instant::now()),
         };
         opened.claim(is_made).await?;
@@ -270,6 +273,7 @@ impl Volume {
             if begin.elapsed() + pause >= limit {
                 return Err(ErrorKind::Io);
             }
+            self.repeats.fetch_add(1, Ordering::Relaxed);
             self.client.renew().await;
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(PAUSE_MAX);

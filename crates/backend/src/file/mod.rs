@@ -25,8 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
-use fathom_reactor::Reactor;
+use fathom_block::{
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
+};
 use parking_lot::{Mutex, MutexGuard};
 
 use drain::Drain;
@@ -163,8 +164,11 @@ impl Backend for FileBackend {
         self.shared.capabilities
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        Ok(Box::new(FileQueue::new(Arc::clone(&self.shared), reactor)?))
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
+        Ok(Box::new(FileQueue::new(Arc::clone(&self.shared), context.reactor())?))
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {

@@ -2,45 +2,29 @@
 //! layers.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
-    Outcome, Request,
+    Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Capabilities,
+    ErrorKind, Figure, Geometry, Outcome, Request,
 };
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_reactor::Event;
 use parking_lot::Mutex;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 
 use super::{Due, Model, State, task};
-
-/// The token of the timer's watch.
-const TOKEN: u64 = 0;
 
 /// A back end with the timing of a modelled disk.
 pub struct Modelled {
     inner: Arc<dyn Backend>,
     model: Model,
-    due_ns: Arc<AtomicU64>,
 }
 
 impl Modelled {
     /// `inner`, with the timing of `model`.
     pub fn new(inner: Arc<dyn Backend>, model: Model) -> Self {
-        Self { inner, model, due_ns: Arc::new(AtomicU64::new(u64::MAX)) }
-    }
-
-    /// When the queue that was used last has to be called again, in nanoseconds of its clock;
-    /// [`u64::MAX`] if nothing is in flight. In simulated time, the queue has no timer.
-    pub fn due_ns(&self) -> u64 {
-        self.due_ns.load(Ordering::Relaxed)
+        Self { inner, model }
     }
 }
 
@@ -61,20 +45,14 @@ impl Backend for Modelled {
         Capabilities { rotational: self.model.rotational, ..self.inner.capabilities() }
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let inner = self.inner.open_queue(reactor)?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = File::from(timerfd_create(TimerfdClockId::Monotonic, flags)?);
-        let owner = reactor.register();
-        reactor.watch_always(owner, TOKEN, timer.as_fd());
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         Ok(Box::new(ModelledQueue {
-            inner,
+            inner: self.inner.open_queue(context)?,
             state: Arc::clone(&self.model.state),
             offset: self.model.offset,
-            timer,
-            owner,
-            armed_ns: u64::MAX,
-            due_ns: Arc::clone(&self.due_ns),
             numbers: HashMap::new(),
             held: Vec::new(),
             completed: Vec::new(),
@@ -87,6 +65,10 @@ impl Backend for Modelled {
 
     fn problems(&self) -> Vec<BackendProblem> {
         self.inner.problems()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.inner.figures()
     }
 
     fn losses(&self) -> u64 {
@@ -104,6 +86,10 @@ impl Backend for Modelled {
     fn recover(&self) -> io::Result<()> {
         self.inner.recover()
     }
+
+    fn settle(&self, limit: Duration) -> io::Result<()> {
+        self.inner.settle(limit)
+    }
 }
 
 /// A request that the back end has completed and the modelled disk has not.
@@ -118,12 +104,6 @@ struct ModelledQueue {
     inner: Box<dyn BackendQueue>,
     state: Arc<Mutex<State>>,
     offset: u64,
-    timer: File,
-    owner: Owner,
-    /// The time for which the timer is set, in nanoseconds.
-    armed_ns: u64,
-    /// See [`Modelled::due_ns`].
-    due_ns: Arc<AtomicU64>,
     /// The model's numbers of requests in flight, by request.
     numbers: HashMap<u64, u64>,
     held: Vec<Held>,
@@ -141,7 +121,6 @@ impl ModelledQueue {
             }
         }
         if self.held.is_empty() {
-            self.due_ns.store(u64::MAX, Ordering::Relaxed);
             return;
         }
         let now_ns = context.now_ns();
@@ -167,24 +146,7 @@ impl ModelledQueue {
             next_ns = next_ns.min(held.deadline_ns);
             self.held.push(held);
         }
-        self.due_ns.store(next_ns, Ordering::Relaxed);
-        if next_ns < self.armed_ns && !context.is_simulated() {
-            self.arm(next_ns, now_ns);
-        }
-    }
-
-    fn arm(&mut self, deadline_ns: u64, now_ns: u64) {
-        let left_ns = deadline_ns.saturating_sub(now_ns).max(1);
-        let it_value = Timespec {
-            tv_sec: (left_ns / 1_000_000_000) as i64,
-            tv_nsec: (left_ns % 1_000_000_000) as _,
-        };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let time = Itimerspec { it_interval, it_value };
-        // Cannot fail: the descriptor is a timer, and the time is valid.
-        if timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time).is_ok() {
-            self.armed_ns = deadline_ns;
-        }
+        context.wake_at(next_ns);
     }
 }
 
@@ -202,13 +164,6 @@ impl BackendQueue for ModelledQueue {
     }
 
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
-        if event.owner == self.owner {
-            let _ = (&self.timer).read(&mut [0; 8]);
-            if !event.more {
-                context.reactor().watch_always(self.owner, TOKEN, self.timer.as_fd());
-            }
-            self.armed_ns = u64::MAX;
-        }
         self.inner.event(event, &mut context.nested(&mut self.completed));
         self.settle(context);
     }
@@ -216,5 +171,17 @@ impl BackendQueue for ModelledQueue {
     fn advance(&mut self, context: &mut BackendContext<'_>) {
         self.inner.advance(&mut context.nested(&mut self.completed));
         self.settle(context);
+    }
+
+    fn close(&mut self, context: &mut BackendContext<'_>) {
+        self.inner.close(&mut context.nested(&mut self.completed));
+    }
+
+    fn reopen(&mut self, context: &mut BackendContext<'_>) {
+        self.inner.reopen(&mut context.nested(&mut self.completed));
+    }
+
+    fn is_idle(&self) -> bool {
+        self.inner.is_idle()
     }
 }

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use fathom_backend::model::{Model, Modelled};
 use fathom_backend::{Memory, Null};
 use fathom_block::{
-    Backend, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep, Capabilities,
-    Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue,
-    Observer, OpenContext, Operation, Outcome, Permission, Place, Request, Stack, Waker,
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
+    Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer, LayerPart,
+    LayerQueue, Observer, OpenContext, Operation, Outcome, Permission, Place, Request, Stack,
+    Waker,
 };
 use fathom_devices::contention::forecast::default_forecast;
 use fathom_devices::contention::{Batch, Carriable, Contention, ContentionOptions};
@@ -125,11 +126,14 @@ impl Backend for LogStore {
         self.memory.capabilities()
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         if self.is_timed.load(Ordering::Relaxed) {
-            self.modelled.open_queue(reactor)
+            self.modelled.open_queue(context)
         } else {
-            self.memory.open_queue(reactor)
+            self.memory.open_queue(context)
         }
     }
 
@@ -290,7 +294,6 @@ struct Carried {
     stack: Stack,
     reactor: Reactor,
     offload: Offload,
-    store: Arc<Modelled>,
     waiting: VecDeque<Arrival>,
     in_flight: usize,
     /// When it was started, in nanoseconds, while it is carried.
@@ -368,7 +371,7 @@ impl Rig {
             let model = log.at(number as u64 * length);
             let modelled = Arc::new(Modelled::new(Arc::clone(&memory), model));
             let is_timed = AtomicBool::new(false);
-            let store = Arc::new(LogStore { memory, modelled: Arc::clone(&modelled), is_timed });
+            let store = Arc::new(LogStore { memory, modelled, is_timed });
             let options = WalOptions {
                 name: "disk".into(),
                 home: "image".into(),
@@ -409,7 +412,6 @@ impl Rig {
                 stack,
                 reactor,
                 offload,
-                store: modelled,
                 waiting: VecDeque::new(),
                 in_flight: 0,
                 started_ns: None,
@@ -522,9 +524,8 @@ impl Rig {
     /// anything.
     fn advance(&mut self) -> bool {
         let (now_ns, mut is_busy, mut events) = (self.time.get(), false, Vec::new());
-        for Carried { stack, reactor, store, .. } in &mut self.disks {
-            let is_due = stack.deadline_ns().is_some_and(|deadline_ns| deadline_ns <= now_ns);
-            if is_due || store.due_ns() <= now_ns {
+        for Carried { stack, reactor, .. } in &mut self.disks {
+            if stack.deadline_ns().is_some_and(|deadline_ns| deadline_ns <= now_ns) {
                 stack.advance(reactor);
                 is_busy = true;
             }
@@ -581,9 +582,8 @@ impl Rig {
             if arrival_ns == u64::MAX && self.disks.iter().all(|disk| disk.in_flight == 0) {
                 return;
             }
-            let stacks = self.disks.iter().filter_map(|disk| disk.stack.deadline_ns());
-            let stores = self.disks.iter().map(|disk| disk.store.due_ns());
-            let due_ns = stacks.chain(stores).min().unwrap_or(u64::MAX);
+            let due = self.disks.iter().filter_map(|disk| disk.stack.deadline_ns()).min();
+            let due_ns = due.unwrap_or(u64::MAX);
             self.time.set(arrival_ns.min(due_ns).min(step_at_ns).max(now_ns + 1));
             rounds = 0;
             for Carried { stack, reactor, .. } in &mut self.disks {

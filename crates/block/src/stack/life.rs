@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_reactor::Reactor;
 
 use super::Stack;
+use crate::backend::{BackendContext, BackendQueue};
 use crate::change::{CLOSE, PREPARE, are_same, phase};
 use crate::crossing::Crossing;
 use crate::layer::{Layer, LayerQueue};
@@ -69,6 +70,22 @@ impl Stack {
                 visit(layer, &mut crossing);
             }
         }
+    }
+
+    /// Calls `call` with the queue of the disk's own store, and with those of further stores.
+    fn each_backend(
+        &mut self,
+        reactor: &mut Reactor,
+        call: impl Fn(&mut dyn BackendQueue, &mut BackendContext<'_>),
+    ) {
+        let mut context = BackendContext {
+            reactor,
+            clock: &self.clock,
+            completed: &mut self.finished,
+            wake_ns: &mut self.aside.wakes.backends_ns,
+        };
+        call(&mut *self.backend, &mut context);
+        self.aside.each_store(reactor, &self.clock, call);
     }
 
     /// Opens the new layers, if they are not open yet.
@@ -160,10 +177,13 @@ impl Stack {
         self.each_layer(|layer, next| layer.drain(next));
         self.each_layer(|layer, next| layer.close(next));
         self.run(reactor);
+        self.each_backend(reactor, |queue, context| queue.close(context));
+        self.run(reactor);
     }
 
     fn reopen_layers(&mut self, reactor: &mut Reactor) {
         (self.is_closed, self.is_draining) = (false, false);
+        self.each_backend(reactor, |queue, context| queue.reopen(context));
         self.each_layer(|layer, next| layer.reopen(next));
         self.run(reactor);
     }

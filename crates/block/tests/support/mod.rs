@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Crossing, Disk,
-    DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer, OpenContext,
-    Operation, Outcome, Place, Request, Stack,
+    Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, Clock,
+    Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer,
+    OpenContext, Operation, Outcome, Place, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 use parking_lot::Mutex;
@@ -213,7 +213,10 @@ impl Backend for Recorder {
         self.capabilities
     }
 
-    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+    fn open_queue(
+        &self,
+        _context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         let record = self.record.clone();
         Ok(Box::new(RecorderQueue { record, later: self.later, waiting: Vec::new() }))
     }

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_control::{Bytes, DiskStatus, FrontendStatus, count};
+use fathom_control::{Bytes, DiskStatus, FrontendStatus, LayerFigure, ModelKind, count};
 use fathom_image::{ForeignFormat, LogMark, LossRecord};
 use serde::Serialize;
 
@@ -276,9 +276,11 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
     let layers: Vec<&str> = status.layers.iter().map(|layer| layer.name.as_str()).collect();
     sheet.fact_if_any("layers", layers.join(" → "));
     for layer in &status.layers {
-        let figures: Vec<String> =
-            layer.figures.iter().map(|one| output::figure(&one.name, one.value)).collect();
-        sheet.fact_if_any(&layer.name, figures.join(", "));
+        sheet.fact_if_any(&layer.name, figures_text(&layer.figures));
+        for store in &layer.stores {
+            let name = format!("{}, {}", layer.name, store.name);
+            sheet.fact_if_any(&name, figures_text(&store.figures));
+        }
     }
     let backend = &status.backend;
     let mut below = backend.name.clone();
@@ -289,9 +291,14 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
         below += ", direct";
     }
     if let Some(model) = &backend.model {
-        below += &format!(", with the timing of an {:?}", model.kind).to_uppercase();
+        below += match model.kind {
+            ModelKind::Hdd => ", with the timing of a hard disk",
+            ModelKind::Ssd => ", with the timing of an SSD",
+            ModelKind::SataSsd => ", with the timing of a SATA SSD",
+        };
     }
     sheet.fact("back end", below);
+    sheet.fact_if_any(&backend.name, figures_text(&backend.figures));
     for frontend in &status.frontends {
         let (name, value) = frontend_text(frontend);
         sheet.fact(name, value);
@@ -308,6 +315,10 @@ pub(super) fn disk_sheet(status: &DiskStatus) -> Sheet {
         sheet.fact("problem", text);
     }
     sheet
+}
+fn figures_text(figures: &[LayerFigure]) -> String {
+    let texts = figures.iter().map(|one| output::figure(&one.name, one.value));
+    texts.collect::<Vec<_>>().join(", ")
 }
 
 fn frontend_text(frontend: &FrontendStatus) -> (&'static str, String) {

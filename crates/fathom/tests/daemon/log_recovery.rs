@@ -189,6 +189,10 @@ fn a_log_in_a_cluster_is_recovered() {
     }
     cluster.wait_until_ready().unwrap();
     daemon.until("the end of the problem", || !has_problem(&daemon, "a"));
+    let status = daemon.client().disk("a").unwrap();
+    let stores = status.layers.iter().flat_map(|layer| &layer.stores);
+    let figures: Vec<_> = stores.flat_map(|store| &store.figures).collect();
+    assert!(figures.iter().any(|one| one.name == "repeats_total" && one.value > 0), "{figures:?}");
     let contents: Vec<u8> = (0..8).map(|block| nbd.read_block(block)).collect();
     assert!(contents[0] == 1 || contents[0] == 2, "{contents:?}");
     assert_eq!(contents[1..], [1; 7]);

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use crate::nbd::Nbd;
 use crate::process::{Daemon, image};
 
 #[test]
@@ -13,9 +14,11 @@ fn metrics_have_the_names_that_prometheus_expects() {
                   { kind = \"cache\", size = \"4M\" }, { kind = \"wal\", log = \"a.log\", size = \"1M\" }]\n";
     let disk = format!("[[disk]]\nname = \"a\"\nimage = \"a.img\"\n{layers}");
     let listener = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
-    let daemon = Daemon::start_in(folder, &format!("{disk}{listener}"));
+    let memory = "[[disk]]\nname = \"m\"\nmemory = \"1M\"\n";
+    let daemon = Daemon::start_in(folder, &format!("{disk}{memory}{listener}"));
     let client = daemon.client();
-    daemon.until("the disk is served", || client.disk("a").is_ok());
+    daemon.until("the disks are served", || client.disk("a").is_ok() && client.disk("m").is_ok());
+    Nbd::connect(&daemon.path("nbd.sock"), "m").write(0, &[1; 512]);
     let text = client.metrics().unwrap();
     let mut families = 0;
     for line in text.lines() {
@@ -36,6 +39,10 @@ fn metrics_have_the_names_that_prometheus_expects() {
         let sample = format!("fathom_layer_{family}_seconds_total{{disk=\"a\"");
         assert!(text.contains(&sample), "{sample}\n{text}");
     }
+    let used = text.lines().find_map(|line| {
+        line.strip_prefix("fathom_store_memory_used_bytes{disk=\"m\",vm=\"\",layer=\"\"} ")
+    });
+    assert!(used.is_some_and(|used| (512..=1 << 20).contains(&used.parse().unwrap())), "{text}");
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

@@ -416,8 +416,10 @@ fn windows_end_without_events_too() {
     let daemon = Daemon::start(&[DISKS, &silent].concat());
     Nbd::connect(&daemon.path("nbd.sock"), "b").write(0, &[1; 512]);
     daemon.until("silence", || daemon.log().contains("error   query silent: - VDisk=\"b\"\n"));
-    let silent = status(&daemon, "silent");
-    assert_eq!((silent.results_gone, silent.acted), (1, 1));
+    daemon.until("the line is counted", || {
+        let silent = status(&daemon, "silent");
+        (silent.results_gone, silent.acted) == (1, 1)
+    });
     daemon.end();
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use fathom_backend::{Memory, Null};
 use fathom_block::{
-    Backend, BackendContext, BackendProblem, BackendQueue, Capabilities, Clock, Disk, DiskOptions,
-    ErrorKind, Geometry, Layer, Operation, Request, Stack,
+    Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, Clock,
+    Disk, DiskOptions, ErrorKind, Geometry, Layer, Operation, Request, Stack,
 };
 use fathom_layers::tap::TapReader;
 use fathom_reactor::{Event, Reactor};
@@ -40,7 +40,10 @@ impl Backend for Later {
         Capabilities::ALL
     }
 
-    fn open_queue(&self, _reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
+    fn open_queue(
+        &self,
+        _context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
         Ok(Box::new(LaterQueue(Vec::new())))
     }
 

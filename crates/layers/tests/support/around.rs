@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_block::{Backend, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry};
+use fathom_block::{
+    Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Geometry,
+};
 use fathom_reactor::Reactor;
 use fathom_sim::SimBackend;
 
@@ -57,9 +59,12 @@ impl Backend for Around {
         self.capabilities
     }
 
-    fn open_queue(&self, reactor: &mut Reactor) -> io::Result<Box<dyn BackendQueue>> {
-        let inner = self.store.open_queue(reactor)?;
-        Ok((self.open)(reactor, inner))
+    fn open_queue(
+        &self,
+        context: &mut BackendOpenContext<'_>,
+    ) -> io::Result<Box<dyn BackendQueue>> {
+        let inner = self.store.open_queue(context)?;
+        Ok((self.open)(context.reactor(), inner))
     }
 
     fn resize(&self, _capacity: u64) -> Result<(), ErrorKind> {

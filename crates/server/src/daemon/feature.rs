@@ -166,8 +166,6 @@ pub(crate) enum Leaving {
         /// How long that may take.
         time_max: Duration,
     },
-    /// The last flush has ended.
-    Flushed,
 }
 
 /// A stage of the shutdown.

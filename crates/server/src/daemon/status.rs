@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fathom_block::{Figure, Layer};
+use fathom_block::{Backend, Figure, Layer};
 use fathom_control::{
     BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
     DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, InsightStatus, LayerDefinition,
-    LayerFigure, LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, TlsDefinition,
-    VERSION, VhostUserDefinition, VhostUserStatus, count,
+    LayerFigure, LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, StoreStatus,
+    TlsDefinition, VERSION, VhostUserDefinition, VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -166,6 +166,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
             },
             direct: definition.direct,
             model: definition.model.clone(),
+            figures: figures_of(&disk.backend().figures()),
         },
         frontends,
         insight: InsightStatus::default(),
@@ -190,7 +191,7 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
     let mut made = made.to_vec();
     let mut take = |key: &LayerKey| {
         let index = made.iter().position(|(other, _)| other == key)?;
-        Some(figures_of(&*made.remove(index).1))
+        Some(made.remove(index).1)
     };
     let implied = [(definition.classify, "classify"), (definition.tap, "tap")];
     let implied = implied
@@ -200,29 +201,45 @@ fn layers(definition: &fathom_control::DiskDefinition, made: &[KeyedLayer]) -> V
     let mut layers = Vec::new();
     for definition in implied.chain(definition.layers.iter().cloned()) {
         let key = LayerKey::listed(&definition);
-        let figures = take(&key).unwrap_or_default();
-        layers.push(LayerStatus { name: definition.name().into(), figures, definition });
-        if let Some(figures) = key.has_log().then(|| take(&LayerKey::Log)).flatten() {
-            let name = LayerKey::Log.name().to_owned();
-            let definition = LayerDefinition::new(&name, serde_json::Value::Null);
-            layers.push(LayerStatus { name, figures, definition });
+        layers.push(layer_status(definition.name(), &definition, take(&key).as_deref()));
+        if let Some(layer) = key.has_log().then(|| take(&LayerKey::Log)).flatten() {
+            let name = LayerKey::Log.name();
+            let definition = LayerDefinition::new(name, serde_json::Value::Null);
+            layers.push(layer_status(name, &definition, Some(&*layer)));
         }
     }
     // The layers of other keys of the disk are the lowest.
     layers.extend(made.iter().filter_map(|(key, layer)| {
-        let definition = key.definition()?;
-        Some(LayerStatus { name: key.name().into(), figures: figures_of(&**layer), definition })
+        Some(layer_status(key.name(), &key.definition()?, Some(&**layer)))
     }));
     layers
 }
 
-fn figures_of(layer: &dyn Layer) -> Vec<LayerFigure> {
+fn layer_status(
+    name: &str,
+    definition: &LayerDefinition,
+    layer: Option<&dyn Layer>,
+) -> LayerStatus {
+    let stores = layer.map(Layer::stores).unwrap_or_default();
+    let store = |store: &Arc<dyn Backend>| StoreStatus {
+        name: store.name().into(),
+        figures: figures_of(&store.figures()),
+    };
+    LayerStatus {
+        name: name.into(),
+        definition: definition.clone(),
+        figures: layer.map(|layer| figures_of(&layer.status().figures)).unwrap_or_default(),
+        stores: stores.iter().map(store).filter(|store| !store.figures.is_empty()).collect(),
+    }
+}
+
+fn figures_of(figures: &[Figure]) -> Vec<LayerFigure> {
     let figure = |figure: &Figure| LayerFigure {
         name: figure.name.into(),
         meaning: figure.meaning.into(),
         value: figure.value,
     };
-    layer.status().figures.iter().map(figure).collect()
+    figures.iter().map(figure).collect()
 }
 
 /// The figures of layers, without the layers that have none.
@@ -230,7 +247,7 @@ pub(crate) fn figures(made: &[KeyedLayer]) -> Vec<LayerFigures> {
     made.iter()
         .map(|(key, layer)| LayerFigures {
             layer: key.name().into(),
-            figures: figures_of(&**layer),
+            figures: figures_of(&layer.status().figures),
         })
         .filter(|layer| !layer.figures.is_empty())
         .collect()

@@ -22,6 +22,8 @@ use crate::features::FEATURES;
 
 /// How long the last flush may take.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long the layers and the store of a disk may take to make their states durable.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 /// A time limit longer than any wait.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -155,7 +157,7 @@ impl Daemon {
         // flush below makes them durable.
         let home = leave(served, Leaving::Home { time_max: FLUSH_TIME_MAX });
         let flushed = stack::flush(&served.disk, FLUSH_TIME_MAX);
-        let _ = leave(served, Leaving::Flushed);
+        stack::settle(&served.disk, SETTLE_TIME_MAX);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             let definition = served.live().definition.clone();

@@ -241,3 +241,20 @@ pub(crate) fn flush(disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         stack.wait(&mut reactor, Some(left))?;
     }
 }
+
+/// Makes the states of a disk's layers and of its store durable that outlive the daemon, within
+/// `limit`.
+pub(crate) fn settle(disk: &Arc<Disk>, limit: Duration) {
+    let end = Instant::now() + limit;
+    let left = || end.saturating_duration_since(Instant::now());
+    let report = |part: &str, outcome: io::Result<()>| {
+        if let Err(error) = outcome {
+            let disk = disk.name();
+            tracing::warn!(disk, part, %error, "its state is not complete: the next start has less");
+        }
+    };
+    for layer in disk.layers() {
+        report(layer.name(), layer.settle(disk, left()));
+    }
+    report(disk.backend().name(), disk.backend().settle(left()));
+}

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
@@ -19,9 +18,6 @@ use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, refusal};
 use crate::features::log::{CacheStores, DiskLog};
-
-/// How long layers may take to make their states durable.
-const SETTLE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The caches above disks.
 pub(crate) struct CachesOfDisks;
@@ -103,7 +99,6 @@ impl Feature for CachesOfDisks {
                 // The log has been written home: the image has what its cache has.
                 super::note_log(&served.disk.layers(), None);
             }
-            Leaving::Flushed => super::settle(&served.disk, SETTLE_TIME_MAX),
             Leaving::Home { .. } | Leaving::Begun | Leaving::Drained => {}
         }
         Ok(())

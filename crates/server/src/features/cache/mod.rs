@@ -9,9 +9,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use fathom_block::{Backend, Disk, Layer};
+use fathom_block::{Backend, Layer};
 use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState, Caches};
@@ -231,17 +230,5 @@ pub(crate) fn note_log<'l>(
 pub(crate) fn leave_log<'l>(layers: impl IntoIterator<Item = &'l Arc<dyn Layer>>) {
     for cache in layers.into_iter().filter_map(|layer| Cache::of(&**layer)) {
         cache.rely_on_log(false);
-    }
-}
-
-/// Makes the states of a disk's layers durable that outlive the daemon, within `limit`.
-pub(crate) fn settle(disk: &Arc<Disk>, limit: Duration) {
-    let end = Instant::now() + limit;
-    for layer in disk.layers() {
-        let left = end.saturating_duration_since(Instant::now());
-        if let Err(error) = layer.settle(disk, left) {
-            let (disk, layer) = (disk.name(), layer.name());
-            tracing::warn!(disk, layer, %error, "its state is not complete: the next start has less");
-        }
     }
 }

@@ -89,7 +89,6 @@ impl Feature for Logs {
             // Changes that are not written back are in the log, where the next daemon finds them.
             // The last flush makes them durable.
             Leaving::Home { time_max } => log.bring_home(&served.disk, time_max)?,
-            Leaving::Flushed => {}
         }
         Ok(())
     }
