@@ -10,6 +10,7 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
 use fathom_layers::LayerKind;
 
+use super::http::routes::Routes;
 use super::metrics::{Page, Scrape};
 use super::parts::Parts;
 use super::problems::Found;
@@ -125,6 +126,9 @@ pub(crate) trait Feature: Sync {
     fn end(&self, _daemon: &Arc<Daemon>, _stage: Ending) -> Vec<Task> {
         Vec::new()
     }
+
+    /// Adds the handlers of its endpoints.
+    fn routes(&self, _routes: &mut Routes) {}
 
     /// Adds the current problems of the daemon. Waits for nothing.
     fn problems(&self, _daemon: &Daemon, _found: &mut Vec<Found>) {}

@@ -24,6 +24,7 @@ pub(crate) mod statistics;
 pub(crate) mod status;
 pub(crate) mod stop;
 pub(crate) mod unserved;
+pub(crate) mod view;
 pub(crate) mod withdrawal;
 
 use std::any::Any;
@@ -37,6 +38,7 @@ use fathom_block::Disk;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ListenerDefinition};
 use fathom_frontend::{nbd, vhost_user};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use tokio::sync::Notify;
 
 pub(crate) use status::unix_time_ns;
 
@@ -69,6 +71,8 @@ pub(crate) struct Daemon {
     /// The TCP address of `/metrics`, once it is served.
     pub(crate) metrics: OnceLock<SocketAddr>,
     pub(crate) stopping: AtomicBool,
+    /// Notified when a client asks for the end.
+    pub(crate) end_wanted: Notify,
     /// The changes in progress.
     pub(crate) changes: Changes,
     pub(crate) state: RwLock<State>,
@@ -180,6 +184,7 @@ impl Daemon {
             ready_us: OnceLock::new(),
             metrics: OnceLock::new(),
             stopping: AtomicBool::new(false),
+            end_wanted: Notify::new(),
             changes: Changes::default(),
             state: RwLock::default(),
             unserved: Arc::default(),

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use crate::configuration::{Configuration, ConfigurationFile, Keepsakes};
 use crate::daemon::Daemon;
 use crate::daemon::change_log::Note;
-use crate::daemon::http::routes::{self, App};
+use crate::daemon::http::routes;
 use crate::daemon::http::scrape;
 use crate::daemon::stack::{refusal, socket_refusal};
 use crate::features::keep;
@@ -125,10 +125,8 @@ async fn serve(
     keep::begin(&options.control, options.keepsakes == Keepsakes::On);
     let control = bind_control(&options.control).map_err(one)?;
     let daemon = Daemon::new(configuration, file, journal, begun);
-    let end = Arc::new(Notify::new());
-    let app = App { daemon: Arc::clone(&daemon), end: Arc::clone(&end) };
     // Before the disks are opened, so that it is known which of them hang.
-    let router = routes::router(app);
+    let router = routes::router(Arc::clone(&daemon));
     let server = tokio::spawn(serve_control(control, router.clone()));
     if let Err(refused) = begin_metrics(&daemon, configuration, is_strict) {
         daemon.stop();
@@ -165,7 +163,7 @@ async fn serve(
                 }
                 announce(&daemon, configuration.disks.len());
             }
-            () = end.notified() => {
+            () = daemon.end_wanted.notified() => {
                 tracing::info!("shutdown requested");
                 break;
             }

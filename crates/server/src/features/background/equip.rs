@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fathom_block::{Disk, Layer};
-use fathom_control::{BackgroundList, DiskDefinition};
+use fathom_control::DiskDefinition;
 
 use super::{Activity, BackgroundWork, Scheduled};
 use crate::configuration::layers;
@@ -59,11 +59,6 @@ fn background_of(definition: &DiskDefinition, parts: &Parts) -> Option<Arc<Sched
 }
 
 impl Daemon {
-    /// The background work of the disks' layers now.
-    pub(crate) fn background_list(&self) -> BackgroundList {
-        self.part::<BackgroundWork>().list()
-    }
-
     /// Observes the requests of disks that share devices with background work and were served
     /// before it began. Each wait for a disk is bounded.
     pub(crate) fn observe_disks(&self) {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use fathom_block::Disk;
-use fathom_control::ErrorBody;
+use fathom_control::{ErrorBody, endpoints};
 
 use super::BackgroundWork;
 use super::equip::Beginnings;
 use super::metrics::of_background;
 use crate::configuration::Configuration;
 use crate::daemon::feature::Feature;
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
@@ -55,5 +56,11 @@ impl Feature for Background {
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
         of_background(page, &scrape.daemon.part::<BackgroundWork>().list());
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.at_once(&endpoints::BACKGROUND, |view, (), (), ()| {
+            Ok(view.part::<BackgroundWork>().list())
+        });
     }
 }

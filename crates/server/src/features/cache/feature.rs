@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fathom_block::Disk;
-use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, endpoints};
 use fathom_layers::cache::Caches;
 
 use super::Host;
@@ -14,6 +14,7 @@ use super::metrics::of_caches;
 use crate::configuration::Configuration;
 use crate::daemon::Served;
 use crate::daemon::feature::{Feature, Leaving};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, refusal};
@@ -102,5 +103,11 @@ impl Feature for CachesOfDisks {
             Leaving::Home { .. } | Leaving::Begun | Leaving::Drained => {}
         }
         Ok(())
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.blocking(&endpoints::CACHES, |daemon, (), query, ()| {
+            daemon.caches(query.disk.as_deref(), query.points, query.files)
+        });
     }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use fathom_control::ErrorBody;
+use fathom_control::{ErrorBody, endpoints};
 
 use super::Beneath;
 use super::metrics::of_devices;
 use crate::daemon::feature::Feature;
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::stack::Equipment;
 
@@ -22,5 +23,9 @@ impl Feature for Devices {
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
         of_devices(page, &scrape.daemon.devices());
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.blocking(&endpoints::DEVICES, |daemon, (), (), ()| Ok(daemon.devices()));
     }
 }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fathom_control::ErrorBody;
+use axum::body::Body;
+use fathom_control::{ErrorBody, endpoints};
 
 use super::Events;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Ending, Feature};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
 use crate::daemon::stop::Task;
@@ -43,5 +45,12 @@ impl Feature for EventStreams {
             daemon.part::<Events>().end(END_TIME_MAX);
         }
         Vec::new()
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        let kind = "application/vnd.fathom.recording";
+        routes.bytes(&endpoints::RECORDING, kind, |daemon, (), query, ()| {
+            daemon.record(query).map(Body::new)
+        });
     }
 }

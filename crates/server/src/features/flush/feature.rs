@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::thread::Thread;
 
-use fathom_control::{ErrorBody, ReloadReport};
+use fathom_control::{ErrorBody, ReloadReport, endpoints};
 
 use super::Flusher;
 use super::idle::IdleFlusher;
 use super::metrics::of_flushes;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::http::routes::{Routes, Share};
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
@@ -67,5 +68,13 @@ impl Feature for Flush {
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
         of_flushes(page, &scrape.daemon.part::<Flusher>().counts());
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.change_within(
+            Share::of_flushes(),
+            &endpoints::FLUSH_GUEST,
+            |daemon, vm, (), request| daemon.flush_guest(&vm, request.by),
+        );
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use fathom_block::Disk;
-use fathom_control::{DiskStatus, ErrorBody};
+use fathom_control::{DiskStatus, ErrorBody, endpoints};
 
 use super::Introspection;
 use super::metrics::{of_groups, of_insight};
 use crate::configuration::Configuration;
 use crate::daemon::Served;
 use crate::daemon::feature::Feature;
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
@@ -39,5 +40,15 @@ impl Feature for Guests {
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
         of_insight(page, &scrape.disks);
         of_groups(page, &scrape.daemon.groups());
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.blocking(&endpoints::GUESTS, |daemon, (), (), ()| Ok(daemon.guests()));
+        routes.blocking(&endpoints::USAGE, |daemon, (), query, ()| {
+            daemon.usage(query.disk.as_deref(), query.vm.as_deref())
+        });
+        routes.blocking(&endpoints::SLOW, |daemon, (), query, ()| {
+            daemon.slow(query.disk.as_deref(), query.count.unwrap_or(usize::MAX))
+        });
     }
 }

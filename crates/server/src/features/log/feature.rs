@@ -4,12 +4,13 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::Disk;
-use fathom_control::{ErrorBody, ErrorCode, ProblemKind, ReloadReport};
+use fathom_control::{ErrorBody, ErrorCode, ProblemKind, ReloadReport, endpoints};
 use fathom_layers::LayerKind;
 
 use super::{CacheStores, DiskLog, LogVolumes, OffloadDefinition, WalDefinition};
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Feature, Leaving};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::parts::Parts;
 use crate::daemon::problems::Found;
 use crate::daemon::stack::{Equipment, refusal};
@@ -91,5 +92,11 @@ impl Feature for Logs {
             Leaving::Home { time_max } => log.bring_home(&served.disk, time_max)?,
         }
         Ok(())
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.change(&endpoints::DECIDE_LOG, |daemon, name, (), request| {
+            daemon.decide_log(&name, request.decision)
+        });
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use fathom_control::{ErrorBody, MonitorStatus, ProblemKind, ReloadReport};
+use fathom_control::{ErrorBody, ErrorCode, MonitorStatus, ProblemKind, ReloadReport, endpoints};
 use parking_lot::Mutex;
 
 use super::Monitor;
@@ -11,9 +11,11 @@ use super::metrics::of_monitor;
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::problems::Found;
+use crate::daemon::stack::refusal;
 use crate::daemon::stop::Task;
 
 /// How long the link may be away before that is a problem: longer than a restart of the centre.
@@ -79,7 +81,7 @@ impl Feature for Centre {
     }
 
     fn problems(&self, daemon: &Daemon, found: &mut Vec<Found>) {
-        let Some(status) = daemon.monitor_status() else { return };
+        let Some(status) = daemon.part::<Link>().status() else { return };
         let mut away = daemon.part::<Link>().away.lock();
         let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
         if !fails {
@@ -90,9 +92,21 @@ impl Feature for Centre {
     }
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
-        if let Some(monitor) = scrape.daemon.monitor_status() {
+        if let Some(monitor) = scrape.daemon.part::<Link>().status() {
             of_monitor(page, &monitor);
         }
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.at_once(&endpoints::MONITOR, |view, (), (), ()| {
+            view.part::<Link>().status().ok_or_else(|| {
+                refusal(
+                    ErrorCode::NotFound,
+                    "this daemon has no link to a centre",
+                    "add [monitor] to its configuration",
+                )
+            })
+        });
     }
 }
 

@@ -95,10 +95,12 @@ impl Daemon {
     pub(crate) fn monitor_options(&self) -> Option<&MonitorOptions> {
         self.part::<Link>().monitor.get().map(|monitor| &monitor.options)
     }
+}
 
-    /// The status of the link.
-    pub(crate) fn monitor_status(&self) -> Option<MonitorStatus> {
-        let monitor = self.part::<Link>().monitor.get()?;
+impl Link {
+    /// The status of the link, if there is one.
+    pub(crate) fn status(&self) -> Option<MonitorStatus> {
+        let monitor = self.monitor.get()?;
         let link = monitor.host.lock().status();
         Some(MonitorStatus {
             address: monitor.options.address.clone(),

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use fathom_control::ErrorBody;
+use fathom_control::{ErrorBody, endpoints};
 
 use super::Offloads;
 use super::metrics::of_offload;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Feature, Start};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::{Daemon, Served};
@@ -37,6 +38,21 @@ impl Feature for Offload {
     }
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
-        of_offload(page, &scrape.daemon.offload_report(None).unwrap_or_default());
+        of_offload(page, &scrape.daemon.view().offload_report(None).unwrap_or_default());
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.at_once(&endpoints::OFFLOAD, |view, (), query, ()| {
+            view.offload_report(query.disk.as_deref())
+        });
+        routes
+            .at_once(&endpoints::OFFLOAD_HISTORY, |view, name, (), ()| view.offload_history(&name));
+        // A start waits until the log has been tried out.
+        routes.change(&endpoints::CHANGE_OFFLOAD, |daemon, name, (), request| {
+            daemon.change_offload(&name, request)
+        });
+        routes.change(&endpoints::FORGET_VOLUME, |daemon, (cluster, volume), (), ()| {
+            daemon.forget_volume(cluster, volume)
+        });
     }
 }

@@ -31,6 +31,7 @@ use super::offload::history::History;
 use crate::configuration::layers;
 use crate::daemon::stack::{message_and_remedy, refusal};
 use crate::daemon::status::unix_time_ns;
+use crate::daemon::view::View;
 use crate::daemon::{Daemon, Served};
 use crate::features::background::Scheduled;
 use crate::features::log::{AutoKind, DiskLog, LogVolumes, OffloadDefinition};
@@ -193,11 +194,22 @@ impl Carried {
     }
 }
 
-impl Daemon {
+/// The disk `name`, if it has the layer.
+fn carried_named(view: View<'_>, name: &str) -> Result<Carried, ErrorBody> {
+    carried(view.find(name)?).ok_or_else(|| {
+        refusal(
+            ErrorCode::Conflict,
+            format!("the disk {name:?} has no layer `offload`"),
+            format!("add one: fathom disk layer {name} offload,log=PATH"),
+        )
+    })
+}
+
+impl View<'_> {
     /// The disks with a layer `offload`, or only the disk `disk`.
-    pub(crate) fn offload_report(&self, disk: Option<&str>) -> Result<OffloadReport, ErrorBody> {
+    pub(crate) fn offload_report(self, disk: Option<&str>) -> Result<OffloadReport, ErrorBody> {
         let selected = match disk {
-            Some(name) => vec![self.carried(name)?],
+            Some(name) => vec![carried_named(self, name)?],
             None => self.served().into_iter().filter_map(carried).collect(),
         };
         let known = self.part::<Offloads>().known.lock();
@@ -212,8 +224,8 @@ impl Daemon {
     }
 
     /// The last minutes of a disk's forecast.
-    pub(crate) fn offload_history(&self, name: &str) -> Result<OffloadHistory, ErrorBody> {
-        self.carried(name)?;
+    pub(crate) fn offload_history(self, name: &str) -> Result<OffloadHistory, ErrorBody> {
+        carried_named(self, name)?;
         let known = self.part::<Offloads>().known.lock();
         let (devices, samples) = known.get(name).map_or_else(Default::default, |known| {
             let devices = known.forecast.as_ref().map(|forecast| forecast.devices.clone());
@@ -221,14 +233,16 @@ impl Daemon {
         });
         Ok(OffloadHistory { disk: name.to_owned(), devices, samples })
     }
+}
 
+impl Daemon {
     /// Starts or stops the offload of a disk by hand.
     pub(crate) fn change_offload(
         &self,
         name: &str,
         request: OffloadRequest,
     ) -> Result<OffloadAnswer, ErrorBody> {
-        let disk = self.carried(name)?;
+        let disk = carried_named(self.view(), name)?;
         let mut guard = self.part::<Offloads>().known.lock();
         let known = guard.entry(name.to_owned()).or_default();
         let is_tried_out = disk.offload.is_tried_out();
@@ -287,16 +301,6 @@ impl Daemon {
         }
         let keys = fathom_control::count(removed, "key");
         Ok(Done { message: format!("the volume at {path} was removed, with {keys}") })
-    }
-
-    fn carried(&self, name: &str) -> Result<Carried, ErrorBody> {
-        carried(self.find(name)?).ok_or_else(|| {
-            refusal(
-                ErrorCode::Conflict,
-                format!("the disk {name:?} has no layer `offload`"),
-                format!("add one: fathom disk layer {name} offload,log=PATH"),
-            )
-        })
     }
 
     /// The disks whose devices are observed.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fathom_control::{ErrorBody, ReloadReport};
+use fathom_control::{ErrorBody, ReloadReport, endpoints};
 
 use super::Queries;
 use super::metrics::{QueryMetrics, of_queries};
 use crate::configuration::Configuration;
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::http::routes::Routes;
 use crate::daemon::metrics::{Page, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
@@ -52,8 +53,14 @@ impl Feature for KeptQueries {
     }
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
-        let queries =
-            QueryMetrics { list: scrape.daemon.query_list(), series: scrape.daemon.query_series() };
+        let queries = QueryMetrics {
+            list: scrape.daemon.part::<Queries>().list(),
+            series: scrape.daemon.query_series(),
+        };
         of_queries(page, &queries);
+    }
+
+    fn routes(&self, routes: &mut Routes) {
+        routes.at_once(&endpoints::QUERIES, |view, (), (), ()| Ok(view.part::<Queries>().list()));
     }
 }

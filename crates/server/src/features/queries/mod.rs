@@ -232,11 +232,6 @@ impl Queries {
 
 /// The daemon's interface to the queries.
 impl Daemon {
-    /// The status of all kept queries.
-    pub(crate) fn query_list(&self) -> QueryList {
-        self.part::<Queries>().list()
-    }
-
     /// The series of the queries' metrics.
     pub(crate) fn query_series(&self) -> Vec<MetricSeries> {
         self.part::<Queries>().series()

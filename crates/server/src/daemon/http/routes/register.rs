@@ -17,11 +17,11 @@ use fathom_options::{Places, Problems, Title, Written};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::App;
 use super::pool::Share;
-use super::view::{View, Waiter};
+use super::waiter::Waiter;
 use crate::daemon::Daemon;
 use crate::daemon::stack::{invalid, refusal};
+use crate::daemon::view::View;
 
 /// An error as a response.
 pub(super) struct Refused(pub(super) ErrorBody);
@@ -41,22 +41,29 @@ impl IntoResponse for Refused {
 }
 
 /// A handler of the cost [`AtOnce`]: it sees only what can be read without waiting.
-pub(super) type Reader<P, Q, B, A> = fn(&View<'_>, P, Q, B) -> Result<A, ErrorBody>;
+pub(crate) type Reader<P, Q, B, A> = fn(View<'_>, P, Q, B) -> Result<A, ErrorBody>;
 /// A handler that runs on a thread of the pool.
-pub(super) type Worker<P, Q, B, A> = fn(&Arc<Daemon>, P, Q, B) -> Result<A, ErrorBody>;
+pub(crate) type Worker<P, Q, B, A> = fn(&Arc<Daemon>, P, Q, B) -> Result<A, ErrorBody>;
 
 /// The handlers that have been added.
-#[derive(Default)]
-pub(super) struct Routes(Vec<(EndpointRow, MethodRouter<App>)>);
+pub(crate) struct Routes {
+    list: Vec<(EndpointRow, MethodRouter<Arc<Daemon>>)>,
+    /// The share of all changes.
+    changes: Share,
+}
 
 impl Routes {
+    pub(super) fn new() -> Self {
+        Self { list: Vec::new(), changes: Share::of_changes() }
+    }
+
     /// The endpoints, each with its handler.
-    pub(super) fn into_list(self) -> Vec<(EndpointRow, MethodRouter<App>)> {
-        self.0
+    pub(super) fn into_list(self) -> Vec<(EndpointRow, MethodRouter<Arc<Daemon>>)> {
+        self.list
     }
 
     /// Adds an answer that is known.
-    pub(super) fn at_once<P, Q, B, A>(
+    pub(crate) fn at_once<P, Q, B, A>(
         &mut self,
         endpoint: &Endpoint<AtOnce, P, Q, B, A>,
         handler: Reader<P, Q, B, A>,
@@ -70,7 +77,7 @@ impl Routes {
     }
 
     /// The same, after a check for problems, which waits for a short time at most.
-    pub(super) fn checked<P, Q, B, A>(
+    pub(crate) fn checked<P, Q, B, A>(
         &mut self,
         endpoint: &Endpoint<AtOnce, P, Q, B, A>,
         handler: Reader<P, Q, B, A>,
@@ -95,16 +102,16 @@ impl Routes {
         A: Serialize + 'static,
     {
         let status = endpoint.status();
-        self.add(endpoint, move |app: App, parameters, query, body| async move {
+        self.add(endpoint, move |daemon: Arc<Daemon>, parameters, query, body| async move {
             if is_checked {
-                app.daemon.check_problems().await;
+                daemon.check_problems().await;
             }
-            Ok(json(status, handler(&View::new(&app), parameters, query, body)?))
+            Ok(json(status, handler(daemon.view(), parameters, query, body)?))
         });
     }
 
     /// Adds an answer that comes after a wait.
-    pub(super) fn waiting<P, Q, B, A, F>(
+    pub(crate) fn waiting<P, Q, B, A, F>(
         &mut self,
         endpoint: &Endpoint<Waiting, P, Q, B, A>,
         handler: fn(Waiter, P, Q, B) -> F,
@@ -118,15 +125,15 @@ impl Routes {
         let status = endpoint.status();
         let workers = Share::of_workers(endpoint.path());
         let waiters = Share::of_waiters(endpoint.path());
-        self.add(endpoint, move |app, parameters, query, body| {
-            let waiter = Waiter::new(app, workers.clone(), waiters.clone());
+        self.add(endpoint, move |daemon, parameters, query, body| {
+            let waiter = Waiter::new(daemon, workers.clone(), waiters.clone());
             let answer = handler(waiter, parameters, query, body);
             async move { Ok(json(status, answer.await?)) }
         });
     }
 
     /// Adds an answer that takes work.
-    pub(super) fn blocking<P, Q, B, A>(
+    pub(crate) fn blocking<P, Q, B, A>(
         &mut self,
         endpoint: &Endpoint<Blocking, P, Q, B, A>,
         handler: Worker<P, Q, B, A>,
@@ -141,7 +148,7 @@ impl Routes {
     }
 
     /// Adds an answer that takes work, and is bytes of a kind instead of JSON.
-    pub(super) fn bytes<P, Q, B, A>(
+    pub(crate) fn bytes<P, Q, B, A>(
         &mut self,
         endpoint: &Endpoint<Blocking, P, Q, B, A>,
         kind: &'static str,
@@ -158,7 +165,7 @@ impl Routes {
     }
 
     /// Adds a text that takes work, after a check for problems.
-    pub(super) fn page<P, Q, B, A>(
+    pub(crate) fn page<P, Q, B, A>(
         &mut self,
         endpoint: &Endpoint<Blocking, P, Q, B, A>,
         kind: &'static str,
@@ -188,22 +195,21 @@ impl Routes {
         T: Send + 'static,
     {
         let workers = Share::of_workers(endpoint.path());
-        self.add(endpoint, move |app: App, parameters, query, body| {
+        self.add(endpoint, move |daemon: Arc<Daemon>, parameters, query, body| {
             let (workers, respond) = (workers.clone(), respond.clone());
             async move {
                 if is_checked {
-                    app.daemon.check_problems().await;
+                    daemon.check_problems().await;
                 }
-                let work = move || handler(&app.daemon, parameters, query, body);
+                let work = move || handler(&daemon, parameters, query, body);
                 Ok(respond(workers.work(work).await?))
             }
         });
     }
 
-    /// Adds a change. `share` limits the number of those that are in progress.
-    pub(super) fn change<P, Q, B, A>(
+    /// Adds a change.
+    pub(crate) fn change<P, Q, B, A>(
         &mut self,
-        share: &Share,
         endpoint: &Endpoint<Change, P, Q, B, A>,
         handler: Worker<P, Q, B, A>,
     ) where
@@ -212,11 +218,27 @@ impl Routes {
         B: DeserializeOwned + Send + 'static,
         A: Serialize + Send + 'static,
     {
-        let (status, share) = (endpoint.status(), share.clone());
-        self.add(endpoint, move |app: App, parameters, query, body| {
+        let share = self.changes.clone();
+        self.change_within(share, endpoint, handler);
+    }
+
+    /// Adds a change that is none of disks. `share` limits the number of those in progress.
+    pub(crate) fn change_within<P, Q, B, A>(
+        &mut self,
+        share: Share,
+        endpoint: &Endpoint<Change, P, Q, B, A>,
+        handler: Worker<P, Q, B, A>,
+    ) where
+        P: PathParameters,
+        Q: Query,
+        B: DeserializeOwned + Send + 'static,
+        A: Serialize + Send + 'static,
+    {
+        let status = endpoint.status();
+        self.add(endpoint, move |daemon: Arc<Daemon>, parameters, query, body| {
             let share = share.clone();
             async move {
-                let change = move || handler(&app.daemon, parameters, query, body);
+                let change = move || handler(&daemon, parameters, query, body);
                 Ok(json(status, share.change(change).await?))
             }
         });
@@ -229,7 +251,7 @@ impl Routes {
         Q: Query,
         B: DeserializeOwned + Send + 'static,
         A: 'static,
-        H: Fn(App, P, Q, B) -> F + Clone + Send + Sync + 'static,
+        H: Fn(Arc<Daemon>, P, Q, B) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response, Refused>> + Send,
     {
         let row = endpoint.row();
@@ -239,11 +261,11 @@ impl Routes {
             Method::Patch => MethodFilter::PATCH,
             Method::Delete => MethodFilter::DELETE,
         };
-        let answer = move |State(app): State<App>, request: Request| async move {
+        let answer = move |State(daemon): State<Arc<Daemon>>, request: Request| async move {
             let (parameters, query, body) = read(row, request).await?;
-            handler(app, parameters, query, body).await
+            handler(daemon, parameters, query, body).await
         };
-        self.0.push((row, on(filter, answer)));
+        self.list.push((row, on(filter, answer)));
     }
 }
 
