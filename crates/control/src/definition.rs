@@ -223,29 +223,6 @@ impl WhenFull {
     }
 }
 
-/// The store of a disk's bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BackendDefinition {
-    /// A raw image or block device.
-    Image(PathBuf),
-    /// Memory of this size, in bytes.
-    Memory(u64),
-    /// No store: reads give zeroes. The size is in bytes.
-    Null(u64),
-}
-
-impl DiskDefinition {
-    /// The back end; `None` if the definition names none or more than one.
-    pub fn backend(&self) -> Option<BackendDefinition> {
-        match (&self.image, self.memory, self.null) {
-            (Some(image), None, None) => Some(BackendDefinition::Image(image.clone())),
-            (None, Some(size), None) => Some(BackendDefinition::Memory(size.0)),
-            (None, None, Some(size)) => Some(BackendDefinition::Null(size.0)),
-            _ => None,
-        }
-    }
-}
-
 /// The changes to a running disk. An absent setting stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -51,9 +51,8 @@ pub use daemon::{
     MetricsPage, ReloadQuery, ReloadReport,
 };
 pub use definition::{
-    BackendDefinition, DiskChange, DiskDefinition, ExportsDefinition, ImageFormat,
-    ImageFormatError, LayerDefinition, ListenerDefinition, ModelDefinition, ModelKind,
-    TlsDefinition, VhostUserDefinition, WhenFull,
+    DiskChange, DiskDefinition, ExportsDefinition, ImageFormat, ImageFormatError, LayerDefinition,
+    ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
 pub use dirty::{

@@ -4,8 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use fathom_control::{
-    BackendDefinition, Bytes, ClientError, DiskChange, DiskDefinition, ErrorBody, ErrorCode,
-    FrontendStatus, ImageFormat, LayerDefinition, ProblemKind, VhostUserDefinition,
+    Bytes, ClientError, DiskChange, DiskDefinition, ErrorBody, ErrorCode, FrontendStatus,
+    ImageFormat, LayerDefinition, ProblemKind, VhostUserDefinition,
 };
 
 use crate::nbd::Nbd;
@@ -135,7 +135,7 @@ fn disks_are_added_changed_and_removed() {
         }),
         ..DiskDefinition::default()
     };
-    assert_eq!(definition.backend(), Some(BackendDefinition::Image(daemon.path("a.img"))));
+    assert_eq!(definition.image, Some(daemon.path("a.img")));
     let added = client.add_disk(&definition).unwrap();
     assert_eq!((added.capacity_bytes, added.serial.as_str()), (1 << 20, "a b"));
     let layers: Vec<&str> = added.layers.iter().map(|layer| layer.name.as_str()).collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
-use fathom_control::{BackendDefinition, DiskDefinition, ExportsDefinition};
+use fathom_control::{DiskDefinition, ExportsDefinition};
 use fathom_options::{Place, Places, Problems, suggestion};
 
 use super::disk::check_parts;
@@ -14,6 +14,7 @@ use super::host::{
 use super::layers::check_layers;
 use super::query::check_queries;
 use super::{Configuration, Placed};
+use crate::stores::kinds::StoreKind;
 
 /// The longest name of a disk, in bytes.
 pub(super) const NAME_MAX: usize = 128;
@@ -355,34 +356,30 @@ fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
 }
 
 fn check_backend(disk: &DiskDefinition, places: &Places, extent: Extent, problems: &mut Problems) {
-    let choices = [
-        ("image", disk.image.is_some()),
-        ("memory", disk.memory.is_some()),
-        ("null", disk.null.is_some()),
-    ];
-    let chosen: Vec<&str> =
-        choices.iter().filter(|choice| choice.1).map(|choice| choice.0).collect();
+    let chosen: Vec<&StoreKind> = StoreKind::all_in(disk).collect();
     let title =
         if disk.name.is_empty() { "a disk".into() } else { format!("the disk {:?}", disk.name) };
     if chosen.len() > 1 {
         problems.add(
-            places.of(chosen[1]),
-            format!("{title} has `{}` and `{}`", chosen[0], chosen[1]),
+            places.of(chosen[1].key),
+            format!("{title} has `{}` and `{}`", chosen[0].key, chosen[1].key),
             "keep one of them: a disk has only one store",
         );
     }
-    match disk.backend() {
-        None if chosen.is_empty() => problems.add(
+    if chosen.is_empty() {
+        problems.add(
             places.whole(),
             format!("{title} has no store"),
             "add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
-        ),
-        None => {}
-        Some(BackendDefinition::Image(image)) => {
-            check_image(&image, disk, places, extent, problems);
+        );
+    }
+    if let [kind] = chosen[..] {
+        if let Some(image) = &disk.image {
+            check_image(image, disk, places, extent, problems);
         }
-        Some(BackendDefinition::Memory(size)) => check_size("memory", size, disk, places, problems),
-        Some(BackendDefinition::Null(size)) => check_size("null", size, disk, places, problems),
+        if let Some(size) = kind.size(&mut disk.clone()) {
+            check_size(kind.key, size.0, disk, places, problems);
+        }
     }
     if disk.format.is_some() && disk.image.is_none() {
         problems.add(

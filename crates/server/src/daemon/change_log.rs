@@ -7,12 +7,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::Clock;
-use fathom_control::{BackendDefinition, DiskDefinition, Problem};
+use fathom_control::{DiskDefinition, Problem};
 use fathom_insight::Ring;
 use fathom_insight::change::{Author, Change, ChangeKind};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{Daemon, Served};
+use crate::stores::kinds::StoreKind;
 
 /// The most changes that wait to be collected.
 const RING_CHANGES: usize = 1024;
@@ -167,12 +168,10 @@ impl Daemon {
 
 /// The label `PDisk` of a disk, as its tap has it.
 pub(crate) fn physical_disk(definition: &DiskDefinition) -> String {
-    match definition.backend() {
-        Some(BackendDefinition::Image(path)) => path.display().to_string(),
-        Some(BackendDefinition::Memory(_)) => "memory".into(),
-        Some(BackendDefinition::Null(_)) => "null".into(),
-        None => String::new(),
+    if let Some(image) = &definition.image {
+        return image.display().to_string();
     }
+    StoreKind::of(definition).map_or_else(String::new, |kind| kind.key.into())
 }
 
 /// The layers of a definition: for each kind the options of its layers, from the front end down.

@@ -1,12 +1,11 @@
 //! The changes of requests to the definitions of disks.
 
-use fathom_control::{
-    BackendDefinition, Bytes, DiskChange, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition,
-};
+use fathom_control::{Bytes, DiskChange, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 
 use crate::configuration::order::{self, Beside};
 use crate::configuration::{Places, Problems, check_disk, layers};
 use crate::daemon::stack::{self, KeyedLayer, invalid, refusal};
+use crate::stores::kinds::StoreKind;
 
 /// Applies the change of a request to the layers of a definition, and checks them.
 pub(crate) fn edit_layers(
@@ -44,11 +43,7 @@ pub(crate) fn with_capacity(
     mut definition: DiskDefinition,
     capacity: Bytes,
 ) -> Option<DiskDefinition> {
-    match definition.backend()? {
-        BackendDefinition::Memory(_) => definition.memory = Some(capacity),
-        BackendDefinition::Null(_) => definition.null = Some(capacity),
-        BackendDefinition::Image(_) => return None,
-    }
+    *StoreKind::of(&definition)?.size(&mut definition)? = capacity;
     Some(definition)
 }
 

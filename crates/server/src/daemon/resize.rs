@@ -1,11 +1,12 @@
 //! Changes of a disk's size while it is in use.
 
 use fathom_block::ErrorKind;
-use fathom_control::{BackendDefinition, Bytes, ErrorBody, ErrorCode};
+use fathom_control::{Bytes, ErrorBody, ErrorCode};
 
 use super::Served;
 use crate::daemon::stack::refusal;
 use crate::features::FEATURES;
+use crate::stores::kinds::StoreKind;
 
 /// Gives a disk another size, in bytes.
 pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(), ErrorBody> {
@@ -64,10 +65,9 @@ pub(crate) fn resize(served: &Served, capacity: u64, shrink: bool) -> Result<(),
         ),
     })?;
     let mut live = served.live();
-    match live.definition.backend() {
-        Some(BackendDefinition::Memory(_)) => live.definition.memory = Some(Bytes(capacity)),
-        Some(BackendDefinition::Null(_)) => live.definition.null = Some(Bytes(capacity)),
-        Some(BackendDefinition::Image(_)) | None => {}
+    let kind = StoreKind::of(&live.definition);
+    if let Some(size) = kind.and_then(|kind| kind.size(&mut live.definition)) {
+        *size = Bytes(capacity);
     }
     drop(live);
     tracing::info!(disk = name, "resized from {} to {}", Bytes(before), Bytes(capacity));

@@ -5,10 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fathom_block::{Backend, Figure, Layer};
 use fathom_control::{
-    BackendDefinition, BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList,
-    DiskStatus, ErrorBody, FrontendStatus, GeometryStatus, InsightStatus, LayerDefinition,
-    LayerFigure, LayerFigures, LayerStatus, ListenerStatus, NbdStatus, Problem, StoreStatus,
-    TlsDefinition, VERSION, VhostUserDefinition, VhostUserStatus, count,
+    BackendStatus, CapabilitiesStatus, DaemonInfo, DaemonState, DiskList, DiskStatus, ErrorBody,
+    FrontendStatus, GeometryStatus, InsightStatus, LayerDefinition, LayerFigure, LayerFigures,
+    LayerStatus, ListenerStatus, NbdStatus, Problem, StoreStatus, TlsDefinition, VERSION,
+    VhostUserDefinition, VhostUserStatus, count,
 };
 use fathom_frontend::{nbd, vhost_user};
 
@@ -160,10 +160,7 @@ fn status(served: &Served, listeners: &[ListenerSnapshot], problems: Vec<Problem
         layers: layers(&definition, &made),
         backend: BackendStatus {
             name: disk.backend().name().into(),
-            image: match definition.backend() {
-                Some(BackendDefinition::Image(path)) => Some(path.display().to_string()),
-                _ => None,
-            },
+            image: definition.image.as_ref().map(|path| path.display().to_string()),
             direct: definition.direct,
             model: definition.model.clone(),
             figures: figures_of(&disk.backend().figures()),

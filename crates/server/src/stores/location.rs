@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fathom_control::{BackendDefinition, DiskDefinition, ModelDefinition};
+use fathom_control::{DiskDefinition, ModelDefinition};
 use fathom_devices::{Medium, MediumKind, Placement, resolve, resolve_within};
 
 use crate::configuration::layers;
@@ -52,8 +52,8 @@ fn medium_of_model(model: &ModelDefinition, name: &str) -> Medium {
 pub(crate) fn locations(definition: &DiskDefinition) -> (Location, Option<Location>) {
     let name = &definition.name;
     let model = definition.model.as_ref();
-    let image = match (definition.backend(), model) {
-        (Some(BackendDefinition::Image(path)), _) => Location::new(&path, model, name),
+    let image = match (&definition.image, model) {
+        (Some(path), _) => Location::new(path, model, name),
         (_, Some(model)) => Location::Known(Placement::on(medium_of_model(model, name))),
         (_, None) => Location::Known(Placement::on(Medium::memory())),
     };

@@ -1,6 +1,7 @@
-//! The stores of disks and logs that need more than a path.
+//! The stores of disks and logs: the kinds of stores of disks, and what stores share.
 
 pub(crate) mod clusters;
 pub(crate) mod feature;
+pub(crate) mod kinds;
 pub(crate) mod location;
 pub(crate) mod models;

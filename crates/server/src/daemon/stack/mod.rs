@@ -9,12 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
-use fathom_block::{Backend, Clock, Disk, DiskOptions, ErrorKind, Operation};
-use fathom_control::{
-    BackendDefinition, Bytes, DiskDefinition, ErrorBody, ErrorCode, ImageFormat,
-    VhostUserDefinition,
-};
+use fathom_block::{Clock, Disk, DiskOptions, ErrorKind, Operation};
+use fathom_control::{Bytes, DiskDefinition, ErrorBody, ErrorCode, VhostUserDefinition};
 use fathom_frontend::vhost_user;
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
@@ -25,6 +21,7 @@ pub(crate) use layers::{KeyedLayer, LayerKey, finds_device, lacks_device, make_l
 
 use crate::daemon::parts::Parts;
 use crate::process::group::admit;
+use crate::stores::kinds::open_store;
 
 /// An error of the control interface.
 pub(crate) fn refusal(
@@ -56,7 +53,7 @@ pub(crate) fn open_disk(
     records: &Path,
     shared: &Parts,
 ) -> Result<(Arc<Disk>, Parts, Vec<KeyedLayer>), ErrorBody> {
-    let home = open_backend(definition, records)?;
+    let home = open_store(definition, records, shared)?;
     let equipment = Equipment::new(definition, (shared, records), &home, number, None)?;
     let (disk, layers) = stack(&equipment).inspect_err(|_| equipment.abandon())?;
     equipment.equipped(&disk);
@@ -89,62 +86,6 @@ fn too_many_layers(_: ErrorKind) -> ErrorBody {
         ),
         "remove some layers",
     )
-}
-
-pub(crate) fn open_backend(
-    definition: &DiskDefinition,
-    records: &Path,
-) -> Result<Arc<dyn Backend>, ErrorBody> {
-    let name = &definition.name;
-    match definition.backend() {
-        Some(BackendDefinition::Image(path)) => {
-            let options = FileOptions {
-                path,
-                direct: definition.direct,
-                read_only: definition.read_only,
-                block_size: definition.block_size.and_then(|size| u32::try_from(size.0).ok()),
-                disk: name.clone(),
-                records: Some(records.to_owned()),
-                foreign_allowed: definition.format == Some(ImageFormat::Raw),
-            };
-            let backend = FileBackend::open(&options).map_err(|error| {
-                let text = format!("the disk {name:?} cannot be opened: {error}");
-                let (message, remedy) = message_and_remedy(&text);
-                let code = match error {
-                    OpenError::Foreign(..) => ErrorCode::ForeignFormat,
-                    _ => ErrorCode::Failed,
-                };
-                refusal(code, message, remedy)
-            })?;
-            if !definition.read_only {
-                let shown = definition.image.as_deref().unwrap_or(Path::new("")).display();
-                check_file_limit(backend.capacity(), backend.name() == "file").map_err(
-                    |error| {
-                        let text = format!("the image {shown} of the disk {name:?}: {error}");
-                        let (message, remedy) = message_and_remedy(&text);
-                        refusal(ErrorCode::Failed, message, remedy)
-                    },
-                )?;
-            }
-            Ok(Arc::new(backend))
-        }
-        Some(BackendDefinition::Memory(size)) => {
-            let memory = Memory::open(size).map_err(|error| {
-                refusal(
-                    ErrorCode::Failed,
-                    format!("memory for the disk {name:?} cannot be allocated: {error}"),
-                    "make it smaller",
-                )
-            })?;
-            Ok(Arc::new(memory))
-        }
-        Some(BackendDefinition::Null(size)) => Ok(Arc::new(Null::new(size))),
-        None => Err(refusal(
-            ErrorCode::Invalid,
-            format!("the disk {name:?} has no store"),
-            "add an image, or a size in memory",
-        )),
-    }
 }
 
 /// Checks that this process may write a file of `size` bytes.

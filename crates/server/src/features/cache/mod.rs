@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::{Backend, Layer};
-use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState, Caches};
 use fathom_layers::{Cache, LayerOptions as _};
@@ -64,14 +64,14 @@ impl CacheHost for Host<'_> {
     }
 
     fn home(&self, cache: &Path) -> io::Result<CacheHome> {
-        let Some(BackendDefinition::Image(image)) = self.definition.backend() else {
+        let Some(image) = &self.definition.image else {
             return Err(io::Error::other(
                 "a cache with a `store` outlives the daemon, but the disk has no image; remove \
                  `store`, or add an `image`",
             ));
         };
         let key = self.definition.key.as_deref();
-        let mark = CacheMark::open_named(&image, self.records, key)?;
+        let mark = CacheMark::open_named(image, self.records, key)?;
         if let Some(reason) = mark.lacks_key() {
             let text = format!("{} cannot be marked: {reason}; {NAME_DEVICE}", image.display());
             return Err(io::Error::other(text));
@@ -160,10 +160,10 @@ pub(crate) fn forget(
     records: &Path,
     parts: &Parts,
 ) -> Result<(), ErrorBody> {
-    let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(()) };
+    let Some(image) = &definition.image else { return Ok(()) };
     let shown = image.display();
     let key = definition.key.as_deref();
-    let mark = CacheMark::open_named(&image, records, key).map_err(|error| {
+    let mark = CacheMark::open_named(image, records, key).map_err(|error| {
         let message = format!("it is unknown whether a cache has blocks of {shown}: {error}");
         refusal(ErrorCode::Failed, message, "check its file system")
     })?;

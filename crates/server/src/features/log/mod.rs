@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime};
 use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Attendance, Backend, BackendProblem, Clock, Disk, Layer};
-use fathom_control::{BackendDefinition, DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{
@@ -216,7 +216,7 @@ impl LogVolumes {
     ) -> Result<Option<DiskLog>, ErrorBody> {
         let (home, is_quiet) = home;
         let refuses = settlement == Settlement::Refuse;
-        let Some(BackendDefinition::Image(image)) = definition.backend() else { return Ok(None) };
+        let Some(image) = &definition.image else { return Ok(None) };
         let disk = &definition.name;
         let unreadable = |error: io::Error| {
             let shown = image.display();
@@ -230,17 +230,17 @@ impl LogVolumes {
             refusal(ErrorCode::Failed, message, remedy)
         };
         let key = definition.key.as_deref();
-        let mark = LogMark::open_named(&image, records, key).map_err(unreadable)?;
+        let mark = LogMark::open_named(image, records, key).map_err(unreadable)?;
         let wal = layers::wal(definition);
         if refuses && mark.is_foreign().map_err(unreadable)? {
-            return Err(foreign(&image, disk));
+            return Err(foreign(image, disk));
         }
         let marked = match mark.read() {
             // It is written anew, or removed.
             Err(_) if !refuses => None,
             read => read.map_err(unreadable)?,
         };
-        let elsewhere = |marked: &MarkedLog| elsewhere(&image, wal.as_ref(), marked, disk);
+        let elsewhere = |marked: &MarkedLog| elsewhere(image, wal.as_ref(), marked, disk);
         let Some(wal) = &wal else {
             if settlement == Settlement::Discard {
                 return mark.clear().map(|()| None).map_err(unreadable);
@@ -254,8 +254,8 @@ impl LogVolumes {
                 }
                 return Ok(None);
             }
-            if is_device(&image) {
-                self.known.check(disk, &image, &mark.home())?;
+            if is_device(image) {
+                self.known.check(disk, image, &mark.home())?;
             }
             return Ok(None);
         };
@@ -313,7 +313,7 @@ impl LogVolumes {
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
             expected: marked.as_ref().map(|marked| marked.identity),
             mark: marked.as_ref().and_then(|marked| marked.age),
-            times: self.lives.times(&image, marked.as_ref().map(|marked| marked.identity)),
+            times: self.lives.times(image, marked.as_ref().map(|marked| marked.identity)),
             home_store: HomeStore(is_quiet.then(|| Arc::clone(home))),
             clock_start_ns: clock_start_ns(),
         };

@@ -16,10 +16,11 @@ use fathom_layers::wal::{Held, Settlement};
 use crate::configuration::{Configuration, ConfigurationFile, normal_path};
 use crate::daemon::parts::Parts;
 use crate::daemon::records_folder;
-use crate::daemon::stack::{open_backend, refusal};
+use crate::daemon::stack::refusal;
 use crate::features::FEATURES;
 use crate::features::log::LogVolumes;
 use crate::stores::clusters::Clusters;
+use crate::stores::kinds::open_store;
 
 /// The folder of the service's state.
 const SERVICE_STATE: &str = "/var/lib/fathom";
@@ -272,7 +273,7 @@ pub(crate) fn settle_disk(
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
     let shown = image.display();
     // It has the image's lock, so that no daemon serves the disk.
-    let home = open_backend(definition, records)?;
+    let home = open_store(definition, records, parts)?;
     // A cache may have what the log loses now, and would return it.
     for feature in FEATURES {
         feature.forget_home(definition, records, parts)?;
