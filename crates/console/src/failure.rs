@@ -11,11 +11,10 @@ pub const FAILED: u8 = 1;
 /// Exit status for an invalid command line.
 pub const USAGE: u8 = 2;
 
-/// Why a command failed.
+/// Why a command failed, and its exit status.
 #[derive(Debug)]
 pub struct Failure {
-    message: String,
-    remedy: String,
+    failure: fathom_failure::Failure,
     code: u8,
 }
 
@@ -25,7 +24,7 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 impl Failure {
     /// A failure with no advice yet.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), remedy: String::new(), code: FAILED }
+        fathom_failure::Failure::new(message).into()
     }
 
     /// An invalid command line.
@@ -48,15 +47,21 @@ impl Failure {
     /// Adds what to do next.
     #[must_use]
     pub fn advise(self, remedy: impl Into<String>) -> Self {
-        Self { remedy: remedy.into(), ..self }
+        Self { failure: self.failure.advise(remedy), ..self }
+    }
+
+    /// Puts what has failed in front of the message.
+    #[must_use]
+    pub fn about(self, subject: &str) -> Self {
+        Self { failure: self.failure.about(subject), ..self }
     }
 
     /// Prints the failure to standard error.
     pub fn report(&self) -> ExitCode {
-        let style = Style::stderr();
-        eprintln!("{} {}", style.paint(style::BAD, "error:"), self.message);
-        if !self.remedy.is_empty() {
-            eprintln!("  {} {}", style.paint(style::DIM, "→"), self.remedy);
+        let (style, failure) = (Style::stderr(), &self.failure);
+        eprintln!("{} {}", style.paint(style::BAD, "error:"), failure.message);
+        if !failure.remedy.is_empty() {
+            eprintln!("  {} {}", style.paint(style::DIM, "→"), failure.remedy);
         }
         ExitCode::from(self.code)
     }
@@ -64,7 +69,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
+        self.failure.fmt(formatter)
     }
 }
 
@@ -72,7 +77,13 @@ impl std::error::Error for Failure {}
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::new(error.to_string()).advise(error.remedy())
+        fathom_failure::Failure::from(error).into()
+    }
+}
+
+impl From<fathom_failure::Failure> for Failure {
+    fn from(failure: fathom_failure::Failure) -> Self {
+        Self { failure, code: FAILED }
     }
 }
 

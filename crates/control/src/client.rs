@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fathom_failure::Failing;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -56,9 +57,8 @@ pub enum ClientError {
     Refused(ErrorBody),
 }
 
-impl ClientError {
-    /// What the user can do next; may be empty.
-    pub fn remedy(&self) -> String {
+impl Failing for ClientError {
+    fn remedy(&self) -> String {
         match self {
             Self::Unreachable { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -1,5 +1,6 @@
 //! Error answers of the daemon.
 
+use fathom_failure::Failure;
 use serde::{Deserialize, Serialize};
 
 /// The body of every answer that is not a success.
@@ -84,6 +85,27 @@ impl ErrorCode {
             Self::Failed | Self::Unknown => 500,
             Self::ShuttingDown | Self::Busy => 503,
         }
+    }
+}
+
+impl ErrorBody {
+    /// The answer to a request that has failed.
+    pub fn new(code: ErrorCode, failure: Failure) -> Self {
+        Self { code, message: failure.message, remedy: failure.remedy }
+    }
+}
+
+/// A failure of which programs need not know more.
+impl From<Failure> for ErrorBody {
+    fn from(failure: Failure) -> Self {
+        Self::new(ErrorCode::Failed, failure)
+    }
+}
+
+/// A failure that has been answered.
+impl From<ErrorBody> for Failure {
+    fn from(answer: ErrorBody) -> Self {
+        Self::new(answer.message).advise(answer.remedy)
     }
 }
 

@@ -331,6 +331,41 @@ fn the_daemon_knows_features_by_their_table() {
     assert_eq!(found, BTreeSet::from(known));
 }
 
+/// The methods that take a text apart or look into it.
+const CUTS: [&str; 8] =
+    ["split_once", "rsplit_once", "splitn", "split", "rsplit", "find", "rfind", "contains"];
+
+/// Whether a line of code cuts a text where a remedy might begin, or fills in a name in a text: its
+/// first argument has only capitals.
+fn mends_a_text(line: &str) -> bool {
+    let cuts = CUTS.iter().any(|cut| line.contains(&format!(".{cut}(\"; \"")));
+    let fills = line.split(".replace(\"").skip(1).any(|rest| {
+        let name = rest.split('"').next().unwrap();
+        name.len() > 1 && name.chars().all(|it| it.is_ascii_uppercase() || it == '_')
+    });
+    cuts || fills
+}
+
+/// Message and remedy of a failure are two texts, and nobody mends one.
+#[test]
+fn failures_are_neither_cut_nor_mended() {
+    assert!(mends_a_text("let (message, remedy) = text.split_once(\"; \").unwrap();"));
+    assert!(mends_a_text("let remedy = remedy.replace(\"DISK\", disk);"));
+    assert!(!mends_a_text("let text = lines.join(\"; \").replace('\\n', \" \");"));
+    let mut found = Vec::new();
+    for path in sources(&root().join("crates")) {
+        let name = path.to_str().unwrap();
+        if ["/tests/", "/tests.rs", "_tests.rs"].iter().any(|part| name.contains(part)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let lines = product.lines().enumerate().filter(|(_, line)| mends_a_text(line));
+        found.extend(lines.map(|(index, _)| format!("{name}:{}", index + 1)));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// The widest comment, in columns.
 const COMMENT_WIDTH_MAX: usize = 100;
 

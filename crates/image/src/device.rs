@@ -12,6 +12,8 @@
 
 #![expect(unsafe_code, reason = "an ioctl of loop devices")]
 
+use std::error::Error;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,6 +21,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, UNIX_EPOCH};
 
+use fathom_failure::Failing;
 use rustix::fs::{major, minor};
 
 use crate::lock::{Access, LockError, PATIENCE, RETRY_INTERVAL, lock};
@@ -29,7 +32,7 @@ use crate::lock::{Access, LockError, PATIENCE, RETRY_INTERVAL, lock};
 /// about to end.
 ///
 /// # Errors
-/// Those of `open`. [`io::ErrorKind::ResourceBusy`] if the device is claimed: see [`holder`].
+/// Those of `open`. [`io::ErrorKind::ResourceBusy`] if the device is claimed: see [`Holder`].
 pub fn open(path: &Path, access: Access, flags: i32) -> io::Result<File> {
     let is_exclusive = access != Access::Shared;
     let start = Instant::now();
@@ -85,16 +88,53 @@ pub fn lock_device(file: &File, access: Access) -> Result<Option<File>, LockErro
     }
 }
 
-/// What uses the block device at `path`, so that it cannot be claimed, with a remedy: a phrase for
-/// messages.
-pub fn holder(path: &Path) -> String {
-    use_of(path).unwrap_or_else(|| {
-        "in use by another process; stop that process first (`lsof` names it)".into()
-    })
+/// What uses a block device, so that it cannot be claimed. The text follows "is".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// It is mounted at this path.
+    Mount(String),
+    /// It is swap space.
+    Swap,
+    /// Another device has it as a part. Contains the name of that device.
+    Device(String),
+    /// A process has it open.
+    Process,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mount(point) => write!(formatter, "mounted at {point}"),
+            Self::Swap => formatter.write_str("used as swap space"),
+            Self::Device(above) => write!(formatter, "a part of the device {above}"),
+            Self::Process => formatter.write_str("in use by another process"),
+        }
+    }
+}
+
+impl Error for Holder {}
+
+impl Failing for Holder {
+    fn remedy(&self) -> String {
+        let remedy = match self {
+            Self::Mount(_) => "unmount it first",
+            Self::Swap => "run `swapoff` first",
+            Self::Device(_) => "use that one, or take it apart first",
+            Self::Process => "stop that process first (`lsof` names it)",
+        };
+        remedy.into()
+    }
+}
+
+impl Holder {
+    /// What uses the block device at `path`.
+    pub fn of(path: &Path) -> Self {
+        use_of(path).unwrap_or(Self::Process)
+    }
 }
 
 /// The kernel's use of a device: a mount, swap space, or another device.
-fn use_of(path: &Path) -> Option<String> {
+fn use_of(path: &Path) -> Option<Holder> {
     let number = std::fs::metadata(path).ok()?.rdev();
     let folder = folder(number);
     let partitions = std::fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok);
@@ -103,18 +143,15 @@ fn use_of(path: &Path) -> Option<String> {
     std::iter::once(folder.clone()).chain(partitions).find_map(|folder| {
         let number = std::fs::read_to_string(folder.join("dev")).ok()?;
         let name = device_name(&folder);
-        mounted(number.trim(), name.as_deref())
-            .map(|point| format!("mounted at {point}; unmount it first"))
-            .or_else(|| {
-                let is_swap = name.as_deref().is_some_and(is_swap);
-                is_swap.then(|| "used as swap space; run `swapoff` first".into())
-            })
-            .or_else(|| {
-                let mut above = std::fs::read_dir(folder.join("holders")).ok()?;
-                let above = above.next()?.ok()?.file_name();
-                let above = above.to_string_lossy();
-                Some(format!("a part of the device {above}; use that one, or take it apart first"))
-            })
+        if let Some(point) = mounted(number.trim(), name.as_deref()) {
+            return Some(Holder::Mount(point));
+        }
+        if name.as_deref().is_some_and(is_swap) {
+            return Some(Holder::Swap);
+        }
+        let mut above = std::fs::read_dir(folder.join("holders")).ok()?;
+        let above = above.next()?.ok()?.file_name();
+        Some(Holder::Device(above.to_string_lossy().into_owned()))
     })
 }
 

@@ -26,7 +26,7 @@ mod signature;
 mod state;
 
 pub use cached::{CacheMark, MarkedCache};
-pub use device::{holder, lock_device, open};
+pub use device::{Holder, lock_device, open};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use kinds::{Demand, ImageChange, MarkKind};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};

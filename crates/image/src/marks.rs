@@ -13,6 +13,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use fathom_failure::Failure;
+
 use crate::device::has_twin;
 use crate::identity::Identity;
 use crate::place::read_mark;
@@ -153,7 +155,8 @@ impl DeviceMarks {
     pub(crate) fn prepare(&self) -> io::Result<()> {
         prepare(&self.folder).map_err(|error| {
             let shown = self.folder.display();
-            io::Error::other(format!("the folder of the marks of devices, {shown}: {error}"))
+            let failure = Failure::from(error);
+            failure.about(format_args!("the folder of the marks of devices, {shown}")).into()
         })
     }
 }
@@ -171,10 +174,9 @@ pub(crate) fn prepare(folder: &Path) -> io::Result<()> {
     }
     let kind = rustix::fs::statfs(folder)?.f_type;
     if matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC) {
-        return Err(io::Error::other(format!(
-            "it is in memory and is lost when the host starts again; set {FOLDER_VARIABLE} to a folder on a disk, \
-             for all daemons and commands"
-        )));
+        let failure = Failure::new("it is in memory and is lost when the host starts again");
+        let remedy = "to a folder on a disk, for all daemons and commands";
+        return Err(failure.advise(format!("set {FOLDER_VARIABLE} {remedy}")).into());
     }
     Ok(())
 }

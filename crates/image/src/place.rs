@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use fathom_failure::Failure;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 
 use crate::identity::Identity;
@@ -180,10 +181,8 @@ impl Place {
         match &self.files {
             Files::Beside(file) => Ok(file.clone()),
             Files::OfDevice(marks) => marks.file().ok_or_else(|| {
-                io::Error::other(format!(
-                    "{}; give it one with `key`",
-                    marks.key().err().unwrap_or_default()
-                ))
+                let reason = marks.key().err().unwrap_or_default();
+                Failure::new(reason).advise("give it one with `key`").into()
             }),
         }
     }

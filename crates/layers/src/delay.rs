@@ -8,6 +8,7 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
     Outcome, Request,
 };
+use fathom_failure::Failure;
 use fathom_options::{Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +41,7 @@ impl LayerOptions for DelayOptions {
         Key::new("seed", "0", "the seed of the random delays"),
     ];
 
-    fn make(&self, _: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, _: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         let layer = Delay::new(self.seed);
         let time = DelayTime { fixed_ns: self.time.0, jitter_ns: self.jitter.0 };
         for operation in self.operations.selected() {

@@ -18,6 +18,7 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, Layer, LayerPart, LayerQueue, OpenContext, Operation,
     Outcome, Request, SECTOR_SIZE,
 };
+use fathom_failure::Failure;
 use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +107,7 @@ impl LayerOptions for FaultOptions {
         }
     }
 
-    fn make(&self, _: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, _: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         let (offset, length) = (self.offset.0, self.length.0);
         let end = if length > 0 { offset.saturating_add(length) } else { u64::MAX };
         let rule = FaultRule {

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_block::{Backend, Layer, Operation};
+use fathom_failure::Failure;
 use fathom_insight::{Names, Waiters};
 use fathom_options::{Check, Key, Problems, Written, read};
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
@@ -76,7 +77,7 @@ pub trait LayerOptions: Default + Serialize + DeserializeOwned + 'static {
     ///
     /// # Errors
     /// If a resource that the layer needs is not available.
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure>;
 
     /// Whether `layer`, which was made with other options, can change to these options in place and
     /// keep its state. Otherwise a new layer replaces it.
@@ -139,7 +140,7 @@ pub trait Prepared {
     ///
     /// # Errors
     /// If a resource that the layer needs is not available.
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>>;
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure>;
     /// See [`LayerOptions::HAS_SEVERAL`].
     fn has_several(&self) -> bool;
     /// See [`LayerOptions::fits`].
@@ -153,7 +154,7 @@ impl<O: LayerOptions> Prepared for O {
         serde_json::to_value(self).unwrap_or_default()
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         LayerOptions::make(self, context)
     }
 

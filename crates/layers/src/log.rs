@@ -11,6 +11,7 @@ use std::sync::Arc;
 use fathom_block::{
     Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
+use fathom_failure::Failure;
 use fathom_insight::Names;
 use fathom_options::{Check, Key};
 use parking_lot::Mutex;
@@ -68,7 +69,7 @@ impl LayerOptions for LogOptions {
         }
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         let lines_max = self.lines_per_second_max;
         let log = if let Some(path) = &self.file {
             Log::to_file(context.disk, lines_max, path)?
@@ -124,16 +125,15 @@ struct LogFile {
 
 /// Opens the file of a log, and returns its device and number. The lines contain file names of
 /// guests, so only the daemon's user may read them.
-fn open_file(path: &Path) -> io::Result<(File, (u64, u64))> {
+fn open_file(path: &Path) -> Result<(File, (u64, u64)), Failure> {
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
     let opened = file.and_then(|file| {
         let metadata = file.metadata()?;
         Ok((file, (metadata.dev(), metadata.ino())))
     });
     opened.map_err(|error| {
-        let shown = path.display();
-        let text = format!("lines cannot be appended to {shown}: {error}");
-        io::Error::other(format!("{text}; name a file that the daemon may write"))
+        let what = format!("lines cannot be appended to {}", path.display());
+        Failure::from(error).about(what).advise("name a file that the daemon may write")
     })
 }
 

@@ -283,7 +283,9 @@ fn a_place_for_copies_must_be_free() {
         let mut options = offload::options();
         options.name = "another".into();
         change(&mut options);
-        Offload::open(&volume, &options, settings()).err().map(|error| error.to_string())
+        Offload::open(&volume, &options, settings())
+            .err()
+            .map(|error| format!("{:#}", error.failure("another")))
     };
     assert!(refusal(|options| options.size = 0).unwrap().contains("the log a `size`"));
     assert!(refusal(|options| options.size = 64 << 10).unwrap().contains("smaller `copies`"));

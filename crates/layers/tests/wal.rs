@@ -545,7 +545,7 @@ fn a_log_of_another_disk_is_rejected() {
         change(&mut options);
         match Wal::open(&volume, &options) {
             Ok(_) => String::new(),
-            Err(error) => error.to_string(),
+            Err(error) => format!("{:#}", error.failure("disk")),
         }
     };
     let other = refusal(|options| options.name = "another".into());

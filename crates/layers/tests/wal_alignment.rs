@@ -59,7 +59,7 @@ fn changes_finer_than_a_greater_alignment_are_refused() {
             let store = SimBackend::with_image(store(log_alignment, LOG_CAPACITY), 1, log.image());
             let volume = Arc::new(LogVolume::new(Arc::new(store)));
             let opened = Wal::open(&volume, &WalOptions { home_alignment, ..options.clone() });
-            opened.err().map(|error| error.to_string())
+            opened.err().map(|error| format!("{:#}", error.failure("disk")))
         };
         assert_eq!(refusal(512, 512), None);
         for (log_alignment, home_alignment, may) in

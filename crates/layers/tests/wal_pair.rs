@@ -101,7 +101,7 @@ fn a_log_that_has_rotted_in_the_middle_is_refused() {
     image[(RING_OFFSET + 9 * record) as usize + 600] ^= 1;
     let error = Wal::open(&volume(image).1, &options()).err().unwrap();
     assert!(matches!(error, WalError::Damaged(_)), "{error}");
-    let text = error.to_string();
+    let text = format!("{:#}", error.failure("a"));
     assert!(text.contains("at least 1 record ") && text.contains("; restore"), "{text}");
 }
 
@@ -336,8 +336,8 @@ fn a_home_that_was_set_back_is_refused() {
     for state in &states[..2] {
         let error = reopened(&image, state).unwrap_err();
         assert!(matches!(error, WalError::OtherContent { .. }), "{error}");
-        let text = error.to_string();
-        assert!(text.contains("; restore its last state") && text.contains("log keep"), "{text}");
+        let text = format!("{:#}", error.failure("a"));
+        assert!(text.contains("; restore its last state") && text.contains("log keep a"), "{text}");
     }
     // A superblock of an earlier program has no witnesses, and neither has one whose second sector
     // is an older one.

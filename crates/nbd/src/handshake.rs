@@ -1,5 +1,6 @@
 //! The handshake with a server: fixed newstyle, `OPT_STARTTLS` and `OPT_GO`.
 
+use fathom_failure::Failure;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::stream::{AnyStream, Secure};
@@ -41,22 +42,23 @@ impl Export {
 /// Agrees with a server on an export.
 ///
 /// # Errors
-/// The reason, and sometimes a remedy behind a semicolon.
+/// If the server does not offer the export, or in another way than this client requires.
 pub(crate) async fn negotiate(
     mut stream: AnyStream,
     name: &str,
     secure: Option<&Secure>,
-) -> Result<(AnyStream, Export), String> {
+) -> Result<(AnyStream, Export), Failure> {
     let mut greeting = [0; 18];
     read(&mut stream, &mut greeting).await?;
     let flags = read_u16(&greeting, 16).unwrap_or(0);
     if read_u64(&greeting, 0) != Some(GREETING_MAGIC)
         || read_u64(&greeting, 8) != Some(OPTION_MAGIC)
     {
-        return Err("this is no NBD server of today".into());
+        return Err(Failure::new("this is no NBD server of today"));
     }
     if flags & handshake::FIXED_NEWSTYLE == 0 {
-        return Err("the server does not speak the newstyle protocol; use a newer one".into());
+        let message = "the server does not speak the newstyle protocol";
+        return Err(Failure::new(message).advise("use a newer one"));
     }
     let flags = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
     write(&mut stream, &u32::from(flags).to_be_bytes()).await?;
@@ -87,7 +89,7 @@ pub(crate) async fn negotiate(
                     sizes = Some((size(2), size(6), size(10)));
                 }
                 Some(info::EXPORT | info::BLOCK_SIZE) | None => {
-                    return Err("the server's reply is invalid".into());
+                    return Err(Failure::new("the server's reply is invalid"));
                 }
                 Some(_) => {}
             },
@@ -95,43 +97,40 @@ pub(crate) async fn negotiate(
             kind => return Err(refused(kind, &data, "it does not offer the export")),
         }
     }
-    Err("the server has too many replies".into())
+    Err(Failure::new("the server has too many replies"))
 }
 
 /// Checks what a server offers.
-fn export(found: Option<(u64, u16)>, sizes: Option<(u32, u32, u32)>) -> Result<Export, String> {
-    let (capacity, flags) = found.ok_or("the server does not describe the export")?;
+fn export(found: Option<(u64, u16)>, sizes: Option<(u32, u32, u32)>) -> Result<Export, Failure> {
+    let (capacity, flags) =
+        found.ok_or_else(|| Failure::new("the server does not describe the export"))?;
     let (length_min, length_best, length_max) = sizes.unwrap_or((1, 4096, LENGTH_MAX));
     if !length_min.is_power_of_two() || length_min > 4096 || length_max < length_min.max(4096) {
-        return Err(format!(
-            "the export takes requests of {length_min} to {length_max} bytes; it has to take those of 4096"
-        ));
+        let message = format!("the export takes requests of {length_min} to {length_max} bytes");
+        return Err(Failure::new(message).advise("it has to take those of 4096"));
     }
     if i64::try_from(capacity).is_err() || flags & transmission::HAS_FLAGS == 0 {
-        return Err("the server's description of the export is invalid".into());
+        return Err(Failure::new("the server's description of the export is invalid"));
     }
     let length_max = length_max.min(LENGTH_MAX) / 4096 * 4096;
     Ok(Export { capacity, flags, length_min, length_max, length_best })
 }
 
 /// The error of a refused option.
-fn refused(kind: u32, data: &[u8], otherwise: &str) -> String {
+fn refused(kind: u32, data: &[u8], otherwise: &str) -> Failure {
     let text = String::from_utf8_lossy(&data[..data.len().min(TEXT_LENGTH_MAX)]);
     let text = text.replace(char::is_control, " ");
-    let reason = match kind {
-        reply::ERROR_TLS_REQUIRED => "it requires TLS; use `nbds://`",
-        reply::ERROR_UNKNOWN => "it has no such export; correct the name",
-        reply::ERROR_POLICY => "it does not allow it",
-        _ => otherwise,
+    let (reason, remedy) = match kind {
+        reply::ERROR_TLS_REQUIRED => ("it requires TLS", "use `nbds://`"),
+        reply::ERROR_UNKNOWN => ("it has no such export", "correct the name"),
+        reply::ERROR_POLICY => ("it does not allow it", ""),
+        _ => (otherwise, ""),
     };
-    if text.is_empty() {
-        format!("the server refuses: {reason}")
-    } else {
-        format!("the server refuses ({text}): {reason}")
-    }
+    let text = if text.is_empty() { text } else { format!(" ({text})") };
+    Failure::new(format!("the server refuses{text}: {reason}")).advise(remedy)
 }
 
-async fn ask(stream: &mut AnyStream, code: u32, data: &[u8]) -> Result<(), String> {
+async fn ask(stream: &mut AnyStream, code: u32, data: &[u8]) -> Result<(), Failure> {
     let mut bytes = Vec::with_capacity(16 + data.len());
     bytes.extend(OPTION_MAGIC.to_be_bytes());
     bytes.extend(code.to_be_bytes());
@@ -141,7 +140,7 @@ async fn ask(stream: &mut AnyStream, code: u32, data: &[u8]) -> Result<(), Strin
 }
 
 /// The kind and the data of the next reply to the option `code`.
-async fn answer(stream: &mut AnyStream, code: u32) -> Result<(u32, Vec<u8>), String> {
+async fn answer(stream: &mut AnyStream, code: u32) -> Result<(u32, Vec<u8>), Failure> {
     let mut header = [0; 20];
     read(stream, &mut header).await?;
     let number = |at: usize| read_u32(&header, at).unwrap_or(0);
@@ -150,27 +149,27 @@ async fn answer(stream: &mut AnyStream, code: u32) -> Result<(u32, Vec<u8>), Str
         || option != code
         || length > REPLY_LENGTH_MAX
     {
-        return Err("the server's reply is invalid".into());
+        return Err(Failure::new("the server's reply is invalid"));
     }
     let mut data = vec![0; length as usize];
     read(stream, &mut data).await?;
     Ok((kind, data))
 }
 
-async fn read(stream: &mut AnyStream, bytes: &mut [u8]) -> Result<(), String> {
-    stream.read_exact(bytes).await.map(drop).map_err(|error| failure(&error))
+async fn read(stream: &mut AnyStream, bytes: &mut [u8]) -> Result<(), Failure> {
+    stream.read_exact(bytes).await.map(drop).map_err(|error| Failure::new(reason(&error)))
 }
 
-async fn write(stream: &mut AnyStream, bytes: &[u8]) -> Result<(), String> {
+async fn write(stream: &mut AnyStream, bytes: &[u8]) -> Result<(), Failure> {
     let written = async {
         stream.write_all(bytes).await?;
         stream.flush().await
     };
-    written.await.map_err(|error| failure(&error))
+    written.await.map_err(|error| Failure::new(reason(&error)))
 }
 
 /// The text for an error of a stream.
-pub(crate) fn failure(error: &std::io::Error) -> String {
+pub(crate) fn reason(error: &std::io::Error) -> String {
     if error.kind() == std::io::ErrorKind::UnexpectedEof {
         return "the server has closed the connection".into();
     }

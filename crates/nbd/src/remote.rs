@@ -10,6 +10,7 @@ use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
     Geometry,
 };
+use fathom_failure::Failure;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -58,11 +59,9 @@ impl RemoteDisk {
     /// Connects to the server. Blocks, for at most 10 s.
     ///
     /// # Errors
-    /// If the server does not answer, does not offer the export, or cannot make changes durable:
-    /// the reason, and a remedy behind a semicolon.
-    pub fn open(options: &RemoteOptions) -> io::Result<Self> {
-        let secure = options.uri.tls.as_ref().map(Secure::new).transpose();
-        let secure = secure.map_err(io::Error::other)?;
+    /// If the server does not answer, does not offer the export, or cannot make changes durable.
+    pub fn open(options: &RemoteOptions) -> Result<Self, Failure> {
+        let secure = options.uri.tls.as_ref().map(Secure::new).transpose()?;
         let (jobs, received) = mpsc::unbounded_channel();
         let (opened, result) = std::sync::mpsc::channel();
         let shared = Arc::new(Shared::default());
@@ -73,7 +72,7 @@ impl RemoteDisk {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = match runtime {
                 Ok(runtime) => runtime,
-                Err(error) => return drop(opened.send(Err(error.to_string()))),
+                Err(error) => return drop(opened.send(Err(error.into()))),
             };
             runtime.block_on(async move {
                 match reach(&uri, secure.as_ref()).await {
@@ -83,32 +82,32 @@ impl RemoteDisk {
                             remote.serve(stream, &RefCell::new(state), received).await;
                         }
                     }
-                    Err(text) => drop(opened.send(Err(text))),
+                    Err(failure) => drop(opened.send(Err(failure))),
                 }
             });
             // A look-up of a name may hang.
             runtime.shutdown_background();
         });
         spawned?;
-        let result = result.recv().unwrap_or_else(|_| Err("the export's thread ended".into()));
-        let export = result.map_err(|text| {
-            let remedy = if text.contains("; ") { "" } else { "; check the server, and the URI" };
-            io::Error::other(format!("{text}{remedy}"))
-        })?;
+        let ended = || Err(Failure::new("the export's thread ended"));
+        let result = result.recv().unwrap_or_else(|_| ended());
+        let export =
+            result.map_err(|failure| failure.advise_else("check the server, and the URI"))?;
         Ok(Self { export, shared, jobs, timeout: options.timeout })
     }
 }
 
 /// Connects, and agrees on the export.
-async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Export), String> {
+async fn reach(uri: &NbdUri, secure: Option<&Secure>) -> Result<(AnyStream, Export), Failure> {
     let attempt = async {
-        let stream = connect(&uri.transport).await.map_err(|error| error.to_string())?;
+        let stream = connect(&uri.transport).await?;
         negotiate(stream, &uri.export, secure).await
     };
     let (stream, export) =
-        timeout(CONNECT_TIME_MAX, attempt).await.unwrap_or_else(|_| Err(SILENT.into()))?;
+        timeout(CONNECT_TIME_MAX, attempt).await.unwrap_or_else(|_| Err(Failure::new(SILENT)))?;
     if !export.has(transmission::SEND_FLUSH) {
-        return Err("the server has no flush, so that nothing is durable; use another one".into());
+        let message = "the server has no flush, so that nothing is durable";
+        return Err(Failure::new(message).advise("use another one"));
     }
     Ok((stream, export))
 }
@@ -190,7 +189,8 @@ impl Remote {
         // used.
         let renewed = self.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());
         let secure = renewed.as_ref().or(self.secure.as_ref());
-        let (mut stream, export) = reach(&self.uri, secure).await?;
+        let reached = reach(&self.uri, secure).await;
+        let (mut stream, export) = reached.map_err(|failure| format!("{failure:#}"))?;
         let known = self.export;
         if export.capacity < known.capacity
             || export.flags & known.flags != known.flags

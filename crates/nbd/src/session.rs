@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::timeout;
 
-use crate::handshake::failure;
+use crate::handshake::reason;
 use crate::job::{Asked, Job, State};
 use crate::stream::AnyStream;
 use crate::wire::{RequestHeader, SIMPLE_REPLY_LENGTH, SimpleReply, command, error};
@@ -53,7 +53,7 @@ pub(crate) async fn run(
         end = write_requests(BufWriter::with_capacity(BUFFER, writer), state, jobs, &signals) => {
             match end {
                 Ok(()) => End::Closed,
-                Err(error) => End::Failed(failure(&error)),
+                Err(error) => End::Failed(reason(&error)),
             }
         },
         () = expire(state, &signals) => End::Failed(SILENT.into()),
@@ -93,7 +93,7 @@ async fn repeat_one(stream: &mut AnyStream, asked: &Asked, cookie: u64) -> Resul
         Ok(header)
     };
     let header = timeout(ANSWER_TIME_MAX, reply).await.map_err(|_| SILENT.to_owned())?;
-    let header = header.map_err(|error: io::Error| failure(&error))?;
+    let header = header.map_err(|error: io::Error| reason(&error))?;
     match SimpleReply::parse(&header).filter(|reply| reply.cookie == cookie) {
         Some(reply) if reply.error == error::SHUTDOWN => Err(SHUTS_DOWN.into()),
         Some(reply) => Ok(reply.error),
@@ -130,14 +130,14 @@ pub(crate) async fn read_reply<R: AsyncRead + Unpin>(
     state: &RefCell<State>,
 ) -> Result<(), String> {
     let mut header = [0; SIMPLE_REPLY_LENGTH];
-    reader.read_exact(&mut header).await.map_err(|error| failure(&error))?;
+    reader.read_exact(&mut header).await.map_err(|error| reason(&error))?;
     let reply = SimpleReply::parse(&header).ok_or(INVALID)?;
     let length = state.borrow().payload(reply.cookie).ok_or(INVALID)?;
     if reply.error == error::SHUTDOWN {
         return Err(SHUTS_DOWN.into());
     }
     let mut bytes = vec![0; if reply.error == 0 { length } else { 0 }];
-    reader.read_exact(&mut bytes).await.map_err(|error| failure(&error))?;
+    reader.read_exact(&mut bytes).await.map_err(|error| reason(&error))?;
     state.borrow_mut().complete(reply.cookie, reply.error, bytes);
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fathom_failure::Failure;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -39,7 +40,7 @@ pub(crate) struct Secure {
 
 impl Secure {
     /// Reads the files.
-    pub(crate) fn new(files: &TlsFiles) -> Result<Self, String> {
+    pub(crate) fn new(files: &TlsFiles) -> Result<Self, Failure> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&files.authority)? {
             roots.add(certificate).map_err(|error| unfit(&files.authority, error))?;
@@ -56,21 +57,26 @@ impl Secure {
             }
             None => builder.with_no_client_auth(),
         };
-        let name = ServerName::try_from(files.name.clone())
-            .map_err(|_| format!("{:?} is not the name of a server; correct it", files.name))?;
+        let name = ServerName::try_from(files.name.clone()).map_err(|_| {
+            let message = format!("{:?} is not the name of a server", files.name);
+            Failure::new(message).advise("correct it")
+        })?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
     }
 
     /// Begins TLS on a stream.
-    pub(crate) async fn start(&self, stream: AnyStream) -> Result<AnyStream, String> {
+    pub(crate) async fn start(&self, stream: AnyStream) -> Result<AnyStream, Failure> {
         match self.connector.connect(self.name.clone(), stream).await {
             Ok(stream) => Ok(Box::new(stream)),
-            Err(error) => Err(format!("TLS fails ({error}); check the certificates of both sides")),
+            Err(error) => {
+                let message = format!("TLS fails ({error})");
+                Err(Failure::new(message).advise("check the certificates of both sides"))
+            }
         }
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let file = File::open(path).map_err(|error| unfit(path, error))?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(BufReader::new(file)).collect();
     let all = all.map_err(|error| unfit(path, error))?;
@@ -80,8 +86,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     Ok(all)
 }
 
-fn unfit(path: &Path, error: impl std::fmt::Display) -> String {
-    format!("{}: {error}; name a folder with usable certificates", path.display())
+fn unfit(path: &Path, error: impl std::fmt::Display) -> Failure {
+    let message = format!("{}: {error}", path.display());
+    Failure::new(message).advise("name a folder with usable certificates")
 }
 
 /// Connects to a server.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use fathom_failure::Failure;
 use url::{Host, Url};
 
 use crate::wire::STRING_LENGTH_MAX;
@@ -47,18 +48,20 @@ impl NbdUri {
     /// Reads a URI. Without TLS, the server must be on this host.
     ///
     /// # Errors
-    /// What is wrong, and a remedy behind a semicolon.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let example = "write it like `nbds://host/export?tls-certificates=/etc/fathom/tls`";
-        let parsed = Url::parse(text).map_err(|error| {
-            format!("{text:?} is not the URI of an export ({error}); {example}")
-        })?;
+    /// If it is none.
+    pub fn parse(text: &str) -> Result<Self, Failure> {
+        let wrong = |message: String| {
+            let example = "write it like `nbds://host/export?tls-certificates=/etc/fathom/tls`";
+            Failure::new(message).advise(example)
+        };
+        let parsed = Url::parse(text)
+            .map_err(|error| wrong(format!("{text:?} is not the URI of an export ({error})")))?;
         let (is_unix, is_secure) = match parsed.scheme() {
             "nbd" => (false, false),
             "nbds" => (false, true),
             "nbd+unix" => (true, false),
             "nbds+unix" => (true, true),
-            other => return Err(format!("{other:?} is not a way to an export; {example}")),
+            other => return Err(wrong(format!("{other:?} is not a way to an export"))),
         };
         let (mut socket, mut folder, mut name) = (None, None, None);
         for (key, value) in parsed.query_pairs() {
@@ -66,14 +69,18 @@ impl NbdUri {
                 "socket" if is_unix => socket = Some(PathBuf::from(&*value)),
                 "tls-certificates" if is_secure => folder = Some(PathBuf::from(&*value)),
                 "tls-hostname" if is_secure => name = Some(value.into_owned()),
-                other => return Err(format!("{other:?} has no meaning in {text:?}; remove it")),
+                other => {
+                    let message = format!("{other:?} has no meaning in {text:?}");
+                    return Err(Failure::new(message).advise("remove it"));
+                }
             }
         }
         let (transport, host) = if is_unix {
-            let missing = || format!("{text:?} has no socket; add `?socket=/path`");
+            let missing =
+                || Failure::new(format!("{text:?} has no socket")).advise("add `?socket=/path`");
             (Transport::Unix(socket.ok_or_else(missing)?), "localhost".to_owned())
         } else {
-            let missing = || format!("{text:?} has no host; {example}");
+            let missing = || wrong(format!("{text:?} has no host"));
             // Hosts of schemes that the standard does not know are not told from addresses.
             let host = match parsed.host().ok_or_else(missing)? {
                 Host::Domain(name) => name.to_owned(),
@@ -87,16 +94,17 @@ impl NbdUri {
         };
         let is_local = is_unix || is_loopback(&host);
         if !is_secure && !is_local {
-            return Err(format!(
-                "{text:?} would cross the network in plain text; use `nbds://` with `tls-certificates`"
-            ));
+            let message = format!("{text:?} would cross the network in plain text");
+            return Err(Failure::new(message).advise("use `nbds://` with `tls-certificates`"));
         }
         let export = parsed.path().strip_prefix('/').unwrap_or(parsed.path());
         let export = decode(export).filter(|name| name.len() <= STRING_LENGTH_MAX);
-        let export = export.ok_or_else(|| format!("{text:?} has no valid export; {example}"))?;
+        let export = export.ok_or_else(|| wrong(format!("{text:?} has no valid export")))?;
         let tls = if is_secure {
-            let missing =
-                || format!("{text:?} names no certificates; add `?tls-certificates=FOLDER`");
+            let missing = || {
+                let message = format!("{text:?} names no certificates");
+                Failure::new(message).advise("add `?tls-certificates=FOLDER`")
+            };
             Some(TlsFiles::of_folder(&folder.ok_or_else(missing)?, name.unwrap_or(host)))
         } else {
             None
@@ -175,7 +183,7 @@ mod tests {
             ("nbd://[::1/x", "not the URI"),
         ] {
             let error = NbdUri::parse(text).unwrap_err();
-            assert!(error.contains(part) && error.contains("; "), "{text}: {error}");
+            assert!(error.message.contains(part) && !error.remedy.is_empty(), "{text}: {error:?}");
             assert!(NbdUri::is_meant(text));
         }
         for path in ["/var/nbd://x", "log", "nbd:/x", "file://x"] {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fathom_failure::Failure;
 use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -95,11 +96,12 @@ impl Client {
     /// Connects to the cluster.
     ///
     /// # Errors
-    /// With the reason, and a remedy behind a semicolon.
-    pub(crate) async fn connect(options: &ClusterOptions) -> Result<Self, String> {
+    /// If no node answers, or a file of the options cannot be used.
+    pub(crate) async fn connect(options: &ClusterOptions) -> Result<Self, Failure> {
         let client = client(options)?;
         let lanes = lanes(&client).await.map_err(|error| {
-            format!("no node answers ({error}); check `nodes`, the user, and that the cluster runs")
+            Failure::new(format!("no node answers ({error})"))
+                .advise("check `nodes`, the user, and that the cluster runs")
         })?;
         let (lanes, made) = (Mutex::new(lanes), tokio::sync::Mutex::new(Instant::now()));
         let (options, cluster) = (options.clone(), Mutex::new(client));
@@ -184,7 +186,7 @@ impl Client {
     }
 
     /// The answers of all primaries to `INFO`.
-    pub(crate) async fn nodes(&self) -> Result<Vec<NodeInfo>, String> {
+    pub(crate) async fn nodes(&self) -> Result<Vec<NodeInfo>, Failure> {
         let answer = self.ask_all(redis::cmd("INFO")).await?;
         Ok(answer.into_iter().filter_map(|(node, value)| Some((node, text(&value)?))).collect())
     }
@@ -203,13 +205,13 @@ impl Client {
     }
 
     /// Removes all keys that a pattern matches, on all primaries. Returns their number.
-    pub(crate) async fn remove(&self, pattern: &str) -> Result<u64, String> {
+    pub(crate) async fn remove(&self, pattern: &str) -> Result<u64, Failure> {
         let mut removed = 0;
         for (node, _) in self.nodes().await? {
             let Some((host, Ok(port))) =
                 node.rsplit_once(':').map(|(host, port)| (host, port.parse()))
             else {
-                return Err(format!("{node:?} is not the address of a node"));
+                return Err(Failure::new(format!("{node:?} is not the address of a node")));
             };
             let mut cursor = "0".to_owned();
             loop {
@@ -218,8 +220,8 @@ impl Client {
                 let node = SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port };
                 let found =
                     self.lane(0).route_command(command, RoutingInfo::SingleNode(node)).await;
-                let Value::Array(found) = found.map_err(|error| error.to_string())? else {
-                    return Err("a node has no keys".into());
+                let Value::Array(found) = found.map_err(of_node)? else {
+                    return Err(Failure::new("a node has no keys"));
                 };
                 if let Some(Value::Array(keys)) = found.get(1) {
                     let keys: Vec<String> = keys.iter().filter_map(text).collect();
@@ -228,7 +230,7 @@ impl Client {
                         let mut command = redis::cmd("UNLINK");
                         command.arg(keys);
                         let gone = self.lane(0).req_packed_command(&command).await;
-                        gone.map_err(|error| error.to_string())?;
+                        gone.map_err(of_node)?;
                     }
                 }
                 cursor = found.first().and_then(text).unwrap_or_else(|| "0".into());
@@ -240,20 +242,18 @@ impl Client {
         Ok(removed)
     }
 
-    async fn ask_all(&self, command: redis::Cmd) -> Result<Vec<(String, Value)>, String> {
+    async fn ask_all(&self, command: redis::Cmd) -> Result<Vec<(String, Value)>, Failure> {
         let routing = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
         let mut connection = self.lane(0);
         let answer = connection.route_command(command, routing);
         let answer = tokio::time::timeout(2 * ANSWER_TIME_MAX, answer).await;
-        match answer
-            .map_err(|_| "the nodes do not answer".to_owned())?
-            .map_err(|error| error.to_string())?
-        {
+        let answer = answer.map_err(|_| Failure::new("the nodes do not answer"))?;
+        match answer.map_err(of_node)? {
             Value::Map(answers) => Ok(answers
                 .into_iter()
                 .filter_map(|(node, value)| Some((text(&node)?, value)))
                 .collect()),
-            other => Err(format!("the nodes have the answer {other:?}")),
+            other => Err(Failure::new(format!("the nodes have the answer {other:?}"))),
         }
     }
 }
@@ -316,17 +316,23 @@ pub(crate) fn text(value: &Value) -> Option<String> {
     }
 }
 
-fn client(options: &ClusterOptions) -> Result<ClusterClient, String> {
+fn of_node(error: redis::RedisError) -> Failure {
+    Failure::new(error.to_string()).because(error)
+}
+
+fn client(options: &ClusterOptions) -> Result<ClusterClient, Failure> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|error| {
-            format!("{}: {error}; name a file that the daemon may read", path.display())
+            let failure = Failure::from(error).about(path.display());
+            failure.advise("name a file that the daemon may read")
         })
     };
     let password = options.password.as_ref().map(|path| {
         let text = String::from_utf8(read(path)?).map_err(|_| {
-            format!("{}: not UTF-8 text; write the password in its first line", path.display())
+            let failure = Failure::new(format!("{}: not UTF-8 text", path.display()));
+            failure.advise("write the password in its first line")
         })?;
-        Ok::<_, String>(text.lines().next().unwrap_or_default().trim().to_owned())
+        Ok::<_, Failure>(text.lines().next().unwrap_or_default().trim().to_owned())
     });
     let password = password.transpose()?;
     let nodes = options.nodes.iter().map(|node| info(node, options.tls.is_some()));
@@ -344,7 +350,7 @@ fn client(options: &ClusterOptions) -> Result<ClusterClient, String> {
     }
     if let Some(tls) = &options.tls {
         let own = tls.own.as_ref().map(|(certificate, key)| {
-            Ok::<_, String>(ClientTlsConfig {
+            Ok::<_, Failure>(ClientTlsConfig {
                 client_cert: read(certificate)?,
                 client_key: read(key)?,
             })
@@ -355,13 +361,15 @@ fn client(options: &ClusterOptions) -> Result<ClusterClient, String> {
         };
         builder = builder.tls(TlsMode::Secure).certs(certificates);
     }
-    builder.build().map_err(|error| format!("{error}; correct the cluster's table"))
+    builder.build().map_err(|error| of_node(error).advise("correct the cluster's table"))
 }
 
 /// The address of a node.
-fn info(node: &str, is_encrypted: bool) -> Result<ConnectionInfo, String> {
-    let wrong =
-        || format!("{node:?} is not the address of a node; write it like \"10.0.0.1:6379\"");
+fn info(node: &str, is_encrypted: bool) -> Result<ConnectionInfo, Failure> {
+    let wrong = || {
+        let message = format!("{node:?} is not the address of a node");
+        Failure::new(message).advise("write it like \"10.0.0.1:6379\"")
+    };
     let (host, port) = node.rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse().map_err(|_| wrong())?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();

@@ -9,12 +9,13 @@ use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, ErrorKind, Figure,
     Geometry, PartAnswer,
 };
+use fathom_failure::Failure;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::client::{Client, ClusterOptions};
 use crate::layout::{GROUP, is_name};
 use crate::queue::ClusterQueue;
-use crate::volume::{CAPACITY_MAX, OpenError, Volume, VolumeOptions, Work};
+use crate::volume::{CAPACITY_MAX, Volume, VolumeOptions, Work};
 
 /// The time limit of an opening.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(50);
@@ -49,13 +50,14 @@ impl ClusterVolume {
     /// # Errors
     /// If the cluster does not answer, does not keep what it acknowledges, or has lost a part of
     /// the volume.
-    pub fn open(options: &ClusterOptions, volume: &VolumeOptions) -> Result<Self, OpenError> {
+    pub fn open(options: &ClusterOptions, volume: &VolumeOptions) -> Result<Self, Failure> {
         if !is_name(&volume.name) {
-            let text = format!("{:?} is not the name of a volume", volume.name);
-            return Err(OpenError(format!("{text}; use letters, digits, and `.`, `_` and `-`")));
+            let failure = Failure::new(format!("{:?} is not the name of a volume", volume.name));
+            return Err(failure.advise("use letters, digits, and `.`, `_` and `-`"));
         }
         if volume.capacity > CAPACITY_MAX {
-            return Err(OpenError("a volume has at most 256 GiB; choose a smaller `size`".into()));
+            let failure = Failure::new("a volume has at most 256 GiB");
+            return Err(failure.advise("choose a smaller `size`"));
         }
         // There may be another provider already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -68,14 +70,15 @@ impl ClusterVolume {
             let runtime = match runtime {
                 Ok(runtime) => runtime,
                 Err(error) => {
-                    let _ = opened.send(Err(OpenError(error.to_string())));
+                    let _ = opened.send(Err(error.into()));
                     return;
                 }
             };
             runtime.block_on(async move {
                 let open = Volume::open(&options, &wanted);
                 let open = tokio::time::timeout(OPEN_TIME_MAX, open).await.unwrap_or_else(|_| {
-                    Err(OpenError("the cluster does not answer in time; repair it".into()))
+                    let failure = Failure::new("the cluster does not answer in time");
+                    Err(failure.advise("repair it"))
                 });
                 match open.map(Arc::new) {
                     Ok(volume) => {
@@ -91,8 +94,8 @@ impl ClusterVolume {
             // Requests to nodes that hang do not keep the thread.
             runtime.shutdown_background();
         });
-        spawned.map_err(|error| OpenError(error.to_string()))?;
-        let volume = result.recv().map_err(|_| OpenError("the volume's thread ended".into()))??;
+        spawned?;
+        let volume = result.recv().map_err(|_| Failure::new("the volume's thread ended"))??;
         Ok(Self { volume, jobs: Jobs(jobs) })
     }
 }
@@ -102,20 +105,20 @@ impl ClusterVolume {
 ///
 /// # Errors
 /// If the cluster does not answer, or the name is none.
-pub fn forget(options: &ClusterOptions, name: &str) -> Result<u64, OpenError> {
+pub fn forget(options: &ClusterOptions, name: &str) -> Result<u64, Failure> {
     if !is_name(name) {
-        return Err(OpenError(format!("{name:?} is not the name of a volume; correct it")));
+        let failure = Failure::new(format!("{name:?} is not the name of a volume"));
+        return Err(failure.advise("correct it"));
     }
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| OpenError(error.to_string()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let removed = runtime.block_on(async {
         let client = Client::connect(options).await?;
         let blocks = client.remove(&format!("fathom:{{{name}#*")).await?;
-        Ok::<_, String>(blocks + client.remove(&crate::layout::volume_key(name)).await?)
+        Ok::<_, Failure>(blocks + client.remove(&crate::layout::volume_key(name)).await?)
     });
     runtime.shutdown_background();
-    Ok(removed?)
+    removed
 }
 
 /// Carries out parts until nobody can send more.

@@ -27,4 +27,4 @@ pub use cluster_volume::{ClusterVolume, forget};
 pub use format::BLOCK;
 pub use fuzz::fuzz_value;
 pub use layout::is_name;
-pub use volume::{OpenError, VolumeOptions};
+pub use volume::VolumeOptions;

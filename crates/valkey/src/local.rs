@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fathom_failure::Failure;
+
 /// The time limit for a cluster to become ready.
 const READY_TIME_MAX: Duration = Duration::from_secs(60);
 /// The pause between two looks.
@@ -127,13 +129,11 @@ impl LocalCluster {
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
         command.args(["--maxmemory-policy", "noeviction"]);
         command.args(
-            self.options.extra.iter().map(|option| option.replace("PORT", &port.to_string())),
+            self.options.extra.iter().map(|option| option.replace("{port}", &port.to_string())),
         );
         let child = command.spawn().map_err(|error| {
-            let text = format!(
-                "valkey-server cannot be started ({error}); install the package valkey-server"
-            );
-            io::Error::other(text)
+            let failure = Failure::new(format!("valkey-server cannot be started ({error})"));
+            io::Error::from(failure.advise("install the package valkey-server"))
         })?;
         self.nodes[index].1 = Some(child);
         let end = Instant::now() + READY_TIME_MAX;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_block::ErrorKind;
+use fathom_failure::Failure;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis::Value;
@@ -48,24 +49,6 @@ pub struct VolumeOptions {
     pub may_make: bool,
     /// Who opens it, for operators who look at the cluster.
     pub owner: String,
-}
-
-/// Why a volume cannot be opened: the reason, and a remedy behind a semicolon.
-#[derive(Debug, PartialEq, Eq)]
-pub struct OpenError(pub String);
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for OpenError {}
-
-impl From<String> for OpenError {
-    fn from(text: String) -> Self {
-        Self(text)
-    }
 }
 
 /// What is wrong with a volume, as far as requests have found.
@@ -111,7 +94,7 @@ pub(crate) enum Work {
 }
 
 /// Why a part is not done yet.
-enum Failure {
+enum Setback {
     Later(String),
     Wrong(String),
     Final(ErrorKind),
@@ -122,7 +105,7 @@ impl Volume {
     pub(crate) async fn open(
         options: &ClusterOptions,
         volume: &VolumeOptions,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, Failure> {
         let client = Client::connect(options).await?;
         check_nodes(&client, options.copies).await?;
         let name = &volume.name;
@@ -149,16 +132,15 @@ impl Volume {
             let call = Call { script: scripts::MADE, keys: &keys, arguments: &[identity] };
             let answer = opened.client.write(0, &call).await.map_err(of_call)?;
             if answer == Value::Int(0) {
-                return Err(OpenError(
-                    "another daemon makes this volume; choose another name".into(),
-                ));
+                let failure = Failure::new("another daemon makes this volume");
+                return Err(failure.advise("choose another name"));
             }
         }
         Ok(opened)
     }
 
     /// Gives all shards the new epoch. Finds shards that are gone, or have forgotten writes.
-    async fn claim(&self, is_made: bool) -> Result<(), OpenError> {
+    async fn claim(&self, is_made: bool) -> Result<(), Failure> {
         let may_make: &[u8] = if is_made { b"0" } else { b"1" };
         let claim = async |shard: u64| {
             let keys = [state_key(&self.name, shard)];
@@ -178,12 +160,12 @@ impl Volume {
             for (witnessed, count) in &state.witnessed {
                 let known = states.get(*witnessed as usize).map_or(0, |other| other.count);
                 if known < *count {
-                    return Err(OpenError(format!(
+                    return Err(Failure::new(format!(
                         "shard {witnessed} of the volume {:?} has forgotten writes that were acknowledged: shard \
-                         {shard} knows of {count}, and it of {known}; restore the node from its copy or its \
-                         append-only file",
+                         {shard} knows of {count}, and it of {known}",
                         self.name
-                    )));
+                    ))
+                    .advise("restore the node from its copy or its append-only file"));
                 }
             }
         }
@@ -255,16 +237,16 @@ impl Volume {
                     return Ok(bytes);
                 }
                 Ok(Err(failure)) => failure,
-                Err(_) => Failure::Later("a node does not answer".into()),
+                Err(_) => Setback::Later("a node does not answer".into()),
             };
             let limit = match failure {
-                Failure::Final(kind) => return Err(kind),
-                Failure::Later(text) => {
+                Setback::Final(kind) => return Err(kind),
+                Setback::Later(text) => {
                     was_late = true;
                     self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
                     self.timeout
                 }
-                Failure::Wrong(text) => {
+                Setback::Wrong(text) => {
                     was_wrong = true;
                     self.trouble(|trouble| trouble.wrong = Some(text));
                     WRONG_TIME_MAX.min(self.timeout)
@@ -290,7 +272,7 @@ impl Volume {
     /// the volume would be found by the changes of its own shards only, too late for whoever relies
     /// on the whole volume. So the first change after a rest calls this. Shards that do not answer
     /// are no obstacle.
-    async fn examine(&self) -> Result<(), Failure> {
+    async fn examine(&self) -> Result<(), Setback> {
         let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
         let examine = async |shard: u64| {
             let keys = [state_key(&self.name, shard)];
@@ -316,7 +298,7 @@ impl Volume {
     }
 
     /// The bytes of a range within a group.
-    async fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
+    async fn read(&self, range: &Range<u64>) -> Result<Vec<u8>, Setback> {
         let all = self.read_blocks(blocks(range)).await?;
         let skipped = (range.start % BLOCK) as usize;
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize + skipped);
@@ -331,7 +313,7 @@ impl Volume {
     }
 
     /// The versions of blocks of a group, and their bytes before the zeroes at their ends.
-    async fn read_blocks(&self, blocks: Range<u64>) -> Result<Vec<(Version, Vec<u8>)>, Failure> {
+    async fn read_blocks(&self, blocks: Range<u64>) -> Result<Vec<(Version, Vec<u8>)>, Setback> {
         let group = blocks.start * BLOCK / GROUP;
         let known: Vec<Version> = blocks.clone().map(|block| self.versions.get(block)).collect();
         let keys = self.keys(blocks.clone(), group);
@@ -375,7 +357,7 @@ impl Volume {
     /// A block may have a newer version already: of another write that is in flight, perhaps of a
     /// part of the block only. This write is then repeated as the newest one. What a node gets
     /// late, from a connection that was given up, is not repeated.
-    async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Failure> {
+    async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Setback> {
         while !self.write_once(values).await? {
             for value in &mut *values {
                 *value = self.value(value.0, value.2.get(HEADER..).unwrap_or_default());
@@ -385,7 +367,7 @@ impl Volume {
     }
 
     /// Returns whether all values are written; if not, some have newer versions.
-    async fn write_once(&self, values: &[(u64, Version, Vec<u8>)]) -> Result<bool, Failure> {
+    async fn write_once(&self, values: &[(u64, Version, Vec<u8>)]) -> Result<bool, Setback> {
         let Some((first, ..)) = values.first() else { return Ok(true) };
         let group = first * BLOCK / GROUP;
         let shard = shard(group);
@@ -418,7 +400,7 @@ impl Volume {
     }
 
     /// Writes bytes within a block. If another write has changed the block meanwhile, begins again.
-    async fn merge(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+    async fn merge(&self, offset: u64, bytes: &[u8]) -> Result<(), Setback> {
         let block = offset / BLOCK;
         let group = offset / GROUP;
         loop {
@@ -450,29 +432,29 @@ impl Volume {
         }
     }
 
-    fn failure(&self, error: CallError) -> Failure {
+    fn failure(&self, error: CallError) -> Setback {
         match error {
-            CallError::Later(text) => Failure::Later(text),
+            CallError::Later(text) => Setback::Later(text),
             CallError::Full(text) => {
                 self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
-                Failure::Final(ErrorKind::NoSpace)
+                Setback::Final(ErrorKind::NoSpace)
             }
             CallError::Never(text) => {
                 self.trouble(|trouble| trouble.unreachable = Some((Instant::now(), text)));
-                Failure::Final(ErrorKind::Io)
+                Setback::Final(ErrorKind::Io)
             }
         }
     }
 
-    fn wrong(&self, block: u64, why: impl fmt::Display) -> Failure {
-        Failure::Wrong(format!("block {block} of the volume {:?}: {why}", self.name))
+    fn wrong(&self, block: u64, why: impl fmt::Display) -> Setback {
+        Setback::Wrong(format!("block {block} of the volume {:?}: {why}", self.name))
     }
 
     /// The shard has another volume or epoch than this opening.
-    fn refused(&self, group: u64, answer: &Value) -> Failure {
+    fn refused(&self, group: u64, answer: &Value) -> Setback {
         let shard = shard(group);
         let Value::Array(state) = answer else {
-            return Failure::Wrong(format!(
+            return Setback::Wrong(format!(
                 "shard {shard} of the volume {:?} has no state",
                 self.name
             ));
@@ -485,10 +467,10 @@ impl Volume {
                 self.name
             );
             self.trouble(|trouble| trouble.lost = Some(text));
-            return Failure::Final(ErrorKind::Io);
+            return Setback::Final(ErrorKind::Io);
         }
         // A node without the newest state may answer for a while, before it is replaced.
-        Failure::Wrong(format!(
+        Setback::Wrong(format!(
             "shard {shard} of the volume {:?} has lost its state (epoch {epoch} of {})",
             self.name, self.epoch
         ))
@@ -499,14 +481,16 @@ fn texts(witness: Option<Witness>) -> (String, String) {
     witness.map_or_else(Default::default, |(shard, count)| (shard.to_string(), count.to_string()))
 }
 
-fn of_call(error: CallError) -> OpenError {
-    OpenError(match error {
-        CallError::Later(text) => format!("the cluster does not answer ({text}); repair it"),
-        CallError::Full(text) => format!("a node is full ({text}); give it more `maxmemory`"),
+fn of_call(error: CallError) -> Failure {
+    let (message, remedy) = match error {
+        CallError::Later(text) => (format!("the cluster does not answer ({text})"), "repair it"),
+        CallError::Full(text) => (format!("a node is full ({text})"), "give it more `maxmemory`"),
         CallError::Never(text) => {
-            format!("a node refuses ({text}); give the user the rights that docs/valkey.md lists")
+            let remedy = "give the user the rights that docs/valkey.md lists";
+            (format!("a node refuses ({text})"), remedy)
         }
-    })
+    };
+    Failure::new(message).advise(remedy)
 }
 
 /// The state of a shard.
@@ -517,24 +501,25 @@ struct ShardState {
 }
 
 /// The state in the answer to a claim.
-fn state(name: &str, answer: Value) -> Result<ShardState, OpenError> {
+fn state(name: &str, answer: Value) -> Result<ShardState, Failure> {
     let fields: Vec<Value> = match answer {
         Value::Int(0) => {
-            return Err(OpenError(format!(
-                "a part of the volume {name:?} is gone: a node has lost its data; restore it from its copy or its \
-                 append-only file, or give up the volume with `fathom offload forget`"
-            )));
+            let message =
+                format!("a part of the volume {name:?} is gone: a node has lost its data");
+            return Err(Failure::new(message).advise(
+                "restore it from its copy or its append-only file, or give up the volume with \
+                 `fathom offload forget`",
+            ));
         }
         Value::Int(_) => {
-            let text = format!("another daemon opens the volume {name:?} at the same time");
-            return Err(OpenError(format!("{text}; use one daemon for each volume")));
+            let message = format!("another daemon opens the volume {name:?} at the same time");
+            return Err(Failure::new(message).advise("use one daemon for each volume"));
         }
         Value::Array(fields) if fields.len() >= 4 => fields,
         _ => {
-            return Err(OpenError(format!(
-                "parts of an earlier volume {name:?} are left; choose another name, or remove them with `fathom \
-                 offload forget`"
-            )));
+            let message = format!("parts of an earlier volume {name:?} are left");
+            let remedy = "choose another name, or remove them with `fathom offload forget`";
+            return Err(Failure::new(message).advise(remedy));
         }
     };
     let mut state = ShardState::default();
@@ -552,21 +537,21 @@ fn state(name: &str, answer: Value) -> Result<ShardState, OpenError> {
 }
 
 /// Refuses nodes that would lose what they have acknowledged.
-async fn check_nodes(client: &Client, copies: u32) -> Result<(), OpenError> {
+async fn check_nodes(client: &Client, copies: u32) -> Result<(), Failure> {
     for (node, info) in client.nodes().await? {
         check_node(&node, &info, copies)?;
     }
     for (node, policy) in client.policies().await.unwrap_or_default() {
         if policy != "always" {
-            return Err(OpenError(format!(
-                "the node {node} makes writes durable later (appendfsync is {policy}); set `appendfsync always`"
-            )));
+            let message =
+                format!("the node {node} makes writes durable later (appendfsync is {policy})");
+            return Err(Failure::new(message).advise("set `appendfsync always`"));
         }
     }
     Ok(())
 }
 
-fn check_node(node: &str, info: &str, copies: u32) -> Result<(), OpenError> {
+fn check_node(node: &str, info: &str, copies: u32) -> Result<(), Failure> {
     let field = |name: &str| {
         let value =
             |line: &str| Some(line.trim_end().strip_prefix(name)?.strip_prefix(':')?.to_owned());
@@ -592,7 +577,7 @@ fn check_node(node: &str, info: &str, copies: u32) -> Result<(), OpenError> {
     } else {
         return Ok(());
     };
-    Err(OpenError(format!("the node {node} {problem}; {remedy}")))
+    Err(Failure::new(format!("the node {node} {problem}")).advise(remedy))
 }
 
 /// Makes or finds the volume. Returns its identity, its capacity, whether all of its shards have
@@ -600,7 +585,7 @@ fn check_node(node: &str, info: &str, copies: u32) -> Result<(), OpenError> {
 async fn open_volume(
     client: &Client,
     volume: &VolumeOptions,
-) -> Result<([u8; 16], u64, bool, u64), OpenError> {
+) -> Result<([u8; 16], u64, bool, u64), Failure> {
     let new = if volume.may_make { hexadecimal(&random()?) } else { String::new() };
     let keys = [volume_key(&volume.name)];
     let numbers = [volume.capacity, BLOCK, SHARDS].map(|number| number.to_string());
@@ -614,15 +599,14 @@ async fn open_volume(
     let call = Call { script: scripts::OPEN, keys: &keys, arguments: &arguments };
     let name = &volume.name;
     let unknown = || {
-        OpenError(format!(
-            "the volume {name:?} is not one of this version of Fathom; choose another name, or use the later version"
-        ))
+        Failure::new(format!("the volume {name:?} is not one of this version of Fathom"))
+            .advise("choose another name, or use the later version")
     };
     let fields = match client.write(0, &call).await.map_err(of_call)? {
         Value::Int(0) => {
-            return Err(OpenError(format!(
-                "the volume {name:?} with changes of the disk is not in this cluster; name its cluster"
-            )));
+            let message =
+                format!("the volume {name:?} with changes of the disk is not in this cluster");
+            return Err(Failure::new(message).advise("name its cluster"));
         }
         Value::Array(fields) if fields.len() == 5 && fields[0] == Value::Int(2) => fields,
         _ => return Err(unknown()),
@@ -641,10 +625,10 @@ async fn open_volume(
     Ok((identity, capacity, made == 1, epoch))
 }
 
-fn random() -> Result<[u8; 16], OpenError> {
+fn random() -> Result<[u8; 16], Failure> {
     let mut new = [0; 16];
     let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut new));
-    drawn.map_err(|error| OpenError(format!("no random numbers: {error}")))?;
+    drawn.map_err(|error| Failure::from(error).about("no random numbers"))?;
     Ok(new)
 }
 

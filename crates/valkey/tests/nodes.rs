@@ -151,7 +151,7 @@ fn without_copies_nothing_is_acknowledged_and_a_wiped_node_is_no_zeroes() {
     }
     assert!(failed > 0 && found > 0, "{failed} of {}", failed + found);
     drop((queue, opened));
-    let text = ClusterVolume::open(&volume_options, &volume("v")).err().unwrap().0;
+    let text = ClusterVolume::open(&volume_options, &volume("v")).err().unwrap().message;
     assert!(text.contains("is gone"), "{text}");
 }
 
@@ -190,7 +190,7 @@ fn connections_are_encrypted_and_users_need_few_rights() {
     let started = cluster(|options| {
         let path = |name: &str| file(name).display().to_string();
         for (name, value) in [
-            ("--tls-port", "PORT".to_owned()),
+            ("--tls-port", "{port}".to_owned()),
             ("--tls-cluster", "yes".to_owned()),
             ("--tls-replication", "yes".to_owned()),
             ("--tls-cert-file", path("node.pem")),
@@ -246,7 +246,10 @@ fn connections_are_encrypted_and_users_need_few_rights() {
     assert_eq!(queue.read(512, 1024).unwrap(), [6; 1024]);
     assert!(opened.problems().is_empty(), "{:?}", opened.problems());
     let refusal = |options: &ClusterOptions| {
-        ClusterVolume::open(options, &volume("v")).err().map(|error| error.0).unwrap_or_default()
+        ClusterVolume::open(options, &volume("v"))
+            .err()
+            .map(|error| error.message)
+            .unwrap_or_default()
     };
     let plain = ClusterOptions { tls: None, ..right.clone() };
     assert!(refusal(&plain).contains("no node answers"), "{}", refusal(&plain));

@@ -127,7 +127,7 @@ fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening(
         all.extend_from_slice(command);
         cluster.ask(0, &all).unwrap()
     };
-    let refusal = || ClusterVolume::open(&options, &volume("v")).err().map(|error| error.0);
+    let refusal = || ClusterVolume::open(&options, &volume("v")).err().map(|error| error.message);
     assert_eq!(refusal(), None);
     // A node with an older state: one write of the shard is gone.
     ask(&["HINCRBY", "fathom:{v#5}:state", "count", "-1"]);
@@ -143,7 +143,7 @@ fn a_shard_that_has_forgotten_writes_or_everything_is_found_at_the_next_opening(
     let text = refusal().unwrap();
     assert!(text.contains("earlier volume"), "{text}");
     let wanted = VolumeOptions { may_make: false, ..volume("w") };
-    let text = ClusterVolume::open(&options, &wanted).err().unwrap().0;
+    let text = ClusterVolume::open(&options, &wanted).err().unwrap().message;
     assert!(text.contains("not in this cluster"), "{text}");
 }
 
@@ -181,7 +181,10 @@ fn nodes_that_would_lose_writes_are_refused() {
     };
     let refusal = |copies: u32| {
         let wanted = fathom_valkey::ClusterOptions { copies, ..wanted.clone() };
-        ClusterVolume::open(&wanted, &volume("v")).err().map(|error| error.0).unwrap_or_default()
+        ClusterVolume::open(&wanted, &volume("v"))
+            .err()
+            .map(|error| format!("{error:#}"))
+            .unwrap_or_default()
     };
     assert_eq!(refusal(1), "");
     assert!(refusal(2).contains("has 1 replicas"), "{}", refusal(2));

@@ -138,7 +138,7 @@ impl FileBackend {
     /// the loss is among its [problems](Backend::problems).
     ///
     /// # Errors
-    /// See [`OpenError`]: each text includes a remedy.
+    /// See [`OpenError`].
     pub fn open(options: &FileOptions) -> Result<Self, OpenError> {
         Ok(Self { shared: Arc::new(open::open(options)?) })
     }

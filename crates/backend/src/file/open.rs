@@ -1,5 +1,6 @@
 //! Opening a file: its kind, its capabilities, and the lock.
 
+use std::error::Error;
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Capabilities, Geometry};
-use fathom_image::{Access, ForeignFormat, LockError, LossRecord};
+use fathom_failure::Failing;
+use fathom_image::{Access, ForeignFormat, Holder, LockError, LossRecord};
 use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, FallocateFlags, SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_OMIT, fallocate,
@@ -45,7 +47,7 @@ pub struct FileOptions {
     pub foreign_allowed: bool,
 }
 
-/// Why a file could not be opened. The text includes a remedy.
+/// Why a file could not be opened.
 #[derive(Debug)]
 pub enum OpenError {
     /// There is no such file.
@@ -54,9 +56,8 @@ pub enum OpenError {
     Permission(PathBuf),
     /// Another process has the image open.
     Locked(PathBuf),
-    /// The device is mounted, a part of another device, or claimed by another process. Contains
-    /// what uses it, and the remedy.
-    Claimed(PathBuf, String),
+    /// The device is in use. Contains what uses it.
+    Claimed(PathBuf, Holder),
     /// It is neither a regular file nor a block device.
     NotADisk(PathBuf),
     /// The size is not a multiple of the block size, both in bytes.
@@ -76,70 +77,79 @@ pub enum OpenError {
 
 impl fmt::Display for OpenError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: ", self.path().display())?;
         match self {
-            Self::Missing(path) => {
-                let path = path.display();
-                write!(
-                    formatter,
-                    "{path}: no such image; create one with `fathom disk create {path} 10G`"
-                )
+            Self::Missing(_) => formatter.write_str("no such image"),
+            Self::Permission(_) => formatter.write_str("permission denied"),
+            Self::Locked(_) => formatter.write_str("in use by another process"),
+            Self::Claimed(_, holder) => holder.fmt(formatter),
+            Self::NotADisk(_) => formatter.write_str("neither a regular file nor a block device"),
+            Self::Size(_, size, block) => {
+                write!(formatter, "its size of {size} bytes is not a multiple of {block}")
             }
-            Self::Permission(path) => write!(
-                formatter,
-                "{}: permission denied; give the daemon's user access, or serve it read-only",
-                path.display()
-            ),
-            Self::Locked(path) => write!(
-                formatter,
-                "{}: in use by another process; stop it first (`lslocks` names it), or serve it \
-                 read-only from both",
-                path.display()
-            ),
-            Self::Claimed(path, holder) => write!(formatter, "{}: {holder}", path.display()),
-            Self::NotADisk(path) => {
-                write!(formatter, "{}: neither a regular file nor a block device", path.display())
+            Self::NoDirect(_) => formatter.write_str("its file system does not support direct I/O"),
+            Self::BlockSize(_, requested, _) => {
+                write!(formatter, "a block size of {requested} is not supported here")
             }
-            Self::Size(path, size, block) => write!(
+            Self::Alignment(_, alignment) => write!(
                 formatter,
-                "{0}: its size of {size} bytes is not a multiple of {block}; round it up with \
-                 `fathom disk resize {0} {1}`",
-                path.display(),
-                size.next_multiple_of(*block)
+                "direct I/O needs blocks of {alignment} bytes here, and a disk's blocks have 512 or \
+                 4096"
             ),
-            Self::NoDirect(path) => write!(
-                formatter,
-                "{}: its file system does not support direct I/O; remove `direct`",
-                path.display()
-            ),
-            Self::BlockSize(path, requested, least) => {
-                let path = path.display();
-                let other = if *least < 4096 { " or 4096" } else { "" };
-                write!(
-                    formatter,
-                    "{path}: a block size of {requested} is not supported here; use {least}{other}"
-                )
+            Self::Foreign(_, format) => {
+                write!(formatter, "this looks like a {format} image, not a raw one")
             }
-            Self::Alignment(path, alignment) => write!(
-                formatter,
-                "{}: direct I/O needs blocks of {alignment} bytes here, and a disk's blocks have \
-                 512 or 4096; remove `direct`",
-                path.display()
-            ),
-            Self::Foreign(path, format) => {
-                let path = path.display();
-                write!(
-                    formatter,
-                    "{path}: this looks like a {format} image, not a raw one; convert it with \
-                     `fathom disk import {path} NEW.img`, or set `format = \"raw\"` (`--format \
-                     raw`) if a guest is to see these bytes unchanged"
-                )
-            }
-            Self::Io(path, error) => write!(formatter, "{}: {error}", path.display()),
+            Self::Io(_, error) => error.fmt(formatter),
         }
     }
 }
 
-impl std::error::Error for OpenError {}
+impl OpenError {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Missing(path)
+            | Self::Permission(path)
+            | Self::Locked(path)
+            | Self::Claimed(path, _)
+            | Self::NotADisk(path)
+            | Self::Size(path, ..)
+            | Self::NoDirect(path)
+            | Self::BlockSize(path, ..)
+            | Self::Alignment(path, _)
+            | Self::Foreign(path, _)
+            | Self::Io(path, _) => path,
+        }
+    }
+}
+
+impl Error for OpenError {}
+
+impl Failing for OpenError {
+    fn remedy(&self) -> String {
+        let path = self.path().display();
+        match self {
+            Self::Missing(_) => format!("create one with `fathom disk create {path} 10G`"),
+            Self::Permission(_) => "give the daemon's user access, or serve it read-only".into(),
+            Self::Locked(_) => {
+                "stop it first (`lslocks` names it), or serve it read-only from both".into()
+            }
+            Self::Claimed(_, holder) => holder.remedy(),
+            Self::NotADisk(_) | Self::Io(..) => String::new(),
+            Self::Size(_, size, block) => {
+                let rounded = size.next_multiple_of(*block);
+                format!("round it up with `fathom disk resize {path} {rounded}`")
+            }
+            Self::NoDirect(_) | Self::Alignment(..) => "remove `direct`".into(),
+            Self::BlockSize(_, _, least) => {
+                format!("use {least}{}", if *least < 4096 { " or 4096" } else { "" })
+            }
+            Self::Foreign(..) => format!(
+                "convert it with `fathom disk import {path} NEW.img`, or set `format = \"raw\"` (`--format \
+                 raw`) if a guest is to see these bytes unchanged"
+            ),
+        }
+    }
+}
 
 pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     let path = &options.path;
@@ -147,7 +157,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         Some(libc::ENOENT) => OpenError::Missing(path.clone()),
         Some(libc::EACCES | libc::EPERM | libc::EROFS) => OpenError::Permission(path.clone()),
         Some(libc::EINVAL) if options.direct => OpenError::NoDirect(path.clone()),
-        Some(libc::EBUSY) => OpenError::Claimed(path.clone(), fathom_image::holder(path)),
+        Some(libc::EBUSY) => OpenError::Claimed(path.clone(), Holder::of(path)),
         _ => OpenError::Io(path.clone(), error),
     };
     let flags = if options.direct { libc::O_DIRECT } else { 0 } | libc::O_CLOEXEC;
@@ -360,13 +370,15 @@ fn keep_modification_time(file: &File, before: &Metadata) {
 
 #[cfg(test)]
 mod tests {
+    use fathom_failure::Failure;
+
     use super::*;
 
     #[test]
     fn block_sizes_are_multiples_of_the_alignment() {
         let choose = |requested, alignment| {
             choose_block_size(requested, alignment, Path::new("disk.img"))
-                .map_err(|error| error.to_string())
+                .map_err(|error| format!("{:#}", Failure::from(error)))
         };
         for (alignment, least) in [(1, 512), (512, 512), (2048, 4096), (4096, 4096)] {
             assert_eq!(choose(None, alignment), Ok(least));

@@ -133,7 +133,7 @@ fn sample(options: &TopOptions, client: &Client) -> Outcome<CacheReport> {
         Ok(report) => report,
         Err(error @ ClientError::Refused(_)) => return Err(error.into()),
         Err(error) => {
-            return Err(Failure::new(format!("lost the daemon: {error}")).advise(error.remedy()));
+            return Err(Failure::from(error).about("lost the daemon"));
         }
     };
     match (&options.disk, report.caches.is_empty()) {

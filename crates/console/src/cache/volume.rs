@@ -7,7 +7,8 @@ use std::{
 };
 
 use fathom_cache::format::{FormatError, PAGE_LENGTH, Superblock};
-use fathom_image::{Access, LockError};
+use fathom_failure::Failing as _;
+use fathom_image::{Access, Holder, LockError};
 use fathom_wal::SUPERBLOCK_LENGTH;
 use rustix::fs::OFlags;
 
@@ -38,7 +39,8 @@ impl Volume {
                 io::ErrorKind::NotFound => failure
                     .advise(format!("make a cache with `fathom cache create {}`", path.display())),
                 io::ErrorKind::ResourceBusy => {
-                    Failure::new(format!("{} is {}", path.display(), fathom_image::holder(path)))
+                    let holder = Holder::of(path);
+                    Failure::new(format!("{} is {holder}", path.display())).advise(holder.remedy())
                 }
                 _ => failure,
             }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fathom_control::{Bytes, ClientError, DiskList, DiskStatus, Problem, count};
+use fathom_failure::Failing as _;
 use serde::Serialize;
 
 use crate::{

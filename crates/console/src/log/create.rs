@@ -8,7 +8,8 @@ use std::{
 
 use clap::Args;
 use fathom_control::Bytes;
-use fathom_image::{Access, LockError, Signature};
+use fathom_failure::Failing as _;
+use fathom_image::{Access, Holder, LockError, Signature};
 use fathom_wal::{RING_OFFSET, SUPERBLOCK_LENGTH, SuperblockError, is_place, prepared, select};
 use rustix::fs::{OFlags, SeekFrom, seek};
 use serde::Serialize;
@@ -78,7 +79,8 @@ fn claim(path: &Path) -> Outcome<(File, Option<File>)> {
     let shown = path.display();
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::ResourceBusy => {
-            Failure::new(format!("{shown} is {}", fathom_image::holder(path)))
+            let holder = Holder::of(path);
+            Failure::new(format!("{shown} is {holder}")).advise(holder.remedy())
         }
         _ => Failure::io("open", path, &error),
     };

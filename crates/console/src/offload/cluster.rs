@@ -77,7 +77,7 @@ pub fn run(options: &ClusterCommand) -> Outcome {
         ..LocalOptions::new(&folder)
     };
     eprintln!("Starting the nodes in {}.", folder.display());
-    let cluster = LocalCluster::start(&wanted).map_err(|error| Failure::new(error.to_string()))?;
+    let cluster = LocalCluster::start(&wanted).map_err(fathom_failure::Failure::from)?;
     // A cluster that is started again has its own number.
     let copies = options.copies.min(cluster.copies());
     output::text_line(&table(&cluster.addresses(), copies))?;

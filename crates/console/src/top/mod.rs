@@ -172,9 +172,7 @@ fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
             Ok(after) => options.narrow(after),
             Err(error @ ClientError::Refused(_)) => return Err(error.into()),
             Err(error) => {
-                return Err(
-                    Failure::new(format!("lost the daemon: {error}")).advise(error.remedy())
-                );
+                return Err(Failure::from(error).about("lost the daemon"));
             }
         };
         let mut interval = Interval::between(&before, &after);

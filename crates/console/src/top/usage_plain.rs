@@ -53,7 +53,7 @@ pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> O
 fn lost(error: ClientError) -> Failure {
     match error {
         error @ ClientError::Refused(_) => error.into(),
-        error => Failure::new(format!("lost the daemon: {error}")).advise(error.remedy()),
+        error => Failure::from(error).about("lost the daemon"),
     }
 }
 

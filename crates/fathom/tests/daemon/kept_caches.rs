@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fathom_control::{DiskChange, ProblemKind};
+use fathom_failure::Failing as _;
 use tempfile::TempDir;
 
 use crate::cache::{BLOCK, cache, fails, read, succeeds, text, write};

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_control::{DiskChange, LayerDefinition};
+use fathom_failure::Failing as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

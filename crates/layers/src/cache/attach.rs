@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use fathom_block::{Operation, Shared};
 use parking_lot::Mutex;
 
+use fathom_failure::Failure;
+
 use super::format::{BLOCK_BITS, DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
@@ -76,17 +78,17 @@ impl CacheVolume {
         disk: &CacheDisk,
     ) -> Result<(Arc<DiskState>, Option<Dropped>), CacheError> {
         if disk.name.len() > NAME_LENGTH_MAX {
-            let text =
-                format!("a disk's name has at most {NAME_LENGTH_MAX} bytes; choose a shorter one");
-            return Err(CacheError::Disk(text));
+            let failure =
+                Failure::new(format!("a disk's name has at most {NAME_LENGTH_MAX} bytes"));
+            return Err(CacheError::Disk(failure.advise("choose a shorter one")));
         }
         let home = DiskRecord::home_of(&disk.home).to_owned();
         let Some(found) = self.disk_named(&disk.name) else {
             return Ok((self.add(disk, home)?, None));
         };
         if found.is_attached.swap(true, Ordering::AcqRel) {
-            let text = format!("the disk {:?} already uses the cache; serve it once", disk.name);
-            return Err(CacheError::Disk(text));
+            let failure = Failure::new(format!("the disk {:?} already uses the cache", disk.name));
+            return Err(CacheError::Disk(failure.advise("serve it once")));
         }
         let dropped = misfit(&lock(&found.record), disk, &home);
         found.is_home_flushed.store(false, Ordering::Release);
@@ -175,11 +177,10 @@ impl CacheVolume {
             Some(state)
         });
         let state = state.ok_or_else(|| {
-            CacheError::Disk(format!(
-                "the cache already has {} disks; detach one with `fathom cache detach`, or make the \
-                 cache again for more",
-                self.format.disks
-            ))
+            let failure =
+                Failure::new(format!("the cache already has {} disks", self.format.disks));
+            let remedy = "detach one with `fathom cache detach`, or make the cache again for more";
+            CacheError::Disk(failure.advise(remedy))
         })?;
         let renewed = self.renew(&state, disk, home);
         if let Err(error) = renewed {
@@ -301,7 +302,7 @@ impl CacheVolume {
                 continue;
             }
             if state.is_attached.load(Ordering::Acquire) {
-                return Err(CacheError::Disk("a disk uses these blocks".into()));
+                return Err(CacheError::Disk(Failure::new("a disk uses these blocks")));
             }
             self.detach(state)?;
         }

@@ -13,6 +13,7 @@ use fathom_block::{
     Backend, Capabilities, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
 };
 use fathom_cache::Policy;
+use fathom_failure::Failure;
 use parking_lot::Mutex;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
@@ -63,7 +64,7 @@ impl Caches {
         disk: &str,
         options: &CacheOptions,
         memory: &dyn Fn(u64) -> io::Result<Arc<dyn Backend>>,
-    ) -> io::Result<Arc<CacheVolume>> {
+    ) -> Result<Arc<CacheVolume>, Failure> {
         // A name in the configuration is not empty, so that it is no disk's own cache.
         let name = if options.name.is_empty() {
             format!("disk /{disk}")
@@ -74,11 +75,13 @@ impl Caches {
         let mut place = lock(&place);
         if let Some(volume) = place.upgrade() {
             if !options.is_of(&volume) {
-                return Err(io::Error::other(format!(
-                    "the cache {:?} exists with another `size`, `block_size` or `policy`; use the same \
-                     for all its disks, or remove the layer from all of them first",
+                let message = format!(
+                    "the cache {:?} exists with another `size`, `block_size` or `policy`",
                     options.name
-                )));
+                );
+                let remedy = "use the same for all its disks, or remove the layer from all of them \
+                              first";
+                return Err(Failure::new(message).advise(remedy));
             }
             return Ok(volume);
         }
@@ -103,20 +106,18 @@ impl Caches {
         let mut place = lock(&place);
         if let Some(volume) = place.upgrade() {
             if volume.policy != options.policy.into() {
-                return Err(Unusable::Refused(io::Error::other(
-                    "another disk uses this `store` with another `policy`; use the same for both",
-                )));
+                let failure = Failure::new("another disk uses this `store` with another `policy`");
+                return Err(Unusable::Refused(failure.advise("use the same for both")));
             }
             if volume.is_silent() {
-                return Err(Unusable::Lost(
-                    "it does not answer; check the device beneath it".into(),
-                ));
+                let failure = Failure::new("it does not answer");
+                return Err(Unusable::Lost(failure.advise("check the device beneath it")));
             }
             return check_size(options, &volume).map(|()| volume);
         }
-        let backend = host.open(path).map_err(|error| Unusable::Lost(error.to_string()))?;
+        let backend = host.open(path).map_err(Unusable::Lost)?;
         let volume = CacheVolume::open(backend, &settings(options.policy.into()));
-        let volume = Arc::new(volume.map_err(|error| Unusable::Lost(error.to_string()))?);
+        let volume = Arc::new(volume.map_err(|error| Unusable::Lost(error.into()))?);
         check_size(options, &volume)?;
         *place = Arc::downgrade(&volume);
         Ok(volume)
@@ -132,20 +133,19 @@ impl Caches {
         &self,
         path: &Path,
         state: &CacheState,
-        open: impl FnOnce() -> io::Result<Arc<dyn Backend>>,
-    ) -> io::Result<()> {
+        open: impl FnOnce() -> Result<Arc<dyn Backend>, Failure>,
+    ) -> Result<(), Failure> {
         let place = self.place(format!("store {}", path.display()));
         let place = lock(&place);
         let volume = if let Some(volume) = place.upgrade() {
             volume
         } else {
-            let volume = CacheVolume::open(open()?, &settings(Policy::None));
-            Arc::new(volume.map_err(io::Error::other)?)
+            Arc::new(CacheVolume::open(open()?, &settings(Policy::None))?)
         };
         if volume.identity() != state.identity {
-            return Err(io::Error::other("another cache is there"));
+            return Err(Failure::new("another cache is there"));
         }
-        volume.give_up(state.generation).map_err(io::Error::other)
+        Ok(volume.give_up(state.generation)?)
     }
 }
 
@@ -166,28 +166,26 @@ fn check_size(options: &CacheOptions, volume: &CacheVolume) -> Result<(), Unusab
     if options.has_size_of(volume) {
         return Ok(());
     }
-    Err(Unusable::Refused(io::Error::other(format!(
-        "its store has {} bytes, in blocks of {}; remove `size` and `block_size`, which the store \
-         determines",
-        volume.backend.capacity(),
-        volume.format.block_size
-    ))))
+    let (capacity, block_size) = (volume.backend.capacity(), volume.format.block_size);
+    let message = format!("its store has {capacity} bytes, in blocks of {block_size}");
+    let remedy = "remove `size` and `block_size`, which the store determines";
+    Err(Unusable::Refused(Failure::new(message).advise(remedy)))
 }
 
 /// Why a disk does not get its cache.
 enum Unusable {
     /// The configuration is wrong, or the disk cannot be served safely.
-    Refused(io::Error),
+    Refused(Failure),
     /// The cache is missing or cannot be used. No data is lost.
-    Lost(String),
+    Lost(Failure),
 }
 
 impl From<CacheError> for Unusable {
     fn from(error: CacheError) -> Self {
         match error {
-            CacheError::Disk(text) => Self::Refused(io::Error::other(text)),
+            CacheError::Disk(failure) => Self::Refused(failure),
             CacheError::Format(_) | CacheError::Volume(_) | CacheError::Failed(_) => {
-                Self::Lost(error.to_string())
+                Self::Lost(error.into())
             }
         }
     }
@@ -197,59 +195,59 @@ impl From<CacheError> for Unusable {
 pub(super) fn make(
     options: &CacheOptions,
     context: &LayerContext<'_>,
-) -> io::Result<Arc<dyn Layer>> {
+) -> Result<Arc<dyn Layer>, Failure> {
     let host = context.cache_host;
-    let text = match open(options, context) {
+    let failure = match open(options, context) {
         Ok(cache) => {
             if let Some(reason) = cache.dropped() {
                 host.note(&format!("the cache begins empty: {reason}"));
             }
             return Ok(Arc::new(cache));
         }
-        Err(Unusable::Refused(error)) => return Err(error),
-        Err(Unusable::Lost(text)) => text,
+        Err(Unusable::Refused(failure)) => return Err(failure),
+        Err(Unusable::Lost(failure)) => failure,
     };
-    let (message, remedy) = text.split_once("; ").unwrap_or((&text, ""));
-    let message = format!("its cache at {} cannot be used: {message}", options.store.display());
+    let shown = options.store.display();
+    let failure = failure.about(format_args!("its cache at {shown} cannot be used"));
     if context.is_served {
-        return Err(io::Error::other(format!("{message}; {remedy}")));
+        return Err(failure);
     }
     // The disk changes without the cache from now on.
     let home = host.home(&options.store)?;
     if !matches!(home.mark.read(), Ok(None)) {
         home.mark.reject().map_err(|error| {
-            io::Error::other(format!(
-                "{message}, and the mark of its image that names the cache cannot be removed: {error}; {}",
-                marking::remedy(&error)
+            Failure::new(format!(
+                "{failure}, and the mark of its image that names the cache cannot be removed: {error}"
             ))
+            .advise(marking::remedy(&error))
         })?;
     }
-    host.note(&format!("served without its cache: {message}"));
-    Ok(Arc::new(LostCache { message, remedy: remedy.to_owned() }))
+    host.note(&format!("served without its cache: {failure}"));
+    Ok(Arc::new(LostCache(failure)))
 }
 
 fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unusable> {
     let host = context.cache_host;
-    let lost = |error: io::Error| Unusable::Lost(error.to_string());
+    let lost = |error: io::Error| Unusable::Lost(error.into());
     let path = options.store.canonicalize().map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
-            let text =
-                "it does not exist; is its device mounted? `fathom cache create` makes a new one";
-            return Unusable::Lost(text.into());
+            let failure = Failure::new("it does not exist");
+            let remedy = "is its device mounted? `fathom cache create` makes a new one";
+            return Unusable::Lost(failure.advise(remedy));
         }
         lost(error)
     })?;
     let home = host.home(&path).map_err(Unusable::Refused)?;
     let volume = context.caches.kept(&path, options, host)?;
     let share = options.share_slots(&volume);
-    let refused = |error| Unusable::Refused(io::Error::other(error));
+    let refused = |error: CacheError| Unusable::Refused(error.into());
     volume.check_share(context.disk, share).map_err(refused)?;
     let marked = home.mark.read().map_err(lost)?;
     let identity = volume.identity();
     let is_ours = |state: &CacheState| state.identity == identity;
     let is_other = marked.as_ref().is_some_and(|state| !is_ours(state));
     // Never 0, which is no state.
-    let random = host.random().map_err(Unusable::Refused)?;
+    let random = host.random().map_err(|error| Unusable::Refused(error.into()))?;
     let generation = random.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
     let stamp =
         if options.exclusive { None } else { Some(certain_stamp(&*home.mark).map_err(lost)?) };
@@ -271,31 +269,28 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     cache.set_share(share).map_err(refused)?;
     cache.set_read_ahead(options.read_ahead.0);
     let state = CacheState { identity, generation };
-    let refused = |error: &io::Error| {
-        let remedy = marking::remedy(error);
-        Unusable::Refused(io::Error::other(format!(
-            "its image cannot be marked as having blocks in a cache: {error}; {remedy}"
-        )))
+    let refused = |error: io::Error| {
+        let remedy = marking::remedy(&error);
+        let failure = Failure::from(error);
+        let failure = failure.about("its image cannot be marked as having blocks in a cache");
+        Unusable::Refused(failure.advise_else(remedy))
     };
     match home.mark.write(&state) {
         Ok(()) => cache.inner.confirm(),
         Err(error) if marking::is_space(&error) && !context.is_served => {
             // The blocks of another cache must not fit after this.
             if is_other {
-                home.mark.reject().map_err(|error| refused(&error))?;
+                home.mark.reject().map_err(refused)?;
             }
             cache.inner.marking.failed(state, &error);
         }
-        Err(error) => return Err(refused(&error)),
+        Err(error) => return Err(refused(error)),
     }
     Ok(cache)
 }
 
 /// The layer of a disk that is served without its cache.
-struct LostCache {
-    message: String,
-    remedy: String,
-}
+struct LostCache(Failure);
 
 impl Layer for LostCache {
     fn name(&self) -> &'static str {
@@ -307,10 +302,10 @@ impl Layer for LostCache {
     }
 
     fn status(&self) -> LayerReport {
-        let message = format!("{}. The disk is served without it", self.message);
+        let message = format!("{}. The disk is served without it", self.0);
         let remedy = format!(
             "{}. Then run `fathom cache detach` and `fathom cache attach`, or restart the daemon",
-            self.remedy
+            self.0.remedy
         );
         LayerReport {
             figures: Vec::new(),

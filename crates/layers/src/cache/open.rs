@@ -1,6 +1,7 @@
 //! Makes a cache volume, or opens one, and adds disks to it. These functions block.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Backend, Operation, Shared};
 use fathom_cache::Policy;
+use fathom_failure::{Failing, Failure};
 use parking_lot::Mutex;
 
 use super::NO_LOG;
@@ -92,9 +94,9 @@ pub enum CacheError {
     /// The superblock cannot be used.
     Format(FormatError),
     /// The volume is too small, or its alignment does not fit.
-    Volume(String),
+    Volume(Failure),
     /// The disk cannot be added.
-    Disk(String),
+    Disk(Failure),
     /// The volume failed.
     Failed(io::Error),
 }
@@ -102,33 +104,35 @@ pub enum CacheError {
 impl fmt::Display for CacheError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Format(error @ FormatError::Foreign) => {
-                write!(
-                    formatter,
-                    "{error}; choose another place, or replace it with `fathom cache create --force`"
-                )
-            }
-            Self::Format(error @ FormatError::Newer(_)) => {
-                write!(
-                    formatter,
-                    "{error}; start the later version again, or run `fathom cache create --force`"
-                )
-            }
-            Self::Format(error @ FormatError::Blank) => {
-                write!(formatter, "{error}; make one with `fathom cache create`")
-            }
-            Self::Format(error) => write!(
-                formatter,
-                "{error}; all blocks are on their disks: run `fathom cache create --force` to make it \
-                 again, unless a disk in the mode `write-back` has changes in its logs"
-            ),
-            Self::Volume(text) | Self::Disk(text) => formatter.write_str(text),
-            Self::Failed(error) => write!(formatter, "the cache volume failed: {error}; repair it"),
+            Self::Format(error) => error.fmt(formatter),
+            Self::Volume(failure) | Self::Disk(failure) => failure.fmt(formatter),
+            Self::Failed(error) => write!(formatter, "the cache volume failed: {error}"),
         }
     }
 }
 
-impl std::error::Error for CacheError {}
+impl Error for CacheError {}
+
+impl Failing for CacheError {
+    fn remedy(&self) -> String {
+        let remedy = match self {
+            Self::Format(FormatError::Foreign) => {
+                "choose another place, or replace it with `fathom cache create --force`"
+            }
+            Self::Format(FormatError::Newer(_)) => {
+                "start the later version again, or run `fathom cache create --force`"
+            }
+            Self::Format(FormatError::Blank) => "make one with `fathom cache create`",
+            Self::Format(FormatError::Damaged) => {
+                "all blocks are on their disks: run `fathom cache create --force` to make it again, \
+                 unless a disk in the mode `write-back` has changes in its logs"
+            }
+            Self::Volume(failure) | Self::Disk(failure) => &failure.remedy,
+            Self::Failed(_) => "repair it",
+        };
+        remedy.to_owned()
+    }
+}
 
 impl From<io::Error> for CacheError {
     fn from(error: io::Error) -> Self {
@@ -151,14 +155,17 @@ impl CacheVolume {
     pub fn open(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Self, CacheError> {
         let alignment = backend.geometry().alignment;
         if alignment as usize > PAGE_LENGTH {
-            let text =
-                format!("the volume has an alignment of {alignment} bytes; choose another one");
-            return Err(CacheError::Volume(text));
+            let message = format!("the volume has an alignment of {alignment} bytes");
+            return Err(CacheError::Volume(Failure::new(message).advise("choose another one")));
         }
         let new = |identity: [u8; 16]| {
             let (size, pages) = (backend.capacity(), options.bitmap_pages);
-            Superblock::new(identity, size, options.block_size, options.disks, pages)
-                .ok_or_else(|| CacheError::Volume("the volume is too small; make it larger".into()))
+            Superblock::new(identity, size, options.block_size, options.disks, pages).ok_or_else(
+                || {
+                    let failure = Failure::new("the volume is too small");
+                    CacheError::Volume(failure.advise("make it larger"))
+                },
+            )
         };
         if !options.is_kept {
             let format = new(options.identity.unwrap_or_default())?;
@@ -183,12 +190,10 @@ impl CacheVolume {
             }
         };
         if format.length() > backend.capacity() {
-            let text = format!(
-                "the cache has {} bytes, and its volume {}; make the volume as large as it was",
-                format.length(),
-                backend.capacity()
-            );
-            return Err(CacheError::Volume(text));
+            let (needed, found) = (format.length(), backend.capacity());
+            let message = format!("the cache has {needed} bytes, and its volume {found}");
+            let failure = Failure::new(message).advise("make the volume as large as it was");
+            return Err(CacheError::Volume(failure));
         }
         let mut sequences = vec![0; format.pages() as usize];
         let (disks, unused) = read_disks(&mut access, &format, &mut sequences)?;

@@ -1,11 +1,11 @@
 //! The configuration of the layer.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_cache::Policy;
+use fathom_failure::Failure;
 use fathom_options::{Bytes, Check, Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
@@ -275,19 +275,18 @@ impl LayerOptions for CacheOptions {
         }
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         if self.is_kept() {
             return kept::make(self, context).map(Some);
         }
         let volume = context.caches.in_memory(context.disk, self, context.memory)?;
         let share = self.share_slots(&volume);
-        volume.check_share(context.disk, share).map_err(io::Error::other)?;
+        volume.check_share(context.disk, share)?;
         let disk = CacheDisk::in_memory(context.disk, context.capacity);
         let names = Some(Arc::clone(context.names));
         let mark = Arc::new(kept::NoMark);
-        let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names);
-        let cache = cache.map_err(io::Error::other)?;
-        cache.set_share(share).map_err(io::Error::other)?;
+        let cache = Cache::named(&self.name, &volume, &disk, self.mode, mark, names)?;
+        cache.set_share(share)?;
         cache.set_read_ahead(self.read_ahead.0);
         Ok(Some(Arc::new(cache)))
     }

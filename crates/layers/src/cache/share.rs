@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use fathom_failure::Failure;
 use fathom_options::{Bytes, parse_bytes};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -116,11 +117,12 @@ impl CacheVolume {
             let part = u64::from(shard.slots()) * slots / total;
             // Each shard knows the same disks.
             if !shard.set_share(disk, part as u32) {
-                return Err(CacheError::Disk(format!(
-                    "{} disks of the cache have or had a share, which is the most; give this disk a \
-                     cache with another `name`, or no `share`",
-                    fathom_cache::SHARES_MAX
-                )));
+                let shares_max = fathom_cache::SHARES_MAX;
+                let message = format!(
+                    "{shares_max} disks of the cache have or had a share, which is the most"
+                );
+                let remedy = "give this disk a cache with another `name`, or no `share`";
+                return Err(CacheError::Disk(Failure::new(message).advise(remedy)));
             }
         }
         if slots == 0 {
@@ -138,12 +140,13 @@ impl CacheVolume {
             return Ok(());
         }
         let block_size = u64::from(self.format.block_size);
-        Err(CacheError::Disk(format!(
-            "the shares of the cache's disks would be {} bytes, and the cache has {} bytes for them; \
-             lower `share` of this disk or of another one, or make the cache larger",
+        let message = format!(
+            "the shares of the cache's disks would be {} bytes, and the cache has {} bytes for them",
             others.saturating_add(slots).saturating_mul(block_size),
             available * block_size
-        )))
+        );
+        let remedy = "lower `share` of this disk or of another one, or make the cache larger";
+        Err(CacheError::Disk(Failure::new(message).advise(remedy)))
     }
 
     /// Checks that the disk `name`, which may use the cache already, can have a share of so many

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fathom_block::Backend;
+use fathom_failure::Failure;
 
 /// The state of a disk's store that a cache has blocks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,14 +64,14 @@ pub trait CacheHost {
     /// Opens the store of a cache, exclusively. The path is canonical.
     ///
     /// # Errors
-    /// If it cannot be opened. The text has a remedy behind a semicolon.
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn Backend>>;
+    /// If it cannot be opened.
+    fn open(&self, path: &Path) -> Result<Arc<dyn Backend>, Failure>;
 
     /// The disk's store. `cache` is the path of the cache.
     ///
     /// # Errors
     /// If the disk has no store that outlives the daemon, or if it cannot be examined.
-    fn home(&self, cache: &Path) -> io::Result<CacheHome>;
+    fn home(&self, cache: &Path) -> Result<CacheHome, Failure>;
 
     /// Draws random bytes.
     ///

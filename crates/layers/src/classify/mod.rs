@@ -24,6 +24,7 @@ use fathom_block::{
     Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Operation,
     Outcome, Place, Request, SECTOR_SIZE,
 };
+use fathom_failure::Failure;
 use fathom_insight::{ClassTable, Names};
 use fathom_introspect::{RequestView, Resolver};
 use fathom_options::Key;
@@ -68,7 +69,7 @@ impl LayerOptions for ClassifyOptions {
     )];
     const ONCE: Option<&'static str> = Some("it would account for everything twice");
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         Ok(context.shared(Self::KIND))
     }
 }

@@ -5,10 +5,10 @@
 //! those of QEMU.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 
 use fathom_block::{Kind, Layer};
+use fathom_failure::Failure;
 use fathom_options::{Bytes, Check, Key};
 use serde::{Deserialize, Serialize};
 
@@ -315,7 +315,7 @@ impl LayerOptions for LimitOptions {
         }
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         let limit = Limit::new(self, context.names, context.limits);
         Ok(Some(Arc::new(limit)))
     }

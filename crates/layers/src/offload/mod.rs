@@ -31,6 +31,8 @@ use fathom_block::{
 };
 use serde::{Deserialize, Serialize};
 
+use fathom_failure::Failure;
+
 use crate::Wal;
 use crate::wal::switch::{Carry, Mode};
 use crate::wal::{
@@ -190,9 +192,9 @@ impl Offload {
         if let Some(area) = area {
             claim = volume.claim(&area).map(Arc::new);
             if claim.is_none() {
-                let text =
-                    "its copies overlap another disk's log; correct `offset`, `size` or `copies`";
-                return Err(WalError::Region(text.into()));
+                let failure = Failure::new("its copies overlap another disk's log");
+                let failure = failure.advise("correct `offset`, `size` or `copies`");
+                return Err(WalError::Region(failure));
             }
             let is_forced = volume.backend().capabilities().force_unit_access;
             let OffloadOptions { block_shift, window_ns, .. } = settings;
@@ -368,11 +370,9 @@ fn copies_area(
     let start = options.offset.saturating_add(options.size).next_multiple_of(GRANULE);
     let end = start.saturating_add(length);
     if options.size == 0 || end > volume.backend().capacity() {
-        return Err(WalError::Region(
-            "the copies do not fit behind the log; give the log a `size`, and choose smaller `copies` or a \
-             larger volume"
-                .into(),
-        ));
+        let remedy = "give the log a `size`, and choose smaller `copies` or a larger volume";
+        let failure = Failure::new("the copies do not fit behind the log").advise(remedy);
+        return Err(WalError::Region(failure));
     }
     Ok(start..end)
 }

@@ -1,10 +1,10 @@
 //! The configuration of the layer.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 
 use fathom_block::Layer;
+use fathom_failure::Failure;
 use fathom_options::{Bytes, Check, Key, Nanoseconds};
 use serde::{Deserialize, Serialize};
 
@@ -130,7 +130,7 @@ impl LayerOptions for ScheduleOptions {
         }
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         let own = format!("disk {}", context.disk);
         let candidates = [self.device.as_str(), context.device];
         let device = candidates.into_iter().find(|name| !name.is_empty()).unwrap_or(&own);

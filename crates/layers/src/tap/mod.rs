@@ -21,6 +21,7 @@ use std::sync::{Arc, OnceLock};
 use fathom_block::{
     Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
 };
+use fathom_failure::Failure;
 use fathom_insight::Ring;
 use fathom_options::Key;
 use parking_lot::{Mutex, MutexGuard};
@@ -46,7 +47,7 @@ impl LayerOptions for TapOptions {
     const KEYS: &'static [Key] = &[];
     const ONCE: Option<&'static str> = Some("it would count everything twice");
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         Ok(context.shared(Self::KIND))
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use fathom_block::ErrorKind;
+use fathom_failure::Failure;
 use fathom_wal::{Damage, Held, Mismatch, SuperblockError, Utc};
 
 /// Why a log cannot be used.
@@ -52,7 +53,7 @@ pub enum WalError {
     /// It holds changes of this disk for another store. Contains the store's name.
     OtherHome(String),
     /// Its region does not fit the volume, is too small, or is misaligned.
-    Region(String),
+    Region(Failure),
     /// It holds changes of ranges that requests cannot have any more, because the disk's store or
     /// the volume has this alignment now, in bytes.
     Alignment(u32),
@@ -68,77 +69,115 @@ pub enum WalError {
 impl fmt::Display for WalError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Superblock(error @ SuperblockError::Foreign) => {
-                write!(
-                    formatter,
-                    "{error}; choose another place, or empty this one first (`wipefs`, `blkdiscard`) if \
-                     that data may be lost"
-                )
+            Self::Superblock(error) => error.fmt(formatter),
+            Self::Damaged(damage) => damage.fmt(formatter),
+            Self::NotExpected => {
+                formatter.write_str("it is not the log that holds changes of the disk")
             }
-            Self::Superblock(error @ SuperblockError::Newer(_)) => {
-                write!(formatter, "{error}; start the later version again")
-            }
-            Self::Superblock(error @ SuperblockError::Damaged) => write!(
+            Self::Mismatched { mismatch: Mismatch::OlderLog, held, time_ns } => write!(
                 formatter,
-                "{error}; restore the log volume, or, if its changes may be lost, run `fathom log discard DISK`"
+                "the log is an older copy{} with {held}: the image was used with a later state of the log",
+                opened_on(*time_ns)
             ),
-            Self::Superblock(error @ SuperblockError::Blank) => {
-                write!(formatter, "{error}; restore it")
-            }
-            Self::Superblock(error) => write!(formatter, "{error}; choose a shorter one"),
-            Self::Damaged(damage) => write!(
+            Self::Mismatched { mismatch: Mismatch::OlderImage, held, time_ns } => write!(
                 formatter,
-                "{damage}; restore the log volume. Or make a copy of it; then `fathom log keep DISK` keeps the \
-                 changes in front of the damage, and `fathom log discard DISK` none"
+                "the image is an older copy: the log{} was used with a later state of it, and has {held}",
+                opened_on(*time_ns)
             ),
-            Self::NotExpected => formatter
-                .write_str("it is not the log that holds changes of the disk; restore that log"),
-            Self::Mismatched { mismatch, held, time_ns } => {
-                mismatched(formatter, *mismatch, held, *time_ns)
-            }
             Self::ChangedHome { changed_ns, end_ns, held } => write!(
                 formatter,
-                "the image was changed on {} by another program: the daemon had ended on {}. The log has {held}; if \
-                 the image was restored, and these changes may be lost, run `fathom log discard DISK`. If they belong \
-                 to it, `fathom log keep DISK` keeps them",
+                "the image was changed on {} by another program: the daemon had ended on {}. The log has {held}",
                 Utc(*changed_ns),
                 Utc(*end_ns)
             ),
             Self::OtherContent { offset, held, time_ns } => write!(
                 formatter,
                 "the image is not what it was: at byte {offset} it does not have what the log{} has written there. It was \
-                 set back to an earlier state, or another program has changed it, and the log has {held}; restore its \
-                 last state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom log discard DISK` \
-                 drops them",
+                 set back to an earlier state, or another program has changed it, and the log has {held}",
                 opened_on(*time_ns)
             ),
-            Self::Home(error) => write!(formatter, "the image cannot be read: {error}; repair it"),
+            Self::Home(error) => write!(formatter, "the image cannot be read: {error}"),
             Self::SmallerHome(capacity, held) => write!(
                 formatter,
-                "the image was made smaller, to {capacity} bytes, and the log has changes behind its end: it has \
-                 {held}; make it as large as it was. Or `fathom log keep DISK` keeps what fits, and `fathom log \
-                 discard DISK` nothing"
+                "the image was made smaller, to {capacity} bytes, and the log has changes behind its end: it has {held}"
             ),
-            Self::OtherDisk(name) => write!(
-                formatter,
-                "the log belongs to the disk {name:?}; choose another place. If that disk was renamed, `fathom \
-                 log keep DISK` keeps its changes: the log is that of this disk then"
-            ),
-            Self::OtherHome(home) => write!(
-                formatter,
-                "the log holds changes of this disk for {home:?}; serve that store again, so \
-                 that they are written back. If it was renamed or copied to its new place, `fathom log keep \
-                 DISK` keeps them; if they may be lost, run `fathom log discard DISK`"
-            ),
-            Self::Region(text) => formatter.write_str(text),
+            Self::OtherDisk(name) => write!(formatter, "the log belongs to the disk {name:?}"),
+            Self::OtherHome(home) => {
+                write!(formatter, "the log holds changes of this disk for {home:?}")
+            }
+            Self::Region(failure) => failure.fmt(formatter),
             Self::Alignment(alignment) => write!(
                 formatter,
                 "the log holds changes that are finer than the {alignment} bytes to which requests have to be \
-                 aligned now; serve the disk once as before, for example without `direct`, and shut the daemon \
-                 down, so that they are written back, or, if they may be lost, run `fathom log discard DISK`"
+                 aligned now"
             ),
             Self::Changed(text) | Self::InUse(text) => formatter.write_str(text),
-            Self::Volume(error) => write!(formatter, "the log volume failed: {error}; repair it"),
+            Self::Volume(error) => write!(formatter, "the log volume failed: {error}"),
+        }
+    }
+}
+
+impl WalError {
+    /// The failure of the log of the disk `disk`.
+    pub fn failure(self, disk: &str) -> Failure {
+        Failure::new(self.to_string()).advise(self.remedy(disk)).because(self)
+    }
+
+    /// What the user can do next, who has the log of the disk `disk`; may be empty.
+    fn remedy(&self, disk: &str) -> String {
+        let keep = format!("`fathom log keep {disk}`");
+        let discard = format!("`fathom log discard {disk}`");
+        match self {
+            Self::Superblock(SuperblockError::Foreign) => {
+                "choose another place, or empty this one first (`wipefs`, `blkdiscard`) if that data \
+                 may be lost"
+                    .into()
+            }
+            Self::Superblock(SuperblockError::Newer(_)) => "start the later version again".into(),
+            Self::Superblock(SuperblockError::Damaged) => {
+                format!("restore the log volume, or, if its changes may be lost, run {discard}")
+            }
+            Self::Superblock(SuperblockError::Blank) => "restore it".into(),
+            Self::Superblock(SuperblockError::Name) => "choose a shorter one".into(),
+            Self::Damaged(_) => format!(
+                "restore the log volume. Or make a copy of it; then {keep} keeps the changes in front of the \
+                 damage, and {discard} none"
+            ),
+            Self::NotExpected => "restore that log".into(),
+            Self::Mismatched { mismatch, .. } => {
+                let which = match mismatch {
+                    Mismatch::OlderLog => "its",
+                    Mismatch::OlderImage => "these",
+                };
+                format!(
+                    "restore that state. Or use this one: {keep} keeps {which} changes, {discard} drops them"
+                )
+            }
+            Self::ChangedHome { .. } => format!(
+                "if the image was restored, and these changes may be lost, run {discard}. If they belong to it, \
+                 {keep} keeps them"
+            ),
+            Self::OtherContent { .. } => format!(
+                "restore its last state. Or use this one: {keep} keeps these changes, {discard} drops them"
+            ),
+            Self::Home(_) | Self::Volume(_) => "repair it".into(),
+            Self::SmallerHome(..) => format!(
+                "make it as large as it was. Or {keep} keeps what fits, and {discard} nothing"
+            ),
+            Self::OtherDisk(_) => format!(
+                "choose another place. If that disk was renamed, {keep} keeps its changes: the log is that of \
+                 this disk then"
+            ),
+            Self::OtherHome(_) => format!(
+                "serve that store again, so that they are written back. If it was renamed or copied to its new \
+                 place, {keep} keeps them; if they may be lost, run {discard}"
+            ),
+            Self::Region(failure) => failure.remedy.clone(),
+            Self::Alignment(_) => format!(
+                "serve the disk once as before, for example without `direct`, and shut the daemon down, so that \
+                 they are written back, or, if they may be lost, run {discard}"
+            ),
+            Self::Changed(_) | Self::InUse(_) => String::new(),
         }
     }
 }
@@ -146,30 +185,6 @@ impl fmt::Display for WalError {
 /// When a log was opened, for messages.
 fn opened_on(time_ns: u64) -> String {
     if time_ns == 0 { String::new() } else { format!(" (opened on {})", Utc(time_ns)) }
-}
-
-/// Why a log and an image do not belong together.
-fn mismatched(
-    formatter: &mut fmt::Formatter<'_>,
-    mismatch: Mismatch,
-    held: &Held,
-    time_ns: u64,
-) -> fmt::Result {
-    let opened = opened_on(time_ns);
-    match mismatch {
-        Mismatch::OlderLog => write!(
-            formatter,
-            "the log is an older copy{opened} with {held}: the image was used with a later state of the \
-             log; restore that state. Or use this one: `fathom log keep DISK` keeps its changes, `fathom log \
-             discard DISK` drops them"
-        ),
-        Mismatch::OlderImage => write!(
-            formatter,
-            "the image is an older copy: the log{opened} was used with a later state of it, and has \
-             {held}; restore that state. Or use this one: `fathom log keep DISK` keeps these changes, `fathom \
-             log discard DISK` drops them"
-        ),
-    }
 }
 
 impl std::error::Error for WalError {}

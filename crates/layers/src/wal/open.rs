@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fathom_block::{Backend, Clock, Operation, Shared};
+use fathom_failure::Failure;
 use fathom_wal::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
     RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
@@ -189,8 +190,8 @@ impl Wal {
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
         let claim = volume.claim(&region).ok_or_else(|| {
-            let text = "its place overlaps another disk's log; correct `offset` and `size`";
-            WalError::Region(text.into())
+            let failure = Failure::new("its place overlaps another disk's log");
+            WalError::Region(failure.advise("correct `offset` and `size`"))
         })?;
         if volume.finished().1 {
             let text = "a flush of it failed for another disk's log: stop serving all disks with a \
@@ -231,17 +232,18 @@ impl Wal {
         let length = region.end - region.start;
         let alignment = volume.backend().geometry().alignment;
         if superblock.block_size < alignment {
-            return Err(WalError::Region(format!(
-                "the log has blocks of {} bytes, and its volume an alignment of {alignment}; put it \
-                 back on a device like that on which it was made",
+            let message = format!(
+                "the log has blocks of {} bytes, and its volume an alignment of {alignment}",
                 superblock.block_size
-            )));
+            );
+            let remedy = "put it back on a device like that on which it was made";
+            return Err(WalError::Region(Failure::new(message).advise(remedy)));
         }
         if RING_OFFSET + superblock.ring_length > length {
-            return Err(WalError::Region(format!(
-                "the log has {} bytes, and its place has {length}; make the place as large as it was",
-                RING_OFFSET + superblock.ring_length
-            )));
+            let needed = RING_OFFSET + superblock.ring_length;
+            let message = format!("the log has {needed} bytes, and its place has {length}");
+            let failure = Failure::new(message).advise("make the place as large as it was");
+            return Err(WalError::Region(failure));
         }
         if is_restored {
             rewrite(&mut access, region.start, &superblock)?;
@@ -402,13 +404,13 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
         size => options.offset.checked_add(size),
     };
     let end = end.filter(|end| *end <= capacity && options.offset < *end).ok_or_else(|| {
-        let text = format!("the log's place ends beyond the log volume's {capacity} bytes");
-        WalError::Region(format!("{text}; correct `offset` and `size`, or use a larger volume"))
+        let message = format!("the log's place ends beyond the log volume's {capacity} bytes");
+        let failure = Failure::new(message);
+        WalError::Region(failure.advise("correct `offset` and `size`, or use a larger volume"))
     })?;
     if options.offset % u64::from(BLOCK_SIZE_MAX) != 0 || alignment > u64::from(BLOCK_SIZE_MAX) {
-        return Err(WalError::Region(
-            "the log's place does not begin at a multiple of 4 KiB; correct `offset`".into(),
-        ));
+        let failure = Failure::new("the log's place does not begin at a multiple of 4 KiB");
+        return Err(WalError::Region(failure.advise("correct `offset`")));
     }
     Ok(options.offset..end)
 }
@@ -476,9 +478,8 @@ fn make(
     let least = RING_BLOCKS_MIN * u64::from(block_size);
     if superblock.ring_length < least {
         let least = RING_OFFSET + least;
-        return Err(WalError::Region(format!(
-            "a log has at least {least} bytes; correct `size`, or use a larger volume"
-        )));
+        let failure = Failure::new(format!("a log has at least {least} bytes"));
+        return Err(WalError::Region(failure.advise("correct `size`, or use a larger volume")));
     }
     for number in 0..2 {
         superblock.number = number;

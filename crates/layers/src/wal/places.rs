@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Backend, Operation};
+use fathom_failure::Failure;
 use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError, erasure};
 
 use super::open::read_superblock;
@@ -141,7 +142,7 @@ fn choose(
     chosen.ok_or_else(|| WalError::Region(no_place(places, names, unreadable)))
 }
 
-fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> String {
+fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> Failure {
     names.sort();
     let more = names.len().saturating_sub(NAMES_MAX);
     let mut users: Vec<String> =
@@ -152,11 +153,10 @@ fn no_place(places: &LogPlaces, mut names: Vec<String>, unreadable: u32) -> Stri
     if unreadable > 0 {
         users.push(format!("{unreadable} that cannot be read"));
     }
-    format!(
-        "all its {} places for logs are in use, by {}; free the place of a disk that does not need one any \
-         more: serve it once more and remove it, or, if its changes may be lost, run `fathom cache clear \
-         --log DISK` while nothing uses the cache. Or make a cache with more places",
-        places.count,
-        users.join(", ")
+    let (count, users) = (places.count, users.join(", "));
+    Failure::new(format!("all its {count} places for logs are in use, by {users}")).advise(
+        "free the place of a disk that does not need one any more: serve it once more and remove it, \
+         or, if its changes may be lost, run `fathom cache clear --log NAME` with its name while \
+         nothing uses the cache. Or make a cache with more places",
     )
 }

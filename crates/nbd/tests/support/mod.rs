@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Disk, DiskOptions};
+use fathom_failure::Failure;
 use fathom_frontend::nbd::{Address, Exports, Listener, ListenerOptions};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
 use fathom_sim::{Harness, HarnessOptions, Workload, WorkloadOptions};
@@ -163,11 +164,8 @@ impl Fathom {
     }
 }
 
-pub fn open_within(uri: &str, timeout: Duration) -> std::io::Result<Arc<RemoteDisk>> {
-    let options = RemoteOptions {
-        timeout,
-        ..RemoteOptions::new(NbdUri::parse(uri).map_err(std::io::Error::other)?)
-    };
+pub fn open_within(uri: &str, timeout: Duration) -> Result<Arc<RemoteDisk>, Failure> {
+    let options = RemoteOptions { timeout, ..RemoteOptions::new(NbdUri::parse(uri)?) };
     RemoteDisk::open(&options).map(Arc::new)
 }
 

@@ -1,9 +1,9 @@
 //! The Valkey clusters of the configuration, and the volumes in them.
 
-use std::io;
 use std::sync::Arc;
 
 use fathom_block::Backend;
+use fathom_failure::Failure;
 use fathom_valkey::{ClusterVolume, VolumeOptions};
 use parking_lot::Mutex;
 
@@ -41,13 +41,12 @@ impl Clusters {
         is_other
     }
 
-    fn find(&self, name: &str) -> io::Result<ClusterDefinition> {
+    fn find(&self, name: &str) -> Result<ClusterDefinition, Failure> {
         let known = self.known.lock();
         let found = known.iter().find(|cluster| cluster.name == name);
         found.cloned().ok_or_else(|| {
-            io::Error::other(format!(
-                "there is no cluster {name:?}; add a table [[cluster]] with this name, and reload"
-            ))
+            let failure = Failure::new(format!("there is no cluster {name:?}"));
+            failure.advise("add a table [[cluster]] with this name, and reload")
         })
     }
 
@@ -59,7 +58,7 @@ impl Clusters {
         capacity: u64,
         may_make: bool,
         disk: &str,
-    ) -> io::Result<Arc<dyn Backend>> {
+    ) -> Result<Arc<dyn Backend>, Failure> {
         let definition = self.find(&place.cluster)?;
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy();
@@ -69,14 +68,12 @@ impl Clusters {
             may_make,
             owner: format!("{disk} on {host}"),
         };
-        let opened = ClusterVolume::open(&definition.options(), &volume);
-        Ok(Arc::new(opened.map_err(|error| io::Error::other(error.0))?))
+        Ok(Arc::new(ClusterVolume::open(&definition.options(), &volume)?))
     }
 
     /// Removes a volume with all of its content.
-    pub(crate) fn forget(&self, place: &ClusterPlace) -> io::Result<u64> {
+    pub(crate) fn forget(&self, place: &ClusterPlace) -> Result<u64, Failure> {
         let definition = self.find(&place.cluster)?;
         fathom_valkey::forget(&definition.options(), &place.volume)
-            .map_err(|error| io::Error::other(error.0))
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use fathom_backend::{FileBackend, FileOptions, Memory, Null, OpenError};
 use fathom_block::Backend;
 use fathom_control::{Bytes, DiskDefinition, ErrorBody, ErrorCode, ImageFormat};
+use fathom_failure::Failure;
 
 use crate::daemon::parts::Parts;
-use crate::daemon::stack::{check_file_limit, message_and_remedy, refusal};
+use crate::daemon::stack::{check_file_limit, refusal};
 
 /// Opens the store of a definition. Gets the folder of the records of block devices, and what the
 /// features keep for all disks.
@@ -95,20 +96,17 @@ fn open_image(
         foreign_allowed: definition.format == Some(ImageFormat::Raw),
     };
     let backend = FileBackend::open(&options).map_err(|error| {
-        let text = format!("the disk {name:?} cannot be opened: {error}");
-        let (message, remedy) = message_and_remedy(&text);
         let code = match error {
             OpenError::Foreign(..) => ErrorCode::ForeignFormat,
             _ => ErrorCode::Failed,
         };
-        refusal(code, message, remedy)
+        let what = format!("the disk {name:?} cannot be opened");
+        ErrorBody::new(code, Failure::from(error).about(what))
     })?;
     if !definition.read_only {
         let shown = definition.image.as_deref().unwrap_or(Path::new("")).display();
-        check_file_limit(backend.capacity(), backend.name() == "file").map_err(|error| {
-            let text = format!("the image {shown} of the disk {name:?}: {error}");
-            let (message, remedy) = message_and_remedy(&text);
-            refusal(ErrorCode::Failed, message, remedy)
+        check_file_limit(backend.capacity(), backend.name() == "file").map_err(|failure| {
+            failure.about(format_args!("the image {shown} of the disk {name:?}"))
         })?;
     }
     Ok(Arc::new(backend))

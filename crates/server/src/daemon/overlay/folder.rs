@@ -5,6 +5,8 @@
 //! follows no links, because the folder may be one in which other users can make files.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -82,7 +84,8 @@ impl Folder {
                 Ok(lock) => inner.lock = Some(lock),
                 Err(error) => {
                     inner.problem = Some(error.to_string());
-                    inner.is_of_another = error.to_string() == IN_USE;
+                    let reason = error.get_ref().and_then(|it| it.downcast_ref::<InUse>());
+                    inner.is_of_another = reason.is_some();
                 }
             }
             if !inner.is_of_another && check_owner(&path).is_ok() {
@@ -218,7 +221,7 @@ impl Folder {
     /// Makes the folder and takes its lock, unless that was done before.
     fn ready(&self, inner: &mut Inner) -> io::Result<()> {
         if inner.is_of_another {
-            return Err(io::Error::other(IN_USE));
+            return Err(io::Error::other(InUse));
         }
         if inner.lock.is_none() {
             make(&self.path)?;
@@ -232,8 +235,17 @@ impl Folder {
     }
 }
 
-/// Why a folder that another daemon uses cannot be used.
-const IN_USE: &str = "another daemon uses it";
+/// Another daemon uses the folder.
+#[derive(Debug)]
+struct InUse;
+
+impl fmt::Display for InUse {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("another daemon uses it")
+    }
+}
+
+impl Error for InUse {}
 
 fn make(path: &Path) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -271,7 +283,7 @@ fn claim(path: &Path) -> io::Result<File> {
     match fathom_image::lock(&file, Access::Exclusive) {
         // Without locks, the control socket alone shows a second daemon.
         Ok(()) | Err(LockError::Unsupported(_)) => Ok(file),
-        Err(LockError::Held) => Err(io::Error::other(IN_USE)),
+        Err(LockError::Held) => Err(io::Error::other(InUse)),
         Err(LockError::Io(error)) => Err(error),
     }
 }
@@ -393,7 +405,7 @@ mod tests {
         let (folder, _) = Folder::open(place.path().join("live"), None);
         folder.write(Kind::Change, &change("a")).unwrap();
         let (other, found) = Folder::open(folder.path().to_owned(), None);
-        assert_eq!(other.problem().as_deref(), Some(IN_USE));
+        assert_eq!(other.problem(), Some(InUse.to_string()));
         assert!(found.0.is_empty() && other.write(Kind::Change, &change("b")).is_err());
         let missing = place.path().join("nowhere").join("further").join("live");
         let (folder, _) = Folder::open(missing, None);

@@ -13,9 +13,7 @@ use fathom_layers::{
 };
 use serde_json::{Map, Value};
 
-use super::{
-    Equipment, Fitted, Position, invalid, message_and_remedy, names_layer, refusal, too_many_layers,
-};
+use super::{Equipment, Fitted, Position, invalid, names_layer, refusal, too_many_layers};
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
@@ -264,11 +262,7 @@ pub(crate) fn make_layers(equipment: &Equipment<'_>) -> Result<NewLayers, ErrorB
             made.adoptions.push((prepared, old));
             continue;
         }
-        let new = prepared.make(&context).map_err(|error| {
-            let text = error.to_string();
-            let (message, remedy) = message_and_remedy(&text);
-            refusal(ErrorCode::Failed, message, remedy)
-        })?;
+        let new = prepared.make(&context)?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
     let mut fit = |fitted: &Fitted<'_>| -> Result<KeyedLayer, ErrorBody> {

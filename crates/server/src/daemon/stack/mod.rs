@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{Clock, Disk, DiskOptions, ErrorKind, Operation};
 use fathom_control::{Bytes, DiskDefinition, ErrorBody, ErrorCode, VhostUserDefinition};
+use fathom_failure::Failure;
 use fathom_frontend::vhost_user;
 use fathom_options::Problems;
 use fathom_reactor::Reactor;
@@ -30,11 +31,6 @@ pub(crate) fn refusal(
     remedy: impl Into<String>,
 ) -> ErrorBody {
     ErrorBody { code, message: message.into(), remedy: remedy.into() }
-}
-
-/// The message of a text, and the remedy behind its first semicolon.
-pub(crate) fn message_and_remedy(text: &str) -> (&str, &str) {
-    text.split_once("; ").unwrap_or((text, ""))
 }
 
 /// The error for an invalid request.
@@ -89,15 +85,18 @@ fn too_many_layers(_: ErrorKind) -> ErrorBody {
 }
 
 /// Checks that this process may write a file of `size` bytes.
-pub(crate) fn check_file_limit(size: u64, is_file: bool) -> io::Result<()> {
+pub(crate) fn check_file_limit(size: u64, is_file: bool) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Fsize).current;
     let Some(limit) = limit.filter(|limit| is_file && size > *limit) else { return Ok(()) };
-    Err(io::Error::other(format!(
-        "the daemon may write only the first {} of its {} (RLIMIT_FSIZE); raise the limit (`LimitFSIZE=infinity` of \
-         the service, or `ulimit -f unlimited`), and restart the daemon",
+    Err(Failure::new(format!(
+        "the daemon may write only the first {} of its {} (RLIMIT_FSIZE)",
         Bytes(limit),
         Bytes(size)
-    )))
+    ))
+    .advise(
+        "raise the limit (`LimitFSIZE=infinity` of the service, or `ulimit -f unlimited`), and \
+         restart the daemon",
+    ))
 }
 
 /// Whether `definition` lists a layer of the kind `name`.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use fathom_block::{Backend, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
+use fathom_failure::Failure;
 use fathom_image::{CacheMark, MarkedCache};
 use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState, Caches};
 use fathom_layers::{Cache, LayerOptions as _};
@@ -59,22 +60,20 @@ impl cache::CacheMark for Mark {
 }
 
 impl CacheHost for Host<'_> {
-    fn open(&self, path: &Path) -> io::Result<Arc<dyn Backend>> {
+    fn open(&self, path: &Path) -> Result<Arc<dyn Backend>, Failure> {
         self.stores.open(path, &self.definition.name, self.records)
     }
 
-    fn home(&self, cache: &Path) -> io::Result<CacheHome> {
+    fn home(&self, cache: &Path) -> Result<CacheHome, Failure> {
         let Some(image) = &self.definition.image else {
-            return Err(io::Error::other(
-                "a cache with a `store` outlives the daemon, but the disk has no image; remove \
-                 `store`, or add an `image`",
-            ));
+            let message = "a cache with a `store` outlives the daemon, but the disk has no image";
+            return Err(Failure::new(message).advise("remove `store`, or add an `image`"));
         };
         let key = self.definition.key.as_deref();
         let mark = CacheMark::open_named(image, self.records, key)?;
         if let Some(reason) = mark.lacks_key() {
-            let text = format!("{} cannot be marked: {reason}; {NAME_DEVICE}", image.display());
-            return Err(io::Error::other(text));
+            let message = format!("{} cannot be marked: {reason}", image.display());
+            return Err(Failure::new(message).advise(NAME_DEVICE));
         }
         let name = mark.home();
         let mark = Arc::new(Mark { mark, path: cache.to_owned() });
@@ -164,8 +163,8 @@ pub(crate) fn forget(
     let shown = image.display();
     let key = definition.key.as_deref();
     let mark = CacheMark::open_named(image, records, key).map_err(|error| {
-        let message = format!("it is unknown whether a cache has blocks of {shown}: {error}");
-        refusal(ErrorCode::Failed, message, "check its file system")
+        let what = format!("it is unknown whether a cache has blocks of {shown}");
+        Failure::from(error).about(what).advise_else("check its file system")
     })?;
     let cleared = mark.exists().and_then(|exists| if exists { mark.clear() } else { Ok(()) });
     let Err(error) = cleared else { return Ok(()) };
@@ -191,7 +190,7 @@ fn give_up(
     definition: &DiskDefinition,
     records: &Path,
     parts: &Parts,
-) -> io::Result<()> {
+) -> Result<(), Failure> {
     // A damaged mark fits no cache.
     let Some(MarkedCache { identity, generation, path }) = mark.read()? else { return Ok(()) };
     let path = Path::new(&path).canonicalize()?;

@@ -1,11 +1,11 @@
 //! The configuration of the layer `wal`.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
+use fathom_failure::Failure;
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::{LayerContext, LayerOptions, Rank};
 use fathom_nbd::NbdUri;
@@ -13,7 +13,6 @@ use fathom_options::{Check, Key};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::check_model;
-use crate::daemon::stack::message_and_remedy;
 use crate::stores::clusters::ClusterPlace;
 
 /// The place of the log of a layer `wal`, and how long changes stay in it.
@@ -48,7 +47,7 @@ pub(crate) struct WalDefinition {
 
 impl WalDefinition {
     /// The NBD export that is the log volume, if it is one.
-    pub(crate) fn export(&self) -> Option<Result<NbdUri, String>> {
+    pub(crate) fn export(&self) -> Option<Result<NbdUri, Failure>> {
         export(&self.log)
     }
 
@@ -64,7 +63,7 @@ impl WalDefinition {
 }
 
 /// The NBD export that `log` names instead of a path.
-fn export(log: &Path) -> Option<Result<NbdUri, String>> {
+fn export(log: &Path) -> Option<Result<NbdUri, Failure>> {
     let text = log.to_str().filter(|text| NbdUri::is_meant(text))?;
     Some(NbdUri::parse(text))
 }
@@ -86,9 +85,8 @@ pub(crate) fn check_place(
         let message = format!("the layer `{kind}` has no log volume");
         check.problem("log", message, "add `log`, a file or a block device");
     } else if let Some(export) = export(log) {
-        if let Err(text) = export {
-            let (message, remedy) = message_and_remedy(&text);
-            check.problem("log", message.to_owned(), remedy.to_owned());
+        if let Err(failure) = export {
+            check.problem("log", failure.message, failure.remedy);
         }
         if model.is_some() {
             let message = "a log at another host has the timing of that host";
@@ -142,7 +140,7 @@ impl LayerOptions for WalDefinition {
         check_place(Self::KIND, &self.log, self.offset, self.model.as_ref(), check);
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         Ok(context.shared(Self::KIND))
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use fathom_backend::FileBackend;
 use fathom_block::{Backend, BackendProblem};
+use fathom_failure::Failure;
 use fathom_image::LossRecord;
 use fathom_layers::Opened;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
@@ -31,7 +32,7 @@ impl CacheStores {
         path: &Path,
         disk: &str,
         records: &Path,
-    ) -> io::Result<Arc<dyn Backend>> {
+    ) -> Result<Arc<dyn Backend>, Failure> {
         let place = self.places.place(super::volume_key(path), |store| store.strong_count() > 0);
         // Held while the store is opened, so that two disks do not open it separately.
         let mut place = place.lock();
@@ -61,25 +62,28 @@ fn errno_of(store: &dyn Backend) -> Option<i32> {
 /// have. What the logs have is written again. But changes that were acknowledged and not flushed
 /// may be missing in each log. So that is recorded for each of them first, and the disk with this
 /// log takes no changes until the operator has confirmed that.
-fn restore(path: &Path, store: &Arc<dyn Backend>, errno: i32, records: &Path) -> io::Result<()> {
+fn restore(
+    path: &Path,
+    store: &Arc<dyn Backend>,
+    errno: i32,
+    records: &Path,
+) -> Result<(), Failure> {
     // A store without a superblock has nothing to lose: its cache is refused later.
     let Ok(format) = superblock(path) else { return Ok(()) };
     let has_logs = format.logs > 0;
     let again = if has_logs { ": its logs are written again" } else { "" };
     tracing::warn!(path = %path.display(), "the store has lost writes{again}");
     record(path, store, &format, errno, records).map_err(|error| {
-        io::Error::other(format!(
-            "it has lost writes, and that cannot be recorded for the disks with a log in it: {error}; make \
-             {} writable",
-            records.display()
-        ))
+        let what = "it has lost writes, and that cannot be recorded for the disks with a log in it";
+        let remedy = format!("make {} writable", records.display());
+        Failure::from(error).about(what).advise(remedy)
     })?;
     write_again(path, &format).and_then(|()| store.recover().map_err(io::Error::other)).map_err(
         |error| {
             let keep = if has_logs { ". The logs keep what is in them" } else { "" };
-            io::Error::other(format!(
-                "it has lost writes, and cannot be written again: {error}; repair its device{keep}"
-            ))
+            let failure = Failure::from(error);
+            let failure = failure.about("it has lost writes, and cannot be written again");
+            failure.advise(format!("repair its device{keep}"))
         },
     )
 }
@@ -152,31 +156,28 @@ fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
 }
 
 /// The superblock of the cache at `path`.
-pub(super) fn superblock(path: &Path) -> io::Result<Superblock> {
+pub(super) fn superblock(path: &Path) -> Result<Superblock, Failure> {
     let mut copies = [0; 2 * PAGE_LENGTH];
     File::open(path)?.read_exact_at(&mut copies, 0)?;
-    Superblock::decode(&copies).map_err(|error| io::Error::other(error.to_string()))
+    Superblock::decode(&copies).map_err(|error| Failure::new(error.to_string()).because(error))
 }
 
 /// The places for logs of the cache at `path`, which has `capacity` bytes.
-pub(super) fn places(path: &Path, capacity: u64) -> io::Result<LogPlaces> {
-    let format = superblock(path).map_err(|error| {
-        io::Error::other(format!(
-            "{error}; restore it if a disk has changes in its log, else make a cache with `fathom cache \
-             create --log SIZE`"
-        ))
+pub(super) fn places(path: &Path, capacity: u64) -> Result<LogPlaces, Failure> {
+    let format = superblock(path).map_err(|failure| {
+        failure.advise(
+            "restore it if a disk has changes in its log, else make a cache with `fathom cache create \
+             --log SIZE`",
+        )
     })?;
     if format.logs == 0 {
-        return Err(io::Error::other(
-            "the cache has no place for logs; make it again with `fathom cache create --log SIZE`, or choose \
-             another `mode`",
+        return Err(Failure::new("the cache has no place for logs").advise(
+            "make it again with `fathom cache create --log SIZE`, or choose another `mode`",
         ));
     }
     if format.length() > capacity {
-        return Err(io::Error::other(format!(
-            "the cache has {} bytes, and its store {capacity}; make the store as large as it was",
-            format.length()
-        )));
+        let message = format!("the cache has {} bytes, and its store {capacity}", format.length());
+        return Err(Failure::new(message).advise("make the store as large as it was"));
     }
     Ok(places_of(&format))
 }

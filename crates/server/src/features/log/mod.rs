@@ -24,6 +24,7 @@ use fathom_backend::model::Modelled;
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Attendance, Backend, BackendProblem, Clock, Disk, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, ModelDefinition};
+use fathom_failure::Failure;
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{
@@ -44,13 +45,9 @@ pub use settle::{LogCommand, settle_log};
 
 use crate::configuration::{image_identity, layers};
 use crate::daemon::parts::Parts;
-use crate::daemon::stack::{check_file_limit, message_and_remedy, refusal};
+use crate::daemon::stack::{check_file_limit, refusal};
 use crate::stores::clusters::{ClusterPlace, Clusters};
 use crate::stores::models::ModelDevices;
-
-/// The remedy for changes in a log that may not be those of the image.
-const RESTORE_IMAGE: &str = "restore the image. If it is a copy without attributes, `fathom log keep DISK` keeps the \
-                             changes; if they may be lost, run `fathom log discard DISK`";
 
 /// The remedy for a block device without a name of its own.
 pub(crate) const NAME_DEVICE: &str =
@@ -220,14 +217,14 @@ impl LogVolumes {
         let disk = &definition.name;
         let unreadable = |error: io::Error| {
             let shown = image.display();
-            let message = format!("it is unknown whether {shown} has changes in a log: {error}");
+            let what = format!("it is unknown whether {shown} has changes in a log");
             let folder = fathom_image::marks_folder();
             let remedy = format!(
                 "check its file system, or, for a block device, the folder of the marks, {}, which the daemon has to \
                  read and write",
                 folder.display()
             );
-            refusal(ErrorCode::Failed, message, remedy)
+            ErrorBody::from(Failure::from(error).about(what).advise_else(remedy))
         };
         let key = definition.key.as_deref();
         let mark = LogMark::open_named(image, records, key).map_err(unreadable)?;
@@ -267,12 +264,9 @@ impl LogVolumes {
             return Err(refusal(ErrorCode::Failed, message, NAME_DEVICE));
         }
         mark.settle().map_err(unreadable)?;
-        let failed = |text: String| {
-            let (message, remedy) = message_and_remedy(&text);
-            let remedy = remedy.replace("DISK", disk);
+        let failed = |failure: Failure| {
             let shown = wal.log.display();
-            let message = format!("the log of the disk {disk:?} at {shown}: {message}");
-            refusal(ErrorCode::Failed, message, remedy)
+            failure.about(format_args!("the log of the disk {disk:?} at {shown}"))
         };
         if let Some(marked) = &marked {
             // Otherwise a new log would be made in its place.
@@ -284,7 +278,7 @@ impl LogVolumes {
             }
         }
         if marked.is_none() && wal.server().is_none() && !wal.is_in_cache {
-            refuse_unprepared(wal).map_err(|error| failed(error.to_string()))?;
+            refuse_unprepared(wal).map_err(failed)?;
         }
         let volume = match (&wal.cluster, wal.export()) {
             (Some(place), _) => {
@@ -298,7 +292,7 @@ impl LogVolumes {
                 (parts.of::<ModelDevices>(), parts.of::<CacheStores>()),
             ),
         };
-        let volume = volume.map_err(|error| failed(error.to_string()))?;
+        let volume = volume.map_err(failed)?;
         let options = WalOptions {
             name: disk.clone(),
             home: mark.home(),
@@ -307,7 +301,7 @@ impl LogVolumes {
             offset: wal.offset.0,
             size: wal.size.map_or(0, |size| size.0),
             block_size: 0,
-            identity: identity().map_err(|error| failed(error.to_string()))?,
+            identity: identity().map_err(|error| failed(error.into()))?,
             age_ns: wal.age.0,
             // A cache has the write cache of a disk; the layer `wal` makes each change durable.
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
@@ -326,7 +320,7 @@ impl LogVolumes {
             })
         } else if wal.is_in_cache {
             let places = in_cache::places(&wal.log, volume.backend().capacity());
-            let places = places.map_err(|error| failed(error.to_string()))?;
+            let places = places.map_err(failed)?;
             Wal::settle_among(&volume, &places, &options, settlement)
         } else {
             Wal::settle(&volume, &options, settlement)
@@ -337,7 +331,7 @@ impl LogVolumes {
                 return mark.clear().map(|()| None).map_err(unreadable);
             }
             (Err(WalError::NotExpected), Some(marked)) => return Err(elsewhere(marked)),
-            (opened, _) => opened.map_err(|error| failed(error.to_string()))?,
+            (opened, _) => opened.map_err(|error| failed(error.failure(disk)))?,
         };
         if refuses && marked.is_none() && opened.status().used > 0 {
             let (shown, path) = (image.display(), wal.log.display());
@@ -347,7 +341,10 @@ impl LogVolumes {
                     "the log of the disk {disk:?} at {path} holds changes, but {shown} has no mark of \
                      it: this is another image, or it has been used without the log"
                 ),
-                RESTORE_IMAGE.replace("DISK", disk),
+                format!(
+                    "restore the image. If it is a copy without attributes, `fathom log keep {disk}` keeps the \
+                     changes; if they may be lost, run `fathom log discard {disk}`"
+                ),
             ));
         }
         let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
@@ -367,21 +364,20 @@ impl LogVolumes {
             }
             (Err(error), None) => {
                 let shown = image.display();
-                let message =
-                    format!("{shown} cannot be marked as having changes in a log: {error}");
+                let what = format!("{shown} cannot be marked as having changes in a log");
                 let remedy = "make space on its file system and its folder writable, or remove the layer \
                               with the log";
-                return Err(refusal(ErrorCode::Failed, message, remedy));
+                return Err(Failure::from(error).about(what).advise_else(remedy).into());
             }
         };
         self.lives.opened(&opened);
-        opened.pair(written).map_err(|error| failed(error.to_string()))?;
+        opened.pair(written).map_err(|error| failed(error.into()))?;
         let held = opened.held();
         if held.records > 0 {
             tracing::info!(disk, log = %path.display(), "the log has {held}, which it writes home");
         }
         let loss = wal.is_in_cache.then(|| LogLoss::of(&path, records, &opened.identity()));
-        let loss = loss.transpose().map_err(|error| failed(error.to_string()))?.map(Arc::new);
+        let loss = loss.transpose().map_err(|error| failed(error.into()))?.map(Arc::new);
         let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
         let attendance = Arc::default();
         let log = DiskLog { wal: opened, offload, is_in_cache, mark, loss, attendance };
@@ -425,7 +421,7 @@ impl LogVolumes {
         disk: &str,
         may_make: bool,
         clusters: &Clusters,
-    ) -> io::Result<Arc<LogVolume>> {
+    ) -> Result<Arc<LogVolume>, Failure> {
         let open = self.place(wal.log.clone());
         let mut open = open.lock();
         let capacity = length(wal);
@@ -433,8 +429,8 @@ impl LogVolumes {
             if volume.backend().capacity() >= capacity {
                 return Ok(volume);
             }
-            let text = "it is in use and smaller; give each disk a volume of its own";
-            return Err(io::Error::other(text));
+            let failure = Failure::new("it is in use and smaller");
+            return Err(failure.advise("give each disk a volume of its own"));
         }
         let volume = Arc::new(LogVolume::new(clusters.open(place, capacity, may_make, disk)?));
         *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
@@ -454,7 +450,7 @@ impl LogVolumes {
         disk: &str,
         records: &Path,
         (models, stores): (&ModelDevices, &CacheStores),
-    ) -> io::Result<Arc<LogVolume>> {
+    ) -> Result<Arc<LogVolume>, Failure> {
         if wal.is_in_cache {
             require(&wal.log)?;
         } else {
@@ -468,14 +464,14 @@ impl LogVolumes {
             if place.is_cache != wal.is_in_cache {
                 let text =
                     if place.is_cache { "it is the store of a cache" } else { "it has logs" };
-                return Err(io::Error::other(format!("{text}; choose another place")));
+                return Err(Failure::new(text).advise("choose another place"));
             }
             if place.is_cache {
                 return Ok(volume);
             }
             if place.model != wal.model {
-                let text = "another disk has a log there with another `model`; use the same model for both";
-                return Err(io::Error::other(text));
+                let failure = Failure::new("another disk has a log there with another `model`");
+                return Err(failure.advise("use the same model for both"));
             }
             reserve(wal, &**volume.backend())?;
             return Ok(volume);
@@ -491,13 +487,7 @@ impl LogVolumes {
         reserve(wal, &*backend)?;
         if let Some(model) = &wal.model {
             let capacity = backend.capacity();
-            backend = {
-                let model = models.make(model, capacity);
-                let model = model.map_err(|error| {
-                    io::Error::other(format!("{}; {}", error.message, error.remedy))
-                })?;
-                Arc::new(Modelled::new(backend, model))
-            };
+            backend = Arc::new(Modelled::new(backend, models.make(model, capacity)?));
         }
         let volume = Arc::new(LogVolume::new(backend));
         let model = wal.model.clone();
@@ -509,16 +499,15 @@ impl LogVolumes {
 /// The volume that is an NBD export, at its place among the open ones.
 fn export_volume(
     open: &Mutex<Place>,
-    export: Result<NbdUri, String>,
-) -> io::Result<Arc<LogVolume>> {
+    export: Result<NbdUri, Failure>,
+) -> Result<Arc<LogVolume>, Failure> {
     let mut open = open.lock();
     if let Some(volume) = open.volume.upgrade() {
         return Ok(volume);
     }
-    let options = RemoteOptions::new(export.map_err(io::Error::other)?);
-    let remote = RemoteDisk::open(&options)?;
+    let remote = RemoteDisk::open(&RemoteOptions::new(export?))?;
     if !remote.capabilities().write {
-        return Err(io::Error::other("the export is read-only; make it writable"));
+        return Err(Failure::new("the export is read-only").advise("make it writable"));
     }
     let volume = Arc::new(LogVolume::new(Arc::new(remote)));
     *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
@@ -589,7 +578,7 @@ fn elsewhere(
 
 /// Opens a file or device that several disks share. `user` is the name for messages. Without direct
 /// I/O, because its alignment would become that of all these disks.
-fn open_shared(path: &Path, user: String, records: &Path) -> io::Result<FileBackend> {
+fn open_shared(path: &Path, user: String, records: &Path) -> Result<FileBackend, Failure> {
     let options = FileOptions {
         path: path.to_owned(),
         direct: false,
@@ -599,24 +588,26 @@ fn open_shared(path: &Path, user: String, records: &Path) -> io::Result<FileBack
         records: Some(records.to_owned()),
         foreign_allowed: true,
     };
-    let file = FileBackend::open(&options).map_err(|error| io::Error::other(error.to_string()))?;
+    let file = FileBackend::open(&options)?;
     check_file_limit(file.capacity(), file.name() == "file")?;
     Ok(file)
 }
 
 /// Requires that the store of a cache exists. Only `fathom cache create` makes one.
-fn require(path: &Path) -> io::Result<()> {
+fn require(path: &Path) -> Result<(), Failure> {
     match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::other(
-            "it does not exist; is its device mounted? `fathom cache create --log SIZE` makes a new cache",
-        )),
-        metadata => metadata.map(|_| ()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let remedy =
+                "is its device mounted? `fathom cache create --log SIZE` makes a new cache";
+            Err(Failure::new("it does not exist").advise(remedy))
+        }
+        metadata => Ok(metadata.map(drop)?),
     }
 }
 
 /// Makes the file of a log if it does not exist.
-fn make(wal: &WalDefinition) -> io::Result<()> {
-    let advise = |error: io::Error, advice: &str| io::Error::other(format!("{error}; {advice}"));
+fn make(wal: &WalDefinition) -> Result<(), Failure> {
+    let advise = |error: io::Error, advice: &str| Failure::from(error).advise(advice);
     let kind = match std::fs::metadata(&wal.log) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -631,10 +622,10 @@ fn make(wal: &WalDefinition) -> io::Result<()> {
                 Ok(_) => Ok(()),
             };
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     };
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is neither a file nor a block device; name one"));
+        return Err(Failure::new("it is neither a file nor a block device").advise("name one"));
     }
     Ok(())
 }
@@ -644,7 +635,7 @@ fn is_device(path: &Path) -> bool {
 }
 
 /// Refuses a place on a block device that has neither a log nor leave to make one.
-fn refuse_unprepared(wal: &WalDefinition) -> io::Result<()> {
+fn refuse_unprepared(wal: &WalDefinition) -> Result<(), Failure> {
     if !is_device(&wal.log) {
         return Ok(());
     }
@@ -658,10 +649,8 @@ fn refuse_unprepared(wal: &WalDefinition) -> io::Result<()> {
         offset => format!(" --offset {offset}"),
     };
     let shown = wal.log.display();
-    Err(io::Error::other(format!(
-        "there is no log on this device, and none is made by itself; prepare the place with `fathom log create \
-         {shown}{offset}`"
-    )))
+    let failure = Failure::new("there is no log on this device, and none is made by itself");
+    Err(failure.advise(format!("prepare the place with `fathom log create {shown}{offset}`")))
 }
 
 /// The length of a log of a given size with its copies, in bytes.
@@ -675,7 +664,7 @@ fn length(wal: &WalDefinition) -> u64 {
 
 /// Ensures that the volume, if it is a file, has space for the log: a write to a log must not fail
 /// because the file system is full.
-fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
+fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> Result<(), Failure> {
     if wal.size.is_none() {
         return Ok(());
     }
@@ -692,12 +681,14 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
     }
     let mut head = [0; fathom_layers::wal::MAGIC.len()];
     if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
-        return Err(io::Error::other("it holds other data; choose another file"));
+        return Err(Failure::new("it holds other data").advise("choose another file"));
     }
     check_file_limit(end, true)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), offset, length).map_err(
-        |error| io::Error::other(format!("{error}; free some space, or choose a smaller `size`")),
-    )?;
+    let flags = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(&file, flags, offset, length).map_err(|error| {
+        let failure = Failure::from(io::Error::from(error));
+        failure.advise("free some space, or choose a smaller `size`")
+    })?;
     // A write into space that was only reserved also changes the file's extents, so that its sync
     // writes the file system's journal: three times as slow, for the whole first pass of the log.
     let begin = if is_gap { offset } else { volume.capacity().max(offset) };
@@ -707,7 +698,7 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> io::Result<()> {
         return Ok(());
     }
     let end = end.next_multiple_of(u64::from(volume.geometry().block_size));
-    volume.resize(end).map_err(io::Error::other)
+    Ok(volume.resize(end).map_err(io::Error::other)?)
 }
 
 /// Whether a part of a file has never been written.

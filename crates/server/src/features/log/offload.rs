@@ -1,11 +1,11 @@
 //! The configuration of the layer `offload`.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use fathom_block::Layer;
 use fathom_control::{Bytes, ModelDefinition, Nanoseconds};
+use fathom_failure::Failure;
 use fathom_layers::offload::{CarryKind, OffloadOptions};
 use fathom_layers::{LayerContext, LayerOptions, Rank};
 use fathom_options::{Check, Key};
@@ -192,7 +192,7 @@ impl LayerOptions for OffloadDefinition {
         }
     }
 
-    fn make(&self, context: &LayerContext<'_>) -> io::Result<Option<Arc<dyn Layer>>> {
+    fn make(&self, context: &LayerContext<'_>) -> Result<Option<Arc<dyn Layer>>, Failure> {
         Ok(context.shared(Self::KIND))
     }
 }

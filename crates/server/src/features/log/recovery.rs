@@ -60,7 +60,7 @@ fn tend(volume: &Weak<LogVolume>, disk: &str) {
                 tracing::warn!(disk, logs, "the log volume works again: its logs are emptied");
             }
             Err(error) => {
-                let text = error.to_string();
+                let text = format!("{:#}", error.failure(disk));
                 if text != last {
                     tracing::warn!(disk, "the log volume is not usable yet: {text}");
                     last = text;

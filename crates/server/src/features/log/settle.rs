@@ -10,6 +10,7 @@ use fathom_control::{
     Client, ClientError, DiskDefinition, ErrorBody, ErrorCode, LogAnswer, LogDecision,
     SOCKET_DEFAULT, SOCKET_VARIABLE,
 };
+use fathom_failure::Failure;
 use fathom_image::LogMark;
 use fathom_layers::wal::{Held, Settlement};
 
@@ -231,8 +232,7 @@ fn ask_daemon(
     definition: Option<&DiskDefinition>,
     decision: LogDecision,
 ) -> Result<Option<LogAnswer>, ErrorBody> {
-    let refused =
-        |error: ClientError| refusal(ErrorCode::Failed, error.to_string(), error.remedy());
+    let refused = |error: ClientError| ErrorBody::from(Failure::from(error));
     let client = Client::new(control);
     let disks = match client.disks() {
         Err(ClientError::Unreachable { source, .. })

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use super::offload::history::History;
 use crate::configuration::layers;
-use crate::daemon::stack::{message_and_remedy, refusal};
+use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::view::View;
 use crate::daemon::{Daemon, Served};
@@ -289,11 +289,8 @@ impl Daemon {
             let message = format!("a disk has its log in {path}");
             return Err(refusal(ErrorCode::Conflict, message, "remove its layer `offload` first"));
         }
-        let removed = self.part::<Clusters>().forget(&place).map_err(|error| {
-            let text = error.to_string();
-            let (message, remedy) = message_and_remedy(&text);
-            refusal(ErrorCode::Failed, format!("{path}: {message}"), remedy)
-        })?;
+        let removed = self.part::<Clusters>().forget(&place);
+        let removed = removed.map_err(|failure| failure.about(&path))?;
         if removed == 0 {
             let message = format!("there is no volume at {path}");
             let remedy = "`fathom offload status` shows the volumes of the disks that are served";
