@@ -146,6 +146,9 @@ mod tests {
             assert_eq!(open().read().unwrap(), None);
             let cache = MarkedCache { identity: [0xab; 16], generation: 7, path: "/a b".into() };
             open().write(&cache).unwrap();
+            // The text is that which earlier builds have written.
+            let text = format!("{} 0000000000000007 /a b", "ab".repeat(16));
+            assert_eq!(open().place.read().unwrap().unwrap().text, text.into_bytes());
             assert_eq!(open().read().unwrap(), Some(cache.clone()));
             let long = MarkedCache { path: "\u{e4}".repeat(2000), ..cache };
             open().write(&long).unwrap();

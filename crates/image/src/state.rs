@@ -87,6 +87,8 @@ mod tests {
         let state = NotedState { identity: [7; 16], age: u64::MAX, path: "/a b/live".into() };
         assert_eq!(NotedState::parse(&state.text()), Some(state.clone()));
         let text = state.text();
+        // That which earlier builds have written.
+        assert_eq!(text, format!("{} 18446744073709551615 /a b/live\n", "07".repeat(16)));
         for damaged in [&text[1..], &text[..40], "", " \n", "0 0 0\n"] {
             assert_eq!(NotedState::parse(damaged), None, "{damaged:?}");
         }

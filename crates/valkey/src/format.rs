@@ -124,6 +124,15 @@ mod tests {
         assert_eq!(decode(&VOLUME, 12, &[]), Err(Wrong::Length));
     }
 
+    /// The bytes are those that earlier builds have written.
+    #[test]
+    fn a_value_is_as_it_was() {
+        let value = encode(&VOLUME, 12, Version { epoch: 3, sequence: 70_000 }, b"abc\0");
+        let header =
+            b"FATHOMVB\xc3\x95\x04\x64\x03\0\0\0\x03\0\0\0\0\0\0\0p\x11\x01\0\0\0\0\0\x0c\0\0\0\0\0\0\0";
+        assert_eq!(value, [&header[..], &VOLUME[..], b"abc"].concat());
+    }
+
     #[test]
     fn every_changed_byte_is_found() {
         let value = encode(&VOLUME, 5, Version { epoch: 1, sequence: 2 }, &[9; 4096]);
