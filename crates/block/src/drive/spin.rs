@@ -281,19 +281,15 @@ mod tests {
     /// moment.
     #[test]
     fn whatever_the_start_a_quick_client_is_polled_for_within_a_second() {
-        let paused = |spin: &mut Spin| {
-            (spin.yield_ns, spin.yield_until_ns) = (YIELD_NS_MAX, SECOND_NS + YIELD_NS_MAX);
-        };
-        let starts: [(&str, &dyn Fn(&mut Spin)); 4] = [
-            ("fresh", &|_| {}),
-            ("after rare trials", &|spin| spin.trial_interval = TRIAL_INTERVAL_MAX),
-            ("paused", &paused),
-            ("in debt", &|spin| spin.debt = DEBT_NS_MAX * PAYMENT - 1),
-        ];
+        let fresh = Spin::new(MOST_NS);
+        let rare = Spin { trial_interval: TRIAL_INTERVAL_MAX, ..fresh };
+        let yield_until_ns = SECOND_NS + YIELD_NS_MAX;
+        let paused = Spin { yield_ns: YIELD_NS_MAX, yield_until_ns, ..fresh };
+        let indebted = Spin { debt: DEBT_NS_MAX * PAYMENT - 1, ..fresh };
+        let starts = [("fresh", fresh), ("rare", rare), ("paused", paused), ("in debt", indebted)];
         for (name, start) in starts {
             for wake_ns in [3_000, 25_000, 60_000, 200_000] {
-                let mut spin = Spin::new(MOST_NS);
-                start(&mut spin);
+                let mut spin = start;
                 let (mut now_ns, mut count, mut moment_ns) = (SECOND_NS, 0, SECOND_NS);
                 let (mut found, mut slept) = (0, 0);
                 while now_ns < 3 * SECOND_NS {
