@@ -180,21 +180,17 @@ impl Shared {
     /// which then reads as zeroes.
     fn transfer(&self, request: &Request, write: bool) -> Outcome {
         let before = faults();
-        let mut place = self.base.as_ptr().wrapping_add(request.offset as usize);
-        for segment in request.buffers.segments() {
-            let memory = segment.iov_base.cast::<u8>();
-            // SAFETY: the crossing checked the range against a capacity that was at most the
-            // mapping; the segments add up to the range and are mapped while in flight; guest
-            // memory and this private mapping cannot overlap. A concurrent change results in one
-            // byte or the other, as on any disk.
-            unsafe {
-                if write {
-                    std::ptr::copy_nonoverlapping(memory, place, segment.iov_len);
-                } else {
-                    std::ptr::copy_nonoverlapping(place, memory, segment.iov_len);
-                }
+        let place = self.base.as_ptr().wrapping_add(request.offset as usize);
+        let length = request.buffers.length() as usize;
+        // SAFETY: the crossing checked the range against a capacity that was at most the mapping;
+        // the buffers have its length; guest memory and this private mapping cannot overlap. A
+        // concurrent change results in one byte or the other, as on any disk.
+        unsafe {
+            if write {
+                request.buffers.gather(0, length, place);
+            } else {
+                request.buffers.scatter(0, length, place);
             }
-            place = place.wrapping_add(segment.iov_len);
         }
         if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
     }
@@ -203,24 +199,9 @@ impl Shared {
     /// [`transfer`](Self::transfer) does.
     fn read(&self, offset: u64, length: u64, buffers: &Buffers, from: u64) -> Outcome {
         let before = faults();
-        let (mut skip, mut left) = (from as usize, length as usize);
-        let mut place = self.base.as_ptr().wrapping_add(offset as usize);
-        for segment in buffers.segments() {
-            if left == 0 {
-                break;
-            }
-            if skip >= segment.iov_len {
-                skip -= segment.iov_len;
-                continue;
-            }
-            let count = (segment.iov_len - skip).min(left);
-            let memory = segment.iov_base.cast::<u8>().wrapping_add(skip);
-            // SAFETY: as in `transfer`: the caller checked both ranges; `skip + count` is within
-            // the segment.
-            unsafe { std::ptr::copy_nonoverlapping(place, memory, count) };
-            place = place.wrapping_add(count);
-            (skip, left) = (0, left - count);
-        }
+        let place = self.base.as_ptr().wrapping_add(offset as usize);
+        // SAFETY: as in `transfer`: the caller checked both ranges.
+        unsafe { buffers.scatter(from, length as usize, place) };
         if faults() == before { Ok(()) } else { Err(ErrorKind::Memory) }
     }
 

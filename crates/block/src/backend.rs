@@ -3,11 +3,11 @@
 use std::io;
 use std::time::Duration;
 
+use fathom_guest_memory::Buffers;
 use fathom_reactor::{Event, Reactor};
 
 use crate::aside::Aside;
 use crate::background::Background;
-use crate::buffer::Buffers;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::geometry::{Capabilities, Geometry};

@@ -14,12 +14,10 @@
 
 // A new operation, kind of error or state does not compile until each match decides about it.
 #![warn(clippy::wildcard_enum_match_arm)]
-#![allow(unsafe_code)]
 
 mod aside;
 mod backend;
 mod background;
-mod buffer;
 mod change;
 mod clock;
 mod crossing;
@@ -29,7 +27,6 @@ mod failures;
 mod geometry;
 mod layer;
 mod leftovers;
-mod mapping;
 mod observer;
 mod open;
 mod parted;
@@ -46,18 +43,17 @@ mod work;
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendOpenContext, BackendQueue};
 pub use background::{Background, BackgroundScheduler, BackgroundStep, Permission};
-pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use change::{CHANGE_TIME_MAX, RestackError};
 pub use clock::Clock;
 pub use crossing::Crossing;
 pub use disk::{ChangeListener, Disk, DiskChange, DiskOptions};
 pub use drive::{Attendance, Attended, DriveThread, Mail, Mailbox, Source, Wake};
 pub use failures::{FailureCounts, Failures};
+pub use fathom_guest_memory::{Buffers, Cursor, GuestAddress, faults};
 pub use fathom_insight::{Facts, Insight, IoClass, Kind, Part};
 pub use geometry::{Capabilities, Geometry, SECTOR_SIZE};
 pub use layer::{LAYERS_MAX, Layer, LayerPart, LayerQueue};
 pub use leftovers::Leftovers;
-pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
 pub use observer::{Observed, Observer, Place};
 pub use open::{Offer, OpenContext};
 pub use parted::{PartAnswer, PartAnswers, PartedRequests};

@@ -2,9 +2,9 @@
 
 use std::ops::Deref;
 
+use fathom_guest_memory::Buffers;
 use fathom_insight::Insight;
 
-use crate::buffer::Buffers;
 use crate::clock::Moment;
 use crate::request::{Outcome, Request};
 

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
+use fathom_guest_memory::faults;
 use fathom_reactor::{Event, Inbox, Owner, Reactor};
 
 use crate::backend::BackendContext;
-use crate::mapping::faults;
 use crate::request::{ErrorKind, Operation, Outcome, Request};
 
 /// The token of the watch of finished parts.

@@ -1,5 +1,7 @@
 //! Hints for the processor's caches.
 
+#![expect(unsafe_code, reason = "hints for the caches")]
+
 /// Starts to fetch the line at an address into the processor's caches. Any address is allowed.
 #[inline]
 pub fn prefetch<T>(address: *const T) {

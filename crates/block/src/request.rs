@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
+use fathom_guest_memory::{Buffers, GuestAddress};
 use fathom_insight::{Insight, Part};
 
 use crate::aside::StoreId;
-use crate::buffer::{Buffers, GuestAddress};
 use crate::geometry::Capabilities;
 use crate::layer::LAYERS_MAX;
 use crate::split::Split;

@@ -1,5 +1,7 @@
 //! Requests that a layer has split into several.
 
+#![expect(unsafe_code, reason = "a parent keeps the memory of its pieces")]
+
 use crate::crossing::Step;
 use crate::request::{Outcome, Request};
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use clap::Args;
 use fathom_control::Bytes;
 use fathom_insight::Names;
-use fathom_introspect::{CachedFile, GuestMemory, Kernel, Task};
+use fathom_introspect::{CachedFile, Kernel, Task, open_image};
 use serde::Serialize;
 
 use crate::{
@@ -85,7 +85,7 @@ struct TaskReport {
 
 /// Carries out the command.
 pub fn run(options: &InspectOptions) -> Outcome {
-    let memory = GuestMemory::open_image(&options.image, options.low.0)
+    let memory = open_image(&options.image, options.low.0)
         .map_err(|error| Failure::io("read", &options.image, &error))?;
     let begun = Instant::now();
     let kernel = Kernel::attach(&memory, None).map_err(|error| {

@@ -1,8 +1,6 @@
 //! Front ends: the servers of disks over vhost-user-blk and NBD, with their wire formats. The
 //! constants of NBD are those of `fathom_nbd::wire`, which the client uses, too.
 
-#![allow(unsafe_code)]
-
 pub mod nbd;
 
 pub mod socket;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::dirty::DiskObject;
 use crate::kernel::{AttachError, Kernel};
-use crate::memory::GuestMemory;
+use crate::paging::addressable;
 use crate::resolver::Resolver;
 
 /// The state of a guest's introspection.
@@ -134,12 +135,12 @@ impl Guest {
     /// A guest with this memory. `wake` is called, from any thread, when [`step`](Self::step) has
     /// something to do. It must not block.
     pub fn new(
-        memory: GuestMemory,
+        memory: &GuestMemory,
         names: Arc<Names>,
         wake: Box<dyn Fn() + Send + Sync>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            memory,
+            memory: addressable(memory),
             names,
             wake,
             generation: AtomicU64::new(1),

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::memory::{GuestMemory, Mapping, Region};
+use fathom_guest_memory::GuestMemory;
+
+use crate::paging::addressable;
 
 /// The address at which the memory of QEMU's machines continues, above the devices' addresses.
 const HIGH: u64 = 4 << 30;
@@ -15,41 +17,32 @@ const PROGRAM_HEADER: usize = 56;
 const PROGRAMS_MAX: usize = 4096;
 const LOAD: u32 = 1;
 
-impl GuestMemory {
-    /// Opens an image of a guest's memory: an ELF file written by QEMU's `dump-guest-memory`, or
-    /// the raw file of a memory back end. A raw file begins at address 0. Its content after the
-    /// first `low` bytes (3 GiB on QEMU's `pc`, 2 GiB on `q35`) continues at 4 GiB.
-    ///
-    /// The file must not be truncated while it is open.
-    ///
-    /// # Errors
-    /// When the file cannot be opened or mapped, or its ELF headers are invalid.
-    pub fn open_image(path: &Path, low: u64) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let length = file.metadata()?.len();
-        let size = usize::try_from(length).map_err(io::Error::other)?;
-        if size == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
-        }
-        let mapping = Mapping::new(&file, size, false)?;
-        let mut head = vec![0; size.min(ELF_HEADER + PROGRAMS_MAX * PROGRAM_HEADER)];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut head, 0)?;
-        let parts = if head.starts_with(b"\x7fELF") {
-            programs(&head, length)?
-        } else if length > low {
-            vec![(0, 0, low), (HIGH, low, length - low)]
-        } else {
-            vec![(0, 0, length)]
-        };
-        let mut regions = Vec::new();
-        for (start, offset, length) in parts {
-            let file = OwnedFd::from(file.try_clone()?);
-            let place = mapping.place(offset).cast_const();
-            regions.push(Region { start, length, place, file: Some((file, offset)) });
-        }
-        // SAFETY: every part lies within the mapping, which the memory owns from here on.
-        Ok(unsafe { Self::new(regions, Arc::new(mapping)) })
+/// Opens an image of a guest's memory: an ELF file written by QEMU's `dump-guest-memory`, or the
+/// raw file of a memory back end. A raw file begins at address 0. Its content after the first `low`
+/// bytes (3 GiB on QEMU's `pc`, 2 GiB on `q35`) continues at 4 GiB.
+///
+/// # Errors
+/// When the file cannot be opened or mapped, or its ELF headers are invalid.
+pub fn open_image(path: &Path, low: u64) -> io::Result<GuestMemory> {
+    let file = Arc::new(File::open(path)?);
+    let length = file.metadata()?.len();
+    let size = usize::try_from(length).map_err(io::Error::other)?;
+    if size == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"));
     }
+    let mut head = vec![0; size.min(ELF_HEADER + PROGRAMS_MAX * PROGRAM_HEADER)];
+    file.read_exact_at(&mut head, 0)?;
+    let parts = if head.starts_with(b"\x7fELF") {
+        programs(&head, length)?
+    } else {
+        let low = length.min(low);
+        vec![(0, 0, low), (HIGH, low, length - low)]
+    };
+    let mut memory = GuestMemory::default();
+    for (start, offset, length) in parts.into_iter().filter(|(_, _, length)| *length > 0) {
+        memory.add_image(start, length, &file, offset)?;
+    }
+    Ok(addressable(&memory))
 }
 
 /// The parts of an ELF core: guest-physical address, offset in the file, length.

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
+
 use crate::paging::AddressSpace;
 use crate::vmcoreinfo::VmcoreInfo;
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::{GuestMemory, Window};
 use fathom_insight::RequestFlags;
 
 use crate::btf::{self, Btf};
@@ -12,7 +13,6 @@ use crate::counters::CounterPlaces;
 use crate::dirty::{DirtyPlaces, KnownSuperBlocks, Trail};
 use crate::kallsyms::{self, KallsymsError};
 use crate::layout::{Layout, Types};
-use crate::memory::{GuestMemory, Window};
 use crate::modules::{self, Module, ModuleLayout};
 use crate::paging::AddressSpace;
 use crate::tunables::TunablePlaces;

@@ -9,7 +9,7 @@
 //! Guest memory is untrusted and may change at any moment. All walks are bounded, all addresses are
 //! checked, and inconsistent data is reported as unknown, never guessed.
 
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod bios;
@@ -24,7 +24,6 @@ mod image;
 mod kallsyms;
 mod kernel;
 mod layout;
-mod memory;
 mod modules;
 mod pages;
 mod paging;
@@ -46,8 +45,8 @@ pub use dirty::{
     WrittenPages,
 };
 pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
+pub use image::open_image;
 pub use kernel::{AttachError, Kernel};
-pub use memory::{GuestMemory, Region};
 pub use resolver::{RequestView, Resolver};
 pub use survey::CachedFile;
 pub use tasks::Task;

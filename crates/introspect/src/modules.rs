@@ -1,8 +1,9 @@
 //! The kernel's modules: their symbols and their types.
 
+use fathom_guest_memory::GuestMemory;
+
 use crate::btf::Btf;
 use crate::layout::Types;
-use crate::memory::GuestMemory;
 use crate::paging::AddressSpace;
 
 /// The most modules that are read.

@@ -1,7 +1,8 @@
 //! Pages: the inode whose content a page of guest memory caches.
 
+use fathom_guest_memory::Window;
+
 use crate::kernel::Kernel;
-use crate::memory::Window;
 use crate::vmcoreinfo::PAGE;
 
 /// The number of pages of page structures in a queue's cache of addresses; a power of two. One

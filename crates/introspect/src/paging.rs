@@ -2,9 +2,12 @@
 //!
 //! Intel SDM volume 3, chapter "Paging".
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
+
 use crate::vmcoreinfo::{PAGE, VmcoreInfo};
 
+/// The end of physical addresses, which have at most 52 bits.
+const ADDRESS_END: u64 = 1 << 52;
 /// The virtual address of the kernel's image (`__START_KERNEL_map`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// The length of the range of the image, from [`KERNEL_MAP`] on, in bytes (`KERNEL_IMAGE_SIZE`).
@@ -13,6 +16,11 @@ const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 /// The address bits of an entry.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// The part of a memory at physical addresses that a processor has.
+pub(crate) fn addressable(memory: &GuestMemory) -> GuestMemory {
+    memory.part(|region| region.end() <= ADDRESS_END)
+}
 
 /// The kernel's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The kernel's own note for crash dumps: plain text with the addresses of the structures from
 //! which all others are found. `Documentation/admin-guide/kdump/vmcoreinfo.rst` of Linux.
 
+use fathom_guest_memory::GuestMemory;
+
 use std::collections::HashMap;
 use std::time::Instant;
-
-use crate::memory::GuestMemory;
 
 /// The size of a page, in bytes, and the greatest length of a note.
 pub(crate) const PAGE: u64 = 4096;
@@ -104,7 +104,7 @@ pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> Fo
         if region.start + region.length <= start {
             continue;
         }
-        for (from, to) in GuestMemory::touched(region, start) {
+        for (from, to) in region.touched(start) {
             let mut page = from.next_multiple_of(PAGE);
             work += PAGES_PER_PART;
             loop {

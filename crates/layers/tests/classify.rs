@@ -1,7 +1,5 @@
 //! The meaning of requests reaches the layers below and the accounts.
 
-#![allow(unsafe_code)]
-
 mod support;
 
 use std::io;
@@ -11,8 +9,9 @@ use fathom_block::{
     Capabilities, Crossing, Facts, GuestAddress, Insight, Kind, Layer, LayerPart, LayerQueue,
     OpenContext, Operation, Outcome, Request,
 };
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::{ClassTable, Names, RequestFlags, Source};
-use fathom_introspect::{Guest, GuestMemory, Region};
+use fathom_introspect::Guest;
 use fathom_layers::classify::{Direction, UsageOptions, UsageSnapshot};
 use fathom_layers::tap::Labels;
 use fathom_layers::{Classify, Delay, DelayTime, GuestSlot, Log, Tap};
@@ -229,16 +228,11 @@ fn the_slowest_requests_are_kept_with_their_courses() {
 
 /// A guest with blank memory.
 fn blank_guest(names: &Arc<Names>) -> Arc<Guest> {
-    let pages = Arc::new(vec![0_u64; 4096]);
-    let region = Region {
-        start: 0,
-        length: 8 * pages.len() as u64,
-        place: pages.as_ptr().cast(),
-        file: None,
-    };
-    // SAFETY: the pages live as long as their owner, and are never written.
-    let memory = unsafe { GuestMemory::new(vec![region], pages) };
-    Guest::new(memory, Arc::clone(names), Box::new(|| {}))
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(32 << 10).unwrap();
+    let mut memory = GuestMemory::default();
+    memory.add(0, 32 << 10, file, 0, &Arc::default()).unwrap();
+    Guest::new(&memory, Arc::clone(names), Box::new(|| {}))
 }
 
 #[test]

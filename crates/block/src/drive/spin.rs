@@ -15,6 +15,8 @@
 //! late. After sleeps that were not much longer than the longest poll, the thread sometimes tries a
 //! poll. The interval between trials grows with each trial that finds no work.
 
+#![expect(unsafe_code, reason = "the usage of a thread")]
+
 /// The shortest poll, in nanoseconds.
 const SPIN_NS_MIN: u64 = 10_000;
 /// A sleep of up to this many times the longest poll may have been a short one with a slow wake-up.

@@ -1,5 +1,7 @@
 //! The byte stream of a connection, plain or encrypted, without blocking.
 
+#![expect(unsafe_code, reason = "messages of many segments")]
+
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

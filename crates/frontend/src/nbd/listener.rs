@@ -1,5 +1,7 @@
 //! A listener: a socket, the thread that accepts on it, and the threads that negotiate.
 
+#![expect(unsafe_code, reason = "the peer of a socket")]
+
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -1,5 +1,7 @@
 //! Replies: their headers, and the queue of replies to send.
 
+#![expect(unsafe_code, reason = "messages of many segments")]
+
 use std::collections::VecDeque;
 use std::io;
 

@@ -3,9 +3,8 @@
 //! Every field here is read from the guest once. A chain is refused by name if it loops, leaves its
 //! table, nests an indirect table, or has readable memory after writable memory.
 
-use fathom_block::GuestAddress;
+use fathom_guest_memory::{GuestAddress, GuestMemory, Purpose};
 
-use super::memory::Memory;
 use super::ring::Ring;
 
 /// The most descriptors of one request, independent of the ring's size: QEMU's limit.
@@ -15,14 +14,26 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// `struct virtq_desc`, little-endian.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RawDescriptor {
-    pub address: u64,
-    pub length: u32,
-    pub flags: u16,
-    pub next: u16,
+/// `struct virtq_desc`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descriptor {
+    address: u64,
+    length: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    /// The descriptor in two words of memory, which are little-endian.
+    pub(super) fn of([address, rest]: [u64; 2]) -> Self {
+        let rest = u64::from_le(rest);
+        Self {
+            address: u64::from_le(address),
+            length: rest as u32,
+            flags: (rest >> 32) as u16,
+            next: (rest >> 48) as u16,
+        }
+    }
 }
 
 /// One piece of a request's memory.
@@ -74,7 +85,7 @@ impl Chain {
         let mut index = head;
         for _ in 0..ring.size() {
             let descriptor = ring.descriptor(index);
-            let flags = u16::from_le(descriptor.flags);
+            let flags = descriptor.flags;
             if flags & INDIRECT != 0 {
                 if flags & NEXT != 0 {
                     return Err(ChainError::Nested);
@@ -85,7 +96,7 @@ impl Chain {
             if flags & NEXT == 0 {
                 return Ok(());
             }
-            index = u16::from_le(descriptor.next);
+            index = descriptor.next;
             if index >= ring.size() {
                 return Err(ChainError::Link);
             }
@@ -93,27 +104,22 @@ impl Chain {
         Err(ChainError::Loop)
     }
 
-    fn read_indirect(&mut self, memory: &Memory, table: RawDescriptor) -> Result<(), ChainError> {
-        let (address, length) = (u64::from_le(table.address), u32::from_le(table.length));
-        let count = length as usize / 16;
+    fn read_indirect(&mut self, memory: &GuestMemory, table: Descriptor) -> Result<(), ChainError> {
+        let length = table.length as usize;
+        let count = length / 16;
         if length % 16 != 0 || count == 0 || count > usize::from(u16::MAX) {
             return Err(ChainError::Indirect);
         }
         let place = memory
-            .translate(GuestAddress(address), u64::from(length))
+            .access(table.address, u64::from(table.length), Purpose::Read)
             .ok_or(ChainError::Indirect)?;
         let mut index = 0;
         for _ in 0..count.min(CHAIN_LENGTH_MAX) {
-            // SAFETY: the table is mapped in full and `index` is below its count. It need not be
-            // aligned; each byte is taken once into a local copy.
-            let bytes = unsafe { place.cast::<[u8; 16]>().wrapping_add(index).read_volatile() };
-            let descriptor = RawDescriptor {
-                address: u64::from_ne_bytes(field(&bytes, 0)),
-                length: u32::from_ne_bytes(field(&bytes, 8)),
-                flags: u16::from_ne_bytes(field(&bytes, 12)),
-                next: u16::from_ne_bytes(field(&bytes, 14)),
-            };
-            let flags = u16::from_le(descriptor.flags);
+            // The table need not be aligned.
+            let bytes = place.bytes::<16>(16 * index);
+            let word = |at| u64::from_ne_bytes(field(&bytes, at));
+            let descriptor = Descriptor::of([word(0), word(8)]);
+            let flags = descriptor.flags;
             if flags & INDIRECT != 0 {
                 return Err(ChainError::Nested);
             }
@@ -121,7 +127,7 @@ impl Chain {
             if flags & NEXT == 0 {
                 return Ok(());
             }
-            index = usize::from(u16::from_le(descriptor.next));
+            index = usize::from(descriptor.next);
             if index >= count {
                 return Err(ChainError::Link);
             }
@@ -129,12 +135,9 @@ impl Chain {
         Err(ChainError::Loop)
     }
 
-    fn add(&mut self, descriptor: RawDescriptor) -> Result<(), ChainError> {
-        let piece = Piece {
-            address: GuestAddress(u64::from_le(descriptor.address)),
-            length: u32::from_le(descriptor.length),
-        };
-        if u16::from_le(descriptor.flags) & WRITE != 0 {
+    fn add(&mut self, descriptor: Descriptor) -> Result<(), ChainError> {
+        let piece = Piece { address: GuestAddress(descriptor.address), length: descriptor.length };
+        if descriptor.flags & WRITE != 0 {
             self.writable.push(piece);
         } else if self.writable.is_empty() {
             self.readable.push(piece);

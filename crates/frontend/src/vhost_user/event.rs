@@ -4,6 +4,8 @@
 //! time. So the code here relies on a checked state no longer than necessary, and a call that might
 //! still block can be [interrupted](interrupt).
 
+#![expect(unsafe_code, reason = "a signal to a thread")]
+
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;

@@ -28,11 +28,11 @@ pub fn fuzz_requests(data: &[u8]) {
         return;
     }
     let layout = RegionLayout { guest_address: 0, length: MEMORY, user_address: 0, file_offset: 0 };
-    if memory.add(layout, file).is_err() {
+    if memory.add(layout, file, &Arc::default()).is_err() {
         return;
     }
     let addresses = RingAddresses { descriptors: 0, available: 0x400, used: 0x500 };
-    let mut ring = Ring::new(Arc::new(memory), addresses, RING_SIZE, true, 0)
+    let mut ring = Ring::new(&memory, addresses, RING_SIZE, true, 0)
         .unwrap_or_else(|error| panic!("{}", error.name()));
     let mut heads = Vec::new();
     let _ = ring.take(usize::from(RING_SIZE), &mut heads);

@@ -33,7 +33,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
-use fathom_block::{Mapping, MemoryOwner};
+use fathom_guest_memory::{Access, Mapping, MemoryOwner};
 
 use super::memory_file::memory_file;
 use super::ring::RING_SIZE_MAX;
@@ -131,21 +131,19 @@ impl Inflight {
 
     /// The region of queue `index`; `None` if there is no such queue.
     pub(super) fn queue(&self, index: u16) -> Option<QueueInflight> {
-        let offset = self.region * usize::from(index);
-        (index < self.queues).then(|| QueueInflight {
-            map: Arc::clone(&self.map),
-            offset,
-            size: self.size,
-            counter: 0,
-            batch: Vec::new(),
-        })
+        if index >= self.queues {
+            return None;
+        }
+        let region = self.map.hold(self.region * usize::from(index), self.region)?;
+        Some(QueueInflight { region, size: self.size, counter: 0, batch: Vec::new() })
     }
 }
 
 /// One queue's region.
 pub(super) struct QueueInflight {
-    map: Arc<Mapping>,
-    offset: usize,
+    /// It begins at a multiple of 8. Heads are below `size` (`take` and `recover` check it), and so
+    /// their entries are within it.
+    region: Access<'static>,
     size: u16,
     /// Counts the requests taken, so that a later daemon repeats them in order.
     counter: u64,
@@ -155,28 +153,19 @@ pub(super) struct QueueInflight {
 
 impl QueueInflight {
     fn half(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: heads are below `size` (`take` and `recover` check it), and with them offsets are
-        // within the region, which `Inflight` checked to be mapped; each is a multiple of 2 from an
-        // aligned start; the mapping lives as long as self.
-        unsafe { AtomicU16::from_ptr(self.map.base().wrapping_add(self.offset + offset).cast()) }
+        &self.region.u16s()[offset / 2]
     }
 
     fn flag(&self, head: u16) -> &AtomicU8 {
-        let offset = self.offset + Self::entry(head);
-        // SAFETY: as in `half`.
-        unsafe { AtomicU8::from_ptr(self.map.base().wrapping_add(offset)) }
+        &self.region.u8s()[Self::entry(head)]
     }
 
     fn repeats(&self, head: u16) -> &AtomicU8 {
-        let offset = self.offset + Self::entry(head) + 1;
-        // SAFETY: as in `half`.
-        unsafe { AtomicU8::from_ptr(self.map.base().wrapping_add(offset)) }
+        &self.region.u8s()[Self::entry(head) + 1]
     }
 
     fn count(&self, head: u16) -> &AtomicU64 {
-        let offset = self.offset + Self::entry(head) + 8;
-        // SAFETY: as in `half`, with offsets that are multiples of 8.
-        unsafe { AtomicU64::from_ptr(self.map.base().wrapping_add(offset).cast()) }
+        &self.region.u64s()[Self::entry(head) / 8 + 1]
     }
 
     fn entry(head: u16) -> usize {

@@ -5,10 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use fathom_block::{DiskChange, Wake};
+use fathom_guest_memory::{DirtyLog, GuestMemory};
 use rustix::net::{SendFlags, send};
 
-use super::dirty_log::DirtyLog;
-use super::memory::Memory;
 use super::private_memory::PrivateMemory;
 
 /// The state of a connection that other threads need: to announce a new size to the VMM, and new
@@ -19,7 +18,7 @@ pub(super) struct Live {
     /// The wake-ups of the rings' threads, by ring.
     pub(super) wakes: Vec<(usize, Arc<Wake>)>,
     /// The guest's current memory, for other parts of the daemon.
-    pub memory: Arc<Memory>,
+    pub memory: GuestMemory,
     pub running_queues: u16,
     pub features: u64,
     pub protocol_features: u64,

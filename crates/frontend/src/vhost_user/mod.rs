@@ -13,7 +13,6 @@
 mod bits;
 mod chain;
 mod config;
-mod dirty_log;
 mod event;
 mod fuzz;
 mod inflight;
@@ -44,7 +43,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fathom_block::{Budget, Disk, GuestAddress, LossCause, MemoryOwner};
+use fathom_block::Disk;
+use fathom_guest_memory::{Budget, GuestAddress, GuestMemory, LossCause, MemoryOwner};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -52,7 +52,6 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 #[doc(hidden)]
 pub use bits::{protocol_features, virtio_features};
 pub use fuzz::fuzz_requests;
-pub use memory::{Memory, MemoryRegion};
 pub use observer::GuestObserver;
 pub use refusal::Refusal;
 pub use status::VhostUserStatus;
@@ -285,12 +284,10 @@ impl Server {
     }
 
     /// The memory of the running guest; empty if none runs.
-    pub fn guest_memory(&self) -> Arc<Memory> {
+    pub fn guest_memory(&self) -> GuestMemory {
         let connections = self.shared.connections();
-        self.shared
-            .foremost(&connections)
-            .map(|connection| Arc::clone(&connection.live().memory))
-            .unwrap_or_default()
+        let foremost = self.shared.foremost(&connections);
+        foremost.map(|connection| connection.live().memory.clone()).unwrap_or_default()
     }
 
     /// Completes the requests in flight, disconnects the VMM and removes the socket. A VMM that

@@ -1,8 +1,6 @@
 //! Observers of the guests that run on a disk.
 
-use std::sync::Arc;
-
-use super::memory::Memory;
+use fathom_guest_memory::GuestMemory;
 
 /// Learns when guests run on a disk, and with which memory. Several VMMs may be connected to one
 /// disk, but only one has running rings: its `stopped` precedes the next one's `started`.
@@ -11,10 +9,10 @@ use super::memory::Memory;
 /// one session they are sequential. The VMM waits while a call runs.
 pub trait GuestObserver: Send + Sync {
     /// The first ring of `session` is about to start: the guest has set up its device.
-    fn started(&self, session: u64, memory: &Arc<Memory>);
+    fn started(&self, session: u64, memory: &GuestMemory);
 
     /// The memory changed while rings were running.
-    fn moved(&self, session: u64, memory: &Arc<Memory>);
+    fn moved(&self, session: u64, memory: &GuestMemory);
 
     /// The last ring has stopped: the guest has reset its device, or is being stopped.
     fn stopped(&self, session: u64);
@@ -27,9 +25,9 @@ pub trait GuestObserver: Send + Sync {
 pub(super) struct NoObserver;
 
 impl GuestObserver for NoObserver {
-    fn started(&self, _session: u64, _memory: &Arc<Memory>) {}
+    fn started(&self, _session: u64, _memory: &GuestMemory) {}
 
-    fn moved(&self, _session: u64, _memory: &Arc<Memory>) {}
+    fn moved(&self, _session: u64, _memory: &GuestMemory) {}
 
     fn stopped(&self, _session: u64) {}
 

@@ -3,7 +3,8 @@
 //! The device assumes no framing: the header is the first 16 readable bytes and the status the last
 //! writable byte, however the driver has divided them into descriptors.
 
-use fathom_block::{ErrorKind, GuestAddress, Operation, SECTOR_SIZE};
+use fathom_block::{ErrorKind, Operation, SECTOR_SIZE};
+use fathom_guest_memory::{GuestAddress, GuestMemory, Purpose};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -11,7 +12,6 @@ use virtio_bindings::virtio_blk::{
 };
 
 use super::chain::{Chain, Piece, field};
-use super::memory::Memory;
 
 /// The length of the header, in bytes.
 pub(super) const HEADER_LENGTH: usize = 16;
@@ -60,15 +60,13 @@ pub(super) struct Parsed {
     pub data_length: u64,
     /// The guest-physical address of the header.
     pub header: GuestAddress,
-    /// The address of the status byte.
-    pub status: *mut u8,
-    /// Its guest-physical address.
-    pub status_address: GuestAddress,
+    /// The guest-physical address of the status byte.
+    pub status: GuestAddress,
 }
 
 /// Parses `chain` and leaves only the data in it: header and status are cut off.
-pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, RequestError> {
-    let (status, status_address) = cut_status(memory, chain)?;
+pub(super) fn parse(memory: &GuestMemory, chain: &mut Chain) -> Result<Parsed, RequestError> {
+    let status = cut_status(memory, chain)?;
     let mut bytes = [0; HEADER_LENGTH];
     let header = chain.readable.first().map(|piece| piece.address).ok_or(RequestError::Header)?;
     if cut_front(memory, &mut chain.readable, &mut bytes) != HEADER_LENGTH {
@@ -99,7 +97,6 @@ pub(super) fn parse(memory: &Memory, chain: &mut Chain) -> Result<Parsed, Reques
         data_length,
         header,
         status,
-        status_address,
     })
 }
 
@@ -116,7 +113,7 @@ pub(super) struct Segment {
 
 /// The segments of a discard or write-zeroes request, from its readable memory.
 pub(super) fn segments(
-    memory: &Memory,
+    memory: &GuestMemory,
     chain: &mut Chain,
     operation: Operation,
     segments: &mut Vec<Segment>,
@@ -158,11 +155,11 @@ pub(super) fn status(outcome: fathom_block::Outcome) -> u8 {
     }
 }
 
-/// Cuts the last writable byte off `chain`. Returns its address here and in the guest.
+/// Cuts the last writable byte off `chain`. Returns its address, at which there is memory.
 pub(super) fn cut_status(
-    memory: &Memory,
+    memory: &GuestMemory,
     chain: &mut Chain,
-) -> Result<(*mut u8, GuestAddress), RequestError> {
+) -> Result<GuestAddress, RequestError> {
     // Empty pieces at the end have no room for the byte.
     while chain.writable.last().is_some_and(|piece| piece.length == 0) {
         chain.writable.pop();
@@ -173,28 +170,26 @@ pub(super) fn cut_status(
         .address
         .0
         .checked_add(u64::from(last.length))
+        .filter(|address| memory.contains(*address))
         .map(GuestAddress)
         .ok_or(RequestError::NoStatus)?;
-    let place = memory.translate(address, 1).ok_or(RequestError::NoStatus)?;
     if last.length == 0 {
         chain.writable.pop();
     }
-    Ok((place, address))
+    Ok(address)
 }
 
 /// Moves the first bytes of `pieces` into `target`. Returns the number of bytes moved.
-fn cut_front(memory: &Memory, pieces: &mut Vec<Piece>, target: &mut [u8]) -> usize {
+fn cut_front(memory: &GuestMemory, pieces: &mut Vec<Piece>, target: &mut [u8]) -> usize {
     let (mut done, mut gone) = (0, 0);
     for piece in pieces.iter_mut() {
         if done == target.len() {
             break;
         }
         let count = (target.len() - done).min(piece.length as usize);
-        let Some(place) = memory.translate(piece.address, count as u64) else { break };
-        // SAFETY: `count` bytes are mapped there, and `target`, which is our own, has at least as
-        // many left. The guest may change them during the copy, which results in other bytes and
-        // nothing worse: they are parsed only in `target`.
-        unsafe { std::ptr::copy_nonoverlapping(place, target[done..].as_mut_ptr(), count) };
+        let access = memory.access(piece.address.0, count as u64, Purpose::Read);
+        let Some(access) = access else { break };
+        access.read(0, &mut target[done..done + count]);
         done += count;
         piece.length -= count as u32;
         piece.address.0 = piece.address.0.wrapping_add(count as u64);

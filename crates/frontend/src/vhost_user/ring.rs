@@ -2,15 +2,13 @@
 //!
 //! The guest may write the ring's memory at any time. So each field is read once, by a volatile or
 //! atomic access, and checked before use; later changes by the guest have no effect. The addresses
-//! of the three parts are resolved when the ring starts. They stay mapped as long as the [`Memory`]
-//! that the ring holds.
+//! of the three parts are resolved when the ring starts, and the ring holds their memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use fathom_block::GuestAddress;
+use fathom_guest_memory::{Access, GuestAddress, GuestMemory, Purpose};
 
-use super::chain::RawDescriptor;
+use super::chain::Descriptor;
 use super::memory::Memory;
 
 /// The largest ring, in descriptors: QEMU's limit. Virtio allows 32,768 for a split ring.
@@ -45,14 +43,6 @@ impl RingError {
     }
 }
 
-/// `struct virtq_used_elem`, little-endian, as aligned as the words of its ring.
-#[repr(C, packed(2))]
-#[derive(Clone, Copy)]
-struct UsedElement {
-    id: u32,
-    length: u32,
-}
-
 /// The addresses of a ring's parts in the front end's process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RingAddresses {
@@ -63,11 +53,11 @@ pub(super) struct RingAddresses {
 
 /// A started ring.
 pub(super) struct Ring {
-    memory: Arc<Memory>,
+    memory: GuestMemory,
     size: u16,
-    descriptors: *const RawDescriptor,
-    available: *mut u16,
-    used: *mut u16,
+    descriptors: Access<'static>,
+    available: Access<'static>,
+    used: Access<'static>,
     /// The guest-physical address of the used ring, for the dirty log.
     used_address: GuestAddress,
     event_index: bool,
@@ -80,12 +70,9 @@ pub(super) struct Ring {
     notifications: bool,
 }
 
-// SAFETY: the pointers belong to the memory that the ring holds, which is shared between threads.
-unsafe impl Send for Ring {}
-
 impl Ring {
     pub(super) fn new(
-        memory: Arc<Memory>,
+        memory: &Memory,
         addresses: RingAddresses,
         size: u16,
         event_index: bool,
@@ -94,25 +81,23 @@ impl Ring {
         if !size.is_power_of_two() || size > RING_SIZE_MAX {
             return Err(RingError::Size);
         }
-        let place = |user_address: u64, length: u64, alignment: usize| {
+        let hold = |user_address: u64, length: u64, alignment: usize, purpose| {
             let address = memory.guest_address(user_address).ok_or(RingError::Place)?;
-            let host = memory.translate(address, length).ok_or(RingError::Place)?;
-            if host as usize % alignment != 0 {
-                return Err(RingError::Place);
-            }
-            Ok((host, address))
+            let part = memory.guest().hold(address, length, purpose);
+            let part = part.filter(|part| part.is_aligned(alignment)).ok_or(RingError::Place)?;
+            Ok((part, address))
         };
         let count = u64::from(size);
-        let descriptors = place(addresses.descriptors, 16 * count, 16)?.0;
+        let (descriptors, _) = hold(addresses.descriptors, 16 * count, 16, Purpose::Read)?;
         // Flags and index precede the entries, and the event word follows them.
-        let available = place(addresses.available, 4 + 2 * count + 2, 2)?.0;
-        let (used, used_address) = place(addresses.used, 4 + 8 * count + 2, 4)?;
+        let (available, _) = hold(addresses.available, 4 + 2 * count + 2, 2, Purpose::Read)?;
+        let (used, used_address) = hold(addresses.used, 4 + 8 * count + 2, 4, Purpose::Write)?;
         let mut ring = Self {
-            descriptors: descriptors.cast(),
-            available: available.cast(),
-            used: used.cast(),
+            descriptors,
+            available,
+            used,
             used_address,
-            memory,
+            memory: memory.guest().clone(),
             size,
             event_index,
             next_available,
@@ -128,13 +113,13 @@ impl Ring {
     /// The same ring with its current count, and with its parts at `addresses` in `memory`.
     pub(super) fn moved(
         &self,
-        memory: Arc<Memory>,
+        memory: &Memory,
         addresses: RingAddresses,
     ) -> Result<Self, RingError> {
         Self::new(memory, addresses, self.size, self.event_index, self.next_available)
     }
 
-    pub(super) fn memory(&self) -> &Arc<Memory> {
+    pub(super) fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
@@ -152,23 +137,21 @@ impl Ring {
 
     /// The count of requests given back that the guest can see.
     pub(super) fn used_index(&self) -> u16 {
-        u16::from_le(self.word(self.used, 1).load(Ordering::Relaxed))
+        u16::from_le(self.used_word(1).load(Ordering::Relaxed))
     }
 
-    /// The `index`th u16 of a part, as an atomic.
-    #[expect(
-        clippy::unused_self,
-        reason = "the atomic lives no longer than the mapping that self holds"
-    )]
-    fn word(&self, part: *mut u16, index: usize) -> &AtomicU16 {
-        // SAFETY: `new` checked that both parts are mapped in full and aligned; callers stay
-        // within them; the mapping lives as long as `self.memory`; the guest's accesses are
-        // those of other CPUs.
-        unsafe { AtomicU16::from_ptr(part.wrapping_add(index)) }
+    /// The `index`th number of 16 bits of the used ring.
+    fn used_word(&self, index: usize) -> &AtomicU16 {
+        &self.used.u16s()[index]
+    }
+
+    /// The `index`th number of 16 bits of the ring of available requests.
+    fn available_word(&self, index: usize, order: Ordering) -> u16 {
+        u16::from_le(self.available.load_u16(index, order))
     }
 
     fn available_index(&self, order: Ordering) -> u16 {
-        u16::from_le(self.word(self.available, 1).load(order))
+        self.available_word(1, order)
     }
 
     /// Whether a request is available. The check is cheap: one load.
@@ -186,7 +169,7 @@ impl Ring {
         }
         for _ in 0..usize::from(waiting).min(count_max) {
             let slot = usize::from(self.next_available & (self.size - 1));
-            let head = u16::from_le(self.word(self.available, 2 + slot).load(Ordering::Relaxed));
+            let head = self.available_word(2 + slot, Ordering::Relaxed);
             if head >= self.size {
                 return Err(RingError::Head);
             }
@@ -197,27 +180,25 @@ impl Ring {
     }
 
     /// The descriptor at `index`, which must be below the size.
-    pub(super) fn descriptor(&self, index: u16) -> RawDescriptor {
-        assert!(index < self.size, "a descriptor of the ring");
-        // SAFETY: `new` checked that the table is mapped in full and aligned; a volatile read
-        // copies the guest's current bytes once.
-        unsafe { self.descriptors.wrapping_add(usize::from(index)).read_volatile() }
+    pub(super) fn descriptor(&self, index: u16) -> Descriptor {
+        let at = 2 * usize::from(index);
+        Descriptor::of([at, at + 1].map(|at| self.descriptors.load_u64(at, Ordering::Relaxed)))
     }
 
     /// Gives back the request that began at `head`; `length` bytes were written to its memory.
     /// The guest sees it with the next [`publish`](Self::publish).
     pub(super) fn give_back(&mut self, head: u16, length: u32) {
         let slot = usize::from(self.next_used & (self.size - 1));
-        let entry = self.used.wrapping_add(2 + 4 * slot).cast::<UsedElement>();
-        let value = UsedElement { id: u32::from(head).to_le(), length: length.to_le() };
-        // SAFETY: `new` checked that the part is mapped in full; `slot` is below the size.
-        unsafe { entry.write_volatile(value) };
+        // Flags and index come first.
+        let entry = &self.used.u32s()[1 + 2 * slot..][..2];
+        entry[0].store(u32::from(head).to_le(), Ordering::Relaxed);
+        entry[1].store(length.to_le(), Ordering::Relaxed);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
     /// Publishes the requests given back, so that the guest sees them.
     pub(super) fn publish(&mut self) {
-        self.word(self.used, 1).store(self.next_used.to_le(), Ordering::Release);
+        self.used_word(1).store(self.next_used.to_le(), Ordering::Release);
     }
 
     /// The count of requests given back, including those not yet published.
@@ -241,11 +222,10 @@ impl Ring {
         }
         self.signalled_used = after;
         if self.event_index {
-            let event = self.word(self.available, 2 + usize::from(self.size));
-            let event = u16::from_le(event.load(Ordering::Relaxed));
+            let event = self.available_word(2 + usize::from(self.size), Ordering::Relaxed);
             return is_crossed(event, after, before);
         }
-        u16::from_le(self.word(self.available, 0).load(Ordering::Relaxed)) & NO_INTERRUPT == 0
+        self.available_word(0, Ordering::Relaxed) & NO_INTERRUPT == 0
     }
 
     /// Asks the guest to kick for new requests. Returns whether some have arrived in the meantime,
@@ -253,10 +233,10 @@ impl Ring {
     pub(super) fn enable_notifications(&mut self) -> bool {
         self.notifications = true;
         if self.event_index {
-            let event = self.word(self.used, 2 + 4 * usize::from(self.size));
+            let event = self.used_word(2 + 4 * usize::from(self.size));
             event.store(self.next_available.to_le(), Ordering::Relaxed);
         } else {
-            self.word(self.used, 0).store(0, Ordering::Relaxed);
+            self.used_word(0).store(0, Ordering::Relaxed);
         }
         // The flag or event must be visible before the index is read again.
         fence(Ordering::SeqCst);
@@ -270,7 +250,7 @@ impl Ring {
         if self.notifications {
             self.notifications = false;
             if !self.event_index {
-                self.word(self.used, 0).store(NO_NOTIFY.to_le(), Ordering::Relaxed);
+                self.used_word(0).store(NO_NOTIFY.to_le(), Ordering::Relaxed);
             }
         }
     }
@@ -298,10 +278,10 @@ mod tests {
 
     #[test]
     fn misplaced_rings_are_refused() {
-        let memory = Arc::new(memory(1 << 16, 0x1000_0000));
+        let memory = memory(1 << 16, 0x1000_0000);
         let good =
             RingAddresses { descriptors: 0x1000_0000, available: 0x1000_2000, used: 0x1000_3000 };
-        let open = |addresses, size| Ring::new(Arc::clone(&memory), addresses, size, true, 0);
+        let open = |addresses, size| Ring::new(&memory, addresses, size, true, 0);
         assert!(open(good, 128).is_ok());
         assert_eq!(open(good, 100).err(), Some(RingError::Size));
         assert_eq!(open(good, 0).err(), Some(RingError::Size));
@@ -320,16 +300,19 @@ mod tests {
 
     #[test]
     fn a_ring_with_an_invalid_index_or_head_is_refused() {
-        let memory = Arc::new(memory(1 << 16, 0));
+        let memory = memory(1 << 16, 0);
         let addresses = RingAddresses { descriptors: 0, available: 0x2000, used: 0x3000 };
-        let mut ring = Ring::new(Arc::clone(&memory), addresses, 16, false, 0).unwrap();
-        let index = ring.word(ring.available, 1);
-        index.store(17, Ordering::Relaxed);
+        let mut ring = Ring::new(&memory, addresses, 16, false, 0).unwrap();
+        let put = |index: u64, word: u16| {
+            let access = memory.guest().access(0x2000 + 2 * index, 2, Purpose::Write);
+            access.unwrap().write(0, &word.to_le_bytes());
+        };
+        put(1, 17);
         let mut heads = Vec::new();
         assert_eq!(ring.take(64, &mut heads), Err(RingError::AvailableIndex));
-        ring.word(ring.available, 1).store(2, Ordering::Relaxed);
-        ring.word(ring.available, 2).store(3, Ordering::Relaxed);
-        ring.word(ring.available, 3).store(16, Ordering::Relaxed);
+        put(1, 2);
+        put(2, 3);
+        put(3, 16);
         assert_eq!(ring.take(64, &mut heads), Err(RingError::Head));
         assert_eq!(heads, [3]);
     }

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use fathom_block::{Disk, MemoryOwner};
+use fathom_block::Disk;
+use fathom_guest_memory::{DirtyLog, MemoryOwner};
 use parking_lot::Mutex;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -21,7 +22,6 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::VhostUserOptions;
 use super::config::{self, LOG_ALL};
-use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::Inflight;
 use super::live::Live;
@@ -74,7 +74,7 @@ pub(super) struct Session {
     right: Arc<RingRight>,
     /// The owner of shared memory, to which its loss is reported.
     memory_owner: Arc<MemoryOwner>,
-    memory: Arc<Memory>,
+    memory: Memory,
     features: u64,
     protocol_features: u64,
     rings: Vec<RingSetup>,
@@ -123,7 +123,7 @@ impl Session {
             counters,
             live,
             right,
-            memory: Arc::new(Memory::new(Arc::clone(&memory_owner))),
+            memory: Memory::default(),
             memory_owner,
             features: 0,
             protocol_features: 0,
@@ -163,8 +163,7 @@ impl Session {
         if setup.worker.is_some() || setup.kick.is_none() || self.closed {
             return Ok(());
         }
-        let memory = Arc::clone(&self.memory);
-        let ring = Ring::new(memory, addresses, setup.size, event_index, setup.base)
+        let ring = Ring::new(&self.memory, addresses, setup.size, event_index, setup.base)
             .map_err(|error| ring_refused(index, error))?;
         let inflight = self.inflight.as_ref().and_then(|inflight| inflight.queue(index as u16));
         if inflight.as_ref().is_some_and(|inflight| inflight.size() < setup.size) {
@@ -179,7 +178,7 @@ impl Session {
         let enabled = setup.enabled;
         let first = !self.is_running();
         if first {
-            self.observer.started(self.number, &self.memory);
+            self.observer.started(self.number, self.memory.guest());
         }
         let private_memory = Arc::clone(&self.live().private_memory);
         let start = WorkerStart {
@@ -192,6 +191,7 @@ impl Session {
             log,
             inflight,
             private_memory,
+            memory_owner: Arc::clone(&self.memory_owner),
             counters: Arc::clone(&self.counters),
         };
         let started = self.thread(index).and_then(|thread| WorkerHandle::start(start, thread));
@@ -273,13 +273,13 @@ impl Session {
 
     /// The same for one ring; the other rings do not wait for its requests.
     fn refresh_ring(&mut self, index: usize) -> Result<()> {
-        let (memory, log) = (Arc::clone(&self.memory), self.active_log());
+        let (memory, log) = (self.memory.clone(), self.active_log());
         let setup = &self.rings[index];
         let (Some(worker), Some(addresses)) = (&setup.worker, setup.addresses) else {
             return Ok(());
         };
         let refreshed = worker.update(Due::Idle, move |worker| {
-            worker.ring = worker.ring.moved(memory, addresses)?;
+            worker.ring = worker.ring.moved(&memory, addresses)?;
             worker.ring.disable_notifications();
             worker.log = log;
             Ok(())
@@ -298,11 +298,11 @@ impl Session {
     }
 
     fn replace_memory(&mut self, memory: Memory) -> Result<()> {
-        self.memory = Arc::new(memory);
-        self.live().memory = Arc::clone(&self.memory);
+        self.live().memory = memory.guest().clone();
+        self.memory = memory;
         let refreshed = self.refresh();
         if self.is_running() {
-            self.observer.moved(self.number, &self.memory);
+            self.observer.moved(self.number, self.memory.guest());
         }
         refreshed
     }
@@ -389,7 +389,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if regions.len() != files.len() || regions.len() > REGIONS_MAX {
             return Err(Error::IncorrectFds);
         }
-        let mut memory = Memory::new(Arc::clone(&self.memory_owner));
+        let mut memory = Memory::default();
         for (region, file) in regions.iter().zip(files) {
             let layout = RegionLayout {
                 guest_address: region.guest_phys_addr,
@@ -397,7 +397,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 user_address: region.user_addr,
                 file_offset: region.mmap_offset,
             };
-            memory.add(layout, file).map_err(failed)?;
+            memory.add(layout, file, &self.memory_owner).map_err(failed)?;
         }
         self.replace_memory(memory)?;
         Ok(None)
@@ -561,7 +561,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        if self.memory.region_count() >= REGIONS_MAX {
+        if self.memory.guest().regions().len() >= REGIONS_MAX {
             return Err(invalid("the guest has too many memory regions"));
         }
         let layout = RegionLayout {
@@ -570,14 +570,14 @@ impl VhostUserBackendReqHandlerMut for Session {
             user_address: region.user_addr,
             file_offset: region.mmap_offset,
         };
-        let mut memory = Memory::clone(&self.memory);
-        memory.add(layout, file).map_err(failed)?;
+        let mut memory = self.memory.clone();
+        memory.add(layout, file, &self.memory_owner).map_err(failed)?;
         self.replace_memory(memory)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let mut memory = Memory::clone(&self.memory);
+        let mut memory = self.memory.clone();
         if !memory.remove(region.guest_phys_addr, region.memory_size) {
             return Err(invalid("there is no such memory region to be removed"));
         }

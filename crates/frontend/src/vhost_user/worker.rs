@@ -16,13 +16,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fathom_block::{
-    Clock, Disk, ErrorKind, GuestAddress, Mailbox, MemoryOwner, Operation, Outcome, Source, Stack,
-};
+use fathom_block::{Clock, Disk, ErrorKind, Mailbox, Operation, Outcome, Source, Stack};
+use fathom_guest_memory::{DirtyLog, GuestAddress, MemoryOwner, Purpose};
 use fathom_reactor::{Event, Group, Owner, Reactor};
 
 use super::chain::Chain;
-use super::dirty_log::DirtyLog;
 use super::event::{self, Call};
 use super::inflight::QueueInflight;
 use super::mailbox::Command;
@@ -51,6 +49,7 @@ pub(super) struct WorkerStart {
     pub log: Option<Arc<DirtyLog>>,
     pub inflight: Option<QueueInflight>,
     pub private_memory: Arc<PrivateMemory>,
+    pub memory_owner: Arc<MemoryOwner>,
     pub counters: Arc<Counters>,
 }
 
@@ -63,8 +62,7 @@ struct Taken {
     outcome: Outcome,
     /// The number of bytes written to its data if it succeeds.
     written: u32,
-    status: *mut u8,
-    status_address: GuestAddress,
+    status: GuestAddress,
 }
 
 /// The state of a ring, used only by the ring's thread.
@@ -126,17 +124,11 @@ impl Worker {
         let owner = reactor.register();
         let stack = start.disk.open_queue(reactor, Clock::System)?;
         reactor.watch_always(owner, TOKEN_KICK, start.kick.as_fd());
-        let free = Taken {
-            left: 0,
-            outcome: Ok(()),
-            written: 0,
-            status: std::ptr::null_mut(),
-            status_address: GuestAddress(0),
-        };
+        let free = Taken { left: 0, outcome: Ok(()), written: 0, status: GuestAddress(0) };
         let size = usize::from(start.ring.size());
         let mut worker = Self {
             taken: vec![free; size],
-            memory_owner: Arc::clone(start.ring.memory().owner()),
+            memory_owner: start.memory_owner,
             ring: start.ring,
             call: start.call,
             enabled: start.enabled,
@@ -231,13 +223,12 @@ impl Worker {
             // The last attempt to set the status has not succeeded.
             None
         };
-        let Some((status, status_address)) = status else {
+        let Some(status) = status else {
             self.return_head(head, 0);
             return self.publish();
         };
         let outcome = Ok(());
-        self.taken[usize::from(head)] =
-            Taken { left: 1, outcome, written: 0, status, status_address };
+        self.taken[usize::from(head)] = Taken { left: 1, outcome, written: 0, status };
         self.finish(head, Err(ErrorKind::Io));
     }
 
@@ -276,12 +267,7 @@ impl Worker {
             let head = request.token as u16;
             if let (Some(log), Operation::Read | Operation::GetId) = (&self.log, request.operation)
             {
-                let segments = request.buffers.segments();
-                for (segment, address) in segments.iter().zip(request.buffers.addresses()) {
-                    if let Some(address) = address {
-                        log.mark(*address, segment.iov_len as u64);
-                    }
-                }
+                log.mark_buffers(&request.buffers);
             }
             self.stack.recycle(request);
             self.complete(head, outcome);
@@ -302,7 +288,7 @@ impl Worker {
         if taken.left > 0 {
             return;
         }
-        let Taken { outcome, written, status, status_address, .. } = *taken;
+        let Taken { outcome, written, status, .. } = *taken;
         if outcome == withdrawn {
             return self.deferred.push(head);
         }
@@ -311,11 +297,13 @@ impl Worker {
             // guest's.
             return;
         }
-        // SAFETY: the place was translated in the memory that the ring holds when the request was
-        // taken, and the memory is replaced only when nothing is in flight.
-        unsafe { status.write_volatile(request::status(outcome)) };
+        // There was memory when the request was taken, and it is replaced only when nothing is in
+        // flight.
+        if let Some(access) = self.ring.memory().access(status.0, 1, Purpose::Write) {
+            access.write(0, &[request::status(outcome)]);
+        }
         if let Some(log) = &self.log {
-            log.mark(status_address, 1);
+            log.mark(status, 1);
         }
         if self.memory_owner.is_lost() {
             return;
@@ -495,7 +483,7 @@ impl Drop for Worker {
                 disk = self.disk.name(),
                 "requests of a failed queue are still in flight: their memory stays mapped"
             );
-            std::mem::forget(Arc::clone(self.ring.memory()));
+            std::mem::forget(self.ring.memory().clone());
         }
     }
 }

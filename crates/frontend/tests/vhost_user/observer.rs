@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use fathom_block::{Disk, DiskOptions};
-use fathom_frontend::vhost_user::{GuestObserver, Memory, Server, VhostUserOptions};
+use fathom_frontend::vhost_user::{GuestObserver, Server, VhostUserOptions};
+use fathom_guest_memory::GuestMemory;
 use parking_lot::Mutex;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -27,13 +28,13 @@ impl Record {
 }
 
 impl GuestObserver for Record {
-    fn started(&self, session: u64, memory: &Arc<Memory>) {
-        let file = memory.regions().next().map(|region| region.file);
-        assert_eq!(file.unwrap().metadata().unwrap().len(), MEMORY);
+    fn started(&self, session: u64, memory: &GuestMemory) {
+        let [region] = memory.regions() else { panic!("{memory:?}") };
+        assert_eq!((region.length, region.is_truncated()), (MEMORY, false));
         self.add(format!("{session} started with {}", memory.length()));
     }
 
-    fn moved(&self, session: u64, memory: &Arc<Memory>) {
+    fn moved(&self, session: u64, memory: &GuestMemory) {
         self.add(format!("{session} moved to {}", memory.length()));
     }
 

@@ -146,7 +146,7 @@ fn memory_is_added_and_removed_while_rings_run() {
     let more = memfd(1 << 20);
     let added = region(&more, 1 << 30, 1 << 20);
     client.frontend.add_mem_region(&added).unwrap();
-    assert_eq!(served.server.guest_memory().region_count(), 2);
+    assert_eq!(served.server.guest_memory().regions().len(), 2);
     more.write_all_at(&[3; 512], 4096).unwrap();
     client.put_header(DATA, WRITE, 9);
     let status = DATA + 0x100;

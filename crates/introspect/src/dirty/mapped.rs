@@ -7,6 +7,8 @@
 
 use std::collections::HashSet;
 
+use fathom_guest_memory::GuestMemory;
+
 use crate::kernel::Kernel;
 use crate::pages::PageCache;
 use crate::vmcoreinfo::PAGE;
@@ -238,7 +240,7 @@ impl Walk<'_> {
         let Some((own, flags)) = self.pages.mapping_and_flags(self.kernel, physical) else {
             return;
         };
-        let Some(place) = self.kernel.memory.number_of(physical) else { return };
+        let Some(place) = page_number(&self.kernel.memory, physical) else { return };
         let Some(word) = self.seen.get_mut((place / 64) as usize) else { return };
         let bit = 1 << (place % 64);
         if own != mapping || *word & bit != 0 {
@@ -251,4 +253,17 @@ impl Walk<'_> {
             self.found.unknown += PAGE;
         }
     }
+}
+
+/// The number of the page at `address`, counted over all regions.
+fn page_number(memory: &GuestMemory, address: u64) -> Option<u64> {
+    let mut before = 0;
+    for region in memory.regions() {
+        let offset = address.wrapping_sub(region.start);
+        if offset < region.length {
+            return Some((before + offset) / PAGE);
+        }
+        before += region.length;
+    }
+    None
 }

@@ -13,7 +13,8 @@
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
 //! (Elango, Krishnakumaran, Arpaci-Dusseau), section 4.2.
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
+
 use crate::vmcoreinfo::PAGE;
 
 /// The greatest stride.
@@ -66,25 +67,25 @@ pub struct WrittenPages {
     pub is_whole: bool,
 }
 
-impl GuestMemory {
+impl WrittenPages {
     /// Counts the pages that programs have written, by the marks in page tables. Examines every
     /// `stride`th page of the memory that the guest has touched, from the page number `first` on. A
     /// stride is from 1 to 1,048,576. Ends early once `go_on`, which is called again and again, is
     /// false.
     /// Takes some 10 to 300 ns for each of them.
-    pub fn written_pages(
-        &self,
+    pub fn count(
+        memory: &GuestMemory,
         stride: u64,
         first: u64,
         mut go_on: impl FnMut() -> bool,
-    ) -> WrittenPages {
+    ) -> Self {
         let stride = stride.clamp(1, STRIDE_MAX);
-        let mut found = WrittenPages::default();
+        let mut found = Self::default();
         // The sum of the squares of the tables' marked entries.
         let mut squares = 0.0;
-        found.is_whole = self.sample(stride, first, &mut go_on, |page| {
+        found.is_whole = sample(memory, stride, first, &mut go_on, |page| {
             found.examined += 1;
-            if let Some(marked) = self.marked_entries(page) {
+            if let Some(marked) = marked_entries(memory, page) {
                 found.tables += 1;
                 found.marked += marked * PAGE;
                 squares += (marked * PAGE) as f64 * (marked * PAGE) as f64;
@@ -103,109 +104,109 @@ impl GuestMemory {
         found.marked = found.marked.saturating_mul(stride);
         found
     }
+}
 
-    /// Calls `visit` with the addresses of every `stride`th page, of those that the guest has
-    /// touched. Returns false if it ended early.
-    pub(super) fn sample(
-        &self,
-        stride: u64,
-        first: u64,
-        go_on: &mut impl FnMut() -> bool,
-        mut visit: impl FnMut(u64),
-    ) -> bool {
-        let next = |number: u64| number + (first % stride + stride - number % stride) % stride;
-        let mut steps = 0_u64;
-        let mut is_over = move || {
-            steps += 1;
-            steps % STEPS == 1 && !go_on()
-        };
-        for region in self.regions() {
-            let end = region.start + region.length;
-            if stride >= SPARSE {
-                // Finding the end of a touched part takes time for each of its pages, so it is only
-                // asked whether a page was touched.
-                let mut number = next(region.start.div_ceil(PAGE));
-                while (number + 1).saturating_mul(PAGE) <= end {
-                    if is_over() {
-                        return false;
-                    }
-                    let Some(touched) = Self::touched_from(region, number * PAGE) else { break };
-                    if touched / PAGE > number {
-                        number = next(touched / PAGE);
-                        continue;
-                    }
-                    visit(number * PAGE);
-                    number += stride;
-                }
-                continue;
-            }
-            for (start, end) in Self::touched(region, region.start) {
-                let mut number = next(start.div_ceil(PAGE));
+/// Calls `visit` with the addresses of every `stride`th page, of those that the guest has touched.
+/// Returns false if it ended early.
+pub(super) fn sample(
+    memory: &GuestMemory,
+    stride: u64,
+    first: u64,
+    go_on: &mut impl FnMut() -> bool,
+    mut visit: impl FnMut(u64),
+) -> bool {
+    let next = |number: u64| number + (first % stride + stride - number % stride) % stride;
+    let mut steps = 0_u64;
+    let mut is_over = move || {
+        steps += 1;
+        steps % STEPS == 1 && !go_on()
+    };
+    for region in memory.regions() {
+        let end = region.start + region.length;
+        if stride >= SPARSE {
+            // Finding the end of a touched part takes time for each of its pages, so it is only
+            // asked whether a page was touched.
+            let mut number = next(region.start.div_ceil(PAGE));
+            while (number + 1).saturating_mul(PAGE) <= end {
                 if is_over() {
                     return false;
                 }
-                while (number + 1).saturating_mul(PAGE) <= end {
-                    if is_over() {
-                        return false;
-                    }
-                    visit(number * PAGE);
-                    number += stride;
+                let Some(touched) = region.touched_from(number * PAGE) else { break };
+                if touched / PAGE > number {
+                    number = next(touched / PAGE);
+                    continue;
                 }
+                visit(number * PAGE);
+                number += stride;
+            }
+            continue;
+        }
+        for (start, end) in region.touched(region.start) {
+            let mut number = next(start.div_ceil(PAGE));
+            if is_over() {
+                return false;
+            }
+            while (number + 1).saturating_mul(PAGE) <= end {
+                if is_over() {
+                    return false;
+                }
+                visit(number * PAGE);
+                number += stride;
             }
         }
-        true
     }
+    true
+}
 
-    /// The number of marked pages for programs in the page at an address; `None` if the page does
-    /// not have the form of a table with entries for pages of programs. An entry of a table above
-    /// may be for a large page, which counts as 512.
-    fn marked_entries(&self, page: u64) -> Option<u64> {
-        let table = self.table(page)?;
-        // The tables above have the same form. Their other entries lead to tables.
-        let mut next = table.next.iter().filter(|next| **next != 0);
-        let is_above = next.any(|next| self.table(next & ADDRESS).is_some());
-        match table.large {
-            Some(marked) if is_above || table.next[0] == 0 => Some(marked * ENTRIES),
-            None if !is_above => Some(table.marked),
-            // A table above without large pages, or a page of other data: a table does not have
-            // entries for both sizes of pages.
-            _ => None,
+/// The number of marked pages for programs in the page at an address; `None` if the page does not
+/// have the form of a table with entries for pages of programs. An entry of a table above may be
+/// for a large page, which counts as 512.
+fn marked_entries(memory: &GuestMemory, page: u64) -> Option<u64> {
+    let table = table_in(memory, page)?;
+    // The tables above have the same form. Their other entries lead to tables.
+    let mut next = table.next.iter().filter(|next| **next != 0);
+    let is_above = next.any(|next| table_in(memory, next & ADDRESS).is_some());
+    match table.large {
+        Some(marked) if is_above || table.next[0] == 0 => Some(marked * ENTRIES),
+        None if !is_above => Some(table.marked),
+        // A table above without large pages, or a page of other data: a table does not have
+        // entries for both sizes of pages.
+        _ => None,
+    }
+}
+
+/// The entries of the page at an address, if it has the form of a page table with entries for
+/// programs.
+fn table_in(memory: &GuestMemory, page: u64) -> Option<Table> {
+    let mut table = Table::default();
+    let (mut is_for_programs, mut present, mut absent, mut followed) = (false, 0, 0, 0);
+    for index in 0..ENTRIES {
+        let entry = memory.u64(page + index * 8)?;
+        if entry & PRESENT == 0 {
+            absent += u32::from(entry != 0);
+            continue;
         }
-    }
-
-    /// The entries of the page at an address, if it has the form of a page table with entries for
-    /// programs.
-    fn table(&self, page: u64) -> Option<Table> {
-        let mut table = Table::default();
-        let (mut is_for_programs, mut present, mut absent, mut followed) = (false, 0, 0, 0);
-        for index in 0..ENTRIES {
-            let entry = self.u64(page + index * 8)?;
-            if entry & PRESENT == 0 {
-                absent += u32::from(entry != 0);
-                continue;
-            }
-            let address = entry & ADDRESS;
-            if address == 0 || !self.contains(address) {
+        let address = entry & ADDRESS;
+        if address == 0 || !memory.contains(address) {
+            return None;
+        }
+        let is_marked = entry & (USER | WRITTEN) == USER | WRITTEN;
+        if entry & LARGE != 0 {
+            if address & LARGE_REST != 0 {
                 return None;
             }
-            let is_marked = entry & (USER | WRITTEN) == USER | WRITTEN;
-            if entry & LARGE != 0 {
-                if address & LARGE_REST != 0 {
-                    return None;
-                }
-                *table.large.get_or_insert(0) += u64::from(is_marked);
-            } else {
-                table.marked += u64::from(is_marked);
-                if entry & USER != 0 && followed < NEXT {
-                    table.next[followed] = entry;
-                    followed += 1;
-                }
+            *table.large.get_or_insert(0) += u64::from(is_marked);
+        } else {
+            table.marked += u64::from(is_marked);
+            if entry & USER != 0 && followed < NEXT {
+                table.next[followed] = entry;
+                followed += 1;
             }
-            is_for_programs |= entry & USER != 0;
-            present += 1;
         }
-        // Other entries than 0 are pages that were swapped out. A page with many of them is one of
-        // other data.
-        (is_for_programs && absent <= present).then_some(table)
+        is_for_programs |= entry & USER != 0;
+        present += 1;
     }
+    // Other entries than 0 are pages that were swapped out. A page with many of them is one of
+    // other data.
+    (is_for_programs && absent <= present).then_some(table)
 }

@@ -9,7 +9,9 @@
 //! The paper: *Design Choices for Utilizing Disk Idleness in a Virtual Machine Environment*
 //! (Elango, Krishnakumaran, Arpaci-Dusseau), section 3.2.5, where each page has a checksum.
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
+
+use super::tables::sample;
 use crate::vmcoreinfo::PAGE;
 
 /// The most pages of a sample.
@@ -44,28 +46,28 @@ pub struct ChangedPages {
     pub is_whole: bool,
 }
 
-impl GuestMemory {
+impl PageSample {
     /// Hashes a sample of the pages that the guest has touched: all of a small guest, at most
     /// 65,536 of a large one. `first` is the number of a page with which the sample may begin. Ends
     /// early once `go_on`, which is called again and again, is false. Takes about 0.3 µs for each
     /// of them.
-    pub fn sample_pages(&self, first: u64, go_on: impl FnMut() -> bool) -> PageSample {
-        let stride = (self.length() / PAGE).div_ceil(SAMPLE_MAX).max(1);
-        self.hash_pages(stride, first, go_on)
+    pub fn take(memory: &GuestMemory, first: u64, go_on: impl FnMut() -> bool) -> Self {
+        let stride = (memory.length() / PAGE).div_ceil(SAMPLE_MAX).max(1);
+        Self::hash_pages(memory, stride, first, go_on)
     }
 
-    /// The pages that have changed since a sample of this memory. A page that the guest touched
+    /// The pages that have changed since this sample of the memory. A page that the guest touched
     /// first meanwhile counts, unless all its bytes are 0. Of a sample that ended early, only the
     /// part of the memory that it covers is examined.
-    pub fn changed_pages(&self, before: &PageSample, go_on: impl FnMut() -> bool) -> ChangedPages {
-        let PageSample { stride, first, .. } = *before;
-        let mut now = self.hash_pages(stride, first, go_on);
-        if !before.is_whole {
-            let last = before.pages.last().map(|(page, _)| *page);
+    pub fn changed(&self, memory: &GuestMemory, go_on: impl FnMut() -> bool) -> ChangedPages {
+        let Self { stride, first, .. } = *self;
+        let mut now = Self::hash_pages(memory, stride, first, go_on);
+        if !self.is_whole {
+            let last = self.pages.last().map(|(page, _)| *page);
             now.pages.retain(|(page, _)| last.is_some_and(|last| *page <= last));
         }
         let empty = hash(std::iter::repeat_n(0, PAGE as usize / 8));
-        let mut old = before.pages.iter().copied().peekable();
+        let mut old = self.pages.iter().copied().peekable();
         let mut changed = 0_u64;
         for (page, hash) in &now.pages {
             // Pages that the guest has given back meanwhile are passed over.
@@ -83,21 +85,26 @@ impl GuestMemory {
             error: (variance.max(0.0).sqrt() * bytes as f64) as u64,
             stride,
             examined: now.pages.len() as u64,
-            is_whole: before.is_whole && now.is_whole,
+            is_whole: self.is_whole && now.is_whole,
         }
     }
 
-    fn hash_pages(&self, stride: u64, first: u64, mut go_on: impl FnMut() -> bool) -> PageSample {
+    fn hash_pages(
+        memory: &GuestMemory,
+        stride: u64,
+        first: u64,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Self {
         let mut pages = Vec::new();
-        let is_whole = self.sample(stride.max(1), first, &mut go_on, |page| {
-            let window = self.window(page);
+        let is_whole = sample(memory, stride.max(1), first, &mut go_on, |page| {
+            let window = memory.window(page);
             let words = (0..PAGE / 8).map(|index| window.u64(index * 8).unwrap_or(0));
             // Memory that grows meanwhile does not make the sample larger than it may be.
             if (pages.len() as u64) < SAMPLE_MAX {
                 pages.push((page, hash(words)));
             }
         });
-        PageSample { stride, first, pages, is_whole }
+        Self { stride, first, pages, is_whole }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
 
 use super::answer::NamedFacts;
@@ -10,8 +11,8 @@ use super::builder::Words;
 use super::reads::{self, Sites};
 use super::{Linux, Request, Shape, Store};
 use crate::dirty::DiskObject;
+use crate::dirty::{PageSample, WrittenPages};
 use crate::guest::{EVENT_REQUEST, Guest, GuestState};
-use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
 
 /// The work that is done with the memory after each mutation.
@@ -100,7 +101,7 @@ struct Mutation {
 
 /// A guest with this `memory`, after the search for its kernel.
 pub(crate) fn attach(memory: &GuestMemory, names: &Arc<Names>, header: u64) -> Arc<Guest> {
-    let guest = Guest::new(memory.clone(), Arc::clone(names), Box::new(|| {}));
+    let guest = Guest::new(memory, Arc::clone(names), Box::new(|| {}));
     guest.notify(EVENT_REQUEST, header);
     guest.step();
     guest
@@ -214,14 +215,15 @@ impl Subject {
         let mapped = kernel.mapped_dirty().unwrap_or_default();
         assert!(mapped.unknown <= mapped.marked && mapped.marked <= length);
         let mut left = TABLES_STRIDE;
-        let written = self.memory.written_pages(TABLES_STRIDE, self.now_ns / 1_000_000_000, || {
-            left = left.saturating_sub(1);
-            left > 0
-        });
+        let written =
+            WrittenPages::count(&self.memory, TABLES_STRIDE, self.now_ns / 1_000_000_000, || {
+                left = left.saturating_sub(1);
+                left > 0
+            });
         assert!(written.marked <= written.tables * TABLES_STRIDE * 512 * 512 * 4096);
         assert!(written.tables <= written.examined && written.examined <= length / 4096);
-        let sample = self.memory.sample_pages(self.now_ns, || true);
-        let changed = self.memory.changed_pages(&sample, || true);
+        let sample = PageSample::take(&self.memory, self.now_ns, || true);
+        let changed = sample.changed(&self.memory, || true);
         assert_eq!((changed.changed, changed.is_whole), (0, true), "nothing is written meanwhile");
         for file in kernel.dirty_files(&self.names, 1000).into_iter().flat_map(|found| found.files)
         {

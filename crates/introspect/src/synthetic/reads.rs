@@ -1,6 +1,6 @@
 //! The reads of a guest's memory, recorded if the crate is built with recording.
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
 
 /// The addresses of the aligned words that were read, sorted and without duplicates.
 #[derive(Clone, Debug, Default)]
@@ -39,13 +39,13 @@ impl Sites {
 /// The number of reads on this thread.
 #[cfg(any(test, feature = "recording"))]
 pub(crate) fn count() -> u64 {
-    crate::memory::recording::count()
+    fathom_guest_memory::recording::count()
 }
 
 /// Runs `act`. Returns its result and the words that it read.
 #[cfg(any(test, feature = "recording"))]
 pub(crate) fn record<T>(_memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
-    let (result, ranges) = crate::memory::recording::record(act);
+    let (result, ranges) = fathom_guest_memory::recording::record(act);
     let ranges: Vec<_> =
         ranges.into_iter().map(|(address, length)| (address, u64::from(length))).collect();
     (result, Sites::new(&ranges))
@@ -60,7 +60,7 @@ pub(crate) fn count() -> u64 {
 /// Runs `act`. Without recording, returns its result and all words of the memory.
 #[cfg(not(any(test, feature = "recording")))]
 pub(crate) fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
-    let touched = memory.regions().iter().flat_map(|region| GuestMemory::touched(region, 0));
+    let touched = memory.regions().iter().flat_map(|region| region.touched(0));
     let pages = touched.flat_map(|(start, end)| (start..end).step_by(256).map(|at| (at, 256)));
     (act(), Sites::new(&pages.collect::<Vec<_>>()))
 }

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::{ClassTable, Insight, Kind, Names};
 
 use super::mutations::Sum;
+use crate::image::open_image;
 use crate::kernel::Kernel;
-use crate::memory::GuestMemory;
 use crate::resolver::RequestView;
 use crate::synthetic::{Effort, NamedFacts, Request, Store, Subject, attach, check};
 
@@ -63,7 +64,7 @@ impl Captured {
         let truth = std::fs::read_to_string(image.with_extension("truth")).unwrap();
         Self {
             name: image.file_stem().unwrap().to_string_lossy().into_owned(),
-            memory: GuestMemory::open_image(image, 2 << 30).unwrap(),
+            memory: open_image(image, 2 << 30).unwrap(),
             truth: truth.lines().filter_map(Line::parse).collect(),
         }
     }
@@ -365,7 +366,7 @@ fn subject(captured: &Captured) -> Subject {
         captured.memory.regions().iter().map(|region| (region.start, region.length)).collect();
     let store = Store::new(&regions).unwrap();
     for region in captured.memory.regions() {
-        for (start, end) in GuestMemory::touched(region, 0).collect::<Vec<_>>() {
+        for (start, end) in region.touched(0).collect::<Vec<_>>() {
             let mut bytes = vec![0; (end - start) as usize];
             captured.memory.read(start, &mut bytes).unwrap();
             store.write(start, &bytes);

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::recording;
 use fathom_insight::Names;
 
 use super::SyntheticGuest;
 use crate::kernel::{AttachError, Kernel};
-use crate::memory::recording;
 use crate::synthetic::{Shape, Store};
 
 const PAGE: u64 = 4096;

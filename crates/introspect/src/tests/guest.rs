@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::{ClassTable, Insight, Kind, Names};
 
 use super::SyntheticGuest;
 use crate::guest::{Guest, GuestState};
-use crate::memory::GuestMemory;
 use crate::resolver::{RequestView, Resolver};
 use crate::synthetic::{Linux, NamedFacts, Request, Shape, Store};
 
@@ -24,7 +24,7 @@ struct Followed {
 }
 
 impl Followed {
-    fn new(memory: GuestMemory) -> Self {
+    fn new(memory: &GuestMemory) -> Self {
         let wakes = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&wakes);
         let wake = move || {
@@ -73,7 +73,7 @@ impl Followed {
 
     /// A guest whose kernel has been found.
     fn attached(guest: &SyntheticGuest) -> Self {
-        let mut followed = Self::new(guest.memory.clone());
+        let mut followed = Self::new(&guest.memory);
         followed.resolve(guest.linux.request("data"));
         followed.settle();
         assert_eq!(followed.state(), GuestState::Attached);
@@ -89,7 +89,7 @@ fn elsewhere(request: &Request) -> RequestView {
 #[test]
 fn the_first_request_with_data_begins_the_search() {
     let guest = SyntheticGuest::new(&Shape::default());
-    let mut followed = Followed::new(guest.memory.clone());
+    let mut followed = Followed::new(&guest.memory);
     assert_eq!((followed.state(), followed.guest.step()), (GuestState::Waiting, None));
     assert_eq!(followed.resolve(guest.linux.request("flush")).kind, Kind::Unknown);
     assert_eq!((followed.wakes(), followed.guest.step()), (0, None));
@@ -114,7 +114,7 @@ fn the_first_request_with_data_begins_the_search() {
 fn searches_without_success_are_rare() {
     let shape = Shape::default();
     let store = Store::new(&shape.memory()).unwrap();
-    let mut followed = Followed::new(store.memory());
+    let mut followed = Followed::new(&store.memory());
     // The request belongs to no kernel: the firmware made it.
     let view = RequestView {
         header: 0x3000,
@@ -169,7 +169,7 @@ fn the_running_kernel_is_distinguished_from_an_earlier_one() {
         };
         let store = Store::new(&[(0, 16 * PAGE), old.room, new.room]).unwrap();
         let old = Linux::build(&store, &old);
-        let mut followed = Followed::new(store.memory());
+        let mut followed = Followed::new(&store.memory());
         followed.resolve(old.request("data"));
         followed.settle();
         assert_eq!(followed.guest.status().release, "6.1.0-synthetic");
@@ -209,7 +209,7 @@ fn a_restart_of_the_same_kernel_changes_nothing() {
     followed.settle();
     assert_eq!(followed.guest.generation(), generation);
     // Before the first request, a restart has no effect.
-    followed = Followed::new(guest.memory.clone());
+    followed = Followed::new(&guest.memory);
     followed.guest.restarted();
     assert_eq!((followed.guest.step(), followed.state()), (None, GuestState::Waiting));
 }
@@ -321,7 +321,7 @@ fn requests_that_do_not_match_make_the_kernel_doubtful() {
 fn requests_in_copies_belong_to_no_kernel() {
     // The behaviour of a guest with encrypted memory: headers are in separate pages.
     let guest = SyntheticGuest::new(&Shape::default());
-    let mut followed = Followed::new(guest.memory.clone());
+    let mut followed = Followed::new(&guest.memory);
     let view = RequestView { header: 0xf00, ..guest.linux.request("data").view };
     followed.resolve_view(&view, &[]);
     assert_eq!(followed.guest.step(), None);
@@ -351,7 +351,7 @@ fn kernels_that_cannot_be_read() {
         }
     };
     let follow = |guest: &SyntheticGuest| {
-        let mut followed = Followed::new(guest.memory.clone());
+        let mut followed = Followed::new(&guest.memory);
         followed.resolve(guest.linux.request("data"));
         assert_eq!(followed.guest.step(), None);
         followed

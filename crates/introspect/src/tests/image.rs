@@ -4,11 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
 
 use super::SyntheticGuest;
+use crate::image::open_image;
 use crate::kernel::Kernel;
-use crate::memory::GuestMemory;
 use crate::synthetic::Shape;
 
 fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
@@ -18,7 +19,7 @@ fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
 }
 
 fn open(bytes: &[u8], low: u64) -> std::io::Result<GuestMemory> {
-    GuestMemory::open_image(file(bytes).path(), low)
+    open_image(file(bytes).path(), low)
 }
 
 fn layout(memory: &GuestMemory) -> Vec<(u64, u64)> {
@@ -53,8 +54,8 @@ fn raw_files_have_a_hole_below_four_gigabytes() {
     assert_eq!(layout(&open(&bytes, 20_000).unwrap()), [(0, 20_000)]);
     assert_eq!(layout(&open(&bytes, 0).unwrap()), [(4 << 30, 20_000)]);
     assert!(open(&[], 1 << 30).is_err());
-    assert!(GuestMemory::open_image(Path::new("/nowhere/at/all"), 1).is_err());
-    assert!(GuestMemory::open_image(Path::new("/"), 1).is_err());
+    assert!(open_image(Path::new("/nowhere/at/all"), 1).is_err());
+    assert!(open_image(Path::new("/"), 1).is_err());
 }
 
 #[test]
@@ -110,13 +111,13 @@ fn manipulated_headers_never_lead_out_of_the_file() {
             bytes[place] = random.choice([0, 1, 0x7f, 0xff, any]).unwrap();
         }
         fs::write(file.path(), &bytes).unwrap();
-        let Ok(memory) = GuestMemory::open_image(file.path(), 0) else { continue };
+        let Ok(memory) = open_image(file.path(), 0) else { continue };
         assert!(memory.length() <= 2 * bytes.len() as u64, "seed {seed}");
         for region in memory.regions() {
             // Reads each part to its last byte.
             let mut content = vec![0; region.length as usize];
             let _ = memory.read(region.start, &mut content);
-            let _ = GuestMemory::touched(region, 0).collect::<Vec<_>>();
+            let _ = region.touched(0).collect::<Vec<_>>();
         }
         assert!(Kernel::attach(&memory, None).is_err(), "seed {seed}");
     }

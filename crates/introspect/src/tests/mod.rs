@@ -20,10 +20,10 @@ mod waiters;
 
 use std::sync::Arc;
 
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
 
 use crate::guest::Guest;
-use crate::memory::GuestMemory;
 use crate::synthetic::{Linux, Shape, Store, attach};
 
 /// A synthetic guest.

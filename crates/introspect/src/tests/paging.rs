@@ -1,6 +1,7 @@
 //! Page tables of all formats.
 
-use crate::memory::GuestMemory;
+use fathom_guest_memory::GuestMemory;
+
 use crate::paging::AddressSpace;
 use crate::synthetic::Store;
 use crate::vmcoreinfo::VmcoreInfo;
@@ -178,10 +179,7 @@ fn the_direct_map_is_accepted_if_samples_confirm_it() {
 
 #[test]
 fn regions_smaller_than_a_page() {
-    let bytes = [0_u8; 100];
-    let region = crate::memory::Region { start: 0, length: 100, place: bytes.as_ptr(), file: None };
-    // SAFETY: the bytes outlive the memory.
-    let memory = unsafe { GuestMemory::new(vec![region], std::sync::Arc::new(())) };
+    let memory = Store::new(&[(0, 100)]).unwrap().memory();
     let tables = Tables::new(4);
     assert!(!tables.space().set_direct(&memory, 0xffff_8880_0000_0000, 100));
 }

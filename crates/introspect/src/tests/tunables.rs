@@ -7,9 +7,8 @@ use crate::tunables::{TunableError, Tunables};
 
 fn attached(guest: &SyntheticGuest, writable: bool) -> Kernel {
     let mut memory = guest.memory.clone();
-    if writable {
-        // SAFETY: a store is mapped readable and writable as long as its memory is.
-        memory = unsafe { memory.writable() };
+    if !writable {
+        memory = memory.read_only();
     }
     Kernel::attach(&memory, Some(guest.header())).unwrap()
 }

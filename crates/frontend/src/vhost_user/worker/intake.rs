@@ -1,13 +1,14 @@
 //! The path of a request from the ring to the stack.
 
+#![expect(unsafe_code, reason = "the ring keeps the memory of its requests")]
+
 use std::sync::atomic::Ordering;
 
-use fathom_block::{ErrorKind, GuestAddress, Operation, Request};
+use fathom_block::{ErrorKind, Operation, Request};
+use fathom_guest_memory::Purpose;
 use fathom_reactor::Reactor;
 
 use super::{Taken, Worker};
-use crate::vhost_user::chain::Piece;
-use crate::vhost_user::memory::Memory;
 use crate::vhost_user::request::{self, Parsed};
 
 impl Worker {
@@ -20,13 +21,8 @@ impl Worker {
             Ok(parsed) => parsed,
             Err(error) => return self.refuse(head, error.name()),
         };
-        self.taken[usize::from(head)] = Taken {
-            left: 1,
-            outcome: Ok(()),
-            written: 0,
-            status: parsed.status,
-            status_address: parsed.status_address,
-        };
+        self.taken[usize::from(head)] =
+            Taken { left: 1, outcome: Ok(()), written: 0, status: parsed.status };
         match parsed.operation {
             Some(Operation::Read | Operation::Write | Operation::GetId) => {
                 self.transfer(head, &parsed, reactor);
@@ -54,9 +50,19 @@ impl Worker {
         }
         request.flags.force_unit_access = operation == Operation::Write && !self.write_back;
         let fills = operation != Operation::Write;
-        let pieces = if fills { &self.chain.writable } else { &self.chain.readable };
+        let (pieces, purpose) = if fills {
+            (&self.chain.writable, Purpose::Write)
+        } else {
+            (&self.chain.readable, Purpose::Read)
+        };
+        let memory = self.ring.memory();
         for piece in pieces {
-            if !add_piece(self.ring.memory(), &mut request, *piece) {
+            let length = u64::from(piece.length);
+            // SAFETY: the ring holds the memory; only a command that waits until no request is in
+            // flight replaces it; and a thread that fails leaks it if the kernel may still use it.
+            let is_memory =
+                unsafe { memory.lend(&mut request.buffers, piece.address, length, purpose) };
+            if !is_memory {
                 self.stack.recycle(request);
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 self.warn(request::RequestError::Data.name());
@@ -125,21 +131,4 @@ impl Worker {
         self.return_head(head, 0);
         self.publish();
     }
-}
-
-/// Adds a piece of guest memory to a request, split at region boundaries. Returns whether all of it
-/// is guest memory.
-fn add_piece(memory: &Memory, request: &mut Request, piece: Piece) -> bool {
-    let (mut address, mut left) = (piece.address, u64::from(piece.length));
-    while left > 0 {
-        let Some((place, count)) = memory.translate_part(address, left) else { return false };
-        // SAFETY: the memory stays mapped while requests are in flight: the ring holds it; only a
-        // command that waits until none is in flight replaces it; and a thread that fails leaks it
-        // if the kernel may still use it.
-        unsafe { request.buffers.push(place, count as usize, Some(address)) };
-        left -= count;
-        let Some(next) = address.0.checked_add(count) else { return left == 0 };
-        address = GuestAddress(next);
-    }
-    true
 }

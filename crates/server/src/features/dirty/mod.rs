@@ -13,8 +13,9 @@ use fathom_control::{
     DeviceDirty, DirtyQuery, DirtyReport, ErrorBody, ErrorCode, FileDirty, FilesDirty, GuestDirty,
     MappedDirty, TablesDirty,
 };
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
-use fathom_introspect::{Dirty, DirtyFile, DiskObject, GuestMemory, Kernel};
+use fathom_introspect::{Dirty, DirtyFile, DiskObject, Kernel, WrittenPages};
 
 use super::dirty::written::{INTERVAL_MAX, Shares, WrittenCount};
 use super::guests::usage::{insight_of, vm_of};
@@ -188,7 +189,7 @@ fn tables_of(memory: &GuestMemory, stride: u64, deadline: Instant) -> TablesDirt
     let begun = Instant::now();
     // Each sample begins elsewhere, so that the mean of several is more exact.
     let first = Clock::System.now_ns();
-    let found = memory.written_pages(stride, first, || Instant::now() < deadline);
+    let found = WrittenPages::count(memory, stride, first, || Instant::now() < deadline);
     TablesDirty {
         marked_bytes: found.marked,
         error_bytes: found.error,

@@ -154,7 +154,7 @@ fn kernel() -> Kernel {
     let shape = Shape::default();
     let store = Store::new(&shape.memory()).unwrap();
     let linux = Linux::build(&store, &shape);
-    Kernel::attach(&store.writable_memory(), Some(linux.requests[0].view.header)).unwrap()
+    Kernel::attach(&store.memory(), Some(linux.requests[0].view.header)).unwrap()
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use fathom_frontend::vhost_user::{GuestObserver, Memory};
+use fathom_frontend::vhost_user::GuestObserver;
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
 use fathom_introspect::GuestStatus;
 use fathom_layers::GuestSlot;
@@ -23,7 +24,7 @@ struct State {
     /// Whether requests are to be resolved in the guest's memory.
     wanted: bool,
     /// The connection whose rings run, and its memory.
-    running: Option<(u64, Arc<Memory>)>,
+    running: Option<(u64, GuestMemory)>,
 }
 
 impl DiskGuest {
@@ -89,9 +90,9 @@ impl DiskGuest {
 }
 
 impl GuestObserver for DiskGuest {
-    fn started(&self, session: u64, memory: &Arc<Memory>) {
+    fn started(&self, session: u64, memory: &GuestMemory) {
         let mut state = self.state.lock();
-        state.running = Some((session, Arc::clone(memory)));
+        state.running = Some((session, memory.clone()));
         self.update_slot(&state);
         drop(state);
         if let Some(guest) = self.slot.guest() {
@@ -99,9 +100,9 @@ impl GuestObserver for DiskGuest {
         }
     }
 
-    fn moved(&self, session: u64, memory: &Arc<Memory>) {
+    fn moved(&self, session: u64, memory: &GuestMemory) {
         let mut state = self.state.lock();
-        state.running = Some((session, Arc::clone(memory)));
+        state.running = Some((session, memory.clone()));
         self.update_slot(&state);
     }
 

@@ -17,14 +17,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Instant;
 
-use fathom_frontend::vhost_user::Memory;
+use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
-use fathom_introspect::{Guest, GuestMemory, GuestState, GuestStatus, Kernel};
+use fathom_introspect::{Guest, GuestState, GuestStatus, Kernel};
 use parking_lot::Mutex;
 
 pub(crate) use disk::DiskGuest;
 
-use memory::{Identity, identity, is_changed, to_guest_memory};
+use memory::{Identity, identity, is_changed};
 
 /// A user of a guest: a connection of a disk's VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Introspection {
     }
 
     /// The guest with this memory. `user` now uses this guest instead of its earlier one.
-    fn attach(&self, user: &User, memory: &Arc<Memory>) -> Option<Arc<Guest>> {
+    fn attach(&self, user: &User, memory: &GuestMemory) -> Option<Arc<Guest>> {
         if !self.has_thread() {
             return None;
         }
@@ -150,7 +150,7 @@ impl Introspection {
     }
 
     /// Begins to follow a new guest.
-    fn follow(&self, identity: Identity, memory: &Arc<Memory>) -> Arc<Followed> {
+    fn follow(&self, identity: Identity, memory: &GuestMemory) -> Arc<Followed> {
         let due = Arc::new(AtomicBool::new(true));
         let (marked, shared) = (Arc::clone(&due), Arc::downgrade(&self.shared));
         let wake = move || {
@@ -162,7 +162,9 @@ impl Introspection {
                 }
             }
         };
-        let guest = Guest::new(to_guest_memory(memory), Arc::clone(&self.names), Box::new(wake));
+        // With files of its own: a search does not move the positions of the VMM's descriptors.
+        let memory = memory.reopened();
+        let guest = Guest::new(&memory, Arc::clone(&self.names), Box::new(wake));
         if let Some(thread) = self.shared.thread.get() {
             thread.unpark();
         }

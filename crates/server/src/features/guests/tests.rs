@@ -14,8 +14,17 @@ fn file() -> File {
 }
 
 /// The memory of a guest, mapped separately for each of its disks' connections.
-fn memory(file: &File) -> Arc<Memory> {
-    Arc::new(Memory::of_files(vec![(0, MEMORY, file.try_clone().unwrap())]).unwrap())
+fn memory(file: &File) -> GuestMemory {
+    memory_of(&[(0, file)])
+}
+
+/// The memory in files, each at a guest-physical address.
+fn memory_of(parts: &[(u64, &File)]) -> GuestMemory {
+    let mut memory = GuestMemory::default();
+    for (start, file) in parts {
+        memory.add(*start, MEMORY, file.try_clone().unwrap(), 0, &Arc::default()).unwrap();
+    }
+    memory
 }
 
 /// The disks of each guest that is followed.
@@ -65,10 +74,8 @@ fn changed_memory_is_another_guest() {
     let (first, plugged) = (file(), file());
     disk.started(0, &memory(&first));
     let before = disk.slot().guest().unwrap();
-    let parts = [(0, &first), (MEMORY, &plugged)];
-    let parts = parts.map(|(start, file)| (start, MEMORY, file.try_clone().unwrap()));
-    let both = Arc::new(Memory::of_files(parts.into()).unwrap());
-    let [one, two, other] = [&memory(&first), &both, &memory(&plugged)].map(|all| identity(all));
+    let both = memory_of(&[(0, &first), (MEMORY, &plugged)]);
+    let [one, two, other] = [&memory(&first), &both, &memory(&plugged)].map(identity);
     assert!(is_changed(&one, &two) && is_changed(&two, &one), "the kernel continues");
     assert!(!is_changed(&one, &other) && !is_changed(&other, &two));
     assert!(!is_changed(&Vec::new(), &one));

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use fathom_insight::Names;
-use fathom_introspect::{GuestMemory, Kernel};
+use fathom_introspect::{Kernel, WrittenPages, open_image};
 
 fn main() {
     let path = std::env::args().nth(1).expect("an image");
-    let memory = GuestMemory::open_image(Path::new(&path), 2 << 30).expect("an image");
+    let memory = open_image(Path::new(&path), 2 << 30).expect("an image");
     let start = Instant::now();
     let kernel = Kernel::attach(&memory, None).expect("a kernel");
     println!("Linux {} after {:?}", kernel.release(), start.elapsed());
@@ -31,14 +31,14 @@ fn main() {
     let start = Instant::now();
     let mapped = kernel.mapped_dirty();
     println!("{mapped:?} after {:?}", start.elapsed());
-    let whole = memory.written_pages(1, 0, || true);
+    let whole = WrittenPages::count(&memory, 1, 0, || true);
     println!("{whole:?}; relative error and time by stride:");
     for stride in [1_u64, 2, 5, 10, 20, 40, 60, 80, 100] {
         // The mean over as many beginnings, as the paper varies them.
         let (mut error, start) = (0.0, Instant::now());
         let beginnings = stride.min(10);
         for turn in 0..beginnings {
-            let sample = memory.written_pages(stride, turn * stride / beginnings, || true);
+            let sample = WrittenPages::count(&memory, stride, turn * stride / beginnings, || true);
             error += (sample.marked as f64 / whole.marked as f64 - 1.0).abs();
         }
         let (count, took) = (beginnings as f64, start.elapsed() / beginnings as u32);

@@ -1,9 +1,9 @@
 //! Measures the cost of introspection on a synthetic guest: the time to find a kernel in memory of
 //! 512 MiB and of 16 GiB, of which 2 GiB are in use, and the time per request.
 //!
-//!     cargo run --release -p fathom-introspect --features synthetic --example cost
-//!     … --example cost -- --no-search
-//!     … --example cost -- --requests 1000 --case data --batch warm
+//!     cargo run --release -p fathom-layers --example introspection_cost
+//!     … --example introspection_cost -- --no-search
+//!     … --example introspection_cost -- --requests 1000 --case data --batch warm
 //!
 //! With `--requests` it measures no time: it resolves this number of requests of each case, or of
 //! one case, under a profiler. `bench/introspection-instructions` counts their instructions in this
@@ -68,7 +68,7 @@ fn attach(what: &str, regions: &[(u64, u64)], touched: u64, step: u64) {
 
 /// A queue of an attached guest.
 fn queue(store: &Store, linux: &Linux) -> Resolver {
-    let guest = Guest::new(store.memory(), Arc::new(Names::default()), Box::new(|| {}));
+    let guest = Guest::new(&store.memory(), Arc::new(Names::default()), Box::new(|| {}));
     let mut resolver = guest.resolver();
     let request = &linux.requests[0];
     let pages = request.pieces.iter().copied();

@@ -14,17 +14,26 @@
 //! An address outside all mappings gets the default action. If the kernel itself accesses a lost
 //! page, there is no signal: the system call fails with `EFAULT`, which fails that one request.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
+};
 use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
+
+use crate::access::Access;
+use crate::kept::Kept;
+use crate::pager::Purpose;
 
 /// The most bytes of all mappings together: half of a process's address space, so that the rest
 /// remains for everything else.
@@ -53,7 +62,11 @@ thread_local! {
 /// copy from mapped memory, some of the copied bytes are zeroes of the replacement, not the owner's
 /// data.
 pub fn faults() -> u64 {
-    FAULTS.get()
+    // The handler changes the number during any access, which the compiler must not assume away.
+    compiler_fence(Ordering::SeqCst);
+    let faults = FAULTS.get();
+    compiler_fence(Ordering::SeqCst);
+    faults
 }
 
 /// Why memory is lost.
@@ -327,12 +340,11 @@ fn install() {
     });
 }
 
-/// A part of a file, mapped shared, for reading and writing.
+/// A part of a file, mapped shared.
 ///
-/// The other process may write it at any time. So its bytes are reached only through the raw
-/// pointer: by atomic or volatile accesses, by copies to and from the daemon's own memory, and by
-/// the kernel. If a byte changes during a copy, the copy has either value. A lost page reads as
-/// zeroes, after [`MemoryOwner::is_lost`] has become true.
+/// The other process may write it at any time. So its bytes are reached only through an
+/// [`Access`], by copies, and by the kernel. If a byte changes during a copy, the copy has either
+/// value. A lost page reads as zeroes, after [`MemoryOwner::is_lost`] has become true.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -341,8 +353,10 @@ pub struct Mapping {
     length: usize,
     /// The number of bytes mapped, in whole pages.
     mapped: usize,
+    purpose: Purpose,
     node: &'static Node,
-    owner: Arc<MemoryOwner>,
+    /// The handler reaches it through the node.
+    _owner: Arc<MemoryOwner>,
     _reservation: Reservation,
 }
 
@@ -359,8 +373,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes of `file` from `offset` on, which need not be at a page. The mapping is
-    /// excluded from core dumps. The file is sealed against truncation if that is possible.
+    /// Maps `length` bytes of `file` from `offset` on, which need not be at a page, for reading and
+    /// writing. The mapping is excluded from core dumps. The file is sealed against truncation if
+    /// that is possible.
     ///
     /// # Errors
     /// If the range is empty, reaches beyond the end of the file or exceeds a limit; if the file is
@@ -370,6 +385,26 @@ impl Mapping {
         offset: u64,
         length: u64,
         owner: &Arc<MemoryOwner>,
+    ) -> io::Result<Self> {
+        let mapping = Self::map(file, (offset, length), owner, Purpose::Write)?;
+        seal(file);
+        Ok(mapping)
+    }
+
+    /// Maps `length` bytes of `file` from `offset` on, for reading. The file belongs to no other
+    /// process, and may be on any file system.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new).
+    pub fn read_only(file: &File, offset: u64, length: u64) -> io::Result<Self> {
+        Self::map(file, (offset, length), &Arc::default(), Purpose::Read)
+    }
+
+    fn map(
+        file: &File,
+        (offset, length): (u64, u64),
+        owner: &Arc<MemoryOwner>,
+        purpose: Purpose,
     ) -> io::Result<Self> {
         let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
         let end = offset.checked_add(length).ok_or_else(|| invalid("a mapping wraps around"))?;
@@ -382,21 +417,30 @@ impl Mapping {
         if length == 0 || end > metadata.len() {
             return Err(invalid("a mapping is empty or longer than its file"));
         }
-        let page = page_size(file)?;
+        let system = rustix::fs::fstatfs(file)?;
+        if system.f_type == FUSE && purpose == Purpose::Write {
+            return Err(invalid(
+                "shared memory on FUSE is refused: the file system's process could block any access",
+            ));
+        }
+        let page = match system.f_type {
+            HUGETLBFS => (system.f_bsize as u64).max(4096),
+            _ => rustix::param::page_size() as u64,
+        };
         let skip = offset % page;
         let mapped = length
             .checked_add(skip)
             .and_then(|length| length.checked_next_multiple_of(page))
             .ok_or_else(|| invalid("a mapping is too long"))?;
         let reservation = Reservation::new(mapped, owner.budget.as_ref())?;
-        seal(file);
         install();
+        let writing = if purpose == Purpose::Write { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
                 mapped as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
+                libc::PROT_READ | writing,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
                 file.as_raw_fd(),
                 (offset - skip) as libc::off_t,
@@ -417,15 +461,16 @@ impl Mapping {
             skip: skip as usize,
             length: length as usize,
             mapped: mapped as usize,
+            purpose,
             node,
-            owner: Arc::clone(owner),
+            _owner: Arc::clone(owner),
             _reservation: reservation,
         })
     }
 
     /// The address of the first byte. The [`length`](Self::length) bytes from there on can be read
-    /// and written until the mapping is dropped.
-    pub fn base(&self) -> *mut u8 {
+    /// until the mapping is dropped, and written unless it is only for reading.
+    pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
     }
 
@@ -434,9 +479,22 @@ impl Mapping {
         self.length
     }
 
-    /// The owner of the memory.
-    pub fn owner(&self) -> &Arc<MemoryOwner> {
-        &self.owner
+    /// An access to a part of it, which keeps it mapped; `None` if it is shorter.
+    pub fn hold(self: &Arc<Self>, offset: usize, length: usize) -> Option<Access<'static>> {
+        let fits = offset.checked_add(length)? <= self.length;
+        fits.then(|| {
+            let place = self.base().wrapping_add(offset);
+            let kept = Kept::new(None, Some(Arc::clone(self)));
+            // SAFETY: the part is mapped as long as the mapping, for this purpose.
+            unsafe { Access::new(place, length, self.purpose, kept) }
+        })
+    }
+
+    /// An access to all of it.
+    #[inline]
+    pub fn access(&self) -> Access<'_> {
+        // SAFETY: all of it is mapped as long as self, for this purpose.
+        unsafe { Access::new(self.base(), self.length, self.purpose, Kept::NOTHING) }
     }
 }
 
@@ -449,116 +507,11 @@ impl Drop for Mapping {
     }
 }
 
-/// The size of the pages that `file` is mapped in, in bytes.
-fn page_size(file: &File) -> io::Result<u64> {
-    let system = rustix::fs::fstatfs(file)?;
-    match system.f_type {
-        HUGETLBFS => Ok((system.f_bsize as u64).max(4096)),
-        FUSE => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "shared memory on FUSE is refused: the file system's process could block any access",
-        )),
-        _ => Ok(rustix::param::page_size() as u64),
-    }
-}
-
 /// Seals `file` against truncation. Files without seals, or whose owner allows no further seals,
 /// stay as they are.
 fn seal(file: &File) {
     let Ok(seals) = rustix::fs::fcntl_get_seals(file) else { return };
     if !seals.intersects(SealFlags::SHRINK | SealFlags::SEAL) {
         let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::FileExt;
-
-    use rustix::fs::MemfdFlags;
-
-    fn memory_file(length: u64, flags: MemfdFlags) -> File {
-        let flags = MemfdFlags::CLOEXEC | flags;
-        let file = File::from(rustix::fs::memfd_create(c"test", flags).unwrap());
-        file.set_len(length).unwrap();
-        file
-    }
-
-    fn read(mapping: &Mapping, at: usize) -> u8 {
-        assert!(at < mapping.length());
-        // SAFETY: within the mapping.
-        unsafe { mapping.base().wrapping_add(at).read_volatile() }
-    }
-
-    #[test]
-    fn a_truncated_page_reads_as_zeroes_and_marks_only_its_owner() {
-        let (file, other) = (
-            memory_file(64 << 10, MemfdFlags::empty()),
-            memory_file(64 << 10, MemfdFlags::empty()),
-        );
-        let (owner, neighbour) =
-            (Arc::new(MemoryOwner::default()), Arc::new(MemoryOwner::default()));
-        let mapping = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
-        let beside = Mapping::new(&other, 0, 64 << 10, &neighbour).unwrap();
-        file.write_all_at(&vec![7; 64 << 10], 0).unwrap();
-        assert_eq!((read(&mapping, 5000), owner.cause(), faults()), (7, None, 0));
-        file.set_len(8192).unwrap();
-        assert_eq!((read(&mapping, 8191), owner.is_lost()), (7, false));
-        assert_eq!((read(&mapping, 8192), owner.cause()), (0, Some(LossCause::Absent)));
-        assert_eq!((read(&mapping, 4096), faults()), (7, 1));
-        // Faults of further pages, until the whole mapping is replaced.
-        for at in (8192..64 << 10).step_by(4096) {
-            assert_eq!(read(&mapping, at), 0);
-        }
-        assert_eq!(u64::from(FAULTS_MAX) + 1, faults());
-        assert_eq!((read(&mapping, 0), read(&beside, 0), neighbour.is_lost()), (0, 0, false));
-    }
-
-    #[test]
-    fn a_part_that_begins_within_a_page_is_mapped() {
-        let file = memory_file(16 << 10, MemfdFlags::empty());
-        file.write_all_at(b"part", 5000).unwrap();
-        let mapping = Mapping::new(&file, 5000, 4, &Arc::default()).unwrap();
-        assert_eq!((read(&mapping, 0), read(&mapping, 3), mapping.length()), (b'p', b't', 4));
-        let map = |offset, length| Mapping::new(&file, offset, length, &Arc::default());
-        assert!(map(0, 0).is_err() && map(16 << 10, 1).is_err() && map(u64::MAX, 2).is_err());
-        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
-        assert!(Mapping::new(&null, 0, 4096, &Arc::default()).is_err());
-        let directory = File::open("/tmp").unwrap();
-        assert!(Mapping::new(&directory, 0, 1, &Arc::default()).is_err());
-    }
-
-    #[test]
-    fn a_file_that_can_be_sealed_is() {
-        let file = memory_file(8192, MemfdFlags::ALLOW_SEALING);
-        let _mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
-        assert!(file.set_len(4096).is_err());
-        file.set_len(16384).unwrap();
-    }
-
-    #[test]
-    fn mappings_are_excluded_from_core_dumps() {
-        let file = memory_file(8192, MemfdFlags::empty());
-        let mapping = Mapping::new(&file, 0, 8192, &Arc::default()).unwrap();
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let start = format!("{:x}-", mapping.base() as usize);
-        let (_, from) = maps.split_once(&start).expect("the mapping has a line");
-        let flags = from.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
-        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
-    }
-
-    #[test]
-    fn a_budget_is_kept_and_given_back() {
-        let file = memory_file(64 << 10, MemfdFlags::empty());
-        let owner = Arc::new(MemoryOwner::new(None, Some(Arc::new(Budget::new(96 << 10)))));
-        let first = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
-        assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_err());
-        let second = Mapping::new(&file, 0, 32 << 10, &owner).unwrap();
-        drop((first, second));
-        assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_ok());
-        // A file may claim any length; a mapping larger than the limit is refused.
-        let huge = memory_file(1 << 50, MemfdFlags::empty());
-        assert!(Mapping::new(&huge, 0, 127 << 40, &Arc::default()).is_err());
     }
 }

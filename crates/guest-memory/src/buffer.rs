@@ -3,6 +3,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use crate::pager::Lease;
+
 /// An address in a guest's physical memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GuestAddress(pub u64);
@@ -28,6 +30,8 @@ pub struct Buffers {
     addresses: Vec<Option<GuestAddress>>,
     length: u64,
     owned: Option<Owned>,
+    /// What keeps the pages of a guest's memory present.
+    leases: Vec<Lease>,
 }
 
 // SAFETY: the segments point to memory that stays mapped as long as the request is in flight (the
@@ -48,6 +52,11 @@ impl Buffers {
         self.segments.push(libc::iovec { iov_base: pointer.cast(), iov_len: length });
         self.addresses.push(address);
         self.length += length as u64;
+    }
+
+    /// Keeps a lease until the segments are removed.
+    pub(crate) fn keep(&mut self, lease: Lease) {
+        self.leases.push(lease);
     }
 
     /// Replaces all segments by `length` bytes of memory that the request owns, aligned for direct
@@ -161,6 +170,31 @@ impl Buffers {
         done == target.len()
     }
 
+    /// Copies `length` bytes from byte `from` of all segments on to `target`.
+    ///
+    /// # Safety
+    /// `target` must be valid for writes of `length` bytes, in memory that is no segment's.
+    pub unsafe fn gather(&self, from: u64, length: usize, mut target: *mut u8) {
+        self.each(from, length, |pointer, count| {
+            // SAFETY: the segment is mapped while the request is in flight, and the caller's memory
+            // cannot overlap it.
+            unsafe { std::ptr::copy_nonoverlapping(pointer, target, count) };
+            target = target.wrapping_add(count);
+        });
+    }
+
+    /// Copies `length` bytes from `source` to byte `from` of all segments on.
+    ///
+    /// # Safety
+    /// `source` must be valid for reads of `length` bytes, in memory that is no segment's.
+    pub unsafe fn scatter(&self, from: u64, length: usize, mut source: *const u8) {
+        self.each(from, length, |pointer, count| {
+            // SAFETY: as in `gather`, in the other direction.
+            unsafe { std::ptr::copy_nonoverlapping(source, pointer, count) };
+            source = source.wrapping_add(count);
+        });
+    }
+
     /// Copies up to `source.len()` bytes in, to byte `from` of all segments on. Returns the number
     /// of bytes that fit.
     pub fn copy_from(&mut self, from: u64, source: &[u8]) -> usize {
@@ -258,6 +292,7 @@ impl Buffers {
     fn clear_segments(&mut self) {
         self.segments.clear();
         self.addresses.clear();
+        self.leases.clear();
         self.length = 0;
     }
 

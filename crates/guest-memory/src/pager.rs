@@ -1,0 +1,63 @@
+//! Who may access a page now.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The purpose for which memory is accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A read that brings no page in: a page that is absent cannot be looked at.
+    Look,
+    /// A read of what the guest has given to the device: an absent page is brought in.
+    Read,
+    /// A write, or a read and a write: an absent page is brought in.
+    Write,
+}
+
+/// What takes pages of a guest's memory away and brings them in. Every access to a memory that
+/// [has a pager](crate::GuestMemory::with_pager) takes a lease from it first.
+///
+/// Any thread calls it: those of rings and those of introspection.
+pub trait Pager: Send + Sync {
+    /// Keeps the pages of a range of guest-physical addresses present until
+    /// [`release`](Self::release). The range lies within one region and is not empty, but it need
+    /// not begin or end at a page. Leases may overlap. Returns false if the access must not take
+    /// place: the caller then does as if there were no such memory.
+    fn lease(&self, range: &Range<u64>, purpose: Purpose) -> bool;
+
+    /// Ends a lease, with the values with which it was taken.
+    fn release(&self, range: &Range<u64>, purpose: Purpose);
+}
+
+/// Pages that stay present as long as this lives.
+pub struct Lease {
+    pager: Arc<dyn Pager>,
+    range: Range<u64>,
+    purpose: Purpose,
+}
+
+impl Lease {
+    /// Takes a lease on a range; `None` if the pager refuses it.
+    pub(crate) fn take(
+        pager: &Arc<dyn Pager>,
+        range: Range<u64>,
+        purpose: Purpose,
+    ) -> Option<Self> {
+        let is_granted = range.is_empty() || pager.lease(&range, purpose);
+        is_granted.then(|| Self { pager: Arc::clone(pager), range, purpose })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.range.is_empty() {
+            self.pager.release(&self.range, self.purpose);
+        }
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:?} of {:x?}", self.purpose, self.range)
+    }
+}
