@@ -16,6 +16,7 @@ use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk, ErrorKind};
 use fathom_layers::Wal;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_sim::FaultyDevice;
 use rustix::fs::{Advice, fadvise};
 
@@ -46,7 +47,7 @@ fn open(volume: &Arc<LogVolume>, number: usize, folder: &Path) -> Arc<Disk> {
         offset,
         size: LOG_LENGTH,
         block_size: 4096,
-        identity: [number as u8 + 1; 16],
+        identity: Identity([number as u8 + 1; 16]),
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,

@@ -19,6 +19,7 @@ use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{Backend, Disk, ErrorKind};
 use fathom_layers::Wal;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 
 use queue::{BLOCK, Queue};
 
@@ -108,7 +109,7 @@ fn open(log: &Path, home: &Path, age: Duration) -> Arc<Disk> {
         offset: 0,
         size: 0,
         block_size: 0,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: age.as_nanos() as u64,
         completion: Completion::Durable,
         expected: None,

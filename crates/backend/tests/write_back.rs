@@ -14,6 +14,7 @@ use std::sync::{Arc, Barrier};
 use fathom_backend::{FileBackend, FileOptions};
 use fathom_block::{BackendProblem, Disk, ErrorKind};
 use fathom_image::{LogMark, MarkedLog};
+use fathom_persistence::Identity;
 use fathom_sim::FaultyDevice;
 
 use queue::{BLOCK, Queue};
@@ -248,7 +249,7 @@ fn a_mark_is_changed_after_writes_were_lost() {
     let image = device.mount().join("a.img");
     let mark = LogMark::open(&image, device.mount().as_path()).unwrap();
     let log = MarkedLog {
-        identity: *b"0123456789abcdef",
+        identity: Identity(*b"0123456789abcdef"),
         age: Some(7),
         offset: 0,
         path: "/fast/logs".into(),

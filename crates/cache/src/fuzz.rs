@@ -1,5 +1,7 @@
 //! Reads arbitrary bytes as a cache volume: for the fuzzer, and for tests with seeded inputs.
 
+use fathom_persistence::Superblock as _;
+
 use crate::format::{PAGE_LENGTH, Superblock, checksum, correct_page, correct_superblock};
 use crate::inspect::Inspection;
 
@@ -17,9 +19,9 @@ pub fn fuzz_volume(data: &[u8]) {
     if is_corrected {
         correct_superblock(&mut volume[..PAGE_LENGTH]);
     }
-    let Ok(format) = Superblock::decode(&volume[..2 * PAGE_LENGTH]) else { return };
+    let Ok(format) = Superblock::select(&volume[..2 * PAGE_LENGTH]) else { return };
     let copies = [format.encode(), format.encode()].concat();
-    assert_eq!(Superblock::decode(&copies), Ok(format));
+    assert_eq!(Superblock::select(&copies), Ok(format));
     // Numbers of a valid superblock never overflow, however large they are.
     let (end, length) = (format.slot_offset(0), format.length());
     assert!(format.page_offset(format.pages(), 0) <= end && end < length);
@@ -55,7 +57,7 @@ pub fn fuzz_volume(data: &[u8]) {
             // Any bytes have a checksum, and names that are no text are none.
             checksum(copy);
             if let Some(disk) = format.read_disk(copy) {
-                assert!(disk.name.len() <= crate::format::NAME_LENGTH_MAX);
+                assert!(disk.owner.name.len() <= fathom_persistence::NAME_LENGTH_MAX);
             }
         }
     }

@@ -146,15 +146,18 @@ impl DiskSummary {
 
 #[cfg(test)]
 mod tests {
+    use fathom_persistence::Identity;
+
     use super::*;
-    use crate::format::Entry;
+    use crate::format::{Entry, Owner};
 
     fn format() -> Superblock {
-        Superblock::new([7; 16], 8 << 20, 8192, 2, 1).unwrap()
+        Superblock::new(Identity([7; 16]), 8 << 20, 8192, 2, 1).unwrap()
     }
 
     fn record() -> DiskRecord {
-        DiskRecord { name: "disk".into(), region_shift: 20, ..DiskRecord::default() }
+        let owner = Owner::new("disk", "").unwrap();
+        DiskRecord { owner, region_shift: 20, ..DiskRecord::default() }
     }
 
     /// Examines a volume of these pages; the others are blank.

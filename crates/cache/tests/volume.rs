@@ -1,11 +1,12 @@
 //! Arbitrary bytes as a cache volume.
 
-use fathom_cache::format::{BLOCK_BITS, DiskRecord, Entry, PAGE_LENGTH, Superblock};
+use fathom_cache::format::{BLOCK_BITS, DiskRecord, Entry, Owner, PAGE_LENGTH, Superblock};
 use fathom_cache::fuzz_volume;
+use fathom_persistence::{Identity, Superblock as _};
 
 /// A small volume with two disks, as it is on its store.
 fn volume() -> Vec<u8> {
-    let format = Superblock::new(*b"identity of test", 1 << 20, 16384, 2, 1).unwrap();
+    let format = Superblock::new(Identity(*b"identity of test"), 1 << 20, 16384, 2, 1).unwrap();
     let format = format.with_logs(2, 1 << 17).unwrap();
     let mut bytes = vec![0; format.slot_offset(0) as usize];
     let mut put = |at: u64, page: &[u8]| {
@@ -15,8 +16,7 @@ fn volume() -> Vec<u8> {
     put(PAGE_LENGTH as u64, &format.encode());
     for disk in 1..=2 {
         let record = DiskRecord {
-            name: format!("disk {disk}"),
-            home: "/images/a.img".into(),
+            owner: Owner::new(&format!("disk {disk}"), "/images/a.img").unwrap(),
             region_shift: 20,
             ..DiskRecord::default()
         };

@@ -17,6 +17,7 @@ use std::{
 
 use common::{console, has, run};
 use fathom_image::{CacheMark, LogMark, LossRecord, MarkedCache, MarkedLog};
+use fathom_persistence::{Identity, Stamp};
 use serde_json::Value;
 
 /// The time limit of each step of a test.
@@ -68,7 +69,10 @@ fn an_image_that_is_not_served_is_recovered_after_lost_writes() {
     let record = LossRecord::new(&file, &path, &[]).expect("the places");
     record.write(&file, libc::EIO).expect("it is recorded");
     let mark = CacheMark::open(&path, directory).expect("it opens");
-    let cache = MarkedCache { identity: [1; 16], generation: 7, path: "/fast/cache".into() };
+    let cache = MarkedCache {
+        stamp: Stamp { identity: Identity([1; 16]), age: 7 },
+        path: "/fast/cache".into(),
+    };
     mark.write(&cache).expect("it is marked");
     // Whoever has it open for writing may lose more.
     let (status, _, stderr) = run(directory, &["disk", "recover", "a.img"]);
@@ -88,7 +92,7 @@ fn an_image_with_changes_in_a_log_is_not_replaced_or_shrunk() {
     fs::write(&path, vec![7; 1 << 20]).expect("it is written");
     fs::write(directory.join("raw.img"), [1; 512]).expect("it is written");
     let log = MarkedLog {
-        identity: *b"0123456789abcdef",
+        identity: Identity(*b"0123456789abcdef"),
         age: Some(7),
         offset: 0,
         path: "/fast/logs".into(),
@@ -132,7 +136,10 @@ fn the_mark_of_a_cache_ends_with_the_content() {
     let directory = directory.path();
     let path = directory.join("a.img");
     fs::write(directory.join("raw.img"), [1; 512]).expect("it is written");
-    let cache = MarkedCache { identity: [1; 16], generation: 7, path: "/fast/cache".into() };
+    let cache = MarkedCache {
+        stamp: Stamp { identity: Identity([1; 16]), age: 7 },
+        path: "/fast/cache".into(),
+    };
     for (command, stays) in [
         (&["disk", "create", "a.img", "1M", "--force"][..], false),
         (&["disk", "resize", "a.img", "2M"], true),

@@ -1,15 +1,17 @@
 //! The mark of an image that names the state which a cache has blocks of.
 //!
 //! A cache that outlives the daemon belongs to one state of the image. The mark names the cache and
-//! a generation, which the cache has too. Each opening of the cache draws another generation, so
-//! that an older copy of the cache does not fit. Before the image is served without the cache, the
+//! the state's age, which the cache has too. Each opening of the cache draws another one, so that
+//! an older copy of the cache does not fit. Before the image is served without the cache, the
 //! mark is removed. What other programs do to the image is seen by its modification time.
 
 use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 
-use crate::place::{Place, end_of, hexadecimal, identity};
+use fathom_persistence::{Identity, Stamp};
+
+use crate::place::{Place, end_of};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.cache";
@@ -19,10 +21,8 @@ const SUFFIX: &str = ".fathom-cache";
 /// A cache that has blocks of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkedCache {
-    /// The identity of the cache.
-    pub identity: [u8; 16],
-    /// The state of the image that the blocks belong to.
-    pub generation: u64,
+    /// The cache, and the state of the image that the blocks belong to.
+    pub stamp: Stamp,
     /// The path of the cache when the mark was written, for messages. Of a long path, the end is
     /// kept.
     pub path: String,
@@ -86,7 +86,7 @@ impl CacheMark {
     /// # Errors
     /// When the mark cannot be written.
     pub fn write(&self, cache: &MarkedCache) -> io::Result<()> {
-        let mut text = format!("{} {:016x} ", hexadecimal(&cache.identity), cache.generation);
+        let mut text = format!("{} {:016x} ", cache.stamp.identity, cache.stamp.age);
         text.push_str(end_of(&cache.path, text.len()));
         self.place.write(text.as_bytes())
     }
@@ -113,12 +113,13 @@ impl CacheMark {
 fn parse(text: &[u8]) -> Option<MarkedCache> {
     let text = std::str::from_utf8(text).ok()?;
     let (hex, rest) = text.split_once(' ')?;
-    let (generation, path) = rest.split_once(' ')?;
-    if generation.len() != 16 {
+    let (age, path) = rest.split_once(' ')?;
+    if age.len() != 16 {
         return None;
     }
-    let generation = u64::from_str_radix(generation, 16).ok()?;
-    Some(MarkedCache { identity: identity(hex)?, generation, path: path.to_owned() })
+    let age = u64::from_str_radix(age, 16).ok()?;
+    let stamp = Stamp { identity: Identity::parse(hex)?, age };
+    Some(MarkedCache { stamp, path: path.to_owned() })
 }
 
 #[cfg(test)]
@@ -144,7 +145,8 @@ mod tests {
                 }
             };
             assert_eq!(open().read().unwrap(), None);
-            let cache = MarkedCache { identity: [0xab; 16], generation: 7, path: "/a b".into() };
+            let stamp = Stamp { identity: Identity([0xab; 16]), age: 7 };
+            let cache = MarkedCache { stamp, path: "/a b".into() };
             open().write(&cache).unwrap();
             // The text is that which earlier builds have written.
             let text = format!("{} 0000000000000007 /a b", "ab".repeat(16));
@@ -153,7 +155,7 @@ mod tests {
             let long = MarkedCache { path: "\u{e4}".repeat(2000), ..cache };
             open().write(&long).unwrap();
             let found = open().read().unwrap().unwrap();
-            assert!(found.generation == 7 && long.path.ends_with(&found.path));
+            assert!(found.stamp == stamp && long.path.ends_with(&found.path));
             open().place.write(b"ab 7 /a").unwrap();
             assert!(open().read().unwrap().is_none() && open().exists().unwrap());
             open().clear().unwrap();
@@ -171,8 +173,9 @@ mod tests {
             CacheMark { place: mark.place.without_attributes() }
         };
         File::create(&path).unwrap();
-        open().write(&MarkedCache { identity: [1; 16], generation: 7, path: "/a".into() }).unwrap();
-        assert_eq!(open().read().unwrap().unwrap().generation, 7);
+        let stamp = Stamp { identity: Identity([1; 16]), age: 7 };
+        open().write(&MarkedCache { stamp, path: "/a".into() }).unwrap();
+        assert_eq!(open().read().unwrap().unwrap().stamp, stamp);
         std::thread::sleep(Duration::from_millis(30));
         std::fs::rename(&path, folder.path().join("old.img")).unwrap();
         File::create(&path).unwrap();

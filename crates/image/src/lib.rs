@@ -4,18 +4,18 @@
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
 //! - `cached`: the mark of an image that names the state which a cache has blocks of.
-//! - `place`: where these marks are, `marks`: those of block devices; `identity`: whether a mark in
-//!   a file belongs to the image.
+//! - `place`: where these marks are, `marks`: those of block devices; `facts`: whether a mark in a
+//!   file belongs to the image.
 //! - `signature`: what else may be on a volume: file systems, partition tables, arrays.
-//! - `kinds`: what marks ask of commands that change an image.
+//! - `kinds`: all kinds of marks as one table, and what they ask of commands that change an image.
 //! - `record`: the record of lost writes, for later daemons.
 //! - `lock`: the lock that excludes a second user, and the kernel's report on other writers;
 //!   `device`: the same for block devices, which may have several nodes.
 
 mod cached;
 mod device;
+mod facts;
 mod format;
-mod identity;
 mod kinds;
 mod lock;
 mod mark;
@@ -28,7 +28,7 @@ mod state;
 pub use cached::{CacheMark, MarkedCache};
 pub use device::{Holder, lock_device, open};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
-pub use kinds::{Demand, ImageChange, MarkKind};
+pub use kinds::{Demand, ImageChange, Mark, MarkKind, MarkedImage};
 pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};
 pub use marks::marks_folder;

@@ -9,8 +9,10 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use fathom_persistence::Identity;
+
 use crate::marks::remove_all;
-use crate::place::{Place, end_of, hexadecimal, identity};
+use crate::place::{Place, end_of};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.log";
@@ -21,7 +23,7 @@ const SUFFIX: &str = ".fathom-log";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkedLog {
     /// The identity of the log.
-    pub identity: [u8; 16],
+    pub identity: Identity,
     /// The age of the pair of log and image; `None` in a mark of an earlier version.
     pub age: Option<u64>,
     /// Where the log begins in its volume, in bytes; 0 in a mark of an earlier version.
@@ -110,8 +112,8 @@ impl LogMark {
     ///
     /// # Errors
     /// When a mark cannot be read or removed.
-    pub fn clear_of_devices(log: &[u8; 16], folder: &Path) -> io::Result<bool> {
-        let names = |text: &[u8]| parse(text).is_some_and(|found| found.identity == *log);
+    pub fn clear_of_devices(log: Identity, folder: &Path) -> io::Result<bool> {
+        let names = |text: &[u8]| parse(text).is_some_and(|found| found.identity == log);
         Ok(remove_all(folder, SUFFIX, names)? > 0)
     }
 
@@ -126,8 +128,7 @@ impl LogMark {
 }
 
 fn encode(log: &MarkedLog) -> Vec<u8> {
-    let mut text = hexadecimal(&log.identity);
-    text.push(' ');
+    let mut text = format!("{} ", log.identity);
     if let Some(age) = log.age {
         let _ = write!(text, "{age} {} ", log.offset);
     }
@@ -145,7 +146,7 @@ fn parse(text: &[u8]) -> Option<MarkedLog> {
         (Some(age), Some(offset), Some(path)) => (Some(age), offset, path),
         _ => (None, 0, rest),
     };
-    Some(MarkedLog { identity: identity(hex)?, age, offset, path: path.to_owned() })
+    Some(MarkedLog { identity: Identity::parse(hex)?, age, offset, path: path.to_owned() })
 }
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod tests {
         let hex = "30".repeat(16);
         assert_eq!(mark(&format!("{hex} /fast/12 logs")), Some((None, "/fast/12 logs".into())));
         let (age, offset, path) = (Some(12), 4096, "/1 2".to_owned());
-        let with_age = MarkedLog { identity: [0x30; 16], age, offset, path };
+        let with_age = MarkedLog { identity: Identity([0x30; 16]), age, offset, path };
         assert_eq!(encode(&with_age), format!("{hex} 12 4096 /1 2").into_bytes());
         assert_eq!(parse(&encode(&with_age)), Some(with_age));
     }
@@ -188,7 +189,7 @@ mod tests {
             };
             File::create(&path).unwrap();
             let log = MarkedLog {
-                identity: *b"0123456789abcdef",
+                identity: Identity(*b"0123456789abcdef"),
                 age: Some(7),
                 offset: 4096,
                 path: "/fast/logs".into(),
@@ -223,7 +224,7 @@ mod tests {
             let mark = LogMark::open(&path, folder.path()).unwrap();
             assert_eq!(mark.read().unwrap(), None);
             let log = MarkedLog {
-                identity: *b"0123456789abcdef",
+                identity: Identity(*b"0123456789abcdef"),
                 age: Some(7),
                 offset: 4096,
                 path: "/fast/logs".into(),

@@ -1,11 +1,11 @@
 //! The marks of block devices. They lie in one folder of the host, so that every daemon and every
 //! command finds them, whichever folder of its own it has; no byte of a device is free for a mark.
-//! Each is named after the [key](Identity::key) of its device, which stays when the device gets
+//! Each is named after the [key](Facts::key) of its device, which stays when the device gets
 //! another path or number, or after the name that the operator has given to the device. A device
 //! without such a name, or with one that another device has too, can have no mark.
 //!
 //! Earlier versions named the marks after paths and kept them in the folder of each daemon. They
-//! are found there, by the identity in the mark or by the path, and moved when the mark is written
+//! are found there, by the facts in the mark or by the path, and moved when the mark is written
 //! again.
 
 use std::fs::{DirBuilder, File};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use fathom_failure::Failure;
 
 use crate::device::has_twin;
-use crate::identity::Identity;
+use crate::facts::Facts;
 use crate::place::read_mark;
 
 /// The environment variable with the folder.
@@ -51,7 +51,7 @@ impl DeviceMarks {
     /// name of it.
     pub(crate) fn new(
         (path, device): (&Path, &File),
-        identity: &Identity,
+        facts: &Facts,
         (folder, earlier_folder): (PathBuf, &Path),
         suffix: &'static str,
         given: Option<&str>,
@@ -65,7 +65,7 @@ impl DeviceMarks {
             earlier: earlier_folder.join(format!("device{name}{suffix}")),
             key: match given {
                 Some(given) => Ok(format!("key-{given}")),
-                None => own_key(number, identity),
+                None => own_key(number, facts),
             },
         })
     }
@@ -81,14 +81,14 @@ impl DeviceMarks {
         Some(self.folder.join(format!("{}{}", file_name(key), self.suffix)))
     }
 
-    /// The mark of the device with this identity: the file, and its content.
-    pub(crate) fn find(&self, identity: &Identity) -> io::Result<Option<(PathBuf, Vec<u8>)>> {
+    /// The mark of the device with these facts: the file, and its content.
+    pub(crate) fn find(&self, facts: &Facts) -> io::Result<Option<(PathBuf, Vec<u8>)>> {
         if let Some(file) = self.file() {
             if let Some(mark) = read_mark(&file)? {
                 return Ok(Some((file, mark)));
             }
         }
-        if let Some(found) = self.find_same(identity, None)? {
+        if let Some(found) = self.find_same(facts, None)? {
             return Ok(Some(found));
         }
         Ok(read_mark(&self.earlier)?.map(|mark| (self.earlier.clone(), mark)))
@@ -97,21 +97,21 @@ impl DeviceMarks {
     /// A file other than `kept` with a mark of the device.
     pub(crate) fn find_earlier(
         &self,
-        identity: &Identity,
+        facts: &Facts,
         kept: Option<&Path>,
     ) -> io::Result<Option<PathBuf>> {
-        if let Some((file, _)) = self.find_same(identity, kept)? {
+        if let Some((file, _)) = self.find_same(facts, kept)? {
             return Ok(Some(file));
         }
         let earlier = read_mark(&self.earlier)?;
-        let is_own = earlier.is_some_and(|mark| !Identity::split(&mark).1.contradicts(identity));
+        let is_own = earlier.is_some_and(|mark| !Facts::split(&mark).1.contradicts(facts));
         Ok(is_own.then(|| self.earlier.clone()))
     }
 
-    /// A mark of the device by the identity in it, in a file other than `kept`.
+    /// A mark of the device by the facts in it, in a file other than `kept`.
     fn find_same(
         &self,
-        identity: &Identity,
+        facts: &Facts,
         kept: Option<&Path>,
     ) -> io::Result<Option<(PathBuf, Vec<u8>)>> {
         for folder in [&self.folder, &self.earlier_folder] {
@@ -121,7 +121,7 @@ impl DeviceMarks {
                 }
                 // Another device's mark may be removed meanwhile.
                 let Some(mark) = read_mark(&file)? else { continue };
-                if Identity::split(&mark).1.is_same(identity) {
+                if Facts::split(&mark).1.is_same(facts) {
                     return Ok(Some((file, mark)));
                 }
             }
@@ -190,13 +190,13 @@ pub(crate) fn give_to_owner(path: &Path) {
 }
 
 /// The name of the device that the kernel knows, or why it has none that is its own.
-fn own_key(number: u64, identity: &Identity) -> Result<String, String> {
-    let Some(key) = identity.key() else {
+fn own_key(number: u64, facts: &Facts) -> Result<String, String> {
+    let Some(key) = facts.key() else {
         return Err(
             "the kernel knows no lasting name of the device, such as a WWID or a serial".into()
         );
     };
-    let is_same = |folder: &Path| Identity::of_device(folder, None).key().as_ref() == Some(&key);
+    let is_same = |folder: &Path| Facts::of_device(folder, None).key().as_ref() == Some(&key);
     if has_twin(number, is_same) {
         return Err(format!("another device has the same name, {key}"));
     }
@@ -236,7 +236,7 @@ pub(crate) fn remove_all(
     let mut count = 0;
     for folder in [&marks.folder, &marks.earlier_folder] {
         for file in marks.files(folder)? {
-            if read_mark(&file)?.is_some_and(|mark| names(Identity::split(&mark).0)) {
+            if read_mark(&file)?.is_some_and(|mark| names(Facts::split(&mark).0)) {
                 std::fs::remove_file(&file)?;
                 File::open(folder)?.sync_all()?;
                 count += 1;

@@ -1,7 +1,7 @@
 //! The place of a mark of an image: a text that has to survive a crash of the host. It is an
 //! extended attribute of the image if its file system supports them, else a file beside the image.
 //! The mark of a block device is a file in a folder of the host ([`DeviceMarks`]). A file names the
-//! image that it belongs to ([`Identity`]), because it stays when another image or device gets the
+//! image that it belongs to ([`Facts`]), because it stays when another image or device gets the
 //! path.
 
 use std::ffi::CStr;
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use fathom_failure::Failure;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 
-use crate::identity::Identity;
+use crate::facts::Facts;
 use crate::marks::{DeviceMarks, give_to_owner, marks_folder};
 
 /// The longest mark, in bytes.
@@ -32,7 +32,7 @@ pub(crate) struct Place {
     /// The extended attribute; `None` if the image cannot have any.
     attribute: Option<&'static CStr>,
     files: Files,
-    identity: Identity,
+    facts: Facts,
 }
 
 /// The files that can have a mark.
@@ -67,19 +67,19 @@ impl Place {
     ) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let image = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path)?;
-        let mut identity = Identity::of(&image)?;
+        let mut facts = Facts::of(&image)?;
         if !image.metadata()?.file_type().is_block_device() {
             let mut beside = path.clone().into_os_string();
             beside.push(suffix);
             let files = Files::Beside(beside.into());
-            return Ok(Self { path, image, attribute: Some(attribute), files, identity });
+            return Ok(Self { path, image, attribute: Some(attribute), files, facts });
         }
         if let Some(name) = given {
-            identity = identity.with_given(name);
+            facts = facts.with_given(name);
         }
         let folders = (marks_folder(), folder);
-        let files = DeviceMarks::new((&path, &image), &identity, folders, suffix, given)?;
-        Ok(Self { path, image, attribute: None, files: Files::OfDevice(files), identity })
+        let files = DeviceMarks::new((&path, &image), &facts, folders, suffix, given)?;
+        Ok(Self { path, image, attribute: None, files: Files::OfDevice(files), facts })
     }
 
     /// Why the image can have no mark: it is a block device without a name of its own.
@@ -110,8 +110,8 @@ impl Place {
             return Ok(Some(Found { text, is_foreign: false }));
         }
         let Some((_, mark)) = self.find()? else { return Ok(None) };
-        let (text, identity) = Identity::split(&mark);
-        let is_foreign = identity.contradicts(&self.identity);
+        let (text, facts) = Facts::split(&mark);
+        let is_foreign = facts.contradicts(&self.facts);
         Ok(Some(Found { text: text.to_vec(), is_foreign }))
     }
 
@@ -132,7 +132,7 @@ impl Place {
         let mut draft = file.clone().into_os_string();
         draft.push(".new");
         let for_owner = matches!(self.files, Files::OfDevice(_));
-        replace_file(&file, Path::new(&draft), &self.identity.append_to(text), for_owner)?;
+        replace_file(&file, Path::new(&draft), &self.facts.append_to(text), for_owner)?;
         // An older mark would hide this one.
         self.clear_attribute()?;
         self.clear_earlier(Some(&file))
@@ -147,7 +147,7 @@ impl Place {
             return Ok(());
         };
         if marks.file().is_some_and(|own| own != file) {
-            self.write(Identity::split(&mark).0)?;
+            self.write(Facts::split(&mark).0)?;
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Place {
         if let (None, Some(file)) = (kept, marks.file()) {
             remove(&file)?;
         }
-        while let Some(file) = marks.find_earlier(&self.identity, kept)? {
+        while let Some(file) = marks.find_earlier(&self.facts, kept)? {
             remove(&file)?;
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Place {
     fn find(&self) -> io::Result<Option<(PathBuf, Vec<u8>)>> {
         match &self.files {
             Files::Beside(file) => Ok(read_mark(file)?.map(|mark| (file.clone(), mark))),
-            Files::OfDevice(marks) => marks.find(&self.identity),
+            Files::OfDevice(marks) => marks.find(&self.facts),
         }
     }
 
@@ -309,33 +309,7 @@ fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
-/// An identity as text.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut text = String::new();
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
-}
-
-/// An identity of 16 bytes from its text.
-pub(crate) fn identity(text: &str) -> Option<[u8; 16]> {
-    if text.len() != 32 || !text.is_ascii() {
-        return None;
-    }
-    let mut identity = [0; 16];
-    for (index, byte) in identity.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
-    }
-    Some(identity)
-}
-
 /// The end of a long path that fits into a mark behind `length` other bytes.
 pub(crate) fn end_of(path: &str, length: usize) -> &str {
-    let mut start = path.len().saturating_sub(LENGTH_MAX - length);
-    while !path.is_char_boundary(start) {
-        start += 1;
-    }
-    &path[start..]
+    fathom_persistence::end_of(path, LENGTH_MAX - length)
 }

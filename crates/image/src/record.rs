@@ -17,9 +17,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use fathom_persistence::Identity;
 use rustix::fs::{XattrFlags, fsetxattr};
-
-use crate::place::hexadecimal;
 
 /// The extended attribute.
 const ATTRIBUTE: &str = "user.fathom.writes-lost";
@@ -64,12 +63,12 @@ impl LossRecord {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn of_part(
-        part: &[u8; 16],
+        part: Identity,
         file: &File,
         path: &Path,
         folders: &[PathBuf],
     ) -> io::Result<Self> {
-        Self::with_suffix(&format!(".{}", hexadecimal(part)), file, path, folders)
+        Self::with_suffix(&format!(".{part}"), file, path, folders)
     }
 
     fn with_suffix(
@@ -228,8 +227,8 @@ mod tests {
         let (file, second) = (File::create(&path).unwrap(), File::create(other).unwrap());
         let folders = [folder.path().to_owned()];
         let whole = LossRecord::new(&file, &path, &folders).unwrap();
-        let parts = [[1; 16], [2; 16]].map(|part| {
-            let record = LossRecord::of_part(&part, &file, &path, &folders).unwrap();
+        let parts = [Identity([1; 16]), Identity([2; 16])].map(|part| {
+            let record = LossRecord::of_part(part, &file, &path, &folders).unwrap();
             // As on a file system without attributes.
             LossRecord { attribute: None, ..record }
         });

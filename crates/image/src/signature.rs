@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use fathom_persistence::bytes::u32_at;
+
 /// The bytes at the start of a volume that are examined.
 const HEAD_LENGTH: usize = 1 << 20;
 /// The bytes at the end of a volume that are examined.
@@ -172,10 +174,7 @@ fn extended(bytes: &[u8]) -> &'static str {
     const HAS_JOURNAL: u32 = 0x4;
     const EXTENTS: u32 = 0x40;
     const FLEX_BG: u32 = 0x200;
-    let word = |offset: usize| {
-        let bytes = bytes.get(1024 + offset..1024 + offset + 4);
-        bytes.map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-    };
+    let word = |offset: usize| u32_at(bytes, 1024 + offset);
     if word(96) & (EXTENTS | FLEX_BG) != 0 {
         "ext4"
     } else if word(92) & HAS_JOURNAL != 0 {

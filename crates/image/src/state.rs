@@ -4,8 +4,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use fathom_persistence::{Identity, Stamp};
+
 use crate::marks::{file_name, marks_folder, prepare};
-use crate::place::{end_of, hexadecimal, identity, read_mark, remove, replace_file};
+use crate::place::{end_of, read_mark, remove, replace_file};
 
 /// The suffix of the files.
 const SUFFIX: &str = ".fathom-state";
@@ -13,10 +15,9 @@ const SUFFIX: &str = ".fathom-state";
 /// A state of a daemon's folder of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotedState {
-    /// The identity of the folder, drawn at random when it was made.
-    pub identity: [u8; 16],
-    /// Counts the changes of the folder.
-    pub age: u64,
+    /// The identity of the folder, drawn at random when it was made, and its age, which counts its
+    /// changes.
+    pub stamp: Stamp,
     /// The path of the folder, for messages. Of a long path, the end is kept.
     pub path: String,
 }
@@ -64,7 +65,7 @@ impl StateNote {
 impl NotedState {
     /// The state as one line.
     pub fn text(&self) -> String {
-        let mut text = format!("{} {} ", hexadecimal(&self.identity), self.age);
+        let mut text = format!("{} {} ", self.stamp.identity, self.stamp.age);
         text.push_str(end_of(&self.path, text.len()));
         text.push('\n');
         text
@@ -74,7 +75,8 @@ impl NotedState {
     pub fn parse(text: &str) -> Option<Self> {
         let (hex, rest) = text.strip_suffix('\n')?.split_once(' ')?;
         let (age, path) = rest.split_once(' ')?;
-        Some(Self { identity: identity(hex)?, age: age.parse().ok()?, path: path.to_owned() })
+        let stamp = Stamp { identity: Identity::parse(hex)?, age: age.parse().ok()? };
+        Some(Self { stamp, path: path.to_owned() })
     }
 }
 
@@ -84,7 +86,8 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written() {
-        let state = NotedState { identity: [7; 16], age: u64::MAX, path: "/a b/live".into() };
+        let stamp = Stamp { identity: Identity([7; 16]), age: u64::MAX };
+        let state = NotedState { stamp, path: "/a b/live".into() };
         assert_eq!(NotedState::parse(&state.text()), Some(state.clone()));
         let text = state.text();
         // That which earlier builds have written.

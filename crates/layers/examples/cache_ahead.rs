@@ -25,6 +25,7 @@ use fathom_cache::Policy;
 use fathom_insight::Facts;
 use fathom_layers::Cache;
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 
 const SECOND: u64 = 1_000_000_000;
@@ -176,7 +177,7 @@ struct Bench {
 impl Bench {
     fn new(case: &Case, window: u64) -> Self {
         let options = VolumeOptions {
-            identity: Some([0; 16]),
+            identity: Some(Identity([0; 16])),
             block_size: 16 << 10,
             disks: 2,
             bitmap_pages: 1,

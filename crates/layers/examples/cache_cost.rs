@@ -16,13 +16,14 @@ use fathom_layers::Passthrough;
 use fathom_layers::cache::{
     Cache, CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions,
 };
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 
 use support::{CAPACITY, Variant};
 
 fn cache(size: u64, policy: Policy, mode: CacheMode) -> Arc<Cache> {
     let options = VolumeOptions {
-        identity: Some([0; 16]),
+        identity: Some(Identity([0; 16])),
         block_size: 16 << 10,
         disks: 2,
         bitmap_pages: 1,

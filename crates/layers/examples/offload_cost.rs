@@ -13,6 +13,7 @@ use fathom_block::{Backend, Layer};
 use fathom_layers::Offload;
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 
 use support::{CAPACITY, Variant};
@@ -31,7 +32,7 @@ fn offload(copies: u64) -> Arc<dyn Layer> {
         offset: 0,
         size: LOG,
         block_size: 4096,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,

@@ -11,9 +11,8 @@ use fathom_block::{Backend, Disk, DiskOptions, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
-use fathom_layers::cache::{
-    CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, NO_LOG, VolumeOptions,
-};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, Dropped, VolumeOptions};
+use fathom_persistence::{Identity, Superblock as _};
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
@@ -46,7 +45,7 @@ fn volume_options(seed: u64) -> VolumeOptions {
 }
 
 fn disk() -> CacheDisk {
-    kept::disk(CAPACITY, NO_LOG)
+    kept::disk(CAPACITY, Identity::NONE)
 }
 
 /// The length of a volume with about `slots` slots.
@@ -459,7 +458,7 @@ fn a_volume_with_other_content_gives_none_of_it() {
         rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
         let mut images = rig.record.crash();
         drop((harness, rig));
-        let format = Superblock::decode(&images[0][..2 * PAGE_LENGTH]).unwrap();
+        let format = Superblock::select(&images[0][..2 * PAGE_LENGTH]).unwrap();
         for byte in &mut images[0][format.slot_offset(0) as usize..] {
             *byte ^= 0x55;
         }

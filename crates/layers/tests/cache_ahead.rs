@@ -12,6 +12,7 @@ use fathom_block::{Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
+use fathom_persistence::Identity;
 use fathom_sim::{
     Action, Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
 };
@@ -36,7 +37,7 @@ impl Guest {
     /// bytes.
     fn new(files: Files, size: u64, mode: CacheMode, window: u64, seed: u64) -> Self {
         let options = VolumeOptions {
-            identity: Some([0; 16]),
+            identity: Some(Identity([0; 16])),
             block_size: 4096 << (seed % 5),
             disks: 2,
             bitmap_pages: 1,

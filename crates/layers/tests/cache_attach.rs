@@ -12,9 +12,10 @@ use fathom_block::{
     Backend, BackendContext, BackendQueue, Disk, DiskOptions, Layer, Operation, Request,
 };
 use fathom_cache::Policy;
-use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NO_LOG, VolumeOptions};
+use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, VolumeOptions};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{Cache, Wal};
+use fathom_persistence::Identity;
 use fathom_reactor::Event;
 use fathom_sim::{
     Harness, Images, ModelDisk, SimBackend, SimOptions, SimRecord, Workload, WorkloadOptions,
@@ -194,7 +195,7 @@ impl Rig {
         change.join().unwrap().unwrap();
         if let Some((cache, _)) = &self.cache {
             let log = self.log.as_ref();
-            cache.set_log(log.map_or(NO_LOG, |(log, _)| log.identity()));
+            cache.set_log(log.map_or(Identity::NONE, |(log, _)| log.identity()));
             let beneath = log.filter(|(_, is_in_cache)| *is_in_cache);
             if let Some((log, _)) = beneath {
                 log.set_notes(cache.notes());
@@ -215,13 +216,14 @@ impl Rig {
         self.restack(harness);
     }
 
-    fn identity(&self) -> [u8; 16] {
-        self.log.as_ref().map_or(NO_LOG, |(log, _)| log.identity())
+    fn identity(&self) -> Identity {
+        self.log.as_ref().map_or(Identity::NONE, |(log, _)| log.identity())
     }
 
     fn open_log(&mut self, is_in_cache: bool) {
         self.opened += 1;
-        let in_cache = WalOptions { identity: [self.opened; 16], ..log_options(self.seed) };
+        let in_cache =
+            WalOptions { identity: Identity([self.opened; 16]), ..log_options(self.seed) };
         let log = if is_in_cache {
             Wal::open(&self.in_cache, &in_cache)
         } else {

@@ -8,6 +8,7 @@ use fathom_block::{Clock, Disk, DiskOptions, Operation, Stack};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 
 const BLOCK_SIZE: u64 = 4096;
@@ -51,7 +52,7 @@ fn completed(stack: &mut Stack, reactor: &mut Reactor, rounds: usize) -> Vec<Ope
 #[test]
 fn other_requests_are_served_while_blocks_are_taken_out() {
     let options = VolumeOptions {
-        identity: Some([1; 16]),
+        identity: Some(Identity([1; 16])),
         block_size: BLOCK_SIZE as u32,
         disks: 1,
         bitmap_pages: 1,

@@ -13,24 +13,25 @@ use fathom_backend::{FileBackend, FileOptions, Memory};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::format::{BLOCK_BITS, DiskRecord, Entry, PAGE_LENGTH, Superblock};
+use fathom_layers::cache::format::{BLOCK_BITS, DiskRecord, Entry, Owner, PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, NO_LOG, VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
 };
 use fathom_options::Bytes;
+use fathom_persistence::{Identity, Stamp, Superblock as _};
 use fathom_reactor::Reactor;
 
 const BLOCK_SIZE: u32 = 16 << 10;
-const IDENTITY: [u8; 16] = *b"identity of test";
+const IDENTITY: Identity = Identity(*b"identity of test");
 
 struct Mark;
 
 impl CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
-        Ok(Some(CacheState { identity: IDENTITY, generation: 7 }))
+    fn read(&self) -> io::Result<Option<Stamp>> {
+        Ok(Some(Stamp { identity: IDENTITY, age: 7 }))
     }
 
-    fn write(&self, _: &CacheState) -> io::Result<()> {
+    fn write(&self, _: &Stamp) -> io::Result<()> {
         Ok(())
     }
 
@@ -51,9 +52,8 @@ fn make(path: &std::path::Path, size: u64) -> Superblock {
     let put = |at: u64, bytes: &[u8]| file.write_all_at(bytes, at).unwrap();
     put(0, &format.encode());
     put(PAGE_LENGTH as u64, &format.encode());
-    let (name, home) = ("disk".into(), "image".into());
-    let record =
-        DiskRecord { name, home, generation: 7, region_shift: 24, ..DiskRecord::default() };
+    let owner = Owner::new("disk", "image").unwrap();
+    let record = DiskRecord { owner, generation: 7, region_shift: 24, ..DiskRecord::default() };
     put(format.page_offset(0, 0), &format.disk_bytes(0, 0, &record));
     let sums = [0; 4];
     // Each shard has blocks of its own: the index refuses others.
@@ -116,7 +116,7 @@ fn a_warm_cache_serves_before_its_tables_are_loaded() {
         expected: Some(7),
         stamp: None,
         generation: 8,
-        log: NO_LOG,
+        log: Identity::NONE,
         changes: Vec::new(),
         region_shift: 24,
     };

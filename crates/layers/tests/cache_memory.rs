@@ -9,6 +9,7 @@ use fathom_block::{Backend, CacheHit, Clock, Disk, DiskOptions, Operation, Outco
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, NoMark, VolumeOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 use fathom_sim::{
     Harness, HarnessOptions, SimBackend, SimOptions, Workload, WorkloadOptions, each_seed,
@@ -16,7 +17,7 @@ use fathom_sim::{
 
 fn volume(length: u64, block_size: u32, policy: Policy) -> Arc<CacheVolume> {
     let options = VolumeOptions {
-        identity: Some([0; 16]),
+        identity: Some(Identity([0; 16])),
         block_size,
         disks: 2,
         bitmap_pages: 1,

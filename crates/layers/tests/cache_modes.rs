@@ -7,9 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use fathom_block::{Disk, Layer};
-use fathom_layers::cache::{CacheMode, NO_LOG};
+use fathom_layers::cache::CacheMode;
 use fathom_layers::wal::{LogVolume, WalOptions};
 use fathom_layers::{Cache, Wal};
+use fathom_persistence::Identity;
 use fathom_sim::{Harness, ModelDisk, each_seed};
 
 #[path = "support/images.rs"]
@@ -57,7 +58,8 @@ impl Modes<'_> {
         match (mode == CacheMode::WriteBack, self.wal.take()) {
             (true, None) => {
                 self.opened += 1;
-                let options = WalOptions { identity: [self.opened; 16], ..log_options(self.seed) };
+                let options =
+                    WalOptions { identity: Identity([self.opened; 16]), ..log_options(self.seed) };
                 let wal = Wal::open(logs, &options).unwrap();
                 self.restack(vec![cache, Arc::new(wal.clone())], harness);
                 self.cache.set_log(wal.identity());
@@ -69,7 +71,7 @@ impl Modes<'_> {
                 self.cache.rely_on_log(false);
                 self.restack(vec![cache], harness);
                 wal.erase().unwrap();
-                self.cache.set_log(NO_LOG);
+                self.cache.set_log(Identity::NONE);
             }
             (_, kept) => self.wal = kept,
         }

@@ -12,9 +12,9 @@ use fathom_block::{Backend, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
 use fathom_layers::cache::{
-    CacheDisk, CacheMark, CacheMode, CacheState, CacheTimes, CacheVolume, Dropped, NO_LOG,
-    VolumeOptions,
+    CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, Dropped, VolumeOptions,
 };
+use fathom_persistence::{Identity, Stamp};
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions, each_seed,
@@ -73,14 +73,14 @@ impl Mark {
 }
 
 impl CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
+    fn read(&self) -> io::Result<Option<Stamp>> {
         let generation = self.generation.load(Ordering::Relaxed);
-        Ok((generation != 0).then_some(CacheState { identity: IDENTITY, generation }))
+        Ok((generation != 0).then_some(Stamp { identity: IDENTITY, age: generation }))
     }
 
-    fn write(&self, state: &CacheState) -> io::Result<()> {
+    fn write(&self, state: &Stamp) -> io::Result<()> {
         self.check();
-        self.generation.store(state.generation, Ordering::Relaxed);
+        self.generation.store(state.age, Ordering::Relaxed);
         Ok(())
     }
 
@@ -141,7 +141,7 @@ impl Rig {
             last: Mutex::default(),
         });
         let expected = (generation != 0).then_some(generation);
-        let found = CacheDisk { expected, ..kept::disk(CAPACITY, NO_LOG) };
+        let found = CacheDisk { expected, ..kept::disk(CAPACITY, Identity::NONE) };
         let mode = CacheMode::ALL[(seed / 4 % 2) as usize];
         let cache = Cache::new(&volume, &found, mode, Arc::<Mark>::clone(&mark)).unwrap();
         mark.generation.store(GENERATION, Ordering::Relaxed);
@@ -263,7 +263,7 @@ fn reads_are_answered_by_home() {
     each_seed(12, |seed| {
         let rig = Rig::new(seed);
         let mut harness = rig.filled(seed);
-        let other = CacheDisk { name: "other".into(), ..kept::disk(CAPACITY, NO_LOG) };
+        let other = CacheDisk { name: "other".into(), ..kept::disk(CAPACITY, Identity::NONE) };
         let mark = Arc::new(kept::Mark(AtomicU64::new(GENERATION)));
         let other = Cache::new(&rig.volume, &other, CacheMode::WriteThrough, mark).unwrap();
         let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));
@@ -379,7 +379,8 @@ fn a_cache_is_taken_away_while_its_store_hangs() {
         harness.drain(|_| {});
         let Rig { cache, volume, mark, disk, home, .. } = rig;
         drop(cache);
-        let found = CacheDisk { expected: None, generation: 8, ..kept::disk(CAPACITY, NO_LOG) };
+        let found =
+            CacheDisk { expected: None, generation: 8, ..kept::disk(CAPACITY, Identity::NONE) };
         let mode = CacheMode::WriteThrough;
         let again = Cache::new(&volume, &found, mode, Arc::<Mark>::clone(&mark)).unwrap();
         assert_eq!((again.dropped(), again.status().mapped), (Some(Dropped::Mark), 0));

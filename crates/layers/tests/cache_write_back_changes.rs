@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use fathom_block::{Backend, Disk, DiskOptions, ErrorKind, Flags, Layer, Operation};
 use fathom_layers::Cache;
-use fathom_layers::cache::{CacheDisk, CacheMode, NO_LOG};
+use fathom_layers::cache::{CacheDisk, CacheMode};
+use fathom_persistence::Identity;
 use fathom_sim::{
     Action, Harness, HarnessOptions, ModelDisk, SimBackend, SimOptions, Workload, WorkloadOptions,
     each_seed,
@@ -73,7 +74,7 @@ fn the_size_changes_with_changes_in_the_log() {
 
 /// A second disk of the cache of `rig`, in the mode write-through, with a store of its own.
 fn neighbour(rig: &Rig, seed: u64) -> (Arc<Disk>, Cache, Arc<SimBackend>) {
-    let found = CacheDisk { name: "other".into(), log: NO_LOG, ..write_back::disk() };
+    let found = CacheDisk { name: "other".into(), log: Identity::NONE, ..write_back::disk() };
     let mark = Arc::new(Mark(AtomicU64::new(7)));
     let cache = Cache::new(&rig.volume, &found, CacheMode::WriteThrough, mark).unwrap();
     let home = Arc::new(SimBackend::new(SimOptions::new(CAPACITY), seed));

@@ -11,6 +11,7 @@ use fathom_block::{Clock, Disk, DiskOptions, Operation, Stack};
 use fathom_layers::Offload;
 use fathom_layers::offload::{OffloadOptions, OffloadState};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 use parking_lot::Mutex;
 
@@ -79,7 +80,7 @@ fn each_read_finds_the_last_change_of_any_queue() {
         offset: 0,
         size: LOG_LENGTH,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: 1_000_000,
         completion: Completion::Durable,
         expected: None,

@@ -13,6 +13,7 @@ use fathom_block::{
 use fathom_layers::tap::{EventType, Labels};
 use fathom_layers::wal::{Completion, LogPlaces, LogVolume, WalError, WalOptions};
 use fathom_layers::{Tap, Wal};
+use fathom_persistence::Identity;
 use fathom_reactor::Event;
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, ModelDisk, SimBackend, SimOptions, SimRecord,
@@ -41,7 +42,7 @@ fn options() -> WalOptions {
         offset: 0,
         size: 0,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: 20_000,
         completion: Completion::Durable,
         expected: None,
@@ -573,10 +574,10 @@ fn a_log_of_another_disk_is_rejected() {
     assert!(small.contains("make the place as large as it was"), "{small}");
     assert!(refusal(|options| options.offset = 512).contains("4 KiB"));
     assert!(refusal(|options| options.size = 1 << 30).contains("correct `offset` and `size`"));
-    assert!(refusal(|options| options.expected = Some([1; 16])).contains("not the log"));
+    assert!(refusal(|options| options.expected = Some(Identity([1; 16]))).contains("not the log"));
     assert!(matches!(
         Wal::open(&volume, &WalOptions { name: "a".repeat(200), ..options() }),
-        Err(WalError::Superblock(_))
+        Err(WalError::Name(_))
     ));
 }
 
@@ -589,8 +590,8 @@ fn a_disk_finds_its_log_among_several() {
     let of = |name: &str, identity: u8, expected: Option<u8>| {
         let options = WalOptions {
             name: name.into(),
-            identity: [identity; 16],
-            expected: expected.map(|expected| [expected; 16]),
+            identity: Identity([identity; 16]),
+            expected: expected.map(|expected| Identity([expected; 16])),
             ..options()
         };
         Wal::open_among(&volume, &places, &options)
@@ -598,14 +599,17 @@ fn a_disk_finds_its_log_among_several() {
     let one = of("a", 1, None).unwrap();
     let two = of("b", 2, None).unwrap();
     let three = of("c\u{1b}", 3, None).unwrap();
-    assert_eq!([&one, &two, &three].map(Wal::identity), [[1; 16], [2; 16], [3; 16]]);
+    assert_eq!(
+        [&one, &two, &three].map(Wal::identity),
+        [1, 2, 3].map(|number| Identity([number; 16]))
+    );
     let Err(error) = of("d", 4, None) else { panic!("there is no fourth place") };
     let error = error.to_string();
     assert!(error.contains("all its 3 places") && error.contains("\"c\\u{1b}\""), "{error}");
     drop((one, two, three));
     // Whatever identities the disks propose, they get their logs again.
-    assert_eq!(of("b", 9, None).unwrap().identity(), [2; 16]);
-    assert_eq!(of("a", 9, Some(1)).unwrap().identity(), [1; 16]);
+    assert_eq!(of("b", 9, None).unwrap().identity(), Identity([2; 16]));
+    assert_eq!(of("a", 9, Some(1)).unwrap().identity(), Identity([1; 16]));
     assert!(matches!(of("a", 9, Some(7)), Err(WalError::NotExpected)));
     // A log that is expected is not taken for that of another disk.
     assert!(matches!(of("a", 9, Some(2)), Err(WalError::OtherDisk(_))));
@@ -626,6 +630,6 @@ fn a_disk_finds_its_log_among_several() {
     wal.erase().unwrap();
     assert!(of("d", 4, None).is_err());
     drop((wal, disk));
-    assert_eq!(of("d", 4, None).unwrap().identity(), [4; 16]);
+    assert_eq!(of("d", 4, None).unwrap().identity(), Identity([4; 16]));
     assert!(of("b", 2, None).is_err());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fathom_block::{Backend, Disk, DiskOptions, Flags, Operation};
 use fathom_layers::Wal;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
 
@@ -36,7 +37,7 @@ fn changes_finer_than_a_greater_alignment_are_refused() {
             offset: 0,
             size: 0,
             block_size: 4096,
-            identity: *b"identity of test",
+            identity: Identity(*b"identity of test"),
             age_ns: u64::MAX,
             completion: Completion::Durable,
             expected: None,

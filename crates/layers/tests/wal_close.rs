@@ -10,6 +10,7 @@ use fathom_block::{
 };
 use fathom_layers::Wal;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::{Event, Reactor};
 use fathom_sim::{SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
@@ -114,7 +115,7 @@ fn a_closed_queue_leaves_the_flush_of_its_last_record_to_another() {
         offset: 0,
         size: 0,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,

@@ -15,6 +15,7 @@ use fathom_block::{
 };
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{ChangeNotes, Wal};
+use fathom_persistence::Identity;
 use fathom_reactor::{Event, Owner};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
@@ -134,7 +135,7 @@ impl Rig {
             offset: 0,
             size: 0,
             block_size: 512,
-            identity: *b"identity of test",
+            identity: Identity(*b"identity of test"),
             age_ns: u64::MAX,
             completion: Completion::Durable,
             expected: None,

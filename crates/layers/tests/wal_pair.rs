@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use fathom_block::{Backend, Clock, Disk, DiskOptions, Flags, Layer, Operation};
 use fathom_layers::Wal;
-use fathom_layers::wal::{
-    Completion, HomeStore, HomeTimes, Life, LogVolume, SUPERBLOCK_LENGTH, WalError, WalOptions,
-};
+use fathom_layers::wal::{Completion, HomeStore, HomeTimes, Life, LogVolume, WalError, WalOptions};
+use fathom_persistence::{Identity, Mismatch, SUPERBLOCK_LENGTH, Stamp};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
-use fathom_wal::{Mismatch, RING_OFFSET};
+use fathom_wal::RING_OFFSET;
 
 const CAPACITY: u64 = 64 << 10;
 const LOG_CAPACITY: u64 = RING_OFFSET + (256 << 10);
@@ -23,7 +22,7 @@ fn options() -> WalOptions {
         offset: 0,
         size: 0,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,
@@ -171,7 +170,7 @@ fn an_older_copy_of_a_log_or_an_image_is_refused() {
     let mark = mark.unwrap();
     assert_eq!(mismatch(image.clone(), mark), None);
     for (copy, age) in copies.iter().take(2) {
-        assert_eq!(mismatch(copy.clone(), mark), Some(Mismatch::OlderLog));
+        assert_eq!(mismatch(copy.clone(), mark), Some(Mismatch::OlderStore));
         assert_eq!(mismatch(image.clone(), *age), Some(Mismatch::OlderImage));
         // Those that belong together are used together.
         assert_eq!(mismatch(copy.clone(), *age), None);
@@ -217,7 +216,8 @@ fn a_log_is_used_with_a_mark_that_cannot_be_written_anew() {
 fn a_log_that_is_given_up_knows_whether_a_mark_is_left() {
     let is_void = |image: &[u8], mark| {
         let superblocks = image[..2 * SUPERBLOCK_LENGTH].try_into().unwrap();
-        fathom_layers::wal::is_void(superblocks, options().identity, mark)
+        let mark = Stamp { identity: options().identity, age: mark };
+        fathom_layers::wal::is_void(superblocks, mark)
     };
     let home = store(CAPACITY, vec![0; CAPACITY as usize]);
     let (wal, log) = opened(vec![0; LOG_CAPACITY as usize], None);
@@ -231,8 +231,7 @@ fn a_log_that_is_given_up_knows_whether_a_mark_is_left() {
     assert!(!is_void(&drained, 1) && is_void(&log.durable(), 1) && !is_void(&log.durable(), 2));
     assert!(!fathom_layers::wal::is_void(
         log.durable()[..2 * SUPERBLOCK_LENGTH].try_into().unwrap(),
-        [1; 16],
-        1
+        Stamp { identity: Identity([1; 16]), age: 1 }
     ));
     // The next opening takes changes again.
     let (again, other) = opened(log.durable(), Some(1));

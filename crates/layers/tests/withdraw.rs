@@ -15,6 +15,7 @@ use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{
     Delay, DelayTime, Fault, FaultRule, Limit, LimitGroups, LimitOptions, WaitForRoom, Wal,
 };
+use fathom_persistence::Identity;
 use fathom_reactor::{Event, Reactor};
 use fathom_sim::{SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
@@ -202,7 +203,7 @@ fn changes_that_wait_for_space_in_a_log_are_given_back() {
         offset: 0,
         size: 0,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: u64::MAX,
         completion: Completion::Durable,
         expected: None,

@@ -12,6 +12,9 @@
 
 use std::fmt;
 
+use fathom_persistence::Identity;
+use fathom_persistence::bytes::{u32_at, u64_at};
+
 /// The size of a block, in bytes.
 pub const BLOCK: u64 = 4096;
 /// The length of the header, in bytes.
@@ -55,7 +58,7 @@ impl fmt::Display for Wrong {
 
 /// The value of `block` of a volume. `bytes` are those of the block, or its beginning if zeroes
 /// follow.
-pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: &[u8]) -> Vec<u8> {
+pub fn encode(volume: Identity, block: u64, version: Version, bytes: &[u8]) -> Vec<u8> {
     let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let mut value = Vec::with_capacity(HEADER + length);
     value.extend_from_slice(&MAGIC);
@@ -64,7 +67,7 @@ pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: &[u8]) -> 
     for number in [version.epoch, version.sequence, block] {
         value.extend_from_slice(&number.to_le_bytes());
     }
-    value.extend_from_slice(volume);
+    value.extend_from_slice(&volume.0);
     value.extend_from_slice(&bytes[..length]);
     let sum = crc32c::crc32c(&value[12..]);
     value[8..12].copy_from_slice(&sum.to_le_bytes());
@@ -75,18 +78,9 @@ pub fn encode(volume: &[u8; 16], block: u64, version: Version, bytes: &[u8]) -> 
 ///
 /// # Errors
 /// If it is not the value of this block of this volume.
-pub fn decode<'a>(
-    volume: &[u8; 16],
-    block: u64,
-    value: &'a [u8],
-) -> Result<(Version, &'a [u8]), Wrong> {
+pub fn decode(volume: Identity, block: u64, value: &[u8]) -> Result<(Version, &[u8]), Wrong> {
     let (header, bytes) = value.split_at_checked(HEADER).ok_or(Wrong::Length)?;
-    let number = |at: usize| {
-        let mut number = [0; 8];
-        number.copy_from_slice(&header[at..at + 8]);
-        u64::from_le_bytes(number)
-    };
-    let (sum, length) = (number(8) as u32, number(8) >> 32);
+    let (sum, length) = (u32_at(header, 8), u64::from(u32_at(header, 12)));
     if header[..8] != MAGIC {
         return Err(Wrong::Header);
     }
@@ -96,53 +90,53 @@ pub fn decode<'a>(
     if crc32c::crc32c(&value[12..]) != sum {
         return Err(Wrong::Checksum);
     }
-    if number(32) != block || header[40..56] != *volume {
+    if u64_at(header, 32) != block || header[40..56] != volume.0 {
         return Err(Wrong::Place);
     }
-    Ok((Version { epoch: number(16), sequence: number(24) }, bytes))
+    Ok((Version { epoch: u64_at(header, 16), sequence: u64_at(header, 24) }, bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const VOLUME: [u8; 16] = *b"0123456789abcdef";
+    const VOLUME: Identity = Identity(*b"0123456789abcdef");
 
     #[test]
     fn a_value_is_that_of_its_block_and_nothing_else() {
         let version = Version { epoch: 3, sequence: 70_000 };
         let bytes = vec![7; BLOCK as usize];
-        let value = encode(&VOLUME, 12, version, &bytes);
-        assert_eq!(decode(&VOLUME, 12, &value), Ok((version, &bytes[..])));
-        assert_eq!(decode(&VOLUME, 13, &value), Err(Wrong::Place));
-        assert_eq!(decode(b"other volume 123", 12, &value), Err(Wrong::Place));
-        let zeroes = encode(&VOLUME, 12, version, &[0; 4096]);
-        assert_eq!((zeroes.len(), decode(&VOLUME, 12, &zeroes)), (HEADER, Ok((version, &[][..]))));
-        let begun = encode(&VOLUME, 12, version, &[1, 0, 2, 0, 0]);
-        assert_eq!(decode(&VOLUME, 12, &begun), Ok((version, &[1, 0, 2][..])));
-        assert_eq!(decode(&VOLUME, 12, &value[..HEADER]), Err(Wrong::Length));
-        assert_eq!(decode(&VOLUME, 12, &[]), Err(Wrong::Length));
+        let value = encode(VOLUME, 12, version, &bytes);
+        assert_eq!(decode(VOLUME, 12, &value), Ok((version, &bytes[..])));
+        assert_eq!(decode(VOLUME, 13, &value), Err(Wrong::Place));
+        assert_eq!(decode(Identity(*b"other volume 123"), 12, &value), Err(Wrong::Place));
+        let zeroes = encode(VOLUME, 12, version, &[0; 4096]);
+        assert_eq!((zeroes.len(), decode(VOLUME, 12, &zeroes)), (HEADER, Ok((version, &[][..]))));
+        let begun = encode(VOLUME, 12, version, &[1, 0, 2, 0, 0]);
+        assert_eq!(decode(VOLUME, 12, &begun), Ok((version, &[1, 0, 2][..])));
+        assert_eq!(decode(VOLUME, 12, &value[..HEADER]), Err(Wrong::Length));
+        assert_eq!(decode(VOLUME, 12, &[]), Err(Wrong::Length));
     }
 
     /// The bytes are those that earlier builds have written.
     #[test]
     fn a_value_is_as_it_was() {
-        let value = encode(&VOLUME, 12, Version { epoch: 3, sequence: 70_000 }, b"abc\0");
+        let value = encode(VOLUME, 12, Version { epoch: 3, sequence: 70_000 }, b"abc\0");
         let header =
             b"FATHOMVB\xc3\x95\x04\x64\x03\0\0\0\x03\0\0\0\0\0\0\0p\x11\x01\0\0\0\0\0\x0c\0\0\0\0\0\0\0";
-        assert_eq!(value, [&header[..], &VOLUME[..], b"abc"].concat());
+        assert_eq!(value, [&header[..], &VOLUME.0[..], b"abc"].concat());
     }
 
     #[test]
     fn every_changed_byte_is_found() {
-        let value = encode(&VOLUME, 5, Version { epoch: 1, sequence: 2 }, &[9; 4096]);
+        let value = encode(VOLUME, 5, Version { epoch: 1, sequence: 2 }, &[9; 4096]);
         let mut chance = fastrand::Rng::with_seed(1);
         let places: Vec<usize> = (0..2000).map(|_| chance.usize(..value.len())).collect();
         for at in (0..HEADER).chain(places) {
             let mut changed = value.clone();
             changed[at] ^= 1 << chance.u32(..8);
-            assert!(decode(&VOLUME, 5, &changed).is_err(), "byte {at}");
-            assert!(decode(&VOLUME, 5, &value[..at]).is_err(), "{at} bytes");
+            assert!(decode(VOLUME, 5, &changed).is_err(), "byte {at}");
+            assert!(decode(VOLUME, 5, &value[..at]).is_err(), "{at} bytes");
         }
     }
 }

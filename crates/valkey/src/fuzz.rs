@@ -1,5 +1,8 @@
 //! Reads arbitrary bytes as the value of a block: for the fuzzer, and for tests with seeded inputs.
 
+use fathom_persistence::Identity;
+use fathom_persistence::bytes::{array, u64_at};
+
 use crate::format::{BLOCK, HEADER, decode, encode};
 
 /// Reads `data` as the value of a block, and panics if the reader breaks a promise. If the first
@@ -11,18 +14,13 @@ pub fn fuzz_value(data: &[u8]) {
         let sum = crc32c::crc32c(&value[12..]);
         value[8..12].copy_from_slice(&sum.to_le_bytes());
     }
-    let (mut volume, mut block) = ([0; 16], [0; 8]);
-    if value.len() >= HEADER {
-        block.copy_from_slice(&value[32..40]);
-        volume.copy_from_slice(&value[40..56]);
-    }
-    let block = u64::from_le_bytes(block);
-    let Ok((version, bytes)) = decode(&volume, block, &value) else { return };
+    let (volume, block) = (Identity(array(&value, 40)), u64_at(&value, 32));
+    let Ok((version, bytes)) = decode(volume, block, &value) else { return };
     assert!(bytes.len() as u64 <= BLOCK);
-    assert!(decode(&volume, block ^ 1, &value).is_err(), "the value of two blocks");
-    let again = encode(&volume, block, version, bytes);
+    assert!(decode(volume, block ^ 1, &value).is_err(), "the value of two blocks");
+    let again = encode(volume, block, version, bytes);
     // Zeroes at the end may have been written out.
-    assert_eq!(decode(&volume, block, &again).map(|(version, _)| version), Ok(version));
+    assert_eq!(decode(volume, block, &again).map(|(version, _)| version), Ok(version));
     assert!(again.len() <= value.len());
 }
 
@@ -39,7 +37,7 @@ mod tests {
             chance.fill(&mut bytes);
             let version = Version { epoch: chance.u64(..), sequence: chance.u64(..) };
             let mut input = vec![(round % 2) as u8];
-            input.extend(encode(&[3; 16], chance.u64(..100), version, &bytes));
+            input.extend(encode(Identity([3; 16]), chance.u64(..100), version, &bytes));
             for _ in 0..chance.usize(..4) {
                 let at = chance.usize(..input.len());
                 input[at] = chance.u8(..);

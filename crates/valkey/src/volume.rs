@@ -1,13 +1,13 @@
 //! A volume in a cluster: how it is made and opened, and what its requests do there.
 
 use std::fmt;
-use std::io::Read as _;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_block::ErrorKind;
 use fathom_failure::Failure;
+use fathom_persistence::Identity;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis::Value;
@@ -66,7 +66,7 @@ pub(crate) struct Trouble {
 pub(crate) struct Volume {
     client: Client,
     name: String,
-    identity: [u8; 16],
+    identity: Identity,
     /// The identity and the epoch, as scripts get them.
     identity_text: String,
     epoch_text: String,
@@ -113,9 +113,9 @@ impl Volume {
         let opened = Self {
             client,
             name: name.clone(),
-            identity_text: hexadecimal(&identity),
+            identity_text: identity.to_string(),
             identity,
-            epoch_text: format!("{epoch}.{}", hexadecimal(&random()?)),
+            epoch_text: format!("{epoch}.{}", draw()?),
             epoch,
             capacity: AtomicU64::new(capacity),
             timeout: options.timeout,
@@ -193,7 +193,7 @@ impl Volume {
     pub(crate) fn value(&self, block: u64, bytes: &[u8]) -> (u64, Version, Vec<u8>) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let version = Version { epoch: self.epoch, sequence };
-        (block, version, encode(&self.identity, block, version, bytes))
+        (block, version, encode(self.identity, block, version, bytes))
     }
 
     /// Carries out a part of a request. Returns the bytes that a read has.
@@ -333,7 +333,7 @@ impl Volume {
             let (version, bytes) = match value {
                 Value::Nil => (Version::default(), Vec::new()),
                 Value::BulkString(value) => {
-                    let decoded = decode(&self.identity, block, value);
+                    let decoded = decode(self.identity, block, value);
                     let (version, bytes) =
                         decoded.map_err(|wrong: Wrong| self.wrong(block, wrong))?;
                     if version > newest {
@@ -585,8 +585,8 @@ fn check_node(node: &str, info: &str, copies: u32) -> Result<(), Failure> {
 async fn open_volume(
     client: &Client,
     volume: &VolumeOptions,
-) -> Result<([u8; 16], u64, bool, u64), Failure> {
-    let new = if volume.may_make { hexadecimal(&random()?) } else { String::new() };
+) -> Result<(Identity, u64, bool, u64), Failure> {
+    let new = if volume.may_make { draw()?.to_string() } else { String::new() };
     let keys = [volume_key(&volume.name)];
     let numbers = [volume.capacity, BLOCK, SHARDS].map(|number| number.to_string());
     let arguments: [&[u8]; 5] = [
@@ -612,7 +612,7 @@ async fn open_volume(
         _ => return Err(unknown()),
     };
     let number = |index: usize| fields.get(index).and_then(text)?.parse::<u64>().ok();
-    let identity = fields.get(1).and_then(text).and_then(|text| bytes_of(&text));
+    let identity = fields.get(1).and_then(text).and_then(|text| Identity::parse(&text));
     let (Some(identity), Some(capacity), Some(made), Some(epoch)) =
         (identity, number(2), number(3), number(4))
     else {
@@ -625,20 +625,8 @@ async fn open_volume(
     Ok((identity, capacity, made == 1, epoch))
 }
 
-fn random() -> Result<[u8; 16], Failure> {
-    let mut new = [0; 16];
-    let drawn = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut new));
-    drawn.map_err(|error| Failure::from(error).about("no random numbers"))?;
-    Ok(new)
-}
-
-fn hexadecimal(bytes: &[u8; 16]) -> String {
-    format!("{:032x}", u128::from_be_bytes(*bytes))
-}
-
-fn bytes_of(text: &str) -> Option<[u8; 16]> {
-    let is_plain = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_plain.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
+fn draw() -> Result<Identity, Failure> {
+    Identity::draw().map_err(|error| Failure::from(error).about("no random numbers"))
 }
 
 const _: () = assert!(HEADER == 56, "the scripts compare versions at the offset 16");

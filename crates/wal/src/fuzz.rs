@@ -1,8 +1,10 @@
 //! Reads arbitrary bytes as a log: for the fuzzer, and for tests with seeded inputs.
 
-use crate::bytes::put;
+use fathom_persistence::bytes::put;
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _, seal};
+
 use crate::record::header_checksum;
-use crate::{Log, RING_OFFSET, SUPERBLOCK_LENGTH, Scanner, find_damage, select};
+use crate::{Log, RING_OFFSET, Scanner, Superblock, find_damage};
 
 /// Reads `data` as a log volume, and panics if the reader breaks a promise. If the first byte is
 /// odd, the checksums of superblocks and headers are corrected first, so that the input reaches the
@@ -15,12 +17,11 @@ pub fn fuzz_log(data: &[u8]) {
     if how & 1 == 1 {
         for start in [0, block] {
             if region[start..start + 8].iter().any(|byte| *byte != 0) {
-                let checksum = crc32c::crc32c(&region[start..start + 508]);
-                put(&mut region, start + 508, &checksum.to_le_bytes());
+                seal(&mut region[start..]);
             }
         }
     }
-    let Ok(superblock) = select(&region[..block], &region[block..2 * block]) else { return };
+    let Ok(superblock) = Superblock::select(&region[..2 * block]) else { return };
     // A user of the scanner compares this length with the volume's, too.
     if RING_OFFSET + superblock.ring_length > region.len() as u64 {
         return;

@@ -2,7 +2,7 @@
 //! bytes to write and their places in the log volume, and takes the bytes that were read there. So
 //! it works over any store.
 //!
-//! - [`Superblock`]: the log's owner, and its tail. Two copies are written alternately.
+//! - [`Superblock`]: the log's owner and ages, and its tail.
 //! - [`Record`]: the unit of writing: a header, and the data of some entries.
 //! - [`Scanner`]: reads the records from the tail to the first torn or stale one;
 //!   [`find_damage`]: whether records are missing that were durable.
@@ -10,7 +10,6 @@
 //! - [`Log`]: the log's state: space that is reserved before a write begins, records that become
 //!   durable in order, and the checkpoint, which frees space.
 //!
-//! - [`stamps`]: whether a log and an image belong together.
 //! - [`Witness`]: what home has to have, so that one that was set back to an earlier state is
 //!   noticed.
 //!
@@ -18,17 +17,17 @@
 
 #![forbid(unsafe_code)]
 
-mod bytes;
 mod fuzz;
+mod held;
 mod log;
 mod map;
 mod record;
 mod scan;
-pub mod stamps;
 mod superblock;
 mod witness;
 
 pub use fuzz::fuzz_log;
+pub use held::{Held, Utc};
 pub use log::{Checkpoint, Full, Log, Pin, Reservation, Round};
 pub use map::{Map, Segment, Source};
 pub use record::{
@@ -36,11 +35,7 @@ pub use record::{
     entries_max, finish, is_record,
 };
 pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
-pub use stamps::{Held, Mismatch, Utc};
-pub use superblock::{
-    HOME_LENGTH_MAX, MAGIC, NAME_LENGTH_MAX, Owner, RING_BLOCKS_MIN, SUPERBLOCK_LENGTH, Superblock,
-    SuperblockError, erasure, is_place, prepared, select,
-};
+pub use superblock::{Owner, RING_BLOCKS_MIN, Superblock};
 pub use witness::{Sample, WITNESS_LENGTH, WITNESSES_MAX, Witness};
 
 /// The checksum of an entry's data.
@@ -49,4 +44,4 @@ pub fn checksum(data: &[u8]) -> u32 {
 }
 
 /// Where the ring begins, in bytes from the start of the region: behind both superblocks.
-pub const RING_OFFSET: u64 = 2 * SUPERBLOCK_LENGTH as u64;
+pub const RING_OFFSET: u64 = 2 * fathom_persistence::SUPERBLOCK_LENGTH as u64;

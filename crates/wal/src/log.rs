@@ -22,11 +22,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use fathom_persistence::{Ages, Mismatch, SUPERBLOCK_LENGTH, Superblock as _};
+
+use crate::held::Held;
 use crate::map::{Map, Segment, Source};
 use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
 use crate::scan::Found;
-use crate::stamps::{self, Held, Mismatch};
-use crate::superblock::{Owner, SUPERBLOCK_LENGTH, Superblock};
+use crate::superblock::{Owner, Superblock};
 use crate::witness::{Sample, Witness};
 
 /// The most ranges in the map, which bounds its memory.
@@ -122,8 +124,8 @@ impl Log {
             head_sequence: superblock.tail_sequence,
             durable: superblock.tail_sequence,
             shown: superblock.tail_sequence,
-            stamp: superblock.age,
-            newest: superblock.newest,
+            stamp: superblock.ages.age,
+            newest: superblock.ages.newest,
             time_ns: 0,
             gives_up: false,
             map: Map::default(),
@@ -162,7 +164,7 @@ impl Log {
     pub fn resume(&mut self, owner: &Owner, ring_length: u64) -> Checkpoint {
         let mut next = self.superblock.clone();
         next.epoch += 1;
-        (next.age, next.void) = (next.age + 1, 0);
+        next.ages.open();
         if std::mem::take(&mut self.gives_up) {
             next.proofs_since = next.epoch;
         }
@@ -339,33 +341,32 @@ impl Log {
         first + (self.durable - first).min(self.live.len() as u64)
     }
 
-    /// Compares the log, all of whose records were found, with the age of the image's mark; see
-    /// [`stamps`](crate::stamps).
+    /// Compares the log, all of whose records were found, with the age of the image's mark.
     ///
     /// # Errors
     /// If they do not belong together.
     pub fn compare(&self, mark: u64) -> Result<(), Mismatch> {
-        stamps::compare(mark, self.newest, self.superblock.age)
+        Ages { newest: self.newest, ..self.superblock.ages }.compare(mark)
     }
 
     /// The image's mark durably has this age: new records get it. The caller reserves nothing
     /// before the superblock is durable.
     pub fn pair(&mut self, mark: u64) -> Checkpoint {
         self.stamp = mark;
-        self.newest = self.newest.max(mark);
-        self.write(self.superblock.clone())
+        let mut next = self.superblock.clone();
+        next.ages.newest = self.newest;
+        next.ages.pair(mark);
+        self.newest = next.ages.newest;
+        self.write(next)
     }
 
     /// The image has all changes, and no later ones come to this log. If it `has_mark` that could
     /// not be removed, the mark is void. Otherwise all marks are too old for the log.
     pub fn part(&mut self, has_mark: bool) -> Checkpoint {
         let mut next = self.superblock.clone();
-        if has_mark {
-            next.void = next.age;
-        } else {
-            (next.age, next.void) = (next.age + 1, 0);
-            self.newest = next.age;
-        }
+        next.ages.newest = self.newest;
+        next.ages.part(has_mark);
+        self.newest = next.ages.newest;
         self.write(next)
     }
 
@@ -518,7 +519,7 @@ impl Log {
     fn write(&mut self, mut next: Superblock) -> Checkpoint {
         next.number += 1;
         next.durable = self.durable_end();
-        next.newest = self.newest;
+        next.ages.newest = self.newest;
         next.time_ns = self.time_ns.max(next.time_ns);
         let checkpoint = Checkpoint { offset: next.offset(), bytes: Box::new(next.encode()) };
         self.next = Some(next);

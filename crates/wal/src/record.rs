@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use crate::bytes::{array, put, u16_at, u32_at, u64_at};
+use fathom_persistence::bytes::{array, put, u16_at, u32_at, u64_at};
+
 use crate::superblock::{COUNT_MAX, POSITION_MAX, Superblock};
 
 /// The smallest block of a log, in bytes.
@@ -142,7 +143,7 @@ pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
     assert!(record.entries.len() <= entries_max(superblock.block_size), "entries fit the header");
     block.fill(0);
     put(block, 0, &MAGIC);
-    put(block, 8, &superblock.log[..8]);
+    put(block, 8, &superblock.log.0[..8]);
     put(block, 16, &record.epoch.to_le_bytes());
     put(block, 24, &record.sequence.to_le_bytes());
     put(block, 32, &record.position.to_le_bytes());
@@ -172,7 +173,7 @@ pub fn finish(block: &mut [u8], superblock: &Superblock, record: &Record) {
 /// part of the log's identity that no record has, so that nobody makes a header who has only seen
 /// records.
 pub(crate) fn header_checksum(block: &[u8], superblock: &Superblock) -> u32 {
-    let secret = if block[..4] == MAGIC { &superblock.log[8..] } else { &[] };
+    let secret = if block[..4] == MAGIC { &superblock.log.0[8..] } else { &[] };
     let checksum = crc32c::crc32c_append(crc32c::crc32c(secret), &block[..CHECKSUM_AT]);
     crc32c::crc32c_append(checksum, &block[CHECKSUM_AT + 4..])
 }
@@ -190,7 +191,7 @@ impl Proof {
     /// The proof in the header in `block`, if that is a sound header of format 2 of this log, and
     /// its position is at `place` bytes from the start of the ring.
     pub(crate) fn decode(block: &[u8], superblock: &Superblock, place: u64) -> Option<Self> {
-        let is_header = block[..4] == MAGIC && block[8..16] == superblock.log[..8];
+        let is_header = block[..4] == MAGIC && block[8..16] == superblock.log.0[..8];
         let is_here = is_header && u64_at(block, 32) % superblock.ring_length == place;
         if !is_here || u32_at(block, CHECKSUM_AT) != header_checksum(block, superblock) {
             return None;
@@ -211,7 +212,7 @@ impl Record {
         let block_size = superblock.block_size;
         if block.len() != block_size as usize
             || ![MAGIC, MAGIC_1].contains(&array(block, 0))
-            || block[8..16] != superblock.log[..8]
+            || block[8..16] != superblock.log.0[..8]
         {
             return Err(RecordError::Missing);
         }
@@ -236,7 +237,7 @@ impl Record {
         let [durable, age, time_ns] = proved;
         if count > (block.len() - entries_at) / ENTRY_LENGTH
             || durable > sequence
-            || age > superblock.age
+            || age > superblock.ages.age
             || length < u64::from(block_size)
             || length > expected.room.min(u64::from(block_size) + DATA_LENGTH_MAX)
             || length % u64::from(block_size) != 0

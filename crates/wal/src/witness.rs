@@ -16,7 +16,8 @@
 
 use std::ops::Range;
 
-use crate::bytes::{put, u32_at, u64_at};
+use fathom_persistence::bytes::{put, u32_at, u64_at};
+
 use crate::map::Map;
 
 /// The length of a place, in bytes. Each begins at a multiple of it.

@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, seal};
 use fathom_wal::{
-    Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation,
-    SUPERBLOCK_LENGTH, Sample, ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log,
-    select,
+    Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation, Sample,
+    ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log,
 };
 
 const SECTOR: usize = 512;
@@ -54,25 +54,10 @@ impl Region {
     }
 
     fn make(&mut self, block_size: u32) {
-        let mut superblock = Superblock {
-            log: *b"a log of a test.",
-            owner: Owner::new("disk", "image").unwrap(),
-            block_size,
-            ring_length: self.visible.len() as u64 - RING_OFFSET,
-            number: 0,
-            epoch: 0,
-            tail_position: 0,
-            tail_sequence: 0,
-            tail_epoch: 0,
-            durable: 0,
-            proofs_since: 0,
-            age: 0,
-            newest: 0,
-            void: 0,
-            home_time_ns: 0,
-            time_ns: 0,
-            witnesses: Vec::new(),
-        };
+        let owner = Owner::new("disk", "image").unwrap();
+        let ring_length = self.visible.len() as u64 - RING_OFFSET;
+        let mut superblock =
+            Superblock::new(Identity(*b"a log of a test."), owner, block_size, ring_length);
         for number in 0..2 {
             superblock.number = number;
             self.write(superblock.offset(), &superblock.encode());
@@ -89,8 +74,7 @@ impl Region {
 
     /// As [`open`](Self::open), unless the log is damaged.
     fn try_open(&mut self) -> Result<Opened, Damage> {
-        let (first, second) = self.visible.split_at(SUPERBLOCK_LENGTH);
-        let superblock = select(first, &second[..SUPERBLOCK_LENGTH]).unwrap();
+        let superblock = Superblock::select(&self.visible[..2 * SUPERBLOCK_LENGTH]).unwrap();
         let mut scanner = Scanner::new(&superblock);
         let mut log = Log::new(superblock.clone());
         let mut entries = Vec::new();
@@ -535,8 +519,7 @@ fn make_first_format(region: &mut Region, count: usize) {
         let superblock = &mut region.visible[start..][..512];
         superblock[8] = 1;
         superblock[424..508].fill(0);
-        let checksum = crc32c::crc32c(&superblock[..508]);
-        superblock[508..].copy_from_slice(&checksum.to_le_bytes());
+        seal(superblock);
     }
     let mut at = RING_OFFSET as usize;
     for _ in 0..count {

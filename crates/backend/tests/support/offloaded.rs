@@ -24,6 +24,7 @@ use fathom_devices::{IdleOptions, Offer, Others, Schedule};
 use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadOptions, OffloadState};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
 use parking_lot::Mutex;
 
@@ -380,7 +381,7 @@ impl Rig {
                 offset: 0,
                 size: sizes.log,
                 block_size: 4096,
-                identity: *b"identity of rigs",
+                identity: Identity(*b"identity of rigs"),
                 age_ns: 3600 * SECOND,
                 completion: Completion::Durable,
                 expected: None,

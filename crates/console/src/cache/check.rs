@@ -137,7 +137,7 @@ impl<'v> Reader<'v> {
             self.wrong += 1;
             if self.problems.len() < SHOWN_MAX {
                 let disk = inspection.disks.get(&block.disk);
-                let disk = disk.map_or_else(String::new, |disk| clean(&disk.record.name));
+                let disk = disk.map_or_else(String::new, |disk| clean(&disk.record.owner.name));
                 let (place, offset) = (block.place + within, block.offset + within);
                 self.problems.push(format!("byte {place}, of {disk} at {offset}, {what}"));
             }
@@ -153,8 +153,8 @@ fn report<'a>(
     (reader, logs): (Reader<'_>, Vec<Log>),
 ) -> Checked<'a> {
     let disk = |disk: &DiskSummary| Disk {
-        name: disk.record.name.clone(),
-        image: disk.record.home.clone(),
+        name: disk.record.owner.name.clone(),
+        image: disk.record.owner.home.clone(),
         blocks: disk.blocks,
         bytes: disk.bytes,
         changed_regions: disk.active,

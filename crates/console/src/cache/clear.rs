@@ -3,12 +3,10 @@
 use std::path::Path;
 
 use fathom_cache::format::Superblock;
+use fathom_persistence::Identity;
 use serde::Serialize;
 
-use super::{
-    ClearOptions, give_up,
-    volume::{Volume, identity},
-};
+use super::{ClearOptions, give_up, volume::Volume};
 use crate::{
     failure::{Failure, Outcome},
     output,
@@ -28,7 +26,8 @@ pub(super) fn run(options: &ClearOptions) -> Outcome {
         return give_up::run(options, &volume, &format);
     }
     // With another identity, it fits the marks of no image.
-    let cache = identity().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
+    let cache =
+        Identity::draw().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     volume
         .clear(&Superblock { cache, ..format }, options.format.json)
         .map_err(|error| Failure::io("write", path, &error))?;

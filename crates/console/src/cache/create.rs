@@ -9,16 +9,14 @@ use std::{
 use fathom_cache::format::{BLOCK_SIZES, DISKS_MAX, LOG_LENGTHS, LOG_UNIT, Superblock};
 use fathom_control::{Bytes, count};
 use fathom_image::Signature;
+use fathom_persistence::Identity;
 use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
 };
 use serde::Serialize;
 
-use super::{
-    CreateOptions, logs,
-    volume::{Volume, identity},
-};
+use super::{CreateOptions, logs, volume::Volume};
 use crate::{
     disk::{read_up_to, sync_directory},
     failure::{Failure, Outcome},
@@ -121,7 +119,8 @@ fn check_size(size: Option<u64>) -> Outcome {
 
 /// The format of a new cache of `size` bytes.
 fn format(options: &CreateOptions, size: u64, block_size: u32) -> Outcome<Superblock> {
-    let identity = identity().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
+    let identity =
+        Identity::draw().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     let disks = u64::from(options.disks).min((size / BYTES_PER_DISK).max(1)) as u32;
     let pages = BITMAP_PAGES.min((size >> 28).max(1) as u32);
     let too_small = |advice: &str| {

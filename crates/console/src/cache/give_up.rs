@@ -8,7 +8,7 @@ use std::{
 use fathom_cache::format::Superblock;
 use fathom_control::{Bytes, count};
 use fathom_image::LogMark;
-use fathom_wal::{SUPERBLOCK_LENGTH, erasure};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, erasure};
 use serde::Serialize;
 
 use super::{
@@ -70,7 +70,7 @@ pub(super) fn run(options: &ClearOptions, volume: &Volume, format: &Superblock) 
 
 fn choose<'l>(options: &ClearOptions, logs: &'l [Log]) -> Outcome<&'l Log> {
     let is_meant = |log: &&Log| match (&options.log, options.log_at) {
-        (Some(disk), _) => log.disk == *disk && log.identity != [0; 16],
+        (Some(disk), _) => log.disk == *disk && log.identity != Identity::NONE,
         (None, offset) => Some(log.offset) == offset,
     };
     let mut meant = logs.iter().filter(is_meant);
@@ -133,7 +133,7 @@ fn end_mark(log: &Log, folders: &[PathBuf]) -> io::Result<Mark> {
     }
     // A block device is not found by the name that the log has of it.
     for folder in folders.iter().filter(|_| !log.is_needed()) {
-        if LogMark::clear_of_devices(&log.identity, folder)? {
+        if LogMark::clear_of_devices(log.identity, folder)? {
             return Ok(Mark::Removed);
         }
     }

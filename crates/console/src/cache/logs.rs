@@ -3,7 +3,8 @@ use std::{io, os::unix::fs::FileExt, path::Path};
 
 use fathom_cache::format::Superblock;
 use fathom_control::Bytes;
-use fathom_wal::{SUPERBLOCK_LENGTH, Scanner, SuperblockError, find_damage, select};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
+use fathom_wal::{Scanner, find_damage};
 use serde::Serialize;
 
 use super::volume::Volume;
@@ -19,7 +20,7 @@ pub(super) struct Log {
     pub offset: u64,
     /// The identity of the log; zeroes if it cannot be read.
     #[serde(skip)]
-    pub identity: [u8; 16],
+    pub identity: Identity,
     /// The disk's name.
     pub disk: String,
     /// The disk's image.
@@ -64,11 +65,13 @@ fn log(
     let mut copies = [0; 2 * SUPERBLOCK_LENGTH];
     volume.file.read_exact_at(&mut copies, offset)?;
     let found = Log { offset, ..Log::default() };
-    let (first, second) = copies.split_at(SUPERBLOCK_LENGTH);
-    let superblock = match select(first, second) {
+    let superblock = match fathom_wal::Superblock::select(&copies) {
         Ok(superblock) => superblock,
-        Err(SuperblockError::Blank) => return Ok(None),
-        Err(error) => return Ok(Some(Log { problem: error.to_string(), ..found })),
+        Err(Verdict::Blank) => return Ok(None),
+        Err(verdict) => {
+            let problem = verdict.describe::<fathom_wal::Superblock>();
+            return Ok(Some(Log { problem, ..found }));
+        }
     };
     let (disk, image) = (superblock.owner.name.clone(), superblock.owner.home.clone());
     let mut found = Log { identity: superblock.log, disk, image, ..found };

@@ -1,15 +1,15 @@
 //! The file or block device of a cache: opened exclusively, and made a cache.
 use std::{
     fs::File,
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Seek, SeekFrom},
     os::unix::fs::{FileExt, FileTypeExt},
     path::Path,
 };
 
-use fathom_cache::format::{FormatError, PAGE_LENGTH, Superblock};
+use fathom_cache::format::{PAGE_LENGTH, Superblock};
 use fathom_failure::Failing as _;
 use fathom_image::{Access, Holder, LockError};
-use fathom_wal::SUPERBLOCK_LENGTH;
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use rustix::fs::OFlags;
 
 use crate::{
@@ -83,17 +83,17 @@ impl Volume {
         let mut head = read_up_to(&self.file, 0, 2 * PAGE_LENGTH)
             .map_err(|error| Failure::io("read", path, &error))?;
         head.resize(2 * PAGE_LENGTH, 0);
-        let format = Superblock::decode(&head).map_err(|error| {
-            let failure = Failure::new(format!("{}: {error}", path.display()));
+        let format = Superblock::select(&head).map_err(|verdict| {
+            let failure = Failure::new(format!("{}: {}", path.display(), verdict.describe::<Superblock>()));
             let shown = path.display();
-            match error {
-                FormatError::Newer(_) => {
+            match verdict {
+                Verdict::Newer(_) => {
                     failure.advise("use the version of Fathom that has made it")
                 }
-                FormatError::Blank | FormatError::Foreign => {
+                Verdict::Blank | Verdict::Foreign => {
                     failure.advise(format!("make a cache with `fathom cache create {shown}`"))
                 }
-                FormatError::Damaged => failure.advise(format!(
+                Verdict::Damaged => failure.advise(format!(
                     "all blocks are on their disks: make it again with `fathom cache create --force \
                      {shown}`, unless a disk in the mode write-back has changes in its logs: restore it then"
                 )),
@@ -160,11 +160,4 @@ impl Volume {
 
 fn access(is_changed: bool) -> Access {
     if is_changed { Access::Exclusive } else { Access::Shared }
-}
-
-/// Draws the identity of a new cache.
-pub(super) fn identity() -> io::Result<[u8; 16]> {
-    let mut identity = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut identity)?;
-    Ok(identity)
 }

@@ -11,9 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_image::{
-    Access, CacheMark, Demand, ImageChange, LockError, LogMark, LossRecord, MarkKind, Writers,
-};
+use fathom_image::{Access, Demand, ImageChange, LockError, Mark, MarkKind, MarkedImage, Writers};
 
 use super::{holders, info::SERVICE_STATE};
 use crate::{
@@ -21,12 +19,11 @@ use crate::{
     output::text::clean,
 };
 
-/// In place of a folder with marks of devices, which are never claimed.
-const NO_FOLDER: &str = "/";
-
 /// An image that is open for writing and locked.
 pub(super) struct Claim {
     file: File,
+    /// The folders of daemons, for its marks.
+    folders: Vec<PathBuf>,
 }
 
 impl Claim {
@@ -57,14 +54,19 @@ impl Claim {
                 "a process or a loop device that is not visible to this user",
             ));
         }
-        Ok(Self { file })
+        Ok(Self { file, folders: own_folders() })
+    }
+
+    /// The same, with marks in these folders of daemons.
+    pub(super) fn with_folders(self, folders: Vec<PathBuf>) -> Self {
+        Self { folders, ..self }
     }
 
     /// Takes the lock of a file that this process has just created. On a file system without locks
     /// no other process uses it either.
     pub(super) fn made(file: File, path: &Path) -> Outcome<Self> {
         match fathom_image::lock(&file, Access::Alone) {
-            Ok(()) | Err(LockError::Unsupported(_)) => Ok(Self { file }),
+            Ok(()) | Err(LockError::Unsupported(_)) => Ok(Self { file, folders: own_folders() }),
             Err(error) => Err(Failure::new(format!("cannot lock {}: {error}", path.display()))),
         }
     }
@@ -72,10 +74,8 @@ impl Claim {
     /// Asks the marks of the image at `path` for a change: refuses it, or removes those that would
     /// be wrong afterwards. The image is claimed, so that no daemon marks it meanwhile.
     pub(super) fn prepare(&self, path: &Path, change: ImageChange) -> Outcome {
-        for kind in MarkKind::ALL {
-            if kind.demand(change) == Demand::Refuse {
-                refuse(kind, path)?;
-            }
+        for kind in MarkKind::ALL.into_iter().filter(|it| it.demand(change) == Demand::Refuse) {
+            refuse(kind, &self.marked(path))?;
         }
         self.clear(path, change, Demand::ClearBefore)
     }
@@ -86,20 +86,16 @@ impl Claim {
     }
 
     fn clear(&self, path: &Path, change: ImageChange, demand: Demand) -> Outcome {
-        for kind in MarkKind::ALL.into_iter().filter(|kind| kind.demand(change) == demand) {
-            let cleared = match kind {
-                MarkKind::Log => {
-                    LogMark::open(path, Path::new(NO_FOLDER)).and_then(|mark| mark.clear())
-                }
-                MarkKind::Cache => {
-                    CacheMark::open(path, Path::new(NO_FOLDER)).and_then(|mark| mark.clear())
-                }
-                MarkKind::Loss => LossRecord::new(&self.file, path, &own_folders())
-                    .and_then(|record| record.clear(&self.file)),
-            };
-            cleared.map_err(|error| Failure::io("remove a mark of", path, &error))?;
+        for kind in MarkKind::ALL.into_iter().filter(|it| it.demand(change) == demand) {
+            kind.clear(&self.marked(path))
+                .map_err(|error| Failure::io("remove a mark of", path, &error))?;
         }
         Ok(())
+    }
+
+    /// The image, whose marks may be in the folders of daemons.
+    pub(super) fn marked<'a>(&'a self, path: &'a Path) -> MarkedImage<'a> {
+        MarkedImage { path, file: &self.file, folders: &self.folders }
     }
 
     /// The image, open for reading and writing.
@@ -109,36 +105,25 @@ impl Claim {
 }
 
 /// Refuses an image with a mark of this kind.
-fn refuse(kind: MarkKind, path: &Path) -> Outcome {
-    match kind {
-        MarkKind::Log => refuse_logged(path),
-        // Neither a cache nor lost writes forbid a change.
-        MarkKind::Cache | MarkKind::Loss => Ok(()),
-    }
-}
-
-/// The folders of daemons in which records of images may be.
-fn own_folders() -> Vec<PathBuf> {
-    let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
-    state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
-}
-
-/// Refuses an image with changes in a log, which are written to whatever is at its path when it is
-/// served again.
-fn refuse_logged(path: &Path) -> Outcome {
-    let shown = path.display();
-    let mark =
-        LogMark::open(path, Path::new(NO_FOLDER)).map_err(|e| Failure::io("open", path, &e))?;
-    let problem = match mark.read() {
+fn refuse(kind: MarkKind, image: &MarkedImage<'_>) -> Outcome {
+    let shown = image.path.display();
+    let problem = match kind.read(image) {
         Ok(None) => return Ok(()),
-        Ok(Some(log)) => format!("{shown} has changes in the log {}", clean(&log.path)),
-        Err(error) => format!("it is unknown whether {shown} has changes in a log: {error}"),
+        Ok(Some(Mark::Log(log))) => format!("{shown} has changes in the log {}", clean(&log.path)),
+        Ok(Some(Mark::Cache(_) | Mark::Loss(_))) => format!("{shown} has {kind}"),
+        Err(error) => format!("it is unknown whether {shown} has {kind}: {error}"),
     };
     Err(Failure::new(problem).advise(format!(
         "serve it once more with its log, then remove that layer or shut down the daemon; or, if the changes \
          may be lost, run `fathom log discard DISK`, or, if there is no such disk any more, `fathom log discard \
          --image {shown}`"
     )))
+}
+
+/// The folders of daemons in which marks of images may be.
+fn own_folders() -> Vec<PathBuf> {
+    let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
+    state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
 }
 
 fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {

@@ -5,7 +5,7 @@ use std::{
 };
 
 use fathom_control::{Bytes, DiskStatus, FrontendStatus, LayerFigure, ModelKind, count};
-use fathom_image::{ForeignFormat, LogMark, LossRecord};
+use fathom_image::{ForeignFormat, Loss, Mark, MarkKind, MarkedImage};
 use serde::Serialize;
 
 use super::{
@@ -74,6 +74,8 @@ struct ImageInfo<'a> {
     writes_lost: Option<WritesLost>,
     /// The path of the log that may hold the last changes.
     log: Option<String>,
+    /// The path of the cache that may have blocks of it.
+    cache: Option<String>,
 }
 
 /// The folders in which a daemon writes its records.
@@ -81,13 +83,6 @@ pub fn folders_of_daemons(control: &Path) -> Vec<PathBuf> {
     let state = std::env::var_os("STATE_DIRECTORY").map(PathBuf::from);
     let folders = [state, control.parent().map(Path::to_owned), Some(SERVICE_STATE.into())];
     folders.into_iter().flatten().collect()
-}
-
-/// The log that the mark of an image names.
-fn marked_log(path: &Path, control: &Path) -> Option<String> {
-    let folders = folders_of_daemons(control);
-    let read = |folder: &PathBuf| LogMark::open(path, folder).ok()?.read().ok()?;
-    folders.iter().find_map(read).map(|log| log.path)
 }
 
 /// A record of lost writes.
@@ -100,13 +95,10 @@ struct WritesLost {
     recorded_in: Option<PathBuf>,
 }
 
-impl WritesLost {
-    /// The record of an image, searched in the places where a daemon writes it.
-    fn of(image: &Image, control: &Path) -> Option<Self> {
-        let folders = folders_of_daemons(control);
-        let loss = LossRecord::new(&image.file, &image.path, &folders).ok()?.read(&image.file)?;
-        let error = reason(&io::Error::from_raw_os_error(loss.errno));
-        Some(Self { errno: loss.errno, error, recorded_in: loss.file })
+impl From<Loss> for WritesLost {
+    fn from(Loss { errno, file }: Loss) -> Self {
+        let error = reason(&io::Error::from_raw_os_error(errno));
+        Self { errno, error, recorded_in: file }
     }
 }
 
@@ -117,7 +109,7 @@ fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
     let head = read_up_to(&image.file, 0, signatures::LENGTH).map_err(failed)?;
     let foreign = ForeignFormat::of(&image.file, image.size).map_err(failed)?;
     let below = image::file_system(path);
-    let info = ImageInfo {
+    let mut info = ImageInfo {
         path,
         size_bytes: image.size,
         allocated_bytes: image.allocated,
@@ -138,9 +130,20 @@ fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
         locked: fathom_image::is_locked(&image.file),
         partition_table: partitions::read(&image.file, image.size).map_err(failed)?,
         holders: holders::of(path),
-        writes_lost: WritesLost::of(&image, &options.control.socket()),
-        log: marked_log(path, &options.control.socket()),
+        writes_lost: None,
+        log: None,
+        cache: None,
     };
+    let folders = folders_of_daemons(&options.control.socket());
+    let marked = MarkedImage { path: &image.path, file: &image.file, folders: &folders };
+    // A mark that cannot be read is shown by who needs it.
+    for mark in MarkKind::ALL.iter().filter_map(|kind| kind.read(&marked).ok()?) {
+        match mark {
+            Mark::Log(log) => info.log = Some(log.path),
+            Mark::Cache(cache) => info.cache = Some(cache.path),
+            Mark::Loss(loss) => info.writes_lost = Some(loss.into()),
+        }
+    }
     if options.format.json {
         return output::json(&info);
     }
@@ -184,6 +187,9 @@ impl ImageInfo<'_> {
                 "the last changes may be in the log at {log}: it is served with that log only"
             );
             sheet.fact("log", text);
+        }
+        if let Some(cache) = &self.cache {
+            sheet.fact("cache", format!("the cache at {cache} may have blocks of it"));
         }
         if let Some(lost) = &self.writes_lost {
             let place = lost

@@ -6,6 +6,7 @@
 //! partitions without a limit.
 use std::{fs::File, io};
 
+use fathom_persistence::bytes::{u32_at, u64_at};
 use serde::Serialize;
 
 use super::{image::read_up_to, signatures};
@@ -73,14 +74,6 @@ fn finish(table: &mut Table, file: &File, size: u64) {
     }
 }
 
-fn word(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
-fn long(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
-}
-
 fn read_mbr(file: &File) -> io::Result<Option<Table>> {
     let sector = read_up_to(file, 0, 512)?;
     if sector.len() < 512 || sector[510..] != [0x55, 0xaa] {
@@ -88,7 +81,8 @@ fn read_mbr(file: &File) -> io::Result<Option<Table>> {
     }
     let mut partitions = Vec::new();
     for (number, entry) in (1..).zip(sector[446..510].chunks_exact(16)) {
-        let (active, kind, start, length) = (entry[0], entry[4], word(entry, 8), word(entry, 12));
+        let (active, kind, start, length) =
+            (entry[0], entry[4], u32_at(entry, 8), u32_at(entry, 12));
         // Boot sectors of FAT and NTFS have the same signature but code in place of the table.
         if active & 0x7f != 0 {
             return Ok(None);
@@ -124,16 +118,16 @@ fn read_header(file: &File, offset: u64) -> io::Result<Option<Header>> {
     if bytes.len() < 512 || !bytes.starts_with(b"EFI PART") {
         return Ok(None);
     }
-    let length = (word(&bytes, 12) as usize).clamp(92, 512);
+    let length = (u32_at(&bytes, 12) as usize).clamp(92, 512);
     let mut summed = bytes[..length].to_vec();
     summed[16..20].fill(0);
     Ok(Some(Header {
-        valid: crc32(&summed) == word(&bytes, 16),
-        backup: long(&bytes, 32),
-        table: long(&bytes, 72),
-        count: word(&bytes, 80),
-        entry_size: word(&bytes, 84),
-        table_checksum: word(&bytes, 88),
+        valid: crc32(&summed) == u32_at(&bytes, 16),
+        backup: u64_at(&bytes, 32),
+        table: u64_at(&bytes, 72),
+        count: u32_at(&bytes, 80),
+        entry_size: u32_at(&bytes, 84),
+        table_checksum: u32_at(&bytes, 88),
     }))
 }
 
@@ -175,7 +169,7 @@ fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table
         if entry[..16].iter().all(|&byte| byte == 0) {
             continue;
         }
-        let (first, last) = (long(entry, 32), long(entry, 40));
+        let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
         let units =
             entry[56..128].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
         let units: Vec<u16> = units.take_while(|&unit| unit != 0).collect();

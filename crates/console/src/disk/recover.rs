@@ -1,7 +1,7 @@
 //! `fathom disk recover`: accepts writes again after acknowledged ones were lost.
 use std::path::Path;
 
-use fathom_image::{CacheMark, LossRecord};
+use fathom_image::{ImageChange, Mark, MarkKind};
 use rustix::fs::{Advice, fadvise};
 use serde::Serialize;
 
@@ -44,12 +44,13 @@ fn message(name: &str) -> String {
 
 /// Recovers an image that no daemon serves, in the steps of a daemon.
 fn recover_image(path: &Path, options: &RecoverOptions) -> Outcome {
-    let claim = Claim::take(path)?;
-    let file = claim.file();
     let folders = folders_of_daemons(&options.control.socket());
-    let record = LossRecord::new(file, path, &folders)
+    let claim = Claim::take(path)?.with_folders(folders);
+    let file = claim.file();
+    let loss = MarkKind::Loss
+        .read(&claim.marked(path))
         .map_err(|error| Failure::io("examine", path, &error))?;
-    let Some(loss) = record.read(file) else {
+    let Some(Mark::Loss(loss)) = loss else {
         return Err(Failure::new(format!("{} has no record of lost writes", path.display()))
             .advise("nothing is to be done; `fathom disk info` shows what an image has"));
     };
@@ -60,11 +61,8 @@ fn recover_image(path: &Path, options: &RecoverOptions) -> Outcome {
     })?;
     // The page cache, and a cache that outlives daemons, may have what the storage has lost.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
-    // The image is claimed: it is a file, whose mark is beside it.
-    CacheMark::open(path, Path::new("/"))
-        .and_then(|mark| mark.clear())
-        .map_err(|error| Failure::io("remove the mark of a cache from", path, &error))?;
-    record.clear(file).map_err(|error| Failure::io("remove the record of", path, &error))?;
+    claim.prepare(path, ImageChange::Recover)?;
+    claim.finish(path, ImageChange::Recover)?;
     if options.format.json {
         return output::json(&Recovered { image: path, errno: loss.errno });
     }

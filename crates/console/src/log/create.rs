@@ -10,7 +10,8 @@ use clap::Args;
 use fathom_control::Bytes;
 use fathom_failure::Failing as _;
 use fathom_image::{Access, Holder, LockError, Signature};
-use fathom_wal::{RING_OFFSET, SUPERBLOCK_LENGTH, SuperblockError, is_place, prepared, select};
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _, Verdict};
+use fathom_wal::{RING_OFFSET, Superblock};
 use rustix::fs::{OFlags, SeekFrom, seek};
 use serde::Serialize;
 
@@ -105,13 +106,12 @@ fn claim(path: &Path) -> Outcome<(File, Option<File>)> {
 fn refuse_log(file: &File, path: &Path, offset: u64) -> Outcome {
     let head = read_up_to(file, offset, 2 * SUPERBLOCK_LENGTH)
         .map_err(|error| Failure::io("read", path, &error))?;
-    let (first, second) = head.split_at(SUPERBLOCK_LENGTH.min(head.len()));
-    let what = match select(first, second) {
+    let what = match Superblock::select(&head) {
         Ok(superblock) => format!("the log of the disk {:?}", superblock.owner.name),
-        Err(SuperblockError::Blank | SuperblockError::Foreign) => {
+        Err(Verdict::Blank | Verdict::Foreign) => {
             return refuse_next(file, path, offset);
         }
-        Err(error) => error.to_string(),
+        Err(verdict) => verdict.describe::<Superblock>(),
     };
     Err(refusal(path, offset, &what))
 }
@@ -120,8 +120,9 @@ fn refuse_log(file: &File, path: &Path, offset: u64) -> Outcome {
 fn refuse_next(file: &File, path: &Path, offset: u64) -> Outcome {
     let place = read_up_to(file, offset, EXAMINED as usize)
         .map_err(|error| Failure::io("read", path, &error))?;
-    let begins =
-        |block: &usize| is_place(place.get(block * SUPERBLOCK_LENGTH..).unwrap_or_default());
+    let begins = |block: &usize| {
+        Superblock::is_place(place.get(block * SUPERBLOCK_LENGTH..).unwrap_or_default())
+    };
     match (2..place.len() / SUPERBLOCK_LENGTH).find(begins) {
         None => Ok(()),
         Some(block) => {
@@ -140,13 +141,13 @@ fn refusal(path: &Path, offset: u64, what: &str) -> Failure {
 /// device, so that its other content is of interest only if the device is not one with logs.
 fn content(file: &File, size: u64, offset: u64) -> io::Result<Option<String>> {
     let start = read_up_to(file, 0, SUPERBLOCK_LENGTH)?;
-    if !is_place(&start) {
+    if !Superblock::is_place(&start) {
         if let Some(found) = Signature::of(file, size)? {
             return Ok(Some(format!("{} (a signature)", found.0)));
         }
     }
     let place = read_up_to(file, offset, EXAMINED.min(size - offset) as usize)?;
-    let is_empty = place.iter().all(|byte| *byte == 0) || is_place(&place);
+    let is_empty = place.iter().all(|byte| *byte == 0) || Superblock::is_place(&place);
     Ok((!is_empty).then(|| "other data".into()))
 }
 
@@ -157,7 +158,7 @@ fn prepare(file: &File, size: u64, offset: u64) -> io::Result<()> {
     file.write_all_at(&zeroes[..length as usize], offset)?;
     file.sync_all()?;
     for copy in 0..2 {
-        file.write_all_at(&prepared(), offset + copy * SUPERBLOCK_LENGTH as u64)?;
+        file.write_all_at(&Superblock::prepared(), offset + copy * SUPERBLOCK_LENGTH as u64)?;
     }
     file.sync_all()
 }

@@ -258,8 +258,8 @@ fn a_disk_is_served_without_a_cache_that_cannot_be_used() {
     };
     let missing = |path: &Path| std::fs::remove_file(path).unwrap();
     let cases: [(&str, Spoil<'_>); 5] = [
-        ("is damaged", &damage),
-        ("holds other data", &foreign),
+        ("are damaged", &damage),
+        ("other data than a cache", &foreign),
         ("there is no cache", &blank),
         ("make the volume as large", &short),
         ("does not exist", &missing),

@@ -11,17 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Operation, Shared};
+use fathom_persistence::Identity;
 use parking_lot::Mutex;
 
 use fathom_failure::Failure;
 
-use super::format::{BLOCK_BITS, DiskRecord, NAME_LENGTH_MAX, REGIONS_PER_PAGE};
+use super::format::{BLOCK_BITS, DiskRecord, Owner, REGIONS_PER_PAGE};
+use super::lock;
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
 use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
-use super::{NO_LOG, lock};
 use crate::access::{Access, REQUEST_TIME_MAX};
 
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
@@ -42,14 +43,14 @@ impl Drop for Turn<'_> {
 }
 
 /// Why the blocks of a disk do not fit the state of its store.
-fn misfit(record: &DiskRecord, disk: &CacheDisk, home: &str) -> Option<Dropped> {
+fn misfit(record: &DiskRecord, disk: &CacheDisk) -> Option<Dropped> {
     let fits = |expected: u64| {
         expected != 0 && (expected == record.generation || expected == record.earlier)
     };
-    if record.home != home {
+    if !record.owner.is_home(&disk.home) {
         return Some(Dropped::Home);
     }
-    if record.log != NO_LOG && record.log != disk.log {
+    if record.log != Identity::NONE && record.log != disk.log {
         return Some(Dropped::Log);
     }
     if !disk.expected.is_some_and(fits) {
@@ -67,7 +68,7 @@ impl CacheVolume {
     pub(super) fn disk_named(&self, name: &str) -> Option<Arc<DiskState>> {
         self.keeper.access(|keeper| {
             let mut disks = keeper.disks.values();
-            disks.find(|disk| lock(&disk.record).name == name).map(Arc::clone)
+            disks.find(|disk| lock(&disk.record).owner.name == name).map(Arc::clone)
         })
     }
 
@@ -77,24 +78,21 @@ impl CacheVolume {
         &self,
         disk: &CacheDisk,
     ) -> Result<(Arc<DiskState>, Option<Dropped>), CacheError> {
-        if disk.name.len() > NAME_LENGTH_MAX {
-            let failure =
-                Failure::new(format!("a disk's name has at most {NAME_LENGTH_MAX} bytes"));
-            return Err(CacheError::Disk(failure.advise("choose a shorter one")));
-        }
-        let home = DiskRecord::home_of(&disk.home).to_owned();
+        let owner = Owner::new(&disk.name, &disk.home).map_err(|error| {
+            CacheError::Disk(Failure::new(error.to_string()).advise("choose a shorter one"))
+        })?;
         let Some(found) = self.disk_named(&disk.name) else {
-            return Ok((self.add(disk, home)?, None));
+            return Ok((self.add(disk, owner)?, None));
         };
         if found.is_attached.swap(true, Ordering::AcqRel) {
             let failure = Failure::new(format!("the disk {:?} already uses the cache", disk.name));
             return Err(CacheError::Disk(failure.advise("serve it once")));
         }
-        let dropped = misfit(&lock(&found.record), disk, &home);
+        let dropped = misfit(&lock(&found.record), disk);
         found.is_home_flushed.store(false, Ordering::Release);
         // What is in memory has been out of date since the disk was served without it.
         let renewed = if dropped.is_some() || !self.is_kept {
-            self.renew(&found, disk, home)
+            self.renew(&found, disk, owner)
         } else {
             self.take_over(&found, disk)
         };
@@ -142,7 +140,7 @@ impl CacheVolume {
     }
 
     /// Adds a disk that the volume does not have.
-    fn add(&self, disk: &CacheDisk, home: String) -> Result<Arc<DiskState>, CacheError> {
+    fn add(&self, disk: &CacheDisk, owner: Owner) -> Result<Arc<DiskState>, CacheError> {
         let pages = self.format.bitmap_pages;
         let shift = Regions::shift_for(disk.capacity, pages, disk.region_shift);
         // Entered at once, so that two disks do not get one number.
@@ -159,11 +157,8 @@ impl CacheVolume {
                 unused.map(|other| other.number)
             };
             let number = free.or_else(detached)?;
-            let record = DiskRecord {
-                name: disk.name.clone(),
-                region_shift: shift,
-                ..DiskRecord::default()
-            };
+            let record =
+                DiskRecord { owner: owner.clone(), region_shift: shift, ..DiskRecord::default() };
             let state = Arc::new(DiskState {
                 number,
                 record: Mutex::new(record),
@@ -182,7 +177,7 @@ impl CacheVolume {
             let remedy = "detach one with `fathom cache detach`, or make the cache again for more";
             CacheError::Disk(failure.advise(remedy))
         })?;
-        let renewed = self.renew(&state, disk, home);
+        let renewed = self.renew(&state, disk, owner);
         if let Err(error) = renewed {
             state.is_attached.store(false, Ordering::Release);
             return Err(error);
@@ -242,10 +237,9 @@ impl CacheVolume {
     }
 
     /// Drops all blocks of a disk, and notes the state of its store. No queue uses the disk.
-    fn renew(&self, state: &DiskState, disk: &CacheDisk, home: String) -> Result<(), CacheError> {
+    fn renew(&self, state: &DiskState, disk: &CacheDisk, owner: Owner) -> Result<(), CacheError> {
         let record = DiskRecord {
-            name: disk.name.clone(),
-            home,
+            owner,
             generation: disk.generation,
             earlier: 0,
             stamp: disk.stamp.unwrap_or_default(),
@@ -364,12 +358,11 @@ mod tests {
     #[test]
     fn blocks_fit_one_state_of_one_store() {
         let record = DiskRecord {
-            name: "a".into(),
-            home: "/a".into(),
+            owner: Owner::new("a", "/a").unwrap(),
             generation: 7,
             earlier: 6,
             stamp: 50,
-            log: NO_LOG,
+            log: Identity::NONE,
             region_shift: 20,
         };
         let disk = |expected, stamp| CacheDisk {
@@ -379,11 +372,11 @@ mod tests {
             expected,
             stamp,
             generation: 9,
-            log: NO_LOG,
+            log: Identity::NONE,
             changes: Vec::new(),
             region_shift: 20,
         };
-        let of = |expected, stamp| misfit(&record, &disk(expected, stamp), "/a");
+        let of = |expected, stamp| misfit(&record, &disk(expected, stamp));
         assert_eq!((of(Some(7), Some(50)), of(Some(6), Some(50))), (None, None));
         assert_eq!(of(Some(7), None), None);
         assert_eq!(of(Some(7), Some(51)), Some(Dropped::Modified));
@@ -392,17 +385,23 @@ mod tests {
         for expected in [None, Some(0), Some(5), Some(8)] {
             assert_eq!(of(expected, Some(50)), Some(Dropped::Mark));
         }
-        assert_eq!(misfit(&record, &disk(Some(7), Some(50)), "/b"), Some(Dropped::Home));
+        assert_eq!(
+            misfit(&record, &CacheDisk { home: "/b".into(), ..disk(Some(7), Some(50)) }),
+            Some(Dropped::Home)
+        );
         // What is newer than the store without its log fits only with that log.
-        let (one, other) = ([1; 16], [2; 16]);
-        for (noted, found, fits) in
-            [(NO_LOG, one, true), (one, one, true), (one, NO_LOG, false), (one, other, false)]
-        {
+        let (one, other) = (Identity([1; 16]), Identity([2; 16]));
+        for (noted, found, fits) in [
+            (Identity::NONE, one, true),
+            (one, one, true),
+            (one, Identity::NONE, false),
+            (one, other, false),
+        ] {
             let record = DiskRecord { log: noted, ..record.clone() };
             let disk = CacheDisk { log: found, ..disk(Some(7), Some(50)) };
-            assert_eq!(misfit(&record, &disk, "/a"), (!fits).then_some(Dropped::Log));
+            assert_eq!(misfit(&record, &disk), (!fits).then_some(Dropped::Log));
         }
         let first = DiskRecord { generation: 0, earlier: 0, ..record };
-        assert_eq!(misfit(&first, &disk(Some(0), None), "/a"), Some(Dropped::Mark));
+        assert_eq!(misfit(&first, &disk(Some(0), None)), Some(Dropped::Mark));
     }
 }

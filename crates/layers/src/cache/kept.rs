@@ -14,12 +14,13 @@ use fathom_block::{
 };
 use fathom_cache::Policy;
 use fathom_failure::Failure;
+use fathom_persistence::Stamp;
 use parking_lot::Mutex;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
 use super::settle::certain_stamp;
-use super::state::{CacheHost, CacheMark, CacheState};
+use super::state::{CacheHost, CacheMark};
 use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock, marking};
 use crate::kind::LayerContext;
 use crate::{Opened, Passthrough};
@@ -35,11 +36,11 @@ pub struct Caches {
 pub struct NoMark;
 
 impl CacheMark for NoMark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
+    fn read(&self) -> io::Result<Option<Stamp>> {
         Ok(None)
     }
 
-    fn write(&self, _: &CacheState) -> io::Result<()> {
+    fn write(&self, _: &Stamp) -> io::Result<()> {
         Ok(())
     }
 
@@ -132,7 +133,7 @@ impl Caches {
     pub fn give_up(
         &self,
         path: &Path,
-        state: &CacheState,
+        state: &Stamp,
         open: impl FnOnce() -> Result<Arc<dyn Backend>, Failure>,
     ) -> Result<(), Failure> {
         let place = self.place(format!("store {}", path.display()));
@@ -145,7 +146,7 @@ impl Caches {
         if volume.identity() != state.identity {
             return Err(Failure::new("another cache is there"));
         }
-        Ok(volume.give_up(state.generation)?)
+        Ok(volume.give_up(state.age)?)
     }
 }
 
@@ -184,7 +185,7 @@ impl From<CacheError> for Unusable {
     fn from(error: CacheError) -> Self {
         match error {
             CacheError::Disk(failure) => Self::Refused(failure),
-            CacheError::Format(_) | CacheError::Volume(_) | CacheError::Failed(_) => {
+            CacheError::Superblock(_) | CacheError::Volume(_) | CacheError::Failed(_) => {
                 Self::Lost(error.into())
             }
         }
@@ -244,18 +245,19 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     volume.check_share(context.disk, share).map_err(refused)?;
     let marked = home.mark.read().map_err(lost)?;
     let identity = volume.identity();
-    let is_ours = |state: &CacheState| state.identity == identity;
+    let is_ours = |state: &Stamp| state.identity == identity;
     let is_other = marked.as_ref().is_some_and(|state| !is_ours(state));
     // Never 0, which is no state.
-    let random = host.random().map_err(|error| Unusable::Refused(error.into()))?;
-    let generation = random.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
+    let random = host.draw().map_err(|error| Unusable::Refused(error.into()))?;
+    let generation =
+        random.0.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
     let stamp =
         if options.exclusive { None } else { Some(certain_stamp(&*home.mark).map_err(lost)?) };
     let disk = CacheDisk {
         name: context.disk.to_owned(),
         home: home.name.clone(),
         capacity: context.capacity,
-        expected: marked.filter(is_ours).map(|state| state.generation),
+        expected: marked.filter(is_ours).map(|state| state.age),
         stamp,
         generation,
         log: home.log,
@@ -268,7 +270,7 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let cache = Cache::named(&name, &volume, &disk, options.mode, mark, names)?;
     cache.set_share(share).map_err(refused)?;
     cache.set_read_ahead(options.read_ahead.0);
-    let state = CacheState { identity, generation };
+    let state = Stamp { identity, age: generation };
     let refused = |error: io::Error| {
         let remedy = marking::remedy(&error);
         let failure = Failure::from(error);

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fathom_block::{Crossing, LayerCause, LayerProblem};
+use fathom_persistence::Stamp;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::queue::CacheQueue;
-use super::state::CacheState;
 use super::{Inner, lock};
 
 /// The time between two attempts to write the mark, in nanoseconds.
@@ -39,7 +39,7 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
 pub(super) struct Marking {
     /// Held while the mark is changed, never by a thread that serves a queue. `None` if nothing is
     /// to be written.
-    pub(super) state: Mutex<Option<CacheState>>,
+    pub(super) state: Mutex<Option<Stamp>>,
     /// Why it could not be written.
     error: Mutex<Option<String>>,
     /// Whether there is something to write, and whether a thread writes it.
@@ -49,14 +49,14 @@ pub(super) struct Marking {
 
 impl Marking {
     /// The mark with `state` could not be written.
-    pub(super) fn failed(&self, state: CacheState, error: &io::Error) {
+    pub(super) fn failed(&self, state: Stamp, error: &io::Error) {
         *lock(&self.state) = Some(state);
         *lock(&self.error) = Some(error.to_string());
         self.is_pending.store(true, Ordering::Release);
     }
 
     /// The state, if no thread changes the mark now.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<CacheState>>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Stamp>>> {
         self.state.try_lock()
     }
 

@@ -73,27 +73,25 @@ use fathom_block::{
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
+use fathom_persistence::{Identity, Phase, Stamp};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
 use ahead::AheadState;
 pub use fathom_cache::format;
-pub use format::{FormatError, MAGIC};
+pub use format::Superblock;
 pub use kept::{Caches, NoMark};
 use marking::Marking;
 pub use open::{CacheDisk, CacheError, VolumeOptions};
 pub use options::CacheOptions;
 use queue::CacheQueue;
 pub use share::CacheShare;
-pub use state::{CacheHome, CacheHost, CacheMark, CacheState, Dropped};
+pub use state::{CacheHome, CacheHost, CacheMark, Dropped};
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
 
 use crate::ChangeNotes;
-
-/// The identity of no write-ahead log.
-pub const NO_LOG: [u8; 16] = [0; 16];
 
 /// The time between two attempts to end the use of a cache, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -157,6 +155,13 @@ enum Use {
 
 impl Use {
     const ALL: [Self; 3] = [Self::Marked, Self::Left, Self::Returning];
+}
+
+impl Phase for Use {
+    /// No mark is written again unless the bits of what was changed without it are awaited.
+    fn leads_to(self, next: Self) -> bool {
+        (self, next) != (Self::Marked, Self::Returning)
+    }
 }
 
 /// Whether a disk still uses a cache that has failed.
@@ -245,7 +250,9 @@ impl Inner {
         Use::ALL[usize::from(self.used.load(Ordering::Acquire)) % Use::ALL.len()]
     }
 
+    /// The caller has the lock of the marking.
     fn set_use(&self, used: Use) {
+        self.of_disk().step(used);
         self.used.store(used as u8, Ordering::Release);
     }
 
@@ -262,7 +269,7 @@ impl Inner {
     /// marking.
     fn reject_mark(&self) -> io::Result<()> {
         let marked = self.mark.read();
-        let is_other = |state: &CacheState| state.identity != self.volume.identity();
+        let is_other = |state: &Stamp| state.identity != self.volume.identity();
         match marked {
             // No cache fits, or only another one, which knows of all changes.
             Ok(None) => Ok(()),
@@ -459,9 +466,10 @@ impl Cache {
     }
 
     /// Notes that the disk has the write-ahead log with this identity beneath the cache from now
-    /// on, or [`NO_LOG`]. A log that the disk had before is empty. It becomes durable with the next
-    /// tables; until then, a start with another log than the noted one finds an empty cache.
-    pub fn set_log(&self, identity: [u8; 16]) {
+    /// on, or [`Identity::NONE`]. A log that the disk had before is empty. It becomes durable with
+    /// the next tables; until then, a start with another log than the noted one finds an empty
+    /// cache.
+    pub fn set_log(&self, identity: Identity) {
         let Inner { volume, disk, .. } = &*self.inner;
         {
             let mut record = lock(&disk.record);

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use fathom_block::{Backend, Operation, Shared};
 use fathom_cache::Policy;
 use fathom_failure::{Failing, Failure};
+use fathom_persistence::{Identity, Superblock as _, Verdict};
 use parking_lot::Mutex;
 
-use super::NO_LOG;
-use super::format::{BLOCK_BITS, FormatError, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
+use super::format::{BLOCK_BITS, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
@@ -29,7 +29,7 @@ const ZEROES: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeOptions {
     /// The identity of the cache if one is made, drawn at random. `None` makes none.
-    pub identity: Option<[u8; 16]>,
+    pub identity: Option<Identity>,
     /// The size of a block if a cache is made, in bytes: a power of two from 4096 to 65536.
     pub block_size: u32,
     /// The number of disks that the volume can have, if a cache is made.
@@ -61,9 +61,9 @@ pub struct CacheDisk {
     pub stamp: Option<u64>,
     /// The state of the store from now on, drawn at random. The caller then writes it to the mark.
     pub generation: u64,
-    /// The identity of the write-ahead log beneath the cache; [`NO_LOG`](super::NO_LOG) if there is
-    /// none. Blocks that are newer than the store without another log are dropped.
-    pub log: [u8; 16],
+    /// The identity of the write-ahead log beneath the cache, or [`Identity::NONE`]. Blocks
+    /// that are newer than the store without another log are dropped.
+    pub log: Identity,
     /// The ranges of the disk that the log has changes of, in bytes. The cache drops what it has
     /// there.
     pub changes: Vec<Range<u64>>,
@@ -81,7 +81,7 @@ impl CacheDisk {
             expected: None,
             stamp: None,
             generation: 0,
-            log: NO_LOG,
+            log: Identity::NONE,
             changes: Vec::new(),
             region_shift: REGION_SHIFT,
         }
@@ -91,8 +91,8 @@ impl CacheDisk {
 /// Why a cache cannot be used.
 #[derive(Debug)]
 pub enum CacheError {
-    /// The superblock cannot be used.
-    Format(FormatError),
+    /// There is no superblock that can be used.
+    Superblock(Verdict),
     /// The volume is too small, or its alignment does not fit.
     Volume(Failure),
     /// The disk cannot be added.
@@ -104,7 +104,7 @@ pub enum CacheError {
 impl fmt::Display for CacheError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Format(error) => error.fmt(formatter),
+            Self::Superblock(verdict) => formatter.write_str(&verdict.describe::<Superblock>()),
             Self::Volume(failure) | Self::Disk(failure) => failure.fmt(formatter),
             Self::Failed(error) => write!(formatter, "the cache volume failed: {error}"),
         }
@@ -116,14 +116,14 @@ impl Error for CacheError {}
 impl Failing for CacheError {
     fn remedy(&self) -> String {
         let remedy = match self {
-            Self::Format(FormatError::Foreign) => {
+            Self::Superblock(Verdict::Foreign) => {
                 "choose another place, or replace it with `fathom cache create --force`"
             }
-            Self::Format(FormatError::Newer(_)) => {
+            Self::Superblock(Verdict::Newer(_)) => {
                 "start the later version again, or run `fathom cache create --force`"
             }
-            Self::Format(FormatError::Blank) => "make one with `fathom cache create`",
-            Self::Format(FormatError::Damaged) => {
+            Self::Superblock(Verdict::Blank) => "make one with `fathom cache create`",
+            Self::Superblock(Verdict::Damaged) => {
                 "all blocks are on their disks: run `fathom cache create --force` to make it again, \
                  unless a disk in the mode `write-back` has changes in its logs"
             }
@@ -140,9 +140,9 @@ impl From<io::Error> for CacheError {
     }
 }
 
-impl From<FormatError> for CacheError {
-    fn from(error: FormatError) -> Self {
-        Self::Format(error)
+impl From<Verdict> for CacheError {
+    fn from(verdict: Verdict) -> Self {
+        Self::Superblock(verdict)
     }
 }
 
@@ -158,7 +158,7 @@ impl CacheVolume {
             let message = format!("the volume has an alignment of {alignment} bytes");
             return Err(CacheError::Volume(Failure::new(message).advise("choose another one")));
         }
-        let new = |identity: [u8; 16]| {
+        let new = |identity: Identity| {
             let (size, pages) = (backend.capacity(), options.bitmap_pages);
             Superblock::new(identity, size, options.block_size, options.disks, pages).ok_or_else(
                 || {
@@ -180,10 +180,10 @@ impl CacheVolume {
         }
         let mut access = Access::open(&backend)?;
         let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
-        let format = match Superblock::decode(&access.read(0, length)?) {
+        let format = match Superblock::select(&access.read(0, length)?) {
             Ok(format) => format,
             Err(error) => {
-                let identity = options.identity.filter(|_| error == FormatError::Blank);
+                let identity = options.identity.filter(|_| error == Verdict::Blank);
                 let format = new(identity.ok_or(error)?)?;
                 make(&mut access, &format)?;
                 format

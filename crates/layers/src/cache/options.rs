@@ -7,6 +7,7 @@ use fathom_block::Layer;
 use fathom_cache::Policy;
 use fathom_failure::Failure;
 use fathom_options::{Bytes, Check, Key, Nanoseconds};
+use fathom_persistence::Identity;
 use serde::{Deserialize, Serialize};
 
 use super::format::Superblock;
@@ -103,7 +104,7 @@ impl CacheOptions {
     /// The layout of a volume in memory. Its pages are never used, and so they use no memory.
     pub(super) fn format(&self) -> Superblock {
         Superblock {
-            cache: [0; 16],
+            cache: Identity::NONE,
             block_size: u32::try_from(self.block_size.0).unwrap_or(u32::MAX),
             disks: DISKS,
             bitmap_pages: 1,

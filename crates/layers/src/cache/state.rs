@@ -9,15 +9,7 @@ use std::sync::Arc;
 
 use fathom_block::Backend;
 use fathom_failure::Failure;
-
-/// The state of a disk's store that a cache has blocks of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheState {
-    /// The identity of the cache.
-    pub identity: [u8; 16],
-    /// The generation of the state, drawn at random.
-    pub generation: u64,
-}
+use fathom_persistence::{Identity, Stamp};
 
 /// The mark of a disk's store that names the state of the store that a cache belongs to.
 pub trait CacheMark: Send + Sync {
@@ -25,13 +17,13 @@ pub trait CacheMark: Send + Sync {
     ///
     /// # Errors
     /// If the mark cannot be read.
-    fn read(&self) -> io::Result<Option<CacheState>>;
+    fn read(&self) -> io::Result<Option<Stamp>>;
 
     /// Durably changes the state. Blocks.
     ///
     /// # Errors
     /// If the mark cannot be changed.
-    fn write(&self, state: &CacheState) -> io::Result<()>;
+    fn write(&self, state: &Stamp) -> io::Result<()>;
 
     /// Durably removes the mark, so that no cache fits the store. Blocks.
     ///
@@ -53,8 +45,8 @@ pub struct CacheHome {
     pub name: String,
     /// Its mark.
     pub mark: Arc<dyn CacheMark>,
-    /// The identity of the disk's write-ahead log; [`NO_LOG`](super::NO_LOG) if it has none.
-    pub log: [u8; 16],
+    /// The identity of the disk's write-ahead log, or [`Identity::NONE`].
+    pub log: Identity,
     /// The ranges of the disk that this log has changes of, in bytes.
     pub changes: Vec<Range<u64>>,
 }
@@ -73,11 +65,11 @@ pub trait CacheHost {
     /// If the disk has no store that outlives the daemon, or if it cannot be examined.
     fn home(&self, cache: &Path) -> Result<CacheHome, Failure>;
 
-    /// Draws random bytes.
+    /// Draws an identity, at random.
     ///
     /// # Errors
     /// If the host has none.
-    fn random(&self) -> io::Result<[u8; 16]>;
+    fn draw(&self) -> io::Result<Identity>;
 
     /// Writes a line about the disk to the daemon's log.
     fn note(&self, text: &str);

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use fathom_backend::Null;
 use fathom_cache::{Access, Policy};
+use fathom_persistence::Identity;
 
 use super::super::format::Superblock;
 use super::super::shard::Lookup;
@@ -11,7 +12,7 @@ use super::*;
 /// A cache of about 600,000 slots in several shards.
 fn volume() -> CacheVolume {
     let length = 600_000 << 12;
-    let format = Superblock::new([1; 16], length, 4096, 2, 1).unwrap();
+    let format = Superblock::new(Identity([1; 16]), length, 4096, 2, 1).unwrap();
     let store = Arc::new(Null::new(length));
     CacheVolume::assemble(store, format, false, Policy::None, CacheTimes::default(), Vec::new())
 }

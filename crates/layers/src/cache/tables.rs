@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request};
+use fathom_persistence::Identity;
 
 use super::queue::{CacheQueue, purpose};
 use super::volume::{DiskState, WrittenPage};
-use super::{Ending, NO_LOG, RETRY_NS};
+use super::{Ending, RETRY_NS};
 
 /// The most pages in flight.
 const PAGES_MAX: usize = 32;
@@ -158,7 +159,7 @@ impl CacheQueue {
             }
             let number = disk.number;
             if disk.is_record_dirty.swap(false, Ordering::Relaxed) {
-                let page = WrittenPage::Disk(number, NO_LOG);
+                let page = WrittenPage::Disk(number, Identity::NONE);
                 pages.push_back((volume.format.disk_page(number), page));
             }
             let last = disk.regions.access(|regions| {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
 use fathom_cache::{Access, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
+use fathom_persistence::Identity;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::NO_LOG;
 use super::blocks::{Blocks, Found};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::regions::Regions;
@@ -72,10 +72,10 @@ impl DiskState {
     }
 
     /// The disk's page that names this log is durable.
-    pub(super) fn note_log(&self, log: [u8; 16]) {
+    pub(super) fn note_log(&self, log: Identity) {
         let record = super::lock(&self.record);
         self.regions.access(|regions| {
-            regions.is_log_noted = log != NO_LOG && log == record.log;
+            regions.is_log_noted = log != Identity::NONE && log == record.log;
         });
     }
 }
@@ -83,7 +83,7 @@ impl DiskState {
 /// A page that is being written or was written since the last flush.
 pub(super) enum WrittenPage {
     /// The page of a disk, and the identity of the log that it names.
-    Disk(u16, [u8; 16]),
+    Disk(u16, Identity),
     /// A page with bits of regions: the disk, the page within the disk, the bits.
     Bitmap(u16, u32, Vec<u64>),
     /// A page of a table: the shard, the page within the shard.
@@ -415,7 +415,7 @@ impl CacheVolume {
     }
 
     /// The identity of the cache.
-    pub fn identity(&self) -> [u8; 16] {
+    pub fn identity(&self) -> Identity {
         self.format.cache
     }
 

@@ -5,13 +5,16 @@ use std::io;
 
 use fathom_block::ErrorKind;
 use fathom_failure::Failure;
-use fathom_wal::{Damage, Held, Mismatch, SuperblockError, Utc};
+use fathom_persistence::{Mismatch, NameTooLong, Verdict};
+use fathom_wal::{Damage, Held, Superblock, Utc};
 
 /// Why a log cannot be used.
 #[derive(Debug)]
 pub enum WalError {
-    /// The superblock cannot be used, or the disk's name is too long for one.
-    Superblock(SuperblockError),
+    /// There is no superblock that can be used.
+    Superblock(Verdict),
+    /// The disk's name is too long for a superblock.
+    Name(NameTooLong),
     /// Records are missing that were durable.
     Damaged(Damage),
     /// It is not the log that holds changes of the disk.
@@ -69,12 +72,13 @@ pub enum WalError {
 impl fmt::Display for WalError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Superblock(error) => error.fmt(formatter),
+            Self::Superblock(verdict) => formatter.write_str(&verdict.describe::<Superblock>()),
+            Self::Name(error) => error.fmt(formatter),
             Self::Damaged(damage) => damage.fmt(formatter),
             Self::NotExpected => {
                 formatter.write_str("it is not the log that holds changes of the disk")
             }
-            Self::Mismatched { mismatch: Mismatch::OlderLog, held, time_ns } => write!(
+            Self::Mismatched { mismatch: Mismatch::OlderStore, held, time_ns } => write!(
                 formatter,
                 "the log is an older copy{} with {held}: the image was used with a later state of the log",
                 opened_on(*time_ns)
@@ -128,17 +132,17 @@ impl WalError {
         let keep = format!("`fathom log keep {disk}`");
         let discard = format!("`fathom log discard {disk}`");
         match self {
-            Self::Superblock(SuperblockError::Foreign) => {
+            Self::Superblock(Verdict::Foreign) => {
                 "choose another place, or empty this one first (`wipefs`, `blkdiscard`) if that data \
                  may be lost"
                     .into()
             }
-            Self::Superblock(SuperblockError::Newer(_)) => "start the later version again".into(),
-            Self::Superblock(SuperblockError::Damaged) => {
+            Self::Superblock(Verdict::Newer(_)) => "start the later version again".into(),
+            Self::Superblock(Verdict::Damaged) => {
                 format!("restore the log volume, or, if its changes may be lost, run {discard}")
             }
-            Self::Superblock(SuperblockError::Blank) => "restore it".into(),
-            Self::Superblock(SuperblockError::Name) => "choose a shorter one".into(),
+            Self::Superblock(Verdict::Blank) => "restore it".into(),
+            Self::Name(_) => "choose a shorter one".into(),
             Self::Damaged(_) => format!(
                 "restore the log volume. Or make a copy of it; then {keep} keeps the changes in front of the \
                  damage, and {discard} none"
@@ -146,7 +150,7 @@ impl WalError {
             Self::NotExpected => "restore that log".into(),
             Self::Mismatched { mismatch, .. } => {
                 let which = match mismatch {
-                    Mismatch::OlderLog => "its",
+                    Mismatch::OlderStore => "its",
                     Mismatch::OlderImage => "these",
                 };
                 format!(
@@ -195,9 +199,15 @@ impl From<io::Error> for WalError {
     }
 }
 
-impl From<SuperblockError> for WalError {
-    fn from(error: SuperblockError) -> Self {
-        Self::Superblock(error)
+impl From<Verdict> for WalError {
+    fn from(verdict: Verdict) -> Self {
+        Self::Superblock(verdict)
+    }
+}
+
+impl From<NameTooLong> for WalError {
+    fn from(error: NameTooLong) -> Self {
+        Self::Name(error)
     }
 }
 

@@ -49,14 +49,15 @@ use fathom_block::{
     Backend, Capabilities, Clock, Disk, ErrorKind, Figure, Geometry, Layer, LayerCause, LayerPart,
     LayerProblem, LayerReport, OpenContext, Request, Shared, Stack, Waker,
 };
+use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Log, Reservation, Source, Superblock};
+use fathom_wal::{Checkpoint, Log, Reservation, Source};
 use parking_lot::Mutex;
 
 pub use error::WalError;
-pub use fathom_wal::{Held, MAGIC, SUPERBLOCK_LENGTH, is_place};
+pub use fathom_wal::{Held, Owner, Superblock};
 pub use open::{Completion, HomeStore, HomeTimes, Life, Settlement, WalOptions};
-pub use owner::{LogOwner, identity_of_log, owner_in, owner_of_changes};
+pub use owner::{identity_of_log, owner_in, owner_of_changes};
 pub use places::{LogPlaces, logs_in};
 use queue::WalQueue;
 pub use recovery::RECOVERY_PAUSE_MAX;
@@ -455,7 +456,7 @@ impl Wal {
     }
 
     /// The identity of the log.
-    pub fn identity(&self) -> [u8; 16] {
+    pub fn identity(&self) -> Identity {
         self.inner.superblock.log
     }
 

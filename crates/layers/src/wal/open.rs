@@ -8,10 +8,11 @@ use std::sync::{Arc, OnceLock};
 
 use fathom_block::{Backend, Clock, Operation, Shared};
 use fathom_failure::Failure;
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use fathom_wal::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
-    RING_BLOCKS_MIN, RING_OFFSET, SUPERBLOCK_LENGTH, ScanEnd, Scanner, Superblock, SuperblockError,
-    WITNESS_LENGTH, Witness, find_damage, is_record, select,
+    RING_BLOCKS_MIN, RING_OFFSET, ScanEnd, Scanner, Superblock, WITNESS_LENGTH, Witness,
+    find_damage, is_record,
 };
 use parking_lot::Mutex;
 
@@ -113,14 +114,14 @@ pub struct WalOptions {
     /// when a log is made.
     pub block_size: u32,
     /// The identity of the log if one is made, drawn at random.
-    pub identity: [u8; 16],
+    pub identity: Identity,
     /// How long a change may be only in the log, in nanoseconds.
     pub age_ns: u64,
     /// When changes complete.
     pub completion: Completion,
     /// The identity of the log that holds changes of the disk, if there is one. No other log is
     /// accepted.
-    pub expected: Option<[u8; 16]>,
+    pub expected: Option<Identity>,
     /// The age in the mark of the disk's store that names the log; `None` if it has none.
     pub mark: Option<u64>,
     /// When the disk's store was changed, if that is known.
@@ -202,16 +203,16 @@ impl Wal {
         let mut access = Access::open(volume.backend())?;
         let superblock = match read_superblock(&mut access, region.start)? {
             Ok(superblock) => superblock,
-            Err(SuperblockError::Blank) if options.expected.is_some() => {
+            Err(Verdict::Blank) if options.expected.is_some() => {
                 return Err(WalError::NotExpected);
             }
-            Err(SuperblockError::Blank) if settlement != Settlement::Keep => {
+            Err(Verdict::Blank) if settlement != Settlement::Keep => {
                 if is_alone {
                     refuse_content(&mut access, &region)?;
                 }
                 make(&mut access, volume, &region, &owner, options)?
             }
-            Err(SuperblockError::Damaged) if settlement == Settlement::Discard => {
+            Err(Verdict::Damaged) if settlement == Settlement::Discard => {
                 make(&mut access, volume, &region, &owner, options)?
             }
             Err(error) => return Err(error.into()),
@@ -390,10 +391,8 @@ fn examine_home(
 pub(super) fn read_superblock(
     access: &mut Access,
     start: u64,
-) -> io::Result<Result<Superblock, SuperblockError>> {
-    let both = access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?;
-    let (first, second) = both.split_at(SUPERBLOCK_LENGTH);
-    Ok(select(first, second))
+) -> io::Result<Result<Superblock, Verdict>> {
+    Ok(Superblock::select(&access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?))
 }
 
 fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> {
@@ -424,7 +423,7 @@ fn refuse_content(access: &mut Access, region: &Region) -> Result<(), WalError> 
     if is_record(&bytes) || bytes.iter().all(|byte| *byte == 0) {
         return Ok(());
     }
-    Err(SuperblockError::Foreign.into())
+    Err(Verdict::Foreign.into())
 }
 
 fn ring_length(region: &Region, block_size: u32) -> u64 {
@@ -456,25 +455,8 @@ fn make(
         size => size,
     };
     let block_size = block_size.max(geometry.alignment);
-    let mut superblock = Superblock {
-        log: options.identity,
-        owner: owner.clone(),
-        block_size,
-        ring_length: ring_length(region, block_size),
-        number: 0,
-        epoch: 0,
-        tail_position: 0,
-        tail_sequence: 0,
-        tail_epoch: 0,
-        durable: 0,
-        proofs_since: 0,
-        age: 0,
-        newest: 0,
-        void: 0,
-        home_time_ns: 0,
-        time_ns: 0,
-        witnesses: Vec::new(),
-    };
+    let length = ring_length(region, block_size);
+    let mut superblock = Superblock::new(options.identity, owner.clone(), block_size, length);
     let least = RING_BLOCKS_MIN * u64::from(block_size);
     if superblock.ring_length < least {
         let least = RING_OFFSET + least;

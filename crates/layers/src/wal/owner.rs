@@ -7,34 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fathom_block::Backend;
-use fathom_wal::{Owner, SUPERBLOCK_LENGTH, Scanner, Superblock, select};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _};
+use fathom_wal::{Owner, Scanner, Superblock};
 
 use crate::access::Access;
-
-/// The disk whose changes a log has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogOwner {
-    /// The disk's name.
-    pub name: String,
-    /// The name of the disk's store: see [`WalOptions::home`](super::WalOptions::home). Of a long
-    /// name, the end.
-    pub home: String,
-}
-
-impl LogOwner {
-    /// Whether the changes are those of the store with this name.
-    #[must_use]
-    pub fn is_home(&self, home: &str) -> bool {
-        Owner::new("", home).is_ok_and(|owner| owner.home == self.home)
-    }
-}
 
 /// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has
 /// none, or if there is no sound log. Takes no lock: the log may be in use.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>> {
+pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<Owner>> {
     let file = File::open(path)?;
     owner(|at, length| read_file(&file, offset + at, length))
 }
@@ -43,7 +26,7 @@ pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<LogOwner>
 ///
 /// # Errors
 /// When it cannot be read, or a request is not answered within a minute.
-pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<LogOwner>> {
+pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<Owner>> {
     let capacity = volume.capacity();
     let mut access = Access::open(volume)?;
     owner(|at, length| {
@@ -60,7 +43,7 @@ pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<Log
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn identity_of_log(path: &Path, offset: u64) -> io::Result<Option<[u8; 16]>> {
+pub fn identity_of_log(path: &Path, offset: u64) -> io::Result<Option<Identity>> {
     let file = File::open(path)?;
     let read = |at, length| read_file(&file, offset + at, length);
     Ok(superblock(read)?.map(|superblock| superblock.log))
@@ -74,14 +57,13 @@ fn read_file(file: &File, at: u64, length: usize) -> io::Result<Vec<u8>> {
 
 /// The owner of the changes in a log. `read` returns bytes of it: their offset from its beginning,
 /// and their number.
-fn owner(mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>) -> io::Result<Option<LogOwner>> {
+fn owner(mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>) -> io::Result<Option<Owner>> {
     let Some(superblock) = superblock(&mut read)? else { return Ok(None) };
     let mut scanner = Scanner::new(&superblock);
     while let Some((at, length)) = scanner.next_read() {
         let bytes = read(at, length)?;
         if scanner.feed(&bytes).is_some_and(|found| !found.record.entries.is_empty()) {
-            let owner = superblock.owner;
-            return Ok(Some(LogOwner { name: owner.name, home: owner.home }));
+            return Ok(Some(superblock.owner));
         }
     }
     Ok(None)
@@ -90,7 +72,5 @@ fn owner(mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>) -> io::Result<
 fn superblock(
     mut read: impl FnMut(u64, usize) -> io::Result<Vec<u8>>,
 ) -> io::Result<Option<Superblock>> {
-    let copies = read(0, 2 * SUPERBLOCK_LENGTH)?;
-    let (first, second) = copies.split_at(SUPERBLOCK_LENGTH);
-    Ok(select(first, second).ok())
+    Ok(Superblock::select(&read(0, 2 * SUPERBLOCK_LENGTH)?).ok())
 }

@@ -2,6 +2,8 @@
 //! is asserted here to be one of the known steps, so that no path leaves a failed or lost log by
 //! itself.
 
+use fathom_persistence::Phase as _;
+
 use super::State;
 
 /// What a log does with changes.
@@ -19,8 +21,7 @@ pub(super) enum Phase {
     Lost,
 }
 
-impl Phase {
-    /// Whether a log may go from this phase to `next`.
+impl fathom_persistence::Phase for Phase {
     fn leads_to(self, next: Self) -> bool {
         use Phase::{Emptying, Failed, Lost, Serving};
         matches!(
@@ -49,8 +50,7 @@ impl State {
 
     /// Called after each change of these fields.
     pub(super) fn has_moved(&mut self) {
-        let (before, next) = (self.recovery.phase, self.described());
-        debug_assert!(before == next || before.leads_to(next), "{before:?} → {next:?}");
-        self.recovery.phase = next;
+        let next = self.described();
+        self.recovery.phase.step(next);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fathom_block::{Backend, Operation};
 use fathom_failure::Failure;
-use fathom_wal::{SUPERBLOCK_LENGTH, SuperblockError, erasure};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Verdict, erasure};
 
 use super::open::read_superblock;
 use super::volume::wait_until_closed;
@@ -40,7 +40,7 @@ impl LogPlaces {
 ///
 /// # Errors
 /// If the store cannot be read.
-pub fn logs_in(store: &Arc<dyn Backend>, places: &LogPlaces) -> io::Result<Vec<[u8; 16]>> {
+pub fn logs_in(store: &Arc<dyn Backend>, places: &LogPlaces) -> io::Result<Vec<Identity>> {
     let mut access = Access::open(store)?;
     let mut found = Vec::new();
     for place in (0..places.count).map(|number| places.place(number)) {
@@ -124,8 +124,8 @@ fn choose(
             }
             Ok(found) => names.push(found.owner.name),
             // A log that another disk is just leaving may still be open.
-            Err(SuperblockError::Blank) if volume.is_claimed(&place) => leaving.push(place),
-            Err(SuperblockError::Blank) => {
+            Err(Verdict::Blank) if volume.is_claimed(&place) => leaving.push(place),
+            Err(Verdict::Blank) => {
                 free.get_or_insert(place);
             }
             Err(_) => unreadable += 1,

@@ -28,7 +28,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_block::{ErrorKind, LayerCause, LayerProblem};
-use fathom_wal::{Checkpoint, Log, SUPERBLOCK_LENGTH};
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
+use fathom_wal::{Checkpoint, Log};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};

@@ -1,27 +1,28 @@
-//! The age of the pair of a log and an image; see [`fathom_wal::stamps`]. The mark of the image is
-//! elsewhere: its keeper says what has become of it. These functions block.
+//! The age of the pair of a log and an image; see [`fathom_persistence::Ages`]. The mark of the
+//! image is elsewhere: its keeper says what has become of it. These functions block.
 
 use std::io;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{LayerCause, LayerProblem};
-use fathom_wal::{Checkpoint, Held, Log, SUPERBLOCK_LENGTH, select};
+use fathom_persistence::{SUPERBLOCK_LENGTH, Stamp, Superblock as _};
+use fathom_wal::{Checkpoint, Held, Log, Superblock};
 
 use super::Wal;
 use super::open::write_checkpoint;
 use crate::access::Access;
 
-/// Whether the image with a mark of the age `mark` has all changes, although its mark names the log
-/// `identity`. `superblocks` is the start of that log.
-pub fn is_void(superblocks: &[u8; 2 * SUPERBLOCK_LENGTH], identity: [u8; 16], mark: u64) -> bool {
-    let (first, second) = superblocks.split_at(SUPERBLOCK_LENGTH);
-    select(first, second).is_ok_and(|found| found.log == identity && found.is_void(mark))
+/// Whether an image has all changes, although its mark names this log. `superblocks` is the start
+/// of the log.
+pub fn is_void(superblocks: &[u8; 2 * SUPERBLOCK_LENGTH], mark: Stamp) -> bool {
+    let found = Superblock::select(superblocks);
+    found.is_ok_and(|found| found.log == mark.identity && found.ages.is_void(mark.age))
 }
 
 impl Wal {
     /// The age that the image's mark has to get before the log takes changes.
     pub fn age(&self) -> u64 {
-        self.inner.shared.access(|state| state.log.superblock().age)
+        self.inner.shared.access(|state| state.log.superblock().ages.age)
     }
 
     /// Where the log begins in its volume, in bytes.

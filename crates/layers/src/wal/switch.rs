@@ -34,6 +34,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fathom_persistence::Phase;
 use fathom_wal::Record;
 
 use regions::Regions;
@@ -57,6 +58,13 @@ pub(crate) enum Mode {
     Carrying = 1,
     /// Home, unless they overlap what a scan could find.
     Returning = 2,
+}
+
+impl Phase for Mode {
+    /// A log that carries has changes that only it has: it rests only when they have returned.
+    fn leads_to(self, next: Self) -> bool {
+        (self, next) != (Self::Carrying, Self::Resting)
+    }
 }
 
 /// A state as queues see it: the mode, whether reads are carried, and the number of the change of
@@ -241,7 +249,7 @@ impl Carry {
     pub(crate) fn recover(&mut self, record: &Record) {
         self.regions.add_record(record);
         if self.mode == Mode::Resting {
-            self.mode = Mode::Returning;
+            self.mode.step(Mode::Returning);
             self.is_restamped = true;
             self.publish();
         }
@@ -252,7 +260,7 @@ impl Carry {
         let before = (self.mode, self.carries_reads);
         self.trial = None;
         if changes {
-            self.mode = Mode::Carrying;
+            self.mode.step(Mode::Carrying);
             self.finish_until_ns = 0;
         }
         self.carries_reads |= reads;
@@ -295,7 +303,7 @@ impl Carry {
         let before = (self.mode, self.carries_reads);
         // The record of a trial is dropped like others.
         if self.trial.take().is_some() || self.mode == Mode::Carrying {
-            self.mode = Mode::Returning;
+            self.mode.step(Mode::Returning);
             self.is_restamped = true;
         }
         self.carries_reads = false;
@@ -310,7 +318,7 @@ impl Carry {
         self.trial = None;
         self.counts.returned += self.regions.drop_records(tail);
         // It carries nothing before it is started again.
-        self.mode = Mode::Returning;
+        self.mode.step(Mode::Returning);
         self.carries_reads = false;
         self.is_restamped = true;
         self.finish_until_ns = 0;
@@ -325,7 +333,7 @@ impl Carry {
     /// The log is empty, and nothing is sent to it any more.
     pub(crate) fn rest(&mut self) {
         debug_assert!(self.may_rest() && self.regions.is_empty(), "the log is empty");
-        self.mode = Mode::Resting;
+        self.mode.step(Mode::Resting);
         self.on_way = Regions::new(WAY_SHIFT);
         self.finish_until_ns = 0;
         self.loose.clone_from(&self.open);

@@ -4,15 +4,14 @@
 
 use std::ops::Range;
 
-use fathom_layers::cache::NO_LOG;
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
-use fathom_wal::{EntryKind, Found, SUPERBLOCK_LENGTH, Scanner, SuperblockError, select};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
+use fathom_wal::{EntryKind, Found, Scanner};
 
 /// The superblock of the log in `log`; `None` if there is none.
 fn superblock(log: &[u8]) -> Option<fathom_wal::Superblock> {
-    let (first, second) = log[..2 * SUPERBLOCK_LENGTH].split_at(SUPERBLOCK_LENGTH);
-    match select(first, second) {
-        Err(SuperblockError::Blank) => None,
+    match fathom_wal::Superblock::select(&log[..2 * SUPERBLOCK_LENGTH]) {
+        Err(Verdict::Blank) => None,
         found => Some(found.unwrap()),
     }
 }
@@ -68,8 +67,8 @@ pub fn check_mappings(volume: &[u8], disk: &[u8]) -> usize {
 pub fn mappings(volume: &[u8], log: Option<&[u8]>, disk: &[u8]) -> Result<usize, String> {
     let found = log.and_then(|log| Some((log, superblock(log)?)));
     let changes = found.as_ref().map_or(Vec::new(), |(log, superblock)| changes(log, superblock));
-    let identity = found.map_or(NO_LOG, |(_, superblock)| superblock.log);
-    let format = Superblock::decode(&volume[..2 * PAGE_LENGTH]).expect("a superblock");
+    let identity = found.map_or(Identity::NONE, |(_, superblock)| superblock.log);
+    let format = Superblock::select(&volume[..2 * PAGE_LENGTH]).expect("a superblock");
     let copies = |page: u32| {
         let at = format.page_offset(page, 0) as usize;
         &volume[at..at + 2 * PAGE_LENGTH]
@@ -83,7 +82,7 @@ pub fn mappings(volume: &[u8], log: Option<&[u8]>, disk: &[u8]) -> Result<usize,
         return Ok(0);
     };
     // A disk without a state does not use the cache any more.
-    if record.generation == 0 || record.log != NO_LOG && record.log != identity {
+    if record.generation == 0 || record.log != Identity::NONE && record.log != identity {
         return Ok(0);
     }
     let bitmap = format.bitmap_first(1);

@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Disk;
-use fathom_layers::cache::{CacheDisk, CacheMark, CacheState};
+use fathom_layers::cache::{CacheDisk, CacheMark};
+use fathom_persistence::{Identity, Stamp};
 use fathom_sim::{Harness, HarnessOptions};
 
 /// The identity of the cache.
-pub const IDENTITY: [u8; 16] = *b"identity of test";
+pub const IDENTITY: Identity = Identity(*b"identity of test");
 
 /// The size of a region, as its binary logarithm.
 pub const REGION_SHIFT: u8 = 15;
 
-/// A disk of the cache with a log of this identity, or [`NO_LOG`](fathom_layers::cache::NO_LOG).
+/// A disk of the cache with a log of this identity, or [`Identity::NONE`].
 /// Its image has the generation 7, as the cache has.
-pub fn disk(capacity: u64, log: [u8; 16]) -> CacheDisk {
+pub fn disk(capacity: u64, log: Identity) -> CacheDisk {
     CacheDisk {
         name: "disk".into(),
         home: "image".into(),
@@ -34,13 +35,13 @@ pub fn disk(capacity: u64, log: [u8; 16]) -> CacheDisk {
 pub struct Mark(pub AtomicU64);
 
 impl CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
+    fn read(&self) -> io::Result<Option<Stamp>> {
         let generation = self.0.load(Ordering::Relaxed);
-        Ok(Some(CacheState { identity: IDENTITY, generation }))
+        Ok(Some(Stamp { identity: IDENTITY, age: generation }))
     }
 
-    fn write(&self, state: &CacheState) -> io::Result<()> {
-        self.0.store(state.generation, Ordering::Relaxed);
+    fn write(&self, state: &Stamp) -> io::Result<()> {
+        self.0.store(state.age, Ordering::Relaxed);
         Ok(())
     }
 

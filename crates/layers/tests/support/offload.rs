@@ -8,6 +8,7 @@ use fathom_block::{Backend, Disk, DiskOptions, ErrorKind, Flags, Operation};
 use fathom_layers::Offload;
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
+use fathom_persistence::Identity;
 use fathom_sim::{
     Action, Harness, HarnessOptions, Images, ModelDisk, SimBackend, SimOptions, SimRecord,
     Workload, WorkloadOptions,
@@ -28,7 +29,7 @@ pub fn options() -> WalOptions {
         offset: 0,
         size: LOG_LENGTH,
         block_size: 512,
-        identity: *b"identity of test",
+        identity: Identity(*b"identity of test"),
         age_ns: 20_000,
         completion: Completion::Durable,
         expected: None,

@@ -12,6 +12,7 @@ use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::cache::{CacheDisk, CacheMode, CacheTimes, CacheVolume, VolumeOptions};
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{Cache, Wal};
+use fathom_persistence::{Identity, Superblock as _};
 use fathom_sim::{
     Harness, Images, ModelDisk, SimBackend, SimOptions, SimRecord, Workload, WorkloadOptions,
 };
@@ -21,7 +22,7 @@ use crate::images::{mappings, with_log};
 use crate::kept::{self, IDENTITY, Mark};
 
 pub const CAPACITY: u64 = 192 << 10;
-const LOG: [u8; 16] = *b"identity of log ";
+const LOG: Identity = Identity(*b"identity of log ");
 /// The part of a log's place that is used, in bytes: a short ring wraps around and is full at
 /// times.
 const LOG_LENGTH: u64 = RING_OFFSET + (56 << 10);

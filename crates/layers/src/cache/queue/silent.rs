@@ -23,11 +23,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fathom_block::{CacheHit, Crossing, LayerCause, LayerProblem, Operation, Request};
+use fathom_persistence::Stamp;
 
 use super::{CacheQueue, Reading};
 use crate::access::Access;
 use crate::cache::attach::NO_QUEUE;
-use crate::cache::state::CacheState;
 use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use, lock};
 
 /// The part of the time of a request after which what is late is looked at again.
@@ -235,8 +235,8 @@ impl Inner {
         if self.of_disk() != Use::Returning {
             return;
         }
-        let generation = lock(&self.disk.record).generation;
-        *marking = Some(CacheState { identity: self.volume.identity(), generation });
+        let age = lock(&self.disk.record).generation;
+        *marking = Some(Stamp { identity: self.volume.identity(), age });
         self.marking.begin();
         self.set_use(Use::Marked);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{LogMark, MarkedLog};
+use fathom_persistence::Identity;
 
 use super::Recording;
 use crate::configuration::{Configuration, layers};
@@ -15,8 +16,6 @@ use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
 use crate::features::log::{LogVolumes, WalDefinition, is_named, is_same_log};
 
-/// In place of the identity of a log that the mark of another image names.
-const FOREIGN: [u8; 16] = [0; 16];
 /// The time between two attempts to write a log home that the definition of its disk does not have.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -160,7 +159,12 @@ impl Daemon {
         let read = |mark: LogMark| {
             // The mark of another image, of which opening the disk reports more.
             if mark.is_foreign()? {
-                Ok(Some(MarkedLog { identity: FOREIGN, age: None, offset: 0, path: String::new() }))
+                Ok(Some(MarkedLog {
+                    identity: Identity::NONE,
+                    age: None,
+                    offset: 0,
+                    path: String::new(),
+                }))
             } else {
                 mark.read()
             }
@@ -231,7 +235,7 @@ impl Daemon {
             return None;
         }
         let marked = self.marked_log(definition).ok()?;
-        if let Some(marked) = marked.as_ref().filter(|marked| marked.identity != FOREIGN) {
+        if let Some(marked) = marked.as_ref().filter(|marked| marked.identity != Identity::NONE) {
             return is_named(&log, marked).then_some(noted.layers);
         }
         // A volume in a cluster is not taken from whoever has it only to ask it.

@@ -105,6 +105,8 @@ mod tests {
     use fathom_control::LayerDefinition;
     use serde_json::json;
 
+    use fathom_persistence::Identity;
+
     use super::*;
 
     fn disk(log: Option<&str>, delay_ns: u64) -> DiskDefinition {
@@ -131,7 +133,7 @@ mod tests {
 
     fn chosen(change: &Change, marked: Option<&str>) -> Choice {
         let mark = |path: &str| MarkedLog {
-            identity: [7; 16],
+            identity: Identity([7; 16]),
             age: None,
             offset: 0,
             path: path.to_owned(),
@@ -214,7 +216,8 @@ mod tests {
         let added = change(State::Pending, None, Some(one.clone()));
         assert_eq!(chosen_unmarked(&added, "/l/1"), Choice::After);
         // A mark that names neither of both logs, such as that of another image.
-        let foreign = MarkedLog { identity: [0; 16], age: None, offset: 0, path: String::new() };
+        let foreign =
+            MarkedLog { identity: Identity::NONE, age: None, offset: 0, path: String::new() };
         let entry = disk(None, 0);
         let of_foreign =
             |has| choose::<()>(Some(&entry), &adds, || Ok(Some(foreign.clone())), |_| has);

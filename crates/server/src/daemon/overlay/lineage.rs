@@ -7,12 +7,13 @@
 //! ahead of the folder that it was written for. A folder in memory has no note, because it is lost
 //! with the host.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use fathom_image::{NotedState, StateNote, replace_file};
+use fathom_persistence::{Identity, Stamp};
 
 /// The file with the identity and the age.
 const FILE: &str = "identity";
@@ -50,12 +51,14 @@ impl Lineage {
         // A note that cannot be read is none.
         let noted = note.read().ok().flatten();
         let strange = noted.as_ref().and_then(|noted| match &own {
-            Some(own) if own.identity != noted.identity => Some(Strange::Other(noted.path.clone())),
-            Some(own) => (own.age < noted.age).then_some(Strange::Older),
+            Some(own) if own.stamp.identity != noted.stamp.identity => {
+                Some(Strange::Other(noted.path.clone()))
+            }
+            Some(own) => (own.stamp.age < noted.stamp.age).then_some(Strange::Older),
             None if path.exists() => Some(Strange::Other(noted.path.clone())),
             None => Some(Strange::Missing(noted.path.clone())),
         });
-        (Self { note, own, noted_age: noted.map_or(0, |noted| noted.age) }, strange)
+        (Self { note, own, noted_age: noted.map_or(0, |noted| noted.stamp.age) }, strange)
     }
 
     /// The folder at `path` has another record, or one less: it gets the next age, which is noted.
@@ -64,18 +67,16 @@ impl Lineage {
         if IN_MEMORY.contains(&rustix::fs::statfs(path)?.f_type) {
             return Ok(());
         }
-        let next = NotedState {
-            identity: match &self.own {
-                Some(own) => own.identity,
-                None => draw()?,
-            },
-            age: self.own.as_ref().map_or(0, |own| own.age).max(self.noted_age) + 1,
-            path: path.display().to_string(),
+        let own = match &self.own {
+            Some(own) => own.stamp,
+            None => Stamp { identity: Identity::draw()?, age: 0 },
         };
+        let stamp = Stamp { age: own.age.max(self.noted_age) + 1, ..own };
+        let next = NotedState { stamp, path: path.display().to_string() };
         replace_file(&path.join(FILE), &path.join(DRAFT), next.text().as_bytes(), false)?;
         self.own = Some(next.clone());
         self.note.write(&next)?;
-        self.noted_age = next.age;
+        self.noted_age = stamp.age;
         Ok(())
     }
 
@@ -93,10 +94,4 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     file.take(LENGTH_MAX).read_to_string(&mut text)?;
     Ok(text)
-}
-
-fn draw() -> io::Result<[u8; 16]> {
-    let mut identity = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut identity)?;
-    Ok(identity)
 }

@@ -5,8 +5,7 @@ pub(crate) mod feature;
 pub(crate) mod metrics;
 mod recover;
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,8 +13,9 @@ use fathom_block::{Backend, Layer};
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_failure::Failure;
 use fathom_image::{CacheMark, MarkedCache};
-use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, CacheState, Caches};
+use fathom_layers::cache::{self, CacheHome, CacheHost, CacheOptions, Caches};
 use fathom_layers::{Cache, LayerOptions as _};
+use fathom_persistence::{Identity, Stamp};
 
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{KeyedLayer, LayerKey, refusal};
@@ -39,15 +39,13 @@ struct Mark {
 }
 
 impl cache::CacheMark for Mark {
-    fn read(&self) -> io::Result<Option<CacheState>> {
-        let of = |MarkedCache { identity, generation, .. }| CacheState { identity, generation };
-        Ok(self.mark.read()?.map(of))
+    fn read(&self) -> io::Result<Option<Stamp>> {
+        Ok(self.mark.read()?.map(|marked| marked.stamp))
     }
 
-    fn write(&self, state: &CacheState) -> io::Result<()> {
-        let CacheState { identity, generation } = *state;
+    fn write(&self, stamp: &Stamp) -> io::Result<()> {
         let path = self.path.display().to_string();
-        self.mark.write(&MarkedCache { identity, generation, path })
+        self.mark.write(&MarkedCache { stamp: *stamp, path })
     }
 
     fn reject(&self) -> io::Result<()> {
@@ -85,10 +83,8 @@ impl CacheHost for Host<'_> {
         Ok(CacheHome { name, mark, log: identity(self.log.as_ref()), changes })
     }
 
-    fn random(&self) -> io::Result<[u8; 16]> {
-        let mut bytes = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        Ok(bytes)
+    fn draw(&self) -> io::Result<Identity> {
+        Identity::draw()
     }
 
     fn note(&self, text: &str) {
@@ -192,11 +188,10 @@ fn give_up(
     parts: &Parts,
 ) -> Result<(), Failure> {
     // A damaged mark fits no cache.
-    let Some(MarkedCache { identity, generation, path }) = mark.read()? else { return Ok(()) };
+    let Some(MarkedCache { stamp, path }) = mark.read()? else { return Ok(()) };
     let path = Path::new(&path).canonicalize()?;
-    let state = CacheState { identity, generation };
     let open = || parts.of::<CacheStores>().open(&path, &definition.name, records);
-    parts.of::<Caches>().give_up(&path, &state, open)?;
+    parts.of::<Caches>().give_up(&path, &stamp, open)?;
     tracing::warn!(
         disk = definition.name.as_str(),
         "its image keeps the mark of a cache, which has forgotten its blocks: the mark cannot be removed"
@@ -204,9 +199,9 @@ fn give_up(
     Ok(())
 }
 
-/// The identity of a disk's log, or [`cache::NO_LOG`].
-fn identity(log: Option<&DiskLog>) -> [u8; 16] {
-    log.map_or(cache::NO_LOG, |log| log.wal.identity())
+/// The identity of a disk's log, or [`Identity::NONE`].
+fn identity(log: Option<&DiskLog>) -> Identity {
+    log.map_or(Identity::NONE, |log| log.wal.identity())
 }
 
 /// Notes in the caches among `layers` that their disk has this log from now on, or none. All queues

@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use fathom_layers::Wal;
 use fathom_layers::wal::{HomeTimes, Life};
+use fathom_persistence::Identity;
 use parking_lot::Mutex;
 
 use crate::features::keep;
@@ -40,7 +41,7 @@ pub(crate) struct Lives {
     /// When this daemon began, in nanoseconds since 1970.
     begin_ns: OnceLock<u64>,
     /// The logs that this daemon has opened: it may have changed their images itself.
-    opened: Mutex<Vec<[u8; 16]>>,
+    opened: Mutex<Vec<Identity>>,
     /// Ends the thread.
     alive: Arc<()>,
     /// The file, and the identity of the host's start.
@@ -101,7 +102,7 @@ impl Lives {
 
     /// When `image` was changed, and when the daemons before lived; `None` if that is not known, or
     /// if this daemon has opened its `log` already.
-    pub(crate) fn times(&self, image: &Path, log: Option<[u8; 16]>) -> Option<HomeTimes> {
+    pub(crate) fn times(&self, image: &Path, log: Option<Identity>) -> Option<HomeTimes> {
         let opened = self.opened.lock();
         if log.is_none_or(|log| opened.contains(&log)) {
             return None;

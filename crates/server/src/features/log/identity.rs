@@ -4,6 +4,7 @@ use std::io;
 
 use fathom_image::MarkedLog;
 use fathom_layers::wal::identity_of_log;
+use fathom_persistence::Identity;
 
 use super::{WalDefinition, in_cache};
 
@@ -22,7 +23,7 @@ pub(crate) fn is_named(log: &WalDefinition, marked: &MarkedLog) -> bool {
 }
 
 /// The identities of the logs at the place of a definition: in a cache, those of other disks, too.
-fn identities(log: &WalDefinition) -> io::Result<Vec<[u8; 16]>> {
+fn identities(log: &WalDefinition) -> io::Result<Vec<Identity>> {
     let at = |offset| identity_of_log(&log.log, offset);
     if !log.is_in_cache {
         return Ok(at(log.offset.0)?.into_iter().collect());

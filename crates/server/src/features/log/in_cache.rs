@@ -14,6 +14,7 @@ use fathom_image::LossRecord;
 use fathom_layers::Opened;
 use fathom_layers::cache::format::{PAGE_LENGTH, Superblock};
 use fathom_layers::wal::{LogPlaces, logs_in};
+use fathom_persistence::{Identity, Superblock as _};
 
 /// The bytes that are copied at a time.
 const CHUNK: u64 = 1 << 20;
@@ -100,7 +101,7 @@ fn record(
         return Ok(());
     }
     for log in logs_in(store, &places_of(format))? {
-        LogLoss::of(path, records, &log)?.write(errno)?;
+        LogLoss::of(path, records, log)?.write(errno)?;
     }
     Ok(())
 }
@@ -115,7 +116,7 @@ pub(super) struct LogLoss {
 
 impl LogLoss {
     /// The record of the log with an identity, in the store at `path`.
-    pub(super) fn of(path: &Path, records: &Path, log: &[u8; 16]) -> io::Result<Self> {
+    pub(super) fn of(path: &Path, records: &Path, log: Identity) -> io::Result<Self> {
         let store = File::open(path)?;
         let record = LossRecord::of_part(log, &store, path, &[records.to_owned()])?;
         Ok(Self { store, record })
@@ -139,7 +140,7 @@ fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     // No image has a mark of this identity, and no page is sound with it. A crash between both
     // writes leaves the earlier identity, and the record of the loss, too.
-    let other = Superblock { cache: super::identity()?, ..*format };
+    let other = Superblock { cache: Identity::draw()?, ..*format };
     for copy in [1, 0] {
         file.write_all_at(&other.encode(), copy * PAGE_LENGTH as u64)?;
         file.sync_data()?;
@@ -159,7 +160,7 @@ fn write_again(path: &Path, format: &Superblock) -> io::Result<()> {
 pub(super) fn superblock(path: &Path) -> Result<Superblock, Failure> {
     let mut copies = [0; 2 * PAGE_LENGTH];
     File::open(path)?.read_exact_at(&mut copies, 0)?;
-    Superblock::decode(&copies).map_err(|error| Failure::new(error.to_string()).because(error))
+    Superblock::select(&copies).map_err(|verdict| Failure::new(verdict.describe::<Superblock>()))
 }
 
 /// The places for logs of the cache at `path`, which has `capacity` bytes.
@@ -186,7 +187,7 @@ pub(super) fn places(path: &Path, capacity: u64) -> Result<LogPlaces, Failure> {
 pub(super) fn log_offsets(path: &Path) -> io::Result<Vec<u64>> {
     let mut copies = [0; 2 * PAGE_LENGTH];
     File::open(path)?.read_exact_at(&mut copies, 0)?;
-    let Ok(format) = Superblock::decode(&copies) else { return Ok(Vec::new()) };
+    let Ok(format) = Superblock::select(&copies) else { return Ok(Vec::new()) };
     Ok((0..format.logs).map(|number| format.log_offset(number)).collect())
 }
 

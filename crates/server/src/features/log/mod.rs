@@ -14,7 +14,7 @@ mod recovery;
 mod settle;
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -28,10 +28,11 @@ use fathom_failure::Failure;
 use fathom_image::{LogMark, MarkedLog};
 use fathom_layers::offload::OffloadOptions;
 use fathom_layers::wal::{
-    Completion, HomeStore, LogVolume, SUPERBLOCK_LENGTH, Settlement, WalError, WalOptions,
+    Completion, HomeStore, LogVolume, Settlement, Superblock, WalError, WalOptions,
 };
 use fathom_layers::{Offload, Opened, Wal};
 use fathom_nbd::{NbdUri, RemoteDisk, RemoteOptions};
+use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Stamp, Superblock as _};
 use parking_lot::Mutex;
 
 use crate::features::keep::lives::Lives;
@@ -301,7 +302,7 @@ impl LogVolumes {
             offset: wal.offset.0,
             size: wal.size.map_or(0, |size| size.0),
             block_size: 0,
-            identity: identity().map_err(|error| failed(error.into()))?,
+            identity: Identity::draw().map_err(|error| failed(error.into()))?,
             age_ns: wal.age.0,
             // A cache has the write cache of a disk; the layer `wal` makes each change durable.
             completion: if wal.is_in_cache { Completion::Written } else { Completion::Durable },
@@ -376,7 +377,7 @@ impl LogVolumes {
         if held.records > 0 {
             tracing::info!(disk, log = %path.display(), "the log has {held}, which it writes home");
         }
-        let loss = wal.is_in_cache.then(|| LogLoss::of(&path, records, &opened.identity()));
+        let loss = wal.is_in_cache.then(|| LogLoss::of(&path, records, opened.identity()));
         let loss = loss.transpose().map_err(|error| failed(error.into()))?.map(Arc::new);
         let (is_in_cache, mark) = (wal.is_in_cache, Arc::new(mark));
         let attendance = Arc::default();
@@ -527,8 +528,9 @@ fn is_void(marked: &MarkedLog) -> bool {
     let mut superblocks = [0; 2 * SUPERBLOCK_LENGTH];
     let read =
         File::open(&marked.path).and_then(|log| log.read_exact_at(&mut superblocks, marked.offset));
-    let is_void = |age| fathom_layers::wal::is_void(&superblocks, marked.identity, age);
-    read.is_ok() && marked.age.is_some_and(is_void)
+    let MarkedLog { identity, age, .. } = *marked;
+    let is_void = |age| fathom_layers::wal::is_void(&superblocks, Stamp { identity, age });
+    read.is_ok() && age.is_some_and(is_void)
 }
 
 /// The error for an image with the mark of another one, which it may have replaced.
@@ -639,9 +641,9 @@ fn refuse_unprepared(wal: &WalDefinition) -> Result<(), Failure> {
     if !is_device(&wal.log) {
         return Ok(());
     }
-    let mut head = [0; fathom_layers::wal::SUPERBLOCK_LENGTH];
+    let mut head = [0; SUPERBLOCK_LENGTH];
     File::open(&wal.log)?.read_exact_at(&mut head, wal.offset.0)?;
-    if fathom_layers::wal::is_place(&head) {
+    if Superblock::is_place(&head) {
         return Ok(());
     }
     let offset = match wal.offset.0 {
@@ -679,8 +681,8 @@ fn reserve(wal: &WalDefinition, volume: &dyn Backend) -> Result<(), Failure> {
     if end <= volume.capacity() && !is_gap {
         return Ok(());
     }
-    let mut head = [0; fathom_layers::wal::MAGIC.len()];
-    if file.read_at(&mut head, 0)? > 0 && head != fathom_layers::wal::MAGIC && head != [0; 8] {
+    let mut head = [0; 8];
+    if file.read_at(&mut head, 0)? > 0 && head != Superblock::MAGIC && head != [0; 8] {
         return Err(Failure::new("it holds other data").advise("choose another file"));
     }
     check_file_limit(end, true)?;
@@ -730,11 +732,4 @@ fn write_zeroes(file: &File, begin: u64, end: u64, path: &Path) -> io::Result<()
 fn clock_start_ns() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64).saturating_sub(Clock::System.now_ns())
-}
-
-/// Draws the identity of a new log.
-fn identity() -> io::Result<[u8; 16]> {
-    let mut identity = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut identity)?;
-    Ok(identity)
 }

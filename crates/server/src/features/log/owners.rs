@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
-use fathom_layers::wal::{LogOwner, owner_in, owner_of_changes};
+use fathom_layers::wal::{Owner, owner_in, owner_of_changes};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Place, WalDefinition, export_volume, in_cache};
@@ -36,7 +36,7 @@ const OPEN_INTERVAL: Duration = Duration::from_millis(50);
 /// The place of a log: its volume, and its offset in bytes.
 type LogPlace = (PathBuf, u64);
 /// The owners of the changes in a log, or why they are not known.
-type Owners = Result<Vec<LogOwner>, String>;
+type Owners = Result<Vec<Owner>, String>;
 
 /// The known logs.
 #[derive(Default)]
@@ -304,7 +304,7 @@ impl Question {
 }
 
 /// The owners of the changes in a log. Blocks.
-fn read(wal: &WalDefinition, volume: &Arc<Mutex<Place>>) -> io::Result<Vec<LogOwner>> {
+fn read(wal: &WalDefinition, volume: &Arc<Mutex<Place>>) -> io::Result<Vec<Owner>> {
     let offset = wal.offset.0;
     if let Some(export) = wal.export() {
         // A server may accept only one connection: the log's disk uses the same.

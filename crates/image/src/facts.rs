@@ -1,13 +1,13 @@
 //! What identifies an image among those that have been at the same path.
 //!
 //! A mark in a file outlives the image for which it was written: another image may get its name, or
-//! another device its path. So such a mark has a line with the image's identity: some facts, of
+//! another device its path. So such a mark has a line with facts about the image, of
 //! which those that both an earlier and a later look have found are compared. A file has the time
 //! of its creation or, if its file system keeps none, its number. A block device has what `/sys`
 //! reports of it: the identifiers of a disk, of a partition, of device-mapper or of an array, the
 //! file behind a loop device; its size only if nothing else is known, because a device may grow.
 //!
-//! The marks of devices have the device's [key](Identity::key) as their name: one of these facts
+//! The marks of devices have the device's [key](Facts::key) as their name: one of these facts
 //! that stays when the host starts again or the device is connected elsewhere. Its path and number
 //! do not.
 
@@ -42,10 +42,10 @@ const GIVEN: &str = "key";
 
 /// The facts about an image, each with its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Identity(Vec<(String, String)>);
+pub(crate) struct Facts(Vec<(String, String)>);
 
-impl Identity {
-    /// The identity of an open image.
+impl Facts {
+    /// The facts about an open image.
     ///
     /// # Errors
     /// When the image's metadata cannot be read.
@@ -63,7 +63,7 @@ impl Identity {
         Ok(facts)
     }
 
-    /// The identity of the block device with this folder in `/sys`; `device` is the device if it is
+    /// The facts about the block device with this folder in `/sys`; `device` is the device if it is
     /// open.
     pub(crate) fn of_device(folder: &Path, device: Option<&File>) -> Self {
         let mut facts = Self::default();
@@ -141,14 +141,14 @@ impl Identity {
         self
     }
 
-    /// Divides a mark into its text and the identity in its last line. A mark of an earlier version
+    /// Divides a mark into its text and the facts in its last line. A mark of an earlier version
     /// has none.
     pub(crate) fn split(mark: &[u8]) -> (&[u8], Self) {
         let Some(end) = mark.iter().rposition(|byte| *byte == b'\n') else {
             return (mark, Self::default());
         };
         match std::str::from_utf8(&mark[end + 1..]).ok().and_then(Self::parse) {
-            Some(identity) => (&mark[..end], identity),
+            Some(facts) => (&mark[..end], facts),
             // The line is the end of a path.
             None => (mark, Self::default()),
         }
@@ -163,7 +163,7 @@ impl Identity {
         facts.collect::<Option<_>>().map(Self)
     }
 
-    /// `text` with the identity in a line behind it.
+    /// `text` with the facts in a line behind it.
     pub(crate) fn append_to(&self, text: &[u8]) -> Vec<u8> {
         let mut mark = text.to_vec();
         mark.extend_from_slice(format!("\n{self}").as_bytes());
@@ -171,7 +171,7 @@ impl Identity {
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for Facts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(PREFIX)?;
         self.0.iter().try_for_each(|(name, value)| write!(formatter, " {name}={value}"))
@@ -192,8 +192,8 @@ mod tests {
 
     use super::*;
 
-    fn parsed(line: &str) -> Identity {
-        Identity::parse(line).unwrap()
+    fn parsed(line: &str) -> Facts {
+        Facts::parse(line).unwrap()
     }
 
     #[test]
@@ -204,17 +204,17 @@ mod tests {
         for unknown in ["image:", "image: size=8", "image: born=5"] {
             assert!(!disk.contradicts(&parsed(unknown)), "{unknown}");
         }
-        assert_eq!(Identity::parse("image: wwid"), None);
-        assert_eq!(Identity::parse("wwid=5"), None);
+        assert_eq!(Facts::parse("image: wwid"), None);
+        assert_eq!(Facts::parse("wwid=5"), None);
     }
 
     #[test]
-    fn a_mark_has_an_identity_in_its_last_line_or_none() {
-        let identity = parsed("image: born=5 x=y");
-        let mark = identity.append_to(b"0123 /a\n/b");
-        assert_eq!(Identity::split(&mark), (&b"0123 /a\n/b"[..], identity));
+    fn a_mark_has_facts_in_its_last_line_or_none() {
+        let facts = parsed("image: born=5 x=y");
+        let mark = facts.append_to(b"0123 /a\n/b");
+        assert_eq!(Facts::split(&mark), (&b"0123 /a\n/b"[..], facts));
         for early in [&b"0123 /a"[..], b"0123 /a\nb", b"\n", b""] {
-            assert_eq!(Identity::split(early), (early, Identity::default()));
+            assert_eq!(Facts::split(early), (early, Facts::default()));
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
         write(&partition.join("start"), "2048\n");
         write(&partition.join("size"), "100\n");
         write(&disk.join("size"), "4096\n");
-        let of = |folder: &Path| Identity::of_device(folder, None).to_string();
+        let of = |folder: &Path| Facts::of_device(folder, None).to_string();
         assert_eq!(of(&disk), "image: size=4096");
         assert_eq!(of(&partition), "image: size=100 partition=2 start=2048");
         write(&disk.join("device/wwid"), "t10.ATA  DISK 7\n");
@@ -267,8 +267,8 @@ mod tests {
         assert_eq!(of(&folder.path().join("none")), "image:");
         // A device that grows stays the same.
         write(&disk.join("size"), "8192\n");
-        let before = Identity::of_device(&disk, None);
+        let before = Facts::of_device(&disk, None);
         write(&disk.join("size"), "9000\n");
-        assert!(!Identity::of_device(&disk, None).contradicts(&before));
+        assert!(!Facts::of_device(&disk, None).contradicts(&before));
     }
 }
