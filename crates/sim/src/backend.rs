@@ -20,7 +20,7 @@ use fathom_block::{
     Capabilities, ErrorKind, Extent, Geometry, Operation, Outcome, Request,
 };
 use fathom_reactor::Event;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 pub use options::SimOptions;
 
@@ -100,10 +100,6 @@ pub struct SimBackend {
     record: Option<(SimRecord, usize)>,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock()
-}
-
 impl SimBackend {
     /// An empty store; `seed` determines all faults.
     pub fn new(options: SimOptions, seed: u64) -> Self {
@@ -153,7 +149,7 @@ impl SimBackend {
 
     /// The content that a crash at this moment leaves, by `seed`. The store itself is not changed.
     pub fn crash(&self, seed: u64) -> Vec<u8> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let mut random = fastrand::Rng::with_seed(seed);
         let mut image = state.durable.clone();
         let mut versions: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
@@ -176,27 +172,27 @@ impl SimBackend {
 
     /// The visible content at this moment.
     pub fn image(&self) -> Vec<u8> {
-        lock(&self.state).visible.clone()
+        self.state.lock().visible.clone()
     }
 
     /// The durable content at this moment.
     pub fn durable(&self) -> Vec<u8> {
-        lock(&self.state).durable.clone()
+        self.state.lock().durable.clone()
     }
 
     /// The requests given to the store so far.
     pub fn counts(&self) -> SimCounts {
-        lock(&self.state).counts
+        self.state.lock().counts
     }
 
     /// From now on, all reads, changes and flushes fail.
     pub fn die(&self) {
-        lock(&self.state).is_dead = true;
+        self.state.lock().is_dead = true;
     }
 
     /// Ends that.
     pub fn revive(&self) {
-        lock(&self.state).is_dead = false;
+        self.state.lock().is_dead = false;
     }
 
     /// Replaces the content, durably.
@@ -204,7 +200,7 @@ impl SimBackend {
     /// # Panics
     /// When the length of the image is not the capacity.
     pub fn replace(&self, image: &[u8]) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.visible.copy_from_slice(image);
         state.durable.copy_from_slice(image);
         state.cache.clear();
@@ -212,22 +208,22 @@ impl SimBackend {
 
     /// Sets whether the store hangs.
     pub fn hang(&self, hangs: bool) {
-        lock(&self.state).is_hanging = hangs;
+        self.state.lock().is_hanging = hangs;
     }
 
     /// The number of entries of the journal.
     pub fn journal_length(&self) -> usize {
-        lock(&self.state).journal.len()
+        self.state.lock().journal.len()
     }
 
     /// The journal so far.
     pub fn journal(&self) -> Vec<JournalEntry> {
-        lock(&self.state).journal.clone()
+        self.state.lock().journal.clone()
     }
 
     /// The content after exactly the first `count` entries of the journal.
     pub fn image_after(&self, count: usize) -> Vec<u8> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let mut image = state.base.clone();
         for entry in state.journal.iter().take(count) {
             if let JournalEntry::Write { offset, data } = entry {
@@ -244,7 +240,7 @@ impl Backend for SimBackend {
     }
 
     fn capacity(&self) -> u64 {
-        lock(&self.state).capacity
+        self.state.lock().capacity
     }
 
     fn geometry(&self) -> Geometry {
@@ -272,7 +268,7 @@ impl Backend for SimBackend {
     }
 
     fn resize(&self, capacity: u64) -> Result<(), ErrorKind> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if capacity > self.options.capacity || capacity % SECTOR != 0 {
             return Err(ErrorKind::Unsupported);
         }
@@ -288,17 +284,17 @@ impl Backend for SimBackend {
     }
 
     fn problems(&self) -> Vec<BackendProblem> {
-        let is_lost = lock(&self.state).is_lost();
+        let is_lost = self.state.lock().is_lost();
         let problem = BackendProblem::WritesLost { errno: 5, earlier: false };
         is_lost.then_some(problem).into_iter().collect()
     }
 
     fn losses(&self) -> u64 {
-        lock(&self.state).losses
+        self.state.lock().losses
     }
 
     fn may_act_late(&self) -> bool {
-        !lock(&self.state).late.is_empty()
+        !self.state.lock().late.is_empty()
     }
 
     fn frees_zeroes(&self) -> bool {
@@ -308,7 +304,7 @@ impl Backend for SimBackend {
     fn inspect(&self) {}
 
     fn recover(&self) -> io::Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.is_dead {
             return Err(io::ErrorKind::Other.into());
         }
@@ -424,7 +420,7 @@ impl State {
 
 impl SimQueue {
     fn fails(&mut self, rate: f64) -> bool {
-        lock(&self.state).is_dead || rate > 0.0 && self.random.f64() < rate
+        self.state.lock().is_dead || rate > 0.0 && self.random.f64() < rate
     }
 
     /// Applies a request that modifies the store.
@@ -432,8 +428,8 @@ impl SimQueue {
         let request = &pending.request;
         let is_sound = request.offset >= self.options.write_error_end;
         let rate = if is_sound { 0.0 } else { self.options.write_error_rate };
-        let failed = self.fails(rate) || lock(&self.state).is_lost();
-        let mut state = lock(&self.state);
+        let failed = self.fails(rate) || self.state.lock().is_lost();
+        let mut state = self.state.lock();
         let Some((offset, data)) = state.waiting.remove(&pending.number) else { return Ok(()) };
         let first = (offset / SECTOR) as usize;
         let taken = request.operation == Operation::Write || request.flags.keep_allocated;
@@ -469,7 +465,7 @@ impl SimQueue {
     /// Records an effect in the journal, if there is one.
     fn note(&self, entry: JournalEntry) {
         if self.options.journal {
-            lock(&self.state).journal.push(entry.clone());
+            self.state.lock().journal.push(entry.clone());
         }
         if let Some((record, number)) = &self.record {
             record.note(*number, entry);
@@ -478,7 +474,7 @@ impl SimQueue {
 
     fn effect(&mut self, pending: &mut Pending) {
         pending.effect_in = None;
-        let late = lock(&self.state).act_late();
+        let late = self.state.lock().act_late();
         for (offset, data) in late {
             self.note(JournalEntry::Write { offset, data });
         }
@@ -488,26 +484,26 @@ impl SimQueue {
             Operation::Read => {
                 let request = &mut pending.request;
                 let start = request.offset as usize;
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 request
                     .buffers
                     .copy_from(0, &state.visible[start..start + request.length as usize]);
                 Ok(())
             }
-            Operation::Flush if lock(&self.state).is_lost() => Err(ErrorKind::Io),
+            Operation::Flush if self.state.lock().is_lost() => Err(ErrorKind::Io),
             Operation::Flush if self.fails(self.options.flush_error_rate) => {
                 if self.options.loses_writes {
-                    lock(&self.state).lose(pending.completions_before);
+                    self.state.lock().lose(pending.completions_before);
                 }
                 Err(ErrorKind::Io)
             }
             Operation::Flush => {
-                lock(&self.state).flush(pending.completions_before);
+                self.state.lock().flush(pending.completions_before);
                 self.note(JournalEntry::Flush);
                 Ok(())
             }
             Operation::Extents => {
-                lock(&self.state).extents(&mut pending.request);
+                self.state.lock().extents(&mut pending.request);
                 Ok(())
             }
             // The stack answers it above the back end.
@@ -516,7 +512,7 @@ impl SimQueue {
     }
 
     fn complete(&mut self, pending: Pending, context: &mut BackendContext<'_>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let at = state.completions;
         state.completions += 1;
         state.complete(pending.number, at);
@@ -531,11 +527,11 @@ impl Drop for SimQueue {
     fn drop(&mut self) {
         for mut pending in std::mem::take(&mut self.pending) {
             if pending.effect_in.is_some() && self.random.bool() {
-                lock(&self.state).waiting.remove(&pending.number);
+                self.state.lock().waiting.remove(&pending.number);
             } else if pending.effect_in.is_some() {
                 self.effect(&mut pending);
             }
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let at = state.completions;
             state.completions += 1;
             state.complete(pending.number, at);
@@ -545,7 +541,7 @@ impl Drop for SimQueue {
 
 impl BackendQueue for SimQueue {
     fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let number = state.submissions;
         state.submissions += 1;
         match request.operation {
@@ -581,7 +577,7 @@ impl BackendQueue for SimQueue {
     fn event(&mut self, _event: &Event, _context: &mut BackendContext<'_>) {}
 
     fn advance(&mut self, context: &mut BackendContext<'_>) {
-        if lock(&self.state).is_hanging {
+        if self.state.lock().is_hanging {
             return;
         }
         let mut pending = std::mem::take(&mut self.pending);

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use fathom_failure::Failure;
 
 use super::format::{BLOCK_BITS, DiskRecord, Owner, REGIONS_PER_PAGE};
-use super::lock;
 use super::open::{CacheDisk, CacheError};
 use super::regions::Regions;
 use super::shard::Reason;
@@ -68,7 +67,7 @@ impl CacheVolume {
     pub(super) fn disk_named(&self, name: &str) -> Option<Arc<DiskState>> {
         self.keeper.access(|keeper| {
             let mut disks = keeper.disks.values();
-            disks.find(|disk| lock(&disk.record).owner.name == name).map(Arc::clone)
+            disks.find(|disk| disk.record.lock().owner.name == name).map(Arc::clone)
         })
     }
 
@@ -88,7 +87,7 @@ impl CacheVolume {
             let failure = Failure::new(format!("the disk {:?} already uses the cache", disk.name));
             return Err(CacheError::Disk(failure.advise("serve it once")));
         }
-        let dropped = misfit(&lock(&found.record), disk);
+        let dropped = misfit(&found.record.lock(), disk);
         found.is_home_flushed.store(false, Ordering::Release);
         // What is in memory has been out of date since the disk was served without it.
         let renewed = if dropped.is_some() || !self.is_kept {
@@ -151,7 +150,7 @@ impl CacheVolume {
             let detached = || {
                 let mut disks = keeper.disks.values();
                 let unused = disks.find(|other| {
-                    let is_empty = lock(&other.record).generation == 0;
+                    let is_empty = other.record.lock().generation == 0;
                     is_empty && !other.is_attached.load(Ordering::Acquire)
                 });
                 unused.map(|other| other.number)
@@ -228,7 +227,7 @@ impl CacheVolume {
     fn take_over(&self, state: &DiskState, disk: &CacheDisk) -> Result<(), CacheError> {
         let _turn = self.turn()?;
         let record = {
-            let record = lock(&state.record);
+            let record = state.record.lock();
             let (generation, earlier) = (disk.generation, disk.expected.unwrap_or_default());
             DiskRecord { generation, earlier, log: disk.log, ..record.clone() }
         };
@@ -244,7 +243,7 @@ impl CacheVolume {
             earlier: 0,
             stamp: disk.stamp.unwrap_or_default(),
             log: disk.log,
-            region_shift: lock(&state.record).region_shift,
+            region_shift: state.record.lock().region_shift,
         };
         let is_unused = self.keeper.access(|keeper| keeper.unused.remove(&state.number));
         // Nothing is inserted: no queue uses the disk.
@@ -262,7 +261,7 @@ impl CacheVolume {
             }
             self.write_record(&mut access, state, record)?;
         } else {
-            *lock(&state.record) = record;
+            *state.record.lock() = record;
         }
         Ok(())
     }
@@ -279,7 +278,7 @@ impl CacheVolume {
             return Ok(());
         }
         let _turn = self.turn()?;
-        let record = DiskRecord { generation: 0, earlier: 0, ..lock(&state.record).clone() };
+        let record = DiskRecord { generation: 0, earlier: 0, ..state.record.lock().clone() };
         self.write_record(&mut Access::open(&self.backend)?, state, record)
     }
 
@@ -289,7 +288,7 @@ impl CacheVolume {
         let disks = self.keeper.access(|keeper| keeper.disks.clone());
         for state in disks.values() {
             let has_state = {
-                let record = lock(&state.record);
+                let record = state.record.lock();
                 generation != 0 && [record.generation, record.earlier].contains(&generation)
             };
             if !has_state {
@@ -314,7 +313,7 @@ impl CacheVolume {
         self.write_now(access, place, |sequence| self.format.disk_bytes(place, sequence, &record))?;
         access.carry_out(Operation::Flush, 0, &mut [])?;
         let log = record.log;
-        *lock(&state.record) = record;
+        *state.record.lock() = record;
         state.note_log(log);
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
 use super::settle::certain_stamp;
 use super::state::{CacheHost, CacheMark};
-use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, lock, marking};
+use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, marking};
 use crate::kind::LayerContext;
 use crate::{Opened, Passthrough};
 
@@ -73,7 +73,7 @@ impl Caches {
             format!("name {}", options.name)
         };
         let place = self.place(name);
-        let mut place = lock(&place);
+        let mut place = place.lock();
         if let Some(volume) = place.upgrade() {
             if !options.is_of(&volume) {
                 let message = format!(
@@ -104,7 +104,7 @@ impl Caches {
     ) -> Result<Arc<CacheVolume>, Unusable> {
         let place = self.place(format!("store {}", path.display()));
         // Held while this volume is opened, so that two disks do not open it separately.
-        let mut place = lock(&place);
+        let mut place = place.lock();
         if let Some(volume) = place.upgrade() {
             if volume.policy != options.policy.into() {
                 let failure = Failure::new("another disk uses this `store` with another `policy`");
@@ -137,7 +137,7 @@ impl Caches {
         open: impl FnOnce() -> Result<Arc<dyn Backend>, Failure>,
     ) -> Result<(), Failure> {
         let place = self.place(format!("store {}", path.display()));
-        let place = lock(&place);
+        let place = place.lock();
         let volume = if let Some(volume) = place.upgrade() {
             volume
         } else {

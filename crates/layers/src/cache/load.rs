@@ -69,7 +69,7 @@ impl CacheQueue {
             let volume = Arc::clone(&self.inner.volume);
             let mut disks = volume.keeper.access(|keeper| keeper.disks.clone());
             // A disk without a state does not use the cache any more.
-            disks.retain(|_, disk| super::lock(&disk.record).generation != 0);
+            disks.retain(|_, disk| disk.record.lock().generation != 0);
             let bytes = request.buffers.owned().unwrap_or_default();
             for (index, copies) in bytes.chunks(2 * PAGE_LENGTH).enumerate() {
                 volume.load_page(first + index as u32, copies, &disks);

@@ -14,8 +14,8 @@ use fathom_block::{Crossing, LayerCause, LayerProblem};
 use fathom_persistence::Stamp;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::Inner;
 use super::queue::CacheQueue;
-use super::{Inner, lock};
 
 /// The time between two attempts to write the mark, in nanoseconds.
 const RETRY_NS: u64 = 5_000_000_000;
@@ -50,8 +50,8 @@ pub(super) struct Marking {
 impl Marking {
     /// The mark with `state` could not be written.
     pub(super) fn failed(&self, state: Stamp, error: &io::Error) {
-        *lock(&self.state) = Some(state);
-        *lock(&self.error) = Some(error.to_string());
+        *self.state.lock() = Some(state);
+        *self.error.lock() = Some(error.to_string());
         self.is_pending.store(true, Ordering::Release);
     }
 
@@ -67,12 +67,12 @@ impl Marking {
 
     /// Nothing is to be written any more.
     pub(super) fn end(&self) {
-        *lock(&self.error) = None;
+        *self.error.lock() = None;
         self.is_pending.store(false, Ordering::Release);
     }
 
     pub(super) fn problem(&self) -> Option<LayerProblem> {
-        let error = lock(&self.error).clone()?;
+        let error = self.error.lock().clone()?;
         Some(LayerProblem {
             cause: LayerCause::MarkNotWritten,
             message: format!(
@@ -87,10 +87,10 @@ impl Marking {
 impl Inner {
     /// Tries again to write a mark that could not be written. Blocks.
     pub(super) fn write_mark(&self) -> io::Result<()> {
-        let mut state = lock(&self.marking.state);
+        let mut state = self.marking.state.lock();
         let Some(wanted) = &*state else { return Ok(()) };
         if let Err(error) = self.mark.write(wanted) {
-            *lock(&self.marking.error) = Some(error.to_string());
+            *self.marking.error.lock() = Some(error.to_string());
             return Err(error);
         }
         *state = None;

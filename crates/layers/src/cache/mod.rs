@@ -74,7 +74,7 @@ use fathom_block::{
 use fathom_cache::Policy;
 use fathom_insight::Names;
 use fathom_persistence::{Identity, Phase, Stamp};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
@@ -95,10 +95,6 @@ use crate::ChangeNotes;
 
 /// The time between two attempts to end the use of a cache, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
 
 /// What goes into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,7 +213,7 @@ impl Inner {
 
     /// The state of the ending. A failed attempt is repeated after a second.
     fn ending(&self, now_ns: u64) -> Ending {
-        let mut ending = lock(&self.ending);
+        let mut ending = self.ending.lock();
         if ending.0 == Ending::Failed {
             if ending.1 == 0 {
                 ending.1 = now_ns + RETRY_NS;
@@ -230,7 +226,7 @@ impl Inner {
 
     /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
     fn confirm(&self) {
-        lock(&self.disk.record).earlier = 0;
+        self.disk.record.lock().earlier = 0;
         self.disk.is_record_dirty.store(true, Ordering::Release);
         self.volume.keeper.access(|keeper| {
             keeper.due_ns = keeper.due_ns.max(1);
@@ -258,7 +254,7 @@ impl Inner {
 
     /// Removes the mark of the disk's store, if it names this cache. It is not written again.
     fn reject(&self) -> io::Result<()> {
-        let mut marking = lock(&self.marking.state);
+        let mut marking = self.marking.state.lock();
         *marking = None;
         self.marking.end();
         self.set_use(Use::Marked);
@@ -284,7 +280,7 @@ impl Inner {
             self.disk.regions.access(|regions| regions.is_unmarked = true);
         }
         {
-            let mut ending = lock(&self.ending);
+            let mut ending = self.ending.lock();
             if ending.0 != Ending::Ended {
                 *ending = (if has_succeeded { Ending::Ended } else { Ending::Failed }, 0);
             }
@@ -296,7 +292,7 @@ impl Inner {
     /// Whether a log waits for bits that may still be written.
     fn are_notes_awaited(&self) -> bool {
         self.disk.regions.access(|regions| regions.are_bits_awaited())
-            && lock(&self.ending).0 != Ending::Ended
+            && self.ending.lock().0 != Ending::Ended
     }
 }
 
@@ -309,7 +305,7 @@ impl ChangeNotes for Inner {
         let mut is_new = false;
         let answer = self.disk.regions.attempt(waker, |regions| {
             // Without a mark, no start uses what the cache has of the disk.
-            if regions.are_durable(number) || lock(&self.ending).0 == Ending::Ended {
+            if regions.are_durable(number) || self.ending.lock().0 == Ending::Ended {
                 return Some(());
             }
             is_new = regions.await_bits(number);
@@ -327,7 +323,7 @@ impl ChangeNotes for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        for (shard, number) in lock(&self.beyond).drain(..).enumerate() {
+        for (shard, number) in self.beyond.lock().drain(..).enumerate() {
             self.volume.shard(shard).end_range(number);
         }
         // What the disk had is lent to the others.
@@ -472,7 +468,7 @@ impl Cache {
     pub fn set_log(&self, identity: Identity) {
         let Inner { volume, disk, .. } = &*self.inner;
         {
-            let mut record = lock(&disk.record);
+            let mut record = disk.record.lock();
             if !volume.is_kept || record.log == identity {
                 return;
             }
@@ -629,7 +625,7 @@ impl Layer for Cache {
             self.inner.disk.regions.access(|regions| regions.notes.changed(1));
             volume.keeper.access(|keeper| keeper.wake_queues());
         }
-        let mut beyond = lock(&self.inner.beyond);
+        let mut beyond = self.inner.beyond.lock();
         for (shard, number) in beyond.drain(..).enumerate() {
             volume.shard(shard).end_range(number);
         }
@@ -655,8 +651,8 @@ impl Layer for Cache {
                 remedy: "replace the cache's device, or remove the layer: no data is lost".into(),
             });
         }
-        if *lock(&self.inner.ending) != (Ending::InUse, 0)
-            && lock(&self.inner.ending).0 == Ending::Failed
+        if *self.inner.ending.lock() != (Ending::InUse, 0)
+            && self.inner.ending.lock().0 == Ending::Failed
         {
             let state =
                 if status.failed.is_some() { "the disk rejects changes" } else { "changes wait" };

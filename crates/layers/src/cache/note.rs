@@ -85,7 +85,7 @@ impl CacheQueue {
         while let Some((_, stamp)) = self.noting.answer() {
             let now_ns = next.round_ns();
             inner.disk.regions.access(|regions| regions.notes.end(now_ns));
-            let mut record = super::lock(&inner.disk.record);
+            let mut record = inner.disk.record.lock();
             let stamp = stamp.unwrap_or_default();
             if stamp != 0 && record.stamp != stamp {
                 record.stamp = stamp;

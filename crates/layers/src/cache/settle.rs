@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{Clock, Disk, Stack};
 use fathom_reactor::Reactor;
 
-use super::{Cache, CacheMark, lock};
+use super::{Cache, CacheMark};
 
 /// How often the end of a cache checks its progress.
 const INTERVAL: Duration = Duration::from_millis(1);
@@ -57,7 +57,7 @@ impl Cache {
         self.until(stack, reactor, end, || self.is_written(begun))?;
         // Nothing changes the store from here on.
         let stamp = if inner.is_noted { certain_stamp(&*inner.mark)? } else { 0 };
-        lock(&inner.disk.record).stamp = stamp;
+        inner.disk.record.lock().stamp = stamp;
         inner.disk.is_record_dirty.store(true, Ordering::Release);
         let begun = inner.volume.keeper.access(|keeper| {
             // The next writing has the record, also if there is nothing else to write.

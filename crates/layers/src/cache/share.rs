@@ -7,7 +7,6 @@ use fathom_failure::Failure;
 use fathom_options::{Bytes, parse_bytes};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::lock;
 use super::open::CacheError;
 use super::volume::CacheVolume;
 
@@ -109,7 +108,7 @@ impl CacheVolume {
     /// If the shares of all disks would exceed the cache, or too many disks have a share. The share
     /// is then as before.
     pub(super) fn set_share(&self, disk: u16, slots: u64) -> Result<(), CacheError> {
-        let mut shares = lock(&self.shares);
+        let mut shares = self.shares.lock();
         self.check_slots(shares_of_others(&shares, disk), slots)?;
         let total = u64::from(self.slots()).max(1);
         for number in 0..self.shards.len() {
@@ -157,12 +156,12 @@ impl CacheVolume {
     pub(super) fn check_share(&self, name: &str, slots: u64) -> Result<(), CacheError> {
         // No disk has the number 0.
         let number = self.disk_named(name).map_or(0, |disk| disk.number);
-        self.check_slots(shares_of_others(&lock(&self.shares), number), slots)
+        self.check_slots(shares_of_others(&self.shares.lock(), number), slots)
     }
 
     /// Whether a disk can have a share of so many slots.
     pub(super) fn can_share(&self, disk: u16, slots: u64) -> bool {
-        self.check_slots(shares_of_others(&lock(&self.shares), disk), slots).is_ok()
+        self.check_slots(shares_of_others(&self.shares.lock(), disk), slots).is_ok()
     }
 
     /// The slots that can belong to shares.
@@ -174,7 +173,7 @@ impl CacheVolume {
 
     /// The share of a disk, in slots.
     pub(super) fn share_of(&self, disk: u16) -> u64 {
-        lock(&self.shares).get(&disk).copied().unwrap_or(0)
+        self.shares.lock().get(&disk).copied().unwrap_or(0)
     }
 
     /// The number of blocks of a disk that has had a share.

@@ -214,7 +214,7 @@ impl CacheQueue {
         });
         let bytes = match &mut kind {
             WrittenPage::Disk(_, log) => {
-                let record = disk.map(|disk| super::lock(&disk.record).clone()).unwrap_or_default();
+                let record = disk.map(|disk| disk.record.lock().clone()).unwrap_or_default();
                 *log = record.log;
                 format.disk_bytes(page, sequence, &record)
             }

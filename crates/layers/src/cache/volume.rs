@@ -73,7 +73,7 @@ impl DiskState {
 
     /// The disk's page that names this log is durable.
     pub(super) fn note_log(&self, log: Identity) {
-        let record = super::lock(&self.record);
+        let record = self.record.lock();
         self.regions.access(|regions| {
             regions.is_log_noted = log != Identity::NONE && log == record.log;
         });

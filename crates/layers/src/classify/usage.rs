@@ -87,10 +87,6 @@ pub(super) struct Usage {
     slow: Slow,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
 impl Usage {
     pub(super) fn new(names: Arc<Names>, options: UsageOptions) -> Self {
         Self {
@@ -106,7 +102,7 @@ impl Usage {
     }
 
     pub(super) fn snapshot(&self) -> UsageSnapshot {
-        let shards = lock(&self.shards);
+        let shards = self.shards.lock();
         let mut totals = shards.past.clone();
         let (mut dropped, mut dropped_bytes) = (shards.dropped_past, shards.dropped_bytes_past);
         for shard in &shards.open {
@@ -121,7 +117,7 @@ impl Usage {
     }
 
     pub(super) fn groups(&self) -> (TotalsSnapshot, Vec<GroupSnapshot>) {
-        let shards = lock(&self.shards);
+        let shards = self.shards.lock();
         let mut totals = shards.past.clone();
         for shard in &shards.open {
             totals.merge(&shard.totals.read());
@@ -136,11 +132,11 @@ impl Usage {
 
     /// The table, with all waiting parts counted.
     fn settled(&self, shards: &Shards) -> MutexGuard<'_, Table> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         for shard in &shards.open {
             // The queue's thread finds its list locked only during this swap.
             let mut records = table.take_spare();
-            std::mem::swap(&mut records, &mut *lock(&shard.pending));
+            std::mem::swap(&mut records, &mut *shard.pending.lock());
             for record in records.drain(..) {
                 table.add(&record, &self.names);
             }
@@ -189,7 +185,7 @@ fn is_known(insight: &Insight) -> bool {
 impl UsageQueue {
     pub(super) fn open(usage: Arc<Usage>, queue: u64) -> Self {
         let shard: Arc<Shard> = Arc::default();
-        lock(&usage.shards).open.push(Arc::clone(&shard));
+        usage.shards.lock().open.push(Arc::clone(&shard));
         Self { usage, shard, queue, waiting: Vec::new() }
     }
 
@@ -269,8 +265,8 @@ fn keep(shard: &Shard, list: &mut Vec<Record>, record: Record) {
 
 impl Drop for UsageQueue {
     fn drop(&mut self) {
-        let mut shards = lock(&self.usage.shards);
-        lock(&self.shard.pending).append(&mut self.waiting);
+        let mut shards = self.usage.shards.lock();
+        self.shard.pending.lock().append(&mut self.waiting);
         drop(self.usage.settled(&shards));
         shards.past.merge(&self.shard.totals.read());
         shards.dropped_past += self.shard.dropped.load(Ordering::Relaxed);
@@ -360,12 +356,12 @@ mod tests {
         let usage = usage();
         let mut queue = UsageQueue::open(Arc::clone(&usage), 0);
         // A reader holds the lock of the table, and then also that of the list.
-        let table = lock(&usage.table);
+        let table = usage.table.lock();
         for _ in 0..PENDING_MAX {
             queue.add(&request(1, 10), Ok(()), 0, 1);
         }
         let shard = Arc::clone(&queue.shard);
-        let list = lock(&shard.pending);
+        let list = shard.pending.lock();
         for _ in 0..PENDING_MAX + 5 {
             queue.add(&request(2, 10), Ok(()), 0, 1);
         }

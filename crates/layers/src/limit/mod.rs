@@ -26,7 +26,7 @@ use fathom_block::{
     Capabilities, Figure, Kind, Layer, LayerPart, LayerReport, OpenContext, Request,
 };
 use fathom_insight::{Name, Names};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
 use group::{Group, Place};
@@ -48,7 +48,7 @@ pub struct LimitGroups {
 impl LimitGroups {
     /// The group `name`. If `rates` limit anything, they become the rates of the whole group.
     fn group(&self, name: &str, rates: Rates) -> Arc<Group> {
-        let mut groups = lock(&self.groups);
+        let mut groups = self.groups.lock();
         groups.retain(|_, group| group.strong_count() > 0);
         if let Some(group) = groups.get(name).and_then(Weak::upgrade) {
             if rates.is_limited() && group.rates() != rates {
@@ -114,9 +114,9 @@ impl Inner {
         match &self.target {
             Target::One(place) => (Name::NONE, Arc::clone(place)),
             Target::Each(places) => {
-                let mut places = lock(places);
+                let mut places = places.lock();
                 // A change of the rates also reaches the places that exist by then.
-                let rates = *lock(&self.rates);
+                let rates = *self.rates.lock();
                 let is_new = !places.contains_key(&group);
                 if is_new && places.len() > EACH_MAX {
                     // Control groups end, and queues drop their lanes.
@@ -131,7 +131,7 @@ impl Inner {
     }
 
     fn set_rates(&self, rates: Rates) {
-        *lock(&self.rates) = rates;
+        *self.rates.lock() = rates;
         if !self.group.is_empty() && !rates.is_limited() {
             // A disk without rates only joins the group.
             return;
@@ -139,15 +139,11 @@ impl Inner {
         match &self.target {
             Target::One(place) => place.group().set_rates(rates),
             Target::Each(places) => {
-                let places = lock(places);
+                let places = places.lock();
                 places.values().for_each(|place| place.group().set_rates(rates));
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// A layer that limits requests and bytes per second.

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{ErrorKind, LayerCause, LayerProblem};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
 use fathom_wal::{Checkpoint, Log};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::phase::Phase;
@@ -76,10 +76,6 @@ pub(super) struct VolumeRecovery {
     /// Why the last attempt failed.
     failure: Mutex<Option<String>>,
     count: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 impl State {
@@ -335,7 +331,7 @@ impl Wal {
                 }
             ),
         };
-        let failure = lock(&inner.volume.recovery.failure);
+        let failure = inner.volume.recovery.failure.lock();
         let last = failure.as_ref().filter(|_| obstacle.is_none());
         let last = last.map(|text| format!(" (last attempt: {text})")).unwrap_or_default();
         LayerProblem {
@@ -360,13 +356,13 @@ pub(crate) fn emptied(what: &str) -> LayerProblem {
 impl LogVolume {
     /// A log on the volume has been opened.
     pub(super) fn add(&self, log: &Wal) {
-        let mut logs = lock(&self.recovery.logs);
+        let mut logs = self.recovery.logs.lock();
         logs.retain(|log| log.strong_count() > 0);
         logs.push(Arc::downgrade(&log.inner));
     }
 
     fn logs(&self) -> Vec<Arc<Inner>> {
-        lock(&self.recovery.logs).iter().filter_map(Weak::upgrade).collect()
+        self.recovery.logs.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether a log on the volume has failed.
@@ -394,7 +390,7 @@ impl LogVolume {
     /// If the volume still fails, a log cannot be recovered, or requests are still in flight. Such
     /// a log stays failed, and may be tried again.
     pub fn recover(&self, wait: Duration) -> Result<usize, WalError> {
-        let _turn = lock(&self.recovery.turn);
+        let _turn = self.recovery.turn.lock();
         let logs = self.logs();
         let is_lost = self.finished().1 || self.backend().has_lost_writes();
         if is_lost {
@@ -409,7 +405,7 @@ impl LogVolume {
             return Ok(0);
         }
         let result = self.recover_logs(failed, is_lost, wait);
-        *lock(&self.recovery.failure) = result.as_ref().err().map(ToString::to_string);
+        *self.recovery.failure.lock() = result.as_ref().err().map(ToString::to_string);
         result
     }
 

@@ -28,8 +28,6 @@ pub use fathom_cache::CLASSES;
 use groups::{Groups, Heads};
 pub(crate) use queue::{Account, Looked};
 
-use super::lock;
-
 /// The most control groups of a disk that have counts and a curve of their own.
 pub const GROUPS: usize = 16;
 /// The time of a generation of a curve: it shows the requests of the last one to two.
@@ -146,7 +144,7 @@ impl Ledger {
 
     /// The counts of all classes. They are cheap to read.
     pub fn counts(&self) -> [CacheCounts; CLASSES] {
-        Self::counts_of(&lock(&self.queues))
+        Self::counts_of(&self.queues.lock())
     }
 
     fn counts_of(queues: &Queues) -> [CacheCounts; CLASSES] {
@@ -161,12 +159,12 @@ impl Ledger {
 
     /// The counts and curves at `now_ns`.
     pub fn snapshot(&self, now_ns: u64) -> LedgerSnapshot {
-        let queues = lock(&self.queues);
-        let mut curves = lock(&self.curves);
+        let queues = self.queues.lock();
+        let mut curves = self.curves.lock();
         let mut dropped = queues.dropped_past;
         for cells in &queues.open {
             // The queue's thread finds its list locked only for this time.
-            self.settle(cells, &mut lock(&cells.counted), &mut curves, now_ns);
+            self.settle(cells, &mut cells.counted.lock(), &mut curves, now_ns);
             dropped += cells.dropped.load(Ordering::Relaxed);
         }
         LedgerSnapshot {

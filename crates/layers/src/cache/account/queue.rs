@@ -8,7 +8,7 @@ use fathom_cache::{CLASSES, Curve, Touch};
 use fathom_insight::Name;
 
 use super::cells::{Cells, Sample, add};
-use super::{GROUPS, Ledger, lock};
+use super::{GROUPS, Ledger};
 
 /// The waiting blocks at which a queue moves them into the curves.
 const BATCH_MIN: usize = 32;
@@ -40,7 +40,7 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) fn open(ledger: &Arc<Ledger>) -> Self {
         let cells: Arc<Cells> = Arc::default();
-        lock(&ledger.queues).open.push(Arc::clone(&cells));
+        ledger.queues.lock().open.push(Arc::clone(&cells));
         Self { ledger: Arc::clone(ledger), cells, last: (Name::NONE, NO_PLACE, 0), strangers: 0 }
     }
 
@@ -181,9 +181,9 @@ impl Drop for Account {
     /// Keeps the counts.
     fn drop(&mut self) {
         let ledger = &self.ledger;
-        let mut queues = lock(&ledger.queues);
-        let mut curves = lock(&ledger.curves);
-        ledger.settle(&self.cells, &mut lock(&self.cells.counted), &mut curves, 0);
+        let mut queues = ledger.queues.lock();
+        let mut curves = ledger.curves.lock();
+        ledger.settle(&self.cells, &mut self.cells.counted.lock(), &mut curves, 0);
         curves.groups.close(&self.cells);
         for (past, cell) in queues.past.iter_mut().zip(&self.cells.classes) {
             past.merge(&cell.read());

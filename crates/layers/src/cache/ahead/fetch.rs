@@ -12,7 +12,6 @@ use super::pieces;
 use super::streams::{self, Limits, Streams};
 use crate::cache::format::GRANULE;
 use crate::cache::insert::Part;
-use crate::cache::lock;
 use crate::cache::queue::{CacheQueue, purpose};
 
 /// The longest request of a read-ahead, in bytes: a guest's read waits for no more than this.
@@ -116,7 +115,7 @@ impl CacheQueue {
         for (file, piece, facts) in pieces(request) {
             let seen = self.ahead.reads.read(file, piece, facts.file_size, is_miss, limits);
             if seen.is_joint {
-                lock(&inner.ahead.joints).note(file, piece.file_offset, piece.place);
+                inner.ahead.joints.lock().note(file, piece.file_offset, piece.place);
             }
             followed.is_other &= !seen.is_followed;
             let Some(ahead) = seen.ahead else { continue };
@@ -141,7 +140,7 @@ impl CacheQueue {
         }
         for (file, piece, _) in pieces(request) {
             if self.ahead.writes.write(file, piece) {
-                lock(&self.inner.ahead.joints).note(file, piece.file_offset, piece.place);
+                self.inner.ahead.joints.lock().note(file, piece.file_offset, piece.place);
             }
         }
     }
@@ -171,7 +170,7 @@ impl CacheQueue {
         let mut at = wanted.ahead.from;
         while at.0 < wanted.ahead.end {
             let mut piece =
-                lock(&inner.ahead.joints).piece(wanted.file, at, wanted.ahead.end, LENGTH_MAX);
+                inner.ahead.joints.lock().piece(wanted.file, at, wanted.ahead.end, LENGTH_MAX);
             let Some(end) = piece.place.checked_add(piece.length) else { return };
             // Only one insertion of a block can be on its way: a block is read as a whole.
             let size = u64::from(inner.volume.format.block_size);

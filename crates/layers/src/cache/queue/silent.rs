@@ -28,7 +28,7 @@ use fathom_persistence::Stamp;
 use super::{CacheQueue, Reading};
 use crate::access::Access;
 use crate::cache::attach::NO_QUEUE;
-use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use, lock};
+use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use};
 
 /// The part of the time of a request after which what is late is looked at again.
 const LOOKS: u64 = 10;
@@ -217,7 +217,7 @@ impl Inner {
             regions.bits()
         });
         self.bits_awaited.store(awaited, Ordering::Relaxed);
-        *lock(&self.ending) = (Ending::InUse, 0);
+        *self.ending.lock() = (Ending::InUse, 0);
         self.set_use(Use::Returning);
         self.volume.keeper.access(|keeper| {
             keeper.is_urgent = true;
@@ -235,7 +235,7 @@ impl Inner {
         if self.of_disk() != Use::Returning {
             return;
         }
-        let age = lock(&self.disk.record).generation;
+        let age = self.disk.record.lock().generation;
         *marking = Some(Stamp { identity: self.volume.identity(), age });
         self.marking.begin();
         self.set_use(Use::Marked);
@@ -244,7 +244,7 @@ impl Inner {
     /// Ends the use of the volume by later starts, and the waiting of changes for it. Returns
     /// whether the mark does not name it any more. Blocks.
     pub(in crate::cache) fn end_use(&self) -> bool {
-        let mut marking = lock(&self.marking.state);
+        let mut marking = self.marking.state.lock();
         *marking = None;
         self.marking.end();
         let has_ended = self.reject_mark().is_ok();
