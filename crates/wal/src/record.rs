@@ -80,7 +80,7 @@ pub struct Record {
     /// All records before this sequence were durable when the record was reserved; 0 if that is
     /// not known.
     pub durable: u64,
-    /// The stamp of the record's changes; see [`Superblock::age`].
+    /// The stamp of the record's changes; see [`Superblock::ages`].
     pub age: u64,
     /// When the record was written, in nanoseconds since 1970; 0 if that is not known.
     pub time_ns: u64,
