@@ -37,7 +37,7 @@ fn a_guest_survives_killed_and_stopped_daemons() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(200 + 130 * round));
         if round == 2 {
-            // A regular end: all requests in flight complete first.
+            // A regular end: all requests complete first that no layer holds.
             let status = daemon.stop()?;
             assert!(status.success(), "the daemon ended with {status}");
         } else {
@@ -50,7 +50,9 @@ fn a_guest_survives_killed_and_stopped_daemons() -> Result<()> {
         for (name, recovered) in ["root", "files", "raw"].iter().zip(&mut recovered) {
             let status = daemon.wait_for_guest(name)?;
             assert!(status.restart_safe, "{name}: QEMU keeps the requests in flight");
-            assert!(round != 2 || status.recovered == 0, "{name}: {status:?}");
+            // At a regular end, what the layer `delay` holds of the other disks is given back: the
+            // next daemon carries out what a later request has overtaken.
+            assert!(round != 2 || *name != "root" || status.recovered == 0, "{name}: {status:?}");
             *recovered += status.recovered;
             daemon.check(name)?;
         }
