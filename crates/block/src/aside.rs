@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use fathom_reactor::{Event, Reactor};
+use fathom_reactor::Reactor;
 
 use crate::backend::{Backend, BackendContext, BackendQueue};
 use crate::clock::Clock;
@@ -116,12 +116,6 @@ impl Aside {
         !self.sending.is_empty() || !self.finished.is_empty()
     }
 
-    /// Whether there are stores.
-    #[inline]
-    pub(crate) fn has_stores(&self) -> bool {
-        !self.stores.is_empty()
-    }
-
     /// Passes the submitted requests to their stores. Returns the number of refused requests.
     pub(crate) fn send(&mut self, reactor: &mut Reactor, clock: &Clock) -> u64 {
         let mut refused = 0;
@@ -200,22 +194,13 @@ impl Aside {
         }
     }
 
-    /// Passes an event of the reactor to the stores.
-    pub(crate) fn event(&mut self, event: &Event, reactor: &mut Reactor, clock: &Clock) {
-        self.each_store(reactor, clock, |queue, context| queue.event(event, context));
-    }
-
-    /// Runs a round of each store.
-    pub(crate) fn advance(&mut self, reactor: &mut Reactor, clock: &Clock) {
-        self.each_store(reactor, clock, |queue, context| queue.advance(context));
-    }
-
     /// Whether no store has background work in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.stores.iter().all(|store| store.queue.is_idle())
     }
 
     /// Calls `call` with the queue of each store.
+    #[inline]
     pub(crate) fn each_store(
         &mut self,
         reactor: &mut Reactor,

@@ -309,16 +309,7 @@ impl Stack {
             return;
         }
         self.update_round(reactor);
-        let mut context = BackendContext {
-            reactor,
-            clock: &self.clock,
-            completed: &mut self.finished,
-            wake_ns: &mut self.aside.wakes.backends_ns,
-        };
-        self.backend.event(event, &mut context);
-        if self.aside.has_stores() {
-            self.aside.event(event, reactor, &self.clock);
-        }
+        self.each_backend(reactor, |queue, context| queue.event(event, context));
         let woken = self.aside.alarm.as_ref().map_or(0, |alarm| alarm.take(event, reactor));
         // The back ends get their round before the thread sleeps.
         self.advance_layers(woken & !(1 << BACKENDS));
@@ -357,16 +348,7 @@ impl Stack {
             }
         }
         self.aside.wakes.backends_ns = u64::MAX;
-        let mut context = BackendContext {
-            reactor,
-            clock: &self.clock,
-            completed: &mut self.finished,
-            wake_ns: &mut self.aside.wakes.backends_ns,
-        };
-        self.backend.advance(&mut context);
-        if self.aside.has_stores() {
-            self.aside.advance(reactor, &self.clock);
-        }
+        self.each_backend(reactor, |queue, context| queue.advance(context));
         self.run(reactor);
         self.round_ns.set(0);
         if self.registration.is_some() && self.disk.life().value() != self.seen {

@@ -73,7 +73,8 @@ impl Stack {
     }
 
     /// Calls `call` with the queue of the disk's own store, and with those of further stores.
-    fn each_backend(
+    #[inline]
+    pub(super) fn each_backend(
         &mut self,
         reactor: &mut Reactor,
         call: impl Fn(&mut dyn BackendQueue, &mut BackendContext<'_>),

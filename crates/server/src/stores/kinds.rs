@@ -104,7 +104,7 @@ fn open_image(
         ErrorBody::new(code, Failure::from(error).about(what))
     })?;
     if !definition.read_only {
-        let shown = definition.image.as_deref().unwrap_or(Path::new("")).display();
+        let shown = image.display();
         check_file_limit(backend.capacity(), backend.name() == "file").map_err(|failure| {
             failure.about(format_args!("the image {shown} of the disk {name:?}"))
         })?;
