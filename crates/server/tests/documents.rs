@@ -47,8 +47,8 @@ fn the_examples_of_configurations_are_read() {
         .collect();
     let configuration = parse(&all);
     assert_eq!((configuration.disks.len(), configuration.listeners.len()), (1, 1));
-    assert_eq!(configuration.queries.len(), 1);
-    configuration.check_queries().unwrap();
+    assert_eq!(configuration.count("query"), 1);
+    configuration.check_sections().unwrap();
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn the_kept_queries_of_the_pages_can_be_kept() {
         let mut count = 0;
         for block in blocks(page, "toml") {
             let configuration = parse(&block);
-            configuration.check_queries().unwrap_or_else(|problems| panic!("{problems}\n{block}"));
-            count += configuration.queries.len();
+            configuration.check_sections().unwrap_or_else(|problems| panic!("{problems}\n{block}"));
+            count += configuration.count("query");
         }
         assert!(count > 0, "{page} has no [[query]]");
     }

@@ -12,12 +12,11 @@ use super::host::{
     ImageKey, check_group, check_image, check_socket, foreign_format, normal, plain,
 };
 use super::layers::check_layers;
-use super::query::check_queries;
 use super::{Configuration, Placed};
 use crate::stores::kinds::StoreKind;
 
 /// The longest name of a disk, in bytes.
-pub(super) const NAME_MAX: usize = 128;
+pub(crate) const NAME_MAX: usize = 128;
 
 /// The address of an NBD listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ pub fn parse_address(text: &str) -> Option<Address> {
 
 /// How far a configuration is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(crate) enum Extent {
     /// What it says, whatever the host has. Accesses no image, so that an image that hangs delays
     /// nothing.
     Text,
@@ -79,22 +78,17 @@ impl Configuration {
         self.check_names(&mut problems);
         self.check_sockets(extent, &mut problems);
         self.check_images(extent, &mut problems);
-        super::guest::check_guests(&self.guests, &mut problems);
-        super::cluster::check_clusters(&self.clusters, extent, &mut problems);
-        check_queries(&self.queries, &mut problems);
-        if let Some(Placed { definition, places }) = &self.monitor {
-            super::monitor::check_files(definition, places, extent, &mut problems);
-        }
+        self.sections.check(extent, &mut problems);
         problems.none_or()
     }
 
-    /// Checks the kept queries, which requires only their texts.
+    /// Checks what the tables of features say.
     ///
     /// # Errors
     /// All problems that were found.
-    pub fn check_queries(&self) -> Result<(), Problems> {
+    pub fn check_sections(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
-        check_queries(&self.queries, &mut problems);
+        self.sections.check(Extent::Text, &mut problems);
         problems.none_or()
     }
 
@@ -428,7 +422,7 @@ fn check_size(
     }
 }
 
-pub(super) fn the_other(place: &Place) -> String {
+pub(crate) fn the_other(place: &Place) -> String {
     match place {
         Place::File { line, .. } => format!(" (the other is in line {line})"),
         Place::Flag(_) | Place::Request => String::new(),

@@ -203,7 +203,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
 
 /// Finds files of the host that do not exist, or are in folders that may not be searched. Each has
 /// the name of its key.
-pub(super) fn check_files(
+pub(crate) fn check_files(
     files: &[(&str, &Option<PathBuf>)],
     places: &Places,
     extent: Extent,
@@ -225,7 +225,7 @@ pub(super) fn check_files(
 }
 
 /// The text of an error of the operating system, without its number.
-pub(super) fn plain(error: &io::Error) -> String {
+pub(crate) fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or folder".into(),
         io::ErrorKind::PermissionDenied => "permission denied".into(),

@@ -4,10 +4,7 @@
 //! - `table`: TOML tables, each read by serde as a whole; problems have their lines.
 //! - `daemon`: the settings of the daemon itself.
 //! - `disk`: the tables that describe disks and NBD listeners.
-//! - `guest`: what the daemon may do with guests.
-//! - `cluster`: the Valkey clusters in which logs can be.
-//! - `query`: the kept queries.
-//! - `monitor`: the centre whose queries this host helps to answer.
+//! - `section`: the tables that belong to features, which define them.
 //! - `layers`: the kinds of layers, and the options of a disk's layers.
 //! - `order`: the order of a disk's layers.
 //! - `check`: checks that concern more than one table: sockets, names, combinations of keys.
@@ -16,15 +13,12 @@
 //! Each table is one type ([`fathom_options::Section`]), which has the keys of its documentation.
 
 mod check;
-mod cluster;
 mod daemon;
 mod disk;
-mod guest;
 mod host;
 pub(crate) mod layers;
-mod monitor;
 pub(crate) mod order;
-mod query;
+mod section;
 mod source;
 mod table;
 
@@ -37,27 +31,24 @@ use fathom_control::{DiskDefinition, ListenerDefinition};
 use toml::de::DeTable;
 
 pub use check::{Address, check_disk, parse_address};
-pub use cluster::ClusterDefinition;
+pub(crate) use check::{Extent, NAME_MAX, the_other};
 pub use daemon::{DaemonOptions, Keepsakes, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
 pub use fathom_options::{Place, Places, Problem, Problems};
-pub use guest::GuestOptions;
-pub(crate) use host::{image_identity, normal as normal_path};
-pub use monitor::MonitorOptions;
+pub(crate) use host::{check_files, image_identity, normal as normal_path, plain};
+pub(crate) use section::{FeatureSection, SectionKind};
+pub(crate) use table::{Reading, Table, checked};
 
-pub use query::{
-    ActionDefinition, CommandDefinition, LogDefinition, MetricDefinition, MetricKind, On, Period,
-    QUERIES_MAX, QUERY_LENGTH_MAX, QueryDefinition, RateLimit, WebhookDefinition,
-};
-pub(crate) use query::{Command, PreparedQuery, json};
-
+use section::Sections;
 use source::Source;
-use table::{Document, Reading};
+use table::Document;
+
+use crate::features::FEATURES;
 
 /// The longest configuration file that is read, in bytes.
 const LENGTH_MAX: u64 = 16 << 20;
 /// The default limit of the rows, groups and values that queries may hold.
-const HELD_MAX: NonZeroU64 = NonZeroU64::new(fathom_monitor::HELD_MAX).unwrap();
+pub(crate) const HELD_MAX: NonZeroU64 = NonZeroU64::new(fathom_monitor::HELD_MAX).unwrap();
 
 /// The configuration of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,14 +59,8 @@ pub struct Configuration {
     pub disks: Vec<Placed<DiskDefinition>>,
     /// The NBD listeners, in the order of the file.
     pub listeners: Vec<Placed<ListenerDefinition>>,
-    /// What the daemon may do with guests, in the order of the file.
-    pub guests: Vec<Placed<GuestOptions>>,
-    /// The Valkey clusters, in the order of the file.
-    pub clusters: Vec<Placed<ClusterDefinition>>,
-    /// The kept queries, in the order of the file.
-    pub queries: Vec<Placed<QueryDefinition>>,
-    /// The centre whose queries this host helps to answer, if there is one.
-    pub monitor: Option<Placed<MonitorOptions>>,
+    /// The tables of features.
+    sections: Sections,
 }
 
 /// A definition, and its places in the configuration.
@@ -133,8 +118,7 @@ impl ConfigurationFile {
         daemon.log = self.log.unwrap_or(daemon.log);
         // Reports all problems together, so that one run shows them all.
         let tables = configuration.tables();
-        let loaded = query::load_files(&mut configuration.queries);
-        problems.extend_with(loaded.err().unwrap_or_default(), &tables);
+        problems.extend_with(configuration.sections.load(), &tables);
         problems.extend_with(check(&configuration).err().unwrap_or_default(), &tables);
         problems.none_or()?;
         Ok(configuration)
@@ -142,15 +126,27 @@ impl ConfigurationFile {
 }
 
 impl Configuration {
+    /// The tables that a feature reads as `T`, in the order of the file.
+    pub(crate) fn all<T: FeatureSection>(&self) -> &[Placed<T>] {
+        self.sections.all()
+    }
+
+    /// The table that a feature reads as `T`, of which there is at most one.
+    pub(crate) fn one<T: FeatureSection>(&self) -> Option<&Placed<T>> {
+        self.all().first()
+    }
+
+    /// The number of a feature's tables `[name]` or `[[name]]`.
+    pub fn count(&self, name: &str) -> usize {
+        self.sections.count(name)
+    }
+
     /// The places where its tables begin.
     fn tables(&self) -> Vec<Place> {
         let mut tables = vec![self.daemon.places.whole()];
         tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
         tables.extend(self.listeners.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.guests.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.clusters.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.queries.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.monitor.iter().map(|placed| placed.places.whole()));
+        tables.extend(self.sections.places());
         tables
     }
 }
@@ -219,23 +215,13 @@ fn document_of(reading: &Reading<'_>, document: &DeTable<'_>) -> Configuration {
     for table in document.tables("nbd") {
         configuration.listeners.push(disk::listener(table, reading));
     }
-    for table in document.tables("guest") {
-        configuration.guests.push(table.read());
-    }
-    for table in document.tables("cluster") {
-        configuration.clusters.push(table.read());
-    }
-    for table in document.tables("query") {
-        configuration.queries.push(query::query(table, reading));
-    }
-    if let Some(table) = document.table("monitor") {
-        configuration.monitor = Some(table.read());
-    }
+    let kinds = FEATURES.iter().flat_map(|feature| feature.sections());
+    configuration.sections = Sections::read(kinds, &mut document, reading);
     document.finish();
     configuration
 }
 
 #[cfg(test)]
-mod page;
+pub(crate) mod page;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

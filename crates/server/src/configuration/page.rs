@@ -8,17 +8,19 @@ use fathom_control::{
 };
 use fathom_options::{Key, Places, Problems, Section, Title, Written, fields};
 
-use super::{
-    ClusterDefinition, CommandDefinition, DaemonOptions, GuestOptions, LogDefinition,
-    MetricDefinition, MonitorOptions, QueryDefinition, WebhookDefinition, layers, order,
-};
+use super::section::FeatureSection;
+use super::{DaemonOptions, layers, order};
+use crate::features::FEATURES;
 
 /// The end of each generated part of the page.
 const END: &str = "<!-- end of the generated part -->\n";
 
 /// The lines of one type, after a check of its keys and defaults. `required` has the keys, as TOML,
 /// without which the type cannot be read.
-fn lines<T: Section + PartialEq + std::fmt::Debug>(required: &str, before: &str) -> String {
+pub(crate) fn lines<T: Section + PartialEq + std::fmt::Debug>(
+    required: &str,
+    before: &str,
+) -> String {
     let name = std::any::type_name::<T>();
     let documented: Vec<&str> = T::KEYS.iter().map(|key| key.name).collect();
     assert_eq!(documented, fields::<T>(), "the keys of {name}");
@@ -48,13 +50,10 @@ fn section<T: Section + PartialEq + std::fmt::Debug>(required: &str) -> String {
     format!("| key | default | meaning |\n|---|---|---|\n{}", lines::<T>(required, ""))
 }
 
-fn actions() -> String {
-    let mut made = "| kind | key | default | meaning |\n|---|---|---|---|\n".to_owned();
-    made.push_str(&lines::<LogDefinition>("", "`log` | "));
-    made.push_str(&lines::<MetricDefinition>("", "`metric` | "));
-    made.push_str(&lines::<WebhookDefinition>("", "`webhook` | "));
-    made.push_str(&lines::<CommandDefinition>("", "`command` | "));
-    made
+/// The name and the text of the part of the page for a feature's table.
+pub(crate) fn part<T: FeatureSection>() -> (String, String) {
+    let name = if T::IS_LIST { format!("[[{}]]", T::NAME) } else { format!("[{}]", T::NAME) };
+    (name, section::<T>(""))
 }
 
 fn kinds() -> String {
@@ -82,12 +81,10 @@ fn the_page_follows_the_types() {
         ("the models", section::<ModelDefinition>("kind = \"hdd\"\n")),
         ("[[nbd]]", section::<ListenerDefinition>("")),
         ("[nbd.tls]", section::<TlsDefinition>("")),
-        ("[[guest]]", section::<GuestOptions>("")),
-        ("[[cluster]]", section::<ClusterDefinition>("")),
-        ("[[query]]", section::<QueryDefinition>("")),
-        ("the actions", actions()),
-        ("[monitor]", section::<MonitorOptions>("")),
     ];
+    let parts = parts.map(|(name, text)| (name.to_owned(), text));
+    let of_features = FEATURES.iter().flat_map(|feature| feature.sections());
+    let parts = parts.into_iter().chain(of_features.flat_map(|kind| (kind.parts)()));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
     let mut page = std::fs::read_to_string(&path).unwrap();
     let is_written = std::env::var_os("FATHOM_WRITE_DOCS").is_some();

@@ -13,7 +13,7 @@ use super::Placed;
 use super::source::Source;
 
 /// The state that the tables of one file share.
-pub(super) struct Reading<'a> {
+pub(crate) struct Reading<'a> {
     pub(super) source: Source<'a>,
     pub(super) problems: RefCell<Problems>,
 }
@@ -24,12 +24,12 @@ impl Reading<'_> {
     }
 
     /// Adds the problems of a table.
-    pub(super) fn extend(&self, problems: Problems) {
+    pub(crate) fn extend(&self, problems: Problems) {
         self.problems.borrow_mut().0.extend(problems.0);
     }
 
     /// The folder to which relative paths refer.
-    pub(super) fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.source.folder()
     }
 }
@@ -106,7 +106,7 @@ impl<'a> Document<'a> {
 }
 
 /// A table that is read as a whole.
-pub(super) struct Table<'a> {
+pub(crate) struct Table<'a> {
     reading: &'a Reading<'a>,
     title: Title<'static>,
     entries: &'a DeTable<'a>,
@@ -116,7 +116,7 @@ pub(super) struct Table<'a> {
 impl Table<'_> {
     /// Notes the place where the text of `key` begins, as `key:text`, so that problems in the text
     /// have their places. A text with escapes has no such place.
-    pub(super) fn note_text(&mut self, key: &str) {
+    pub(crate) fn note_text(&mut self, key: &str) {
         let entry = self.entries.iter().find(|(name, _)| name.get_ref() == key);
         let Some((_, value)) = entry else { return };
         let (span, source) = (value.span(), &self.reading.source);
@@ -128,7 +128,7 @@ impl Table<'_> {
     }
 
     /// Reads the table as a `T`, with defaults for invalid values, and the places of its keys.
-    pub(super) fn read<T: Section>(mut self) -> Placed<T> {
+    pub(crate) fn read<T: Section>(mut self) -> Placed<T> {
         let value = Value::Object(self.object(self.entries, ""));
         let mut problems = Problems::default();
         let folder = Some(self.reading.folder());
@@ -199,7 +199,7 @@ impl Table<'_> {
 
 /// Reads and checks a table. Adds its problems to `problems`, at most one for each value that
 /// cannot be read. `None` if the rest cannot be read either.
-pub(super) fn checked<T: Section>(written: &Written<'_>, problems: &mut Problems) -> Option<T> {
+pub(crate) fn checked<T: Section>(written: &Written<'_>, problems: &mut Problems) -> Option<T> {
     let mut found = Problems::default();
     let section: Option<T> = fathom_options::read(written, &mut found);
     if let Some(section) = &section {

@@ -17,12 +17,17 @@ use super::problems::Found;
 use super::stack::Equipment;
 use super::stop::Task;
 use super::{Daemon, Served};
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, SectionKind};
 
 /// What the daemon does beyond serving disks. A feature is a folder in `features`, and a line in
 /// [`FEATURES`]. A method does nothing unless the feature defines it. The features
 /// are called in the order of the table.
 pub(crate) trait Feature: Sync {
+    /// The tables of the configuration that it reads.
+    fn sections(&self) -> Vec<SectionKind> {
+        Vec::new()
+    }
+
     /// Adds what the feature keeps for all disks while the daemon runs. A command that opens a
     /// disk without a daemon has no configuration: then it adds what the opening needs.
     fn keep(&self, _configuration: Option<&Configuration>, _parts: &mut Parts) {}

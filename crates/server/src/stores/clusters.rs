@@ -7,7 +7,8 @@ use fathom_failure::Failure;
 use fathom_valkey::{ClusterVolume, VolumeOptions};
 use parking_lot::Mutex;
 
-use crate::configuration::{ClusterDefinition, Placed};
+use crate::configuration::Placed;
+use crate::stores::options::ClusterDefinition;
 
 /// A volume in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

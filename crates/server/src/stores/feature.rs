@@ -8,7 +8,8 @@ use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 
 use super::clusters::Clusters;
 use super::models::ModelDevices;
-use crate::configuration::Configuration;
+use super::options::ClusterDefinition;
+use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
 use crate::daemon::parts::Parts;
@@ -18,9 +19,13 @@ use crate::daemon::stack::{Equipment, Fitted, LayerKey, Position};
 pub(crate) struct Stores;
 
 impl Feature for Stores {
+    fn sections(&self) -> Vec<SectionKind> {
+        vec![SectionKind::of::<ClusterDefinition>()]
+    }
+
     fn keep(&self, configuration: Option<&Configuration>, parts: &mut Parts) {
         let clusters = Clusters::default();
-        clusters.set(configuration.map_or(&[], |configuration| &configuration.clusters));
+        clusters.set(configuration.map_or(&[], |configuration| configuration.all()));
         parts.add(clusters);
         parts.add(LimitGroups::default());
         parts.add(ScheduleDevices::default());
@@ -66,7 +71,7 @@ impl Feature for Stores {
     }
 
     fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
-        if daemon.part::<Clusters>().set(&new.clusters) {
+        if daemon.part::<Clusters>().set(new.all()) {
             report.changed.push("other clusters, for logs that are opened from now on".into());
         }
     }

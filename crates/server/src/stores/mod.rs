@@ -5,3 +5,4 @@ pub(crate) mod feature;
 pub(crate) mod kinds;
 pub(crate) mod location;
 pub(crate) mod models;
+pub(crate) mod options;

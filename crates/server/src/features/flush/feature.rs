@@ -8,7 +8,8 @@ use fathom_control::{ErrorBody, ReloadReport, endpoints};
 use super::Flusher;
 use super::idle::IdleFlusher;
 use super::metrics::of_flushes;
-use crate::configuration::Configuration;
+use super::options::GuestOptions;
+use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::{Routes, Share};
 use crate::daemon::metrics::{Page, Scrape};
@@ -21,10 +22,14 @@ use crate::features::guests::Introspection;
 pub(crate) struct Flush;
 
 impl Feature for Flush {
+    fn sections(&self) -> Vec<SectionKind> {
+        vec![SectionKind::of::<GuestOptions>()]
+    }
+
     fn keep(&self, configuration: Option<&Configuration>, parts: &mut Parts) {
         let Some(configuration) = configuration else { return };
         let control = &configuration.daemon.definition.control;
-        parts.add(Flusher::new(&configuration.guests, records_folder(control), control));
+        parts.add(Flusher::new(configuration.all(), records_folder(control), control));
         parts.add(IdleFlusher::default());
     }
 
@@ -51,7 +56,7 @@ impl Feature for Flush {
     }
 
     fn reload(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
-        if daemon.part::<Flusher>().set(&new.guests) {
+        if daemon.part::<Flusher>().set(new.all()) {
             report.changed.push("other options of guests".into());
             daemon.begin_idle_flushes();
         }

@@ -15,9 +15,9 @@ use fathom_devices::{Medium, MediumKind, SysDevices};
 use fathom_layers::Tap;
 use parking_lot::Mutex;
 
-use crate::configuration::GuestOptions;
 use crate::daemon::{Daemon, Served};
 use crate::features::flush::Flusher;
+use crate::features::flush::options::GuestOptions;
 
 /// The interval between two samples of the devices' counters.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);

@@ -20,6 +20,7 @@ pub(crate) mod idle;
 mod line;
 mod marks;
 mod metrics;
+pub(crate) mod options;
 #[cfg(test)]
 mod peer;
 mod qmp;
@@ -38,8 +39,9 @@ use fathom_control::{ErrorBody, ErrorCode, FlushReport, FlushWay};
 use fathom_introspect::{Kernel, TunableError};
 use parking_lot::{Mutex, RwLock};
 
-use crate::configuration::{GuestOptions, Placed};
+use crate::configuration::Placed;
 use crate::daemon::stack::refusal;
+use crate::features::flush::options::GuestOptions;
 use balloon::{Balloon, Steps};
 use line::PeerError;
 use marks::{Active, Busy, Marks};

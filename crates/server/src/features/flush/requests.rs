@@ -9,10 +9,10 @@ use fathom_introspect::Kernel;
 use fathom_layers::Tap;
 
 use super::restore::Lowered;
-use crate::configuration::GuestOptions;
 use crate::daemon::stack::{self, refusal};
 use crate::daemon::stop::{self, Task};
 use crate::daemon::{Daemon, Served};
+use crate::features::flush::options::GuestOptions;
 use crate::features::flush::{Flusher, Inflated, Sync, begin_sync, has_synced, press_sysrq};
 
 /// How long a flush may take.

@@ -199,7 +199,7 @@ fn settle(name: &str, options: &LogOptions, decision: LogDecision) -> Result<Log
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
     let folder = folder(image, &control);
     let parts = Parts::of_features(None);
-    parts.of::<Clusters>().set(&configuration.clusters);
+    parts.of::<Clusters>().set(configuration.all());
     settle_disk(&definition, &folder, &parts, decision)
 }
 

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use super::Monitor;
 use super::metrics::of_monitor;
-use crate::configuration::Configuration;
+use super::options::MonitorOptions;
+use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::Routes;
@@ -33,6 +34,10 @@ pub(crate) struct Link {
 pub(crate) struct Centre;
 
 impl Feature for Centre {
+    fn sections(&self) -> Vec<SectionKind> {
+        vec![SectionKind::of::<MonitorOptions>()]
+    }
+
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Link::default());
     }
@@ -43,7 +48,9 @@ impl Feature for Centre {
         start: &Start<'_>,
         stage: Beginning,
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
-        let Some(monitor) = start.configuration.monitor.as_ref() else { return Ok(Vec::new()) };
+        let Some(monitor) = start.configuration.one::<MonitorOptions>() else {
+            return Ok(Vec::new());
+        };
         if stage == Beginning::Observers {
             if let Err(refused) = daemon.start_monitor(&monitor.definition) {
                 if start.is_strict {
@@ -56,7 +63,7 @@ impl Feature for Centre {
     }
 
     fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
-        let monitor = new.monitor.as_ref().map(|placed| &placed.definition);
+        let monitor = new.one().map(|placed| &placed.definition);
         let is_same = |old| monitor == Some(old);
         if let Some(options) = monitor.filter(|_| daemon.monitor_options().is_none_or(is_same)) {
             match daemon.refresh_monitor(options) {

@@ -2,6 +2,9 @@
 
 pub(crate) mod feature;
 pub(crate) mod metrics;
+pub(crate) mod options;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +14,12 @@ use fathom_monitor::link::{Host, HostOptions};
 use fathom_tls::Tls;
 use parking_lot::Mutex;
 
-use crate::configuration::MonitorOptions;
 use crate::daemon::Daemon;
 use crate::daemon::refresh::Content;
 use crate::daemon::stack::refusal;
 use crate::features::events::DiskEvents;
 use crate::features::monitor::feature::Link;
+use options::MonitorOptions;
 
 /// How long the link may take to send its last rows.
 const END_TIME_MAX: Duration = Duration::from_secs(1);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use fathom_control::{ErrorBody, ReloadReport, endpoints};
 
 use super::Queries;
+use super::definition::QueryDefinition;
 use super::metrics::{QueryMetrics, of_queries};
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::Routes;
@@ -22,6 +23,10 @@ const END_TIME_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct KeptQueries;
 
 impl Feature for KeptQueries {
+    fn sections(&self) -> Vec<SectionKind> {
+        vec![SectionKind::of::<QueryDefinition>()]
+    }
+
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Queries::default());
     }
@@ -33,13 +38,13 @@ impl Feature for KeptQueries {
         stage: Beginning,
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
         if stage == Beginning::Observers {
-            daemon.keep_queries(&start.configuration.queries)?;
+            daemon.keep_queries(start.configuration.all())?;
         }
         Ok(Vec::new())
     }
 
     fn reload(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
-        daemon.part::<Queries>().set(daemon, &new.queries, report);
+        daemon.part::<Queries>().set(daemon, new.all(), report);
     }
 
     fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {

@@ -9,8 +9,8 @@ use fathom_monitor::EngineStatistics;
 use parking_lot::Mutex;
 
 use super::action::Action;
-use crate::configuration::{ActionDefinition, PreparedQuery, QueryDefinition};
 use crate::daemon::unix_time_ns;
+use crate::features::queries::definition::{ActionDefinition, PreparedQuery, QueryDefinition};
 
 /// The longest kept text of an error, in bytes.
 const ERROR_LENGTH_MAX: usize = 1024;

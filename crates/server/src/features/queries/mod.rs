@@ -10,6 +10,7 @@
 //! - `action`: the actions on rows.
 
 mod action;
+pub(crate) mod definition;
 pub(crate) mod feature;
 mod kept;
 pub(crate) mod metrics;
@@ -24,10 +25,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 pub(crate) use action::MetricSeries;
 use kept::Kept;
 
-use crate::configuration::{Placed, QueryDefinition};
+use crate::configuration::Placed;
 use crate::daemon::Daemon;
 use crate::daemon::stack::refusal;
 use crate::features::events::{FeedWaker, StreamSet};
+use crate::features::queries::definition::QueryDefinition;
 
 /// How long a change of the list waits until the queries' thread has applied it.
 const APPLY_TIME_MAX: Duration = Duration::from_secs(1);

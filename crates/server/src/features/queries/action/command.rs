@@ -6,7 +6,7 @@ use std::time::Duration;
 use fathom_control::Client;
 
 use super::outbox::{Outbox, Waiting};
-use crate::configuration::{Command, CommandDefinition, PreparedQuery};
+use crate::features::queries::definition::{Command, CommandDefinition, PreparedQuery};
 use crate::features::queries::kept::{Counts, add};
 use crate::process::log::QUERIES;
 

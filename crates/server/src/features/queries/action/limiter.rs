@@ -1,6 +1,6 @@
 //! A rate limit of an action.
 
-use crate::configuration::RateLimit;
+use crate::features::queries::definition::RateLimit;
 
 /// An allowance that regenerates with the time of the changes, so that the same changes always give
 /// the same actions.

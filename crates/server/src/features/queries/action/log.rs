@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use fathom_cql::Value;
 use fathom_monitor::write::distinct;
 
-use crate::configuration::{LogLevel, PreparedQuery, QueryDefinition};
+use crate::configuration::LogLevel;
+use crate::features::queries::definition::{PreparedQuery, QueryDefinition};
 use crate::features::queries::kept::Change;
 use crate::process::log::QUERIES;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fathom_cql::Value;
 
-use crate::configuration::{MetricDefinition, MetricKind, PreparedQuery};
+use crate::features::queries::definition::{MetricDefinition, MetricKind, PreparedQuery};
 use crate::features::queries::kept::Change;
 
 /// The most distinct values in all series of a gauge together.
@@ -211,7 +211,7 @@ fn label(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::configuration::QueryDefinition;
+    use crate::features::queries::definition::QueryDefinition;
 
     fn metric(kind: MetricKind, value: Option<&str>, series_max: usize) -> Metric {
         let text = "select VDisk, Path, Size from IOstream [range 1 second]";

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 pub(crate) use metric::MetricSeries;
 
 use super::kept::{Change, Counts, add};
-use crate::configuration::{ActionDefinition, On, PreparedQuery, QueryDefinition};
+use crate::features::queries::definition::{ActionDefinition, On, PreparedQuery, QueryDefinition};
 use limiter::Limiter;
 use log::LogLines;
 use metric::Metric;

@@ -8,8 +8,8 @@ use serde_json::{Map, Value as Json};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
 use super::outbox::{Outbox, Waiting};
-use crate::configuration::{PreparedQuery, WebhookDefinition, json};
 use crate::daemon::unix_time_ns;
+use crate::features::queries::definition::{PreparedQuery, WebhookDefinition, json};
 use crate::features::queries::kept::{Counts, add};
 
 /// The most rows in one request.

@@ -6,7 +6,7 @@ use fathom_control::{Bytes, FlushWay, Nanoseconds};
 use fathom_options::{Check, Key, Problems, Section};
 use serde::Deserialize;
 
-use super::Placed;
+use crate::configuration::{Extent, FeatureSection, Placed};
 
 /// What the daemon may do with the guest of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -115,8 +115,17 @@ impl Section for GuestOptions {
     }
 }
 
+impl FeatureSection for GuestOptions {
+    const NAME: &'static str = "guest";
+    const IS_LIST: bool = true;
+
+    fn check_all(guests: &[Placed<Self>], _extent: Extent, problems: &mut Problems) {
+        check_names(guests, problems);
+    }
+}
+
 /// Finds missing and duplicate names.
-pub(super) fn check_guests(guests: &[Placed<GuestOptions>], problems: &mut Problems) {
+fn check_names(guests: &[Placed<GuestOptions>], problems: &mut Problems) {
     for (index, Placed { definition, places }) in guests.iter().enumerate() {
         let is_same = |other: &Placed<GuestOptions>| other.definition.vm == definition.vm;
         if definition.vm.is_empty() {

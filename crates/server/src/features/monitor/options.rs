@@ -9,8 +9,9 @@ use fathom_options::{Check, Key, Places, Problems, Section};
 use fathom_tls::Certificates;
 use serde::Deserialize;
 
-use super::HELD_MAX;
-use super::check::{Address, Extent, parse_address};
+use crate::configuration::{
+    Address, Extent, FeatureSection, HELD_MAX, Placed, check_files as check_readable, parse_address,
+};
 
 /// The least and the most bytes that may wait for the centre.
 const BUFFER_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 30;
@@ -145,13 +146,19 @@ impl MonitorOptions {
     }
 }
 
+impl FeatureSection for MonitorOptions {
+    const NAME: &'static str = "monitor";
+    const IS_LIST: bool = false;
+
+    fn check_all(tables: &[Placed<Self>], extent: Extent, problems: &mut Problems) {
+        for Placed { definition, places } in tables {
+            check_files(definition, places, extent, problems);
+        }
+    }
+}
+
 /// Finds missing keys, and checks the files.
-pub(super) fn check_files(
-    options: &MonitorOptions,
-    places: &Places,
-    extent: Extent,
-    problems: &mut Problems,
-) {
+fn check_files(options: &MonitorOptions, places: &Places, extent: Extent, problems: &mut Problems) {
     if options.address.is_empty() {
         problems.add(
             places.of("address"),
@@ -182,5 +189,5 @@ pub(super) fn check_files(
             "name all of `certificate`, `key` and `authority`, or none",
         );
     }
-    super::host::check_files(&files, places, extent, problems);
+    check_readable(&files, places, extent, problems);
 }

@@ -3,9 +3,13 @@
 use fathom_options::{Check, Key, Problems, Section, Written, suggestion};
 use serde_json::Value;
 
+use super::check::{check_queries, load_files};
 use super::{ActionDefinition, QueryDefinition};
-use crate::configuration::Placed;
-use crate::configuration::table::{Reading, Table};
+#[cfg(test)]
+use super::{CommandDefinition, LogDefinition, MetricDefinition, WebhookDefinition};
+#[cfg(test)]
+use crate::configuration::page::{lines, part};
+use crate::configuration::{Extent, FeatureSection, Placed, Reading, Table};
 
 impl Section for QueryDefinition {
     const KEYS: &'static [Key] = &[
@@ -51,19 +55,33 @@ impl Section for QueryDefinition {
     }
 }
 
-/// Reads a `[[query]]` table.
-pub(in crate::configuration) fn query(
-    mut table: Table<'_>,
-    reading: &Reading<'_>,
-) -> Placed<QueryDefinition> {
-    table.note_text("cql");
-    let mut query: Placed<QueryDefinition> = table.read();
-    let mut problems = Problems::default();
-    if let Some(written) = query.definition.written.take() {
-        query.definition.action = action(&query, written, reading, &mut problems);
+impl FeatureSection for QueryDefinition {
+    const NAME: &'static str = "query";
+    const IS_LIST: bool = true;
+
+    fn read(mut table: Table<'_>, reading: &Reading<'_>) -> Placed<Self> {
+        table.note_text("cql");
+        let mut query: Placed<Self> = table.read();
+        let mut problems = Problems::default();
+        if let Some(written) = query.definition.written.take() {
+            query.definition.action = action(&query, written, reading, &mut problems);
+        }
+        reading.extend(problems);
+        query
     }
-    reading.extend(problems);
-    query
+
+    fn load(queries: &mut [Placed<Self>]) -> Result<(), Problems> {
+        load_files(queries)
+    }
+
+    #[cfg(test)]
+    fn parts() -> Vec<(String, String)> {
+        vec![part::<Self>(), ("the actions".into(), actions())]
+    }
+
+    fn check_all(queries: &[Placed<Self>], _extent: Extent, problems: &mut Problems) {
+        check_queries(queries, problems);
+    }
 }
 
 /// Reads the action. One of its keys determines its kind.
@@ -92,4 +110,14 @@ fn action(
     let folder = Some(reading.folder());
     let written = Written { value: &value, title, path: "action", places, folder };
     ActionDefinition::read(kind, &written, problems).unwrap_or_default()
+}
+
+#[cfg(test)]
+fn actions() -> String {
+    let mut made = "| kind | key | default | meaning |\n|---|---|---|---|\n".to_owned();
+    made.push_str(&lines::<LogDefinition>("", "`log` | "));
+    made.push_str(&lines::<MetricDefinition>("", "`metric` | "));
+    made.push_str(&lines::<WebhookDefinition>("", "`webhook` | "));
+    made.push_str(&lines::<CommandDefinition>("", "`command` | "));
+    made
 }

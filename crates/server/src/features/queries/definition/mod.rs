@@ -23,14 +23,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub use action::{
-    ActionDefinition, CommandDefinition, LogDefinition, MetricDefinition, MetricKind, On, Period,
-    RateLimit, WebhookDefinition,
+    ActionDefinition, CommandDefinition, MetricDefinition, MetricKind, On, RateLimit,
+    WebhookDefinition,
 };
-pub(super) use check::{check_queries, load_files};
+#[cfg(test)]
+pub(crate) use action::{LogDefinition, Period};
 pub(crate) use command::{Command, json};
-pub(super) use read::query;
 
-use super::HELD_MAX;
+use crate::configuration::HELD_MAX;
 
 /// The most kept queries.
 pub const QUERIES_MAX: usize = 64;

@@ -10,7 +10,7 @@ use crate::configuration::{Configuration, ConfigurationFile, LogLevel, parse};
 
 fn read(text: &str) -> Result<Configuration, crate::configuration::Problems> {
     let configuration = parse(text, Path::new("f.toml"))?;
-    configuration.check_queries()?;
+    configuration.check_sections()?;
     Ok(configuration)
 }
 
@@ -24,7 +24,10 @@ fn expect(text: &str, expected: &str) {
 #[track_caller]
 fn action(cql: &str, action: &str) -> ActionDefinition {
     let text = format!("[[query]]\nname = \"q\"\ncql = \"{cql}\"\naction = {action}\n");
-    read(&text).unwrap_or_else(|problems| panic!("{problems}")).queries.remove(0).definition.action
+    read(&text).unwrap_or_else(|problems| panic!("{problems}")).all::<QueryDefinition>()[0]
+        .definition
+        .action
+        .clone()
 }
 
 #[track_caller]
@@ -198,7 +201,7 @@ fn mistakes_of_queries_are_reported_with_their_places() {
     assert!(problems.contains("`unbounded_allowed = true` if that is intended"), "{problems}");
     read(&format!("{growing}unbounded_allowed = true\n")).unwrap();
     let held = |key: &str| read(&format!("{}{key}", table("\"select VDisk from IOstream\"")));
-    let of = |key: &str| held(key).unwrap().queries[0].definition.held_max;
+    let of = |key: &str| held(key).unwrap().all::<QueryDefinition>()[0].definition.held_max;
     assert_eq!((of("").get(), of("held_max = 1\n").get()), (10_000_000, 1));
     let problems = held("held_max = 0\n").unwrap_err().to_string();
     assert_eq!(
@@ -278,7 +281,7 @@ fn a_query_may_be_in_a_file() {
     std::fs::write(&query, "").unwrap();
     assert!(shown(file.load().unwrap_err()).contains("f.toml:3:8: "));
     std::fs::write(&query, STREAM).unwrap();
-    assert_eq!(file.load().unwrap().queries[0].definition.text, STREAM);
+    assert_eq!(file.load().unwrap().all::<QueryDefinition>()[0].definition.text, STREAM);
 }
 
 fn command(request: &str, body: Option<serde_json::Value>) -> Result<Command, String> {

@@ -8,8 +8,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::configuration::LogLevel;
-use crate::configuration::table::checked;
+use crate::configuration::{LogLevel, checked};
 
 /// The permitted time limits of an attempt of a webhook, in nanoseconds.
 const TIMEOUT_RANGE_NS: std::ops::RangeInclusive<u64> = 1_000_000..=60_000_000_000;

@@ -12,17 +12,13 @@ use super::{
     ActionDefinition, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX,
     QUERY_LENGTH_MAX, QueryDefinition, Unfit,
 };
-use crate::configuration::Placed;
-use crate::configuration::check::{NAME_MAX, the_other};
-use crate::configuration::host::plain;
+use crate::configuration::{NAME_MAX, Placed, plain, the_other};
 
 /// The prefixes of the names of Fathom's own metrics.
 const RESERVED: [&str; 2] = ["fathom_", "process_"];
 
 /// Reads the texts of queries from their files.
-pub(in crate::configuration) fn load_files(
-    queries: &mut [Placed<QueryDefinition>],
-) -> Result<(), Problems> {
+pub(super) fn load_files(queries: &mut [Placed<QueryDefinition>]) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for Placed { definition, places } in queries {
         let Some(path) = &definition.file else { continue };
@@ -47,10 +43,7 @@ pub(in crate::configuration) fn load_files(
 }
 
 /// Adds the problems of kept queries.
-pub(in crate::configuration) fn check_queries(
-    queries: &[Placed<QueryDefinition>],
-    problems: &mut Problems,
-) {
+pub(super) fn check_queries(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
     let mut found = Problems::default();
     check_all(queries, &mut found);
     for mut problem in found.0 {

@@ -8,9 +8,7 @@ use fathom_options::{Check, Key, Problems, Section};
 use fathom_valkey::{ClusterOptions, ClusterTls};
 use serde::Deserialize;
 
-use super::Placed;
-use super::check::{Address, Extent, parse_address};
-use super::host::check_files;
+use crate::configuration::{Address, Extent, FeatureSection, Placed, check_files, parse_address};
 
 /// The most replicas that a write can wait for.
 const COPIES_MAX: u32 = 8;
@@ -145,12 +143,17 @@ impl ClusterDefinition {
     }
 }
 
+impl FeatureSection for ClusterDefinition {
+    const NAME: &'static str = "cluster";
+    const IS_LIST: bool = true;
+
+    fn check_all(clusters: &[Placed<Self>], extent: Extent, problems: &mut Problems) {
+        check_clusters(clusters, extent, problems);
+    }
+}
+
 /// Finds missing and duplicate names, and files that cannot be read.
-pub(super) fn check_clusters(
-    clusters: &[Placed<ClusterDefinition>],
-    extent: Extent,
-    problems: &mut Problems,
-) {
+fn check_clusters(clusters: &[Placed<ClusterDefinition>], extent: Extent, problems: &mut Problems) {
     for (index, Placed { definition, places }) in clusters.iter().enumerate() {
         let is_same = |other: &Placed<ClusterDefinition>| other.definition.name == definition.name;
         if !fathom_valkey::is_name(&definition.name) {
