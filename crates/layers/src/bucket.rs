@@ -91,6 +91,14 @@ impl Bucket {
         }
     }
 
+    /// Takes back the cost of an admitted request that is not carried out.
+    pub fn give_back(&mut self, rate: &Rate, amount: f64) {
+        if rate.is_limited() {
+            self.level = (self.level - amount).max(0.0);
+            self.burst_level = (self.burst_level - amount).max(0.0);
+        }
+    }
+
     /// Prepares the bucket for another rate. The bucket keeps its level, unless one of the rates is
     /// no limit.
     pub fn change(&mut self, from: &Rate, to: &Rate) {

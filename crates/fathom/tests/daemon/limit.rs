@@ -102,6 +102,42 @@ fn clients_that_leave_again_and_again_do_not_pass_a_limit() {
     assert!(written <= 2 + begun.elapsed().as_secs(), "{written} blocks");
 }
 
+/// The connections to a disk wait in one line.
+#[test]
+fn eight_clients_of_a_disk_share_its_limit() {
+    let daemon = Daemon::start(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{ kind = \"limit\", iops-total = 400 }]\n",
+    );
+    let time = Duration::from_secs(4);
+    let begun = Instant::now();
+    let work = || {
+        let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        let mut sent = [Instant::now(); 16];
+        send_reads(&mut nbd, 16);
+        let (mut count, mut longest) = (0_u32, Duration::ZERO);
+        while begun.elapsed() < time {
+            let (cookie, error) = nbd.reply().unwrap();
+            assert_eq!((error, nbd.data(4096).map(|data| data.len())), (0, Some(4096)));
+            let place = &mut sent[cookie as usize];
+            longest = longest.max(place.elapsed());
+            *place = Instant::now();
+            nbd.send(READ, cookie, 0, 4096, &[]);
+            count += 1;
+        }
+        (count, longest)
+    };
+    let found: Vec<(u32, Duration)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // 128 requests wait for 320 ms. The requests of a client come together.
+    for (count, longest) in &found {
+        assert!((150..=270).contains(count) && longest.as_millis() < 600, "{found:?}");
+    }
+}
+
 #[test]
 fn drained_queues_and_flushes_do_not_wait_for_a_limit() {
     let daemon = Daemon::start(

@@ -1,13 +1,14 @@
 //! Bounds on requests and bytes per second.
 //!
-//! A request that the limit does not admit waits in its queue, in the order of arrival, until the
-//! limit admits it. Flushes never wait. When a queue is drained (a ring stops, a client
-//! disconnects, or the layers change), the layer passes on all waiting requests and still charges
-//! their cost.
+//! A request that the limit does not admit waits until the limit admits it: the requests of all
+//! queues of a disk in the order of arrival. Flushes never wait. When a ring stops or a client has
+//! gone, its waiting requests are given back. When a queue is drained (the daemon ends), the layer
+//! passes on all waiting requests and still charges their cost.
 //!
 //! - `bucket`: a leaky bucket with the rates and bursts of QEMU.
 //! - `rates`: the buckets of a limit, and the cost of a request.
-//! - `group`: a limit, with equal shares for the disks that wait for it.
+//! - `state`: which request is next: the order of arrival, and equal shares of disks.
+//! - `group`: a limit, the disks that share it, and their queues.
 //! - `queue`: the part in one queue.
 //! - `options`: the configuration.
 
@@ -15,6 +16,7 @@ mod group;
 mod options;
 mod queue;
 mod rates;
+mod state;
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};

@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Outcome, Request, Waker};
 use fathom_insight::Name;
 
-use super::group::Place;
-use super::rates::{Cost, Direction};
+use super::group::{Entry, Place, Seat};
+use super::rates::Cost;
+use super::state::{TakenBack, Turn};
 use super::{EACH_MAX, Inner, Selection};
 
 /// The shortest time between two searches for unused lanes, in nanoseconds.
@@ -19,55 +20,80 @@ struct Waiting {
     request: Box<Request>,
     cost: Cost,
     since_ns: u64,
+    /// The number of its ticket.
+    number: u64,
 }
 
 /// The requests of one queue under one limit.
 struct Lane {
-    place: Arc<Place>,
+    seat: Seat,
     /// The waiting requests by direction, in the order of arrival.
     waiting: [VecDeque<Waiting>; 2],
 }
 
 impl Lane {
-    fn new(place: Arc<Place>) -> Self {
-        Self { place, waiting: Default::default() }
+    fn new(place: Arc<Place>, waker: &Waker) -> Self {
+        Self { seat: place.sit_down(waker.clone()), waiting: Default::default() }
     }
 
-    /// The direction with the oldest waiting request, of those in `open`.
-    fn oldest(&self, open: [bool; 2]) -> Option<Direction> {
-        let candidates = Direction::ALL.into_iter().filter(|direction| open[*direction as usize]);
-        let first = |direction: Direction| self.waiting[direction as usize].front();
-        let waiting = candidates.filter_map(|it| Some((first(it)?.since_ns, it)));
-        waiting.min_by_key(|(since_ns, _)| *since_ns).map(|(_, direction)| direction)
-    }
-
-    /// Moves the requests that are admitted now into `released`. Returns the time until another may
-    /// be admitted, in nanoseconds.
-    fn release(&mut self, now_ns: u64, waker: &Waker, released: &mut Vec<Waiting>) -> Option<u64> {
-        if self.is_empty() {
-            return None;
+    /// Moves the requests that are `granted`, by direction, into `released`, in the order of their
+    /// arrival.
+    fn release(&mut self, mut granted: [u32; 2], released: &mut Vec<Waiting>) {
+        loop {
+            let directions = (0..2).filter(|it| granted[*it] > 0);
+            let first = |it: usize| Some((self.waiting[it].front()?.number, it));
+            let Some((_, direction)) = directions.filter_map(first).min() else { return };
+            granted[direction] -= 1;
+            released.extend(self.waiting[direction].pop_front());
         }
-        let place = Arc::clone(&self.place);
-        place.admit(now_ns, waker, |gate| {
-            let (mut open, mut wait_ns) = ([true; 2], None::<u64>);
-            while let Some(direction) = self.oldest(open) {
-                let waiting = &mut self.waiting[direction as usize];
-                let Some(first) = waiting.front() else { break };
-                match gate.admit(first.cost) {
-                    Ok(()) => released.extend(waiting.pop_front()),
-                    Err(needed_ns) => {
-                        open[direction as usize] = false;
-                        wait_ns = Some(wait_ns.map_or(needed_ns, |wait_ns| wait_ns.min(needed_ns)));
+    }
+
+    /// Takes back all requests but those that `is_kept`, and returns them; the limit gets back the
+    /// costs of those that it has admitted by now. Kept ones that it has admitted go into
+    /// `released`. Returns also when to come again, in nanoseconds.
+    fn withdraw(
+        &mut self,
+        is_kept: impl Fn(&Waiting) -> bool,
+        now_ns: u64,
+        released: &mut Vec<Waiting>,
+    ) -> (Vec<Waiting>, Option<u64>) {
+        let (mut withdrawn, waiting) = (Vec::new(), &mut self.waiting);
+        let again_ns = self.seat.take_back(now_ns, |granted| {
+            let mut back = TakenBack::default();
+            for (waiting, granted) in waiting.iter_mut().zip(granted) {
+                for (index, it) in std::mem::take(waiting).into_iter().enumerate() {
+                    let is_granted = index < granted as usize;
+                    match (is_kept(&it), is_granted) {
+                        (true, true) => released.push(it),
+                        (true, false) => {
+                            back.kept.push(it.number);
+                            waiting.push_back(it);
+                        }
+                        (false, _) => {
+                            back.spent.extend(is_granted.then_some(it.cost));
+                            withdrawn.push(it);
+                        }
                     }
                 }
             }
-            for direction in Direction::ALL {
-                if open[direction as usize] {
-                    gate.settle(direction);
-                }
+            back.kept.sort_unstable();
+            back
+        });
+        (withdrawn, again_ns)
+    }
+
+    /// Moves all requests into `released`.
+    fn drain(&mut self, now_ns: u64, released: &mut Vec<Waiting>) {
+        let waiting = &mut self.waiting;
+        self.seat.take_back(now_ns, |granted| {
+            let mut back = TakenBack::default();
+            for (waiting, granted) in waiting.iter_mut().zip(granted) {
+                let others = waiting.iter().skip(granted as usize);
+                back.passed.extend(others.map(|it| it.cost));
+                released.extend(waiting.drain(..));
             }
-            wait_ns
-        })
+            back
+        });
     }
 
     /// Whether no request waits.
@@ -78,6 +104,7 @@ impl Lane {
 
 /// The lanes of one queue.
 struct Lanes {
+    waker: Waker,
     common: Lane,
     /// The lanes of control groups with a limit of their own.
     each: HashMap<Name, Lane>,
@@ -96,7 +123,7 @@ impl Lanes {
                 self.each.retain(|_, lane| !lane.is_empty());
             }
             let (found, place) = inner.place_of(group);
-            self.each.entry(found).or_insert_with(|| Lane::new(place));
+            self.each.entry(found).or_insert_with(|| Lane::new(place, &self.waker));
             name = found;
         }
         self.each.get_mut(&name).unwrap_or(&mut self.common)
@@ -109,7 +136,6 @@ impl Lanes {
 
 pub(super) struct LimitQueue {
     inner: Arc<Inner>,
-    waker: Waker,
     /// The selection of requests; `None` for all requests.
     selection: Option<Selection>,
     lanes: Lanes,
@@ -120,8 +146,9 @@ pub(super) struct LimitQueue {
 impl LimitQueue {
     pub(super) fn new(inner: Arc<Inner>, waker: Waker) -> Self {
         let selection = Selection::of(&inner);
-        let lanes = Lanes { common: Lane::new(inner.place()), each: HashMap::new(), pruned_ns: 0 };
-        Self { inner, waker, selection, lanes, released: Vec::new() }
+        let common = Lane::new(inner.place(), &waker);
+        let lanes = Lanes { waker, common, each: HashMap::new(), pruned_ns: 0 };
+        Self { inner, selection, lanes, released: Vec::new() }
     }
 
     /// Passes on the admitted requests.
@@ -147,7 +174,6 @@ impl Drop for LimitQueue {
         for lane in self.lanes.all() {
             let count: usize = lane.waiting.iter().map(VecDeque::len).sum();
             self.inner.waiting.fetch_sub(count as u64, Ordering::Relaxed);
-            lane.place.settle();
         }
     }
 }
@@ -164,29 +190,39 @@ impl LayerQueue for LimitQueue {
                 group = Some(request.insight.facts.cgroup);
             }
         }
+        let now_ns = next.round_ns();
         let lane = match group {
             None => &mut self.lanes.common,
-            Some(group) => self.lanes.of(group, &self.inner, next.round_ns()),
+            Some(group) => self.lanes.of(group, &self.inner, now_ns),
         };
         if next.is_draining() {
-            lane.place.charge(cost, next.round_ns());
+            lane.seat.charge(cost, now_ns);
             return next.submit(request);
         }
-        let now_ns = next.round_ns();
-        let others_wait = !lane.waiting[1 - cost.direction as usize].is_empty();
-        let waiting = &mut lane.waiting[cost.direction as usize];
-        if waiting.is_empty() {
-            let wait_ns = lane.place.admit(now_ns, &self.waker, |gate| {
-                // The waiting requests of the other direction are older.
-                let admitted = if others_wait { gate.admit_behind(cost) } else { gate.admit(cost) };
-                admitted.err()
-            });
-            let Some(wait_ns) = wait_ns else { return next.submit(request) };
-            next.wake_at(now_ns.saturating_add(wait_ns));
+        let waiting = &lane.waiting[cost.direction as usize];
+        let is_behind = !waiting.is_empty();
+        let Entry::Ticket(number, Turn { mut granted, again_ns }) =
+            lane.seat.enter(cost, is_behind, now_ns)
+        else {
+            return next.submit(request);
+        };
+        if let Some(again_ns) = again_ns {
+            next.wake_at(again_ns);
+        }
+        let own = &mut granted[cost.direction as usize];
+        if *own as usize > waiting.len() {
+            // The request itself is admitted, with all those of its direction that it is behind.
+            *own -= 1;
+            lane.release(granted, &mut self.released);
+            self.send(now_ns, next);
+            return next.submit(request);
         }
         self.inner.held.fetch_add(1, Ordering::Relaxed);
         self.inner.waiting.fetch_add(1, Ordering::Relaxed);
-        waiting.push_back(Waiting { request, cost, since_ns: now_ns });
+        let waiting = Waiting { request, cost, since_ns: now_ns, number };
+        lane.waiting[cost.direction as usize].push_back(waiting);
+        lane.release(granted, &mut self.released);
+        self.send(now_ns, next);
     }
 
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
@@ -194,46 +230,38 @@ impl LayerQueue for LimitQueue {
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
-        let (now_ns, mut wait_ns) = (next.round_ns(), None::<u64>);
-        for lane in self.lanes.all() {
-            let needed_ns = lane.release(now_ns, &self.waker, &mut self.released);
-            wait_ns = wait_ns.into_iter().chain(needed_ns).min();
+        let now_ns = next.round_ns();
+        for lane in self.lanes.all().filter(|lane| !lane.is_empty()) {
+            let Turn { granted, again_ns } = lane.seat.come(now_ns);
+            lane.release(granted, &mut self.released);
+            if let Some(again_ns) = again_ns {
+                next.wake_at(again_ns);
+            }
         }
         self.send(now_ns, next);
-        if let Some(wait_ns) = wait_ns {
-            next.wake_at(now_ns.saturating_add(wait_ns));
-        }
     }
 
     /// Withdrawn requests cost nothing.
     fn withdraw(&mut self, next: &mut Crossing<'_>) {
-        let mut withdrawn = 0;
+        let now_ns = next.round_ns();
+        let is_kept = |it: &Waiting| it.request.flags.is_work_of_layers();
         for lane in self.lanes.all().filter(|lane| !lane.is_empty()) {
-            for waiting in &mut lane.waiting {
-                let is_kept = |it: &Waiting| it.request.flags.is_work_of_layers();
-                let (kept, taken): (VecDeque<_>, VecDeque<_>) =
-                    std::mem::take(waiting).into_iter().partition(is_kept);
-                *waiting = kept;
-                withdrawn += taken.len() as u64;
-                for Waiting { request, .. } in taken {
-                    next.complete(request, Err(ErrorKind::Withdrawn));
-                }
+            let (withdrawn, again_ns) = lane.withdraw(is_kept, now_ns, &mut self.released);
+            self.inner.waiting.fetch_sub(withdrawn.len() as u64, Ordering::Relaxed);
+            for Waiting { request, .. } in withdrawn {
+                next.complete(request, Err(ErrorKind::Withdrawn));
             }
-            if lane.is_empty() {
-                lane.place.settle();
+            if let Some(again_ns) = again_ns {
+                next.wake_at(again_ns);
             }
         }
-        self.inner.waiting.fetch_sub(withdrawn, Ordering::Relaxed);
+        self.send(now_ns, next);
     }
 
     fn drain(&mut self, next: &mut Crossing<'_>) {
         let now_ns = next.round_ns();
         for lane in self.lanes.all() {
-            for waiting in lane.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)) {
-                lane.place.charge(waiting.cost, now_ns);
-                self.released.push(waiting);
-            }
-            lane.place.settle();
+            lane.drain(now_ns, &mut self.released);
         }
         self.send(now_ns, next);
     }

@@ -104,6 +104,18 @@ impl Buckets {
     /// Adds the cost of an admitted request. Returns the time in which the slowest of the rates
     /// admits that cost, in seconds.
     pub fn charge(&mut self, rates: &Rates, cost: Cost) -> f64 {
+        self.each(rates, cost, Bucket::charge)
+    }
+
+    /// Takes back the cost of an admitted request that is not carried out. Returns the same time.
+    pub fn give_back(&mut self, rates: &Rates, cost: Cost) -> f64 {
+        self.each(rates, cost, Bucket::give_back)
+    }
+
+    /// Calls `change` with each bucket that limits a request, its rate, and the amount of the
+    /// request.
+    #[inline]
+    fn each(&mut self, rates: &Rates, cost: Cost, change: impl Fn(&mut Bucket, &Rate, f64)) -> f64 {
         let bytes = cost.bytes as f64;
         let requests = if rates.request_size > 0.0 && bytes > rates.request_size {
             bytes / rates.request_size
@@ -117,7 +129,7 @@ impl Buckets {
                 (&mut self.bytes[scope], &rates.bytes[scope], bytes),
             ] {
                 if rate.is_limited() {
-                    bucket.charge(rate, amount);
+                    change(bucket, rate, amount);
                     longest = longest.max(amount / rate.average);
                 }
             }

@@ -1,11 +1,15 @@
 //! Limits on requests and bytes, under simulated time.
 
+mod queues;
+
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fathom_backend::{Memory, Null};
-use fathom_block::{Clock, Disk, DiskOptions, HeldBy, Kind, Layer, Operation, Stack};
+use fathom_block::{Clock, Disk, DiskOptions, ErrorKind, HeldBy, Kind, Layer, Operation, Stack};
 use fathom_insight::Names;
 use fathom_layers::{Limit, LimitGroups, LimitOptions};
 use fathom_options::Bytes;
@@ -29,9 +33,14 @@ struct Client {
     /// The completion times of its requests.
     completed_ns: Vec<u64>,
     next: u64,
+    time: Time,
     order: Vec<u64>,
+    /// The times of the requests in flight, and the longest time that one has taken.
+    sent_ns: VecDeque<u64>,
+    longest_ns: u64,
     is_stopped: bool,
     held: u64,
+    withdrawn: usize,
 }
 
 impl Client {
@@ -49,8 +58,12 @@ impl Client {
             completed_ns: Vec::new(),
             next: 0,
             order: Vec::new(),
+            sent_ns: VecDeque::new(),
+            longest_ns: 0,
+            time: Rc::clone(time),
             is_stopped: false,
             held: 0,
+            withdrawn: 0,
         }
     }
 
@@ -66,6 +79,7 @@ impl Client {
         request.insight.facts.kind = self.kind;
         request.token = self.next;
         self.next += 1;
+        self.sent_ns.push_back(self.time.get());
         self.stack.submit(request, &mut self.reactor);
     }
 
@@ -73,23 +87,36 @@ impl Client {
     fn round(&mut self, now_ns: u64) -> bool {
         let mut events = Vec::new();
         self.reactor.submit().unwrap();
-        self.reactor.collect(&mut events).unwrap();
+        if self.reactor.is_ready() {
+            self.reactor.collect(&mut events).unwrap();
+        }
         for event in &events {
             self.stack.event(event, &mut self.reactor);
         }
+        // Other queues may be called in this round.
+        let is_due = self.stack.deadline_ns().is_some_and(|due_ns| due_ns <= now_ns);
         self.stack.advance(&mut self.reactor);
         while !self.is_stopped && self.stack.in_flight() < self.depth {
             self.submit();
         }
         let before = self.completed_ns.len();
         while let Some((request, outcome)) = self.stack.completed() {
+            if outcome == Err(ErrorKind::Withdrawn) {
+                self.withdrawn += 1;
+                self.sent_ns.clear();
+                self.stack.recycle(request);
+                continue;
+            }
             assert_eq!(outcome, Ok(()));
             self.completed_ns.push(now_ns);
+            if let Some(sent_ns) = self.sent_ns.pop_front() {
+                self.longest_ns = self.longest_ns.max(now_ns - sent_ns);
+            }
             self.order.push(request.token);
             self.held += u64::from(request.course.held_by == HeldBy::Limit);
             self.stack.recycle(request);
         }
-        self.completed_ns.len() > before || !events.is_empty()
+        self.completed_ns.len() > before || !events.is_empty() || is_due
     }
 
     fn completed_within(&self, from_ns: u64, to_ns: u64) -> usize {
@@ -432,14 +459,14 @@ fn rates_change_while_requests_wait() {
     assert_eq!(count, 2 + 9, "a tenth of a second, one more, and those of a second");
     // The change wakes requests that would wait for much longer.
     layer.set_rates(&LimitOptions { total_iops_sec: 1000, ..LimitOptions::default() });
-    client.reactor.wait(Some(std::time::Duration::from_millis(100))).unwrap();
+    client.reactor.wait(Some(Duration::from_millis(100))).unwrap();
     run(&mut [&mut client], &time, 3 * SECOND);
     let count = client.order.len() - count;
     assert!((1090..=1105).contains(&count), "{count} of 1,000, and the slack of 100");
     // Without a limit, no request waits.
     layer.set_rates(&LimitOptions::default());
     client.is_stopped = true;
-    client.reactor.wait(Some(std::time::Duration::from_millis(100))).unwrap();
+    client.reactor.wait(Some(Duration::from_millis(100))).unwrap();
     client.round(time.get());
     assert_eq!(client.stack.in_flight(), 0);
     // A limit after none begins with an empty bucket.
