@@ -39,6 +39,7 @@ mod process;
 mod queries;
 mod query;
 mod reload;
+mod resets;
 mod rolled_back;
 mod schedule;
 mod stop;
@@ -46,6 +47,9 @@ mod stuck;
 mod text_recording;
 mod unserved;
 mod usage;
+#[path = "../../../frontend/tests/vhost_user/client.rs"]
+#[allow(dead_code, reason = "the front end's tests use the rest")]
+mod vmm;
 mod wal;
 mod wal_pair;
 mod write_back;
