@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fathom_reactor::{Event, Group, Owner, Pending, Reactor};
+use fathom_reactor::{Event, OperationOwner, OwnerGroup, Pending, Reactor};
 
 use crate::clock::Clock;
 use crate::stack::Stack;
@@ -37,12 +37,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 const WAKE: u64 = 0;
 
 /// A source of requests of one queue. Only its thread calls it.
-pub trait Source {
+pub trait RequestSource {
     /// The queue's stack.
     fn stack(&mut self) -> &mut Stack;
 
     /// The group of the source's own owners, separate from that of its stack.
-    fn group(&self) -> Group;
+    fn group(&self) -> OwnerGroup;
 
     /// Takes at most a batch of new requests and begins them. Returns whether there were any.
     fn take(&mut self, reactor: &mut Reactor) -> bool;
@@ -97,11 +97,11 @@ impl<S> Leaving<S> {
 }
 
 /// A thread's reactor and the sources that it drives.
-pub struct Drive<S: Source> {
+pub struct Drive<S: RequestSource> {
     reactor: Reactor,
-    group: Group,
+    group: OwnerGroup,
     pending: Pending,
-    owner: Owner,
+    owner: OperationOwner,
     mailbox: Arc<Mailbox<Change<S>>>,
     sources: Vec<S>,
     leaving: Vec<Leaving<S>>,
@@ -114,7 +114,7 @@ pub struct Drive<S: Source> {
     ended: bool,
 }
 
-impl<S: Source> Drive<S> {
+impl<S: RequestSource> Drive<S> {
     /// A loop without sources, whose ring has `entries` submissions. It polls for work for at most
     /// `spin_ns` nanoseconds before it sleeps.
     fn new(entries: u32, spin_ns: u64, mailbox: Arc<Mailbox<Change<S>>>) -> io::Result<Self> {
@@ -249,7 +249,7 @@ impl<S: Source> Drive<S> {
         let now_ns = self.clock.now_ns();
         let until_ns = now_ns.saturating_add(DRAIN_LIMIT.as_nanos() as u64);
         let left_until_ns = now_ns.saturating_add(LEFT_LIMIT_NS);
-        while let Some(index) = self.sources.iter().position(Source::is_ended) {
+        while let Some(index) = self.sources.iter().position(RequestSource::is_ended) {
             let mut source = self.sources.remove(index);
             self.reactor.retire_group(source.group());
             if source.stack().in_flight() == 0 {
@@ -323,7 +323,7 @@ impl<S: Source> Drive<S> {
         let Some(now_ns) = self.poll(spin, start_ns, deadline_ns) else { return };
         for index in 0..self.sources.len() {
             if self.sources[index].arm(&mut self.reactor) {
-                self.sources[..=index].iter_mut().for_each(Source::disarm);
+                self.sources[..=index].iter_mut().for_each(RequestSource::disarm);
                 return;
             }
         }
@@ -332,7 +332,7 @@ impl<S: Source> Drive<S> {
         if let Err(error) = self.reactor.wait(limit) {
             self.fail(&error);
         }
-        self.sources.iter_mut().for_each(Source::disarm);
+        self.sources.iter_mut().for_each(RequestSource::disarm);
         self.spins[spin].slept(self.clock.now_ns().saturating_sub(start_ns));
     }
 
@@ -363,7 +363,7 @@ impl<S: Source> Drive<S> {
     }
 }
 
-impl<S: Source> Drop for Drive<S> {
+impl<S: RequestSource> Drop for Drive<S> {
     /// After a failure requests may be in flight, and the kernel may still use their memory. This
     /// waits for its operations; the owners of the memory [keep](Stack::is_pending) what the kernel
     /// still uses after that.

@@ -17,27 +17,27 @@ use crate::request::{Outcome, Request};
 /// batch.
 pub trait Observer {
     /// Observes requests on their way down.
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>);
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>);
 
     /// Called before [`up`](Self::up) of this observer and of all observers next to it: the buffers
     /// of reads have their data. So what this observer learns from the data, and adds to the
     /// insight, is also known to observers below it.
-    fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         let _ = (requests, place);
     }
 
     /// Observes requests on their way up. The batches need not be those of the way down.
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>);
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>);
 }
 
 /// The position of an observer in its stack, and the time of the call.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct ObserverPosition<'a> {
     pub(crate) level: usize,
     pub(crate) moment: Moment<'a>,
 }
 
-impl Place<'_> {
+impl ObserverPosition<'_> {
     /// `request` as the observer at this place sees it.
     #[inline]
     pub fn observe(self, request: &mut Request) -> Observed<'_> {

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use fathom_guest_memory::faults;
-use fathom_reactor::{Event, Inbox, Owner, Reactor};
+use fathom_reactor::{Event, Inbox, OperationOwner, Reactor};
 
 use crate::backend::BackendContext;
 use crate::request::{ErrorKind, Operation, Outcome, Request};
@@ -59,7 +59,7 @@ struct Pending {
 /// The requests of one queue.
 pub struct PartedRequests {
     inbox: Arc<Inbox<Finished>>,
-    owner: Owner,
+    owner: OperationOwner,
     pending: HashMap<u64, Pending>,
     next: u64,
 }

@@ -11,7 +11,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_reactor::{Event, Group, Pending, Reactor};
+use fathom_reactor::{Event, OwnerGroup, Pending, Reactor};
 
 use crate::aside::Aside;
 use crate::backend::{BACKENDS, BackendContext, BackendOpenContext, BackendQueue};
@@ -21,7 +21,7 @@ use crate::crossing::{Crossing, Held, Pool, Step, Steps};
 use crate::disk::Disk;
 use crate::geometry::Capabilities;
 use crate::layer::{Layer, LayerPart, LayerQueue};
-use crate::observer::Place;
+use crate::observer::ObserverPosition;
 use crate::open::{Offer, OpenContext};
 use crate::request::{Allocation, ErrorKind, Extent, Operation, Outcome, Request};
 
@@ -74,7 +74,7 @@ pub struct Stack {
     held_count: u64,
     aside: Aside,
     /// The group of the stack's owners in the reactor.
-    group: Group,
+    group: OwnerGroup,
     /// The count of kernel operations that use this stack's memory.
     pending: Pending,
     /// The stack that will replace this one.
@@ -139,7 +139,7 @@ impl Stack {
     }
 
     fn open_group(
-        group: Group,
+        group: OwnerGroup,
         disk: Arc<Disk>,
         queue: u64,
         members: Vec<Arc<dyn Layer>>,
@@ -591,7 +591,7 @@ impl Stack {
         for level in level..self.tail {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
             if let LayerPart::Observer(observer) = &mut self.layers[level] {
-                observer.down(slice::from_mut(&mut request), Place { level, moment });
+                observer.down(slice::from_mut(&mut request), ObserverPosition { level, moment });
             } else if let Some((layer, mut crossing)) = self.layer(level) {
                 request.course.layer = 1 + level as u8;
                 return layer.submit(request, &mut crossing);
@@ -613,12 +613,12 @@ impl Stack {
         for above in (0..level).rev() {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
             let LayerPart::Observer(observer) = &mut self.layers[above] else { break };
-            observer.arrive(slice::from_mut(&mut done), Place { level: above, moment });
+            observer.arrive(slice::from_mut(&mut done), ObserverPosition { level: above, moment });
         }
         for above in (0..level).rev() {
             let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
             if let LayerPart::Observer(observer) = &mut self.layers[above] {
-                observer.up(slice::from_mut(&mut done), Place { level: above, moment });
+                observer.up(slice::from_mut(&mut done), ObserverPosition { level: above, moment });
             } else if let Some((layer, mut crossing)) = self.layer(above) {
                 let (request, outcome) = done;
                 return if request.origin == above + 1 {
@@ -667,7 +667,7 @@ fn observe_down(
 ) {
     for (level, layer) in (first..).zip(layers) {
         let LayerPart::Observer(observer) = layer else { continue };
-        observer.down(batch, Place { level, moment });
+        observer.down(batch, ObserverPosition { level, moment });
     }
 }
 
@@ -681,11 +681,11 @@ fn observe_up(
 ) {
     for (level, layer) in (first..).zip(layers.iter_mut()) {
         let LayerPart::Observer(observer) = layer else { continue };
-        observer.arrive(batch, Place { level, moment });
+        observer.arrive(batch, ObserverPosition { level, moment });
     }
     for (index, layer) in layers.iter_mut().enumerate().rev() {
         let LayerPart::Observer(observer) = layer else { continue };
-        observer.up(batch, Place { level: first + index, moment });
+        observer.up(batch, ObserverPosition { level: first + index, moment });
     }
 }
 

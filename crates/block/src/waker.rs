@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fathom_reactor::{Event, Owner, Reactor};
+use fathom_reactor::{Event, OperationOwner, Reactor};
 
 use crate::drive::Wake;
 
@@ -50,7 +50,7 @@ impl Waker {
 
 /// The receiving end of a queue's wakers, in the queue's thread.
 pub(crate) struct Alarm {
-    owner: Owner,
+    owner: OperationOwner,
     shared: Arc<Shared>,
 }
 

@@ -20,7 +20,7 @@ pub const CLASS_NAMED: u8 = CLASS_LOG;
 
 /// A request for a block of the cache. All of it is a hint: a wrong one costs hits, nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct BlockAccess {
     /// The class by which blocks are told apart, below [`CLASSES`]; greater ones count as the last.
     /// The classes from 0 to 5 are those of the Sky paper's Table 6.
     pub class: u8,
@@ -36,7 +36,7 @@ pub struct Access {
     pub is_continued: bool,
 }
 
-impl Default for Access {
+impl Default for BlockAccess {
     fn default() -> Self {
         Self {
             class: CLASS_UNKNOWN,

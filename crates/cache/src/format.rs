@@ -9,7 +9,7 @@
 //! format is that of another crate.
 
 use fathom_persistence::bytes::{array, put, u16_at, u32_at, u64_at};
-use fathom_persistence::{Identity, Order, SUPERBLOCK_LENGTH, SuperblockBytes};
+use fathom_persistence::{CopyOrder, Identity, SUPERBLOCK_LENGTH, SuperblockBytes};
 
 /// The length of a page and of a copy of the superblock, in bytes.
 pub const PAGE_LENGTH: usize = SUPERBLOCK_LENGTH;
@@ -244,7 +244,7 @@ impl Superblock {
         &self,
         page: u32,
         sequence: u64,
-        entries: impl Iterator<Item = Option<Entry<'a>>>,
+        entries: impl Iterator<Item = Option<SlotEntry<'a>>>,
     ) -> Box<[u8]> {
         let mut bytes = self.blank(page, sequence);
         let mut at = HEADER_LENGTH;
@@ -268,7 +268,7 @@ impl Superblock {
         bytes: &[u8],
         index: u32,
         sums: &'a mut [u16],
-    ) -> Option<Entry<'a>> {
+    ) -> Option<SlotEntry<'a>> {
         let at = HEADER_LENGTH + index as usize * self.entry_length();
         let (key, valid) = (u64_at(bytes, at), u16_at(bytes, at + 8));
         let whole = u16::MAX >> (16 - self.granules());
@@ -279,7 +279,7 @@ impl Superblock {
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = u16_at(bytes, at + 12 + 2 * index);
         }
-        Some(Entry { key, valid, class: bytes[at + 10], sums })
+        Some(SlotEntry { key, valid, class: bytes[at + 10], sums })
     }
 }
 
@@ -289,7 +289,7 @@ impl fathom_persistence::Superblock for Superblock {
     /// With an area for logs. A program that does not know the area must not make such a volume
     /// again: the logs have changes that are nowhere else.
     const NEWEST: u32 = 2;
-    const ORDER: Order = Order::Equal;
+    const ORDER: CopyOrder = CopyOrder::Equal;
 
     fn version(&self) -> u32 {
         if self.logs == 0 { VERSION_WITHOUT_LOGS } else { Self::NEWEST }
@@ -380,7 +380,7 @@ pub struct DiskRecord {
 
 /// The entry of a slot in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct SlotEntry<'a> {
     /// The disk's number and the block's.
     pub key: u64,
     /// The granules whose content is valid, as bits.
@@ -508,8 +508,8 @@ mod tests {
     fn entries_and_bits_are_read_back() {
         let format = superblock();
         let sums = [1, 2, 3, 4];
-        let entry = Entry { key: 3 << BLOCK_BITS | 0x77, valid: 0b1010, class: 5, sums: &sums };
-        let wrong = Entry { key: 4 << BLOCK_BITS, ..entry };
+        let entry = SlotEntry { key: 3 << BLOCK_BITS | 0x77, valid: 0b1010, class: 5, sums: &sums };
+        let wrong = SlotEntry { key: 4 << BLOCK_BITS, ..entry };
         let page = format.table_first();
         let entries = [None, Some(entry), Some(wrong)];
         let bytes = format.table_bytes(page, 0, entries.into_iter());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::access::Access;
+use crate::access::BlockAccess;
 use crate::hash;
 use crate::learner::{Learner, Observation};
 use crate::ranks::group;
@@ -45,14 +45,14 @@ impl Hits {
     /// [`Replacement::hit`](crate::Replacement::hit) of the slot's shard under its lock. `access`
     /// is a read.
     #[inline]
-    pub fn is_settled(states: &SlotStates, slot: u32, access: &Access) -> bool {
+    pub fn is_settled(states: &SlotStates, slot: u32, access: &BlockAccess) -> bool {
         access.is_continued || !access.is_write && states.is_settled(slot, group(access))
     }
 
     /// A hit of the block of `key` at a time in nanoseconds, which changed nothing in its
     /// replacement.
     #[inline]
-    pub fn observe(&mut self, key: u64, access: &Access, now_ns: u64) {
+    pub fn observe(&mut self, key: u64, access: &BlockAccess, now_ns: u64) {
         let Some(learner) = &self.learner else { return };
         if access.is_continued {
             return;
@@ -106,7 +106,7 @@ mod tests {
                 let key = base + (random.f64() * random.f64() * 600.0) as u64;
                 let class = (key % 6) as u8;
                 let miss_ns = if key % 3 == 0 { 5_000_000 } else { 100_000 };
-                let access = Access { class, miss_ns, ..Access::default() };
+                let access = BlockAccess { class, miss_ns, ..BlockAccess::default() };
                 if let Some(slot) = (0..slots).find(|slot| keys[*slot as usize] == key) {
                     both[0].hit(slot, key, &access);
                     if Hits::is_settled(&states, slot, &access) {
@@ -147,7 +147,7 @@ mod tests {
         let replacement = Replacement::new(&ReplacementOptions { policy: Policy::Auto }, 100);
         let (mut hits, mut other) = (replacement.hits(), replacement.hits());
         let learner = other.learner.clone().expect("it learns");
-        let access = Access::default();
+        let access = BlockAccess::default();
         let busy = learner.lock();
         for key in 1..WAITING_MAX as u64 {
             hits.observe(key, &access, 0);
@@ -170,7 +170,7 @@ mod tests {
         let mut observed = 0;
         for number in 0..seconds * 1_000_000 {
             let waiting = hits.waiting.len();
-            hits.observe(number, &Access::default(), number * 1000);
+            hits.observe(number, &BlockAccess::default(), number * 1000);
             observed += u64::from(hits.waiting.len() != waiting);
         }
         let expected = BURST + (seconds * 1_000_000_000 >> 20) * PER_MILLISECOND;

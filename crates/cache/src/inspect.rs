@@ -149,7 +149,7 @@ mod tests {
     use fathom_persistence::Identity;
 
     use super::*;
-    use crate::format::{Entry, Owner};
+    use crate::format::{Owner, SlotEntry};
 
     fn format() -> Superblock {
         Superblock::new(Identity([7; 16]), 8 << 20, 8192, 2, 1).unwrap()
@@ -177,7 +177,7 @@ mod tests {
     fn pages(bits: &[u64]) -> BTreeMap<u32, Box<[u8]>> {
         let format = format();
         let key = |disk: u64, block: u64| disk << BLOCK_BITS | block;
-        let entry = |key| Some(Entry { key, valid: 0b10, class: 0, sums: &[3, 4] });
+        let entry = |key| Some(SlotEntry { key, valid: 0b10, class: 0, sums: &[3, 4] });
         let entries =
             [entry(key(1, 5)), None, entry(key(1, 200)), entry(key(2, 0)), entry(key(1, 5))];
         let table = format.table_first();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::access::Access;
+use crate::access::BlockAccess;
 use crate::ranks::Ranks;
 use crate::trials::Trials;
 
@@ -22,7 +22,7 @@ pub struct Learner {
 pub struct Observation {
     pub hash: u64,
     pub group: u16,
-    pub access: Access,
+    pub access: BlockAccess,
 }
 
 impl Learner {
@@ -58,7 +58,7 @@ impl Learner {
         }
     }
 
-    fn learn(&self, trials: &mut Trials, hash: u64, group: usize, access: &Access) {
+    fn learn(&self, trials: &mut Trials, hash: u64, group: usize, access: &BlockAccess) {
         if trials.observe(hash, group, access) {
             self.version.fetch_add(1, Ordering::Relaxed);
         }
@@ -66,7 +66,7 @@ impl Learner {
 
     /// Learns from a request.
     #[inline]
-    pub fn observe(&self, hash: u64, group: usize, access: &Access) {
+    pub fn observe(&self, hash: u64, group: usize, access: &BlockAccess) {
         if hash > self.threshold {
             return;
         }

@@ -6,7 +6,7 @@
 //! - [`Hits`]: one queue's hits that change nothing in a replacement.
 //! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests;
 //!   [`RecentCurve`]: that of the last hours.
-//! - [`Access`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
+//! - [`BlockAccess`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
 //! - [`Simulation`]: a cache without data.
 //! - [`format`](mod@format): the bytes of a cache on a volume that outlives the daemon.
 //! - [`Inspection`]: an examination of these bytes, for a command.
@@ -34,7 +34,7 @@ mod trials;
 mod worth;
 
 pub use access::{
-    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
+    BlockAccess, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE,
     CLASS_UNKNOWN, CLASSES,
 };
 pub use cost::MissCost;

@@ -1,7 +1,8 @@
 //! Groups of blocks, and the levels that they have in the queues.
 
 use crate::access::{
-    Access, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN, CLASSES,
+    BlockAccess, CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN,
+    CLASSES,
 };
 use crate::slots::GROUPS;
 
@@ -175,7 +176,7 @@ fn is_write(group: usize) -> bool {
 }
 
 /// The group of a block after an access.
-pub fn group(access: &Access) -> usize {
+pub fn group(access: &BlockAccess) -> usize {
     let class = usize::from(access.class).min(CLASSES - 1);
     let cost = match (access.is_write, access.is_sequential) {
         (true, true) => COST_WRITE_SEQUENTIAL,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::access::{Access, CLASS_TABLE};
+use crate::access::{BlockAccess, CLASS_TABLE};
 use crate::engine::Engine;
 pub use crate::engine::Kept;
 use crate::hash;
@@ -126,7 +126,7 @@ impl Replacement {
 
     /// A request for the block of `key` in `slot`. One that continues the last use of its block
     /// changes nothing.
-    pub fn hit(&mut self, slot: u32, key: u64, access: &Access) {
+    pub fn hit(&mut self, slot: u32, key: u64, access: &BlockAccess) {
         if access.is_continued {
             return;
         }
@@ -136,7 +136,7 @@ impl Replacement {
     }
 
     /// A request for the block of `key`, which is in no slot. Returns whether it is worth a slot.
-    pub fn admits(&mut self, key: u64, access: &Access) -> bool {
+    pub fn admits(&mut self, key: u64, access: &BlockAccess) -> bool {
         let group = group(access);
         self.learn(key, group, access);
         if let Some(learner) = &self.learner {
@@ -146,25 +146,25 @@ impl Replacement {
     }
 
     /// Whether a block with such requests is worth a slot. Nothing is learned from the question.
-    pub fn has_place(&self, access: &Access) -> bool {
+    pub fn has_place(&self, access: &BlockAccess) -> bool {
         !self.engine.ranks.is_refused(group(access))
     }
 
     /// The first request for the block of `key`, which was put into its slot before it was
     /// requested.
-    pub fn first_use(&self, key: u64, access: &Access) {
+    pub fn first_use(&self, key: u64, access: &BlockAccess) {
         self.learn(key, group(access), access);
     }
 
     #[inline]
-    fn learn(&self, key: u64, group: usize, access: &Access) {
+    fn learn(&self, key: u64, group: usize, access: &BlockAccess) {
         if let Some(learner) = &self.learner {
             learner.observe(hash(key), group, access);
         }
     }
 
     /// The block of `key` has been put into `slot`, which was free.
-    pub fn insert(&mut self, slot: u32, key: u64, access: &Access) {
+    pub fn insert(&mut self, slot: u32, key: u64, access: &BlockAccess) {
         let pool = self.pool(key);
         self.engine.insert(slot, hash(key), group(access), pool);
     }
@@ -222,7 +222,7 @@ impl Replacement {
     /// The new content of the block of `key` has been put into `slot`, which was free. `kept` is
     /// the place of the block before its content was written: that is a hit of the block, although
     /// its slot may be another one.
-    pub fn insert_again(&mut self, slot: u32, key: u64, access: &Access, kept: Kept) {
+    pub fn insert_again(&mut self, slot: u32, key: u64, access: &BlockAccess, kept: Kept) {
         let (pool, group) = (self.pool(key), group(access));
         self.engine.insert_again(slot, hash(key), group, pool, kept);
         self.learn(key, group, access);
@@ -268,7 +268,7 @@ mod tests {
         let options = ReplacementOptions { policy: Policy::Auto };
         let mut shards = Replacement::shards(&options, &[2000, 2000, 1000]);
         assert_eq!(shards[0].learned_bytes(), shards[2].learned_bytes());
-        let access = Access { class: 3, miss_ns: 1_000_000, ..Access::default() };
+        let access = BlockAccess { class: 3, miss_ns: 1_000_000, ..BlockAccess::default() };
         for key in 0..10_000 {
             shards[0].admits(key % 3000, &access);
         }

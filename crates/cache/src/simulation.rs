@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::access::{Access, CLASSES};
+use crate::access::{BlockAccess, CLASSES};
 use crate::cost::{MissCost, share};
 use crate::replacement::{Policy, Replacement, ReplacementOptions, SLOTS_MAX};
 use crate::seams::{Continued, Seams};
@@ -36,7 +36,7 @@ pub struct SimulatedRequest {
     pub offset: u64,
     /// The number of bytes.
     pub length: u64,
-    /// The class of its data; see [`Access::class`].
+    /// The class of its data; see [`BlockAccess::class`].
     pub class: u8,
 }
 
@@ -222,7 +222,7 @@ impl<D: SlowDisk> Simulation<D> {
         let count = blocks.end() - blocks.start() + 1;
         let miss_ns = self.cost.block_ns(is_sequential, count);
         let mut access =
-            Access { class: request.class, is_sequential, miss_ns, ..Access::default() };
+            BlockAccess { class: request.class, is_sequential, miss_ns, ..BlockAccess::default() };
         let ends = (*blocks.start(), *blocks.end());
         let mut missing = std::mem::take(&mut self.missing);
         for block in blocks {
@@ -265,8 +265,12 @@ impl<D: SlowDisk> Simulation<D> {
         let time_ns = self.disk.transfer(request.time_ns, disk, true, offset, length);
         self.counts.disk_writes += 1;
         self.counts.disk_write_ns += time_ns;
-        let mut access =
-            Access { class: request.class, is_write: true, is_sequential, ..Access::default() };
+        let mut access = BlockAccess {
+            class: request.class,
+            is_write: true,
+            is_sequential,
+            ..BlockAccess::default()
+        };
         let ends = (*blocks.start(), *blocks.end());
         let is_short = length <= self.policy.write_inserted_max(request.class);
         let mode = if is_short { self.mode } else { WriteMode::Around };
@@ -285,7 +289,7 @@ impl<D: SlowDisk> Simulation<D> {
         }
     }
 
-    fn put_in(&mut self, key: u64, access: &Access) {
+    fn put_in(&mut self, key: u64, access: &BlockAccess) {
         if !self.replacement.admits(key, access) {
             self.counts.refusals += 1;
             return;

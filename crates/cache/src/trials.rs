@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::access::Access;
+use crate::access::BlockAccess;
 use crate::engine::Engine;
 use crate::ranks::{Probation, Ranks};
 use crate::worth::Worth;
@@ -94,7 +94,7 @@ impl Trial {
         hash: u64,
         found: u32,
         group: usize,
-        access: &Access,
+        access: &BlockAccess,
     ) -> (u32, Option<u64>) {
         if let Some(worth) = &mut self.worth {
             if worth.observe(hash, group, access) {
@@ -170,7 +170,7 @@ impl Trials {
     }
 
     /// Learns from a request of the sample. Returns whether the levels may have changed.
-    pub fn observe(&mut self, hash: u64, group: usize, access: &Access) -> bool {
+    pub fn observe(&mut self, hash: u64, group: usize, access: &BlockAccess) -> bool {
         self.request(hash, group, access);
         self.requests += 1;
         if self.requests % PERIOD != 0 {
@@ -192,7 +192,7 @@ impl Trials {
         true
     }
 
-    fn request(&mut self, hash: u64, group: usize, access: &Access) {
+    fn request(&mut self, hash: u64, group: usize, access: &BlockAccess) {
         let found = self.index.get(&hash).copied().unwrap_or([NONE; TRIALS]);
         let mut slots = found;
         for (trial, slot) in slots.iter_mut().enumerate() {

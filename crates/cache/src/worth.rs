@@ -11,7 +11,7 @@
 //! the level below before both leave. So disk time saved for each slot and time is about equal at
 //! the ends of all queues, if blocks are less likely to be requested again the longer they wait.
 
-use crate::access::Access;
+use crate::access::BlockAccess;
 use crate::ranks::{LEVEL_MEAN, LEVEL_SHIFT, LEVELS, Ranks};
 use crate::slots::GROUPS;
 
@@ -86,7 +86,7 @@ impl Worth {
     }
 
     /// Learns from a request. Returns whether the levels may have changed.
-    pub fn observe(&mut self, hash: u64, group: usize, access: &Access) -> bool {
+    pub fn observe(&mut self, hash: u64, group: usize, access: &BlockAccess) -> bool {
         if hash > self.threshold {
             return false;
         }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use fathom_cache::{Access, Policy, Replacement, ReplacementOptions};
+use fathom_cache::{BlockAccess, Policy, Replacement, ReplacementOptions};
 
 const POLICIES: [Policy; 3] = [Policy::None, Policy::Sky, Policy::Auto];
 
@@ -30,7 +30,7 @@ impl Cache {
     }
 
     /// Returns whether the request is a hit.
-    fn request(&mut self, key: u64, access: &Access) -> bool {
+    fn request(&mut self, key: u64, access: &BlockAccess) -> bool {
         if let Some(slot) = self.index.get(&key) {
             self.replacement.hit(*slot, key, access);
             return true;
@@ -57,7 +57,7 @@ impl Cache {
 
     /// Writes a block, whose content gets into another slot if it is in the cache. Returns whether
     /// it is.
-    fn overwrite(&mut self, key: u64, access: &Access) -> bool {
+    fn overwrite(&mut self, key: u64, access: &BlockAccess) -> bool {
         let Some(before) = self.index.remove(&key) else { return self.request(key, access) };
         let kept = self.replacement.remove(before, key).expect("the slot has a block");
         self.keys[before as usize] = None;
@@ -88,7 +88,7 @@ fn no_slot_is_lost_or_given_out_twice() {
         // In some runs most blocks are taken out again, in others none.
         let discards = random.u32(0..3) * 40;
         for _ in 0..20_000 {
-            let access = Access {
+            let access = BlockAccess {
                 class: random.u8(..),
                 is_write: random.bool(),
                 is_sequential: random.bool(),
@@ -127,7 +127,7 @@ fn calls_in_a_wrong_order_do_not_panic() {
         let mut replacement = Replacement::new(&options(POLICIES[seed as usize % 3]), slots);
         let mut kept = None;
         for _ in 0..20_000 {
-            let access = Access { class: random.u8(..), ..Access::default() };
+            let access = BlockAccess { class: random.u8(..), ..BlockAccess::default() };
             let (slot, key) = (random.u32(0..slots + 3), random.u64(0..100));
             match random.u32(0..6) {
                 0 => replacement.hit(slot, key, &access),
@@ -157,7 +157,7 @@ fn what_is_learned_takes_at_most_two_mebibytes() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut caches = [Policy::None, Policy::Auto].map(|policy| Cache::new(policy, 100_000));
     for _ in 0..1_000_000 {
-        let access = Access { miss_ns: random.u32(0..10_000_000), ..Access::default() };
+        let access = BlockAccess { miss_ns: random.u32(0..10_000_000), ..BlockAccess::default() };
         let key = random.u64(0..400_000);
         for cache in &mut caches {
             cache.request(key, &access);
@@ -171,7 +171,7 @@ fn what_is_learned_takes_at_most_two_mebibytes() {
 fn a_scan_does_not_displace_what_is_used() {
     for policy in POLICIES {
         let mut cache = Cache::new(policy, 1000);
-        let access = Access { miss_ns: 1_000_000, ..Access::default() };
+        let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {
             cache.request(random.u64(0..800), &access);
@@ -191,8 +191,8 @@ fn a_scan_does_not_displace_what_is_used() {
 fn what_is_written_keeps_its_place() {
     for policy in POLICIES {
         let mut cache = Cache::new(policy, 1000);
-        let access = Access { miss_ns: 1_000_000, ..Access::default() };
-        let write = Access { is_write: true, ..Access::default() };
+        let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
+        let write = BlockAccess { is_write: true, ..BlockAccess::default() };
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {
             cache.request(random.u64(0..800), &access);
@@ -214,8 +214,8 @@ fn what_is_written_keeps_its_place() {
 #[test]
 fn what_is_only_written_leaves() {
     let mut cache = Cache::new(Policy::Auto, 1000);
-    let read = Access { class: 2, miss_ns: 1_000_000, ..Access::default() };
-    let write = Access { class: 2, is_write: true, ..Access::default() };
+    let read = BlockAccess { class: 2, miss_ns: 1_000_000, ..BlockAccess::default() };
+    let write = BlockAccess { class: 2, is_write: true, ..BlockAccess::default() };
     for key in (0..500).chain(0..500).chain(0..500) {
         cache.request(key, &read);
     }

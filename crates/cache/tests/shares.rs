@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fathom_cache::{Access, DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX};
+use fathom_cache::{BlockAccess, DISK_SHIFT, Policy, Replacement, ReplacementOptions, SHARES_MAX};
 
 const POLICIES: [Policy; 3] = [Policy::None, Policy::Sky, Policy::Auto];
 
@@ -47,7 +47,7 @@ impl Cache {
     }
 
     /// Returns whether the request is a hit.
-    fn request(&mut self, disk: usize, block: u64, access: &Access) -> bool {
+    fn request(&mut self, disk: usize, block: u64, access: &BlockAccess) -> bool {
         let key = key(disk, block);
         if let Some(slot) = self.index.get(&key) {
             self.replacement.hit(*slot, key, access);
@@ -123,11 +123,11 @@ fn no_disk_loses_its_share() {
                 let others: u32 = cache.shares.iter().sum::<u32>() - cache.shares[disk];
                 cache.set_share(disk, random.u32(0..=slots - others));
             }
-            let access = Access {
+            let access = BlockAccess {
                 class: random.u8(0..8),
                 is_sequential: random.bool(),
                 miss_ns: random.u32(..) >> random.u32(0..32),
-                ..Access::default()
+                ..BlockAccess::default()
             };
             let block = random.u64(0..400).min(random.u64(0..400));
             match random.u32(0..100) {
@@ -156,7 +156,7 @@ fn no_disk_loses_its_share() {
 fn a_share_is_lent_and_comes_back() {
     for policy in POLICIES {
         let mut cache = Cache::new(policy, 1000, 2);
-        let access = Access { miss_ns: 1_000_000, ..Access::default() };
+        let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
         cache.set_share(0, 600);
         for block in 0..5000 {
             cache.request(1, block % 900, &access);
@@ -189,7 +189,7 @@ fn what_is_not_guaranteed_goes_where_it_helps() {
         let mut cache = Cache::new(policy, 1000, 3);
         cache.set_share(0, 100);
         cache.set_share(1, 100);
-        let access = Access { miss_ns: 1_000_000, ..Access::default() };
+        let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
         let mut random = fastrand::Rng::with_seed(1);
         for round in 0..40_000 {
             cache.request(0, round, &access);

@@ -1,6 +1,6 @@
 //! Arbitrary bytes as a cache volume.
 
-use fathom_cache::format::{BLOCK_BITS, DiskRecord, Entry, Owner, PAGE_LENGTH, Superblock};
+use fathom_cache::format::{BLOCK_BITS, DiskRecord, Owner, PAGE_LENGTH, SlotEntry, Superblock};
 use fathom_cache::fuzz_volume;
 use fathom_persistence::{Identity, Superblock as _};
 
@@ -28,7 +28,7 @@ fn volume() -> Vec<u8> {
     let page = format.table_first();
     let key = |disk: u64, block: u64| disk << BLOCK_BITS | block;
     let entries = (0..40).map(|block| {
-        Some(Entry { key: key(1 + block % 2, block), valid: 5, class: 2, sums: &[1, 2, 3, 4] })
+        Some(SlotEntry { key: key(1 + block % 2, block), valid: 5, class: 2, sums: &[1, 2, 3, 4] })
     });
     put(format.page_offset(page, 7), &format.table_bytes(page, 7, entries));
     bytes

@@ -4,7 +4,7 @@
 //! `order` (random, sequential), `wait` (event, poll), `verify` (true), `seed`.
 use std::{env, io::Write, process::ExitCode, time::Duration};
 
-use fathom_console::load::{LoadOptions, Order, Waiting, load};
+use fathom_console::load::{BlockOrder, LoadOptions, Waiting, load};
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);
@@ -48,8 +48,8 @@ fn set(options: &mut LoadOptions, argument: &str) -> Result<(), Box<dyn std::err
         "range" => options.range = Some(0..value.parse()?),
         "verify" => options.verify = value.parse()?,
         "seed" => options.seed = value.parse()?,
-        "order" if value == "sequential" => options.order = Order::Sequential,
-        "order" if value == "random" => options.order = Order::Random,
+        "order" if value == "sequential" => options.order = BlockOrder::Sequential,
+        "order" if value == "random" => options.order = BlockOrder::Random,
         "wait" if value == "event" => options.waiting = Waiting::Event,
         "wait" if value == "poll" => options.waiting = Waiting::Poll,
         _ => return Err("unknown key or value".into()),

@@ -4,11 +4,11 @@ use fathom_control::BackgroundDevice;
 
 use crate::{
     connection::ControlOptions,
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, Format, latency, short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
@@ -31,7 +31,7 @@ pub struct BackgroundOptions {
 }
 
 /// Carries out the command.
-pub fn run(options: &BackgroundOptions) -> Outcome {
+pub fn run(options: &BackgroundOptions) -> CommandResult {
     let list = options.control.client().background()?;
     if options.format.json {
         return output::json(&list);
@@ -49,18 +49,18 @@ pub fn run(options: &BackgroundOptions) -> Outcome {
 
 fn devices(devices: &[BackgroundDevice]) -> Table {
     let mut table = Table::new([
-        Column::text("DEVICE").flexible().kept(),
-        Column::text("NOW").importance(6),
-        Column::number("IDLE").kept(),
-        Column::number("P50").importance(2),
-        Column::number("P95").importance(2),
-        Column::number("STEPS").importance(7),
-        Column::number("FORCED").importance(5),
-        Column::number("MOVED").importance(4),
-        Column::number("STEP").importance(3),
-        Column::number("USED").kept(),
-        Column::number("MET").kept(),
-        Column::number("DELAY").importance(6),
+        TableColumn::text("DEVICE").flexible().kept(),
+        TableColumn::text("NOW").importance(6),
+        TableColumn::number("IDLE").kept(),
+        TableColumn::number("P50").importance(2),
+        TableColumn::number("P95").importance(2),
+        TableColumn::number("STEPS").importance(7),
+        TableColumn::number("FORCED").importance(5),
+        TableColumn::number("MOVED").importance(4),
+        TableColumn::number("STEP").importance(3),
+        TableColumn::number("USED").kept(),
+        TableColumn::number("MET").kept(),
+        TableColumn::number("DELAY").importance(6),
     ]);
     let share = |part: u64, whole: u64| match whole {
         0 => "–".to_owned(),
@@ -88,11 +88,11 @@ fn devices(devices: &[BackgroundDevice]) -> Table {
 
 fn waiting(devices: &[BackgroundDevice]) -> Table {
     let mut table = Table::new([
-        Column::text("DISK").flexible().kept(),
-        Column::text("WORK").kept(),
-        Column::number("WAITS").kept(),
-        Column::number("DUE IN").importance(5),
-        Column::text("").importance(3),
+        TableColumn::text("DISK").flexible().kept(),
+        TableColumn::text("WORK").kept(),
+        TableColumn::number("WAITS").kept(),
+        TableColumn::number("DUE IN").importance(5),
+        TableColumn::text("").importance(3),
     ]);
     for work in devices.iter().flat_map(|device| &device.waiting) {
         table.row([

@@ -12,9 +12,9 @@ use fathom_control::{
 use serde_json::Value;
 
 use crate::connection::ControlOptions;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandResult, Failure};
 use crate::output::style::Style;
-use crate::output::table::{Column, Table};
+use crate::output::table::{Table, TableColumn};
 use crate::output::{self, Format};
 
 /// Changes of the running daemon that its configuration file does not have.
@@ -86,7 +86,7 @@ pub struct RevertOptions {
 }
 
 /// Carries out a command.
-pub fn run(command: &ConfigCommand) -> Outcome {
+pub fn run(command: &ConfigCommand) -> CommandResult {
     match command {
         ConfigCommand::Diff(options) => diff(options),
         ConfigCommand::Save(options) => save(options),
@@ -94,7 +94,7 @@ pub fn run(command: &ConfigCommand) -> Outcome {
     }
 }
 
-fn diff(options: &DiffOptions) -> Outcome {
+fn diff(options: &DiffOptions) -> CommandResult {
     let report = options.control.client().configuration()?;
     if options.format.json {
         return output::json(&report);
@@ -128,12 +128,12 @@ fn file_of(report: &ConfigurationReport) -> &str {
 
 fn table(disks: &[Deviation]) -> Table {
     let mut table = Table::new([
-        Column::text("DISK").flexible(),
-        Column::text("CHANGE"),
-        Column::text("LASTS"),
-        Column::text("KEY"),
-        Column::text("FILE").flexible().importance(2),
-        Column::text("RUNNING").flexible(),
+        TableColumn::text("DISK").flexible(),
+        TableColumn::text("CHANGE"),
+        TableColumn::text("LASTS"),
+        TableColumn::text("KEY"),
+        TableColumn::text("FILE").flexible().importance(2),
+        TableColumn::text("RUNNING").flexible(),
     ]);
     for disk in disks {
         let lasts = if disk.lasting { "yes" } else { "no" };
@@ -178,7 +178,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn save(options: &SaveOptions) -> Outcome {
+fn save(options: &SaveOptions) -> CommandResult {
     let report = options.control.client().configuration()?;
     let mut text = String::new();
     for deviation in &report.disks {
@@ -271,7 +271,7 @@ fn inline(value: &Value) -> String {
     }
 }
 
-fn revert(options: &RevertOptions) -> Outcome {
+fn revert(options: &RevertOptions) -> CommandResult {
     let request = RevertRequest { disk: options.disk.clone(), force: options.force };
     let report = options.control.client().revert(&request)?;
     if options.format.json {

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::{
     connection::ControlOptions,
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, Format, latency, short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
     top::histogram::horizontal,
@@ -96,7 +96,7 @@ impl<'r> Line<'r> {
 }
 
 /// Carries out the command.
-pub fn run(options: &DevicesOptions) -> Outcome {
+pub fn run(options: &DevicesOptions) -> CommandResult {
     let client = options.control.client();
     let before = client.devices()?;
     thread::sleep(Duration::from_nanos(options.interval.0));
@@ -147,9 +147,9 @@ fn title(idle: &DeviceIdle) -> String {
 /// The lengths of the idle periods of a device.
 fn periods(idle: &DeviceIdle) -> Table {
     let mut table = Table::new([
-        Column::text("IDLE FOR").kept(),
-        Column::number("PERIODS").kept(),
-        Column::text("").importance(5),
+        TableColumn::text("IDLE FOR").kept(),
+        TableColumn::number("PERIODS").kept(),
+        TableColumn::text("").importance(5),
     ]);
     let mut last = 0;
     let counts = LENGTHS_NS.map(|length_ns| {
@@ -170,18 +170,18 @@ fn periods(idle: &DeviceIdle) -> Table {
 
 fn table(lines: &[Line<'_>]) -> Table {
     let mut table = Table::new([
-        Column::text("DEVICE").kept(),
-        Column::text("KIND").importance(6),
-        Column::number("SIZE").optional().importance(2),
-        Column::number("FATHOM").importance(7),
-        Column::number("HOST").optional().importance(7),
-        Column::number("BUSY").optional().kept(),
-        Column::number("READ/S").optional().importance(5),
-        Column::number("READ").optional().importance(4),
-        Column::number("WRITE/S").optional().importance(5),
-        Column::number("WRITTEN").optional().importance(4),
-        Column::text("THROUGH").optional().flexible().importance(1),
-        Column::text("DISKS").flexible().kept(),
+        TableColumn::text("DEVICE").kept(),
+        TableColumn::text("KIND").importance(6),
+        TableColumn::number("SIZE").optional().importance(2),
+        TableColumn::number("FATHOM").importance(7),
+        TableColumn::number("HOST").optional().importance(7),
+        TableColumn::number("BUSY").optional().kept(),
+        TableColumn::number("READ/S").optional().importance(5),
+        TableColumn::number("READ").optional().importance(4),
+        TableColumn::number("WRITE/S").optional().importance(5),
+        TableColumn::number("WRITTEN").optional().importance(4),
+        TableColumn::text("THROUGH").optional().flexible().importance(1),
+        TableColumn::text("DISKS").flexible().kept(),
     ]);
     let some = |value: Option<f64>, show: fn(f64) -> String| value.map(show).unwrap_or_default();
     for line in lines {

@@ -7,11 +7,11 @@ use fathom_control::{
 
 use crate::{
     connection::ControlOptions,
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, Format,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
     top::interval,
@@ -62,7 +62,7 @@ pub struct DirtyOptions {
 }
 
 /// Carries out the command.
-pub fn run(options: &DirtyOptions) -> Outcome {
+pub fn run(options: &DirtyOptions) -> CommandResult {
     let request = DirtyRequest {
         files: options.files.then_some(options.limit),
         mapped: options.mapped,
@@ -121,13 +121,13 @@ fn bytes(value: Option<u64>) -> String {
 /// One line for each guest, and one for each of its devices.
 fn table(report: &DirtyReport) -> Table {
     let mut table = Table::new([
-        Column::text("GUEST").flexible(),
-        Column::text("DEVICE").flexible().importance(2),
-        Column::text("DISK").flexible().importance(3),
-        Column::number("DIRTY"),
-        Column::number("BEING WRITTEN"),
-        Column::number("MEMORY").importance(0),
-        Column::number("COUNTED IN").importance(1),
+        TableColumn::text("GUEST").flexible(),
+        TableColumn::text("DEVICE").flexible().importance(2),
+        TableColumn::text("DISK").flexible().importance(3),
+        TableColumn::number("DIRTY"),
+        TableColumn::number("BEING WRITTEN"),
+        TableColumn::number("MEMORY").importance(0),
+        TableColumn::number("COUNTED IN").importance(1),
     ]);
     for guest in &report.guests {
         let is_counted = guest.dirty_bytes.is_some();
@@ -246,12 +246,12 @@ fn summary(files: &FilesDirty) -> String {
 /// A table of files.
 fn files_table(files: &FilesDirty) -> Table {
     let mut table = Table::new([
-        Column::number("DIRTY"),
-        Column::text("KIND").importance(2),
-        Column::text("DEVICE").flexible().importance(3),
-        Column::text("FS").importance(1),
-        Column::number("SIZE").importance(0),
-        Column::text("PATH").flexible_path(16),
+        TableColumn::number("DIRTY"),
+        TableColumn::text("KIND").importance(2),
+        TableColumn::text("DEVICE").flexible().importance(3),
+        TableColumn::text("FS").importance(1),
+        TableColumn::number("SIZE").importance(0),
+        TableColumn::text("PATH").flexible_path(16),
     ]);
     for file in &files.files {
         let size =

@@ -4,7 +4,7 @@ use std::time::Duration;
 use fathom_control::{AnswerStream, Client, ClientError, ErrorCode};
 use fathom_insight::STREAMS;
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 
 /// Opens the stream of the live events of some disks, or of all disks if `disks` is empty, and of
 /// some streams. Streams that the daemon does not know are no error: its recording does not have
@@ -22,7 +22,7 @@ pub fn open_event_stream(
     disks: &[String],
     streams: &[&str],
     pulse: Option<Duration>,
-) -> Outcome<AnswerStream> {
+) -> CommandResult<AnswerStream> {
     // The disks may be served on this machine, and have priority.
     fathom_monitor::give_way();
     // A stream of a script's own has the rows of `IOstream`.

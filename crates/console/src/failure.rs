@@ -19,7 +19,7 @@ pub struct Failure {
 }
 
 /// The result of a command.
-pub type Outcome<T = ()> = Result<T, Failure>;
+pub type CommandResult<T = ()> = Result<T, Failure>;
 
 impl Failure {
     /// A failure with no advice yet.

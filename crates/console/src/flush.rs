@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format, latency, short_bytes},
 };
 
@@ -51,7 +51,7 @@ fn way(text: &str) -> Result<FlushWay, String> {
 }
 
 /// Carries out the command.
-pub fn run(options: &FlushOptions) -> Outcome {
+pub fn run(options: &FlushOptions) -> CommandResult {
     let progress = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     progress.set_message(format!("{} writes its dirty data", options.guest));
     progress.set_style(indicatif::ProgressStyle::default_spinner());

@@ -5,7 +5,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -34,7 +34,7 @@ pub struct ManOptions {
 }
 
 /// Prints a completion script.
-pub fn completions(options: &CompletionsOptions, mut definition: Command) -> Outcome {
+pub fn completions(options: &CompletionsOptions, mut definition: Command) -> CommandResult {
     let name = definition.get_name().to_owned();
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut definition, name, &mut script);
@@ -42,7 +42,7 @@ pub fn completions(options: &CompletionsOptions, mut definition: Command) -> Out
 }
 
 /// Prints or writes manual pages.
-pub fn man(options: &ManOptions, definition: Command) -> Outcome {
+pub fn man(options: &ManOptions, definition: Command) -> CommandResult {
     let failed = |error: io::Error| Failure::new(format!("cannot write the manual: {error}"));
     let Some(directory) = &options.directory else {
         let mut page = Vec::new();

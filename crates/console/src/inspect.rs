@@ -9,12 +9,12 @@ use fathom_introspect::{CachedFile, Kernel, Task, open_image};
 use serde::Serialize;
 
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format,
         sheet::Sheet,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
     },
 };
 
@@ -84,7 +84,7 @@ struct TaskReport {
 }
 
 /// Carries out the command.
-pub fn run(options: &InspectOptions) -> Outcome {
+pub fn run(options: &InspectOptions) -> CommandResult {
     let memory = open_image(&options.image, options.low.0)
         .map_err(|error| Failure::io("read", &options.image, &error))?;
     let begun = Instant::now();
@@ -131,7 +131,7 @@ fn task_report(task: Task) -> TaskReport {
     TaskReport { pid: task.process_id, command: task.command }
 }
 
-fn print(report: &Report) -> Outcome {
+fn print(report: &Report) -> CommandResult {
     let (width, style) = (output::width(), Style::stdout());
     let bytes =
         |value: Option<u64>| value.map_or_else(String::new, |value| Bytes(value).to_string());
@@ -147,13 +147,13 @@ fn print(report: &Report) -> Outcome {
     output::text_line(&sheet.render(width, style))?;
     if !report.files.is_empty() {
         let mut table = Table::new([
-            Column::number("CACHED"),
-            Column::text("KIND").importance(2),
-            Column::text("DEVICE"),
-            Column::text("FS").importance(1),
-            Column::number("INODE").importance(0),
-            Column::number("SIZE").importance(3),
-            Column::text("PATH").flexible(),
+            TableColumn::number("CACHED"),
+            TableColumn::text("KIND").importance(2),
+            TableColumn::text("DEVICE"),
+            TableColumn::text("FS").importance(1),
+            TableColumn::number("INODE").importance(0),
+            TableColumn::number("SIZE").importance(3),
+            TableColumn::text("PATH").flexible(),
         ]);
         for file in &report.files {
             let number = |value: u64, text: String| if value == 0 { String::new() } else { text };
@@ -171,7 +171,7 @@ fn print(report: &Report) -> Outcome {
         output::text_line(&table.render(width, style))?;
     }
     if let Some(tasks) = &report.tasks {
-        let mut table = Table::new([Column::number("PID"), Column::text("COMMAND")]);
+        let mut table = Table::new([TableColumn::number("PID"), TableColumn::text("COMMAND")]);
         for task in tasks {
             table.row([task.pid.to_string(), task.command.clone()]);
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::has;
-use fathom_console::load::{LoadError, LoadOptions, Order, Waiting, load};
+use fathom_console::load::{BlockOrder, LoadError, LoadOptions, Waiting, load};
 
 struct Server {
     child: Child,
@@ -115,7 +115,7 @@ fn reads_are_measured_and_attributed() {
 #[test]
 fn written_data_is_read_back() {
     let Some(server) = Server::start(true, 2) else { return };
-    for (order, read_percent) in [(Order::Random, 30), (Order::Sequential, 0)] {
+    for (order, read_percent) in [(BlockOrder::Random, 30), (BlockOrder::Sequential, 0)] {
         let report = load(&LoadOptions {
             order,
             read_percent,

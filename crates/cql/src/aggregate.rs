@@ -15,7 +15,7 @@ use crate::plan::{Aggregate, AggregateFunction, Stage};
 use crate::value::{Row, Value};
 use distinct::{Maxima, Precision};
 use exact::FloatSums;
-use histogram::{Buckets, Place};
+use histogram::{BucketNumber, Buckets};
 
 /// The value of an aggregate over the rows of a group.
 pub fn aggregate(aggregate: &Aggregate, rows: &[Row]) -> Value {
@@ -88,8 +88,8 @@ fn approximate_distinct(precision: Precision, stage: Stage, values: &[Value]) ->
 }
 
 fn histogram(buckets: Buckets, stage: Stage, values: &[Value]) -> Value {
-    let mut counts: BTreeMap<Place, i64> = BTreeMap::new();
-    let mut add = |place: Place, count: i64| {
+    let mut counts: BTreeMap<BucketNumber, i64> = BTreeMap::new();
+    let mut add = |place: BucketNumber, count: i64| {
         let counted = counts.entry(place).or_default();
         // Texts from other hosts may contain any count.
         *counted = counted.wrapping_add(count);

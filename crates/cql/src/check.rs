@@ -11,7 +11,7 @@ use crate::plan::{
 use crate::value::Type;
 
 /// The type of an expression or a column; `None` if it can only be null.
-pub(crate) type Kind = Option<Type>;
+pub(crate) type KnownType = Option<Type>;
 
 /// Checks a plan, which may come from another host.
 ///
@@ -23,25 +23,25 @@ pub fn check(plan: &Plan, catalog: &Catalog) -> Result<(), String> {
         Output::Stream(stream) => stream_columns(stream, catalog)?,
         Output::Relation(relation) => columns(relation, catalog)?,
     };
-    let named: Vec<Kind> = plan.columns.iter().map(|column| Some(column.kind)).collect();
+    let named: Vec<KnownType> = plan.columns.iter().map(|column| Some(column.kind)).collect();
     ensure(fits(&kinds, &named), || format!("the columns have the types {kinds:?}, not {named:?}"))
 }
 
 /// The types of a stream's columns, or its first mistake.
-pub(crate) fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+pub(crate) fn stream_columns(stream: &Stream, catalog: &Catalog) -> Result<Vec<KnownType>, String> {
     match stream {
         Stream::Source(source) => input_columns(*source, catalog),
         Stream::Of(_, relation) => columns(relation, catalog),
     }
 }
 
-fn input_columns(input: usize, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+fn input_columns(input: usize, catalog: &Catalog) -> Result<Vec<KnownType>, String> {
     let input = catalog.streams.get(input).ok_or("no such input")?;
     Ok(input.columns.iter().map(|column| Some(column.kind)).collect())
 }
 
 /// The types of a relation's columns, or its first mistake.
-pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<KnownType>, String> {
     match relation {
         Relation::Window(window, stream) => {
             let kinds = stream_columns(stream, catalog)?;
@@ -87,7 +87,7 @@ pub(crate) fn columns(relation: &Relation, catalog: &Catalog) -> Result<Vec<Kind
     }
 }
 
-fn joined(join: &Join, catalog: &Catalog) -> Result<Vec<Kind>, String> {
+fn joined(join: &Join, catalog: &Catalog) -> Result<Vec<KnownType>, String> {
     let (mut left, right) = (columns(&join.left, catalog)?, columns(&join.right, catalog)?);
     let counts = (join.left_columns, join.right_columns);
     ensure((left.len(), right.len()) == counts, || {
@@ -104,7 +104,7 @@ fn joined(join: &Join, catalog: &Catalog) -> Result<Vec<Kind>, String> {
     Ok(left)
 }
 
-fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
+fn aggregated(aggregate: &Aggregate, columns: &[KnownType]) -> Result<KnownType, String> {
     let Some(argument) = &aggregate.argument else {
         let count = aggregate.function == AggregateFunction::Count && !aggregate.distinct;
         ensure(count, || "only count applies to all rows".to_owned())?;
@@ -155,7 +155,7 @@ fn aggregated(aggregate: &Aggregate, columns: &[Kind]) -> Result<Kind, String> {
 }
 
 /// The type of an expression over columns, or its first mistake.
-pub(crate) fn kind(expression: &Expression, columns: &[Kind]) -> Result<Kind, String> {
+pub(crate) fn kind(expression: &Expression, columns: &[KnownType]) -> Result<KnownType, String> {
     match expression {
         Expression::Column(position) => {
             columns.get(*position).copied().ok_or_else(|| format!("no column {position}"))
@@ -203,7 +203,7 @@ pub(crate) fn kind(expression: &Expression, columns: &[Kind]) -> Result<Kind, St
     }
 }
 
-fn call(function: Function, arguments: &[Kind]) -> Result<Kind, String> {
+fn call(function: Function, arguments: &[KnownType]) -> Result<KnownType, String> {
     use Type::{Boolean, Float, Integer, Text};
     let (expected, result): (&[Type], Type) = match function {
         Function::Lower | Function::Upper | Function::Trim => (&[Text], Text),
@@ -231,36 +231,40 @@ fn call(function: Function, arguments: &[Kind]) -> Result<Kind, String> {
             return arguments.iter().try_fold(None, |kind, argument| same(kind, *argument));
         }
     };
-    let expected: Vec<Kind> = expected.iter().copied().map(Some).collect();
+    let expected: Vec<KnownType> = expected.iter().copied().map(Some).collect();
     ensure(fits(arguments, &expected), || {
         format!("invalid arguments of {function:?}: {arguments:?}")
     })?;
     Ok(Some(result))
 }
 
-fn all(expressions: &[Expression], columns: &[Kind]) -> Result<Vec<Kind>, String> {
+fn all(expressions: &[Expression], columns: &[KnownType]) -> Result<Vec<KnownType>, String> {
     expressions.iter().map(|expression| kind(expression, columns)).collect()
 }
 
-fn expect(expression: &Expression, columns: &[Kind], expected: Type) -> Result<Kind, String> {
+fn expect(
+    expression: &Expression,
+    columns: &[KnownType],
+    expected: Type,
+) -> Result<KnownType, String> {
     is(kind(expression, columns)?, expected)
 }
 
-fn is(kind: Kind, expected: Type) -> Result<Kind, String> {
+fn is(kind: KnownType, expected: Type) -> Result<KnownType, String> {
     same(kind, Some(expected))
 }
 
-fn number(kind: Kind) -> Result<Kind, String> {
+fn number(kind: KnownType) -> Result<KnownType, String> {
     let number = matches!(kind, None | Some(Type::Integer | Type::Float));
     ensure(number, || format!("{kind:?} is not a number")).map(|()| kind)
 }
 
-fn same(left: Kind, right: Kind) -> Result<Kind, String> {
+fn same(left: KnownType, right: KnownType) -> Result<KnownType, String> {
     let same = left.is_none() || right.is_none() || left == right;
     ensure(same, || format!("the types {left:?} and {right:?} differ")).map(|()| left.or(right))
 }
 
-fn fits(left: &[Kind], right: &[Kind]) -> bool {
+fn fits(left: &[KnownType], right: &[KnownType]) -> bool {
     left.len() == right.len() && left.iter().zip(right).all(|(a, b)| same(*a, *b).is_ok())
 }
 

@@ -10,7 +10,7 @@ mod plans;
 mod shrink;
 
 use crate::catalog::{Catalog, StreamSchema};
-use crate::oracle::{self, Input};
+use crate::oracle::{self, InputRow};
 use crate::plan::Plan;
 use crate::value::Type;
 
@@ -27,7 +27,7 @@ pub struct Case {
     /// The plan.
     pub plan: Plan,
     /// The inputs in the order of arrival; times do not decrease.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<InputRow>,
     /// The end of the evaluation, inclusive; at or after the last input.
     pub until_ns: i64,
 }

@@ -26,7 +26,7 @@ use bag::Bag;
 
 /// An input row: a row of a stream, or an insertion or deletion of a given relation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct InputRow {
     /// The input, by its position in the catalogue.
     pub source: usize,
     /// The instant, in nanoseconds.
@@ -53,13 +53,18 @@ pub struct Delta {
 /// or the rows of a stream. There is one entry for each instant and row, in order.
 ///
 /// The inputs are in the order of arrival; they are sorted by time first.
-pub fn run(plan: &Plan, inputs: &[Input], until_ns: i64) -> Vec<Delta> {
+pub fn run(plan: &Plan, inputs: &[InputRow], until_ns: i64) -> Vec<Delta> {
     run_within(plan, inputs, until_ns, u64::MAX).unwrap_or_default()
 }
 
 /// Like [`run`], but returns `None` after `steps` steps. A step is a row that is made or a pair of
 /// rows that is compared.
-pub fn run_within(plan: &Plan, inputs: &[Input], until_ns: i64, steps: u64) -> Option<Vec<Delta>> {
+pub fn run_within(
+    plan: &Plan,
+    inputs: &[InputRow],
+    until_ns: i64,
+    steps: u64,
+) -> Option<Vec<Delta>> {
     let oracle = Oracle::new(inputs, until_ns, steps);
     let deltas = oracle.output(&plan.output);
     (oracle.steps.get() > 0).then_some(deltas)
@@ -82,7 +87,7 @@ struct Changing<'a> {
 
 struct Oracle {
     /// The inputs by time, up to `until`.
-    inputs: Vec<Input>,
+    inputs: Vec<InputRow>,
     until: i64,
     /// The remaining steps; at 0 the result is invalid.
     steps: Cell<u64>,
@@ -91,7 +96,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    fn new(inputs: &[Input], until: i64, steps: u64) -> Self {
+    fn new(inputs: &[InputRow], until: i64, steps: u64) -> Self {
         let mut inputs = inputs.to_vec();
         inputs.retain(|input| input.time_ns <= until);
         inputs.sort_by_key(|input| input.time_ns);

@@ -9,7 +9,7 @@ use fathom_cql::aggregate::histogram::Buckets;
 use fathom_cql::catalog::{Catalog, Column};
 use fathom_cql::check::check;
 use fathom_cql::generate::{Case, Generator, case, shrink};
-use fathom_cql::oracle::{self, Delta, Input};
+use fathom_cql::oracle::{self, Delta, InputRow};
 use fathom_cql::plan::{
     Aggregate, AggregateFunction as Function, Expression, Output, Plan, Relation, Stage, Stream,
     Window,
@@ -30,12 +30,12 @@ fn host(input: usize, seed: u64, hosts: usize) -> usize {
 }
 
 /// The inputs of the centre: the changes that the hosts send, host after host.
-fn sent(split: &Split, inputs: &[Vec<Input>], until_ns: i64) -> Option<Vec<Input>> {
+fn sent(split: &Split, inputs: &[Vec<InputRow>], until_ns: i64) -> Option<Vec<InputRow>> {
     let mut all = Vec::new();
     for inputs in inputs {
         for (source, fragment) in split.fragments.iter().enumerate() {
             let deltas = oracle::run_within(fragment, inputs, until_ns, STEPS_MAX)?;
-            let input = |Delta { time_ns, row, count }| Input { source, time_ns, row, count };
+            let input = |Delta { time_ns, row, count }| InputRow { source, time_ns, row, count };
             all.extend(deltas.into_iter().map(input));
         }
     }
@@ -43,7 +43,7 @@ fn sent(split: &Split, inputs: &[Vec<Input>], until_ns: i64) -> Option<Vec<Input
 }
 
 /// The inputs of each host.
-fn spread(case: &Case, seed: u64, hosts: usize) -> Vec<Vec<Input>> {
+fn spread(case: &Case, seed: u64, hosts: usize) -> Vec<Vec<InputRow>> {
     let mut inputs = vec![Vec::new(); hosts];
     for (at, input) in case.inputs.iter().enumerate() {
         inputs[host(at, seed, hosts)].push(input.clone());
@@ -346,8 +346,8 @@ fn sums_that_a_host_cannot_hold_are_exact() {
         &[(0, None), (1, Some(most)), (1, Some(most)), (0, Some(most)), (2, Some(3))],
         &[(0, None), (1, None)],
     ] {
-        let input = |number| Input { source: 0, time_ns: 1, row: row(number), count: 1 };
-        let all: Vec<Input> = numbers.iter().map(|&(_, number)| input(number)).collect();
+        let input = |number| InputRow { source: 0, time_ns: 1, row: row(number), count: 1 };
+        let all: Vec<InputRow> = numbers.iter().map(|&(_, number)| input(number)).collect();
         let mut inputs = vec![Vec::new(); 3];
         for (&(host, _), input) in numbers.iter().zip(&all) {
             inputs[host].push(input.clone());

@@ -3,13 +3,13 @@
 use crate::innodb::Tablespace;
 use crate::postgresql::Relation;
 use crate::sqlite::{self, FIRST, Header, Tree};
-use crate::{DatabasePart, Page, of_path};
+use crate::{DatabasePage, DatabasePart, of_path};
 
 /// The part of a path that is read.
 const PATH_MAX: usize = 200;
 
 /// Whether a page can be reported.
-fn check(page: Page) {
+fn check(page: DatabasePage) {
     assert_ne!(page.part, DatabasePart::None, "an examined page has a part");
     assert!(page.part != DatabasePart::Log || page.index == 0, "logs have no number");
 }

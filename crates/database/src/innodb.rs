@@ -11,7 +11,7 @@
 
 use fathom_insight::DatabasePart;
 
-use crate::{Bytes, Page, be16, be32, be64, take};
+use crate::{DatabasePage, PageBytes, be16, be32, be64, take};
 
 /// The length of the header of a page, and of the header of an index page after it.
 const HEADER: usize = 38;
@@ -57,7 +57,11 @@ impl Tablespace {
     ///
     /// The first page that is recognised, all of which has to be there, determines the length and
     /// the tablespace of later ones.
-    pub fn page(&mut self, bytes: &(impl Bytes + ?Sized), place: Option<u64>) -> Option<Page> {
+    pub fn page(
+        &mut self,
+        bytes: &(impl PageBytes + ?Sized),
+        place: Option<u64>,
+    ) -> Option<DatabasePage> {
         let head: [u8; HEAD] = take(bytes, 0)?;
         let (number, lsn) = (be32(&head, 4), be64(&head, 16));
         let (kind, space) = (be16(&head, 24), be32(&head, 34));
@@ -83,7 +87,7 @@ impl Tablespace {
         if is_known && (space != self.space || !is_placed(length)) {
             // A copy in the doublewrite buffer.
             let part = if self.is_system { DatabasePart::Log } else { DatabasePart::Other };
-            return Some(Page { part, index: 0 });
+            return Some(DatabasePage { part, index: 0 });
         }
         (self.page_length, self.space) = (length, space);
         let is_encrypted = match ending {
@@ -92,19 +96,19 @@ impl Tablespace {
             _ => number != 0 && be32(&head, 26) != 0 && !self.is_system,
         };
         if is_encrypted {
-            return Some(Page::OTHER);
+            return Some(DatabasePage::OTHER);
         }
         Some(match kind {
             TYPE_INDEX | TYPE_INSTANT | TYPE_RTREE => self.index_page(&head, kind, number),
-            TYPE_UNDO => Page { part: DatabasePart::Log, index: 0 },
+            TYPE_UNDO => DatabasePage { part: DatabasePart::Log, index: 0 },
             // Long values of rows. Only clustered indexes have some.
-            10..=12 | 22..=29 => Page { part: DatabasePart::Table, index: 0 },
-            _ => Page::OTHER,
+            10..=12 | 22..=29 => DatabasePage { part: DatabasePart::Table, index: 0 },
+            _ => DatabasePage::OTHER,
         })
     }
 
     /// A page of an index.
-    fn index_page(&mut self, head: &[u8; HEAD], kind: u16, number: u32) -> Page {
+    fn index_page(&mut self, head: &[u8; HEAD], kind: u16, number: u32) -> DatabasePage {
         let header = &head[HEADER..HEADER + INDEX_HEADER];
         let (slots, latest, level, index) =
             (be16(header, 0), be64(header, 18), be16(header, 26), be64(header, 28));
@@ -115,10 +119,10 @@ impl Tablespace {
         let is_changed = kind == TYPE_INSTANT && number == 3;
         let is_valid = slots != 0 && level < LEVEL_MAX && index != 0 && index != Self::SEVERAL;
         if !is_valid || !(has_first && kind != TYPE_INSTANT || is_changed) {
-            return Page::OTHER;
+            return DatabasePage::OTHER;
         }
         let number_of_index = u32::try_from(index).unwrap_or(0);
-        let page = |part| Page { part, index: number_of_index };
+        let page = |part| DatabasePage { part, index: number_of_index };
         if kind == TYPE_RTREE {
             return page(DatabasePart::Index);
         }
@@ -161,7 +165,7 @@ enum Ending {
     Torn,
 }
 
-fn ending(bytes: &(impl Bytes + ?Sized), length: u32, lsn: u64) -> Ending {
+fn ending(bytes: &(impl PageBytes + ?Sized), length: u32, lsn: u64) -> Ending {
     let Some(words) = take::<8>(bytes, u64::from(length) - 8) else { return Ending::Absent };
     let low = lsn as u32;
     if be32(&words, 4) == low {

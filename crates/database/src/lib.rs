@@ -21,12 +21,12 @@ pub use fuzz::fuzz_pages;
 pub use path::{Named, of_path};
 
 /// The content of a page, or of the part of it that a request transfers.
-pub trait Bytes {
+pub trait PageBytes {
     /// Copies the bytes from `at` on, or returns `false` if the request does not have all of them.
     fn read(&self, at: u64, target: &mut [u8]) -> bool;
 }
 
-impl Bytes for [u8] {
+impl PageBytes for [u8] {
     fn read(&self, at: u64, target: &mut [u8]) -> bool {
         let start = usize::try_from(at).unwrap_or(usize::MAX);
         let source = start.checked_add(target.len()).and_then(|end| self.get(start..end));
@@ -35,7 +35,7 @@ impl Bytes for [u8] {
 }
 
 /// The `N` bytes at a place; `None` if the request does not have all of them.
-fn take<const N: usize>(bytes: &(impl Bytes + ?Sized), at: u64) -> Option<[u8; N]> {
+fn take<const N: usize>(bytes: &(impl PageBytes + ?Sized), at: u64) -> Option<[u8; N]> {
     let mut target = [0; N];
     bytes.read(at, &mut target).then_some(target)
 }
@@ -62,14 +62,14 @@ fn le16(bytes: &[u8], at: usize) -> u16 {
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct DatabasePage {
     /// The part.
     pub part: DatabasePart,
     /// The number of the table or index; 0 if the page does not name it.
     pub index: u32,
 }
 
-impl Page {
+impl DatabasePage {
     /// A page that is neither table nor index nor log.
     pub const OTHER: Self = Self { part: DatabasePart::Other, index: 0 };
 }

@@ -3,7 +3,7 @@
 
 use fathom_insight::DatabasePart;
 
-use crate::{Bytes, Page, le16, take};
+use crate::{DatabasePage, PageBytes, le16, take};
 
 /// The length of a page's header.
 const HEADER: u16 = 24;
@@ -36,9 +36,9 @@ pub struct Relation {
 
 /// A page that passed the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct CheckedPage {
     /// What it is.
-    pub page: Page,
+    pub page: DatabasePage,
     /// Its length in bytes.
     pub length: u32,
 }
@@ -46,7 +46,7 @@ pub struct Found {
 impl Relation {
     /// Examines the page that `bytes` begins with; `None` if no page begins there, or if it is new
     /// and so still empty.
-    pub fn page(self, bytes: &(impl Bytes + ?Sized)) -> Option<Found> {
+    pub fn page(self, bytes: &(impl PageBytes + ?Sized)) -> Option<CheckedPage> {
         let header: [u8; HEADER as usize] = take(bytes, 0)?;
         let [flags, lower, upper, special, size_version] =
             [10, 12, 14, 16, 18].map(|at| le16(&header, at));
@@ -64,12 +64,12 @@ impl Relation {
         }
         let part = Self::part(bytes, special, length - special);
         let index = if part == DatabasePart::Other { 0 } else { self.node };
-        Some(Found { page: Page { part, index }, length: length.into() })
+        Some(CheckedPage { page: DatabasePage { part, index }, length: length.into() })
     }
 
     /// The part of a page, from the area that its access method uses. A request may have only the
     /// beginning of a page; then the length of the area is the only evidence.
-    fn part(bytes: &(impl Bytes + ?Sized), special: u16, length: u16) -> DatabasePart {
+    fn part(bytes: &(impl PageBytes + ?Sized), special: u16, length: u16) -> DatabasePart {
         let area = u64::from(special);
         match length {
             0 => DatabasePart::Table,

@@ -7,7 +7,7 @@
 
 use fathom_insight::DatabasePart;
 
-use crate::{Bytes, Page, be16, be32, take};
+use crate::{DatabasePage, PageBytes, be16, be32, take};
 
 /// The first bytes of a database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -33,7 +33,7 @@ const FRAGMENTS_MAX: u8 = 60;
 const RECORD_HEADER_MAX: usize = 64;
 
 /// Whether a file begins like a write-ahead log or a journal.
-pub fn is_log(bytes: &(impl Bytes + ?Sized)) -> bool {
+pub fn is_log(bytes: &(impl PageBytes + ?Sized)) -> bool {
     take::<8>(bytes, 0)
         .is_some_and(|head| head == JOURNAL_MAGIC || be32(&head, 0) & !1 == WAL_MAGIC)
 }
@@ -67,7 +67,7 @@ pub struct Header {
 
 impl Header {
     /// The properties of the database that `bytes` begins with; `None` if no database begins there.
-    pub fn of(bytes: &(impl Bytes + ?Sized)) -> Option<Self> {
+    pub fn of(bytes: &(impl PageBytes + ?Sized)) -> Option<Self> {
         let head: [u8; HEADER] = take(bytes, 0)?;
         let page_length = match be16(&head, 16) {
             1 => 65536,
@@ -95,7 +95,7 @@ impl Header {
 
     /// Examines page `number` (0 if it is not known), with which `bytes` begins; `None` if it is
     /// not a page of a tree.
-    pub fn page(self, bytes: &(impl Bytes + ?Sized), number: u32) -> Option<TreePage> {
+    pub fn page(self, bytes: &(impl PageBytes + ?Sized), number: u32) -> Option<TreePage> {
         let start = Self::start(number);
         let head: [u8; 14] = take(bytes, start as u64)?;
         let (part, is_leaf) = match head[0] {
@@ -132,13 +132,13 @@ impl Header {
     }
 
     /// What page `number` is, of which `tree` has been known before.
-    pub fn judge(self, found: Option<TreePage>, tree: Option<Tree>) -> Page {
-        let Some(found) = found else { return Page::OTHER };
+    pub fn judge(self, found: Option<TreePage>, tree: Option<Tree>) -> DatabasePage {
+        let Some(found) = found else { return DatabasePage::OTHER };
         // A page that has left its tree may have got into another. A table without row numbers has
         // pages of an index.
         let tree = tree.filter(|tree| tree.part == found.part || found.part == DatabasePart::Index);
         let part = tree.map_or(found.part, |tree| tree.part);
-        Page { part, index: tree.map_or(0, |tree| tree.root) }
+        DatabasePage { part, index: tree.map_or(0, |tree| tree.root) }
     }
 
     /// Calls `visit` with the number of each child of page `number`, all of whose bytes are `page`.

@@ -7,12 +7,17 @@ use std::collections::HashMap;
 use fathom_database::innodb::Tablespace;
 use fathom_database::postgresql::Relation;
 use fathom_database::sqlite::{FIRST, Header, Tree};
-use fathom_database::{DatabasePart, Named, Page, fuzz_pages, of_path};
+use fathom_database::{DatabasePage, DatabasePart, Named, fuzz_pages, of_path};
 
 use support::{Captured, File, captures};
 
 /// Compares a page with the truth; counts the compared pages by part.
-fn compare(name: &str, page: &Captured, found: Page, counts: &mut HashMap<DatabasePart, u32>) {
+fn compare(
+    name: &str,
+    page: &Captured,
+    found: DatabasePage,
+    counts: &mut HashMap<DatabasePart, u32>,
+) {
     let Some((part, index)) = page.truth else { return };
     assert_eq!(found.part, part, "{name}, page {}", page.number);
     if part != DatabasePart::Other {
@@ -175,13 +180,13 @@ fn an_encrypted_page_is_other() {
     let mut bytes = page.bytes.clone();
     // The version of the key comes first in pages with full_crc32.
     bytes[3] = 1;
-    assert_eq!(Tablespace::default().page(&bytes[..], None), Some(Page::OTHER));
+    assert_eq!(Tablespace::default().page(&bytes[..], None), Some(DatabasePage::OTHER));
     // Of a page that is encrypted without this mark, the first record is not readable.
     let mut bytes = page.bytes.clone();
     for byte in &mut bytes[38..16376] {
         *byte = byte.wrapping_mul(167).wrapping_add(13);
     }
-    assert_eq!(Tablespace::default().page(&bytes[..], None), Some(Page::OTHER));
+    assert_eq!(Tablespace::default().page(&bytes[..], None), Some(DatabasePage::OTHER));
 }
 
 /// Damages captured pages by seed, and reads them.

@@ -33,9 +33,9 @@ mod window;
 use std::collections::BTreeMap;
 
 pub use batch::Batch;
-pub use choice::{Carriable, Choice};
+pub use choice::{Carriable, DiskChoice};
 pub use curve::Sample;
-pub use verdict::{Errors, Source, State, Verdict};
+pub use verdict::{ContentionState, Errors, Verdict, VerdictBasis};
 pub use window::Times;
 
 use disk::DiskModel;

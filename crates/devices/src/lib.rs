@@ -28,4 +28,4 @@ pub use fuzz::fuzz_devices;
 pub use idle::{IdleOptions, IdleTracker};
 pub use predict::Predictor;
 pub use resolve::{Medium, MediumKind, Placement, resolve_within};
-pub use schedule::{Offer, Others, Schedule, Work};
+pub use schedule::{Offer, Others, Schedule, WorkCounts};

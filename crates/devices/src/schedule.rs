@@ -68,7 +68,7 @@ pub struct Others {
 
 /// The counts of a device's background work. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct WorkCounts {
     /// Steps that have begun.
     pub steps: u64,
     /// Steps among these that began because of their deadline.
@@ -131,7 +131,7 @@ pub struct Schedule {
     turns: u64,
     /// Since when work has waited while the device was idle.
     idle_since_ns: Option<u64>,
-    work: Work,
+    work: WorkCounts,
 }
 
 impl Schedule {
@@ -148,7 +148,7 @@ impl Schedule {
             cost: StepCost::default(),
             turns: 0,
             idle_since_ns: None,
-            work: Work::default(),
+            work: WorkCounts::default(),
         }
     }
 
@@ -350,7 +350,7 @@ impl Schedule {
     }
 
     /// The counts of the work.
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> WorkCounts {
         self.work
     }
 

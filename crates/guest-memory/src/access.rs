@@ -14,7 +14,7 @@ use crate::volatile;
 /// Offsets are the caller's own: one outside the length is a mistake of the program and panics, as
 /// with a slice.
 #[derive(Debug)]
-pub struct Access<'m> {
+pub struct MemoryAccess<'m> {
     place: *mut u8,
     length: usize,
     is_writable: bool,
@@ -24,11 +24,11 @@ pub struct Access<'m> {
 
 // SAFETY: the memory stays mapped for every thread as long as the access lives, and is accessed
 // only by volatile and atomic instructions.
-unsafe impl Send for Access<'_> {}
+unsafe impl Send for MemoryAccess<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Access<'_> {}
+unsafe impl Sync for MemoryAccess<'_> {}
 
-impl Access<'_> {
+impl MemoryAccess<'_> {
     /// An access to `length` bytes at `place`.
     ///
     /// # Safety

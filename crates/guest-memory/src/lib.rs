@@ -8,7 +8,7 @@
 //! | for | by | the pages are needed |
 //! |---|---|---|
 //! | one read or write | [`GuestMemory::access`], and short forms of it | during the call |
-//! | a ring | [`GuestMemory::hold`] | as long as the [`Access`] lives |
+//! | a ring | [`GuestMemory::hold`] | as long as the [`MemoryAccess`] lives |
 //! | the data of a request, for the kernel | [`GuestMemory::lend`] | until the [`Buffers`] are cleared |
 //! | introspection | [`GuestMemory::u64`], [`GuestMemory::window`] | never: it only looks |
 //!
@@ -18,8 +18,9 @@
 //!
 //! **Who maps and who unmaps.** [`GuestMemory::add`] maps a region. A clone of a memory, which may
 //! have other regions, shares the mappings. A region is unmapped when the last memory that has it,
-//! and the last `Access` that is held in it, are dropped. So introspection keeps what it reads
-//! mapped, and a ring its three parts. Lent memory is the exception: its lender keeps the memory.
+//! and the last `MemoryAccess` that is held in it, are dropped. So introspection keeps what it
+//! reads mapped, and a ring its three parts. Lent memory is the exception: its lender keeps the
+//! memory.
 //!
 //! **Pages that are lost** (the VMM truncates its file) read as zeroes from then on, and
 //! [`MemoryOwner::is_lost`] becomes true: see [`Mapping`].
@@ -45,11 +46,11 @@ mod tests;
 mod volatile;
 mod window;
 
-pub use access::Access;
+pub use access::MemoryAccess;
 pub use buffer::{Buffers, Cursor, GuestAddress};
 pub use dirty_log::DirtyLog;
-pub use mapping::{Budget, LossCause, Mapping, MemoryOwner, faults};
+pub use mapping::{LossCause, Mapping, MappingBudget, MemoryOwner, faults};
 pub use memory::GuestMemory;
 pub use pager::{Lease, Pager, Purpose};
 pub use region::{Region, Touched};
-pub use window::Window;
+pub use window::MemoryWindow;

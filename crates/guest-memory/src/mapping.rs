@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 use rustix::net::Shutdown;
 
-use crate::access::Access;
+use crate::access::MemoryAccess;
 use crate::kept::Kept;
 use crate::pager::Purpose;
 
@@ -84,13 +84,13 @@ pub struct MemoryOwner {
     /// The `si_code` of the first signal, or 0.
     code: AtomicI32,
     alarm: Option<OwnedFd>,
-    budget: Option<Arc<Budget>>,
+    budget: Option<Arc<MappingBudget>>,
 }
 
 impl MemoryOwner {
     /// A new owner. The first loss shuts down the socket `alarm` for reading, which wakes the
     /// thread that waits for its next message. All mappings of the owner count against `budget`.
-    pub fn new(alarm: Option<OwnedFd>, budget: Option<Arc<Budget>>) -> Self {
+    pub fn new(alarm: Option<OwnedFd>, budget: Option<Arc<MappingBudget>>) -> Self {
         Self { code: AtomicI32::new(0), alarm, budget }
     }
 
@@ -122,12 +122,12 @@ impl MemoryOwner {
 
 /// A limit on the bytes that several owners together may have mapped.
 #[derive(Debug)]
-pub struct Budget {
+pub struct MappingBudget {
     used: AtomicU64,
     max: u64,
 }
 
-impl Budget {
+impl MappingBudget {
     /// A budget of `max` bytes.
     pub fn new(max: u64) -> Self {
         Self { used: AtomicU64::new(0), max }
@@ -144,11 +144,11 @@ fn take(used: &AtomicU64, max: u64, length: u64) -> bool {
 #[derive(Debug)]
 struct Reservation {
     length: u64,
-    budget: Option<Arc<Budget>>,
+    budget: Option<Arc<MappingBudget>>,
 }
 
 impl Reservation {
-    fn new(length: u64, budget: Option<&Arc<Budget>>) -> io::Result<Self> {
+    fn new(length: u64, budget: Option<&Arc<MappingBudget>>) -> io::Result<Self> {
         let full = |whose| {
             let text = format!("{whose} would have more memory mapped than the limit allows");
             io::Error::new(io::ErrorKind::OutOfMemory, text)
@@ -343,8 +343,8 @@ fn install() {
 /// A part of a file, mapped shared.
 ///
 /// The other process may write it at any time. So its bytes are reached only through an
-/// [`Access`], by copies, and by the kernel. If a byte changes during a copy, the copy has either
-/// value. A lost page reads as zeroes, after [`MemoryOwner::is_lost`] has become true.
+/// [`MemoryAccess`], by copies, and by the kernel. If a byte changes during a copy, the copy has
+/// either value. A lost page reads as zeroes, after [`MemoryOwner::is_lost`] has become true.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -480,21 +480,21 @@ impl Mapping {
     }
 
     /// An access to a part of it, which keeps it mapped; `None` if it is shorter.
-    pub fn hold(self: &Arc<Self>, offset: usize, length: usize) -> Option<Access<'static>> {
+    pub fn hold(self: &Arc<Self>, offset: usize, length: usize) -> Option<MemoryAccess<'static>> {
         let fits = offset.checked_add(length)? <= self.length;
         fits.then(|| {
             let place = self.base().wrapping_add(offset);
             let kept = Kept::new(None, Some(Arc::clone(self)));
             // SAFETY: the part is mapped as long as the mapping, for this purpose.
-            unsafe { Access::new(place, length, self.purpose, kept) }
+            unsafe { MemoryAccess::new(place, length, self.purpose, kept) }
         })
     }
 
     /// An access to all of it.
     #[inline]
-    pub fn access(&self) -> Access<'_> {
+    pub fn access(&self) -> MemoryAccess<'_> {
         // SAFETY: all of it is mapped as long as self, for this purpose.
-        unsafe { Access::new(self.base(), self.length, self.purpose, Kept::NOTHING) }
+        unsafe { MemoryAccess::new(self.base(), self.length, self.purpose, Kept::NOTHING) }
     }
 }
 

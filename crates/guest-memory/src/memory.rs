@@ -6,14 +6,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::access::Access;
+use crate::access::MemoryAccess;
 use crate::buffer::{Buffers, GuestAddress};
 use crate::kept::Kept;
 use crate::mapping::{Mapping, MemoryOwner};
 use crate::pager::{Lease, Pager, Purpose};
-use crate::region::{Place, Region};
+use crate::region::{MappedAddress, Region};
 use crate::volatile;
-use crate::window::Window;
+use crate::window::MemoryWindow;
 
 /// The unit in which a pager takes memory away, in bytes.
 const PAGE: u64 = 4096;
@@ -23,12 +23,12 @@ const PAGE: u64 = 4096;
 struct Span {
     start: u64,
     length: u64,
-    place: Place,
+    place: MappedAddress,
 }
 
 impl Default for Span {
     fn default() -> Self {
-        Self { start: 0, length: 0, place: Place(std::ptr::null_mut()) }
+        Self { start: 0, length: 0, place: MappedAddress(std::ptr::null_mut()) }
     }
 }
 
@@ -207,7 +207,7 @@ impl GuestMemory {
     /// An access to `length` bytes at an address; `None` if they are not all in one region, if the
     /// purpose is to write and the memory is only read, or if the pager refuses.
     #[inline]
-    pub fn access(&self, address: u64, length: u64, purpose: Purpose) -> Option<Access<'_>> {
+    pub fn access(&self, address: u64, length: u64, purpose: Purpose) -> Option<MemoryAccess<'_>> {
         if purpose == Purpose::Write && self.is_read_only {
             return None;
         }
@@ -215,11 +215,16 @@ impl GuestMemory {
             return self.access_elsewhere(address, length, purpose);
         };
         // SAFETY: self keeps the largest region mapped, and the range is within it.
-        Some(unsafe { Access::new(place, length as usize, purpose, Kept::NOTHING) })
+        Some(unsafe { MemoryAccess::new(place, length as usize, purpose, Kept::NOTHING) })
     }
 
     #[inline(never)]
-    fn access_elsewhere(&self, address: u64, length: u64, purpose: Purpose) -> Option<Access<'_>> {
+    fn access_elsewhere(
+        &self,
+        address: u64,
+        length: u64,
+        purpose: Purpose,
+    ) -> Option<MemoryAccess<'_>> {
         let (place, left) = self.region(address)?;
         if length > left {
             return None;
@@ -229,7 +234,7 @@ impl GuestMemory {
             None => Kept::NOTHING,
         };
         // SAFETY: self keeps the region mapped, and the range is within it.
-        Some(unsafe { Access::new(place, length as usize, purpose, kept) })
+        Some(unsafe { MemoryAccess::new(place, length as usize, purpose, kept) })
     }
 
     /// A lease on a range, if there is a pager; `None` if it refuses.
@@ -246,7 +251,7 @@ impl GuestMemory {
         GuestAddress(address): GuestAddress,
         length: u64,
         purpose: Purpose,
-    ) -> Option<Access<'static>> {
+    ) -> Option<MemoryAccess<'static>> {
         if purpose == Purpose::Write && self.is_read_only {
             return None;
         }
@@ -260,7 +265,7 @@ impl GuestMemory {
         let place = region.place.0.wrapping_add(offset as usize);
         let kept = Kept::new(lease, Some(Arc::clone(&region.map)));
         // SAFETY: the mapping is kept, and the range is within it.
-        Some(unsafe { Access::new(place, length as usize, purpose, kept) })
+        Some(unsafe { MemoryAccess::new(place, length as usize, purpose, kept) })
     }
 
     /// Appends `length` bytes at an address to `buffers`, for the kernel to read or to fill. They
@@ -393,20 +398,20 @@ impl GuestMemory {
 
     /// The memory from `address` on, for several looks at contiguous memory.
     #[inline]
-    pub fn window(&self, address: u64) -> Window<'_> {
+    pub fn window(&self, address: u64) -> MemoryWindow<'_> {
         let offset = address.wrapping_sub(self.main.start);
         if offset < self.main.length {
             let place = self.main.place.0.wrapping_add(offset as usize);
             // SAFETY: self keeps the largest region mapped, and this is its rest.
             return unsafe {
-                Window::new(address, place, self.main.length - offset, Kept::NOTHING)
+                MemoryWindow::new(address, place, self.main.length - offset, Kept::NOTHING)
             };
         }
         self.window_elsewhere(address)
     }
 
     #[inline(never)]
-    fn window_elsewhere(&self, address: u64) -> Window<'_> {
+    fn window_elsewhere(&self, address: u64) -> MemoryWindow<'_> {
         let (place, mut length) = self.region(address).unwrap_or((std::ptr::null_mut(), 0));
         let mut kept = Kept::NOTHING;
         if let Some(pager) = &self.pager {
@@ -419,7 +424,7 @@ impl GuestMemory {
             (length, kept) = lengths.into_iter().find_map(take).unwrap_or((0, kept));
         }
         // SAFETY: self keeps the region mapped, and this is a part of its rest.
-        unsafe { Window::new(address, place, length, kept) }
+        unsafe { MemoryWindow::new(address, place, length, kept) }
     }
 
     /// Starts to fetch the line at `address` into the processor's caches. Brings no page in.

@@ -13,12 +13,12 @@ use crate::mapping::Mapping;
 
 /// An address in this process at which a region is mapped.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place(pub *mut u8);
+pub(crate) struct MappedAddress(pub *mut u8);
 
 // SAFETY: a place is used only for accesses to the region, which can be shared.
-unsafe impl Send for Place {}
+unsafe impl Send for MappedAddress {}
 // SAFETY: as above.
-unsafe impl Sync for Place {}
+unsafe impl Sync for MappedAddress {}
 
 /// A range of guest-physical addresses, mapped from a part of a file.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Region {
     pub length: u64,
     /// The offset in its file at which it begins, in bytes.
     pub file_offset: u64,
-    pub(crate) place: Place,
+    pub(crate) place: MappedAddress,
     pub(crate) map: Arc<Mapping>,
     pub(crate) file: Arc<File>,
 }
@@ -41,7 +41,14 @@ impl Region {
         (file, file_offset): (Arc<File>, u64),
         map: Mapping,
     ) -> Self {
-        Self { start, length, file_offset, place: Place(map.base()), map: Arc::new(map), file }
+        Self {
+            start,
+            length,
+            file_offset,
+            place: MappedAddress(map.base()),
+            map: Arc::new(map),
+            file,
+        }
     }
 
     /// The first address above it.

@@ -8,7 +8,7 @@ use crate::memory::GuestMemory;
 /// The memory from an address on, to the end of its region. A structure of the kernel does not
 /// extend beyond its region, which ends where the memory ends. With a pager, the window is at most
 /// a page long, and keeps a lease.
-pub struct Window<'m> {
+pub struct MemoryWindow<'m> {
     _memory: PhantomData<&'m GuestMemory>,
     #[cfg(feature = "recording")]
     address: u64,
@@ -18,7 +18,7 @@ pub struct Window<'m> {
     _kept: Kept,
 }
 
-impl Window<'_> {
+impl MemoryWindow<'_> {
     /// A window of `length` bytes.
     ///
     /// # Safety

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use fathom_persistence::{Identity, Stamp};
 
-use crate::place::{Place, end_of};
+use crate::place::{MarkLocation, end_of};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.cache";
@@ -30,7 +30,7 @@ pub struct MarkedCache {
 
 /// The place of the mark of one image or device.
 pub struct CacheMark {
-    place: Place,
+    place: MarkLocation,
 }
 
 impl CacheMark {
@@ -48,7 +48,7 @@ impl CacheMark {
     /// # Errors
     /// When the image cannot be opened.
     pub fn open_named(path: &Path, folder: &Path, key: Option<&str>) -> io::Result<Self> {
-        Ok(Self { place: Place::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
+        Ok(Self { place: MarkLocation::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
     }
 
     /// Why the image can have no mark: it is a block device without a name that is lasting and its

@@ -24,7 +24,7 @@ use std::time::{Instant, UNIX_EPOCH};
 use fathom_failure::Failing;
 use rustix::fs::{major, minor};
 
-use crate::lock::{Access, LockError, PATIENCE, RETRY_INTERVAL, lock};
+use crate::lock::{LockError, LockPurpose, PATIENCE, RETRY_INTERVAL, lock};
 
 /// Opens an image or a block device for reading, and for writing if the access is exclusive.
 /// `flags` are further flags of `open`. A block device is then claimed for as long as the file is
@@ -33,8 +33,8 @@ use crate::lock::{Access, LockError, PATIENCE, RETRY_INTERVAL, lock};
 ///
 /// # Errors
 /// Those of `open`. [`io::ErrorKind::ResourceBusy`] if the device is claimed: see [`Holder`].
-pub fn open(path: &Path, access: Access, flags: i32) -> io::Result<File> {
-    let is_exclusive = access != Access::Shared;
+pub fn open(path: &Path, access: LockPurpose, flags: i32) -> io::Result<File> {
+    let is_exclusive = access != LockPurpose::Shared;
     let start = Instant::now();
     loop {
         let claims = is_exclusive && std::fs::metadata(path)?.file_type().is_block_device();
@@ -67,14 +67,14 @@ pub fn open(path: &Path, access: Access, flags: i32) -> io::Result<File> {
 ///
 /// # Errors
 /// See [`LockError`].
-pub fn lock_device(file: &File, access: Access) -> Result<Option<File>, LockError> {
+pub fn lock_device(file: &File, access: LockPurpose) -> Result<Option<File>, LockError> {
     let own = file.metadata().map_err(LockError::Io)?;
     if !own.file_type().is_block_device() {
         return Ok(None);
     }
     let Some(node) = node(own.rdev()) else { return Ok(None) };
     let mut options = OpenOptions::new();
-    options.read(true).write(access != Access::Shared).custom_flags(libc::O_NONBLOCK);
+    options.read(true).write(access != LockPurpose::Shared).custom_flags(libc::O_NONBLOCK);
     let Ok(node) = options.open(node) else { return Ok(None) };
     let found = node.metadata().map_err(LockError::Io)?;
     let is_same = (found.dev(), found.ino()) == (own.dev(), own.ino());

@@ -29,7 +29,7 @@ pub use cached::{CacheMark, MarkedCache};
 pub use device::{Holder, lock_device, open};
 pub use format::{FOREIGN_HEAD_LENGTH, ForeignFormat};
 pub use kinds::{Demand, ImageChange, Mark, MarkKind, MarkedImage};
-pub use lock::{Access, LockError, Writers, is_locked, lock, try_lock, writers};
+pub use lock::{LockError, LockPurpose, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};
 pub use marks::marks_folder;
 pub use place::replace_file;

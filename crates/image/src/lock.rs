@@ -37,7 +37,7 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum LockPurpose {
     /// Reading: other readers may hold a lock too.
     Shared,
     /// Writing: excludes every other lock but those of QEMU's readers that share everything. The
@@ -110,11 +110,11 @@ const EXCLUSIVE_TESTED: [libc::off_t; 1] = [CONSISTENT_READ_DENIED_AT];
 const SHARED_TESTED: [libc::off_t; 3] = [CONSISTENT_READ_DENIED_AT, WRITE_AT, RESIZE_AT];
 
 /// The parts that are locked for an access, and the bytes that are tested.
-fn parts(access: Access) -> (&'static [Part], &'static [libc::off_t]) {
+fn parts(access: LockPurpose) -> (&'static [Part], &'static [libc::off_t]) {
     match access {
-        Access::Exclusive => (&EXCLUSIVE, &EXCLUSIVE_TESTED),
-        Access::Shared => (&SHARED, &SHARED_TESTED),
-        Access::Alone => (&ALONE, &[]),
+        LockPurpose::Exclusive => (&EXCLUSIVE, &EXCLUSIVE_TESTED),
+        LockPurpose::Shared => (&SHARED, &SHARED_TESTED),
+        LockPurpose::Alone => (&ALONE, &[]),
     }
 }
 
@@ -173,7 +173,7 @@ fn conflict(file: &File, part: Part) -> Option<libc::flock> {
 ///
 /// # Errors
 /// See [`LockError`].
-pub fn try_lock(file: &File, access: Access) -> Result<(), LockError> {
+pub fn try_lock(file: &File, access: LockPurpose) -> Result<(), LockError> {
     let (locked, tested) = parts(access);
     let taken = locked.iter().try_for_each(|part| set(file, *part)).and_then(|()| {
         let is_held = tested.iter().any(|at| is_denied(file, *at));
@@ -190,7 +190,7 @@ pub fn try_lock(file: &File, access: Access) -> Result<(), LockError> {
 ///
 /// # Errors
 /// See [`LockError`].
-pub fn lock(file: &File, access: Access) -> Result<(), LockError> {
+pub fn lock(file: &File, access: LockPurpose) -> Result<(), LockError> {
     let start = Instant::now();
     loop {
         match try_lock(file, access) {
@@ -255,8 +255,8 @@ mod tests {
     fn a_lock_excludes_other_locks_of_any_part() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (ours, theirs) = (file.reopen().unwrap(), file.reopen().unwrap());
-        try_lock(&ours, Access::Exclusive).unwrap();
-        assert!(matches!(try_lock(&theirs, Access::Shared), Err(LockError::Held)));
+        try_lock(&ours, LockPurpose::Exclusive).unwrap();
+        assert!(matches!(try_lock(&theirs, LockPurpose::Shared), Err(LockError::Held)));
         assert_eq!(is_locked(&theirs), Some(true));
         assert_eq!(is_locked(&ours), Some(false));
         drop(ours);
@@ -281,7 +281,7 @@ mod tests {
         let is_free = |file: &File, bytes: &[libc::off_t]| {
             bytes.iter().all(|byte| conflicts(file, (*byte, 1, libc::F_WRLCK)) == Some(false))
         };
-        for access in [Access::Exclusive, Access::Shared] {
+        for access in [LockPurpose::Exclusive, LockPurpose::Shared] {
             let ours = try_lock(access).unwrap();
             // A reader that leaves all to others: -U.
             let reader = qemu(path, &[100]).unwrap();
@@ -289,7 +289,7 @@ mod tests {
             // A reader that excludes writers.
             let strict = qemu(path, &[100, 201, 203]);
             let strict = strict.is_ok_and(|reader| is_free(&reader, &[200, 101, 103]));
-            assert_eq!(strict, access == Access::Shared);
+            assert_eq!(strict, access == LockPurpose::Shared);
             // A writer.
             let writer = qemu(path, &[100, 101, 103, 201, 203]);
             let writer = writer.is_ok_and(|writer| is_free(&writer, &[200, 201, 203, 101, 103]));
@@ -304,21 +304,21 @@ mod tests {
             (&[100, 200], false, false),
         ] {
             let theirs = qemu(path, bytes).unwrap();
-            assert_eq!(try_lock(Access::Shared).is_ok(), shared, "{bytes:?}");
-            assert_eq!(try_lock(Access::Exclusive).is_ok(), exclusive, "{bytes:?}");
-            assert!(try_lock(Access::Alone).is_err(), "{bytes:?}");
+            assert_eq!(try_lock(LockPurpose::Shared).is_ok(), shared, "{bytes:?}");
+            assert_eq!(try_lock(LockPurpose::Exclusive).is_ok(), exclusive, "{bytes:?}");
+            assert!(try_lock(LockPurpose::Alone).is_err(), "{bytes:?}");
             assert_eq!(is_locked(&file.reopen().unwrap()), Some(true), "{bytes:?}");
             drop(theirs);
         }
         // The lock of an earlier version.
         let earlier = file.reopen().unwrap();
         set(&earlier, (0, REST, libc::F_RDLCK)).unwrap();
-        assert!(matches!(try_lock(Access::Exclusive), Err(LockError::Held)));
-        try_lock(Access::Shared).unwrap();
+        assert!(matches!(try_lock(LockPurpose::Exclusive), Err(LockError::Held)));
+        try_lock(LockPurpose::Shared).unwrap();
         set(&earlier, (0, REST, libc::F_WRLCK)).unwrap();
-        assert!(matches!(try_lock(Access::Shared), Err(LockError::Held)));
+        assert!(matches!(try_lock(LockPurpose::Shared), Err(LockError::Held)));
         set(&earlier, (0, REST, libc::F_UNLCK)).unwrap();
-        let ours = try_lock(Access::Exclusive).unwrap();
+        let ours = try_lock(LockPurpose::Exclusive).unwrap();
         assert!(matches!(set(&earlier, (0, REST, libc::F_RDLCK)), Err(LockError::Held)));
         drop(ours);
     }

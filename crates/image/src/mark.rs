@@ -12,7 +12,7 @@ use std::path::Path;
 use fathom_persistence::Identity;
 
 use crate::marks::remove_all;
-use crate::place::{Place, end_of};
+use crate::place::{MarkLocation, end_of};
 
 /// The extended attribute.
 const ATTRIBUTE: &CStr = c"user.fathom.log";
@@ -35,7 +35,7 @@ pub struct MarkedLog {
 
 /// The place of the mark of one image or device.
 pub struct LogMark {
-    place: Place,
+    place: MarkLocation,
 }
 
 impl LogMark {
@@ -53,7 +53,7 @@ impl LogMark {
     /// # Errors
     /// When the image cannot be opened.
     pub fn open_named(path: &Path, folder: &Path, key: Option<&str>) -> io::Result<Self> {
-        Ok(Self { place: Place::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
+        Ok(Self { place: MarkLocation::open(path, folder, key, ATTRIBUTE, SUFFIX)? })
     }
 
     /// Why the image can have no mark: it is a block device without a name that is lasting and its

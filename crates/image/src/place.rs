@@ -26,7 +26,7 @@ const LINE_LENGTH_MAX: usize = 1024;
 const CLOCK_STEP: Duration = Duration::from_millis(20);
 
 /// The place of one kind of mark of one image or device.
-pub(crate) struct Place {
+pub(crate) struct MarkLocation {
     path: PathBuf,
     image: File,
     /// The extended attribute; `None` if the image cannot have any.
@@ -44,14 +44,14 @@ enum Files {
 }
 
 /// A mark as it was found.
-pub(crate) struct Found {
+pub(crate) struct FoundMark {
     /// Its text.
     pub(crate) text: Vec<u8>,
     /// Whether it was written for another image.
     pub(crate) is_foreign: bool,
 }
 
-impl Place {
+impl MarkLocation {
     /// The place of the mark of the image at `path`: the extended attribute `attribute`, or a file
     /// whose name ends with `suffix`. `folder` is the daemon's folder, which had the marks of block
     /// devices in earlier versions. `given` is the operator's name of a block device.
@@ -104,15 +104,15 @@ impl Place {
     ///
     /// # Errors
     /// When the mark cannot be read.
-    pub(crate) fn read(&self) -> io::Result<Option<Found>> {
+    pub(crate) fn read(&self) -> io::Result<Option<FoundMark>> {
         if let Some(text) = self.read_attribute()? {
             // It is a part of the image.
-            return Ok(Some(Found { text, is_foreign: false }));
+            return Ok(Some(FoundMark { text, is_foreign: false }));
         }
         let Some((_, mark)) = self.find()? else { return Ok(None) };
         let (text, facts) = Facts::split(&mark);
         let is_foreign = facts.contradicts(&self.facts);
-        Ok(Some(Found { text: text.to_vec(), is_foreign }))
+        Ok(Some(FoundMark { text: text.to_vec(), is_foreign }))
     }
 
     /// Writes the mark. On return, it is durable.

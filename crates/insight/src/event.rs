@@ -58,7 +58,7 @@ record! {
         /// `Layer` of a response: 1 + the position of the layer that completed the request, counted
         /// from the front end; 0 for the back end.
         layer: u8,
-        /// The source of the meaning: the number of the [`Source`](crate::Source).
+        /// The source of the meaning: the number of the [`InsightSource`](crate::InsightSource).
         source: u8,
         /// The I/O priority that the guest set; 0 is none.
         io_priority: u16,

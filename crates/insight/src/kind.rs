@@ -67,7 +67,7 @@ impl Kind {
 /// other, the stronger one wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Source {
+pub enum InsightSource {
     /// No source.
     #[default]
     None = 0,
@@ -83,7 +83,7 @@ pub enum Source {
     Application = 5,
 }
 
-impl Source {
+impl InsightSource {
     /// Every source, in the order of its number.
     pub const ALL: [Self; 6] =
         [Self::None, Self::Flags, Self::Page, Self::Bio, Self::Calls, Self::Application];
@@ -139,7 +139,7 @@ mod tests {
             assert_eq!(Kind::from_number(number as u8), kind);
         }
         assert_eq!(Kind::from_number(200), Kind::Unknown);
-        for (number, source) in Source::ALL.into_iter().enumerate() {
+        for (number, source) in InsightSource::ALL.into_iter().enumerate() {
             assert_eq!(source as usize, number);
         }
         for (number, confidence) in Confidence::ALL.into_iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The vocabulary for the meaning of disk requests.
 //!
 //! A request carries an [`Insight`]: which kind of data the request moves, for which file, control
-//! group and process of the guest. The insight has a [`Source`] and a [`Confidence`]. Its texts
-//! (paths, groups, commands) are numbers of a bounded table, [`Names`].
+//! group and process of the guest. The insight has an [`InsightSource`] and a [`Confidence`]. Its
+//! texts (paths, groups, commands) are numbers of a bounded table, [`Names`].
 //!
 //! The daemon reports what happens as streams of events: [`STREAMS`] is their table, and a
 //! [`Stream`] has a [`Record`] and columns, which the queries use. The tap reports each request as
@@ -29,7 +29,7 @@ mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass};
 pub use database::{Database, DatabasePart, DatabaseSystem};
-pub use kind::{Confidence, Kind, Source};
+pub use kind::{Confidence, InsightSource, Kind};
 pub use names::{Name, Names};
 pub use part::{Facts, Insight, Part, RequestFlags};
 pub use record::Record;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::class::{ClassTable, IoClass};
 use crate::database::{Database, DatabaseSystem};
-use crate::kind::{Confidence, Kind, Source};
+use crate::kind::{Confidence, InsightSource, Kind};
 use crate::names::{Name, Names};
 
 /// The flags of the guest kernel's request (`REQ_…` of Linux).
@@ -62,7 +62,7 @@ pub struct Facts {
     /// The kind of data.
     pub kind: Kind,
     /// The source of the kind and of the file.
-    pub source: Source,
+    pub source: InsightSource,
     /// The confidence in them.
     pub confidence: Confidence,
     /// The lifetime that the application expects: `RWH_WRITE_LIFE_…` of `fcntl`, 0 is not set.
@@ -102,7 +102,7 @@ impl Facts {
     /// Those of `out`.
     pub fn describe(&self, out: &mut dyn fmt::Write, names: &Names) -> fmt::Result {
         out.write_str(self.kind.name())?;
-        if self.source != Source::None {
+        if self.source != InsightSource::None {
             write!(out, " source={}", self.source.name())?;
         }
         if self.inode != 0 {
@@ -314,7 +314,7 @@ mod tests {
         let names = Names::default();
         let facts = Facts {
             kind: Kind::Data,
-            source: Source::Bio,
+            source: InsightSource::Bio,
             inode: 12,
             file_size: 30,
             path: names.number("/a \"b\""),

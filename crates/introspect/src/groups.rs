@@ -18,7 +18,7 @@ const FRESH_NS: u64 = 1_000_000_000;
 
 /// A control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct ControlGroup {
     /// The group's path.
     pub name: Name,
     /// Whether it is the root group.
@@ -30,7 +30,7 @@ struct Entry {
     /// The kernel's serial number of the state, which is never reused. 0 marks an empty entry.
     serial: u64,
     state: u64,
-    group: Group,
+    group: ControlGroup,
     read_ns: u64,
 }
 
@@ -60,7 +60,7 @@ impl GroupCache {
         names: &Names,
         state: u64,
         now_ns: u64,
-    ) -> Option<Group> {
+    ) -> Option<ControlGroup> {
         let layout = &kernel.layout;
         let serial = match layout.css_serial {
             Some(serial) => kernel.object(state).u64(serial)?,
@@ -74,7 +74,7 @@ impl GroupCache {
             return Some(entry.group);
         }
         let path = path(kernel, state, &mut self.steps)?;
-        let group = Group { name: names.number(&path), is_root: path == "/" };
+        let group = ControlGroup { name: names.number(&path), is_root: path == "/" };
         *entry = Entry { serial, state, group, read_ns: now_ns };
         Some(group)
     }

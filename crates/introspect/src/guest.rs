@@ -94,12 +94,12 @@ pub struct Guest {
 
 /// The counts of one resolver. Only the resolver's thread writes them.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ResolverCounts {
     requests: AtomicU64,
     mismatches: AtomicU64,
 }
 
-impl Counts {
+impl ResolverCounts {
     fn add(cell: &AtomicU64, value: u64) {
         cell.store(cell.load(Ordering::Relaxed) + value, Ordering::Relaxed);
     }
@@ -116,9 +116,9 @@ impl Counts {
 #[derive(Default)]
 struct Inner {
     /// The counts of the existing resolvers.
-    counts: Vec<Arc<Counts>>,
+    counts: Vec<Arc<ResolverCounts>>,
     /// The sum of the counts of the dropped resolvers.
-    past: Counts,
+    past: ResolverCounts,
     kernel: Option<Arc<Kernel>>,
     /// The objects of the guest's disks, for as long as another owner has them too.
     disks: Vec<Arc<DiskObject>>,
@@ -387,7 +387,7 @@ impl Guest {
 
     /// A resolver of the requests of one of a disk's queues. It sets the disk's `object`.
     pub fn resolver_of(self: &Arc<Self>, object: Arc<DiskObject>) -> Resolver {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ResolverCounts::default());
         let mut inner = self.inner();
         inner.disks.retain(|disk| Arc::strong_count(disk) > 1);
         if !inner.disks.iter().any(|disk| Arc::ptr_eq(disk, &object)) {
@@ -398,8 +398,8 @@ impl Guest {
             // The resolver has been dropped, so the counts no longer change.
             let is_dropped = Arc::strong_count(counts) == 1;
             if is_dropped {
-                Counts::add(&past.requests, counts.requests.load(Ordering::Relaxed));
-                Counts::add(&past.mismatches, counts.mismatches.load(Ordering::Relaxed));
+                ResolverCounts::add(&past.requests, counts.requests.load(Ordering::Relaxed));
+                ResolverCounts::add(&past.mismatches, counts.mismatches.load(Ordering::Relaxed));
             }
             !is_dropped
         });

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use fathom_guest_memory::{GuestMemory, Window};
+use fathom_guest_memory::{GuestMemory, MemoryWindow};
 use fathom_insight::RequestFlags;
 
 use crate::btf::{self, Btf};
@@ -172,7 +172,7 @@ impl FlagTable {
 pub(crate) struct Object<'a> {
     kernel: &'a Kernel,
     address: u64,
-    window: Window<'a>,
+    window: MemoryWindow<'a>,
 }
 
 impl Object<'_> {
@@ -501,7 +501,7 @@ impl Kernel {
 
     /// The rest of the page at a virtual address; empty if the address is not mapped.
     #[cold]
-    fn page_window(&self, address: u64) -> Window<'_> {
+    fn page_window(&self, address: u64) -> MemoryWindow<'_> {
         match self.space.walk(&self.memory, address) {
             Some(physical) => self.memory.window(physical).first(PAGE - address % PAGE),
             None => self.memory.window(0).first(0),

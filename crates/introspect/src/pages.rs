@@ -1,6 +1,6 @@
 //! Pages: the inode whose content a page of guest memory caches.
 
-use fathom_guest_memory::Window;
+use fathom_guest_memory::MemoryWindow;
 
 use crate::kernel::Kernel;
 use crate::vmcoreinfo::PAGE;
@@ -22,7 +22,7 @@ const MASK_LOW: u64 = (1 << 30) - 1;
 
 /// The use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Page {
+pub(crate) enum PageUse {
     /// Content of a file or a block device.
     Cached {
         /// The address of the inode.
@@ -103,28 +103,28 @@ impl PageCache {
 
     /// The use of the page whose structure is at `address`; `None` if the structure is torn or
     /// invalid.
-    pub fn page(&mut self, kernel: &Kernel, address: u64) -> Option<Page> {
+    pub fn page(&mut self, kernel: &Kernel, address: u64) -> Option<PageUse> {
         let layout = &kernel.layout;
         let (page, flags, head) = kernel.head(address, |address| self.physical(kernel, address))?;
         if kernel.places.slab_type.is_none() {
             if kernel.places.slab_bit.is_some_and(|bit| flags >> bit & 1 != 0) {
-                return Some(Page::Other);
+                return Some(PageUse::Other);
             }
         } else if let Some((place, slab)) = layout.page_type.zip(kernel.places.slab_type) {
             if page.u32(place)? >> 24 == slab {
-                return Some(Page::Other);
+                return Some(PageUse::Other);
             }
         }
         let mapping = page.u64(layout.page_mapping)?;
         if mapping & MAPPING_FLAGS != 0 {
-            return Some(if mapping & 1 != 0 { Page::Anonymous } else { Page::Other });
+            return Some(if mapping & 1 != 0 { PageUse::Anonymous } else { PageUse::Other });
         }
         // A mapping is embedded in its own inode, and points to it. The two structures check each
         // other, so an invalid pointer is detected.
         let place = kernel.space.direct(mapping)?;
         let inode = kernel.memory.window(place).u64(layout.mapping_host)?;
         if inode == 0 || mapping.wrapping_sub(layout.inode_data) != inode {
-            return Some(Page::Other);
+            return Some(PageUse::Other);
         }
         let charged = layout.page_memcg.and_then(|place| page.u64(place));
         let memory_group = match charged {
@@ -138,7 +138,7 @@ impl PageCache {
         // A part of a larger page has its own place after that of the first.
         let part = address.wrapping_sub(head) / layout.page_size;
         let index = layout.page_index.and_then(|place| page.u64(place)?.checked_add(part));
-        Some(Page::Cached { inode, memory_group, index, transfer })
+        Some(PageUse::Cached { inode, memory_group, index, transfer })
     }
 }
 
@@ -165,7 +165,7 @@ impl Kernel {
         &self,
         mut address: u64,
         mut place: impl FnMut(u64) -> Option<u64>,
-    ) -> Option<(Window<'_>, u64, u64)> {
+    ) -> Option<(MemoryWindow<'_>, u64, u64)> {
         if !self.is_page(address) {
             return None;
         }

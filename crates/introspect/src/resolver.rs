@@ -4,16 +4,16 @@ mod verdict;
 
 use std::sync::Arc;
 
-use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, RequestFlags, Source};
+use fathom_insight::{ClassTable, Confidence, Facts, Insight, InsightSource, Kind, RequestFlags};
 
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
 use crate::dirty::DiskObject;
 use crate::files::{FileCache, Nature};
-use crate::groups::{Group, GroupCache};
-use crate::guest::{Counts, EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest};
+use crate::groups::{ControlGroup, GroupCache};
+use crate::guest::{EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest, ResolverCounts};
 use crate::kernel::Kernel;
-use crate::pages::{Page, PageCache};
+use crate::pages::{PageCache, PageUse};
 use crate::pieces::Pieces;
 use verdict::{Doubt, Each, Verdict};
 
@@ -48,7 +48,7 @@ pub struct RequestView {
 /// caches files and groups, and checks a cached entry against the guest's memory before each use.
 pub struct Resolver {
     guest: Arc<Guest>,
-    counts: Arc<Counts>,
+    counts: Arc<ResolverCounts>,
     /// The object of the disk, and whether it was set since the kernel was found.
     object: Arc<DiskObject>,
     knows_object: bool,
@@ -69,7 +69,11 @@ struct Caches {
 }
 
 impl Resolver {
-    pub(crate) fn new(guest: Arc<Guest>, counts: Arc<Counts>, object: Arc<DiskObject>) -> Self {
+    pub(crate) fn new(
+        guest: Arc<Guest>,
+        counts: Arc<ResolverCounts>,
+        object: Arc<DiskObject>,
+    ) -> Self {
         Self {
             guest,
             counts,
@@ -194,10 +198,10 @@ impl Resolver {
 
     /// The group to which a bio is charged.
     #[inline]
-    fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Group {
+    fn group(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> ControlGroup {
         let layout = &kernel.layout;
         if bio.group == 0 {
-            return Group::default();
+            return ControlGroup::default();
         }
         let state = || {
             let blkcg = kernel.object(bio.group).u64(layout.blkg_blkcg?);
@@ -219,7 +223,7 @@ impl Resolver {
     ) -> Verdict {
         let sure = |kind| Facts {
             kind,
-            source: Source::Bio,
+            source: InsightSource::Bio,
             confidence: Confidence::Sure,
             ..Facts::default()
         };
@@ -337,7 +341,7 @@ impl Resolver {
         let first = kernel.first_page(bio)?;
         let pages = &mut self.caches.pages;
         let mut inode_of = |page| match pages.page(kernel, page) {
-            Some(Page::Cached { inode, .. }) => Some(inode),
+            Some(PageUse::Cached { inode, .. }) => Some(inode),
             _ => None,
         };
         let inode = inode_of(first)?;
@@ -389,7 +393,7 @@ impl Resolver {
             Some(Nature::Directory) => Kind::Directory,
             Some(Nature::File) | None => kind,
         };
-        facts.source = Source::Bio;
+        facts.source = InsightSource::Bio;
         facts.confidence = if found.is_some() { Confidence::Sure } else { Confidence::Likely };
         facts
     }

@@ -6,7 +6,7 @@ use fathom_insight::{Facts, Kind, Names};
 
 use crate::files::{FileCache, Nature};
 use crate::kernel::Kernel;
-use crate::pages::{Page, PageCache};
+use crate::pages::{PageCache, PageUse};
 use crate::vmcoreinfo::PAGE;
 
 /// The most inodes that are counted.
@@ -32,7 +32,8 @@ impl Kernel {
         for region in self.memory.regions() {
             let mut address = region.start.next_multiple_of(PAGE);
             while address + PAGE <= region.start + region.length {
-                if let Some(Page::Cached { inode, .. }) = pages.page(self, self.page_of(address)) {
+                if let Some(PageUse::Cached { inode, .. }) = pages.page(self, self.page_of(address))
+                {
                     if counts.len() < INODES_MAX || counts.contains_key(&inode) {
                         *counts.entry(inode).or_default() += 1;
                     }

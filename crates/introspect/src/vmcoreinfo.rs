@@ -85,7 +85,7 @@ fn is_note(head: &[u8]) -> bool {
 
 /// The result of a search.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundNotes {
     /// The notes, each text once.
     pub notes: Vec<VmcoreInfo>,
     /// The guest-physical address at which to continue, if there was not enough time.
@@ -94,10 +94,10 @@ pub(crate) struct Found {
 
 /// Examines the beginning of each page that the guest has touched, from the address `start` on,
 /// until the time `end`.
-pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> Found {
+pub(crate) fn find(memory: &GuestMemory, start: u64, end: Option<Instant>) -> FoundNotes {
     const RELEASE: u64 = u64::from_le_bytes(*b"OSRELEAS");
     const VMCORE: u64 = u64::from_le_bytes(*b"VMCOREIN");
-    let mut found = Found::default();
+    let mut found = FoundNotes::default();
     let mut candidates = 0;
     let mut work = 0;
     for region in memory.regions() {

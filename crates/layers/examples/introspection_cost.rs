@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_insight::{ClassTable, Insight, Names};
-use fathom_introspect::synthetic::{Linux, Request, Shape, Store};
+use fathom_introspect::synthetic::{Linux, Shape, Store, SyntheticRequest};
 use fathom_introspect::{Guest, GuestState, Kernel, RequestView, Resolver};
 
 const MIB: u64 = 1 << 20;
@@ -101,7 +101,13 @@ fn announce(release: &str, name: &str, what: &str) {
 
 /// Resolves a request `count` times, at intervals of `step_ns`.
 #[inline(never)]
-fn counted(resolver: &mut Resolver, request: &Request, now_ns: &mut u64, count: u32, step_ns: u64) {
+fn counted(
+    resolver: &mut Resolver,
+    request: &SyntheticRequest,
+    now_ns: &mut u64,
+    count: u32,
+    step_ns: u64,
+) {
     let table = ClassTable::default();
     let mut insight = Insight::default();
     for _ in 0..count {

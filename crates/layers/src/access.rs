@@ -12,7 +12,7 @@ use fathom_reactor::{Event, Reactor};
 pub(crate) const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Sends requests to a store, one at a time.
-pub(crate) struct Access {
+pub(crate) struct StoreAccess {
     reactor: Reactor,
     stack: Stack,
     events: Vec<Event>,
@@ -20,7 +20,7 @@ pub(crate) struct Access {
     limit: Duration,
 }
 
-impl Access {
+impl StoreAccess {
     /// Opens a queue of the store.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Access {
     }
 }
 
-impl Drop for Access {
+impl Drop for StoreAccess {
     fn drop(&mut self) {
         self.reactor.drain(Duration::from_secs(2));
     }

@@ -243,7 +243,7 @@ fn prepare<O: LayerOptions>(
     problems: &mut Problems,
 ) -> Option<Box<dyn Prepared>> {
     let options: O = read(written, problems)?;
-    options.check(&mut Check::new(written.places, written.path, problems));
+    options.check(&mut Check::new(written.origins, written.path, problems));
     Some(Box::new(options))
 }
 

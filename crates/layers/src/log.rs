@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Facts, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
+    Capabilities, Facts, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Outcome,
+    Request,
 };
 use fathom_failure::Failure;
 use fathom_insight::Names;
@@ -306,7 +307,7 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
 }
 
 impl Observer for LogQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         for request in requests {
             let now_ns = place.now_ns();
             *place.observe(request).word() = now_ns;
@@ -317,7 +318,7 @@ impl Observer for LogQueue {
         }
     }
 
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         for (request, outcome) in requests {
             let now_ns = place.now_ns();
             let took_ns = now_ns.saturating_sub(place.word(request));

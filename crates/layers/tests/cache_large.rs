@@ -13,7 +13,9 @@ use fathom_backend::{FileBackend, FileOptions, Memory};
 use fathom_block::{Backend, Clock, Disk, DiskOptions, Operation};
 use fathom_cache::Policy;
 use fathom_layers::Cache;
-use fathom_layers::cache::format::{BLOCK_BITS, DiskRecord, Entry, Owner, PAGE_LENGTH, Superblock};
+use fathom_layers::cache::format::{
+    BLOCK_BITS, DiskRecord, Owner, PAGE_LENGTH, SlotEntry, Superblock,
+};
 use fathom_layers::cache::{
     CacheDisk, CacheMark, CacheMode, CacheTimes, CacheVolume, VolumeOptions,
 };
@@ -77,7 +79,7 @@ fn make(path: &std::path::Path, size: u64) -> Superblock {
         let slots = first..(first + format.entries_per_page()).min(format.slots);
         let entries = slots.map(|slot| {
             let key = 1 << BLOCK_BITS | block_for(slot);
-            Some(Entry { key, valid: 0b1111, class: 3, sums: &sums })
+            Some(SlotEntry { key, valid: 0b1111, class: 3, sums: &sums })
         });
         put(format.page_offset(page, 0), &format.table_bytes(page, 0, entries));
     }

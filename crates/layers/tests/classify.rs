@@ -10,7 +10,7 @@ use fathom_block::{
     OpenContext, Operation, Outcome, Request,
 };
 use fathom_guest_memory::GuestMemory;
-use fathom_insight::{ClassTable, Names, RequestFlags, Source};
+use fathom_insight::{ClassTable, InsightSource, Names, RequestFlags};
 use fathom_introspect::Guest;
 use fathom_layers::classify::{Direction, UsageOptions, UsageSnapshot};
 use fathom_layers::tap::Labels;
@@ -108,7 +108,7 @@ impl Case {
     fn file(&self, inode: u64, path: &str) -> Facts {
         Facts {
             kind: Kind::Data,
-            source: Source::Bio,
+            source: InsightSource::Bio,
             inode,
             file_size: 30,
             path: self.names.number(path),
@@ -132,7 +132,7 @@ fn row(usage: &UsageSnapshot, inode: u64, direction: Direction) -> (u64, u64) {
 #[test]
 fn lines_and_events_have_the_meaning_of_a_request() {
     let mut case = case();
-    let metadata = Facts { kind: Kind::Metadata, source: Source::Page, ..Facts::default() };
+    let metadata = Facts { kind: Kind::Metadata, source: InsightSource::Page, ..Facts::default() };
     case.oracle.set_meaning(&[(4096, case.file(12, "/a")), (4096, metadata)]);
     let mut reader = case.tap.attach().unwrap();
     assert_eq!(case.bench.run(Operation::Write, 4096, 8192, 1), Ok(()));
@@ -151,7 +151,7 @@ fn lines_and_events_have_the_meaning_of_a_request() {
     let event = &events[0];
     assert_eq!((event.kind, event.inode, event.file_size, event.parts), (1, 12, 30, 2));
     assert_eq!(event.path, case.names.number("/a").0);
-    assert_eq!((event.process_id, event.source), (12, Source::Bio as u8));
+    assert_eq!((event.process_id, event.source), (12, InsightSource::Bio as u8));
     assert_eq!(event.flags >> 8, u16::from(RequestFlags::SYNCHRONOUS.0));
     assert_eq!(event.class, 1 + 4, "a small file is of class 4");
     assert_eq!((events[2].kind, events[2].path), (0, 0));

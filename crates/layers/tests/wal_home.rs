@@ -16,7 +16,7 @@ use fathom_block::{
 use fathom_layers::wal::{Completion, LogVolume, WalOptions};
 use fathom_layers::{ChangeNotes, Wal};
 use fathom_persistence::Identity;
-use fathom_reactor::{Event, Owner};
+use fathom_reactor::{Event, OperationOwner};
 use fathom_sim::{Action, Harness, HarnessOptions, SimBackend, SimOptions};
 use fathom_wal::RING_OFFSET;
 use io_uring::{opcode, types};
@@ -51,7 +51,7 @@ struct Faults {
 /// A queue of a home with faults.
 struct HomeQueue {
     inner: Box<dyn BackendQueue>,
-    owner: Owner,
+    owner: OperationOwner,
     faults: Arc<Faults>,
     /// Nothing is written to it, so that a read does not end.
     silence: Arc<(UnixStream, UnixStream)>,

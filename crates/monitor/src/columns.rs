@@ -9,7 +9,7 @@ use fathom_cql::Value;
 
 /// The values of a column. The variants differ in cost only: equal values are equal in any of them.
 #[derive(Clone, Debug)]
-pub enum Column {
+pub enum ColumnValues {
     /// This number of nulls.
     Nulls(usize),
     /// Integers, none of them null.
@@ -17,16 +17,16 @@ pub enum Column {
     /// Any values.
     Values(Vec<Value>),
     /// Indices into another column: for columns with few distinct values.
-    Indexed(Rc<Column>, Rc<Vec<u32>>),
+    Indexed(Rc<ColumnValues>, Rc<Vec<u32>>),
 }
 
-impl Default for Column {
+impl Default for ColumnValues {
     fn default() -> Self {
         Self::Nulls(0)
     }
 }
 
-impl Column {
+impl ColumnValues {
     /// The number of values.
     pub fn len(&self) -> usize {
         match self {
@@ -296,7 +296,7 @@ fn put(place: &mut Value, value: &Value) {
 }
 
 /// The hash of the values that some columns have in a row.
-pub(crate) fn hash_of(columns: &[&Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
+pub(crate) fn hash_of(columns: &[&Rc<ColumnValues>], row: usize, hasher: &impl BuildHasher) -> u64 {
     let mut state = hasher.build_hasher();
     for column in columns {
         column.hash(row, &mut state);
@@ -305,7 +305,11 @@ pub(crate) fn hash_of(columns: &[&Rc<Column>], row: usize, hasher: &impl BuildHa
 }
 
 /// The hash of all values of a row.
-pub(crate) fn hash_of_row(columns: &[Rc<Column>], row: usize, hasher: &impl BuildHasher) -> u64 {
+pub(crate) fn hash_of_row(
+    columns: &[Rc<ColumnValues>],
+    row: usize,
+    hasher: &impl BuildHasher,
+) -> u64 {
     let mut state = hasher.build_hasher();
     for column in columns {
         column.hash(row, &mut state);
@@ -313,7 +317,7 @@ pub(crate) fn hash_of_row(columns: &[Rc<Column>], row: usize, hasher: &impl Buil
     state.finish()
 }
 
-impl FromIterator<Value> for Column {
+impl FromIterator<Value> for ColumnValues {
     fn from_iter<I: IntoIterator<Item = Value>>(values: I) -> Self {
         let mut column = Self::default();
         for value in values {
@@ -338,13 +342,13 @@ mod tests {
             vec![Value::Float(-0.0), Value::Boolean(true), Value::Integer(7)],
         ];
         for values in values {
-            let column: Column = values.iter().cloned().collect();
+            let column: ColumnValues = values.iter().cloned().collect();
             let held: Vec<Value> = (0..column.len()).map(|row| column.value(row)).collect();
             assert_eq!(held, values);
             let rows: Vec<u32> = (0..values.len() as u32).rev().collect();
-            let reversed: Column = values.iter().rev().cloned().collect();
-            let indexed = Column::Indexed(Rc::new(reversed), Rc::new(rows));
-            let mixed = Column::Values(values.clone());
+            let reversed: ColumnValues = values.iter().rev().cloned().collect();
+            let indexed = ColumnValues::Indexed(Rc::new(reversed), Rc::new(rows));
+            let mixed = ColumnValues::Values(values.clone());
             for (row, value) in values.iter().enumerate() {
                 assert!(column.is(row, value) && mixed.is(row, value) && indexed.is(row, value));
                 assert_eq!(column.is_null(row), value.is_null());

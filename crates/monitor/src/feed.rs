@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 use crate::read::{self, Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream};
 
 /// The most bytes of rows that are held to measure the lateness of a file in a single pass.
@@ -33,13 +33,13 @@ pub(crate) struct Rows {
     /// The latest instant of the batch, including the rows that the reader dropped; in nanoseconds.
     pub(crate) latest_ns: u64,
     pub(crate) times_ns: Vec<u64>,
-    pub(crate) columns: Vec<Column>,
+    pub(crate) columns: Vec<ColumnValues>,
 }
 
 impl Rows {
     /// The memory that they take, in bytes, approximately.
     fn bytes(&self) -> usize {
-        let columns: usize = self.columns.iter().map(Column::bytes).sum();
+        let columns: usize = self.columns.iter().map(ColumnValues::bytes).sum();
         size_of::<Self>() + size_of_val(&*self.times_ns) + columns
     }
 }
@@ -236,7 +236,7 @@ mod tests {
     use std::io;
 
     use fathom_cql::generate::Generator;
-    use fathom_cql::oracle::{self, Input};
+    use fathom_cql::oracle::{self, InputRow};
     use fathom_cql::{ParseOptions, Row, Value, catalog};
 
     use super::*;
@@ -396,7 +396,7 @@ mod tests {
                 row[3] = Value::Integer(number as i64);
                 row[5] = Value::Integer(generator.below(6) as i64);
                 row[7] = Value::text(["a", "b"][generator.below(2)]);
-                inputs.push(Input { source: 0, time_ns, row, count: 1 });
+                inputs.push(InputRow { source: 0, time_ns, row, count: 1 });
             }
             let until = inputs.iter().map(|input| input.time_ns).max().unwrap_or(0);
             let mut expected = BTreeMap::new();

@@ -3,7 +3,7 @@
 use std::io::Cursor;
 
 use fathom_cql::catalog::{Catalog, StreamSchema};
-use fathom_cql::oracle::{Input, run_within};
+use fathom_cql::oracle::{InputRow, run_within};
 use fathom_cql::plan::Plan;
 use fathom_cql::{Diagnostic, Parameters, ParseOptions, Type, Value, check, parse, plan_script};
 
@@ -105,7 +105,7 @@ fn check_place(text: &str, diagnostic: &Diagnostic) {
 
 /// Ten events of each stream that the script declares (at most three streams). Some are equal, and
 /// some share an instant.
-fn inputs(catalog: &Catalog) -> Vec<Input> {
+fn inputs(catalog: &Catalog) -> Vec<InputRow> {
     const TIMES_NS: [i64; 10] = [0, 0, 1, 7, 1_000, 1_000, 500_000_000, 1 << 30, 1 << 34, 1 << 40];
     let row = |schema: &StreamSchema, number: usize| {
         let value = |(column, kind): (usize, Type)| match ((number / 2 + column) % 7, kind) {
@@ -120,14 +120,14 @@ fn inputs(catalog: &Catalog) -> Vec<Input> {
     let mut inputs = Vec::new();
     for (number, time_ns) in TIMES_NS.into_iter().enumerate() {
         for (source, schema) in catalog.streams.iter().enumerate().take(3) {
-            inputs.push(Input { source, time_ns, row: row(schema, number), count: 1 });
+            inputs.push(InputRow { source, time_ns, row: row(schema, number), count: 1 });
         }
     }
     inputs
 }
 
 /// Panics if a plan's results change when the inputs have only the columns that the plan needs.
-fn check_pruned(plan: &Plan, catalog: &Catalog, inputs: &[Input]) {
+fn check_pruned(plan: &Plan, catalog: &Catalog, inputs: &[InputRow]) {
     let until_ns = 1 << 41;
     let mut pruned = plan.clone();
     let columns = fathom_cql::prune(std::slice::from_mut(&mut pruned), catalog);

@@ -21,7 +21,7 @@ pub mod replay;
 mod schema;
 pub mod write;
 
-pub use columns::Column;
+pub use columns::ColumnValues;
 pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 pub use feed::span_text;
 #[doc(hidden)]

@@ -14,7 +14,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use fathom_cql::catalog::{Column, StreamSchema};
-use fathom_cql::oracle::{self, Input};
+use fathom_cql::oracle::{self, InputRow};
 use fathom_cql::{Hosts, ParseOptions, Row, Value, split};
 use fathom_monitor::read::{self, Batch, ReadOptions, Reader, WantedStream};
 use fathom_monitor::recording::{BlockLimits, Cell, Clock, Header, RowReader, Writer};
@@ -172,7 +172,7 @@ fn expected(script: &Script, events: &str) -> ResultChanges {
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
         let source = script.sources()[batch.stream];
-        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
+        inputs.extend(rows.map(|(&time_ns, row)| InputRow { source, time_ns, row, count: 1 }));
     }
     let last = inputs.iter().map(|input| input.time_ns).max().expect("rows");
     let mut expected = ResultChanges::new();

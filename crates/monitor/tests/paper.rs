@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use fathom_cql::catalog::{Catalog, Column};
-use fathom_cql::oracle::{self, Input};
+use fathom_cql::oracle::{self, InputRow};
 use fathom_cql::{ParseOptions, Row, Value};
 use fathom_monitor::ResultSink;
 use fathom_monitor::io_stream;
@@ -111,7 +111,7 @@ fn query_8_gives_table_3_8() {
 }
 
 /// The rows of a table as inputs of the naive evaluator.
-fn inputs(source: usize, number: u32) -> Vec<Input> {
+fn inputs(source: usize, number: u32) -> Vec<InputRow> {
     let schema = io_stream();
     let wanted = vec![true; schema.columns.len()];
     let file = File::open(table(number)).expect("a table");
@@ -119,7 +119,7 @@ fn inputs(source: usize, number: u32) -> Vec<Input> {
     let (mut batch, mut inputs) = (Batch::default(), Vec::new());
     while reader.next_batch(&mut batch).expect("rows") {
         let rows = batch.times_ns.iter().zip(batch.rows());
-        inputs.extend(rows.map(|(&time_ns, row)| Input { source, time_ns, row, count: 1 }));
+        inputs.extend(rows.map(|(&time_ns, row)| InputRow { source, time_ns, row, count: 1 }));
     }
     inputs
 }

@@ -7,7 +7,7 @@ use fathom_cql::aggregate::distinct::Precision;
 use fathom_cql::aggregate::histogram::Buckets;
 use fathom_cql::catalog::Column;
 use fathom_cql::generate::{Case, Generator, case, shrink};
-use fathom_cql::oracle::{self, Input};
+use fathom_cql::oracle::{self, InputRow};
 use fathom_cql::plan::{
     Aggregate, AggregateFunction as Of, Expression, Output, Plan, Relation, Stage, Stream, Window,
 };
@@ -26,7 +26,7 @@ type Changes = Vec<(i64, Row, i64)>;
 /// A host, and the events that it has not processed yet.
 struct Host<'a> {
     engine: Engine,
-    inputs: Vec<&'a Input>,
+    inputs: Vec<&'a InputRow>,
 }
 
 impl Host<'_> {

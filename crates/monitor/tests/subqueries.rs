@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use changes::{Changes, engine};
 use fathom_cql::catalog::{Catalog, StreamSchema};
 use fathom_cql::generate::{Case, Generator};
-use fathom_cql::oracle::{self, Input};
+use fathom_cql::oracle::{self, InputRow};
 use fathom_cql::plan::{Output, Plan};
 use fathom_cql::{Hosts, Parameters, ParseOptions, Row, Type, Value, parse, plan_script, split};
 use fathom_monitor::Engine;
@@ -42,7 +42,7 @@ fn truth(of: Option<bool>) -> Value {
 }
 
 /// The results of a centre with three hosts, each of which has every third row.
-fn centre(plan: &Plan, inputs: &[Input]) -> Changes {
+fn centre(plan: &Plan, inputs: &[InputRow]) -> Changes {
     let parts = split(std::slice::from_ref(plan), &catalog(), Hosts::Many);
     let mut centre = Engine::new(parts.fragments.len(), &parts.centre);
     for host in 0..3 {
@@ -64,7 +64,7 @@ fn centre(plan: &Plan, inputs: &[Input]) -> Changes {
 
 /// Checks the naive evaluator, the centre and the engine. The inputs are in order of time.
 #[track_caller]
-fn assert_gives(text: &str, inputs: &[Input], expected: &Changes) {
+fn assert_gives(text: &str, inputs: &[InputRow], expected: &Changes) {
     let plan = plan(text);
     let deltas = oracle::run(&plan, inputs, UNTIL).into_iter();
     let deltas: Changes = deltas.map(|delta| (delta.time_ns, delta.row, delta.count)).collect();
@@ -78,13 +78,13 @@ fn assert_gives(text: &str, inputs: &[Input], expected: &Changes) {
 
 /// The events up to an instant.
 struct World<'a> {
-    inputs: &'a [Input],
+    inputs: &'a [InputRow],
     now: i64,
 }
 
 impl World<'_> {
     fn window(&self, source: usize, length: i64) -> impl Iterator<Item = &Row> {
-        let is_in = move |input: &&Input| {
+        let is_in = move |input: &&InputRow| {
             input.source == source && input.time_ns <= self.now && input.time_ns > self.now - length
         };
         self.inputs.iter().filter(is_in).map(|input| &input.row)
@@ -274,7 +274,7 @@ fn changes(relation: impl Fn(i64) -> Vec<Row>) -> Changes {
     changes
 }
 
-fn random_inputs(seed: u64) -> Vec<Input> {
+fn random_inputs(seed: u64) -> Vec<InputRow> {
     let mut generator = Generator::new(seed);
     let mut inputs = Vec::new();
     let mut time_ns = 0;
@@ -288,7 +288,7 @@ fn random_inputs(seed: u64) -> Vec<Input> {
             other => Value::Integer(other as i64 % 5),
         };
         let row = if source == 0 { vec![any(), any()] } else { vec![any()] };
-        inputs.push(Input { source, time_ns: time_ns.min(UNTIL), row, count: 1 });
+        inputs.push(InputRow { source, time_ns: time_ns.min(UNTIL), row, count: 1 });
     }
     inputs
 }
@@ -307,12 +307,12 @@ fn random_streams_give_the_results_of_sql() {
     }
 }
 
-fn a(time_ns: i64, k: i64, v: Number) -> Input {
-    Input { source: 0, time_ns, row: vec![Value::Integer(k), value(v)], count: 1 }
+fn a(time_ns: i64, k: i64, v: Number) -> InputRow {
+    InputRow { source: 0, time_ns, row: vec![Value::Integer(k), value(v)], count: 1 }
 }
 
-fn b(time_ns: i64, c: Number) -> Input {
-    Input { source: 1, time_ns, row: vec![value(c)], count: 1 }
+fn b(time_ns: i64, c: Number) -> InputRow {
+    InputRow { source: 1, time_ns, row: vec![value(c)], count: 1 }
 }
 
 fn change(time_ns: i64, numbers: &[i64], count: i64) -> (i64, Row, i64) {

@@ -8,7 +8,7 @@ use fathom_block::{Flags, Operation};
 use tokio::time::Instant;
 
 use crate::handshake::negotiate;
-use crate::job::{Asked, Job, Shared, State};
+use crate::job::{Asked, Job, JobList, ThreadReport};
 use crate::session::read_reply;
 
 /// The bytes of each read that waits for a reply.
@@ -27,8 +27,8 @@ pub fn fuzz_server(data: &[u8]) {
         let Ok((mut stream, export)) = negotiate(stream, "disk", None).await else { return };
         assert!(export.length_min <= 4096 && export.length_max >= 4096, "{export:?}");
         assert_eq!(export.length_max % 4096, 0);
-        let shared = Arc::new(Shared::default());
-        let state = RefCell::new(State::new(shared, Duration::from_secs(1)));
+        let shared = Arc::new(ThreadReport::default());
+        let state = RefCell::new(JobList::new(shared, Duration::from_secs(1)));
         for number in 0..5 {
             let operation =
                 [Operation::Read, Operation::Write, Operation::Flush][number as usize % 3];

@@ -84,7 +84,7 @@ const LATE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What the back end reports of its thread.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct ThreadReport {
     /// Why there is no connection.
     pub(crate) unreachable: Mutex<Option<String>>,
     /// How often acknowledged changes may have been lost, and how often changes were accepted again
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
     given_up: Mutex<Option<Instant>>,
 }
 
-impl Shared {
+impl ThreadReport {
     /// Whether a server may still carry out a change of a connection that was given up.
     pub(crate) fn may_act_late(&self) -> bool {
         let given_up = self.given_up.lock();
@@ -143,7 +143,7 @@ struct Sent {
 }
 
 /// What a server is asked, across connections.
-pub(crate) struct State {
+pub(crate) struct JobList {
     sent: BTreeMap<u64, Sent>,
     /// Changes of places that changes in `sent` change: which one of them wins must not depend on
     /// the connection.
@@ -153,11 +153,11 @@ pub(crate) struct State {
     /// Whether a flush of the session's own is in flight.
     has_own_flush: bool,
     timeout: Duration,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadReport>,
 }
 
-impl State {
-    pub(crate) fn new(shared: Arc<Shared>, timeout: Duration) -> Self {
+impl JobList {
+    pub(crate) fn new(shared: Arc<ThreadReport>, timeout: Duration) -> Self {
         Self {
             sent: BTreeMap::new(),
             held: VecDeque::new(),

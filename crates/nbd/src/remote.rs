@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::handshake::{Export, negotiate};
-use crate::job::{Job, Shared, State};
+use crate::job::{Job, JobList, ThreadReport};
 use crate::queue::RemoteQueue;
 use crate::session::{End, SILENT, repeat, run};
 use crate::stream::{AnyStream, Secure, connect};
@@ -50,7 +50,7 @@ impl RemoteOptions {
 /// killed, costs time and no write: what it had not made durable is sent again.
 pub struct RemoteDisk {
     export: Export,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadReport>,
     jobs: UnboundedSender<Job>,
     timeout: Duration,
 }
@@ -64,8 +64,8 @@ impl RemoteDisk {
         let secure = options.uri.tls.as_ref().map(Secure::new).transpose()?;
         let (jobs, received) = mpsc::unbounded_channel();
         let (opened, result) = std::sync::mpsc::channel();
-        let shared = Arc::new(Shared::default());
-        let state = State::new(Arc::clone(&shared), options.timeout);
+        let shared = Arc::new(ThreadReport::default());
+        let state = JobList::new(Arc::clone(&shared), options.timeout);
         let (uri, thread_shared) = (options.uri.clone(), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("nbd-client".into());
         let spawned = thread.spawn(move || {
@@ -117,7 +117,7 @@ struct Remote {
     uri: NbdUri,
     secure: Option<Secure>,
     export: Export,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadReport>,
 }
 
 impl Remote {
@@ -125,7 +125,7 @@ impl Remote {
     async fn serve(
         &self,
         mut stream: AnyStream,
-        state: &RefCell<State>,
+        state: &RefCell<JobList>,
         mut jobs: UnboundedReceiver<Job>,
     ) {
         loop {
@@ -151,7 +151,7 @@ impl Remote {
     /// any more.
     async fn reconnect(
         &self,
-        state: &RefCell<State>,
+        state: &RefCell<JobList>,
         jobs: &mut UnboundedReceiver<Job>,
     ) -> Option<AnyStream> {
         let attempts = self.attempts(state);
@@ -170,7 +170,7 @@ impl Remote {
         }
     }
 
-    async fn attempts(&self, state: &RefCell<State>) -> AnyStream {
+    async fn attempts(&self, state: &RefCell<JobList>) -> AnyStream {
         let mut pause = PAUSE;
         loop {
             sleep(pause).await;
@@ -184,7 +184,7 @@ impl Remote {
         }
     }
 
-    async fn attempt(&self, state: &RefCell<State>) -> Result<AnyStream, String> {
+    async fn attempt(&self, state: &RefCell<JobList>) -> Result<AnyStream, String> {
         // The certificates may have been renewed; if they cannot be read now, the known ones are
         // used.
         let renewed = self.uri.tls.as_ref().and_then(|files| Secure::new(files).ok());

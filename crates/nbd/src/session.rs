@@ -14,7 +14,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::timeout;
 
 use crate::handshake::reason;
-use crate::job::{Asked, Job, State};
+use crate::job::{Asked, Job, JobList};
 use crate::stream::AnyStream;
 use crate::wire::{RequestHeader, SIMPLE_REPLY_LENGTH, SimpleReply, command, error};
 
@@ -41,7 +41,7 @@ struct Signals {
 /// Sends `jobs`, and before them what an earlier connection left, until the connection ends.
 pub(crate) async fn run(
     stream: AnyStream,
-    state: &RefCell<State>,
+    state: &RefCell<JobList>,
     jobs: &mut UnboundedReceiver<Job>,
 ) -> End {
     let (reader, writer) = tokio::io::split(stream);
@@ -63,7 +63,7 @@ pub(crate) async fn run(
 /// Repeats what an earlier connection left before anything else can be read: the changes that were
 /// acknowledged and perhaps lost, and then those that were in flight. They are sent one after the
 /// other, because one may replace another.
-pub(crate) async fn repeat(stream: &mut AnyStream, state: &RefCell<State>) -> Result<(), String> {
+pub(crate) async fn repeat(stream: &mut AnyStream, state: &RefCell<JobList>) -> Result<(), String> {
     let acknowledged = state.borrow().unflushed.all();
     for asked in &acknowledged {
         let cookie = state.borrow_mut().cookie();
@@ -115,7 +115,7 @@ async fn send<W: AsyncWrite + Unpin>(writer: &mut W, asked: &Asked, cookie: u64)
 /// Reads replies until the connection fails.
 async fn read_replies<R: AsyncRead + Unpin>(
     mut reader: R,
-    state: &RefCell<State>,
+    state: &RefCell<JobList>,
     signals: &Signals,
 ) -> Result<Infallible, String> {
     loop {
@@ -127,7 +127,7 @@ async fn read_replies<R: AsyncRead + Unpin>(
 /// Reads a reply.
 pub(crate) async fn read_reply<R: AsyncRead + Unpin>(
     reader: &mut R,
-    state: &RefCell<State>,
+    state: &RefCell<JobList>,
 ) -> Result<(), String> {
     let mut header = [0; SIMPLE_REPLY_LENGTH];
     reader.read_exact(&mut header).await.map_err(|error| reason(&error))?;
@@ -145,7 +145,7 @@ pub(crate) async fn read_reply<R: AsyncRead + Unpin>(
 /// Sends requests until nobody has any, and all have completed.
 async fn write_requests<W: AsyncWrite + Unpin>(
     mut writer: W,
-    state: &RefCell<State>,
+    state: &RefCell<JobList>,
     jobs: &mut UnboundedReceiver<Job>,
     signals: &Signals,
 ) -> io::Result<()> {
@@ -204,7 +204,7 @@ async fn write_requests<W: AsyncWrite + Unpin>(
 
 async fn transmit<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    state: &RefCell<State>,
+    state: &RefCell<JobList>,
     cookie: u64,
     signals: &Signals,
 ) -> io::Result<()> {
@@ -215,7 +215,7 @@ async fn transmit<W: AsyncWrite + Unpin>(
 }
 
 /// Returns when a request has not completed in time. It has failed then.
-async fn expire(state: &RefCell<State>, signals: &Signals) {
+async fn expire(state: &RefCell<JobList>, signals: &Signals) {
     loop {
         let deadline = state.borrow().deadline();
         match deadline {

@@ -1,8 +1,8 @@
 //! The notation of options, and the messages about mistakes in them.
 //!
 //! - [`read`]: reads a type with serde from a value that may come from TOML, from JSON or from
-//!   flags. Reports all mistakes in one pass, each with its place.
-//! - [`Problems`]: the problems of a configuration, each with its [`Place`] and a remedy.
+//!   flags. Reports all mistakes in one pass, each with its origin.
+//! - [`Problems`]: the problems of a configuration, each with its [`Origin`] and a remedy.
 //! - [`Section`]: a table of a configuration, which serde reads, with the keys of its
 //!   documentation.
 //! - [`Check`]: reports problems with values that could be read.
@@ -20,7 +20,7 @@ mod units;
 
 pub use check::Check;
 pub use fields::fields;
-pub use problem::{Place, Places, Problem, Problems};
+pub use problem::{Origin, Origins, Problem, Problems};
 pub use read::{Title, Written, read};
 pub use section::{Key, Section};
 pub use units::{Bytes, Nanoseconds, UnitError, count, parse_bytes, parse_nanoseconds};

@@ -1,13 +1,13 @@
-//! Problems of a configuration, with their places and remedies.
+//! Problems of a configuration, with their origins and remedies.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The place at which something was written.
+/// Where something was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Origin {
     /// In a file. Lines and columns count from 1.
     File {
         /// The file.
@@ -24,7 +24,7 @@ pub enum Place {
     Request,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { path, line, column } => {
@@ -36,8 +36,8 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
-    /// The line and the column, to sort places in one file; (0, 0) for other places.
+impl Origin {
+    /// The line and the column, to sort the origins in one file; (0, 0) for others.
     pub fn position(&self) -> (usize, usize) {
         match self {
             Self::File { line, column, .. } => (*line, *column),
@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// A place within a text that begins at `self`: `lines` lines further, at column `columns` of
+    /// An origin within a text that begins at `self`: `lines` lines further, at column `columns` of
     /// that line. Both count from 0.
     #[must_use]
     pub fn within(self, lines: usize, columns: usize) -> Self {
@@ -59,62 +59,62 @@ impl Place {
     }
 }
 
-/// The places of a table and of its keys.
+/// Where a table and its keys were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
-    whole: Place,
-    /// The places of the values, by their paths.
-    keys: BTreeMap<String, Place>,
-    /// The places of the keys themselves.
-    names: BTreeMap<String, Place>,
+pub struct Origins {
+    whole: Origin,
+    /// The origins of the values, by their paths.
+    keys: BTreeMap<String, Origin>,
+    /// The origins of the keys themselves.
+    names: BTreeMap<String, Origin>,
 }
 
-impl Places {
+impl Origins {
     /// A table that begins at `whole`.
-    pub fn new(whole: Place) -> Self {
+    pub fn new(whole: Origin) -> Self {
         Self { whole, ..Self::default() }
     }
 
-    /// Records the place of the value of `key` (`vhost_user.socket` for a key of a nested table).
-    pub fn note(&mut self, key: &str, place: Place) {
-        self.keys.insert(key.to_owned(), place);
+    /// Records the origin of the value of `key` (`vhost_user.socket` for a key of a nested table).
+    pub fn note(&mut self, key: &str, origin: Origin) {
+        self.keys.insert(key.to_owned(), origin);
     }
 
-    /// Adds the places of the keys of a nested table.
+    /// Adds the origins of the keys of a nested table.
     pub fn merge(&mut self, within: Self) {
         self.keys.extend(within.keys);
         self.names.extend(within.names);
     }
 
-    /// Records the place of `key` itself.
-    pub fn note_key(&mut self, key: &str, place: Place) {
-        self.names.insert(key.to_owned(), place);
+    /// Records the origin of `key` itself.
+    pub fn note_key(&mut self, key: &str, origin: Origin) {
+        self.names.insert(key.to_owned(), origin);
     }
 
-    /// The place of the value of `key`, or of the innermost enclosing table with a known place.
-    pub fn of(&self, key: &str) -> Place {
+    /// The origin of the value of `key`, or of the innermost enclosing table with a known origin.
+    pub fn of(&self, key: &str) -> Origin {
         let mut path = key;
         loop {
             match (self.keys.get(path), path.rsplit_once('.')) {
-                (Some(place), _) => return place.clone(),
+                (Some(origin), _) => return origin.clone(),
                 (None, Some((around, _))) => path = around,
                 (None, None) => return self.whole.clone(),
             }
         }
     }
 
-    /// The place of `key` itself, or else of its value.
-    pub fn of_key(&self, key: &str) -> Place {
-        self.names.get(key).map_or_else(|| self.of(key), Place::clone)
+    /// The origin of `key` itself, or else of its value.
+    pub fn of_key(&self, key: &str) -> Origin {
+        self.names.get(key).map_or_else(|| self.of(key), Origin::clone)
     }
 
-    /// The place of the value of `key`, if it is known.
-    pub fn get(&self, key: &str) -> Option<&Place> {
+    /// The origin of the value of `key`, if it is known.
+    pub fn get(&self, key: &str) -> Option<&Origin> {
         self.keys.get(key)
     }
 
-    /// The place of the table.
-    pub fn whole(&self) -> Place {
+    /// The origin of the table.
+    pub fn whole(&self) -> Origin {
         self.whole.clone()
     }
 }
@@ -122,8 +122,8 @@ impl Places {
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The place of the problem.
-    pub place: Place,
+    /// The origin of the problem.
+    pub origin: Origin,
     /// A description of the problem.
     pub message: String,
     /// What the user can do about the problem; may be empty.
@@ -131,15 +131,15 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem at `place`.
-    pub fn new(place: Place, message: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { place, message: message.into(), remedy: remedy.into() }
+    /// A problem at `origin`.
+    pub fn new(origin: Origin, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { origin, message: message.into(), remedy: remedy.into() }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}{}", self.place, self.message)?;
+        write!(formatter, "{}{}", self.origin, self.message)?;
         if !self.remedy.is_empty() {
             write!(formatter, "\n  → {}", self.remedy)?;
         }
@@ -162,23 +162,23 @@ impl Problems {
 
     /// Adds the problems that a check of the whole configuration has found, and sorts all by their
     /// lines. Omits a problem that only follows from a present one: a value that could not be read
-    /// is missing, at its own place or at the head of its table. `tables` are the places at which
+    /// is missing, at its own origin or at the head of its table. `tables` are the origins at which
     /// tables begin.
-    pub fn extend_with(&mut self, later: Self, tables: &[Place]) {
-        let line = |place: &Place| match place {
-            Place::File { line, .. } => Some(*line),
+    pub fn extend_with(&mut self, later: Self, tables: &[Origin]) {
+        let line = |origin: &Origin| match origin {
+            Origin::File { line, .. } => Some(*line),
             _ => None,
         };
         let mut heads: Vec<usize> = tables.iter().filter_map(line).collect();
         heads.sort_unstable();
-        let unread: Vec<Place> = self.0.iter().map(|problem| problem.place.clone()).collect();
+        let unread: Vec<Origin> = self.0.iter().map(|problem| problem.origin.clone()).collect();
         let follows = |problem: &Problem| {
-            let Some(head) = line(&problem.place) else { return false };
+            let Some(head) = line(&problem.origin) else { return false };
             let is_reported = self.0.iter().any(|reported| reported.message == problem.message);
-            if is_reported || unread.contains(&problem.place) {
+            if is_reported || unread.contains(&problem.origin) {
                 return true;
             }
-            if !tables.contains(&problem.place) {
+            if !tables.contains(&problem.origin) {
                 return false;
             }
             let next = heads.iter().find(|next| **next > head).copied().unwrap_or(usize::MAX);
@@ -186,12 +186,12 @@ impl Problems {
         };
         let own: Vec<Problem> = later.0.into_iter().filter(|problem| !follows(problem)).collect();
         self.0.extend(own);
-        self.0.sort_by_key(|problem| problem.place.position());
+        self.0.sort_by_key(|problem| problem.origin.position());
     }
 
     /// Adds a problem.
-    pub fn add(&mut self, place: Place, message: impl Into<String>, remedy: impl Into<String>) {
-        self.0.push(Problem::new(place, message, remedy));
+    pub fn add(&mut self, origin: Origin, message: impl Into<String>, remedy: impl Into<String>) {
+        self.0.push(Problem::new(origin, message, remedy));
     }
 }
 

@@ -1,9 +1,9 @@
 //! Reads values with serde, and reports all mistakes in one pass.
 //!
-//! A value is a JSON value: TOML and flags are converted into one first. [`Places`] keep the place
-//! of each key and its value, by the path (`vhost_user.socket`, `layers.0.time`). serde stops at
-//! the first mistake. So the mistake is recorded, the entry with the mistake is omitted, and the
-//! value is read again, until there is no mistake. An omitted entry has its default.
+//! A value is a JSON value: TOML and flags are converted into one first. [`Origins`] keep the
+//! origin of each key and its value, by the path (`vhost_user.socket`, `layers.0.time`). serde
+//! stops at the first mistake. So the mistake is recorded, the entry with the mistake is omitted,
+//! and the value is read again, until there is no mistake. An omitted entry has its default.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value};
 
-use crate::problem::{Places, Problem, Problems};
+use crate::problem::{Origins, Problem, Problems};
 use crate::suggestion;
 
 /// The most mistakes that are reported of one value.
@@ -58,23 +58,23 @@ impl Title<'_> {
     }
 }
 
-/// A value, and the place at which it was written.
+/// A value, and where it was written.
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a> {
     /// The value.
     pub value: &'a Value,
     /// The name of the value in messages.
     pub title: Title<'a>,
-    /// The path of the value within `places`; empty for the whole.
+    /// The path of the value within `origins`; empty for the whole.
     pub path: &'a str,
-    /// The places of the value and of its parts.
-    pub places: &'a Places,
+    /// The origins of the value and of its parts.
+    pub origins: &'a Origins,
     /// The folder of relative paths. If there is none, paths stay as they are.
     pub folder: Option<&'a Path>,
 }
 
 /// Reads a `T`, whose fields should have defaults. Adds mistakes to `problems` in the order of
-/// their places, and omits the entries with mistakes. Returns `None` if the other entries do not
+/// their origins, and omits the entries with mistakes. Returns `None` if the other entries do not
 /// make a `T`.
 pub fn read<T: DeserializeOwned>(written: &Written<'_>, problems: &mut Problems) -> Option<T> {
     let shared = Shared { written, omitted: RefCell::default() };
@@ -88,17 +88,17 @@ pub fn read<T: DeserializeOwned>(written: &Written<'_>, problems: &mut Problems)
                 break;
             }
             Err(mistake) => {
-                let place = mistake.place.unwrap_or_default();
-                found.push(mistake.kind.problem(&place, written));
+                let origin = mistake.origin.unwrap_or_default();
+                found.push(mistake.kind.problem(&origin, written));
                 // If no entry can be omitted, the loop would not end.
-                if place.entry.is_empty() || !shared.omitted.borrow_mut().insert(place.entry) {
+                if origin.entry.is_empty() || !shared.omitted.borrow_mut().insert(origin.entry) {
                     break;
                 }
             }
         }
     }
     // serde reports mistakes in the order in which it reads the fields.
-    found.sort_by_key(|problem| problem.place.position());
+    found.sort_by_key(|problem| problem.origin.position());
     problems.0.extend(found);
     result
 }
@@ -121,7 +121,7 @@ enum MistakeKind {
     Path,
 }
 
-/// The place of a mistake.
+/// Where a mistake is.
 #[derive(Debug, Default)]
 struct MistakePlace {
     /// The path of the innermost entry of a table that contains the mistake.
@@ -135,21 +135,22 @@ struct MistakePlace {
 #[derive(Debug)]
 struct Mistake {
     kind: Box<MistakeKind>,
-    place: Option<MistakePlace>,
+    origin: Option<MistakePlace>,
 }
 
 impl From<MistakeKind> for Mistake {
     fn from(kind: MistakeKind) -> Self {
-        Self { kind: Box::new(kind), place: None }
+        Self { kind: Box::new(kind), origin: None }
     }
 }
 
 impl Mistake {
     /// Places the mistake in an entry of a table, unless it is already placed in an inner entry.
     fn within(mut self, table: &str, key: &str, is_key: bool) -> Self {
-        if self.place.is_none() {
+        if self.origin.is_none() {
             let entry = join(table, key);
-            self.place = Some(MistakePlace { entry, key: key.into(), table: table.into(), is_key });
+            self.origin =
+                Some(MistakePlace { entry, key: key.into(), table: table.into(), is_key });
         }
         self
     }
@@ -219,13 +220,13 @@ fn expected_in_words(expected: &str) -> (&str, &str) {
 
 impl MistakeKind {
     fn problem(&self, location: &MistakePlace, written: &Written<'_>) -> Problem {
-        let places = written.places;
+        let origins = written.origins;
         let path = match (written.path.is_empty(), location.entry.is_empty()) {
             (_, true) => written.path.to_owned(),
             (true, false) => location.entry.clone(),
             (false, false) => join(written.path, &location.entry),
         };
-        let place = if location.is_key { places.of_key(&path) } else { places.of(&path) };
+        let origin = if location.is_key { origins.of_key(&path) } else { origins.of(&path) };
         let (key, title) = (&location.key, written.title.of(&location.table));
         // A mistake in the whole value has no key.
         let subject = if key.is_empty() { title.clone() } else { format!("`{key}` of {title}") };
@@ -271,7 +272,7 @@ impl MistakeKind {
                 "name a file, or leave the line out".to_owned(),
             ),
         };
-        Problem::new(place, message, remedy)
+        Problem::new(origin, message, remedy)
     }
 }
 

@@ -29,5 +29,5 @@ pub use identity::Identity;
 pub use owner::{NAME_LENGTH_MAX, NameTooLong, Owner, end_of};
 pub use phase::Phase;
 pub use superblock::{
-    Order, SECTOR, SUPERBLOCK_LENGTH, Superblock, SuperblockBytes, Verdict, erasure, seal,
+    CopyOrder, SECTOR, SUPERBLOCK_LENGTH, Superblock, SuperblockBytes, Verdict, erasure, seal,
 };

@@ -26,7 +26,7 @@ pub type SuperblockBytes = [u8; SUPERBLOCK_LENGTH];
 
 /// How the two copies of a superblock are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum CopyOrder {
     /// Alternately: while one is being written, the other is valid. The one with the higher number
     /// is the latest state. The second copy is written when the first one is durable, and the store
     /// is made once both are.
@@ -76,7 +76,7 @@ pub trait Superblock: Sized {
     /// The latest version of the format.
     const NEWEST: u32;
     /// How the copies are written.
-    const ORDER: Order;
+    const ORDER: CopyOrder;
 
     /// The version of the format in which the superblock is written: the earliest that has all of
     /// its fields.
@@ -144,7 +144,7 @@ pub trait Superblock: Sized {
         use Verdict::{Blank, Damaged, Foreign, Newer};
         let copy = |number| copies.chunks(SUPERBLOCK_LENGTH).nth(number).unwrap_or_default();
         let copies = (Self::decode(copy(0)), Self::decode(copy(1)));
-        if Self::ORDER == Order::Equal {
+        if Self::ORDER == CopyOrder::Equal {
             return match copies {
                 (Ok(one), _) | (_, Ok(one)) => Ok(one),
                 (Err(verdict), Err(Blank)) | (_, Err(verdict)) => Err(verdict),
@@ -222,7 +222,7 @@ mod tests {
         const MAGIC: [u8; 8] = *b"A STORE.";
         const PREPARED: Option<[u8; 8]> = if IS_EQUAL { None } else { Some(*b"A PLACE.") };
         const NEWEST: u32 = 2;
-        const ORDER: Order = if IS_EQUAL { Order::Equal } else { Order::Alternating };
+        const ORDER: CopyOrder = if IS_EQUAL { CopyOrder::Equal } else { CopyOrder::Alternating };
 
         fn identity(&self) -> Identity {
             self.identity

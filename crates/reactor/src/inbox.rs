@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{Owner, Reactor};
+use crate::{OperationOwner, Reactor};
 
 /// Items that other threads put in, and one thread takes out. The first item wakes that thread's
 /// reactor.
@@ -45,7 +45,7 @@ impl<T> Inbox<T> {
 
     /// Watches the inbox: `reactor` has an event with `owner` and `token` when there are items. If
     /// an event has no [`more`](crate::Event::more), the inbox has to be watched again.
-    pub fn watch(&self, reactor: &mut Reactor, owner: Owner, token: u64) {
+    pub fn watch(&self, reactor: &mut Reactor, owner: OperationOwner, token: u64) {
         reactor.watch_always(owner, token, self.wake.as_fd());
     }
 }

@@ -4,10 +4,10 @@
 //! guest, bytes of a client, completions of a file and commands of the daemon all arrive as
 //! [`Event`]s of the same ring, so an idle thread is blocked in one system call and uses no CPU.
 //!
-//! Each component that submits work registers as an [`Owner`]; the events of its submissions carry
-//! its mark and the token that it chose. Owners form groups ([`Group`]), one for each queue that
-//! the thread serves, so that operations in flight are counted for each queue ([`Pending`]). The
-//! reactor does not depend on disks.
+//! Each component that submits work registers as an [`OperationOwner`]; the events of its
+//! submissions carry its mark and the token that it chose. Owners form groups ([`OwnerGroup`]), one
+//! for each queue that the thread serves, so that operations in flight are counted for each queue
+//! ([`Pending`]). The reactor does not depend on disks.
 
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
@@ -40,19 +40,19 @@ const DRAIN_LIMIT_LEFT: Duration = Duration::from_millis(100);
 
 /// A component that submits work to a reactor, made by [`Reactor::register`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(u16);
+pub struct OperationOwner(u16);
 
 /// The owners of one queue, made by [`Reactor::begin_group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Group(u64);
+pub struct OwnerGroup(u64);
 
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     /// The owner of the submission.
-    pub owner: Owner,
+    pub owner: OperationOwner,
     /// The group of the owner.
-    pub group: Group,
+    pub group: OwnerGroup,
     /// The token of the submission, 48 bits.
     pub token: u64,
     /// The kernel's result: a count, or a negated `errno`.
@@ -61,8 +61,8 @@ pub struct Event {
     pub more: bool,
 }
 
-/// The number of submissions of a [`Group`] in flight that use memory. It is shared with the owner
-/// of that memory, who must not free the memory while the number is not zero. It outlives the
+/// The number of submissions of an [`OwnerGroup`] in flight that use memory. It is shared with the
+/// owner of that memory, who must not free the memory while the number is not zero. It outlives the
 /// reactor.
 #[derive(Clone, Debug, Default)]
 pub struct Pending(Arc<AtomicUsize>);
@@ -81,7 +81,7 @@ impl Pending {
 
 /// The state of an owner.
 struct Registration {
-    group: Group,
+    group: OwnerGroup,
     pending: Pending,
     /// The number of submissions in flight that use memory.
     in_flight: usize,
@@ -107,11 +107,11 @@ pub struct Reactor {
     ring: IoUring,
     owners: Vec<Registration>,
     /// Owners that are retired and quiet: their marks are reused.
-    free: Vec<Owner>,
+    free: Vec<OperationOwner>,
     /// Watches of retired owners that had an event and have to be ended again.
-    lingering: Vec<(Owner, u64)>,
+    lingering: Vec<(OperationOwner, u64)>,
     /// The group of new owners, and the count that they share.
-    group: Group,
+    group: OwnerGroup,
     pending: Pending,
     groups: u64,
     /// The number of submissions of all owners in flight that use memory.
@@ -157,7 +157,7 @@ impl Reactor {
             owners: Vec::new(),
             free: Vec::new(),
             lingering: Vec::new(),
-            group: Group::default(),
+            group: OwnerGroup::default(),
             pending: Pending::default(),
             groups: 0,
             in_flight: 0,
@@ -170,16 +170,16 @@ impl Reactor {
     }
 
     /// Begins a new group: owners that register from now on belong to it.
-    pub fn begin_group(&mut self) -> Group {
+    pub fn begin_group(&mut self) -> OwnerGroup {
         self.groups += 1;
-        self.group = Group(self.groups);
+        self.group = OwnerGroup(self.groups);
         self.pending = Pending::default();
         self.group
     }
 
     /// Makes `group` the current group: owners that register from now on belong to it and count in
     /// `pending`, which must be the group's [`pending`](Self::pending).
-    pub fn enter(&mut self, group: Group, pending: &Pending) {
+    pub fn enter(&mut self, group: OwnerGroup, pending: &Pending) {
         if self.group != group {
             self.group = group;
             self.pending = pending.clone();
@@ -187,7 +187,7 @@ impl Reactor {
     }
 
     /// The current group.
-    pub fn group(&self) -> Group {
+    pub fn group(&self) -> OwnerGroup {
         self.group
     }
 
@@ -195,7 +195,7 @@ impl Reactor {
     ///
     /// # Panics
     /// When there are already 32,767 owners.
-    pub fn register(&mut self) -> Owner {
+    pub fn register(&mut self) -> OperationOwner {
         let registration = Registration {
             group: self.group,
             pending: self.pending.clone(),
@@ -207,7 +207,7 @@ impl Reactor {
             self.owners[usize::from(owner.0)] = registration;
             return owner;
         }
-        let owner = Owner(u16::try_from(self.owners.len()).unwrap_or(USES_NO_MEMORY));
+        let owner = OperationOwner(u16::try_from(self.owners.len()).unwrap_or(USES_NO_MEMORY));
         assert!(owner.0 < USES_NO_MEMORY, "a reactor has at most 32,767 owners");
         self.owners.push(registration);
         owner
@@ -215,7 +215,7 @@ impl Reactor {
 
     /// Ends the watches of `owner`, which must not submit anything afterwards. Its later events are
     /// dropped. When it has no submissions in flight, another owner may get its mark.
-    pub fn retire(&mut self, owner: Owner) {
+    pub fn retire(&mut self, owner: OperationOwner) {
         let Some(registration) = self.owners.get_mut(usize::from(owner.0)) else { return };
         if std::mem::replace(&mut registration.retired, true) {
             return;
@@ -230,10 +230,10 @@ impl Reactor {
     }
 
     /// [Retires](Self::retire) all owners of `group`.
-    pub fn retire_group(&mut self, group: Group) {
+    pub fn retire_group(&mut self, group: OwnerGroup) {
         for index in 0..self.owners.len() {
             if self.owners[index].group == group {
-                self.retire(Owner(index as u16));
+                self.retire(OperationOwner(index as u16));
             }
         }
     }
@@ -263,7 +263,7 @@ impl Reactor {
     ///
     /// # Safety
     /// All memory and descriptors that `entry` names must stay valid until its event arrives.
-    pub unsafe fn push(&mut self, owner: Owner, token: u64, entry: squeue::Entry) {
+    pub unsafe fn push(&mut self, owner: OperationOwner, token: u64, entry: squeue::Entry) {
         let registration = &mut self.owners[usize::from(owner.0)];
         registration.in_flight += 1;
         registration.pending.set(registration.pending.count() + 1);
@@ -292,28 +292,40 @@ impl Reactor {
     /// Requests one event when `descriptor` is readable. The next event needs another call.
     ///
     /// The descriptor must stay open until the event has arrived or the reactor is dropped.
-    pub fn watch(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+    pub fn watch(&mut self, owner: OperationOwner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, false);
     }
 
     /// Requests one event when `descriptor` is writable. The next event needs another call.
-    pub fn watch_writable(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+    pub fn watch_writable(
+        &mut self,
+        owner: OperationOwner,
+        token: u64,
+        descriptor: BorrowedFd<'_>,
+    ) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLOUT as u32, false);
     }
 
     /// Requests one event when the other side of the socket `descriptor` has closed it, or its
     /// sending side, even if not all of its bytes have been read.
-    pub fn watch_hang_up(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+    pub fn watch_hang_up(&mut self, owner: OperationOwner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLRDHUP as u32, false);
     }
 
     /// Requests an event each time `descriptor` becomes readable, until an event whose `more` is
     /// false.
-    pub fn watch_always(&mut self, owner: Owner, token: u64, descriptor: BorrowedFd<'_>) {
+    pub fn watch_always(&mut self, owner: OperationOwner, token: u64, descriptor: BorrowedFd<'_>) {
         self.poll(owner, token, descriptor.as_raw_fd(), libc::POLLIN as u32, true);
     }
 
-    fn poll(&mut self, owner: Owner, token: u64, descriptor: RawFd, mask: u32, multi: bool) {
+    fn poll(
+        &mut self,
+        owner: OperationOwner,
+        token: u64,
+        descriptor: RawFd,
+        mask: u32,
+        multi: bool,
+    ) {
         self.owners[usize::from(owner.0)].watches.push(token);
         let entry = opcode::PollAdd::new(types::Fd(descriptor), mask).multi(multi).build();
         // SAFETY: a poll uses no memory; the kernel holds the file after the submission.
@@ -322,7 +334,7 @@ impl Reactor {
 
     /// Cancels the submission that `owner` has [pushed](Self::push) with `token`. The cancelled
     /// submission still gets its event.
-    pub fn cancel(&mut self, owner: Owner, token: u64) {
+    pub fn cancel(&mut self, owner: OperationOwner, token: u64) {
         let entry =
             opcode::AsyncCancel::new((u64::from(owner.0) << TOKEN_BITS) | (token & TOKEN_MASK))
                 .build();
@@ -332,7 +344,7 @@ impl Reactor {
 
     /// Ends a [watch](Self::watch) of `owner` with `token`. Its pending events still arrive; the
     /// last one reports its end.
-    pub fn unwatch(&mut self, owner: Owner, token: u64) {
+    pub fn unwatch(&mut self, owner: OperationOwner, token: u64) {
         let mark = owner.0 | USES_NO_MEMORY;
         let data = (u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK);
         // SAFETY: a cancellation uses no memory.
@@ -487,7 +499,7 @@ impl Reactor {
             if mark == NO_OWNER {
                 continue;
             }
-            let owner = Owner(mark & !USES_NO_MEMORY);
+            let owner = OperationOwner(mark & !USES_NO_MEMORY);
             let token = data & TOKEN_MASK;
             let more = cqueue::more(entry.flags());
             let registration = &mut self.owners[usize::from(owner.0)];

@@ -38,7 +38,7 @@ pub fn fuzz_configuration(data: &[u8]) {
         Err(problems) => {
             assert!(!problems.0.is_empty());
             for problem in problems.0 {
-                assert!(matches!(problem.place, configuration::Place::File { line: 1.., .. }));
+                assert!(matches!(problem.origin, configuration::Origin::File { line: 1.., .. }));
                 assert!(!problem.message.contains('\n') && !problem.remedy.contains('\n'));
             }
         }

@@ -15,14 +15,14 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use crate::client::{Client, ClusterOptions};
 use crate::layout::{GROUP, is_name};
 use crate::queue::ClusterQueue;
-use crate::volume::{CAPACITY_MAX, Volume, VolumeOptions, Work};
+use crate::volume::{CAPACITY_MAX, GroupOperation, Volume, VolumeOptions};
 
 /// The time limit of an opening.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(50);
 
 /// A part of a request, for the volume's thread.
 pub(crate) struct Job {
-    pub(crate) work: Work,
+    pub(crate) work: GroupOperation,
     pub(crate) answer: PartAnswer,
 }
 

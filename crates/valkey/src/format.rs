@@ -25,7 +25,7 @@ const MAGIC: [u8; 8] = *b"FATHOMVB";
 /// When a block was written: by which opening of the volume, and as which write of it. Later
 /// versions are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct BlockVersion {
     /// The epoch of the opening; 0 for a block that has never been written.
     pub epoch: u64,
     /// The number of the write within the epoch.
@@ -34,7 +34,7 @@ pub struct Version {
 
 /// Why a value is not that of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum ValueDefect {
     /// It has no header, or another length than its header says.
     Length,
     /// The magic is unknown.
@@ -45,7 +45,7 @@ pub enum Wrong {
     Place,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for ValueDefect {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Length => "its length is wrong",
@@ -58,7 +58,7 @@ impl fmt::Display for Wrong {
 
 /// The value of `block` of a volume. `bytes` are those of the block, or its beginning if zeroes
 /// follow.
-pub fn encode(volume: Identity, block: u64, version: Version, bytes: &[u8]) -> Vec<u8> {
+pub fn encode(volume: Identity, block: u64, version: BlockVersion, bytes: &[u8]) -> Vec<u8> {
     let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let mut value = Vec::with_capacity(HEADER + length);
     value.extend_from_slice(&MAGIC);
@@ -78,22 +78,26 @@ pub fn encode(volume: Identity, block: u64, version: Version, bytes: &[u8]) -> V
 ///
 /// # Errors
 /// If it is not the value of this block of this volume.
-pub fn decode(volume: Identity, block: u64, value: &[u8]) -> Result<(Version, &[u8]), Wrong> {
-    let (header, bytes) = value.split_at_checked(HEADER).ok_or(Wrong::Length)?;
+pub fn decode(
+    volume: Identity,
+    block: u64,
+    value: &[u8],
+) -> Result<(BlockVersion, &[u8]), ValueDefect> {
+    let (header, bytes) = value.split_at_checked(HEADER).ok_or(ValueDefect::Length)?;
     let (sum, length) = (u32_at(header, 8), u64::from(u32_at(header, 12)));
     if header[..8] != MAGIC {
-        return Err(Wrong::Header);
+        return Err(ValueDefect::Header);
     }
     if length > BLOCK || bytes.len() as u64 != length {
-        return Err(Wrong::Length);
+        return Err(ValueDefect::Length);
     }
     if crc32c::crc32c(&value[12..]) != sum {
-        return Err(Wrong::Checksum);
+        return Err(ValueDefect::Checksum);
     }
     if u64_at(header, 32) != block || header[40..56] != volume.0 {
-        return Err(Wrong::Place);
+        return Err(ValueDefect::Place);
     }
-    Ok((Version { epoch: u64_at(header, 16), sequence: u64_at(header, 24) }, bytes))
+    Ok((BlockVersion { epoch: u64_at(header, 16), sequence: u64_at(header, 24) }, bytes))
 }
 
 #[cfg(test)]
@@ -104,24 +108,24 @@ mod tests {
 
     #[test]
     fn a_value_is_that_of_its_block_and_nothing_else() {
-        let version = Version { epoch: 3, sequence: 70_000 };
+        let version = BlockVersion { epoch: 3, sequence: 70_000 };
         let bytes = vec![7; BLOCK as usize];
         let value = encode(VOLUME, 12, version, &bytes);
         assert_eq!(decode(VOLUME, 12, &value), Ok((version, &bytes[..])));
-        assert_eq!(decode(VOLUME, 13, &value), Err(Wrong::Place));
-        assert_eq!(decode(Identity(*b"other volume 123"), 12, &value), Err(Wrong::Place));
+        assert_eq!(decode(VOLUME, 13, &value), Err(ValueDefect::Place));
+        assert_eq!(decode(Identity(*b"other volume 123"), 12, &value), Err(ValueDefect::Place));
         let zeroes = encode(VOLUME, 12, version, &[0; 4096]);
         assert_eq!((zeroes.len(), decode(VOLUME, 12, &zeroes)), (HEADER, Ok((version, &[][..]))));
         let begun = encode(VOLUME, 12, version, &[1, 0, 2, 0, 0]);
         assert_eq!(decode(VOLUME, 12, &begun), Ok((version, &[1, 0, 2][..])));
-        assert_eq!(decode(VOLUME, 12, &value[..HEADER]), Err(Wrong::Length));
-        assert_eq!(decode(VOLUME, 12, &[]), Err(Wrong::Length));
+        assert_eq!(decode(VOLUME, 12, &value[..HEADER]), Err(ValueDefect::Length));
+        assert_eq!(decode(VOLUME, 12, &[]), Err(ValueDefect::Length));
     }
 
     /// The bytes are those that earlier builds have written.
     #[test]
     fn a_value_is_as_it_was() {
-        let value = encode(VOLUME, 12, Version { epoch: 3, sequence: 70_000 }, b"abc\0");
+        let value = encode(VOLUME, 12, BlockVersion { epoch: 3, sequence: 70_000 }, b"abc\0");
         let header =
             b"FATHOMVB\xc3\x95\x04\x64\x03\0\0\0\x03\0\0\0\0\0\0\0p\x11\x01\0\0\0\0\0\x0c\0\0\0\0\0\0\0";
         assert_eq!(value, [&header[..], &VOLUME.0[..], b"abc"].concat());
@@ -129,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_changed_byte_is_found() {
-        let value = encode(VOLUME, 5, Version { epoch: 1, sequence: 2 }, &[9; 4096]);
+        let value = encode(VOLUME, 5, BlockVersion { epoch: 1, sequence: 2 }, &[9; 4096]);
         let mut chance = fastrand::Rng::with_seed(1);
         let places: Vec<usize> = (0..2000).map(|_| chance.usize(..value.len())).collect();
         for at in (0..HEADER).chain(places) {

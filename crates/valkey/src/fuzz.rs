@@ -27,7 +27,7 @@ pub fn fuzz_value(data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Version;
+    use crate::format::BlockVersion;
 
     #[test]
     fn no_value_breaks_the_reader() {
@@ -35,7 +35,7 @@ mod tests {
         for round in 0..200_000_u64 {
             let mut bytes = vec![0; chance.usize(..=64)];
             chance.fill(&mut bytes);
-            let version = Version { epoch: chance.u64(..), sequence: chance.u64(..) };
+            let version = BlockVersion { epoch: chance.u64(..), sequence: chance.u64(..) };
             let mut input = vec![(round % 2) as u8];
             input.extend(encode(Identity([3; 16]), chance.u64(..100), version, &bytes));
             for _ in 0..chance.usize(..4) {

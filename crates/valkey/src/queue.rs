@@ -14,7 +14,7 @@ use fathom_reactor::{Event, Reactor};
 use crate::cluster_volume::{Job, Jobs};
 use crate::format::BLOCK;
 use crate::layout::{GROUP, parts};
-use crate::volume::{Volume, Work};
+use crate::volume::{GroupOperation, Volume};
 
 /// The groups that a discard is divided into at a time.
 const ZERO_GROUPS: u64 = 16;
@@ -39,7 +39,7 @@ impl ClusterQueue {
 }
 
 impl Sender {
-    fn send(&self, answer: PartAnswer, work: Work) {
+    fn send(&self, answer: PartAnswer, work: GroupOperation) {
         if let Err(job) = self.jobs.send(Job { work, answer }) {
             // The volume's thread has ended.
             job.answer.finish(Err(ErrorKind::ShuttingDown));
@@ -52,7 +52,7 @@ impl Sender {
         match request.operation {
             Operation::Read => {
                 for part in parts(begin..end) {
-                    self.send(answers.at(part.start - begin), Work::Read(part));
+                    self.send(answers.at(part.start - begin), GroupOperation::Read(part));
                 }
                 Ok(end)
             }
@@ -77,12 +77,12 @@ impl Sender {
                 if to - at == BLOCK {
                     values.push(self.volume.value(block, bytes));
                 } else {
-                    works.push(Work::Merge(at, bytes.to_vec()));
+                    works.push(GroupOperation::Merge(at, bytes.to_vec()));
                 }
                 at = to;
             }
             if !values.is_empty() {
-                works.push(Work::Write(values));
+                works.push(GroupOperation::Write(values));
             }
         }
         if faults() != before {
@@ -105,12 +105,15 @@ impl Sender {
                 if to - at == BLOCK {
                     values.push(self.volume.value(block, &[]));
                 } else {
-                    self.send(answers.at(0), Work::Merge(at, vec![0; (to - at) as usize]));
+                    self.send(
+                        answers.at(0),
+                        GroupOperation::Merge(at, vec![0; (to - at) as usize]),
+                    );
                 }
                 at = to;
             }
             if !values.is_empty() {
-                self.send(answers.at(0), Work::Write(values));
+                self.send(answers.at(0), GroupOperation::Write(values));
             }
         }
         to

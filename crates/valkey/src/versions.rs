@@ -4,31 +4,31 @@ use std::collections::HashMap;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::format::Version;
+use crate::format::BlockVersion;
 use crate::layout::{GROUP_BLOCKS, SHARDS};
 
 /// The newest version of each block that has been read or whose write has completed. Nothing older
 /// may be read.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
-    groups: Mutex<HashMap<u64, Box<[Version; GROUP_BLOCKS as usize]>>>,
+    groups: Mutex<HashMap<u64, Box<[BlockVersion; GROUP_BLOCKS as usize]>>>,
 }
 
 impl Versions {
-    fn groups(&self) -> MutexGuard<'_, HashMap<u64, Box<[Version; GROUP_BLOCKS as usize]>>> {
+    fn groups(&self) -> MutexGuard<'_, HashMap<u64, Box<[BlockVersion; GROUP_BLOCKS as usize]>>> {
         self.groups.lock()
     }
 
     /// The newest known version of a block.
-    pub(crate) fn get(&self, block: u64) -> Version {
+    pub(crate) fn get(&self, block: u64) -> BlockVersion {
         let groups = self.groups();
         let group = groups.get(&(block / GROUP_BLOCKS));
-        group.map_or(Version::default(), |group| group[(block % GROUP_BLOCKS) as usize])
+        group.map_or(BlockVersion::default(), |group| group[(block % GROUP_BLOCKS) as usize])
     }
 
     /// A block has this version, or a newer one.
-    pub(crate) fn learn(&self, block: u64, version: Version) {
-        if version == Version::default() {
+    pub(crate) fn learn(&self, block: u64, version: BlockVersion) {
+        if version == BlockVersion::default() {
             return;
         }
         let mut groups = self.groups();
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn versions_only_grow() {
         let versions = Versions::default();
-        let version = |epoch, sequence| Version { epoch, sequence };
+        let version = |epoch, sequence| BlockVersion { epoch, sequence };
         assert_eq!(versions.get(40), version(0, 0));
         versions.learn(40, version(2, 5));
         versions.learn(40, version(1, 9));

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use crate::client::{Call, CallError, Client, ClusterOptions, text};
-use crate::format::{BLOCK, HEADER, Version, Wrong, decode, encode};
+use crate::format::{BLOCK, BlockVersion, HEADER, ValueDefect, decode, encode};
 use crate::layout::{GROUP, SHARDS, block_key, blocks, shard, state_key, volume_key};
 use crate::scripts;
 use crate::versions::{Versions, Witness, Witnesses};
@@ -84,11 +84,11 @@ pub(crate) struct Volume {
 }
 
 /// What a part of a request does with the blocks of one group.
-pub(crate) enum Work {
+pub(crate) enum GroupOperation {
     /// Reads the range.
     Read(Range<u64>),
     /// Writes values of whole blocks.
-    Write(Vec<(u64, Version, Vec<u8>)>),
+    Write(Vec<(u64, BlockVersion, Vec<u8>)>),
     /// Writes bytes within one block.
     Merge(u64, Vec<u8>),
 }
@@ -190,17 +190,17 @@ impl Volume {
     }
 
     /// The value of a block that is written now.
-    pub(crate) fn value(&self, block: u64, bytes: &[u8]) -> (u64, Version, Vec<u8>) {
+    pub(crate) fn value(&self, block: u64, bytes: &[u8]) -> (u64, BlockVersion, Vec<u8>) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        let version = Version { epoch: self.epoch, sequence };
+        let version = BlockVersion { epoch: self.epoch, sequence };
         (block, version, encode(self.identity, block, version, bytes))
     }
 
     /// Carries out a part of a request. Returns the bytes that a read has.
-    pub(crate) async fn carry_out(&self, mut work: Work) -> Result<Vec<u8>, ErrorKind> {
+    pub(crate) async fn carry_out(&self, mut work: GroupOperation) -> Result<Vec<u8>, ErrorKind> {
         let begin = Instant::now();
         let (mut pause, mut was_wrong, mut was_late) = (PAUSE, false, false);
-        let is_change = !matches!(work, Work::Read(_));
+        let is_change = !matches!(work, GroupOperation::Read(_));
         let mut is_first = is_change && self.use_now() > REST_TIME;
         loop {
             if self.is_lost() {
@@ -212,9 +212,9 @@ impl Volume {
                     is_first = false;
                 }
                 match &mut work {
-                    Work::Read(range) => self.read(range).await,
-                    Work::Write(values) => self.write(values).await.map(|()| Vec::new()),
-                    Work::Merge(offset, bytes) => {
+                    GroupOperation::Read(range) => self.read(range).await,
+                    GroupOperation::Write(values) => self.write(values).await.map(|()| Vec::new()),
+                    GroupOperation::Merge(offset, bytes) => {
                         self.merge(*offset, bytes).await.map(|()| Vec::new())
                     }
                 }
@@ -313,9 +313,13 @@ impl Volume {
     }
 
     /// The versions of blocks of a group, and their bytes before the zeroes at their ends.
-    async fn read_blocks(&self, blocks: Range<u64>) -> Result<Vec<(Version, Vec<u8>)>, Setback> {
+    async fn read_blocks(
+        &self,
+        blocks: Range<u64>,
+    ) -> Result<Vec<(BlockVersion, Vec<u8>)>, Setback> {
         let group = blocks.start * BLOCK / GROUP;
-        let known: Vec<Version> = blocks.clone().map(|block| self.versions.get(block)).collect();
+        let known: Vec<BlockVersion> =
+            blocks.clone().map(|block| self.versions.get(block)).collect();
         let keys = self.keys(blocks.clone(), group);
         let arguments = [self.identity_text.as_bytes(), self.epoch_text.as_bytes()];
         let call = Call { script: scripts::READ, keys: &keys, arguments: &arguments };
@@ -327,15 +331,16 @@ impl Volume {
         if values.len() != known.len() + 1 {
             return Err(self.wrong(blocks.start, "the number of values is wrong"));
         }
-        let newest = Version { epoch: self.epoch, sequence: self.sequence.load(Ordering::Relaxed) };
+        let newest =
+            BlockVersion { epoch: self.epoch, sequence: self.sequence.load(Ordering::Relaxed) };
         let mut found = Vec::with_capacity(known.len());
         for ((block, value), known) in blocks.zip(&values[1..]).zip(known) {
             let (version, bytes) = match value {
-                Value::Nil => (Version::default(), Vec::new()),
+                Value::Nil => (BlockVersion::default(), Vec::new()),
                 Value::BulkString(value) => {
                     let decoded = decode(self.identity, block, value);
                     let (version, bytes) =
-                        decoded.map_err(|wrong: Wrong| self.wrong(block, wrong))?;
+                        decoded.map_err(|wrong: ValueDefect| self.wrong(block, wrong))?;
                     if version > newest {
                         return Err(self.wrong(block, "it is newer than all writes"));
                     }
@@ -357,7 +362,7 @@ impl Volume {
     /// A block may have a newer version already: of another write that is in flight, perhaps of a
     /// part of the block only. This write is then repeated as the newest one. What a node gets
     /// late, from a connection that was given up, is not repeated.
-    async fn write(&self, values: &mut [(u64, Version, Vec<u8>)]) -> Result<(), Setback> {
+    async fn write(&self, values: &mut [(u64, BlockVersion, Vec<u8>)]) -> Result<(), Setback> {
         while !self.write_once(values).await? {
             for value in &mut *values {
                 *value = self.value(value.0, value.2.get(HEADER..).unwrap_or_default());
@@ -367,7 +372,7 @@ impl Volume {
     }
 
     /// Returns whether all values are written; if not, some have newer versions.
-    async fn write_once(&self, values: &[(u64, Version, Vec<u8>)]) -> Result<bool, Setback> {
+    async fn write_once(&self, values: &[(u64, BlockVersion, Vec<u8>)]) -> Result<bool, Setback> {
         let Some((first, ..)) = values.first() else { return Ok(true) };
         let group = first * BLOCK / GROUP;
         let shard = shard(group);
@@ -410,7 +415,7 @@ impl Volume {
             let at = (offset % BLOCK) as usize;
             content[at..at + bytes.len()].copy_from_slice(bytes);
             let (_, version, value) = self.value(block, &content);
-            let expected = if stored == Version::default() {
+            let expected = if stored == BlockVersion::default() {
                 Vec::new()
             } else {
                 [stored.epoch.to_le_bytes(), stored.sequence.to_le_bytes()].concat()

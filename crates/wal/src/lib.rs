@@ -29,12 +29,12 @@ mod witness;
 pub use fuzz::fuzz_log;
 pub use held::{Held, Utc};
 pub use log::{Checkpoint, Full, Log, Pin, Reservation, Round};
-pub use map::{Map, Segment, Source};
+pub use map::{ContentLocation, Map, Segment};
 pub use record::{
     BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, DATA_LENGTH_MAX, Entry, EntryKind, Record, RecordError,
     entries_max, finish, is_record,
 };
-pub use scan::{Damage, Found, ScanEnd, Scanner, find_damage};
+pub use scan::{Damage, FoundRecord, ScanEnd, Scanner, find_damage};
 pub use superblock::{Owner, RING_BLOCKS_MIN, Superblock};
 pub use witness::{Sample, WITNESS_LENGTH, WITNESSES_MAX, Witness};
 

@@ -25,9 +25,9 @@ use std::ops::Range;
 use fathom_persistence::{Ages, Mismatch, SUPERBLOCK_LENGTH, Superblock as _};
 
 use crate::held::Held;
-use crate::map::{Map, Segment, Source};
+use crate::map::{ContentLocation, Map, Segment};
 use crate::record::{DATA_LENGTH_MAX, Entry, EntryKind, Record};
-use crate::scan::Found;
+use crate::scan::FoundRecord;
 use crate::superblock::{Owner, Superblock};
 use crate::witness::{Sample, Witness};
 
@@ -135,7 +135,7 @@ impl Log {
     }
 
     /// Adds a record that a scan found.
-    pub fn recover(&mut self, found: &Found<'_>) {
+    pub fn recover(&mut self, found: &FoundRecord<'_>) {
         let record = found.record.clone();
         self.head_position = record.end();
         self.head_sequence = record.sequence + 1;
@@ -309,9 +309,9 @@ impl Log {
         let Some(live) = self.live.get_mut(index) else { return };
         for (entry, position) in live.record.places(block_size) {
             let source = match entry.kind {
-                EntryKind::Data { .. } => Source::Ring(position),
-                EntryKind::Zeroes { keep_allocated } => Source::Zeroes { keep_allocated },
-                EntryKind::Discard => Source::Discard,
+                EntryKind::Data { .. } => ContentLocation::Ring(position),
+                EntryKind::Zeroes { keep_allocated } => ContentLocation::Zeroes { keep_allocated },
+                EntryKind::Discard => ContentLocation::Discard,
             };
             self.map.insert(
                 entry.offset..entry.offset + entry.length,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// The place of a range's newest content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ContentLocation {
     /// In the ring, from this position on.
     Ring(u64),
     /// It reads as zeroes.
@@ -17,7 +17,7 @@ pub enum Source {
     Discard,
 }
 
-impl Source {
+impl ContentLocation {
     /// The source of the content that begins `count` bytes later.
     fn skip(self, count: u64) -> Self {
         match self {
@@ -31,7 +31,7 @@ impl Source {
 struct Place {
     end: u64,
     sequence: u64,
-    source: Source,
+    source: ContentLocation,
 }
 
 /// A range of the disk whose newest content has one source.
@@ -42,7 +42,7 @@ pub struct Segment {
     /// The length of the range, in bytes; never 0.
     pub length: u64,
     /// The source of the newest content; `None` for home.
-    pub source: Option<Source>,
+    pub source: Option<ContentLocation>,
     /// The sequence of the record with the content; 0 for home.
     pub sequence: u64,
 }
@@ -56,7 +56,7 @@ pub struct Map {
 
 impl Map {
     /// The newest content of `range` is now that of record `sequence`, at `source`.
-    pub fn insert(&mut self, range: Range<u64>, sequence: u64, source: Source) {
+    pub fn insert(&mut self, range: Range<u64>, sequence: u64, source: ContentLocation) {
         self.cut(&range);
         self.places.insert(range.start, Place { end: range.end, sequence, source });
     }
@@ -139,8 +139,8 @@ impl Map {
     pub fn is_aligned(&self, alignment: u64, ring_alignment: u64) -> bool {
         self.places.iter().all(|(start, place)| {
             let position = match place.source {
-                Source::Ring(position) => position,
-                Source::Zeroes { .. } | Source::Discard => 0,
+                ContentLocation::Ring(position) => position,
+                ContentLocation::Zeroes { .. } | ContentLocation::Discard => 0,
             };
             start % alignment == 0 && place.end % alignment == 0 && position % ring_alignment == 0
         })

@@ -27,7 +27,7 @@ const SEARCH_STEPS: u64 = 16;
 
 /// A record that was read, and its data.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Found<'a> {
+pub struct FoundRecord<'a> {
     /// The record's header.
     pub record: Record,
     /// All bytes of the record: its header, and its data.
@@ -189,7 +189,7 @@ impl Scanner {
 
     /// Takes the bytes that [`next_read`](Self::next_read) named. Returns the record that they
     /// complete, if any.
-    pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Option<Found<'a>> {
+    pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Option<FoundRecord<'a>> {
         let block_size = self.superblock.block_size;
         if let Some(record) = self.header.take() {
             return match record.verify(bytes, block_size) {
@@ -198,7 +198,7 @@ impl Scanner {
                     self.sequence += 1;
                     self.epoch = record.epoch;
                     self.lap_end = None;
-                    Some(Found { record, bytes })
+                    Some(FoundRecord { record, bytes })
                 }
                 Err(reason) => self.fail(reason),
             };
@@ -228,7 +228,7 @@ impl Scanner {
 
     /// There is no record here. A record that did not fit the end of a lap is at the start of the
     /// next.
-    fn fail(&mut self, reason: RecordError) -> Option<Found<'static>> {
+    fn fail(&mut self, reason: RecordError) -> Option<FoundRecord<'static>> {
         let (position, ring_length) = (self.position, self.superblock.ring_length);
         let at_start = position % ring_length == 0;
         let lap = position.next_multiple_of(ring_length);

@@ -5,7 +5,7 @@
 //! [witnesses](crate::Witness), which count only if they were written with the same superblock.
 
 use fathom_persistence::bytes::{array, put, u32_at, u64_at};
-use fathom_persistence::{Ages, Identity, NAME_LENGTH_MAX, Order, SuperblockBytes};
+use fathom_persistence::{Ages, CopyOrder, Identity, NAME_LENGTH_MAX, SuperblockBytes};
 
 use crate::record::{BLOCK_SIZE_MAX, BLOCK_SIZE_MIN};
 use crate::witness::{self, Witness};
@@ -123,7 +123,7 @@ impl fathom_persistence::Superblock for Superblock {
     const MAGIC: [u8; 8] = *b"\x8eFATHWAL";
     const PREPARED: Option<[u8; 8]> = Some(*b"\x8eFATHNEW");
     const NEWEST: u32 = 2;
-    const ORDER: Order = Order::Alternating;
+    const ORDER: CopyOrder = CopyOrder::Alternating;
 
     fn identity(&self) -> Identity {
         self.log

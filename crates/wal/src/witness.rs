@@ -151,7 +151,7 @@ pub(crate) fn decode(superblock: &[u8], number: u64) -> Vec<Witness> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::Source;
+    use crate::map::ContentLocation;
 
     fn witness(block: u64) -> Witness {
         Witness { offset: block * WITNESS_LENGTH, checksum: block as u32 }
@@ -193,9 +193,9 @@ mod tests {
     #[test]
     fn a_place_of_which_a_record_has_a_part_is_found() {
         let mut map = Map::default();
-        map.insert(8192..8704, 1, Source::Zeroes { keep_allocated: false });
-        map.insert(16_384..20_480, 2, Source::Ring(0));
-        map.insert(28_000..29_000, 3, Source::Discard);
+        map.insert(8192..8704, 1, ContentLocation::Zeroes { keep_allocated: false });
+        map.insert(16_384..20_480, 2, ContentLocation::Ring(0));
+        map.insert(28_000..29_000, 3, ContentLocation::Discard);
         let found = |sequence| -> Vec<u64> {
             (0..9).filter(|block| witness(*block).has_content(&map, sequence)).collect()
         };

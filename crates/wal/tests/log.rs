@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, seal};
 use fathom_wal::{
-    Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError, Reservation, Sample,
-    ScanEnd, Scanner, Source, Superblock, find_damage, finish, fuzz_log,
+    ContentLocation, Damage, Entry, EntryKind, Full, Log, Owner, RING_OFFSET, RecordError,
+    Reservation, Sample, ScanEnd, Scanner, Superblock, find_damage, finish, fuzz_log,
 };
 
 const SECTOR: usize = 512;
@@ -251,12 +251,14 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                         let range =
                             segment.offset as usize..(segment.offset + segment.length) as usize;
                         match segment.source.unwrap() {
-                            Source::Ring(position) => {
+                            ContentLocation::Ring(position) => {
                                 let place = log.place(position) as usize;
                                 let bytes = &region.visible[place..][..range.len()];
                                 home[range].copy_from_slice(bytes);
                             }
-                            Source::Zeroes { .. } | Source::Discard => home[range].fill(0),
+                            ContentLocation::Zeroes { .. } | ContentLocation::Discard => {
+                                home[range].fill(0);
+                            }
                         }
                     }
                     if log.durable() < round.shown {
@@ -292,7 +294,7 @@ fn lives(seed: u64) -> (usize, usize, BTreeSet<&'static str>) {
                         let expected = &shown_disk[range.clone()];
                         match part.source {
                             None => assert!(home[range] == *expected),
-                            Some(Source::Ring(position)) => {
+                            Some(ContentLocation::Ring(position)) => {
                                 let place = log.place(position) as usize;
                                 assert!(region.visible[place..][..range.len()] == *expected);
                             }
@@ -426,7 +428,7 @@ fn write_records(random: &mut fastrand::Rng) -> Written {
         }
         let Some(round) = log.round(random.u64(1..16 << 10)) else { continue };
         for segment in &round.segments {
-            let Some(Source::Ring(position)) = segment.source else { continue };
+            let Some(ContentLocation::Ring(position)) = segment.source else { continue };
             let bytes = &region.visible[log.place(position) as usize..];
             let target = &mut home[segment.offset as usize..][..segment.length as usize];
             target.copy_from_slice(&bytes[..segment.length as usize]);

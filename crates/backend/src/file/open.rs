@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use fathom_block::{Capabilities, Geometry};
 use fathom_failure::Failing;
-use fathom_image::{Access, ForeignFormat, Holder, LockError, LossRecord};
+use fathom_image::{ForeignFormat, Holder, LockError, LockPurpose, LossRecord};
 use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, FallocateFlags, SeekFrom, StatxFlags, Timespec, Timestamps, UTIME_OMIT, fallocate,
@@ -166,7 +166,7 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(OpenError::NotADisk(path.clone()));
     }
-    let access = if options.read_only { Access::Shared } else { Access::Exclusive };
+    let access = if options.read_only { LockPurpose::Shared } else { LockPurpose::Exclusive };
     let open = || fathom_image::open(path, access, flags);
     let mut file = open().map_err(failed)?;
     let mut node = lock(&file, access, path)?;
@@ -258,7 +258,7 @@ fn is_the_file_at(file: &Metadata, path: &Path) -> io::Result<bool> {
 
 /// Takes the image's lock, and that of a device by its number, which lasts as long as the returned
 /// file is open.
-fn lock(file: &File, access: Access, path: &Path) -> Result<Option<File>, OpenError> {
+fn lock(file: &File, access: LockPurpose, path: &Path) -> Result<Option<File>, OpenError> {
     let locked =
         fathom_image::lock(file, access).and_then(|()| fathom_image::lock_device(file, access));
     match locked {

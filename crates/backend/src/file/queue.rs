@@ -25,7 +25,7 @@ use fathom_block::{
     Allocation, BackendContext, BackendQueue, Buffers, ErrorKind, Extent, Operation, Outcome,
     Request,
 };
-use fathom_reactor::{Event, Owner, Pending, Reactor};
+use fathom_reactor::{Event, OperationOwner, Pending, Reactor};
 use io_uring::{opcode, squeue, types};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -62,7 +62,7 @@ const TOKEN_DRAIN: u64 = (1 << 48) - 1;
 /// One thread's access to a file.
 pub(super) struct FileQueue {
     shared: Arc<Shared>,
-    owner: Owner,
+    owner: OperationOwner,
     /// The count of the reactor's operations that the kernel has.
     pending: Pending,
     slots: Vec<Option<Slot>>,

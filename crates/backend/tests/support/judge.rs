@@ -1,6 +1,6 @@
 //! Compares the verdicts on contention with what the requests experienced.
 
-use fathom_devices::contention::{Contention, ContentionOptions, Source, Times};
+use fathom_devices::contention::{Contention, ContentionOptions, Times, VerdictBasis};
 use fathom_histogram::Histogram;
 
 use crate::consolidate::Peak;
@@ -187,7 +187,7 @@ impl Judge {
             is_peak: self.contentions.iter().map(Contention::is_peak).collect(),
         });
         for (used, contention) in self.used.iter_mut().zip(&self.contentions) {
-            *used += u64::from(contention.verdicts().any(|it| it.1.source == Source::Model));
+            *used += u64::from(contention.verdicts().any(|it| it.1.source == VerdictBasis::Model));
         }
     }
 

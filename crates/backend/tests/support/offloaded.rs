@@ -14,8 +14,8 @@ use fathom_backend::{Memory, Null};
 use fathom_block::{
     Backend, BackendOpenContext, BackendProblem, BackendQueue, BackgroundScheduler, BackgroundStep,
     Capabilities, Clock, Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer, LayerPart,
-    LayerQueue, Observer, OpenContext, Operation, Outcome, Permission, Place, Request, Stack,
-    Waker,
+    LayerQueue, Observer, ObserverPosition, OpenContext, Operation, Outcome, Permission, Request,
+    Stack, Waker,
 };
 use fathom_devices::contention::forecast::default_forecast;
 use fathom_devices::contention::{Batch, Carriable, Contention, ContentionOptions};
@@ -264,7 +264,7 @@ struct WatchQueue {
 }
 
 impl Observer for WatchQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         let now_ns = place.round_ns();
         let mut batch = self.device.batches[self.disk].lock();
         for request in requests.iter_mut().filter(|request| !request.flags.background) {
@@ -277,7 +277,7 @@ impl Observer for WatchQueue {
         }
     }
 
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         let now_ns = place.round_ns();
         let mut batch = self.device.batches[self.disk].lock();
         for (request, _) in requests.iter().filter(|(request, _)| !request.flags.background) {

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use fathom_reactor::{Event, Group, Reactor};
+use fathom_reactor::{Event, OwnerGroup, Reactor};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{DriveThread, Source, Wake};
+use super::{DriveThread, RequestSource, Wake};
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::stack::Stack;
@@ -122,18 +122,18 @@ impl Attendance {
 /// A queue without requests.
 struct Attendant {
     stack: Stack,
-    group: Group,
+    group: OwnerGroup,
     is_done: Box<dyn FnMut() -> bool + Send>,
     has_ended: bool,
     attendance: Arc<Attendance>,
 }
 
-impl Source for Attendant {
+impl RequestSource for Attendant {
     fn stack(&mut self) -> &mut Stack {
         &mut self.stack
     }
 
-    fn group(&self) -> Group {
+    fn group(&self) -> OwnerGroup {
         self.group
     }
 

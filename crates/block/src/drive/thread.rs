@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fathom_reactor::Reactor;
 
-use super::{Change, Drive, Mailbox, Source, Wake};
+use super::{Change, Drive, Mailbox, RequestSource, Wake};
 
 /// The interval at which a sender checks that the thread that it waits for still runs.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -19,13 +19,13 @@ type Disturb = Box<dyn Fn(&JoinHandle<()>) + Send + Sync>;
 
 /// A thread that serves queues. It ends when this handle is dropped, so the handle must outlive the
 /// sources of the thread.
-pub struct DriveThread<S: Source + 'static> {
+pub struct DriveThread<S: RequestSource + 'static> {
     mailbox: Arc<Mailbox<Change<S>>>,
     thread: Option<JoinHandle<()>>,
     disturb: Disturb,
 }
 
-impl<S: Source + 'static> DriveThread<S> {
+impl<S: RequestSource + 'static> DriveThread<S> {
     /// Starts a thread with a ring of `entries` submissions. It polls for work for at most
     /// `spin_ns` nanoseconds before it sleeps. `failed` is called if the thread panics; all its
     /// sources have then stopped. `disturb` is called repeatedly while another thread waits for
@@ -132,7 +132,7 @@ impl<S: Source + 'static> DriveThread<S> {
     }
 }
 
-impl<S: Source + 'static> Drop for DriveThread<S> {
+impl<S: RequestSource + 'static> Drop for DriveThread<S> {
     fn drop(&mut self) {
         let current = std::thread::current().id();
         if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == current) {

@@ -8,16 +8,16 @@ use fathom_reactor::{Event, Reactor};
 
 use super::Stack;
 use crate::layer::LayerPart;
-use crate::observer::{Observer, Place};
+use crate::observer::{Observer, ObserverPosition};
 use crate::request::{Outcome, Request};
 
 /// The part of a layer that does not wait for anything.
 struct Ended;
 
 impl Observer for Ended {
-    fn down(&mut self, _: &mut [Box<Request>], _: Place<'_>) {}
+    fn down(&mut self, _: &mut [Box<Request>], _: ObserverPosition<'_>) {}
 
-    fn up(&mut self, _: &mut [(Box<Request>, Outcome)], _: Place<'_>) {}
+    fn up(&mut self, _: &mut [(Box<Request>, Outcome)], _: ObserverPosition<'_>) {}
 }
 
 impl Stack {

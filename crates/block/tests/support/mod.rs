@@ -10,7 +10,7 @@ use std::sync::Arc;
 use fathom_block::{
     Backend, BackendContext, BackendOpenContext, BackendProblem, BackendQueue, Capabilities, Clock,
     Crossing, Disk, DiskOptions, ErrorKind, Geometry, Layer, LayerPart, LayerQueue, Observer,
-    OpenContext, Operation, Outcome, Place, Request, Stack,
+    ObserverPosition, OpenContext, Operation, Outcome, Request, Stack,
 };
 use fathom_reactor::{Event, Reactor};
 use parking_lot::Mutex;
@@ -171,7 +171,7 @@ pub struct Watcher {
 }
 
 impl Observer for Watcher {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         for request in requests {
             assert_eq!(place.word(request), 0, "an observer's word is its own");
             *place.observe(request).word() = u64::from(self.name.as_bytes()[0]);
@@ -179,7 +179,7 @@ impl Observer for Watcher {
         }
     }
 
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         for (request, outcome) in requests {
             assert_eq!(place.word(request), u64::from(self.name.as_bytes()[0]));
             let result = outcome.map_or_else(|error| error.to_string(), |()| "ok".into());

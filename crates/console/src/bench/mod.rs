@@ -15,15 +15,15 @@ use fathom_control::{Bytes, FrontendStatus, ImageFormat, Nanoseconds};
 
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
-    load::{DEPTH_MAX, LoadError, LoadOptions, Order, Waiting, load},
+    failure::{CommandResult, Failure},
+    load::{BlockOrder, DEPTH_MAX, LoadError, LoadOptions, Waiting, load},
     output::{
         self, Format,
         style::{self, Style},
     },
 };
 use report::{Measurement, Report, ServerKind, Workload};
-use server::{Peer, Subject};
+use server::{BenchSubject, Peer};
 
 /// Options of `fathom bench`.
 #[derive(Debug, Args)]
@@ -115,7 +115,7 @@ enum Wait {
 }
 
 /// Carries out the command.
-pub fn run(options: &BenchOptions) -> Outcome {
+pub fn run(options: &BenchOptions) -> CommandResult {
     check(options)?;
     if options.write {
         let style = Style::stderr();
@@ -150,7 +150,7 @@ pub fn run(options: &BenchOptions) -> Outcome {
     report.verdict()
 }
 
-fn check(options: &BenchOptions) -> Outcome {
+fn check(options: &BenchOptions) -> CommandResult {
     if options.depth.iter().any(|&depth| depth == 0 || depth > DEPTH_MAX) {
         return Err(Failure::usage(format!("a depth is from 1 to {DEPTH_MAX}")));
     }
@@ -169,7 +169,7 @@ fn check(options: &BenchOptions) -> Outcome {
 }
 
 fn workloads(options: &BenchOptions) -> Vec<Workload> {
-    let order = if options.sequential { Order::Sequential } else { Order::Random };
+    let order = if options.sequential { BlockOrder::Sequential } else { BlockOrder::Random };
     let make = |read_percent, depth| Workload {
         order,
         read_percent,
@@ -184,13 +184,13 @@ fn workloads(options: &BenchOptions) -> Vec<Workload> {
 }
 
 /// The server to measure: the running daemon, or a new daemon that serves the image.
-fn subject(options: &BenchOptions) -> Outcome<Subject> {
+fn subject(options: &BenchOptions) -> CommandResult<BenchSubject> {
     if let Some(image) = &options.image {
-        return Subject::start(image, options);
+        return BenchSubject::start(image, options);
     }
     let word = options.disk.as_deref().unwrap_or_default();
     if word.contains('/') {
-        return Ok(Subject::running(PathBuf::from(word)));
+        return Ok(BenchSubject::running(PathBuf::from(word)));
     }
     // A guest that has just ended may still be connected for a moment.
     let patience = Instant::now() + Duration::from_secs(2);
@@ -213,7 +213,7 @@ fn subject(options: &BenchOptions) -> Outcome<Subject> {
             Err(Failure::new(format!("disk {word:?} is used by a guest"))
                 .advise("stop the guest first, or measure another disk"))
         }
-        Some(socket) => Ok(Subject::running(PathBuf::from(&socket.socket))),
+        Some(socket) => Ok(BenchSubject::running(PathBuf::from(&socket.socket))),
     }
 }
 
@@ -224,7 +224,7 @@ fn measure(
     workloads: &[Workload],
     round: u16,
     report: &mut Report,
-) -> Outcome {
+) -> CommandResult {
     for workload in workloads {
         if !options.format.json {
             let part = format!("round {} of {}", round + 1, options.rounds);

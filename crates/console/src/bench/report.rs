@@ -4,12 +4,12 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::{
-    failure::{Failure, Outcome},
-    load::{LoadReport, OperationReport, Order},
+    failure::{CommandResult, Failure},
+    load::{BlockOrder, LoadReport, OperationReport},
     output::{
         latency, rate, short_number,
         style::{self, Style},
-        table::{Column, Table},
+        table::{Table, TableColumn},
     },
 };
 
@@ -40,7 +40,7 @@ impl ServerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Workload {
     #[serde(serialize_with = "order")]
-    pub order: Order,
+    pub order: BlockOrder,
     pub read_percent: u8,
     pub depth: u16,
     pub queues: u16,
@@ -48,18 +48,18 @@ pub struct Workload {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn order<S: serde::Serializer>(order: &Order, serializer: S) -> Result<S::Ok, S::Error> {
+fn order<S: serde::Serializer>(order: &BlockOrder, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match order {
-        Order::Random => "random",
-        Order::Sequential => "sequential",
+        BlockOrder::Random => "random",
+        BlockOrder::Sequential => "sequential",
     })
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = match self.order {
-            Order::Random => "random",
-            Order::Sequential => "sequential",
+            BlockOrder::Random => "random",
+            BlockOrder::Sequential => "sequential",
         };
         let operation = match self.read_percent {
             100 => "reads",
@@ -185,14 +185,14 @@ impl Report {
     /// The table.
     pub fn text(&self, width: Option<usize>) -> String {
         let mut table = Table::new([
-            Column::text("WORKLOAD").flexible(),
-            Column::text("SERVER").flexible().importance(9),
-            Column::number("IOPS"),
-            Column::number("BANDWIDTH").importance(5),
-            Column::number("P50").importance(8),
-            Column::number("P99").importance(7),
-            Column::number("MAX").importance(4),
-            Column::number("CPU").importance(6),
+            TableColumn::text("WORKLOAD").flexible(),
+            TableColumn::text("SERVER").flexible().importance(9),
+            TableColumn::number("IOPS"),
+            TableColumn::number("BANDWIDTH").importance(5),
+            TableColumn::number("P50").importance(8),
+            TableColumn::number("P99").importance(7),
+            TableColumn::number("MAX").importance(4),
+            TableColumn::number("CPU").importance(6),
         ]);
         let time = |us: f64| latency((us * 1e3) as u64);
         for summary in &self.summaries {
@@ -243,7 +243,7 @@ impl Report {
     }
 
     /// Returns an error if requests failed or data was wrong.
-    pub fn verdict(&self) -> Outcome {
+    pub fn verdict(&self) -> CommandResult {
         let errors: u64 = self.measurements.iter().map(|m| m.report.errors).sum();
         let wrong = self.wrong();
         if errors == 0 && wrong == 0 {
@@ -289,7 +289,7 @@ mod tests {
             latency_us_max: 3e6 / iops,
         };
         let workload = Workload {
-            order: Order::Random,
+            order: BlockOrder::Random,
             read_percent: 100,
             depth: 32,
             queues: 1,

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::BenchOptions;
 use crate::{
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     process::spawn_bound,
     vm::{Daemon, Embedded, ServedImage},
 };
@@ -20,20 +20,20 @@ use crate::{
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The disk to measure.
-pub struct Subject {
+pub struct BenchSubject {
     /// Its vhost-user socket.
     pub socket: PathBuf,
     daemon: Option<Daemon>,
 }
 
-impl Subject {
+impl BenchSubject {
     /// A disk that another process already serves.
     pub fn running(socket: PathBuf) -> Self {
         Self { socket, daemon: None }
     }
 
     /// Serves an image with a daemon started for the measurement.
-    pub fn start(image: &Path, options: &BenchOptions) -> Outcome<Self> {
+    pub fn start(image: &Path, options: &BenchOptions) -> CommandResult<Self> {
         let mut embedded = Embedded::new("bench");
         let disk = embedded.add(ServedImage {
             format: options.image_format,
@@ -64,7 +64,7 @@ pub struct Peer {
 
 impl Peer {
     /// Starts the peer and waits for its socket.
-    pub fn start(image: &Path, writable: bool, direct: bool, queues: u16) -> Outcome<Self> {
+    pub fn start(image: &Path, writable: bool, direct: bool, queues: u16) -> CommandResult<Self> {
         let directory = tempfile::tempdir()
             .map_err(|error| Failure::new(format!("no temporary directory: {error}")))?;
         let socket = directory.path().join("disk.sock");

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{AttachOptions, DetachOptions};
 use crate::{
     disk::absolute,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -26,7 +26,7 @@ struct Changed<'a> {
     written_back_bytes: Option<u64>,
 }
 
-pub(super) fn attach(options: &AttachOptions) -> Outcome {
+pub(super) fn attach(options: &AttachOptions) -> CommandResult {
     let mut layer = Map::new();
     let name = |value: Option<clap::builder::PossibleValue>| {
         value.map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -60,7 +60,7 @@ pub(super) fn attach(options: &AttachOptions) -> Outcome {
     show(&options.disk, true, begun, None, options.format.json)
 }
 
-pub(super) fn detach(options: &DetachOptions) -> Outcome {
+pub(super) fn detach(options: &DetachOptions) -> CommandResult {
     let client = options.control.client();
     let status = client.disk(&options.disk)?;
     if !status.layers.iter().any(|layer| layer.name == KIND) {
@@ -77,7 +77,13 @@ pub(super) fn detach(options: &DetachOptions) -> Outcome {
 }
 
 /// `dirty` are the bytes of a log that were written back.
-fn show(disk: &str, attached: bool, begun: Instant, dirty: Option<u64>, json: bool) -> Outcome {
+fn show(
+    disk: &str,
+    attached: bool,
+    begun: Instant,
+    dirty: Option<u64>,
+    json: bool,
+) -> CommandResult {
     let seconds = begun.elapsed().as_secs_f64();
     if json {
         return output::json(&Changed { disk, attached, seconds, written_back_bytes: dirty });

@@ -14,13 +14,13 @@ use super::{
     volume::Volume,
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self,
         progress::Progress,
         sheet::Sheet,
         style::{self, Style},
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
@@ -62,7 +62,7 @@ struct Checked<'a> {
     problems: Vec<String>,
 }
 
-pub(super) fn run(options: &CheckOptions) -> Outcome {
+pub(super) fn run(options: &CheckOptions) -> CommandResult {
     let path = &options.path;
     let volume = Volume::open(path, false)?;
     let format = volume.superblock(path)?;
@@ -194,7 +194,7 @@ fn report<'a>(
 }
 
 impl Checked<'_> {
-    fn show(&self) -> Outcome {
+    fn show(&self) -> CommandResult {
         let style = Style::stdout();
         let mut sheet = Sheet::default();
         sheet.fact("cache", self.path.display().to_string());
@@ -237,12 +237,12 @@ impl Checked<'_> {
 
     fn table(&self) -> Table {
         let mut table = Table::new([
-            Column::text("DISK").flexible().kept(),
-            Column::text("IMAGE").flexible_path(16).importance(4),
-            Column::number("BLOCKS").kept(),
-            Column::number("DATA").importance(5),
-            Column::number("CHANGED").importance(3),
-            Column::number("DROPPED").importance(3),
+            TableColumn::text("DISK").flexible().kept(),
+            TableColumn::text("IMAGE").flexible_path(16).importance(4),
+            TableColumn::number("BLOCKS").kept(),
+            TableColumn::number("DATA").importance(5),
+            TableColumn::number("CHANGED").importance(3),
+            TableColumn::number("DROPPED").importance(3),
         ]);
         for disk in &self.disks {
             table.row([
@@ -259,11 +259,11 @@ impl Checked<'_> {
 
     fn log_table(&self) -> Table {
         let mut table = Table::new([
-            Column::text("LOG OF").flexible().kept(),
-            Column::text("IMAGE").flexible_path(16).importance(4),
-            Column::number("AT BYTE").importance(2),
-            Column::number("RECORDS").importance(3),
-            Column::number("DIRTY").kept(),
+            TableColumn::text("LOG OF").flexible().kept(),
+            TableColumn::text("IMAGE").flexible_path(16).importance(4),
+            TableColumn::number("AT BYTE").importance(2),
+            TableColumn::number("RECORDS").importance(3),
+            TableColumn::number("DIRTY").kept(),
         ]);
         for log in &self.logs {
             table.row([
@@ -277,7 +277,7 @@ impl Checked<'_> {
         table
     }
 
-    fn verdict(&self) -> Outcome {
+    fn verdict(&self) -> CommandResult {
         if self.problems.is_empty() {
             return Ok(());
         }

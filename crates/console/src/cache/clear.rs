@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{ClearOptions, give_up, volume::Volume};
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -18,7 +18,7 @@ struct Cleared<'a> {
     blocks: u32,
 }
 
-pub(super) fn run(options: &ClearOptions) -> Outcome {
+pub(super) fn run(options: &ClearOptions) -> CommandResult {
     let path = &options.path;
     let volume = Volume::open(path, true)?;
     let format = volume.superblock(path)?;

@@ -16,10 +16,10 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::{CreateOptions, logs, volume::Volume};
+use super::{CreateCacheOptions, logs, volume::Volume};
 use crate::{
     disk::{read_up_to, sync_directory},
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -45,7 +45,7 @@ struct Created<'a> {
     log_size_bytes: u64,
 }
 
-pub(super) fn run(options: &CreateOptions) -> Outcome {
+pub(super) fn run(options: &CreateCacheOptions) -> CommandResult {
     let path = &options.path;
     let block_size = u32::try_from(options.block_size.0).unwrap_or(0);
     if !block_size.is_power_of_two() || !BLOCK_SIZES.contains(&block_size) {
@@ -109,7 +109,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
     ))
 }
 
-fn check_size(size: Option<u64>) -> Outcome {
+fn check_size(size: Option<u64>) -> CommandResult {
     if size.is_some_and(|size| size < SIZE_MIN || size % 4096 != 0 || size > 1 << 60) {
         return Err(Failure::usage("a cache has at least 1 MiB, and a multiple of 4 KiB")
             .advise("choose another --size, for example --size 100G"));
@@ -118,7 +118,7 @@ fn check_size(size: Option<u64>) -> Outcome {
 }
 
 /// The format of a new cache of `size` bytes.
-fn format(options: &CreateOptions, size: u64, block_size: u32) -> Outcome<Superblock> {
+fn format(options: &CreateCacheOptions, size: u64, block_size: u32) -> CommandResult<Superblock> {
     let identity =
         Identity::draw().map_err(|error| Failure::new(format!("no random bytes: {error}")))?;
     let disks = u64::from(options.disks).min((size / BYTES_PER_DISK).max(1)) as u32;
@@ -138,7 +138,7 @@ fn format(options: &CreateOptions, size: u64, block_size: u32) -> Outcome<Superb
 }
 
 /// The length of each of `logs` logs that together have `total` bytes.
-fn log_length(total: u64, logs: u32) -> Outcome<u64> {
+fn log_length(total: u64, logs: u32) -> CommandResult<u64> {
     let each = total / u64::from(logs.max(1)) / LOG_UNIT * LOG_UNIT;
     let most = *LOG_LENGTHS.end();
     if (1..=DISKS_MAX).contains(&logs) && (LOG_MIN..=most).contains(&each) {
@@ -155,8 +155,8 @@ fn finish(
     format: &Superblock,
     path: &Path,
     is_new: bool,
-    options: &CreateOptions,
-) -> Outcome {
+    options: &CreateCacheOptions,
+) -> CommandResult {
     volume
         .make(format, is_new, options.format.json)
         .and_then(|()| if is_new { sync_directory(path) } else { Ok(()) })
@@ -164,7 +164,7 @@ fn finish(
 }
 
 /// A new file of zeroes. An existing one is replaced only with `--force`.
-fn new_file(path: &Path, size: u64, options: &CreateOptions) -> Outcome<Volume> {
+fn new_file(path: &Path, size: u64, options: &CreateCacheOptions) -> CommandResult<Volume> {
     let mut open = OpenOptions::new();
     open.read(true).write(true).create_new(true).mode(0o600);
     let mut volume = match open.open(path) {
@@ -204,7 +204,7 @@ fn allocate(file: &File, size: u64) -> io::Result<()> {
 }
 
 /// Refuses a device with other data.
-fn check_unused(volume: &Volume, path: &Path, force: bool) -> Outcome {
+fn check_unused(volume: &Volume, path: &Path, force: bool) -> CommandResult {
     let failed = |error: io::Error| Failure::io("read", path, &error);
     let found = Signature::of(&volume.file, volume.size).map_err(failed)?;
     let head = read_up_to(&volume.file, 0, HEAD).map_err(failed)?;

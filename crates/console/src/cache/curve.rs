@@ -7,11 +7,11 @@ use fathom_control::{Bytes, CacheCurve, CacheDisk};
 use super::{gain, hits, info::no_cache, percent, picture, span};
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
     },
     usage::container_name,
 };
@@ -54,7 +54,7 @@ pub struct CurveOptions {
 }
 
 /// Carries out the command.
-pub fn run(options: &CurveOptions) -> Outcome {
+pub fn run(options: &CurveOptions) -> CommandResult {
     let report = options.control.client().caches(Some(&options.disk), POINTS, 0)?;
     let (_, disk) = report.of_disk(&options.disk).ok_or_else(|| no_cache(&options.disk))?;
     if let Some(path) = &options.picture {
@@ -127,10 +127,10 @@ fn percents(curve: &CacheCurve) -> impl Iterator<Item = u64> {
 
 fn sizes(curve: &CacheCurve) -> Table {
     let mut table = Table::new([
-        Column::number("SIZE").kept(),
-        Column::number("").kept(),
-        Column::number("HIT").kept(),
-        Column::text("").flexible_to(10),
+        TableColumn::number("SIZE").kept(),
+        TableColumn::number("").kept(),
+        TableColumn::number("HIT").kept(),
+        TableColumn::text("").flexible_to(10),
     ]);
     for percent_of in percents(curve) {
         let size = (u128::from(curve.size_bytes) * u128::from(percent_of) / 100) as u64;
@@ -147,11 +147,11 @@ fn sizes(curve: &CacheCurve) -> Table {
 }
 
 fn groups(disk: &CacheDisk) -> Table {
-    let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(Column::number);
+    let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(TableColumn::number);
     let first = [
-        Column::text("CONTAINER").flexible_path(16).kept(),
-        Column::number("READS").importance(3),
-        Column::number("HIT").kept(),
+        TableColumn::text("CONTAINER").flexible_path(16).kept(),
+        TableColumn::number("READS").importance(3),
+        TableColumn::number("HIT").kept(),
     ];
     let mut table = Table::new(first.into_iter().chain(sizes));
     for group in &disk.groups {

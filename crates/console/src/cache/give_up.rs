@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     disk::folders_of_daemons,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, text::clean},
 };
 
@@ -42,7 +42,7 @@ struct GivenUp<'a> {
 }
 
 /// Gives up the log that the options name. The volume is open for writing.
-pub(super) fn run(options: &ClearOptions, volume: &Volume, format: &Superblock) -> Outcome {
+pub(super) fn run(options: &ClearOptions, volume: &Volume, format: &Superblock) -> CommandResult {
     let path = &options.path;
     let logs = logs::logs(volume, format, options.format.json)
         .map_err(|error| Failure::io("read the logs of", path, &error))?;
@@ -68,7 +68,7 @@ pub(super) fn run(options: &ClearOptions, volume: &Volume, format: &Superblock) 
     output::text_line(&given_up.text())
 }
 
-fn choose<'l>(options: &ClearOptions, logs: &'l [Log]) -> Outcome<&'l Log> {
+fn choose<'l>(options: &ClearOptions, logs: &'l [Log]) -> CommandResult<&'l Log> {
     let is_meant = |log: &&Log| match (&options.log, options.log_at) {
         (Some(disk), _) => log.disk == *disk && log.identity != Identity::NONE,
         (None, offset) => Some(log.offset) == offset,

@@ -6,13 +6,13 @@ use serde::Serialize;
 use super::{class_text, gain, hits, percent};
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format, latency,
         sheet::Sheet,
         short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
     usage::container_name,
@@ -49,7 +49,7 @@ struct Report<'a> {
 }
 
 /// Carries out the command.
-pub fn run(options: &InfoOptions) -> Outcome {
+pub fn run(options: &InfoOptions) -> CommandResult {
     let report = options.control.client().caches(Some(&options.disk), 0, options.limit)?;
     let (cache, disk) = report.of_disk(&options.disk).ok_or_else(|| no_cache(&options.disk))?;
     if options.format.json {
@@ -133,13 +133,13 @@ fn sheet(cache: &CacheInfo, disk: &CacheDisk) -> Sheet {
 }
 
 /// The columns of counts.
-fn count_columns() -> [Column; 5] {
+fn count_columns() -> [TableColumn; 5] {
     [
-        Column::number("READS").kept(),
-        Column::number("HIT").kept(),
-        Column::number("SAVED").importance(4),
-        Column::number("AVOIDED").importance(3),
-        Column::number("MISSES").importance(2),
+        TableColumn::number("READS").kept(),
+        TableColumn::number("HIT").kept(),
+        TableColumn::number("SAVED").importance(4),
+        TableColumn::number("AVOIDED").importance(3),
+        TableColumn::number("MISSES").importance(2),
     ]
 }
 
@@ -154,7 +154,7 @@ fn count_cells(counts: &CacheCounts) -> [String; 5] {
 }
 
 fn classes(disk: &CacheDisk) -> Table {
-    let first = [Column::text("CLASS").flexible().kept()];
+    let first = [TableColumn::text("CLASS").flexible().kept()];
     let mut table = Table::new(first.into_iter().chain(count_columns()));
     for class in &disk.classes {
         let cells = count_cells(&class.counts);
@@ -164,8 +164,8 @@ fn classes(disk: &CacheDisk) -> Table {
 }
 
 fn groups(disk: &CacheDisk) -> Table {
-    let first = [Column::text("CONTAINER").flexible_path(16).kept()];
-    let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(Column::number);
+    let first = [TableColumn::text("CONTAINER").flexible_path(16).kept()];
+    let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(TableColumn::number);
     let sizes = sizes.map(|column| column.importance(5));
     let mut table = Table::new(first.into_iter().chain(count_columns()).chain(sizes));
     for group in &disk.groups {
@@ -178,17 +178,17 @@ fn groups(disk: &CacheDisk) -> Table {
 
 fn files(list: &[CacheFile]) -> Table {
     let mut table = Table::new([
-        Column::text(if list.iter().all(|file| !file.database_system.is_empty()) {
+        TableColumn::text(if list.iter().all(|file| !file.database_system.is_empty()) {
             "PART OF A DATABASE"
         } else {
             "FILE"
         })
         .flexible_path(18)
         .kept(),
-        Column::text("KIND").importance(2),
-        Column::number("READS").kept(),
-        Column::number("HIT").kept(),
-        Column::number("READ").importance(3),
+        TableColumn::text("KIND").importance(2),
+        TableColumn::number("READS").kept(),
+        TableColumn::number("HIT").kept(),
+        TableColumn::number("READ").importance(3),
     ]);
     for file in list {
         let hit = (file.reads > 0).then(|| file.hits as f64 / file.reads as f64);

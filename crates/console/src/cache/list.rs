@@ -4,11 +4,11 @@ use fathom_control::{Bytes, CacheCounts, CacheInfo};
 
 use crate::{
     connection::ControlOptions,
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, Format, short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
@@ -32,7 +32,7 @@ pub struct ListOptions {
 }
 
 /// Carries out the command.
-pub fn run(options: &ListOptions) -> Outcome {
+pub fn run(options: &ListOptions) -> CommandResult {
     let report = options.control.client().caches(None, 0, 0)?;
     if options.format.json {
         return output::json(&report);
@@ -52,18 +52,18 @@ fn dirty(cache: &CacheInfo) -> String {
 
 fn table(caches: &[CacheInfo]) -> Table {
     let mut table = Table::new([
-        Column::text("CACHE").flexible().kept(),
-        Column::number("SIZE").kept(),
-        Column::number("USED").kept(),
-        Column::number("BLOCK").importance(1),
-        Column::text("POLICY").importance(3),
-        Column::number("HIT").kept(),
-        Column::number("SAVED").importance(6),
-        Column::number("IN").importance(2),
-        Column::number("OUT").importance(2),
-        Column::text("DIRTY").optional().importance(4),
-        Column::text("DISKS").flexible().importance(5),
-        Column::text("OUT OF SERVICE").flexible().optional().kept(),
+        TableColumn::text("CACHE").flexible().kept(),
+        TableColumn::number("SIZE").kept(),
+        TableColumn::number("USED").kept(),
+        TableColumn::number("BLOCK").importance(1),
+        TableColumn::text("POLICY").importance(3),
+        TableColumn::number("HIT").kept(),
+        TableColumn::number("SAVED").importance(6),
+        TableColumn::number("IN").importance(2),
+        TableColumn::number("OUT").importance(2),
+        TableColumn::text("DIRTY").optional().importance(4),
+        TableColumn::text("DISKS").flexible().importance(5),
+        TableColumn::text("OUT OF SERVICE").flexible().optional().kept(),
     ]);
     for cache in caches {
         let mut counts = CacheCounts::default();

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::volume::Volume;
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{progress::Progress, text::clean},
 };
 
@@ -103,7 +103,7 @@ fn log(
 }
 
 /// Refuses to replace a cache whose logs may have changes that are nowhere else.
-pub(super) fn refuse_if_needed(volume: &Volume, path: &Path, silent: bool) -> Outcome {
+pub(super) fn refuse_if_needed(volume: &Volume, path: &Path, silent: bool) -> CommandResult {
     let Ok(format) = volume.superblock(path) else { return Ok(()) };
     let found = logs(volume, &format, silent).map_err(|error| Failure::io("read", path, &error))?;
     let Some(log) = found.iter().find(|log| log.is_needed()) else { return Ok(()) };

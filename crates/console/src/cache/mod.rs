@@ -17,8 +17,8 @@ mod volume;
 use clap::Subcommand;
 use fathom_control::{CacheClass, CacheCounts, CacheCurve};
 
-use crate::failure::Outcome;
-use options::{AttachOptions, CheckOptions, ClearOptions, CreateOptions, DetachOptions};
+use crate::failure::CommandResult;
+use options::{AttachOptions, CheckOptions, ClearOptions, CreateCacheOptions, DetachOptions};
 
 /// The caches of the daemon's disks.
 #[derive(Debug, Subcommand)]
@@ -40,7 +40,7 @@ Examples:
   fathom cache create /dev/nvme0n1p3                  all of a partition
   fathom cache create /nvme/cache --size 1T --block-size 64K --disks 200
   fathom cache create /nvme/cache --size 100G --log 4G --logs 2   with logs of 2G for two disks")]
-    Create(CreateOptions),
+    Create(CreateCacheOptions),
     /// Examine a cache that is not in use
     #[command(after_help = "\
 Pages that a crash has torn are no problem: their blocks are dropped at the next start.
@@ -83,7 +83,7 @@ Example:
 }
 
 /// Carries out a command.
-pub fn run(command: &CacheCommand) -> Outcome {
+pub fn run(command: &CacheCommand) -> CommandResult {
     match command {
         CacheCommand::List(options) => list::run(options),
         CacheCommand::Top(options) => top::run(options),

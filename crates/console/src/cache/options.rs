@@ -10,7 +10,7 @@ use crate::output::Format;
 
 /// Options of `fathom cache create`.
 #[derive(Debug, Args)]
-pub struct CreateOptions {
+pub struct CreateCacheOptions {
     /// A new file, or a block device
     pub(super) path: PathBuf,
     /// The size of the file; a block device is used as a whole by default

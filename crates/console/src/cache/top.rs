@@ -14,11 +14,11 @@ use serde::Serialize;
 use super::{gain, hits, shares};
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format, latency, short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
     top::{clock, interval},
@@ -107,7 +107,7 @@ struct Estimate {
 }
 
 /// Carries out the command.
-pub fn run(options: &TopOptions) -> Outcome {
+pub fn run(options: &TopOptions) -> CommandResult {
     let client = options.control.client().with_limit(Duration::from_secs(5));
     let first = sample(options, &client)?;
     if options.once {
@@ -128,7 +128,7 @@ pub fn run(options: &TopOptions) -> Outcome {
     Ok(())
 }
 
-fn sample(options: &TopOptions, client: &Client) -> Outcome<CacheReport> {
+fn sample(options: &TopOptions, client: &Client) -> CommandResult<CacheReport> {
     let report = match client.caches(options.disk.as_deref(), 0, 0) {
         Ok(report) => report,
         Err(error @ ClientError::Refused(_)) => return Err(error.into()),
@@ -144,7 +144,7 @@ fn sample(options: &TopOptions, client: &Client) -> Outcome<CacheReport> {
     }
 }
 
-fn print(options: &TopOptions, interval: &Interval) -> Outcome {
+fn print(options: &TopOptions, interval: &Interval) -> CommandResult {
     if options.format.json {
         let text = serde_json::to_string(interval)
             .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
@@ -206,21 +206,21 @@ impl Interval {
 
     fn table(&self, cache: &Cache) -> Table {
         let is_sum = self.seconds <= 0.0;
-        let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(Column::number);
+        let sizes = ["-50 %", "-25 %", "+25 %", "+100 %"].map(TableColumn::number);
         let [half, less, more, double] = sizes;
         let mut table = Table::new([
-            Column::text("DISK").flexible().kept(),
-            Column::number("USED").importance(3),
-            Column::number(if is_sum { "READS" } else { "READ/S" }).kept(),
-            Column::number("HIT").kept(),
-            Column::number("ALL").importance(2),
-            Column::number(if is_sum { "SAVED" } else { "SAVED B/S" }).importance(6),
-            Column::number("TIME").importance(4),
+            TableColumn::text("DISK").flexible().kept(),
+            TableColumn::number("USED").importance(3),
+            TableColumn::number(if is_sum { "READS" } else { "READ/S" }).kept(),
+            TableColumn::number("HIT").kept(),
+            TableColumn::number("ALL").importance(2),
+            TableColumn::number(if is_sum { "SAVED" } else { "SAVED B/S" }).importance(6),
+            TableColumn::number("TIME").importance(4),
             half.importance(5),
             less.importance(1),
             more.importance(7),
             double.importance(5),
-            Column::text("CLASSES").flexible_to(12).importance(2),
+            TableColumn::text("CLASSES").flexible_to(12).importance(2),
         ]);
         let seconds = if is_sum { 1.0 } else { self.seconds };
         for disk in &cache.disks {

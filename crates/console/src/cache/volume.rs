@@ -8,13 +8,13 @@ use std::{
 
 use fathom_cache::format::{PAGE_LENGTH, Superblock};
 use fathom_failure::Failing as _;
-use fathom_image::{Access, Holder, LockError};
+use fathom_image::{Holder, LockError, LockPurpose};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use rustix::fs::OFlags;
 
 use crate::{
     disk::read_up_to,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::progress::Progress,
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Volume {
 
 impl Volume {
     /// Opens an existing store, for writing if `is_changed`.
-    pub(super) fn open(path: &Path, is_changed: bool) -> Outcome<Self> {
+    pub(super) fn open(path: &Path, is_changed: bool) -> CommandResult<Self> {
         let failed = |error: io::Error| {
             let failure = Failure::io("open", path, &error);
             match error.kind() {
@@ -55,7 +55,7 @@ impl Volume {
     }
 
     /// A store that was made or opened.
-    pub(super) fn locked(mut file: File, path: &Path, is_changed: bool) -> Outcome<Self> {
+    pub(super) fn locked(mut file: File, path: &Path, is_changed: bool) -> CommandResult<Self> {
         let access = access(is_changed);
         let locked = fathom_image::lock(&file, access)
             .and_then(|()| fathom_image::lock_device(&file, access));
@@ -79,7 +79,7 @@ impl Volume {
     }
 
     /// The superblock.
-    pub(super) fn superblock(&self, path: &Path) -> Outcome<Superblock> {
+    pub(super) fn superblock(&self, path: &Path) -> CommandResult<Superblock> {
         let mut head = read_up_to(&self.file, 0, 2 * PAGE_LENGTH)
             .map_err(|error| Failure::io("read", path, &error))?;
         head.resize(2 * PAGE_LENGTH, 0);
@@ -158,6 +158,6 @@ impl Volume {
     }
 }
 
-fn access(is_changed: bool) -> Access {
-    if is_changed { Access::Exclusive } else { Access::Shared }
+fn access(is_changed: bool) -> LockPurpose {
+    if is_changed { LockPurpose::Exclusive } else { LockPurpose::Shared }
 }

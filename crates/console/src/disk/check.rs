@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{CheckOptions, exact, image::Image, partitions};
 use crate::{
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     output::{
         self,
         progress::Progress,
@@ -39,7 +39,7 @@ struct Checked<'a> {
     problems: Vec<String>,
 }
 
-pub(super) fn run(options: &CheckOptions) -> Outcome {
+pub(super) fn run(options: &CheckOptions) -> CommandResult {
     let image = Image::open(&options.path)?;
     let mut problems = Vec::new();
     if image.size % 512 != 0 {
@@ -199,7 +199,7 @@ impl Checked<'_> {
         lines.join("\n")
     }
 
-    fn verdict(&self) -> Outcome {
+    fn verdict(&self) -> CommandResult {
         let found = self.unreadable.len() + self.problems.len();
         if found == 0 {
             return Ok(());

@@ -11,11 +11,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fathom_image::{Access, Demand, ImageChange, LockError, Mark, MarkKind, MarkedImage, Writers};
+use fathom_image::{
+    Demand, ImageChange, LockError, LockPurpose, Mark, MarkKind, MarkedImage, Writers,
+};
 
 use super::{holders, info::SERVICE_STATE};
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::text::clean,
 };
 
@@ -28,7 +30,7 @@ pub(super) struct Claim {
 
 impl Claim {
     /// Takes the lock of an existing image. Does not change the image.
-    pub(super) fn take(path: &Path) -> Outcome<Self> {
+    pub(super) fn take(path: &Path) -> CommandResult<Self> {
         let failed = |error: io::Error| Failure::io("open", path, &error);
         let mut options = OpenOptions::new();
         // The open of a named pipe must not block.
@@ -64,8 +66,8 @@ impl Claim {
 
     /// Takes the lock of a file that this process has just created. On a file system without locks
     /// no other process uses it either.
-    pub(super) fn made(file: File, path: &Path) -> Outcome<Self> {
-        match fathom_image::lock(&file, Access::Alone) {
+    pub(super) fn made(file: File, path: &Path) -> CommandResult<Self> {
+        match fathom_image::lock(&file, LockPurpose::Alone) {
             Ok(()) | Err(LockError::Unsupported(_)) => Ok(Self { file, folders: own_folders() }),
             Err(error) => Err(Failure::new(format!("cannot lock {}: {error}", path.display()))),
         }
@@ -73,7 +75,7 @@ impl Claim {
 
     /// Asks the marks of the image at `path` for a change: refuses it, or removes those that would
     /// be wrong afterwards. The image is claimed, so that no daemon marks it meanwhile.
-    pub(super) fn prepare(&self, path: &Path, change: ImageChange) -> Outcome {
+    pub(super) fn prepare(&self, path: &Path, change: ImageChange) -> CommandResult {
         for kind in MarkKind::ALL.into_iter().filter(|it| it.demand(change) == Demand::Refuse) {
             refuse(kind, &self.marked(path))?;
         }
@@ -81,11 +83,11 @@ impl Claim {
     }
 
     /// Removes the marks that are wrong after a change, which is durable.
-    pub(super) fn finish(&self, path: &Path, change: ImageChange) -> Outcome {
+    pub(super) fn finish(&self, path: &Path, change: ImageChange) -> CommandResult {
         self.clear(path, change, Demand::ClearAfter)
     }
 
-    fn clear(&self, path: &Path, change: ImageChange, demand: Demand) -> Outcome {
+    fn clear(&self, path: &Path, change: ImageChange, demand: Demand) -> CommandResult {
         for kind in MarkKind::ALL.into_iter().filter(|it| it.demand(change) == demand) {
             kind.clear(&self.marked(path))
                 .map_err(|error| Failure::io("remove a mark of", path, &error))?;
@@ -105,7 +107,7 @@ impl Claim {
 }
 
 /// Refuses an image with a mark of this kind.
-fn refuse(kind: MarkKind, image: &MarkedImage<'_>) -> Outcome {
+fn refuse(kind: MarkKind, image: &MarkedImage<'_>) -> CommandResult {
     let shown = image.path.display();
     let problem = match kind.read(image) {
         Ok(None) => return Ok(()),
@@ -126,11 +128,11 @@ fn own_folders() -> Vec<PathBuf> {
     state.into_iter().chain([PathBuf::from(SERVICE_STATE)]).collect()
 }
 
-fn lock(file: &File, path: &Path, writers: Writers) -> Outcome {
+fn lock(file: &File, path: &Path, writers: Writers) -> CommandResult {
     let locked = match writers {
         // `fathom_image::writers` has already waited for a holder that is about to end.
-        Writers::Some => fathom_image::try_lock(file, Access::Alone),
-        Writers::None | Writers::Unknown => fathom_image::lock(file, Access::Alone),
+        Writers::Some => fathom_image::try_lock(file, LockPurpose::Alone),
+        Writers::None | Writers::Unknown => fathom_image::lock(file, LockPurpose::Alone),
     };
     match locked {
         Ok(()) => Ok(()),

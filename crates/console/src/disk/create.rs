@@ -13,9 +13,9 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::{CreateOptions, claim::Claim, exact};
+use super::{CreateDiskOptions, claim::Claim, exact};
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, progress::Progress},
 };
 
@@ -26,7 +26,7 @@ struct Created<'a> {
     preallocated: bool,
 }
 
-pub(super) fn run(options: &CreateOptions) -> Outcome {
+pub(super) fn run(options: &CreateDiskOptions) -> CommandResult {
     let path = &options.path;
     let size = options.size.0;
     check_size(size)?;
@@ -50,7 +50,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
 }
 
 /// Checks that a size is a positive multiple of the sector size, 512 bytes.
-pub(super) fn check_size(size: u64) -> Outcome {
+pub(super) fn check_size(size: u64) -> CommandResult {
     if size == 0 || size % 512 != 0 || size > i64::MAX as u64 {
         let nearest = size.max(1).next_multiple_of(512).min(1 << 62);
         return Err(Failure::usage(format!("a disk cannot have {size} bytes"))
@@ -61,7 +61,7 @@ pub(super) fn check_size(size: u64) -> Outcome {
 
 /// Opens a new, empty image. Replaces an existing image only with `force`, and only if it is not in
 /// use.
-fn create(path: &Path, force: bool) -> Outcome<Claim> {
+fn create(path: &Path, force: bool) -> CommandResult<Claim> {
     let mut options = OpenOptions::new();
     // A disk has the data of all users of its guest.
     options.read(true).write(true).create_new(true).mode(0o600);

@@ -11,15 +11,15 @@ use super::{
     info::disk_sheet,
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self,
         style::{self, Style},
-        table::{Column, Table},
+        table::{Table, TableColumn},
     },
 };
 
-pub(super) fn add(options: &AddOptions) -> Outcome {
+pub(super) fn add(options: &AddOptions) -> CommandResult {
     if options.image.is_none() && options.memory.is_none() && options.null.is_none() {
         return Err(Failure::usage("a disk needs a back end")
             .advise("name one of --image PATH, --memory SIZE and --null SIZE"));
@@ -62,7 +62,7 @@ pub(super) fn add(options: &AddOptions) -> Outcome {
 }
 
 /// Shows the layers of a disk, after the change if there is one.
-pub(super) fn layer(options: &LayerArguments) -> Outcome {
+pub(super) fn layer(options: &LayerArguments) -> CommandResult {
     let client = options.control.client();
     let status = match &options.layer {
         None => client.disk(&options.name)?,
@@ -91,7 +91,8 @@ pub(super) fn layer(options: &LayerArguments) -> Outcome {
     if options.format.json {
         return output::json(&status.layers);
     }
-    let mut table = Table::new([Column::text("LAYER"), Column::text("OPTIONS").flexible()]);
+    let mut table =
+        Table::new([TableColumn::text("LAYER"), TableColumn::text("OPTIONS").flexible()]);
     for layer in &status.layers {
         table.row([layer.name.clone(), layer_options(layer)]);
     }
@@ -104,7 +105,7 @@ fn layer_options(layer: &LayerStatus) -> String {
     options.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", ")
 }
 
-pub(super) fn remove(options: &RemoveOptions) -> Outcome {
+pub(super) fn remove(options: &RemoveOptions) -> CommandResult {
     let client = options.control.client();
     let remove_with = |force| {
         if options.temporary {
@@ -145,7 +146,7 @@ fn agreed(reason: &str) -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-pub(super) fn list(options: &ListOptions) -> Outcome {
+pub(super) fn list(options: &ListOptions) -> CommandResult {
     let client = options.control.client();
     let list = client.disks()?;
     if options.format.json {
@@ -167,7 +168,7 @@ pub(super) fn list(options: &ListOptions) -> Outcome {
     Ok(())
 }
 
-pub(super) fn retry(options: &RetryOptions) -> Outcome {
+pub(super) fn retry(options: &RetryOptions) -> CommandResult {
     let status = options.control.client().retry_disk(&options.name)?;
     if options.format.json {
         return output::json(&status);
@@ -177,13 +178,13 @@ pub(super) fn retry(options: &RetryOptions) -> Outcome {
 
 fn table(list: &DiskList) -> Table {
     let mut table = Table::new([
-        Column::text("NAME").flexible(),
-        Column::text("VM").flexible().importance(3),
-        Column::number("SIZE"),
-        Column::text("STATE"),
-        Column::text("BACK END").flexible().importance(5),
-        Column::text("SOCKET").flexible().importance(4),
-        Column::text("LAYERS").importance(1),
+        TableColumn::text("NAME").flexible(),
+        TableColumn::text("VM").flexible().importance(3),
+        TableColumn::number("SIZE"),
+        TableColumn::text("STATE"),
+        TableColumn::text("BACK END").flexible().importance(5),
+        TableColumn::text("SOCKET").flexible().importance(4),
+        TableColumn::text("LAYERS").importance(1),
     ]);
     for disk in &list.disks {
         let layers: Vec<&str> = disk.layers.iter().map(|layer| layer.name.as_str()).collect();

@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandResult, Failure};
 
 /// Reads up to `length` bytes; fewer at the end of the file.
 pub fn read_up_to(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
@@ -39,7 +39,7 @@ pub struct Image {
 
 impl Image {
     /// Opens an image or block device for reading.
-    pub fn open(path: &Path) -> Outcome<Self> {
+    pub fn open(path: &Path) -> CommandResult<Self> {
         let failed = |error: io::Error| {
             let failure = Failure::io("open", path, &error);
             match error.kind() {

@@ -17,7 +17,7 @@ use super::{
     interrupted::Interrupted, references,
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, progress::Progress},
     process::spawn_bound,
 };
@@ -67,7 +67,7 @@ struct Imported<'a> {
     allocated_bytes: u64,
 }
 
-pub(super) fn run(options: &ImportOptions) -> Outcome {
+pub(super) fn run(options: &ImportOptions) -> CommandResult {
     let target = &options.target;
     // Held until the new image has been renamed to the target.
     let _replaced = claim_existing(options)?;
@@ -131,7 +131,7 @@ pub(super) fn run(options: &ImportOptions) -> Outcome {
 /// The source as `qemu-img` reads it. A source is a path, an address with `://`, or a description
 /// that begins with `json:{`. `qemu-img` would take what precedes a colon in a relative path for a
 /// protocol: a file `nbd:x` for a server.
-fn source_of(source: &str) -> Outcome<String> {
+fn source_of(source: &str) -> CommandResult<String> {
     if Path::new(source).exists() {
         let is_plain = source.starts_with('/') || !source.contains(':');
         return Ok(if is_plain { source.to_owned() } else { format!("./{source}") });
@@ -144,7 +144,7 @@ fn source_of(source: &str) -> Outcome<String> {
 }
 
 /// Claims the target, if it exists.
-fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
+fn claim_existing(options: &ImportOptions) -> CommandResult<Option<Claim>> {
     let target = &options.target;
     match fs::symlink_metadata(target) {
         Err(_) => Ok(None),
@@ -164,7 +164,7 @@ fn claim_existing(options: &ImportOptions) -> Outcome<Option<Claim>> {
 
 /// Refuses an image that names another file: it can name any file of this host, and the reader of
 /// the result could then read that file.
-fn refuse_references(options: &ImportOptions, reference: Option<String>) -> Outcome {
+fn refuse_references(options: &ImportOptions, reference: Option<String>) -> CommandResult {
     let Some(reference) = reference else { return Ok(()) };
     Err(Failure::new(format!(
         "{} has a part of its content in another file: {:?}",
@@ -179,7 +179,7 @@ fn refuse_references(options: &ImportOptions, reference: Option<String>) -> Outc
 
 /// Refuses images that `qemu-img` mistakes for raw ones: a VHD image without a header, and a DMG
 /// image.
-fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> Outcome {
+fn refuse_unseen(options: &ImportOptions, source: &QemuImage) -> CommandResult {
     if options.source_format.is_some() || source.format != "raw" {
         return Ok(());
     }
@@ -219,7 +219,7 @@ fn parent(path: &Path) -> Option<&Path> {
 ///
 /// # Errors
 /// If `qemu-img` is not installed or cannot read the image.
-pub fn qemu_image_info(source: &str, format: Option<&str>) -> Outcome<QemuImage> {
+pub fn qemu_image_info(source: &str, format: Option<&str>) -> CommandResult<QemuImage> {
     let mut command = Command::new("qemu-img");
     command.args(["info", "--output=json"]);
     if let Some(format) = format {
@@ -257,7 +257,12 @@ fn refused(source: &str, output: &Output) -> Failure {
     }
 }
 
-fn convert(options: &ImportOptions, source_path: &str, source: &QemuImage, part: &Path) -> Outcome {
+fn convert(
+    options: &ImportOptions,
+    source_path: &str,
+    source: &QemuImage,
+    part: &Path,
+) -> CommandResult {
     // The target exists and has its size, and a new file reads as zeroes.
     let fixed = ["convert", "-p", "-n", "--target-is-zero", "-O", "raw", "-f"];
     let mut arguments: Vec<OsString> = fixed.map(Into::into).into();

@@ -15,12 +15,12 @@ use super::{
     is_path, partitions, signatures,
 };
 use crate::{
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     output::{
         self,
         sheet::Sheet,
         style::{self, Style},
-        table::{Column, Table},
+        table::{Table, TableColumn},
     },
     usage::insight,
 };
@@ -28,7 +28,7 @@ use crate::{
 /// The state folder of the service in `packaging/`.
 pub(super) const SERVICE_STATE: &str = "/var/lib/fathom";
 
-pub(super) fn run(options: &InfoOptions) -> Outcome {
+pub(super) fn run(options: &InfoOptions) -> CommandResult {
     if is_path(&options.disk, &options.control.client()) {
         return show_image(Path::new(&options.disk), options);
     }
@@ -68,7 +68,7 @@ struct ImageInfo<'a> {
     foreign: bool,
     /// Whether a process has locked it; `None` if the file system has no locks.
     locked: Option<bool>,
-    partition_table: Option<partitions::Table>,
+    partition_table: Option<partitions::PartitionTable>,
     holders: Vec<Holder>,
     /// The daemon's record of acknowledged writes that may be lost.
     writes_lost: Option<WritesLost>,
@@ -102,7 +102,7 @@ impl From<Loss> for WritesLost {
     }
 }
 
-fn show_image(path: &Path, options: &InfoOptions) -> Outcome {
+fn show_image(path: &Path, options: &InfoOptions) -> CommandResult {
     let image = Image::open(path)?;
     let (holes, holes_bytes) = image.holes();
     let failed = |error| Failure::io("read", path, &error);
@@ -236,13 +236,13 @@ impl ImageInfo<'_> {
     }
 }
 
-fn partition_table(table: &partitions::Table) -> String {
+fn partition_table(table: &partitions::PartitionTable) -> String {
     let mut text = Table::new([
-        Column::number("PARTITION"),
-        Column::number("START").importance(1),
-        Column::number("SIZE"),
-        Column::text("CONTENT"),
-        Column::text("NAME").flexible().importance(2),
+        TableColumn::number("PARTITION"),
+        TableColumn::number("START").importance(1),
+        TableColumn::number("SIZE"),
+        TableColumn::text("CONTENT"),
+        TableColumn::text("NAME").flexible().importance(2),
     ]);
     for partition in &table.partitions {
         text.row([

@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use fathom_control::{Bytes, Client, ImageFormat, LayerDefinition, Nanoseconds};
 
-use crate::{connection::ControlOptions, failure::Outcome, output::Format};
+use crate::{connection::ControlOptions, failure::CommandResult, output::Format};
 
 pub use create::sync_directory;
 pub use image::read_up_to;
@@ -46,7 +46,7 @@ pub enum DiskCommand {
 Examples:
   fathom disk create root.img 10G                 a sparse image, which grows with writes
   fathom disk create fast.img 10G --preallocate   all of its space allocated now")]
-    Create(CreateOptions),
+    Create(CreateDiskOptions),
     /// Show an image, or a disk of the running daemon
     #[command(after_help = "\
 Examples:
@@ -129,7 +129,7 @@ Example:
 
 /// Options of `fathom disk create`.
 #[derive(Debug, Args)]
-pub struct CreateOptions {
+pub struct CreateDiskOptions {
     /// The image's path
     path: PathBuf,
     /// The disk's size: 512, 64K, 10G, 1.5TiB
@@ -352,7 +352,7 @@ pub struct ListOptions {
 }
 
 /// Carries out a command.
-pub fn run(command: &DiskCommand) -> Outcome {
+pub fn run(command: &DiskCommand) -> CommandResult {
     match command {
         DiskCommand::Create(options) => create::run(options),
         DiskCommand::Info(options) => info::run(options),

@@ -31,7 +31,7 @@ pub struct Partition {
 
 /// A partition table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Table {
+pub struct PartitionTable {
     /// `MBR` or `GPT`.
     pub kind: &'static str,
     /// The sector size of the table, in bytes.
@@ -43,7 +43,7 @@ pub struct Table {
 }
 
 /// Reads a disk's partition table, if it has one.
-pub fn read(file: &File, size: u64) -> io::Result<Option<Table>> {
+pub fn read(file: &File, size: u64) -> io::Result<Option<PartitionTable>> {
     for sector_size in [512, 4096] {
         if let Some(mut table) = read_gpt(file, size, sector_size)? {
             finish(&mut table, file, size);
@@ -58,7 +58,7 @@ pub fn read(file: &File, size: u64) -> io::Result<Option<Table>> {
 }
 
 /// Recognises each partition's content, and reports partitions that do not fit the disk.
-fn finish(table: &mut Table, file: &File, size: u64) {
+fn finish(table: &mut PartitionTable, file: &File, size: u64) {
     for partition in &mut table.partitions {
         let end = partition.start.saturating_add(partition.length);
         if end > size {
@@ -74,7 +74,7 @@ fn finish(table: &mut Table, file: &File, size: u64) {
     }
 }
 
-fn read_mbr(file: &File) -> io::Result<Option<Table>> {
+fn read_mbr(file: &File) -> io::Result<Option<PartitionTable>> {
     let sector = read_up_to(file, 0, 512)?;
     if sector.len() < 512 || sector[510..] != [0x55, 0xaa] {
         return Ok(None);
@@ -100,7 +100,7 @@ fn read_mbr(file: &File) -> io::Result<Option<Table>> {
     if partitions.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Table { kind: "MBR", sector_size: 512, partitions, problems: Vec::new() }))
+    Ok(Some(PartitionTable { kind: "MBR", sector_size: 512, partitions, problems: Vec::new() }))
 }
 
 /// A GPT's header; `valid` is whether its checksum is right.
@@ -131,9 +131,10 @@ fn read_header(file: &File, offset: u64) -> io::Result<Option<Header>> {
     }))
 }
 
-fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<Table>> {
+fn read_gpt(file: &File, size: u64, sector_size: u64) -> io::Result<Option<PartitionTable>> {
     let Some(header) = read_header(file, sector_size)? else { return Ok(None) };
-    let mut table = Table { kind: "GPT", sector_size, partitions: vec![], problems: vec![] };
+    let mut table =
+        PartitionTable { kind: "GPT", sector_size, partitions: vec![], problems: vec![] };
     let mut problem = |text: String| table.problems.push(text);
     if !header.valid {
         problem("the GPT header's checksum is wrong".into());

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{RecoverOptions, claim::Claim, info::folders_of_daemons, is_path, resize::served_as};
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -19,7 +19,7 @@ struct Recovered<'a> {
     errno: i32,
 }
 
-pub(super) fn run(options: &RecoverOptions) -> Outcome {
+pub(super) fn run(options: &RecoverOptions) -> CommandResult {
     let client = options.control.client();
     let path = Path::new(&options.name);
     let mut name = options.name.clone();
@@ -43,7 +43,7 @@ fn message(name: &str) -> String {
 }
 
 /// Recovers an image that no daemon serves, in the steps of a daemon.
-fn recover_image(path: &Path, options: &RecoverOptions) -> Outcome {
+fn recover_image(path: &Path, options: &RecoverOptions) -> CommandResult {
     let folders = folders_of_daemons(&options.control.socket());
     let claim = Claim::take(path)?.with_folders(folders);
     let file = claim.file();

@@ -9,7 +9,7 @@ use super::{
     ResizeOptions, claim::Claim, create::check_size, exact, image::Image, is_path, partitions,
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output,
 };
 
@@ -22,7 +22,7 @@ enum Target {
 }
 
 impl Target {
-    fn parse(text: &str) -> Outcome<Self> {
+    fn parse(text: &str) -> CommandResult<Self> {
         let (make, size): (fn(u64) -> Self, &str) = match text.as_bytes().first() {
             Some(b'+') => (Self::Grow, &text[1..]),
             Some(b'-') => (Self::Shrink, &text[1..]),
@@ -31,7 +31,7 @@ impl Target {
         parse_bytes(size).map(make).map_err(|error| Failure::usage(error.to_string()))
     }
 
-    fn apply(self, size: u64) -> Outcome<u64> {
+    fn apply(self, size: u64) -> CommandResult<u64> {
         let result = match self {
             Self::Absolute(size) => Some(size),
             Self::Grow(by) => size.checked_add(by),
@@ -49,7 +49,7 @@ struct Resized<'a> {
     size_bytes: u64,
 }
 
-pub(super) fn run(options: &ResizeOptions) -> Outcome {
+pub(super) fn run(options: &ResizeOptions) -> CommandResult {
     let target = Target::parse(&options.size)?;
     let client = options.control.client();
     let mut note = None;
@@ -84,7 +84,7 @@ pub(super) fn run(options: &ResizeOptions) -> Outcome {
     note.map_or(Ok(()), |note| output::text_line(&note))
 }
 
-fn new_size(options: &ResizeOptions, target: Target, before: u64) -> Outcome<u64> {
+fn new_size(options: &ResizeOptions, target: Target, before: u64) -> CommandResult<u64> {
     let size = target.apply(before)?;
     check_size(size)?;
     if size < before && !options.shrink {
@@ -115,7 +115,11 @@ pub(super) fn served_as(client: &Client, path: &Path) -> Option<String> {
 }
 
 /// Resizes an image that is not in use. Returns the sizes before and after, in bytes.
-fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outcome<(u64, u64)> {
+fn resize_image(
+    options: &ResizeOptions,
+    target: Target,
+    image: &Image,
+) -> CommandResult<(u64, u64)> {
     let path = image.path.as_path();
     if image.is_device {
         return Err(Failure::new(format!("{} is a block device", path.display()))
@@ -138,7 +142,7 @@ fn resize_image(options: &ResizeOptions, target: Target, image: &Image) -> Outco
 }
 
 /// Refuses an image of another format: its size is not the size of its disk.
-fn refuse_foreign(path: &Path, format: Option<ForeignFormat>) -> Outcome {
+fn refuse_foreign(path: &Path, format: Option<ForeignFormat>) -> CommandResult {
     let Some(format) = format else { return Ok(()) };
     let shown = path.display();
     Err(Failure::new(format!("{shown} looks like a {format} image, not a raw one")).advise(

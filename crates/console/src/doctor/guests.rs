@@ -75,7 +75,7 @@ fn counts(guest: &GuestInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::State, *};
+    use super::{super::CheckOutcome, *};
 
     #[test]
     fn a_guest_that_is_not_understood_is_no_failure() {
@@ -83,21 +83,21 @@ mod tests {
         info.insight.state = InsightState::Blind;
         info.insight.reason = "Linux 5.10 is too old: 6.0 or later is needed".into();
         let found = finding(&info);
-        assert_eq!((found.subject.as_str(), found.state), ("guest web", State::Warn));
+        assert_eq!((found.subject.as_str(), found.state), ("guest web", CheckOutcome::Warn));
         assert!(found.text.contains("5.10") && found.remedy.contains("6.0"), "{found:?}");
         info.insight.state = InsightState::Attached;
         info.insight.release = "6.1.0".into();
         info.insight.requests = 100_000;
         info.insight.mismatches = 3;
         let found = finding(&info);
-        assert_eq!(found.state, State::Ok);
+        assert_eq!(found.state, CheckOutcome::Ok);
         assert!(
             found.text.contains("Linux 6.1.0") && found.text.contains("3 of them"),
             "{found:?}"
         );
         info.insight.mismatches = 1000;
-        assert_eq!(finding(&info).state, State::Warn);
+        assert_eq!(finding(&info).state, CheckOutcome::Warn);
         info.insight.state = InsightState::Waiting;
-        assert_eq!(finding(&info).state, State::Ok);
+        assert_eq!(finding(&info).state, CheckOutcome::Ok);
     }
 }

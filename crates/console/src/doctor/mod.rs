@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{
     connection::ControlOptions,
-    failure::{FAILED, Outcome},
+    failure::{CommandResult, FAILED},
     output::{
         self, Format,
         sheet::wrap,
@@ -46,7 +46,7 @@ pub struct DoctorOptions {
 /// How well something works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum CheckOutcome {
     /// It works.
     Ok,
     /// It works with a limitation, or is optional and absent.
@@ -61,7 +61,7 @@ pub struct Finding {
     /// The subject of the check.
     pub subject: String,
     /// How well it works.
-    pub state: State,
+    pub state: CheckOutcome,
     /// The result of the check.
     #[serde(rename = "finding")]
     pub text: String,
@@ -73,7 +73,7 @@ impl Finding {
     /// It works.
     pub fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
         let (subject, text) = (subject.into(), finding.into());
-        Self { subject, state: State::Ok, text, remedy: String::new() }
+        Self { subject, state: CheckOutcome::Ok, text, remedy: String::new() }
     }
 
     /// It works with a limitation, or is optional and absent.
@@ -82,7 +82,7 @@ impl Finding {
         finding: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self { state: State::Warn, remedy: remedy.into(), ..Self::ok(subject, finding) }
+        Self { state: CheckOutcome::Warn, remedy: remedy.into(), ..Self::ok(subject, finding) }
     }
 
     /// It does not work.
@@ -91,7 +91,7 @@ impl Finding {
         finding: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self { state: State::Fail, remedy: remedy.into(), ..Self::ok(subject, finding) }
+        Self { state: CheckOutcome::Fail, remedy: remedy.into(), ..Self::ok(subject, finding) }
     }
 }
 
@@ -104,7 +104,7 @@ struct Report<'a> {
 }
 
 /// Carries out the command; the result is its exit status.
-pub fn run(options: &DoctorOptions) -> Outcome<u8> {
+pub fn run(options: &DoctorOptions) -> CommandResult<u8> {
     let mut findings = host::findings();
     let (daemon, disks) = daemon(&options.control);
     findings.extend(daemon);
@@ -122,7 +122,7 @@ pub fn run(options: &DoctorOptions) -> Outcome<u8> {
         findings.extend(storage::findings(path));
     }
     let number = |state| findings.iter().filter(|finding| finding.state == state).count();
-    let (failed, warnings) = (number(State::Fail), number(State::Warn));
+    let (failed, warnings) = (number(CheckOutcome::Fail), number(CheckOutcome::Warn));
     if options.format.json {
         output::json(&Report { failed, warnings, findings: &findings })?;
     } else {
@@ -145,9 +145,9 @@ fn text(findings: &[Finding], width: Option<usize>, style: Style) -> String {
     let mut lines = Vec::new();
     for finding in findings {
         let mark = match finding.state {
-            State::Ok => style.paint(style::GOOD, "✓"),
-            State::Warn => style.paint(style::WARNING, "!"),
-            State::Fail => style.paint(style::BAD, "✗"),
+            CheckOutcome::Ok => style.paint(style::GOOD, "✓"),
+            CheckOutcome::Warn => style.paint(style::WARNING, "!"),
+            CheckOutcome::Fail => style.paint(style::BAD, "✗"),
         };
         let label = format!("{mark} {:<1$}", finding.subject, indent - 2);
         let mut first = true;

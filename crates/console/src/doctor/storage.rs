@@ -97,15 +97,15 @@ fn read_block(file: &File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::CheckOutcome;
     use super::*;
 
     #[test]
     fn a_path_that_is_not_there_fails_and_a_directory_is_tried() {
-        assert_eq!(findings(Path::new("/nowhere/at/all"))[0].state, State::Fail);
+        assert_eq!(findings(Path::new("/nowhere/at/all"))[0].state, CheckOutcome::Fail);
         let directory = tempfile::tempdir().expect("a directory");
         let findings = findings(directory.path());
         assert_eq!(findings.len(), 2);
-        assert!(findings.iter().all(|finding| finding.state != State::Fail), "{findings:?}");
+        assert!(findings.iter().all(|finding| finding.state != CheckOutcome::Fail), "{findings:?}");
     }
 }

@@ -21,11 +21,11 @@ use virtio_driver::{
 };
 
 use super::{
-    DEPTH_MAX, LoadError, LoadOptions, Order,
+    BlockOrder, DEPTH_MAX, LoadError, LoadOptions,
     memory::SharedMemory,
     memory_table::MemoryTable,
     verify::Ledger,
-    worker::{Buffers, Work, Worker},
+    worker::{Buffers, Worker, WorkerTask},
 };
 use crate::process::CpuClock;
 
@@ -147,14 +147,14 @@ impl Connection {
             // the result; else each queue uses all blocks.
             let start = range.start + share * index as u64;
             let own = start..start + share;
-            let split = options.verify || options.order == Order::Sequential;
+            let split = options.verify || options.order == BlockOrder::Sequential;
             Worker::new(
                 index,
                 queue,
                 self.transport.get_submission_notifier(index),
                 self.transport.get_completion_fd(index),
                 Buffers::new(Arc::clone(&memory), index * queue_length, options),
-                Work {
+                WorkerTask {
                     order: options.order,
                     read_percent: options.read_percent,
                     waiting: options.waiting,

@@ -43,7 +43,7 @@ use worker::{Worker, WorkerResult};
 
 /// The order in which blocks are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum BlockOrder {
     /// Blocks of the range in random order, uniformly distributed.
     Random,
     /// One block after the other; each queue in its own part of the range.
@@ -65,7 +65,7 @@ pub struct LoadOptions {
     /// The disk's vhost-user socket.
     pub socket: PathBuf,
     /// The order in which blocks are accessed.
-    pub order: Order,
+    pub order: BlockOrder,
     /// The percentage of reads, 0 to 100; the other requests are writes and **destroy data**.
     pub read_percent: u8,
     /// Bytes of a request: a multiple of 512, at most 16 MiB.
@@ -102,7 +102,7 @@ impl LoadOptions {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
-            order: Order::Random,
+            order: BlockOrder::Random,
             read_percent: 100,
             block_size: 4096,
             depth: 1,

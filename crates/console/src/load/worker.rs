@@ -10,7 +10,9 @@ use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, poll};
 use virtio_driver::{EventFd, QueueNotifier, VirtioBlkQueue};
 
-use super::{LoadOptions, Order, Phase, Shared, Waiting, memory::SharedMemory, verify::Ledger};
+use super::{
+    BlockOrder, LoadOptions, Phase, Shared, Waiting, memory::SharedMemory, verify::Ledger,
+};
 use crate::random::Random;
 
 /// The longest latency that is recorded exactly, one minute; longer ones are recorded as this.
@@ -65,8 +67,8 @@ impl Buffers {
 }
 
 /// The work of a worker.
-pub struct Work {
-    pub order: Order,
+pub struct WorkerTask {
+    pub order: BlockOrder,
     pub read_percent: u8,
     pub waiting: Waiting,
     pub blocks: Range<u64>,
@@ -154,7 +156,7 @@ pub struct Worker {
     notifier: Box<dyn QueueNotifier>,
     completion_fd: Arc<EventFd>,
     buffers: Buffers,
-    work: Work,
+    work: WorkerTask,
     random: Random,
     next_block: u64,
     slots: Vec<(Request, Instant)>,
@@ -170,7 +172,7 @@ impl Worker {
         notifier: Box<dyn QueueNotifier>,
         completion_fd: Arc<EventFd>,
         buffers: Buffers,
-        work: Work,
+        work: WorkerTask,
     ) -> Self {
         let slots = vec![(Request::Flush, Instant::now()); buffers.count.into()];
         Self {
@@ -279,8 +281,8 @@ impl Worker {
     fn begin(&mut self, slot: u16) {
         let span = self.work.blocks.end - self.work.blocks.start;
         let mut block = match self.work.order {
-            Order::Random => self.work.blocks.start + self.random.below(span),
-            Order::Sequential => {
+            BlockOrder::Random => self.work.blocks.start + self.random.below(span),
+            BlockOrder::Sequential => {
                 let block = self.next_block;
                 self.next_block += 1;
                 if self.next_block == self.work.blocks.end {

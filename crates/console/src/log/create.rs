@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use fathom_control::Bytes;
 use fathom_failure::Failing as _;
-use fathom_image::{Access, Holder, LockError, Signature};
+use fathom_image::{Holder, LockError, LockPurpose, Signature};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use fathom_wal::{RING_OFFSET, Superblock};
 use rustix::fs::{OFlags, SeekFrom, seek};
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::{
     disk::read_up_to,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format},
 };
 
@@ -30,7 +30,7 @@ const LENGTH_MIN: u64 = RING_OFFSET + 16 * ALIGNMENT;
 
 /// Options of `fathom log create`.
 #[derive(Debug, Args)]
-pub struct CreateOptions {
+pub struct CreateLogOptions {
     /// The block device
     path: PathBuf,
     /// Where the log begins: the `offset` of its layer
@@ -49,7 +49,7 @@ struct Prepared<'a> {
     offset_bytes: u64,
 }
 
-pub(super) fn run(options: &CreateOptions) -> Outcome {
+pub(super) fn run(options: &CreateLogOptions) -> CommandResult {
     let (path, offset) = (options.path.as_path(), options.offset.0);
     let failed = |error: io::Error| Failure::io("write", path, &error);
     let (file, _node) = claim(path)?;
@@ -76,7 +76,7 @@ pub(super) fn run(options: &CreateOptions) -> Outcome {
 }
 
 /// Opens a block device that nothing else uses, for as long as both files are open.
-fn claim(path: &Path) -> Outcome<(File, Option<File>)> {
+fn claim(path: &Path) -> CommandResult<(File, Option<File>)> {
     let shown = path.display();
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::ResourceBusy => {
@@ -90,9 +90,9 @@ fn claim(path: &Path) -> Outcome<(File, Option<File>)> {
             .advise("the daemon makes the file of a log itself, if its layer has a `size`"));
     }
     let flags = OFlags::NONBLOCK.bits() as i32;
-    let file = fathom_image::open(path, Access::Exclusive, flags).map_err(failed)?;
-    let locked = fathom_image::lock(&file, Access::Exclusive)
-        .and_then(|()| fathom_image::lock_device(&file, Access::Exclusive));
+    let file = fathom_image::open(path, LockPurpose::Exclusive, flags).map_err(failed)?;
+    let locked = fathom_image::lock(&file, LockPurpose::Exclusive)
+        .and_then(|()| fathom_image::lock_device(&file, LockPurpose::Exclusive));
     match locked {
         Ok(node) => Ok((file, node)),
         Err(LockError::Unsupported(_)) => Ok((file, None)),
@@ -103,7 +103,7 @@ fn claim(path: &Path) -> Outcome<(File, Option<File>)> {
 }
 
 /// Refuses a place with a log: it may have changes that are nowhere else.
-fn refuse_log(file: &File, path: &Path, offset: u64) -> Outcome {
+fn refuse_log(file: &File, path: &Path, offset: u64) -> CommandResult {
     let head = read_up_to(file, offset, 2 * SUPERBLOCK_LENGTH)
         .map_err(|error| Failure::io("read", path, &error))?;
     let what = match Superblock::select(&head) {
@@ -117,7 +117,7 @@ fn refuse_log(file: &File, path: &Path, offset: u64) -> Outcome {
 }
 
 /// Refuses a place so close before that of another log that preparing it would empty that one.
-fn refuse_next(file: &File, path: &Path, offset: u64) -> Outcome {
+fn refuse_next(file: &File, path: &Path, offset: u64) -> CommandResult {
     let place = read_up_to(file, offset, EXAMINED as usize)
         .map_err(|error| Failure::io("read", path, &error))?;
     let begins = |block: &usize| {

@@ -4,7 +4,7 @@ mod create;
 
 use clap::Subcommand;
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 
 /// The logs of the layers `wal` and `offload`.
 #[derive(Debug, Subcommand)]
@@ -18,11 +18,11 @@ Examples:
   fathom log create /dev/nvme0n1p4                 all of a partition
   fathom log create /dev/nvme0n1p4 --offset 1G     the place of another disk's log
   fathom log create /dev/nvme0n1p4 --force         although there is a file system")]
-    Create(create::CreateOptions),
+    Create(create::CreateLogOptions),
 }
 
 /// Carries out a command.
-pub fn run(command: &LogCommand) -> Outcome {
+pub fn run(command: &LogCommand) -> CommandResult {
     match command {
         LogCommand::Create(options) => create::run(options),
     }

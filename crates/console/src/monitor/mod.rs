@@ -19,7 +19,7 @@ use fathom_monitor::{
 use fathom_tls::{Certificates, Tls};
 
 use crate::{
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     query::{
         parameter,
         running::{Printing, finish, prepare, warn},
@@ -115,14 +115,14 @@ impl MonitorOptions {
     }
 
     /// TLS for incoming connections, and for connections to other processes.
-    fn tls(&self) -> Outcome<Option<(Tls, Tls)>> {
+    fn tls(&self) -> CommandResult<Option<(Tls, Tls)>> {
         let Some(files) = self.tls_files() else { return Ok(None) };
         let both =
             Tls::mutual_server(&files).and_then(|centre| Ok((centre, Tls::mutual_client(&files)?)));
         both.map(Some).map_err(|error| Failure::new(reason(&error)))
     }
 
-    fn cluster(&self, tls: Option<(Tls, Tls)>) -> Outcome<Option<ClusterOptions>> {
+    fn cluster(&self, tls: Option<(Tls, Tls)>) -> CommandResult<Option<ClusterOptions>> {
         let Some(index) = self.process else { return Ok(None) };
         let addresses = self.cluster.clone();
         if index >= addresses.len() {
@@ -133,7 +133,7 @@ impl MonitorOptions {
         Ok(Some(ClusterOptions { addresses, index, tls, patience, own_results }))
     }
 
-    fn centre(&self, script: Script) -> Outcome<Centre> {
+    fn centre(&self, script: Script) -> CommandResult<Centre> {
         let mut options = CentreOptions::new(&self.listen);
         let tls = self.tls()?;
         options.cluster = self.cluster(tls.clone())?;
@@ -163,7 +163,7 @@ impl MonitorOptions {
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out the command.
-pub fn run(options: &MonitorOptions) -> Outcome {
+pub fn run(options: &MonitorOptions) -> CommandResult {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let script = prepare(&text, &options.parameters, options.stream_compat)?
         .with_held_max(Some(options.limit_held));

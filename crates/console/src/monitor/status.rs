@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::output::{
     latency, rate,
     style::Style,
-    table::{Column, Table},
+    table::{Table, TableColumn},
     text::clean,
 };
 
@@ -113,16 +113,16 @@ fn signed(ns: i64) -> String {
 
 fn table(status: &CentreStatus, now_ns: i64, style: Style) -> String {
     let mut table = Table::new([
-        Column::text("host"),
-        Column::text("state"),
-        Column::number("connected"),
-        Column::number("lag"),
-        Column::number("clock"),
-        Column::number("events/s"),
-        Column::number("sent"),
-        Column::number("dropped"),
-        Column::number("late"),
-        Column::text("problem").flexible().optional(),
+        TableColumn::text("host"),
+        TableColumn::text("state"),
+        TableColumn::number("connected"),
+        TableColumn::number("lag"),
+        TableColumn::number("clock"),
+        TableColumn::number("events/s"),
+        TableColumn::number("sent"),
+        TableColumn::number("dropped"),
+        TableColumn::number("late"),
+        TableColumn::text("problem").flexible().optional(),
     ]);
     for host in &status.hosts {
         let connected = match host.since_unix_ns {

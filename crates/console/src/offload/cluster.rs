@@ -10,7 +10,7 @@ use fathom_valkey::local::{LocalCluster, LocalOptions};
 
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format, text::clean},
     process::catch_signals,
 };
@@ -62,7 +62,7 @@ pub struct ForgetOptions {
 }
 
 /// Runs a cluster until a signal.
-pub fn run(options: &ClusterCommand) -> Outcome {
+pub fn run(options: &ClusterCommand) -> CommandResult {
     let signalled = catch_signals(false)
         .map_err(|error| Failure::new(format!("cannot watch for signals: {error}")))?;
     let folder = std::path::absolute(&options.folder).unwrap_or_else(|_| options.folder.clone());
@@ -103,7 +103,7 @@ fn table(nodes: &[String], copies: u16) -> String {
 }
 
 /// Removes a volume.
-pub fn forget(options: &ForgetOptions) -> Outcome {
+pub fn forget(options: &ForgetOptions) -> CommandResult {
     let Some((cluster, volume)) = options.volume.split_once('/') else {
         let text = format!("{:?} is not the place of a volume", clean(&options.volume));
         return Err(Failure::new(text).advise("write it like peaks/host1-web"));

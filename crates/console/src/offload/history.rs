@@ -8,12 +8,12 @@ use fathom_control::{OffloadHistory, OffloadSample};
 
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format, latency, short_number,
         style::Style,
         svg::{self, escape},
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::{clean, shorten},
     },
 };
@@ -61,7 +61,7 @@ pub struct HistoryOptions {
 }
 
 /// Carries out the command.
-pub fn run(options: &HistoryOptions) -> Outcome {
+pub fn run(options: &HistoryOptions) -> CommandResult {
     let history = options.control.client().offload_history(&options.disk)?;
     if let Some(path) = &options.picture {
         if history.samples.is_empty() {
@@ -94,14 +94,14 @@ fn age(sample: &OffloadSample, last: &OffloadSample) -> f64 {
 
 fn table(samples: &[OffloadSample]) -> Table {
     let mut table = Table::new([
-        Column::number("AGE").kept(),
-        Column::number("ARRIVE/S").importance(2),
-        Column::number("LOW").importance(3),
-        Column::number("P90").kept(),
-        Column::number("FORESEEN").kept(),
-        Column::number("ERROR").importance(4),
-        Column::text("PEAK").optional().kept(),
-        Column::text("CARRIED").optional().kept(),
+        TableColumn::number("AGE").kept(),
+        TableColumn::number("ARRIVE/S").importance(2),
+        TableColumn::number("LOW").importance(3),
+        TableColumn::number("P90").kept(),
+        TableColumn::number("FORESEEN").kept(),
+        TableColumn::number("ERROR").importance(4),
+        TableColumn::text("PEAK").optional().kept(),
+        TableColumn::text("CARRIED").optional().kept(),
     ]);
     let Some(last) = samples.last() else { return table };
     for part in samples.chunks(samples.len().div_ceil(ROWS)) {

@@ -8,11 +8,11 @@ use fathom_control::{OffloadAction, OffloadAnswer, OffloadDisk, OffloadRequest, 
 
 use crate::{
     connection::ControlOptions,
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, Format, latency, short_bytes, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
@@ -78,7 +78,7 @@ pub struct StatusOptions {
 }
 
 /// Carries out the command.
-pub fn run(command: &OffloadCommand) -> Outcome {
+pub fn run(command: &OffloadCommand) -> CommandResult {
     match command {
         OffloadCommand::Start(options) => change(options, OffloadAction::Start),
         OffloadCommand::Stop(options) => change(options, OffloadAction::Stop),
@@ -89,7 +89,7 @@ pub fn run(command: &OffloadCommand) -> Outcome {
     }
 }
 
-fn change(options: &ChangeOptions, action: OffloadAction) -> Outcome {
+fn change(options: &ChangeOptions, action: OffloadAction) -> CommandResult {
     let request = OffloadRequest { action, dry_run: options.dry_run };
     let answer = options.control.client().change_offload(&options.disk, request)?;
     if options.format.json {
@@ -130,7 +130,7 @@ fn carried(disk: &OffloadDisk) -> &'static str {
     }
 }
 
-fn status(options: &StatusOptions) -> Outcome {
+fn status(options: &StatusOptions) -> CommandResult {
     let report = options.control.client().offload(options.disk.as_deref())?;
     if options.format.json {
         return output::json(&report);
@@ -151,16 +151,16 @@ fn status(options: &StatusOptions) -> Outcome {
 
 fn disks(disks: &[OffloadDisk]) -> Table {
     let mut table = Table::new([
-        Column::text("DISK").flexible().kept(),
-        Column::text("STATE").kept(),
-        Column::text("BY").optional().importance(6),
-        Column::text("CARRIES").importance(2),
-        Column::number("LOG").kept(),
-        Column::number("OF").importance(4),
-        Column::number("COPIES").importance(5),
-        Column::number("HITS").importance(6),
-        Column::number("CARRIED").importance(3),
-        Column::number("STARTS").importance(1),
+        TableColumn::text("DISK").flexible().kept(),
+        TableColumn::text("STATE").kept(),
+        TableColumn::text("BY").optional().importance(6),
+        TableColumn::text("CARRIES").importance(2),
+        TableColumn::number("LOG").kept(),
+        TableColumn::number("OF").importance(4),
+        TableColumn::number("COPIES").importance(5),
+        TableColumn::number("HITS").importance(6),
+        TableColumn::number("CARRIED").importance(3),
+        TableColumn::number("STARTS").importance(1),
     ]);
     for disk in disks {
         table.row([
@@ -181,16 +181,16 @@ fn disks(disks: &[OffloadDisk]) -> Table {
 
 fn forecasts(disks: &[OffloadDisk]) -> Table {
     let mut table = Table::new([
-        Column::text("DISK").flexible().kept(),
-        Column::number("ARRIVE/S").importance(4),
-        Column::number("LOW").importance(3),
-        Column::number("P90").importance(3),
-        Column::number("NOW").kept(),
-        Column::number("P90").kept(),
-        Column::number("FORESEEN").kept(),
-        Column::number("P90").kept(),
-        Column::number("ERROR").importance(5),
-        Column::text("PEAK").optional().kept(),
+        TableColumn::text("DISK").flexible().kept(),
+        TableColumn::number("ARRIVE/S").importance(4),
+        TableColumn::number("LOW").importance(3),
+        TableColumn::number("P90").importance(3),
+        TableColumn::number("NOW").kept(),
+        TableColumn::number("P90").kept(),
+        TableColumn::number("FORESEEN").kept(),
+        TableColumn::number("P90").kept(),
+        TableColumn::number("ERROR").importance(5),
+        TableColumn::text("PEAK").optional().kept(),
     ]);
     let known = |time_ns: u64| match time_ns {
         0 => "–".to_owned(),

@@ -11,7 +11,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandResult, Failure};
 
 /// The format of results.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -30,14 +30,14 @@ pub fn width() -> Option<usize> {
 }
 
 /// Prints a value as JSON.
-pub fn json(value: &impl Serialize) -> Outcome {
+pub fn json(value: &impl Serialize) -> CommandResult {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
     text_line(&text)
 }
 
 /// Prints text and ends the line. A broken pipe is no failure.
-pub fn text_line(text: &str) -> Outcome {
+pub fn text_line(text: &str) -> CommandResult {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

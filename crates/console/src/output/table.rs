@@ -17,7 +17,7 @@ const WIDTH_MIN: usize = 8;
 
 /// A column: its heading, and how it is reduced in a narrow table.
 #[derive(Clone, Debug)]
-pub struct Column {
+pub struct TableColumn {
     heading: &'static str,
     right: bool,
     flexible: bool,
@@ -29,7 +29,7 @@ pub struct Column {
     importance: u8,
 }
 
-impl Column {
+impl TableColumn {
     /// A column of text.
     pub fn text(heading: &'static str) -> Self {
         Self {
@@ -88,13 +88,13 @@ impl Column {
 /// A table.
 #[derive(Clone, Debug)]
 pub struct Table {
-    columns: Vec<Column>,
+    columns: Vec<TableColumn>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// An empty table.
-    pub fn new(columns: impl IntoIterator<Item = Column>) -> Self {
+    pub fn new(columns: impl IntoIterator<Item = TableColumn>) -> Self {
         Self { columns: columns.into_iter().collect(), rows: Vec::new() }
     }
 
@@ -207,11 +207,11 @@ mod tests {
 
     fn table() -> Table {
         let mut table = Table::new([
-            Column::text("NAME").flexible(),
-            Column::number("SIZE"),
-            Column::text("STATE").importance(3),
-            Column::text("IMAGE").flexible().importance(2),
-            Column::number("QUEUES").importance(1),
+            TableColumn::text("NAME").flexible(),
+            TableColumn::number("SIZE"),
+            TableColumn::text("STATE").importance(3),
+            TableColumn::text("IMAGE").flexible().importance(2),
+            TableColumn::number("QUEUES").importance(1),
         ]);
         let cells = ["root", "10 GiB", "connected", "/var/lib/fathom/images/root.img", "4"];
         table.row(cells.map(str::to_owned));
@@ -254,10 +254,10 @@ mod tests {
     #[test]
     fn filled_cells_take_the_whole_width_and_keep_the_end_of_paths() {
         let mut table = Table::new([
-            Column::text("FILE").flexible_path(6),
-            Column::number("READ/S"),
-            Column::text("KIND").importance(1),
-            Column::text("PROCESS").optional(),
+            TableColumn::text("FILE").flexible_path(6),
+            TableColumn::number("READ/S"),
+            TableColumn::text("KIND").importance(1),
+            TableColumn::text("PROCESS").optional(),
         ]);
         table.row(["/srv/web/index.html".into(), "12".into(), "data".into(), String::new()]);
         for width in [18, 24, 60] {

@@ -19,10 +19,10 @@ use super::{
     Reading, diagnostics, failure, parameter, report_summary,
     running::prepare,
     script,
-    split::{self, Split},
+    split::{self, SplitExplanation},
 };
 use crate::{
-    failure::Outcome,
+    failure::CommandResult,
     output::{self, Format},
 };
 
@@ -66,7 +66,7 @@ pub struct ExplainOptions {
 struct Explained {
     /// `stream` or `relation`.
     result: &'static str,
-    columns: Vec<Column>,
+    columns: Vec<ResultColumn>,
     /// The tree of operators.
     plan: String,
     /// The first stream that the query reads.
@@ -119,13 +119,13 @@ fn reads(script: &Script, plan: &Plan) -> Vec<Reads> {
 
 /// A column of a result.
 #[derive(Serialize)]
-pub struct Column {
+pub struct ResultColumn {
     name: String,
     #[serde(rename = "type")]
     kind: &'static str,
 }
 
-impl Column {
+impl ResultColumn {
     /// Describes a column.
     pub fn new(column: &catalog::Column) -> Self {
         Self { name: column.name.clone(), kind: column.kind.name() }
@@ -146,7 +146,7 @@ struct Remark {
 struct Report {
     queries: Vec<Explained>,
     /// The split of the queries between many hosts and a centre.
-    split: Split,
+    split: SplitExplanation,
 }
 
 impl Explained {
@@ -160,7 +160,7 @@ impl Explained {
                 Output::Stream(_) => "stream",
                 Output::Relation(_) => "relation",
             },
-            columns: plan.columns.iter().map(Column::new).collect(),
+            columns: plan.columns.iter().map(ResultColumn::new).collect(),
             plan: fathom_cql::explain(plan, catalog),
             stream,
             reads,
@@ -215,7 +215,7 @@ fn traffic(
     text: &str,
     script: &Script,
     fragments: &[Plan],
-) -> Outcome<Option<Traffic>> {
+) -> CommandResult<Option<Traffic>> {
     let Some(file) = &options.replay else { return Ok(None) };
     let read = options.reading.times.options(options.stream_compat);
     let traffic = measure(script, fragments, file, &read, options.reading.lateness_ns())
@@ -226,14 +226,14 @@ fn traffic(
 }
 
 /// Carries out the command.
-pub fn explain(options: &ExplainOptions) -> Outcome {
+pub fn explain(options: &ExplainOptions) -> CommandResult {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let script = prepare(&text, &options.parameters, options.stream_compat)?;
     let queries = script.queries().iter();
     let queries: Vec<_> = queries.map(|query| Explained::new(&text, &script, query)).collect();
     let parts = split::parts(&script);
     let traffic = traffic(options, &text, &script, &parts.fragments)?;
-    let split = Split::new(&script, &parts, traffic.as_ref());
+    let split = SplitExplanation::new(&script, &parts, traffic.as_ref());
     if options.format.json {
         return output::json(&Report { queries, split });
     }

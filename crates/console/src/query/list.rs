@@ -2,17 +2,17 @@
 use fathom_control::{Client, QueryList, QueryState, QueryStatus};
 
 use crate::{
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self, short_number,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
 
 /// Prints the kept queries of the running daemon.
-pub fn list(client: &Client, json: bool) -> Outcome {
+pub fn list(client: &Client, json: bool) -> CommandResult {
     let list = client.queries()?;
     if json {
         return output::json(&list);
@@ -26,17 +26,17 @@ fn shown(list: &QueryList, width: Option<usize>, style: Style) -> String {
         return "the daemon has no kept queries; [[query]] in its configuration adds one".into();
     }
     let mut table = Table::new([
-        Column::text("NAME").flexible(),
-        Column::text("STATE"),
-        Column::text("ACTION").flexible(),
-        Column::number("EVENTS"),
-        Column::number("HELD").optional().importance(7),
-        Column::number("RESULTS"),
-        Column::number("ACTED"),
-        Column::number("SUPPRESSED").optional().importance(3),
-        Column::number("LOST").optional().importance(5),
-        Column::number("DROPPED").optional().importance(4),
-        Column::number("FAILURES").optional().importance(6),
+        TableColumn::text("NAME").flexible(),
+        TableColumn::text("STATE"),
+        TableColumn::text("ACTION").flexible(),
+        TableColumn::number("EVENTS"),
+        TableColumn::number("HELD").optional().importance(7),
+        TableColumn::number("RESULTS"),
+        TableColumn::number("ACTED"),
+        TableColumn::number("SUPPRESSED").optional().importance(3),
+        TableColumn::number("LOST").optional().importance(5),
+        TableColumn::number("DROPPED").optional().importance(4),
+        TableColumn::number("FAILURES").optional().importance(6),
     ]);
     for query in &list.queries {
         let count = |count: u64| short_number(count as f64);

@@ -24,7 +24,7 @@ use fathom_monitor::{
 use crate::{
     connection::ControlOptions,
     events::open_event_stream,
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
 };
 
 pub use explain::{ExplainOptions, explain};
@@ -198,7 +198,7 @@ pub fn parameter(text: &str) -> Result<(String, Value), String> {
 }
 
 /// The text of the queries, from a file or from the command line.
-pub fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
+pub fn script(file: Option<&Path>, text: Option<&str>) -> CommandResult<String> {
     match file {
         Some(path) => fs::read_to_string(path).map_err(|error| Failure::io("read", path, &error)),
         None => Ok(text.unwrap_or_default().to_owned()),
@@ -206,7 +206,7 @@ pub fn script(file: Option<&Path>, text: Option<&str>) -> Outcome<String> {
 }
 
 impl QueryOptions {
-    fn request(&self, file: &Path) -> Outcome<ReplayRequest> {
+    fn request(&self, file: &Path) -> CommandResult<ReplayRequest> {
         let script = script(self.file.as_deref(), self.text.as_deref())?;
         Ok(ReplayRequest {
             script,
@@ -226,7 +226,7 @@ const PULSE: Duration = Duration::from_millis(10);
 
 /// Runs queries over the live events of the daemon's disks. A relation's changes are printed,
 /// because it has no end.
-fn live(options: &QueryOptions) -> Outcome {
+fn live(options: &QueryOptions) -> CommandResult {
     let text = script(options.file.as_deref(), options.text.as_deref())?;
     let script = prepare(&text, &options.parameters, options.stream_compat)?
         .with_held_max(options.limit_held.or(Some(HELD_MAX)));
@@ -247,7 +247,7 @@ fn live(options: &QueryOptions) -> Outcome {
 }
 
 /// Runs queries over the events in a file.
-fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
+fn recorded(options: &QueryOptions, file: &Path) -> CommandResult {
     let request = options.request(file)?;
     let script = prepare(&request.script, &request.parameters, request.stream_compatible)?;
     warn_of_mistakes(&request.script, &script);
@@ -258,7 +258,7 @@ fn recorded(options: &QueryOptions, file: &Path) -> Outcome {
 }
 
 /// Carries out the command.
-pub fn run(options: &QueryOptions) -> Outcome {
+pub fn run(options: &QueryOptions) -> CommandResult {
     match &options.replay {
         _ if options.list => list::list(&options.control.client(), options.printing.json),
         Some(file) => recorded(options, file),
@@ -302,7 +302,7 @@ fn report_summary(summary: &ReplaySummary) {
 }
 
 /// As `report_summary`, for a file: late events are a failure unless a lateness was given.
-fn check_summary(summary: &ReplaySummary, lateness_ns: Option<u64>) -> Outcome {
+fn check_summary(summary: &ReplaySummary, lateness_ns: Option<u64>) -> CommandResult {
     if let (Some((what, remedy)), None) = (late(summary), lateness_ns) {
         report_input(&summary.read);
         let remedy = format!("{remedy}, or use a file, which is read completely");

@@ -12,7 +12,7 @@ use fathom_monitor::{
 };
 
 use super::{diagnostics, failure};
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 
 /// The format of results.
 #[derive(Debug, Args)]
@@ -56,7 +56,11 @@ impl Printing {
 }
 
 /// Parses and plans queries.
-pub fn prepare(text: &str, parameters: &[(String, Value)], stream_compat: bool) -> Outcome<Script> {
+pub fn prepare(
+    text: &str,
+    parameters: &[(String, Value)],
+    stream_compat: bool,
+) -> CommandResult<Script> {
     let parse = ParseOptions { stream_compat, ..ParseOptions::default() };
     Script::prepare(text, parameters, parse).map_err(|error| failure(text, error))
 }
@@ -82,7 +86,7 @@ pub fn finish<W: Write, T>(
     printer: Printer<W>,
     text: &str,
     ran: Result<T, QueryError>,
-) -> Outcome<Option<T>> {
+) -> CommandResult<Option<T>> {
     let finished = printer.finish().map(drop).map_err(QueryError::Write);
     match ran.and_then(|result| finished.map(|()| result)) {
         Ok(result) => Ok(Some(result)),

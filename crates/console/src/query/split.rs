@@ -13,11 +13,11 @@ use fathom_monitor::{
 };
 use serde::Serialize;
 
-use super::explain::Column;
+use super::explain::ResultColumn;
 
 /// The split of all queries of a script.
 #[derive(Serialize)]
-pub struct Split {
+pub struct SplitExplanation {
     /// The bytes of an event with all columns: the mean of the events read, or an estimate by the
     /// types.
     event_bytes: f64,
@@ -34,7 +34,7 @@ pub struct Split {
 struct Fragment {
     /// `stream` or `relation`.
     result: &'static str,
-    columns: Vec<Column>,
+    columns: Vec<ResultColumn>,
     /// The tree of operators.
     plan: String,
     /// The bytes of a row that is sent: the mean of the rows sent, or an estimate by the types.
@@ -53,7 +53,7 @@ pub fn parts(script: &Script) -> fathom_cql::Split {
     split(&plans, script.catalog(), Hosts::Many)
 }
 
-impl Split {
+impl SplitExplanation {
     /// Describes a split; `traffic` is the measured traffic, if any.
     pub fn new(script: &Script, parts: &fathom_cql::Split, traffic: Option<&Traffic>) -> Self {
         let inputs = parts.catalog();
@@ -133,7 +133,7 @@ impl Fragment {
                 Output::Stream(_) => "stream",
                 Output::Relation(_) => "relation",
             },
-            columns: plan.columns.iter().map(Column::new).collect(),
+            columns: plan.columns.iter().map(ResultColumn::new).collect(),
             plan: fathom_cql::explain(plan, script.catalog()),
             row_bytes: sent
                 .filter(|sent| sent.rows > 0)

@@ -13,10 +13,10 @@ use fathom_monitor::{
 };
 
 use super::{Broken, FileForm, RecordOptions, output::Output};
-use crate::{failure::Outcome, process::catch_signals, query::report_input};
+use crate::{failure::CommandResult, process::catch_signals, query::report_input};
 
 /// Writes the events of a file in another format.
-pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> Outcome {
+pub fn export(options: &RecordOptions, file: &Path, form: FileForm) -> CommandResult {
     let stream = match &options.streams[..] {
         [] => None,
         _ => Some(options.stream_names(form)?[0]),

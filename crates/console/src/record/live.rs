@@ -22,7 +22,7 @@ use fathom_monitor::{
 use super::{Broken, FileForm, RecordOptions, output::Output, text::TextWriter};
 use crate::{
     events::open_event_stream,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     process::catch_signals,
 };
 
@@ -40,7 +40,7 @@ fn watch(
     stream: &AnswerStream,
     signalled: Arc<AtomicBool>,
     time: Option<Duration>,
-) -> Outcome<Arc<AtomicBool>> {
+) -> CommandResult<Arc<AtomicBool>> {
     let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
     let connection = stream.connection().map_err(failed)?;
     let ended = Arc::new(AtomicBool::new(false));
@@ -62,7 +62,7 @@ fn watch(
 }
 
 /// Writes events until the recording is to end.
-pub fn record(options: &RecordOptions, form: FileForm) -> Outcome {
+pub fn record(options: &RecordOptions, form: FileForm) -> CommandResult {
     Output::refuse_existing(&options.output, options.force)?;
     let client = options.control.client();
     // This precedes the creation of the file, so that no file is created without a daemon.

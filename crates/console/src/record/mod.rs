@@ -16,7 +16,7 @@ use fathom_monitor::read::ReadError;
 
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     query::Times,
 };
 
@@ -81,7 +81,7 @@ fn stream_name(text: &str) -> Result<&'static str, String> {
 
 impl RecordOptions {
     /// The names of the streams to write, at least one.
-    fn stream_names(&self, form: FileForm) -> Outcome<Vec<&'static str>> {
+    fn stream_names(&self, form: FileForm) -> CommandResult<Vec<&'static str>> {
         match (form, &self.streams[..]) {
             (FileForm::Recording, []) => Ok(STREAMS.iter().map(|stream| stream.name).collect()),
             (FileForm::Recording, names) | (_, names @ [_]) => Ok(names.to_vec()),
@@ -118,7 +118,7 @@ impl FileForm {
 }
 
 /// Carries out the command.
-pub fn run(options: &RecordOptions) -> Outcome {
+pub fn run(options: &RecordOptions) -> CommandResult {
     let to = &options.output;
     let Some(file) = &options.export else {
         if options.times.are_given() {

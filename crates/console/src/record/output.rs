@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 use crate::{
     disk::sync_directory,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
 };
 
 /// An open target.
@@ -32,7 +32,7 @@ impl Output {
     /// Creates a file, or uses standard output for `-`. An existing regular file is replaced only
     /// with `force`. With `whole`, the file is renamed to `path` by [`keep`](Self::keep), and
     /// replaces an existing file only then.
-    pub fn create(path: &Path, whole: bool, force: bool) -> Outcome<Self> {
+    pub fn create(path: &Path, whole: bool, force: bool) -> CommandResult<Self> {
         if path.as_os_str() == "-" {
             return Ok(Self::Stream(Box::new(io::stdout())));
         }
@@ -42,7 +42,7 @@ impl Output {
     }
 
     /// Returns an error if `path` is an existing regular file, unless `force` is set.
-    pub fn refuse_existing(path: &Path, force: bool) -> Outcome {
+    pub fn refuse_existing(path: &Path, force: bool) -> CommandResult {
         match fs::metadata(path) {
             Ok(there) if there.is_file() && !force && path.as_os_str() != "-" => Err(exists(path)),
             _ => Ok(()),
@@ -59,7 +59,7 @@ impl Output {
 
     /// Completes the target: makes a file's bytes durable, then renames it. A `whole` file that is
     /// not kept is removed.
-    pub fn keep(self) -> Outcome {
+    pub fn keep(self) -> CommandResult {
         let Self::Whole { part, target, force } = self else { return Ok(()) };
         let kept = part.as_file().sync_all().and_then(|()| {
             if force {

@@ -14,7 +14,7 @@ use fathom_cache::{
 use fathom_control::{Bytes, Nanoseconds};
 
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format},
     query::{Times, report_input},
 };
@@ -125,7 +125,7 @@ struct Candidate {
 }
 
 /// Carries out the command.
-pub fn run(options: &ReplayOptions) -> Outcome {
+pub fn run(options: &ReplayOptions) -> CommandResult {
     let mut candidates = Vec::new();
     for size in &options.cache {
         let blocks = size.0 / options.block.0;

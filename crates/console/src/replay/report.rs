@@ -8,11 +8,11 @@ use fathom_control::{Bytes, Nanoseconds};
 use serde::Serialize;
 
 use crate::{
-    failure::Outcome,
+    failure::CommandResult,
     output::{
         self,
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
 };
@@ -151,7 +151,7 @@ fn percent(share: f64) -> String {
 
 impl Report {
     /// Prints the report as text.
-    pub fn print(&self) -> Outcome {
+    pub fn print(&self) -> CommandResult {
         let (width, style) = (output::width(), Style::stdout());
         let time = |time_ns: u64| Nanoseconds(time_ns).to_string();
         let faster = self.duration_ns as f64 / self.elapsed_ns.max(1) as f64;
@@ -180,16 +180,16 @@ impl Report {
 
     fn comparison(&self) -> Table {
         let mut table = Table::new([
-            Column::number("CACHE").kept(),
-            Column::text("POLICY").kept(),
-            Column::number("HITS").kept(),
-            Column::number("READ HITS").importance(5),
-            Column::number("INSERTED").importance(2),
-            Column::number("EVICTED").importance(1),
-            Column::number("REFUSED").importance(1),
-            Column::number("DISK READS").importance(4),
-            Column::number("READ TIME").kept(),
-            Column::number("WRITE TIME").importance(3),
+            TableColumn::number("CACHE").kept(),
+            TableColumn::text("POLICY").kept(),
+            TableColumn::number("HITS").kept(),
+            TableColumn::number("READ HITS").importance(5),
+            TableColumn::number("INSERTED").importance(2),
+            TableColumn::number("EVICTED").importance(1),
+            TableColumn::number("REFUSED").importance(1),
+            TableColumn::number("DISK READS").importance(4),
+            TableColumn::number("READ TIME").kept(),
+            TableColumn::number("WRITE TIME").importance(3),
         ]);
         for row in &self.rows {
             table.row([
@@ -212,11 +212,11 @@ impl Report {
 impl Row {
     fn by_class(&self) -> Table {
         let mut table = Table::new([
-            Column::text("CLASS").kept(),
-            Column::number("ACCESSES"),
-            Column::number("HITS").kept(),
-            Column::number("READS"),
-            Column::number("READ HITS").kept(),
+            TableColumn::text("CLASS").kept(),
+            TableColumn::number("ACCESSES"),
+            TableColumn::number("HITS").kept(),
+            TableColumn::number("READS"),
+            TableColumn::number("READ HITS").kept(),
         ]);
         for class in &self.classes {
             table.row([
@@ -233,7 +233,8 @@ impl Row {
 
 /// The points of a curve at about each doubling of the size.
 fn curve_table(curve: &[CurvePoint], block: u64) -> Table {
-    let mut table = Table::new([Column::number("CACHE").kept(), Column::number("MISSES").kept()]);
+    let mut table =
+        Table::new([TableColumn::number("CACHE").kept(), TableColumn::number("MISSES").kept()]);
     let mut next = block;
     for (index, point) in curve.iter().enumerate() {
         if point.cache >= next || index + 1 == curve.len() {

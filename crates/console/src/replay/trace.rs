@@ -10,11 +10,11 @@ use fathom_cache::{
 };
 use fathom_cql::Value;
 use fathom_monitor::{
-    Column, io_stream,
+    ColumnValues, io_stream,
     read::{self, Batch, ReadOptions, ReadReport, Reader},
 };
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 
 /// The bytes of a sector.
 const SECTOR: u64 = 512;
@@ -41,7 +41,7 @@ pub struct Trace {
 
 impl Trace {
     /// Opens a file.
-    pub fn open(path: &Path, options: &ReadOptions) -> Outcome<Self> {
+    pub fn open(path: &Path, options: &ReadOptions) -> CommandResult<Self> {
         let schema = io_stream();
         let mut wanted = vec![false; schema.columns.len()];
         for name in COLUMNS {
@@ -61,7 +61,7 @@ impl Trace {
     }
 
     /// The next request; `None` at the end. Responses and operations without a range are skipped.
-    pub fn next(&mut self) -> Outcome<Option<SimulatedRequest>> {
+    pub fn next(&mut self) -> CommandResult<Option<SimulatedRequest>> {
         loop {
             if self.row == self.batch.len() {
                 self.row = 0;
@@ -117,7 +117,10 @@ impl Trace {
     }
 
     fn value(&self, column: usize, row: usize) -> Value {
-        self.batch.columns.get(column).map_or(Value::Null, |column: &Column| column.value(row))
+        self.batch
+            .columns
+            .get(column)
+            .map_or(Value::Null, |column: &ColumnValues| column.value(row))
     }
 
     /// The report of the reader.

@@ -8,7 +8,7 @@ use fathom_control::{DirtyReport, FileDirty, GuestInfo, Statistics, UsageReport}
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::{
-    model::{Disk, Interval, SortKey},
+    model::{DiskSample, Interval, SortKey},
     usage_view::UsageView,
 };
 use crate::usage::Grouping;
@@ -20,7 +20,7 @@ const INTERVALS_MS: [u64; 8] = [100, 200, 500, 1000, 2000, 5000, 10_000, 30_000]
 
 /// A page of the view.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Page {
+pub enum ViewPage {
     /// All disks.
     Disks,
     /// One disk by operation.
@@ -46,7 +46,7 @@ pub struct App {
     /// Whether the keys are shown.
     pub help: bool,
     /// The page shown.
-    pub page: Page,
+    pub page: ViewPage,
     /// The selected disk.
     pub selected: Option<String>,
     /// The state of the usage page.
@@ -75,7 +75,7 @@ impl App {
             typing: false,
             paused: false,
             help: false,
-            page: Page::Disks,
+            page: ViewPage::Disks,
             selected: None,
             usage: UsageView::default(),
             shown: None,
@@ -120,10 +120,10 @@ impl App {
 
     /// Shows the usage page, grouped by `grouping`.
     pub fn show_usage(&mut self, grouping: Grouping) {
-        if let Page::Disk(name) = &self.page {
+        if let ViewPage::Disk(name) = &self.page {
             self.usage.show_disk(name);
         }
-        self.page = Page::Usage;
+        self.page = ViewPage::Usage;
         self.usage.group_by(grouping);
     }
 
@@ -145,14 +145,14 @@ impl App {
 
     /// The index of the tab shown.
     pub fn tab(&self) -> usize {
-        let is_shown = |it: &Grouping| self.page == Page::Usage && *it == self.usage.grouping;
+        let is_shown = |it: &Grouping| self.page == ViewPage::Usage && *it == self.usage.grouping;
         Grouping::ALL.iter().position(is_shown).map_or(0, |place| place + 1)
     }
 
     /// Shows the tab with this index, if it exists.
     fn show_tab(&mut self, tab: usize) {
         match tab.checked_sub(1).map(|place| Grouping::ALL.get(place)) {
-            None => self.page = Page::Disks,
+            None => self.page = ViewPage::Disks,
             Some(Some(grouping)) => self.show_usage(*grouping),
             Some(None) => {}
         }
@@ -177,7 +177,7 @@ impl App {
     }
 
     /// A disk of the last interval, regardless of the filter.
-    pub fn disk(&self, name: &str) -> Option<&Disk> {
+    pub fn disk(&self, name: &str) -> Option<&DiskSample> {
         self.unfiltered.as_ref()?.disks.iter().find(|disk| disk.name == name)
     }
 
@@ -221,30 +221,30 @@ impl App {
     fn command(&mut self, code: KeyCode) {
         match code {
             KeyCode::Char('q') => self.quit = true,
-            KeyCode::Char('u') if self.page == Page::Usage => self.page = Page::Disks,
+            KeyCode::Char('u') if self.page == ViewPage::Usage => self.page = ViewPage::Disks,
             KeyCode::Char('u') => self.show_usage(self.usage.grouping),
             KeyCode::Tab => self.step_tab(1),
             KeyCode::BackTab => self.step_tab(-1),
             KeyCode::Char(digit @ '1'..='9') => self.show_tab(digit as usize - '1' as usize),
-            KeyCode::Char('g') if self.page == Page::Usage => {
+            KeyCode::Char('g') if self.page == ViewPage::Usage => {
                 self.usage.group_by(self.usage.grouping.next());
             }
-            KeyCode::Enter | KeyCode::Right if self.page == Page::Usage => {
+            KeyCode::Enter | KeyCode::Right if self.page == ViewPage::Usage => {
                 self.usage.enter(&mut self.filter);
             }
-            KeyCode::Char('x') if self.page == Page::Usage => self.usage.open_selected(),
-            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page == Page::Usage => {
+            KeyCode::Char('x') if self.page == ViewPage::Usage => self.usage.open_selected(),
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page == ViewPage::Usage => {
                 self.usage.leave(&mut self.filter);
             }
-            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page != Page::Disks => {
-                self.page = Page::Disks;
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page != ViewPage::Disks => {
+                self.page = ViewPage::Disks;
             }
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
             KeyCode::Char(' ' | 'p') => self.paused = !self.paused,
             KeyCode::Char('/') => {
-                if self.page != Page::Usage {
-                    self.page = Page::Disks;
+                if self.page != ViewPage::Usage {
+                    self.page = ViewPage::Disks;
                 }
                 self.usage.opened = None;
                 self.typing = true;
@@ -270,7 +270,7 @@ impl App {
             KeyCode::End => self.select(isize::MAX / 2),
             KeyCode::Enter | KeyCode::Right => {
                 if let Some(name) = self.selected.clone() {
-                    self.page = Page::Disk(name);
+                    self.page = ViewPage::Disk(name);
                 }
             }
             _ => {}
@@ -280,7 +280,7 @@ impl App {
 
     /// Moves the selection; on a disk's page, shows another disk.
     fn select(&mut self, by: isize) {
-        if self.page == Page::Usage {
+        if self.page == ViewPage::Usage {
             self.usage.select(by);
             return;
         }
@@ -288,8 +288,8 @@ impl App {
         let last = shown.disks.len() as isize - 1;
         let index = (index as isize + by).clamp(0, last) as usize;
         let name = shown.disks[index].name.clone();
-        if self.page != Page::Disks {
-            self.page = Page::Disk(name.clone());
+        if self.page != ViewPage::Disks {
+            self.page = ViewPage::Disk(name.clone());
         }
         self.selected = Some(name);
     }
@@ -297,7 +297,8 @@ impl App {
     fn step_sort(&mut self, by: isize) {
         self.sort = self.sort.step(by);
         // Accounts have no errors and no dirty data.
-        while self.page == Page::Usage && matches!(self.sort, SortKey::Errors | SortKey::Dirty) {
+        while self.page == ViewPage::Usage && matches!(self.sort, SortKey::Errors | SortKey::Dirty)
+        {
             self.sort = self.sort.step(by);
         }
     }
@@ -340,11 +341,11 @@ pub mod tests {
         press(&mut app, "j");
         assert_eq!(app.selected.as_deref(), Some("database-of-the-shop"));
         press(&mut app, "\n");
-        assert_eq!(app.page, Page::Disk("database-of-the-shop".into()));
+        assert_eq!(app.page, ViewPage::Disk("database-of-the-shop".into()));
         press(&mut app, "k");
-        assert_eq!(app.page, Page::Disk("root".into()));
+        assert_eq!(app.page, ViewPage::Disk("root".into()));
         press(&mut app, "/shop\n");
-        assert_eq!(app.page, Page::Disks);
+        assert_eq!(app.page, ViewPage::Disks);
         assert_eq!(app.shown.as_ref().map(|interval| interval.disks.len()), Some(1));
         assert_eq!(app.selected.as_deref(), Some("database-of-the-shop"));
         press(&mut app, "?");
@@ -372,7 +373,7 @@ pub mod tests {
     fn tabs_wrap_around_and_enter_opens_a_line() {
         let name = |app: &App| app.usage.entry().map(|entry| entry.name.clone());
         let mut app = usage_app("");
-        assert_eq!((&app.page, name(&app).as_deref()), (&Page::Usage, Some("/database")));
+        assert_eq!((&app.page, name(&app).as_deref()), (&ViewPage::Usage, Some("/database")));
         press(&mut app, "2\nj\n");
         assert_eq!(
             (app.usage.scope.text().as_str(), name(&app).as_deref()),
@@ -390,11 +391,11 @@ pub mod tests {
         press(&mut app, "9gg");
         assert_eq!(app.usage.grouping, Grouping::Vm);
         app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
-        assert_eq!(app.page, Page::Disks);
+        assert_eq!(app.page, ViewPage::Disks);
         app.key(KeyEvent::new(KeyCode::BackTab, KeyModifiers::SHIFT));
-        assert_eq!((&app.page, app.usage.grouping), (&Page::Usage, Grouping::Database));
+        assert_eq!((&app.page, app.usage.grouping), (&ViewPage::Usage, Grouping::Database));
         app.key(KeyEvent::new(KeyCode::Tab, KeyModifiers::NONE));
-        assert_eq!(app.page, Page::Disks);
+        assert_eq!(app.page, ViewPage::Disks);
         // From a disk's page the usage page shows that disk.
         press(&mut app, "\n3");
         assert_eq!(
@@ -402,7 +403,7 @@ pub mod tests {
             (Grouping::Container, "disk root")
         );
         press(&mut app, "u");
-        assert_eq!(app.page, Page::Disks);
+        assert_eq!(app.page, ViewPage::Disks);
     }
 
     #[test]

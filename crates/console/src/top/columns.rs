@@ -3,7 +3,7 @@ use super::model::{Activity, SortKey};
 use crate::output::{latency, short_bytes, short_number};
 
 /// A column of the disks' table.
-pub struct Column {
+pub struct DiskColumn {
     /// Its heading.
     pub heading: &'static str,
     /// Its width, in characters.
@@ -16,80 +16,92 @@ pub struct Column {
     pub value: fn(&Activity) -> String,
 }
 
-const COLUMNS: &[Column] = &[
-    Column {
+const COLUMNS: &[DiskColumn] = &[
+    DiskColumn {
         heading: "READ/S",
         width: 7,
         rank: 0,
         key: Some(SortKey::Iops),
         value: |a| short_number(a.reads_per_second),
     },
-    Column {
+    DiskColumn {
         heading: "WRITE/S",
         width: 7,
         rank: 0,
         key: Some(SortKey::Iops),
         value: |a| short_number(a.writes_per_second),
     },
-    Column {
+    DiskColumn {
         heading: "OTHER/S",
         width: 7,
         rank: 8,
         key: None,
         value: |a| short_number(a.others_per_second),
     },
-    Column {
+    DiskColumn {
         heading: "READ B/S",
         width: 8,
         rank: 3,
         key: Some(SortKey::Read),
         value: |a| short_bytes(a.read_bytes_per_second),
     },
-    Column {
+    DiskColumn {
         heading: "WRITE B/S",
         width: 9,
         rank: 3,
         key: Some(SortKey::Written),
         value: |a| short_bytes(a.write_bytes_per_second),
     },
-    Column {
+    DiskColumn {
         heading: "DEPTH",
         width: 5,
         rank: 4,
         key: Some(SortKey::Depth),
         value: |a| format!("{:.1}", a.depth),
     },
-    Column { heading: "P50", width: 7, rank: 2, key: None, value: |a| latency(a.latency_ns_p50) },
-    Column {
+    DiskColumn {
+        heading: "P50",
+        width: 7,
+        rank: 2,
+        key: None,
+        value: |a| latency(a.latency_ns_p50),
+    },
+    DiskColumn {
         heading: "P99",
         width: 7,
         rank: 1,
         key: Some(SortKey::Latency),
         value: |a| latency(a.latency_ns_p99),
     },
-    Column { heading: "MAX", width: 7, rank: 6, key: None, value: |a| latency(a.latency_ns_max) },
-    Column {
+    DiskColumn {
+        heading: "MAX",
+        width: 7,
+        rank: 6,
+        key: None,
+        value: |a| latency(a.latency_ns_max),
+    },
+    DiskColumn {
         heading: "ERRORS",
         width: 6,
         rank: 7,
         key: Some(SortKey::Errors),
         value: |a| a.errors.to_string(),
     },
-    Column {
+    DiskColumn {
         heading: "HELD",
         width: 6,
         rank: 0,
         key: None,
         value: |a| short_number(a.held as f64),
     },
-    Column {
+    DiskColumn {
         heading: "HIT",
         width: 6,
         rank: 8,
         key: None,
         value: |a| a.hit_ratio().map_or_else(|| "–".into(), |hit| format!("{:.0} %", hit * 100.0)),
     },
-    Column {
+    DiskColumn {
         heading: "DIRTY",
         width: 7,
         rank: 3,
@@ -104,7 +116,7 @@ const RECENT_WIDTH: usize = 12;
 const RECENT_WIDTH_MAX: usize = 60;
 const NAME_WIDTH: usize = 10;
 
-impl Column {
+impl DiskColumn {
     /// Its rank, in a table with these sums; `None` for a column that has no use in it.
     fn rank(&self, total: &Activity) -> Option<u8> {
         match self.heading {
@@ -123,9 +135,9 @@ pub fn layout(
     room: usize,
     total: &Activity,
     name_width: usize,
-) -> (Vec<&'static Column>, usize, usize) {
+) -> (Vec<&'static DiskColumn>, usize, usize) {
     let is_shown =
-        |column: &&Column, limit: u8| column.rank(total).is_some_and(|rank| rank <= limit);
+        |column: &&DiskColumn, limit: u8| column.rank(total).is_some_and(|rank| rank <= limit);
     let width = |limit: u8| {
         let columns = COLUMNS.iter().filter(|column| is_shown(column, limit));
         let columns: usize = columns.map(|column| column.width + 1).sum();

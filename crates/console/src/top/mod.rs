@@ -24,7 +24,7 @@ use fathom_control::{Client, ClientError, DirtyRequest, Nanoseconds, Statistics}
 use crate::usage::Grouping;
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format},
 };
 use model::{Interval, SortKey};
@@ -104,7 +104,7 @@ pub fn interval(text: &str) -> Result<Nanoseconds, String> {
 }
 
 /// Carries out the command.
-pub fn run(options: &TopOptions) -> Outcome {
+pub fn run(options: &TopOptions) -> CommandResult {
     let client = options.control.client().with_limit(Duration::from_secs(5));
     // An unreachable daemon is reported before the terminal is switched to the live view.
     let first = options.select(client.statistics()?)?;
@@ -142,7 +142,7 @@ impl TopOptions {
     ///
     /// # Errors
     /// If `--disk` or `--vm` selects no disk.
-    fn select(&self, statistics: Statistics) -> Outcome<Statistics> {
+    fn select(&self, statistics: Statistics) -> CommandResult<Statistics> {
         let all: Vec<String> = statistics.disks.iter().map(|disk| disk.name.clone()).collect();
         let statistics = self.narrow(statistics);
         if statistics.disks.is_empty() && (self.disk.is_some() || self.vm.is_some()) {
@@ -159,7 +159,7 @@ impl TopOptions {
 }
 
 /// Prints a line for each disk and interval.
-fn lines(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
+fn lines(options: &TopOptions, client: &Client, first: Statistics) -> CommandResult {
     let pause = Duration::from_nanos(options.interval.0);
     let mut before = first;
     let mut next = Instant::now() + pause;

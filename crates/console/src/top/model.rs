@@ -9,7 +9,7 @@ use fathom_control::{
 use serde::Serialize;
 
 use crate::output::{figure, short_bytes, short_number};
-use crate::usage::Order;
+use crate::usage::UsageOrder;
 
 /// An order of the disks, or of the lines of the usage page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,15 +76,15 @@ impl SortKey {
     }
 
     /// The corresponding order of accounts, which have no errors and no dirty data.
-    pub fn of_accounts(self) -> Order {
+    pub fn of_accounts(self) -> UsageOrder {
         match self {
-            Self::Iops | Self::Errors => Order::Requests,
-            Self::Throughput => Order::Throughput,
-            Self::Read => Order::Read,
-            Self::Written | Self::Dirty => Order::Written,
-            Self::Depth => Order::Time,
-            Self::Latency => Order::Latency,
-            Self::Name => Order::Name,
+            Self::Iops | Self::Errors => UsageOrder::Requests,
+            Self::Throughput => UsageOrder::Throughput,
+            Self::Read => UsageOrder::Read,
+            Self::Written | Self::Dirty => UsageOrder::Written,
+            Self::Depth => UsageOrder::Time,
+            Self::Latency => UsageOrder::Latency,
+            Self::Name => UsageOrder::Name,
         }
     }
 }
@@ -99,12 +99,12 @@ pub struct Interval {
     /// All disks together.
     pub total: Activity,
     /// The disks.
-    pub disks: Vec<Disk>,
+    pub disks: Vec<DiskSample>,
 }
 
 /// One disk in one interval.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Disk {
+pub struct DiskSample {
     /// Its name.
     pub name: String,
     /// The virtual machine that it belongs to.
@@ -190,7 +190,7 @@ impl Figure {
     }
 }
 
-impl Disk {
+impl DiskSample {
     /// The problems of the disk, as one text; empty on a sound disk.
     pub fn problems(&self) -> String {
         let names: Vec<&str> = self.problems.iter().map(|problem| problem.kind.name()).collect();
@@ -287,7 +287,7 @@ impl Interval {
         let seconds = nanoseconds as f64 / 1e9;
         let mut all = Histogram::default();
         let mut total = Activity::default();
-        let disks: Vec<Disk> = after
+        let disks: Vec<DiskSample> = after
             .disks
             .iter()
             .map(|disk| {
@@ -295,7 +295,7 @@ impl Interval {
                 let change = disk.since(earlier.unwrap_or(disk));
                 let latency = latency(&change);
                 all.merge(&latency);
-                let row = Disk::new(&change, &latency, seconds);
+                let row = DiskSample::new(&change, &latency, seconds);
                 total.add(&row.activity);
                 row
             })
@@ -327,7 +327,7 @@ impl Interval {
 
     /// Sorts the disks; equal ones by name.
     pub fn sort(&mut self, key: SortKey) {
-        let value = |disk: &Disk| match key {
+        let value = |disk: &DiskSample| match key {
             SortKey::Iops => disk.activity.iops(),
             SortKey::Throughput => disk.activity.bytes_per_second(),
             SortKey::Read => disk.activity.read_bytes_per_second,
@@ -369,7 +369,7 @@ fn of_cache(layers: &[LayerFigures], name: &str) -> u64 {
     figures.filter(|figure| figure.name == name).map(|figure| figure.value).sum()
 }
 
-impl Disk {
+impl DiskSample {
     fn new(change: &DiskStatistics, latency: &Histogram, seconds: f64) -> Self {
         let operations: Vec<Operation> =
             change.operations.iter().map(|operation| Operation::new(operation, seconds)).collect();

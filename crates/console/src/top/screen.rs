@@ -10,10 +10,10 @@ use ratatui::{
 use unicode_width::UnicodeWidthStr;
 
 use super::{
-    app::{App, Page},
-    columns::{Column, layout},
+    app::{App, ViewPage},
+    columns::{DiskColumn, layout},
     histogram::{PARTS, bars, horizontal, sparkline},
-    model::{Disk, Interval, Layer, Operation, SortKey},
+    model::{DiskSample, Interval, Layer, Operation, SortKey},
     plain::clock,
     usage_screen,
 };
@@ -87,13 +87,13 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, colours: bool) {
     draw_title(frame, title, app, theme);
     draw_tabs(frame, tabs, app, theme);
     match (&app.page, &app.shown) {
-        (Page::Usage, _) => usage_screen::draw(frame, body, app, theme),
+        (ViewPage::Usage, _) => usage_screen::draw(frame, body, app, theme),
         (_, None) => {
             let text = format!("\nMeasuring for {} …", seconds(app.interval.as_secs_f64()));
             frame.render_widget(Paragraph::new(text), body);
         }
-        (Page::Disks, Some(interval)) => draw_disks(frame, body, app, interval, theme),
-        (Page::Disk(name), Some(_)) => {
+        (ViewPage::Disks, Some(interval)) => draw_disks(frame, body, app, interval, theme),
+        (ViewPage::Disk(name), Some(_)) => {
             if let Some(disk) = app.disk(name) {
                 draw_disk(frame, body, app, disk, theme);
             } else {
@@ -114,15 +114,15 @@ pub(super) fn seconds(seconds: f64) -> String {
 
 fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let sort = match (&app.page, app.sort) {
-        (Page::Usage, SortKey::Errors) => SortKey::Iops,
-        (Page::Usage, SortKey::Dirty) => SortKey::Written,
+        (ViewPage::Usage, SortKey::Errors) => SortKey::Iops,
+        (ViewPage::Usage, SortKey::Dirty) => SortKey::Written,
         (_, sort) => sort,
     };
     let mut state = vec![seconds(app.interval.as_secs_f64()), format!("by {}", sort.name())];
     if !app.filter.is_empty() && !app.typing {
         state.push(format!("only “{}”", app.filter));
     }
-    let usage = app.usage.groups.as_ref().filter(|_| app.page == Page::Usage);
+    let usage = app.usage.groups.as_ref().filter(|_| app.page == ViewPage::Usage);
     let time = usage.map(|groups| groups.unix_time_ns);
     let time = time.or_else(|| app.shown.as_ref().map(|shown| shown.unix_time_ns));
     let time = time.map_or_else(String::new, clock);
@@ -130,8 +130,8 @@ fn draw_title(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
     let state = state.join(" · ");
     let room = usize::from(area.width);
     let place = match &app.page {
-        Page::Usage => app.usage.scope.text(),
-        Page::Disks | Page::Disk(_) => String::new(),
+        ViewPage::Usage => app.usage.scope.text(),
+        ViewPage::Disks | ViewPage::Disk(_) => String::new(),
     };
     let left = room.saturating_sub("Fathom".width() + state.width() + 2);
     let place = if place.is_empty() || left < 10 {
@@ -186,13 +186,13 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, app: &App, theme: Theme) {
         Line::styled(shorten(&text, room), theme.colour(Color::Red))
     } else if app.typing {
         Line::from(format!("Filter: {}█", app.filter))
-    } else if app.page == Page::Disks {
+    } else if app.page == ViewPage::Disks {
         let text = "? help  Enter operations  u sources  / filter  < > order  Space pause  + - interval  q quit";
         Line::styled(shorten(text, room), theme.dim())
-    } else if app.page == Page::Usage && app.usage.opened.is_some() {
+    } else if app.page == ViewPage::Usage && app.usage.opened.is_some() {
         let text = "Esc back  ↑ ↓ other lines  Space pause  + - interval  ? help  q quit";
         Line::styled(shorten(text, room), theme.dim())
-    } else if app.page == Page::Usage {
+    } else if app.page == ViewPage::Usage {
         let text = "? help  Enter open  Esc back  x details  / filter  < > order  Space pause  u disks  q quit";
         Line::styled(shorten(text, room), theme.dim())
     } else {
@@ -206,7 +206,7 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
     let names = interval.disks.iter().map(|disk| label(disk).width()).max().unwrap_or(0);
     let (columns, name_width, recent) = layout(area.width.into(), &interval.total, names);
 
-    let heading = |column: &&Column| {
+    let heading = |column: &&DiskColumn| {
         let text = format!(" {:>1$}", column.heading, column.width);
         let sorted = column.key.is_some_and(|key| app.sort.is_by(key));
         Span::styled(text, if sorted { theme.bold() } else { theme.dim() })
@@ -219,11 +219,11 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
     }
     let mut lines = vec![Line::from(spans)];
 
-    let total = Disk {
+    let total = DiskSample {
         name: format!("all {}", interval.disks.len()),
         counted: true,
         activity: interval.total.clone(),
-        ..Disk::default()
+        ..DiskSample::default()
     };
     // The lines for disks: the area without the heading, the total and an empty line.
     let room = usize::from(area.height).saturating_sub(3);
@@ -254,11 +254,16 @@ fn draw_disks(frame: &mut Frame<'_>, area: Rect, app: &App, interval: &Interval,
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn label(disk: &Disk) -> String {
+fn label(disk: &DiskSample) -> String {
     if disk.vm.is_empty() { disk.name.clone() } else { format!("{} {}", disk.name, disk.vm) }
 }
 
-fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Line<'static> {
+fn row(
+    disk: &DiskSample,
+    columns: &[&DiskColumn],
+    name_width: usize,
+    theme: Theme,
+) -> Line<'static> {
     let name = shorten(&disk.name, name_width);
     let machine = shorten(&disk.vm, name_width.saturating_sub(name.width() + 1));
     let gap = name_width - name.width() - machine.width();
@@ -290,7 +295,7 @@ fn row(disk: &Disk, columns: &[&Column], name_width: usize, theme: Theme) -> Lin
     Line::from(spans)
 }
 
-fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &Disk, theme: Theme) {
+fn draw_disk(frame: &mut Frame<'_>, area: Rect, app: &App, disk: &DiskSample, theme: Theme) {
     let room = usize::from(area.width);
     let size = Bytes(disk.capacity_bytes).to_string();
     let machine =
@@ -511,21 +516,21 @@ pub(super) mod tests {
     #[test]
     fn a_disk_is_shown_by_operation_with_its_latencies() {
         let mut app = app();
-        app.page = Page::Disk("root".into());
+        app.page = ViewPage::Disk("root".into());
         for (width, height) in [(40, 20), (80, 24), (120, 30)] {
             let text = screen(&app, width, height);
             for part in ["OPERATION", "flush", "LATENCY", "≤ ", "100 %"] {
                 assert!(text.contains(part), "{part} is missing at {width}:\n{text}");
             }
         }
-        app.page = Page::Disk("gone".into());
+        app.page = ViewPage::Disk("gone".into());
         assert!(screen(&app, 80, 24).contains("does not serve gone any more"));
     }
 
     #[test]
     fn a_disk_is_shown_with_the_figures_of_its_layers() {
         let mut app = app();
-        app.page = Page::Disk("root".into());
+        app.page = ViewPage::Disk("root".into());
         let height = |text: &str| text.lines().take_while(|l| !l.contains("OPERATION")).count();
         let without = height(&screen(&app, 80, 24));
         app.sample(with_log(sample(10_000_000_000, &[("root", 100_000)]), 5));
@@ -581,7 +586,7 @@ pub(super) mod tests {
         app.sample(held);
         let text = screen(&app, 50, 24);
         assert!(text.contains("HELD") && text.contains("      7"), "{text}");
-        app.page = Page::Disk("root".into());
+        app.page = ViewPage::Disk("root".into());
         report.guests[0].devices = None;
         let file = |path: &str, kind: &str, dirty_bytes| FileDirty {
             path: path.into(),
@@ -608,7 +613,7 @@ pub(super) mod tests {
     #[test]
     fn no_size_is_too_small() {
         let mut app = app();
-        for page in [Page::Disks, Page::Disk("root".into())] {
+        for page in [ViewPage::Disks, ViewPage::Disk("root".into())] {
             app.page = page;
             for help in [false, true] {
                 app.help = help;

@@ -4,7 +4,7 @@ use fathom_control::{OperationStatistics, Statistics};
 use crate::output::{
     figure, latency, short_bytes,
     style::Style,
-    table::{Column, Table},
+    table::{Table, TableColumn},
     text::shorten,
 };
 
@@ -12,14 +12,14 @@ use crate::output::{
 /// shown.
 pub fn table(statistics: &Statistics, filter: &str, width: Option<usize>) -> String {
     let mut table = Table::new([
-        Column::text("DISK").flexible(),
-        Column::text("OPERATION"),
-        Column::number("REQUESTS"),
-        Column::number("BYTES"),
-        Column::number("P50"),
-        Column::number("P99"),
-        Column::number("MAX").importance(1),
-        Column::number("ERRORS").importance(2),
+        TableColumn::text("DISK").flexible(),
+        TableColumn::text("OPERATION"),
+        TableColumn::number("REQUESTS"),
+        TableColumn::number("BYTES"),
+        TableColumn::number("P50"),
+        TableColumn::number("P99"),
+        TableColumn::number("MAX").importance(1),
+        TableColumn::number("ERRORS").importance(2),
     ]);
     let mut figures = Vec::new();
     let filter = filter.to_lowercase();

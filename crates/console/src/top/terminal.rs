@@ -13,11 +13,11 @@ use rustix::{
 
 use super::{
     TopOptions,
-    app::{App, Page},
+    app::{App, ViewPage},
     screen::{self, DIRTY_FILES},
 };
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::style,
     process::catch_signals,
 };
@@ -26,7 +26,7 @@ use crate::{
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Shows the live view until the user quits.
-pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> Outcome {
+pub fn run(options: &TopOptions, client: &Client, first: Statistics) -> CommandResult {
     // SIGHUP keeps its default action: the terminal no longer exists, so there is nothing to
     // restore.
     let signalled = catch_signals(false)
@@ -64,9 +64,9 @@ fn show(
     let sample_dirty = |app: &mut App| {
         let request = |files| DirtyRequest { files, ..DirtyRequest::default() };
         let disk = match &app.page {
-            Page::Usage => return,
-            Page::Disks => String::new(),
-            Page::Disk(name) => name.clone(),
+            ViewPage::Usage => return,
+            ViewPage::Disks => String::new(),
+            ViewPage::Disk(name) => name.clone(),
         };
         let of_disk = Some(disk.as_str()).filter(|disk| !disk.is_empty());
         let counted = of_disk.map(|disk| client.dirty(Some(disk), request(Some(DIRTY_FILES))));
@@ -76,7 +76,7 @@ fn show(
             app.sample_dirty(&report, (disk, files));
         }
     };
-    if app.page == Page::Usage {
+    if app.page == ViewPage::Usage {
         sample_usage(app);
     }
     let mut sampled = Instant::now();
@@ -96,7 +96,7 @@ fn show(
             if let Event::Key(key) = event::read()? {
                 if key.kind != KeyEventKind::Release {
                     app.key(key);
-                    if app.page != Page::Usage {
+                    if app.page != ViewPage::Usage {
                         app.usage.reset();
                     } else if !app.usage.has_begun() {
                         sample_usage(app);
@@ -119,7 +119,7 @@ fn show(
             }
             // Accounts are more expensive to fetch than counters, so they are fetched only while
             // shown.
-            if app.page == Page::Usage {
+            if app.page == ViewPage::Usage {
                 sample_usage(app);
             }
         }

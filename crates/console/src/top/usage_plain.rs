@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{TopOptions, plain::clock};
 use crate::{
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, short_bytes, short_number},
     usage::{Accounts, Grouping, Groups, Line, Numbers, Scope, insight, omitted, table},
 };
@@ -32,7 +32,7 @@ struct Sample<'a> {
 }
 
 /// Prints who causes the I/O, for each interval.
-pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> Outcome {
+pub fn intervals(options: &TopOptions, client: &Client, grouping: Grouping) -> CommandResult {
     let pause = Duration::from_nanos(options.interval.0);
     let sample = || client.usage(options.disk.as_deref(), options.vm.as_deref());
     let mut before = sample()?;
@@ -58,7 +58,7 @@ fn lost(error: ClientError) -> Failure {
 }
 
 /// Prints who has caused the I/O since counting began.
-pub fn since_start(options: &TopOptions, client: &Client, grouping: Grouping) -> Outcome {
+pub fn since_start(options: &TopOptions, client: &Client, grouping: Grouping) -> CommandResult {
     let report = client.usage(options.disk.as_deref(), options.vm.as_deref())?;
     let guests = client.guests()?.guests;
     print(options, &Accounts::all(&report), grouping, &guests)
@@ -69,7 +69,7 @@ fn print(
     accounts: &Accounts,
     grouping: Grouping,
     guests: &[GuestInfo],
-) -> Outcome {
+) -> CommandResult {
     let mut groups = Groups::of(accounts, grouping, &Scope::default());
     groups.filter(&options.filter);
     groups.sort(options.sort.of_accounts());
@@ -147,14 +147,14 @@ fn head(groups: &Groups) -> String {
 mod tests {
     use super::super::usage_view::tests::samples;
     use super::*;
-    use crate::usage::Order;
+    use crate::usage::UsageOrder;
 
     #[test]
     fn an_interval_is_a_line_and_a_table() {
         let (before, after) = samples();
         let mut groups =
             Groups::of(&Accounts::between(&before, &after), Grouping::Container, &Scope::default());
-        groups.sort(Order::Requests);
+        groups.sort(UsageOrder::Requests);
         let lines = text(&groups, Grouping::Container, &Scope::default(), &[], 3, None);
         let lines: Vec<&str> = lines.split('\n').collect();
         assert_eq!(

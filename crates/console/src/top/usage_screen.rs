@@ -17,12 +17,12 @@ use super::{
 use crate::{
     output::{
         sheet::wrap,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::{fold, shorten},
     },
     usage::{
-        AccountColumn, Context, Entry, Grouping, Groups, Order, Role, columns, detail, facts,
-        insight, longest, percentile,
+        AccountColumn, Context, Grouping, Groups, Role, UsageEntry, UsageOrder, columns, detail,
+        facts, insight, longest, percentile,
     },
 };
 
@@ -114,23 +114,23 @@ fn table(
     let columns = columns(usage.grouping, &usage.common(), true);
     let context = Context { seconds: groups.seconds, guests: &usage.guests };
     let order = app.sort.of_accounts();
-    let bars = room >= BAR_FROM && order != Order::Name && order != Order::Latency;
+    let bars = room >= BAR_FROM && order != UsageOrder::Name && order != UsageOrder::Latency;
     let column = |column: &AccountColumn| {
         let is_followed = follows(order, column.order);
         if is_followed { column.column.clone().kept() } else { column.column.clone() }
     };
-    let bar = bars.then(|| Column::text("SHARE       "));
+    let bar = bars.then(|| TableColumn::text("SHARE       "));
     let mut table = Table::new(columns.iter().map(column).chain(bar));
-    let total = Entry {
+    let total = UsageEntry {
         name: format!("all {}", groups.entries.len()),
         counts: groups.total.clone(),
-        ..Entry::default()
+        ..UsageEntry::default()
     };
     // The heading is above the rows; the total is below them if there is room.
     let summed = app.filter.is_empty() && height > 3;
     let rows = height.saturating_sub(1 + usize::from(summed)).max(1);
     let first = (usage.place() + 1).saturating_sub(rows);
-    let shown: Vec<&Entry> = groups.entries.iter().skip(first).take(rows).collect();
+    let shown: Vec<&UsageEntry> = groups.entries.iter().skip(first).take(rows).collect();
     for entry in &shown {
         let bar = bars.then(|| horizontal(share(entry, &total, order), BAR));
         table.row(columns.iter().map(|column| (column.value)(entry, context)).chain(bar));
@@ -188,19 +188,21 @@ fn table(
 }
 
 /// Whether the order uses the values of a column.
-fn follows(order: Order, column: Option<Order>) -> bool {
-    let both = order == Order::Throughput;
-    column == Some(order) || both && matches!(column, Some(Order::Read | Order::Written))
+fn follows(order: UsageOrder, column: Option<UsageOrder>) -> bool {
+    let both = order == UsageOrder::Throughput;
+    column == Some(order) || both && matches!(column, Some(UsageOrder::Read | UsageOrder::Written))
 }
 
 /// An entry's share of the total, in the values of the order.
-fn share(entry: &Entry, total: &Entry, order: Order) -> f64 {
-    let value = |entry: &Entry| match order {
-        Order::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
-        Order::Read => entry.counts.read.bytes,
-        Order::Written => entry.counts.write.bytes,
-        Order::Time => entry.time_ns(),
-        Order::Requests | Order::Latency | Order::Size | Order::Name => entry.requests(),
+fn share(entry: &UsageEntry, total: &UsageEntry, order: UsageOrder) -> f64 {
+    let value = |entry: &UsageEntry| match order {
+        UsageOrder::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
+        UsageOrder::Read => entry.counts.read.bytes,
+        UsageOrder::Written => entry.counts.write.bytes,
+        UsageOrder::Time => entry.time_ns(),
+        UsageOrder::Requests | UsageOrder::Latency | UsageOrder::Size | UsageOrder::Name => {
+            entry.requests()
+        }
     };
     value(entry) as f64 / value(total).max(1) as f64
 }
@@ -209,7 +211,7 @@ fn share(entry: &Entry, total: &Entry, order: Order) -> f64 {
 fn opened(
     app: &App,
     groups: &Groups,
-    entry: &Entry,
+    entry: &UsageEntry,
     area: Rect,
     theme: Theme,
 ) -> Vec<Line<'static>> {

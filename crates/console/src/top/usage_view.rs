@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use fathom_control::{GuestInfo, UsageReport};
 
 use super::model::SortKey;
-use crate::usage::{Accounts, Entry, Grouping, Groups, Scope, requests};
+use crate::usage::{Accounts, Grouping, Groups, Scope, UsageEntry, requests};
 
 /// The number of intervals remembered of an opened line.
 const HISTORY: usize = 240;
@@ -30,7 +30,7 @@ pub struct UsageView {
     /// The lines of the last interval.
     pub groups: Option<Groups>,
     /// The line whose details are shown.
-    pub opened: Option<Entry>,
+    pub opened: Option<UsageEntry>,
     /// The daemon's guests.
     pub guests: Vec<GuestInfo>,
     steps: Vec<Step>,
@@ -93,7 +93,7 @@ impl UsageView {
         }
         groups.filter(filter);
         groups.sort(sort.of_accounts());
-        let is_selected = |entry: &Entry| Some(&entry.key) == self.selected.as_ref();
+        let is_selected = |entry: &UsageEntry| Some(&entry.key) == self.selected.as_ref();
         let last = groups.entries.len().saturating_sub(1);
         // The selection follows its line; if the line disappears, it keeps its position.
         self.place = groups.entries.iter().position(is_selected).unwrap_or(self.place.min(last));
@@ -125,7 +125,7 @@ impl UsageView {
     }
 
     /// The selected line.
-    pub fn entry(&self) -> Option<&Entry> {
+    pub fn entry(&self) -> Option<&UsageEntry> {
         self.groups.as_ref()?.entries.get(self.place)
     }
 
@@ -145,7 +145,7 @@ impl UsageView {
         }
     }
 
-    fn open(&mut self, entry: Entry) {
+    fn open(&mut self, entry: UsageEntry) {
         self.history.clear();
         self.opened = Some(entry);
         self.remember();

@@ -8,7 +8,7 @@ use super::group::{FLUSHES, FOLDED, Scope, container_name, requests};
 
 /// All accounts with the same key.
 #[derive(Clone, Debug, Default)]
-pub struct Entry {
+pub struct UsageEntry {
     /// The key of the line.
     pub key: Scope,
     /// Its name.
@@ -127,7 +127,7 @@ impl Mix {
     }
 }
 
-impl Entry {
+impl UsageEntry {
     /// Whether a lower-case text occurs in any of the names.
     pub fn contains(&self, text: &str) -> bool {
         self.name.to_lowercase().contains(text)

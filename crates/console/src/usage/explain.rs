@@ -6,12 +6,12 @@ use serde::Serialize;
 use super::{group::container_name, words};
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{
         self, Format, latency,
         sheet::{Sheet, wrap},
         style::Style,
-        table::{Column, Table},
+        table::{Table, TableColumn},
         text::clean,
     },
     top::clock,
@@ -66,7 +66,7 @@ struct Explanation<'a> {
 }
 
 /// Carries out the command.
-pub fn run(options: &ExplainOptions) -> Outcome {
+pub fn run(options: &ExplainOptions) -> CommandResult {
     let mut report = options.control.client().slow(Some(&options.disk), REQUESTS_MAX)?;
     let Some(disk) = report.disks.iter_mut().find(|disk| disk.name == options.disk) else {
         return Err(Failure::new(format!("the daemon serves no disk called {}", options.disk))
@@ -113,7 +113,7 @@ pub fn run(options: &ExplainOptions) -> Outcome {
     }
 }
 
-fn find<'a>(disk: &'a DiskSlow, wanted: &str) -> Outcome<&'a SlowRequest> {
+fn find<'a>(disk: &'a DiskSlow, wanted: &str) -> CommandResult<&'a SlowRequest> {
     if disk.requests.is_empty() {
         return Err(Failure::new(nothing(disk)));
     }
@@ -143,7 +143,7 @@ fn overlapping<'a>(disk: &'a DiskSlow, request: &SlowRequest) -> Vec<&'a SlowReq
         .collect()
 }
 
-fn list(disk: &DiskSlow) -> Outcome {
+fn list(disk: &DiskSlow) -> CommandResult {
     let Some(slowest) = disk.requests.first() else {
         return output::text_line(&nothing(disk));
     };
@@ -155,23 +155,23 @@ fn list(disk: &DiskSlow) -> Outcome {
     output::text_line(&format!("More of one: fathom explain-io {} {}", disk.name, slowest.id))
 }
 
-fn paragraph(text: &str, width: Option<usize>) -> Outcome {
+fn paragraph(text: &str, width: Option<usize>) -> CommandResult {
     output::text_line(&wrap(text, width.unwrap_or(usize::MAX)).join("\n"))
 }
 
 fn table(requests: &[&SlowRequest]) -> Table {
     let mut table = Table::new([
-        Column::number("LATENCY"),
-        Column::text("TIME").importance(2),
-        Column::text("OPERATION"),
-        Column::number("SIZE").importance(4),
-        Column::text("WHAT").flexible_path(16),
-        Column::text("CONTAINER").flexible().importance(5),
-        Column::text("PROCESS").flexible().optional().importance(1),
-        Column::text("CACHE").optional().importance(0),
-        Column::number("AHEAD").importance(0),
-        Column::text("FAILED").flexible().optional().importance(3),
-        Column::number("ID"),
+        TableColumn::number("LATENCY"),
+        TableColumn::text("TIME").importance(2),
+        TableColumn::text("OPERATION"),
+        TableColumn::number("SIZE").importance(4),
+        TableColumn::text("WHAT").flexible_path(16),
+        TableColumn::text("CONTAINER").flexible().importance(5),
+        TableColumn::text("PROCESS").flexible().optional().importance(1),
+        TableColumn::text("CACHE").optional().importance(0),
+        TableColumn::number("AHEAD").importance(0),
+        TableColumn::text("FAILED").flexible().optional().importance(3),
+        TableColumn::number("ID"),
     ]);
     for request in requests {
         let facts = &request.facts;

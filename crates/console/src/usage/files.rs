@@ -8,12 +8,12 @@ use serde::Serialize;
 use super::{
     accounts::{Accounts, machine},
     entry::{Line, Numbers},
-    group::{FLUSHES, Grouping, Groups, Order, Scope},
+    group::{FLUSHES, Grouping, Groups, Scope, UsageOrder},
     insight, plain,
 };
 use crate::{
     connection::ControlOptions,
-    failure::{Failure, Outcome},
+    failure::{CommandResult, Failure},
     output::{self, Format, short_number},
 };
 
@@ -45,7 +45,7 @@ pub struct FilesOptions {
     limit: usize,
     /// Order of the files
     #[arg(long, value_enum, default_value = "requests")]
-    sort: Order,
+    sort: UsageOrder,
     /// Show only lines that contain this in their path, container, process or kind
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
@@ -78,7 +78,7 @@ struct Report<'a> {
 }
 
 /// Carries out the command.
-pub fn run(options: &FilesOptions) -> Outcome {
+pub fn run(options: &FilesOptions) -> CommandResult {
     let client = options.control.client().with_limit(Duration::from_secs(5));
     let accounts = measure(&client, &options.disk, options.interval)?;
     let Some(disk) = accounts.disk(&options.disk) else {
@@ -99,7 +99,7 @@ pub fn run(options: &FilesOptions) -> Outcome {
     files.filter(&options.filter);
     files.sort(options.sort);
     let mut kinds = Groups::of(&accounts, Grouping::Kind, &everything);
-    kinds.sort(Order::Throughput);
+    kinds.sort(UsageOrder::Throughput);
     if options.format.json {
         let seconds = accounts.seconds;
         let left_out = files.entries.len().saturating_sub(options.limit);
@@ -149,7 +149,7 @@ pub fn run(options: &FilesOptions) -> Outcome {
 }
 
 /// The activity of a disk since counting began, or in an interval from now on.
-fn measure(client: &Client, disk: &str, interval: Option<Nanoseconds>) -> Outcome<Accounts> {
+fn measure(client: &Client, disk: &str, interval: Option<Nanoseconds>) -> CommandResult<Accounts> {
     let first = client.usage(Some(disk), None)?;
     let Some(interval) = interval else { return Ok(Accounts::all(&first)) };
     thread::sleep(Duration::from_nanos(interval.0));

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     accounts::{Accounts, machine},
     describe,
-    entry::{Entry, Mix, Object},
+    entry::{Mix, Object, UsageEntry},
 };
 
 /// The kind of the row for flushes, which carry no data and concern all data.
@@ -223,7 +223,7 @@ pub fn container_name(cgroup: &str) -> String {
 
 /// The order of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Order {
+pub enum UsageOrder {
     /// Requests, most first
     #[value(alias = "iops")]
     Requests,
@@ -251,7 +251,7 @@ pub struct Groups {
     /// Its length, in seconds; 0 for all time.
     pub seconds: f64,
     /// The lines.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<UsageEntry>,
     /// The sum of all lines, regardless of a filter.
     pub total: UsageCounts,
 }
@@ -295,7 +295,7 @@ impl<'a> Builder<'a> {
         self.counts.merge(&row.counts);
     }
 
-    fn finish(self, grouping: Grouping, key: Scope) -> Entry {
+    fn finish(self, grouping: Grouping, key: Scope) -> UsageEntry {
         let text = |text: &&str| (*text).to_owned();
         let row = self.most.map(|(_, row)| row);
         let hottest = self.files.values().max_by_key(|(requests, _)| *requests);
@@ -312,7 +312,7 @@ impl<'a> Builder<'a> {
             Grouping::Kind => key.kind.clone().unwrap_or_default(),
             Grouping::Database => row.map(describe::database).unwrap_or_default(),
         };
-        Entry {
+        UsageEntry {
             name,
             machine: Mix::of(&self.machines, text),
             disk: Mix::of(&self.disks, text),
@@ -352,7 +352,7 @@ impl Groups {
             }
         }
         let entries = lines.into_iter().map(|(key, line)| line.finish(grouping, key));
-        let mut entries: Vec<Entry> = entries.collect();
+        let mut entries: Vec<UsageEntry> = entries.collect();
         // A request of several parts counts in the row of each part. For whole disks the number of
         // whole requests is known.
         if scope.is_whole_disks() {
@@ -381,16 +381,16 @@ impl Groups {
     }
 
     /// Sorts the entries; equal ones by name.
-    pub fn sort(&mut self, order: Order) {
-        let value = |entry: &Entry| match order {
-            Order::Requests => entry.requests(),
-            Order::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
-            Order::Read => entry.counts.read.bytes,
-            Order::Written => entry.counts.write.bytes,
-            Order::Time => entry.time_ns(),
-            Order::Latency => entry.latency_mean_ns(),
-            Order::Size => entry.file.as_ref().map_or(0, |file| file.size_bytes),
-            Order::Name => 0,
+    pub fn sort(&mut self, order: UsageOrder) {
+        let value = |entry: &UsageEntry| match order {
+            UsageOrder::Requests => entry.requests(),
+            UsageOrder::Throughput => entry.counts.read.bytes + entry.counts.write.bytes,
+            UsageOrder::Read => entry.counts.read.bytes,
+            UsageOrder::Written => entry.counts.write.bytes,
+            UsageOrder::Time => entry.time_ns(),
+            UsageOrder::Latency => entry.latency_mean_ns(),
+            UsageOrder::Size => entry.file.as_ref().map_or(0, |file| file.size_bytes),
+            UsageOrder::Name => 0,
         };
         self.entries.sort_by(|left, right| {
             let order = value(right).cmp(&value(left));
@@ -445,7 +445,7 @@ mod tests {
 
     fn groups(usage: &UsageReport, grouping: Grouping, scope: &Scope) -> Groups {
         let mut groups = Groups::of(&Accounts::all(usage), grouping, scope);
-        groups.sort(Order::Requests);
+        groups.sort(UsageOrder::Requests);
         groups
     }
 
@@ -509,7 +509,7 @@ mod tests {
             .entries
             .iter()
             .filter(|entry| entry.name == "/srv/a")
-            .map(Entry::requests)
+            .map(UsageEntry::requests)
             .collect();
         assert_eq!(a, [17, 10]);
         let of_disk = groups(&usage, Grouping::File, &Scope::of_disk("data"));
@@ -539,11 +539,11 @@ mod tests {
         assert_eq!(files.entries.len(), 5);
         files.filter("WEB");
         assert_eq!(names(&files), [("/srv/b", 30), ("/srv/a", 10)]);
-        files.sort(Order::Name);
+        files.sort(UsageOrder::Name);
         assert_eq!(names(&files), [("/srv/a", 10), ("/srv/b", 30)]);
-        files.sort(Order::Written);
+        files.sort(UsageOrder::Written);
         assert_eq!(files.entries[0].name, "/srv/b");
-        files.sort(Order::Latency);
+        files.sort(UsageOrder::Latency);
         assert_eq!(files.entries[0].name, "/srv/a");
         let kinds = groups(&usage(), Grouping::Kind, &Scope::default());
         assert_eq!(names(&kinds), [("data", 90), ("metadata", 5), ("unknown", 2)]);

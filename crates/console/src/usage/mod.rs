@@ -12,10 +12,10 @@ mod plain;
 mod words;
 
 pub use accounts::Accounts;
-pub use entry::{Entry, Line, Numbers, longest, percentile};
+pub use entry::{Line, Numbers, UsageEntry, longest, percentile};
 pub use explain::{ExplainOptions, run as explain};
 pub use files::{FilesOptions, run as files};
-pub use group::{Grouping, Groups, Order, Scope, container_name, requests};
+pub use group::{Grouping, Groups, Scope, UsageOrder, container_name, requests};
 pub use plain::{AccountColumn, Context, Role, columns, detail, facts, omitted, table};
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 use fathom_control::{Bytes, GuestInfo};
 
 use super::{
-    entry::Entry,
-    group::{Grouping, Groups, Order, Scope, container_name},
+    entry::UsageEntry,
+    group::{Grouping, Groups, Scope, UsageOrder, container_name},
     insight,
 };
 use crate::output::{
     latency, short_bytes, short_number,
     style::Style,
-    table::{Column, Table},
+    table::{Table, TableColumn},
     text::clean,
 };
 
@@ -38,59 +38,59 @@ pub enum Role {
 /// A column of accounts.
 pub struct AccountColumn {
     /// Its heading and layout.
-    pub column: Column,
+    pub column: TableColumn,
     /// The order by this column.
-    pub order: Option<Order>,
+    pub order: Option<UsageOrder>,
     /// Its role.
     pub role: Role,
     /// The text of a cell.
-    pub value: fn(&Entry, Context<'_>) -> String,
+    pub value: fn(&UsageEntry, Context<'_>) -> String,
 }
 
 /// The columns of a grouping. Properties that `scope` fixes for all lines have no column.
 pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountColumn> {
     let text = |column, role, value| AccountColumn { column, order: None, role, value };
-    let name = Column::text(grouping.heading());
+    let name = TableColumn::text(grouping.heading());
     let name = match grouping {
         Grouping::File | Grouping::Database => name.flexible_path(18),
         _ => name.flexible_to(10),
     };
     let mut columns = vec![AccountColumn {
-        order: Some(Order::Name),
+        order: Some(UsageOrder::Name),
         ..text(name, Role::Name, |entry, _| entry.name.clone())
     }];
     if grouping > Grouping::Container && grouping != Grouping::Kind && scope.container.is_none() {
-        let column = Column::text("CONTAINER").flexible_to(9).importance(10);
+        let column = TableColumn::text("CONTAINER").flexible_to(9).importance(10);
         columns.push(text(column, Role::Owner, |entry, _| entry.container_text()));
     }
     if grouping == Grouping::File && scope.process.is_none() {
-        let column = Column::text("PROCESS").flexible().optional().importance(2);
-        let value = |entry: &Entry, _: Context<'_>| entry.process.text(str::to_owned);
+        let column = TableColumn::text("PROCESS").flexible().optional().importance(2);
+        let value = |entry: &UsageEntry, _: Context<'_>| entry.process.text(str::to_owned);
         columns.push(text(column, Role::Detail, value));
     }
     if grouping != Grouping::Vm && grouping != Grouping::Kind && scope.machine.is_none() {
-        let column = Column::text("MACHINE").flexible_to(6).importance(4);
-        let value = |entry: &Entry, _: Context<'_>| entry.machine.text(str::to_owned);
+        let column = TableColumn::text("MACHINE").flexible_to(6).importance(4);
+        let value = |entry: &UsageEntry, _: Context<'_>| entry.machine.text(str::to_owned);
         columns.push(text(column, Role::Detail, value));
     }
     if grouping == Grouping::File && scope.kind.is_none() {
-        let column = Column::text("KIND").importance(5);
+        let column = TableColumn::text("KIND").importance(5);
         columns.push(text(column, Role::Detail, |entry, _| entry.kind.text(str::to_owned)));
     }
     if grouping == Grouping::Vm {
-        let column = Column::text("INSIGHT").flexible_to(9).importance(9);
+        let column = TableColumn::text("INSIGHT").flexible_to(9).importance(9);
         columns.push(text(column, Role::Detail, |entry, context| {
             let guest = insight::guest_of(context.guests, &entry.name);
             guest.map_or_else(|| "no guest".into(), |guest| insight::short(&guest.insight))
         }));
     }
     if !matches!(grouping, Grouping::File | Grouping::Database) {
-        let column = Column::text("HOTTEST FILE").flexible_path(16).importance(6);
-        let value = |entry: &Entry, _: Context<'_>| entry.hottest.clone().unwrap_or_default();
+        let column = TableColumn::text("HOTTEST FILE").flexible_path(16).importance(6);
+        let value = |entry: &UsageEntry, _: Context<'_>| entry.hottest.clone().unwrap_or_default();
         columns.push(text(column, Role::Detail, value));
     }
     columns.extend(if rates { rate_columns() } else { sum_columns(grouping) });
-    columns.push(number(Column::number("HIT").optional().importance(0), None, |entry, _| {
+    columns.push(number(TableColumn::number("HIT").optional().importance(0), None, |entry, _| {
         let ratio = entry.counts.read.hit_ratio();
         ratio.map_or_else(String::new, |ratio| format!("{:.0} %", ratio * 100.0))
     }));
@@ -99,57 +99,63 @@ pub fn columns(grouping: Grouping, scope: &Scope, rates: bool) -> Vec<AccountCol
 }
 
 fn number(
-    column: Column,
-    order: Option<Order>,
-    value: fn(&Entry, Context<'_>) -> String,
+    column: TableColumn,
+    order: Option<UsageOrder>,
+    value: fn(&UsageEntry, Context<'_>) -> String,
 ) -> AccountColumn {
     AccountColumn { column, order, role: Role::Number, value }
 }
 
 fn rate_columns() -> Vec<AccountColumn> {
     vec![
-        number(Column::number("READ/S"), Some(Order::Requests), |entry, context| {
+        number(TableColumn::number("READ/S"), Some(UsageOrder::Requests), |entry, context| {
             short_number(entry.counts.read.requests as f64 / context.seconds)
         }),
-        number(Column::number("WRITE/S"), Some(Order::Requests), |entry, context| {
+        number(TableColumn::number("WRITE/S"), Some(UsageOrder::Requests), |entry, context| {
             short_number(entry.counts.write.requests as f64 / context.seconds)
         }),
-        number(Column::number("READ B/S").importance(7), Some(Order::Read), |entry, context| {
-            short_bytes(entry.counts.read.bytes as f64 / context.seconds)
-        }),
         number(
-            Column::number("WRITE B/S").importance(7),
-            Some(Order::Written),
+            TableColumn::number("READ B/S").importance(7),
+            Some(UsageOrder::Read),
+            |entry, context| short_bytes(entry.counts.read.bytes as f64 / context.seconds),
+        ),
+        number(
+            TableColumn::number("WRITE B/S").importance(7),
+            Some(UsageOrder::Written),
             |entry, context| short_bytes(entry.counts.write.bytes as f64 / context.seconds),
         ),
-        number(Column::number("OTHER/S").importance(1), None, |entry, context| {
+        number(TableColumn::number("OTHER/S").importance(1), None, |entry, context| {
             short_number(entry.counts.other.requests as f64 / context.seconds)
         }),
-        number(Column::number("DEPTH").importance(1), Some(Order::Time), |entry, context| {
-            format!("{:.1}", entry.time_ns() as f64 / 1e9 / context.seconds)
-        }),
+        number(
+            TableColumn::number("DEPTH").importance(1),
+            Some(UsageOrder::Time),
+            |entry, context| format!("{:.1}", entry.time_ns() as f64 / 1e9 / context.seconds),
+        ),
     ]
 }
 
 fn sum_columns(grouping: Grouping) -> Vec<AccountColumn> {
     let mut columns = vec![
-        number(Column::number("READS"), Some(Order::Requests), |entry, _| {
+        number(TableColumn::number("READS"), Some(UsageOrder::Requests), |entry, _| {
             short_number(entry.counts.read.requests as f64)
         }),
-        number(Column::number("WRITES"), Some(Order::Requests), |entry, _| {
+        number(TableColumn::number("WRITES"), Some(UsageOrder::Requests), |entry, _| {
             short_number(entry.counts.write.requests as f64)
         }),
-        number(Column::number("READ").importance(7), Some(Order::Read), |entry, _| {
+        number(TableColumn::number("READ").importance(7), Some(UsageOrder::Read), |entry, _| {
             short_bytes(entry.counts.read.bytes as f64)
         }),
-        number(Column::number("WRITTEN").importance(7), Some(Order::Written), |entry, _| {
-            short_bytes(entry.counts.write.bytes as f64)
-        }),
+        number(
+            TableColumn::number("WRITTEN").importance(7),
+            Some(UsageOrder::Written),
+            |entry, _| short_bytes(entry.counts.write.bytes as f64),
+        ),
     ];
     if grouping == Grouping::File {
         columns.push(number(
-            Column::number("SIZE").importance(3),
-            Some(Order::Size),
+            TableColumn::number("SIZE").importance(3),
+            Some(UsageOrder::Size),
             |entry, _| {
                 let size = entry.file.as_ref().map_or(0, |file| file.size_bytes);
                 if size == 0 { "–".into() } else { Bytes(size).to_string() }
@@ -161,10 +167,10 @@ fn sum_columns(grouping: Grouping) -> Vec<AccountColumn> {
 
 fn latency_columns() -> Vec<AccountColumn> {
     vec![
-        number(Column::number("MEAN").importance(8), Some(Order::Latency), |entry, _| {
+        number(TableColumn::number("MEAN").importance(8), Some(UsageOrder::Latency), |entry, _| {
             latency(entry.latency_mean_ns())
         }),
-        number(Column::number("P99").importance(3), None, |entry, _| {
+        number(TableColumn::number("P99").importance(3), None, |entry, _| {
             latency(entry.latency_p99_ns())
         }),
     ]
@@ -199,7 +205,7 @@ pub fn omitted(groups: &Groups, limit: usize) -> String {
 
 /// A table of the kinds, with their shares in all bytes.
 pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
-    let sum = |bytes: fn(&Entry) -> u64| kinds.entries.iter().map(bytes).sum::<u64>();
+    let sum = |bytes: fn(&UsageEntry) -> u64| kinds.entries.iter().map(bytes).sum::<u64>();
     let (read, written) =
         (sum(|entry| entry.counts.read.bytes), sum(|entry| entry.counts.write.bytes));
     let share = |part: u64, all: u64| match part as f64 / all.max(1) as f64 * 100.0 {
@@ -208,16 +214,16 @@ pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
         percent => format!("{percent:.1} %"),
     };
     let mut table = Table::new([
-        Column::text("KIND"),
-        Column::number("READS").importance(1),
-        Column::number("WRITES").importance(1),
-        Column::number("READ"),
-        Column::number(""),
-        Column::number("WRITTEN"),
-        Column::number(""),
+        TableColumn::text("KIND"),
+        TableColumn::number("READS").importance(1),
+        TableColumn::number("WRITES").importance(1),
+        TableColumn::number("READ"),
+        TableColumn::number(""),
+        TableColumn::number("WRITTEN"),
+        TableColumn::number(""),
     ]);
     let moves_data =
-        |entry: &&Entry| !(entry.counts.read.is_empty() && entry.counts.write.is_empty());
+        |entry: &&UsageEntry| !(entry.counts.read.is_empty() && entry.counts.write.is_empty());
     for entry in kinds.entries.iter().filter(moves_data) {
         let counts = &entry.counts;
         table.row([
@@ -234,7 +240,7 @@ pub fn shares(kinds: &Groups, width: Option<usize>) -> String {
 }
 
 /// The facts of a line, each with a name and a value.
-pub fn facts(entry: &Entry, grouping: Grouping) -> Vec<(&'static str, String)> {
+pub fn facts(entry: &UsageEntry, grouping: Grouping) -> Vec<(&'static str, String)> {
     let mut facts = vec![("machine", entry.machine.shares(str::to_owned))];
     facts.push(("disk", entry.disk.shares(str::to_owned)));
     if let Some(file) = &entry.file {
@@ -258,7 +264,7 @@ pub fn facts(entry: &Entry, grouping: Grouping) -> Vec<(&'static str, String)> {
 }
 
 /// The details of a line on one line: `/srv/a · /web · 12 MiB`.
-pub fn detail(entry: &Entry, grouping: Grouping, guests: &[GuestInfo]) -> String {
+pub fn detail(entry: &UsageEntry, grouping: Grouping, guests: &[GuestInfo]) -> String {
     let mut parts = vec![match (&entry.key.container, grouping) {
         // The full name: the line itself shortens long numbers.
         (Some(container), Grouping::Container) if container.starts_with('/') => clean(container),
@@ -297,7 +303,7 @@ mod tests {
         usage.disks[0].rows[1].cgroup = format!("/docker/{}", "0123456789abcdef".repeat(4));
         let accounts = Accounts { seconds, ..Accounts::all(&usage) };
         let mut groups = Groups::of(&accounts, grouping, &Scope::default());
-        groups.sort(Order::Requests);
+        groups.sort(UsageOrder::Requests);
         groups
     }
 

@@ -35,7 +35,7 @@ const STATUS: i32 = 0x15 << 1 | 1;
 
 /// The accelerator that the user chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Choice {
+pub enum AcceleratorChoice {
     /// KVM where a guest runs under it, else TCG
     Auto,
     /// The processor's own virtualisation
@@ -74,11 +74,11 @@ pub enum Kvm {
 }
 
 /// Chooses an accelerator. Returns the reason if KVM does not work.
-pub fn choose(choice: Choice, qemu: &Qemu) -> (Accelerator, Option<String>) {
+pub fn choose(choice: AcceleratorChoice, qemu: &Qemu) -> (Accelerator, Option<String>) {
     match choice {
-        Choice::Kvm => (Accelerator::Kvm, None),
-        Choice::Tcg => (Accelerator::Tcg, None),
-        Choice::Auto => match kvm(qemu) {
+        AcceleratorChoice::Kvm => (Accelerator::Kvm, None),
+        AcceleratorChoice::Tcg => (Accelerator::Tcg, None),
+        AcceleratorChoice::Auto => match kvm(qemu) {
             Kvm::Works => (Accelerator::Kvm, None),
             Kvm::Fails(reason) => (Accelerator::Tcg, Some(reason)),
         },

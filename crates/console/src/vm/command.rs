@@ -5,7 +5,7 @@ use super::{accelerator::Accelerator, qemu::Qemu};
 
 /// A disk that QEMU reaches by vhost-user.
 #[derive(Clone, Debug)]
-pub struct Disk {
+pub struct QemuDisk {
     /// The daemon's socket.
     pub socket: PathBuf,
     /// The number of queues.
@@ -22,7 +22,7 @@ pub struct Machine {
     pub cpu: Option<String>,
     pub cpus: u16,
     pub memory_mib: u64,
-    pub disks: Vec<Disk>,
+    pub disks: Vec<QemuDisk>,
     pub kernel: Option<PathBuf>,
     pub initrd: Option<PathBuf>,
     pub append: Option<String>,
@@ -125,9 +125,9 @@ pub fn quote(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::qemu::Version, *};
+    use super::{super::qemu::QemuVersion, *};
 
-    fn machine(version: Version) -> Machine {
+    fn machine(version: QemuVersion) -> Machine {
         Machine {
             qemu: Qemu { path: "qemu-system-x86_64".into(), version, version_text: String::new() },
             accelerator: Accelerator::Tcg,
@@ -136,7 +136,7 @@ mod tests {
             cpu: None,
             cpus: 2,
             memory_mib: 512,
-            disks: vec![Disk { socket: "/run/a,b.sock".into(), queues: 2 }],
+            disks: vec![QemuDisk { socket: "/run/a,b.sock".into(), queues: 2 }],
             kernel: None,
             initrd: None,
             append: None,
@@ -151,12 +151,12 @@ mod tests {
 
     #[test]
     fn memory_is_shared_and_disks_reconnect() {
-        let text = machine(Version(10, 0)).shell();
+        let text = machine(QemuVersion(10, 0)).shell();
         assert!(text.contains("-object memory-backend-memfd,id=memory,size=512M,share=on"));
         assert!(text.contains("-machine q35,memory-backend=memory"));
         assert!(text.contains("path=/run/a,,b.sock,reconnect-ms=1000"), "{text}");
         assert!(text.contains("chardev=disk0,num-queues=2,bootindex=0"));
-        assert!(machine(Version(7, 2)).shell().contains(",reconnect=1"));
+        assert!(machine(QemuVersion(7, 2)).shell().contains(",reconnect=1"));
         assert!(text.lines().count() > 10 && text.lines().next().unwrap_or("").ends_with('\\'));
     }
 
@@ -169,7 +169,7 @@ mod tests {
         let with_kernel = Machine {
             kernel: Some("/boot/vmlinuz".into()),
             append: Some("console=ttyS0 root=/dev/vda".into()),
-            ..machine(Version(9, 2))
+            ..machine(QemuVersion(9, 2))
         };
         let text = with_kernel.shell();
         assert!(text.contains("-append 'console=ttyS0 root=/dev/vda'"), "{text}");

@@ -9,8 +9,8 @@ use std::{
 
 use fathom_control::{Client, DiskDefinition, ImageFormat, VhostUserDefinition};
 
-use super::{absolute, command::Disk};
-use crate::failure::{Failure, Outcome, reason};
+use super::{absolute, command::QemuDisk};
+use crate::failure::{CommandResult, Failure, reason};
 use crate::process::spawn_bound;
 
 /// The time limit for the daemon's start, and for its end.
@@ -61,13 +61,13 @@ impl Embedded {
     }
 
     /// Adds an image. Its disk exists once the daemon has started.
-    pub fn add(&mut self, image: ServedImage) -> Outcome<Disk> {
+    pub fn add(&mut self, image: ServedImage) -> CommandResult<QemuDisk> {
         let path = &image.image;
         std::fs::metadata(path).map_err(|error| {
             Failure::io("open", path, &error)
                 .advise(format!("create one with `fathom disk create {} 10G`", path.display()))
         })?;
-        let disk = Disk { socket: self.socket(self.images.len()), queues: image.queues };
+        let disk = QemuDisk { socket: self.socket(self.images.len()), queues: image.queues };
         self.images.push(image);
         Ok(disk)
     }
@@ -112,7 +112,7 @@ impl Embedded {
     }
 
     /// Starts the daemon, if one is needed, and waits until its disks exist.
-    pub fn start(&self) -> Outcome<Option<Daemon>> {
+    pub fn start(&self) -> CommandResult<Option<Daemon>> {
         let Some(words) = self.serve() else { return Ok(None) };
         // The directory must be new: in another user's directory the sockets would not be safe.
         std::fs::DirBuilder::new()
@@ -136,7 +136,7 @@ impl Embedded {
         }
     }
 
-    fn add_others(&self, client: &Client) -> Outcome {
+    fn add_others(&self, client: &Client) -> CommandResult {
         for (index, image) in self.images.iter().enumerate().skip(1) {
             client.add_disk_for_now(&DiskDefinition {
                 name: format!("disk{index}"),
@@ -170,7 +170,7 @@ fn flags(image: &ServedImage) -> impl Iterator<Item = String> {
 }
 
 impl Daemon {
-    fn wait_until_ready(&mut self) -> Outcome {
+    fn wait_until_ready(&mut self) -> CommandResult {
         let started = Instant::now();
         while !self.client.daemon().is_ok_and(|daemon| daemon.ready_us > 0) {
             if let Ok(Some(status)) = self.child.try_wait() {

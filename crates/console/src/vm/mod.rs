@@ -23,15 +23,15 @@ use signal_hook::{
 use crate::{
     connection::ControlOptions,
     disk::absolute,
-    failure::{Failure, Outcome, reason},
+    failure::{CommandResult, Failure, reason},
     output::{
         self, Format,
         style::{self, Style},
     },
     process::spawn_bound,
 };
-use accelerator::{Accelerator, Choice};
-use command::{Disk, Machine};
+use accelerator::{Accelerator, AcceleratorChoice};
+use command::{Machine, QemuDisk};
 pub use embedded::{Daemon, Embedded, ServedImage};
 use qemu::{Qemu, VERSION_MIN};
 
@@ -93,7 +93,7 @@ pub struct VmOptions {
     machine: Option<String>,
     /// The accelerator of the guest
     #[arg(long, value_enum, default_value = "auto")]
-    accel: Choice,
+    accel: AcceleratorChoice,
     /// QEMU's processor model [default: host under KVM, max under TCG]
     #[arg(long, value_name = "MODEL")]
     cpu: Option<String>,
@@ -142,7 +142,7 @@ struct Printed {
 }
 
 /// Carries out the command; the result is QEMU's exit status.
-pub fn run(options: &VmOptions) -> Outcome<u8> {
+pub fn run(options: &VmOptions) -> CommandResult<u8> {
     if options.format.json && !options.print {
         return Err(Failure::usage("--json requires --print"));
     }
@@ -196,7 +196,12 @@ pub fn run(options: &VmOptions) -> Outcome<u8> {
     Ok(status)
 }
 
-fn machine(options: &VmOptions, qemu: Qemu, accelerator: Accelerator, disks: Vec<Disk>) -> Machine {
+fn machine(
+    options: &VmOptions,
+    qemu: Qemu,
+    accelerator: Accelerator,
+    disks: Vec<QemuDisk>,
+) -> Machine {
     let kind = if qemu.is_x86() { "q35" } else { "virt" };
     let serial = if options.daemonize { "null" } else { "mon:stdio" };
     Machine {
@@ -225,7 +230,7 @@ fn print(
     machine: &Machine,
     accelerator_reason: Option<String>,
     embedded: &Embedded,
-) -> Outcome {
+) -> CommandResult {
     if options.format.json {
         return output::json(&Printed {
             qemu_version: machine.qemu.version_text.clone(),
@@ -248,10 +253,10 @@ fn print(
 }
 
 /// A disk by its name, or by its socket.
-fn named_disk(client: &Client, word: &str, options: &VmOptions) -> Outcome<Disk> {
+fn named_disk(client: &Client, word: &str, options: &VmOptions) -> CommandResult<QemuDisk> {
     if word.contains('/') {
         let queues = options.queues.unwrap_or(options.cpus);
-        return Ok(Disk { socket: absolute(Path::new(word)), queues });
+        return Ok(QemuDisk { socket: absolute(Path::new(word)), queues });
     }
     let status = client.disk(word)?;
     attach(&status, options).ok_or_else(|| {
@@ -261,7 +266,11 @@ fn named_disk(client: &Client, word: &str, options: &VmOptions) -> Outcome<Disk>
 }
 
 /// The running daemon's disk with this image, if there is one.
-fn served_image(client: &Client, image: &Path, options: &VmOptions) -> Outcome<Option<Disk>> {
+fn served_image(
+    client: &Client,
+    image: &Path,
+    options: &VmOptions,
+) -> CommandResult<Option<QemuDisk>> {
     let Ok(disks) = client.disks() else { return Ok(None) };
     let image = std::fs::canonicalize(image).map_err(|e| Failure::io("open", image, &e))?;
     let serves = |disk: &&DiskStatus| {
@@ -272,7 +281,7 @@ fn served_image(client: &Client, image: &Path, options: &VmOptions) -> Outcome<O
 }
 
 /// The disk's socket. An error if a guest is connected to it; `None` if it has no socket.
-fn attach(status: &DiskStatus, options: &VmOptions) -> Option<Outcome<Disk>> {
+fn attach(status: &DiskStatus, options: &VmOptions) -> Option<CommandResult<QemuDisk>> {
     status.frontends.iter().find_map(|frontend| {
         let FrontendStatus::VhostUser(socket) = frontend else { return None };
         if socket.connected && !options.print {
@@ -281,12 +290,12 @@ fn attach(status: &DiskStatus, options: &VmOptions) -> Option<Outcome<Disk>> {
         }
         // QEMU requests at most as many queues as the disk has.
         let queues = options.queues.unwrap_or(options.cpus.min(socket.queues_max)).max(1);
-        Some(Ok(Disk { socket: PathBuf::from(&socket.socket), queues }))
+        Some(Ok(QemuDisk { socket: PathBuf::from(&socket.socket), queues }))
     })
 }
 
 /// Runs QEMU in this terminal until it ends.
-fn start(machine: &Machine) -> Outcome<u8> {
+fn start(machine: &Machine) -> CommandResult<u8> {
     let words = machine.words();
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);

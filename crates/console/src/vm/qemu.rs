@@ -5,14 +5,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::failure::{Failure, Outcome, reason};
+use crate::failure::{CommandResult, Failure, reason};
 
 /// A QEMU's version: major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(pub u32, pub u32);
+pub struct QemuVersion(pub u32, pub u32);
 
 /// The oldest QEMU version that works with Fathom's vhost-user-blk.
-pub const VERSION_MIN: Version = Version(7, 2);
+pub const VERSION_MIN: QemuVersion = QemuVersion(7, 2);
 
 /// A system emulator.
 #[derive(Clone, Debug)]
@@ -20,14 +20,14 @@ pub struct Qemu {
     /// The program.
     pub path: PathBuf,
     /// Its version.
-    pub version: Version,
+    pub version: QemuVersion,
     /// The version as QEMU prints it.
     pub version_text: String,
 }
 
 impl Qemu {
     /// Finds the emulator for the host's architecture, or the given one.
-    pub fn find(path: Option<&Path>) -> Outcome<Self> {
+    pub fn find(path: Option<&Path>) -> CommandResult<Self> {
         let path = path.map_or_else(
             || PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH)),
             Path::to_owned,
@@ -68,15 +68,15 @@ impl Qemu {
 }
 
 /// The option is in seconds up to QEMU 9.1, in milliseconds since 9.2.
-fn reconnect(version: Version) -> &'static str {
-    if version >= Version(9, 2) { "reconnect-ms=1000" } else { "reconnect=1" }
+fn reconnect(version: QemuVersion) -> &'static str {
+    if version >= QemuVersion(9, 2) { "reconnect-ms=1000" } else { "reconnect=1" }
 }
 
 /// The version in a line like `QEMU emulator version 10.0.2 (Debian …)`.
-pub fn parse_version(line: &str) -> Option<Version> {
+pub fn parse_version(line: &str) -> Option<QemuVersion> {
     let number = line.split_once("version ")?.1;
     let mut parts = number.split(|c: char| !c.is_ascii_digit());
-    Some(Version(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    Some(QemuVersion(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 use crate::value::Value;
 
 /// The number of a bucket. Bucket 0 begins at 0.
-pub type Place = i16;
+pub type BucketNumber = i16;
 
 /// The smallest power of two that is a bound has the negative of this exponent.
 const NEGATIVE_EXPONENT_MAX: i16 = 20;
 /// The exponent of the greatest power of two that is a bound.
 const EXPONENT_MAX: i16 = 63;
 /// The number of buckets of a width on each side of 0.
-const LINEAR_MAX: Place = 1024;
+const LINEAR_MAX: BucketNumber = 1024;
 
 /// A division of the numbers into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ impl Buckets {
 
     /// The places of the first bucket, for all numbers below the bound of the second, and of the
     /// last, for NaN.
-    fn places(self) -> (Place, Place) {
+    fn places(self) -> (BucketNumber, BucketNumber) {
         match self {
             Self::PowersOfTwo => (
                 -(NEGATIVE_EXPONENT_MAX + EXPONENT_MAX + 2),
@@ -79,7 +79,7 @@ impl Buckets {
         }
     }
 
-    fn bound(self, place: Place) -> Bound {
+    fn bound(self, place: BucketNumber) -> Bound {
         let (first, last) = self.places();
         if place <= first {
             return Bound::Lowest;
@@ -107,7 +107,7 @@ impl Buckets {
     /// The bucket of a number; `None` for another value. This search defines the buckets: it finds
     /// the last one that does not begin above the number. [`place`](Self::place) gives the same
     /// result faster.
-    pub(super) fn search(self, value: &Value) -> Option<Place> {
+    pub(super) fn search(self, value: &Value) -> Option<BucketNumber> {
         if !matches!(value, Value::Integer(_) | Value::Float(_)) {
             return None;
         }
@@ -124,7 +124,7 @@ impl Buckets {
     }
 
     /// The bucket of a number; `None` for another value.
-    pub fn place(self, value: &Value) -> Option<Place> {
+    pub fn place(self, value: &Value) -> Option<BucketNumber> {
         match *value {
             Value::Integer(integer) => Some(self.place_of_integer(integer)),
             Value::Float(number) => Some(self.place_of_float(number)),
@@ -133,7 +133,7 @@ impl Buckets {
     }
 
     /// The bucket of an integer.
-    pub fn place_of_integer(self, integer: i64) -> Place {
+    pub fn place_of_integer(self, integer: i64) -> BucketNumber {
         match self {
             Self::PowersOfTwo => {
                 let size = integer.unsigned_abs();
@@ -148,7 +148,7 @@ impl Buckets {
         }
     }
 
-    fn place_of_float(self, number: f64) -> Place {
+    fn place_of_float(self, number: f64) -> BucketNumber {
         let (_, last) = self.places();
         if number.is_nan() {
             return last;
@@ -167,7 +167,8 @@ impl Buckets {
                 let near = linear_place((number / width).floor() as i128);
                 let places = [near.saturating_add(1), near, near - 1];
                 let value = Value::Float(number);
-                let fits = |place: &Place| *place < last && self.bound(*place).admits(&value);
+                let fits =
+                    |place: &BucketNumber| *place < last && self.bound(*place).admits(&value);
                 places.into_iter().find(fits).unwrap_or(-LINEAR_MAX - 1)
             }
         }
@@ -175,11 +176,11 @@ impl Buckets {
 
     /// A histogram as a text: for each bucket that is not empty its bound, a colon and its count,
     /// separated by spaces. Null if there are no numbers.
-    pub fn text(self, counts: impl IntoIterator<Item = (Place, i64)>) -> Value {
+    pub fn text(self, counts: impl IntoIterator<Item = (BucketNumber, i64)>) -> Value {
         join(counts, |place| self.label(place))
     }
 
-    fn label(self, place: Place) -> String {
+    fn label(self, place: BucketNumber) -> String {
         match (self.bound(place), self) {
             (Bound::Lowest, _) => "-inf".to_owned(),
             (Bound::Whole(bound), _) => bound.to_string(),
@@ -195,27 +196,27 @@ impl Buckets {
     }
 
     /// The histogram of a part as a text, with the places of buckets instead of bounds.
-    pub fn part(self, counts: impl IntoIterator<Item = (Place, i64)>) -> Value {
+    pub fn part(self, counts: impl IntoIterator<Item = (BucketNumber, i64)>) -> Value {
         join(counts, |place| place)
     }
 
     /// The counts of a text that [`part`](Self::part) made; `None` for any other text, which
     /// another host may send.
-    pub fn from_part(self, text: &str) -> Option<Vec<(Place, i64)>> {
+    pub fn from_part(self, text: &str) -> Option<Vec<(BucketNumber, i64)>> {
         let (first, last) = self.places();
         let count = |part: &str| {
             let (place, count) = part.split_once(':')?;
             let (place, count) = (place.parse().ok()?, count.parse().ok()?);
             ((first..=last).contains(&place) && count > 0).then_some((place, count))
         };
-        let counts: Vec<(Place, i64)> = text.split(' ').map(count).collect::<Option<_>>()?;
+        let counts: Vec<(BucketNumber, i64)> = text.split(' ').map(count).collect::<Option<_>>()?;
         counts.windows(2).all(|two| two[0].0 < two[1].0).then_some(counts)
     }
 }
 
 /// The place of a number among the powers of two. `floor` and `ceiling` are the rounded binary
 /// logarithms of its magnitude.
-fn power_place(negative: bool, floor: i16, ceiling: i16) -> Place {
+fn power_place(negative: bool, floor: i16, ceiling: i16) -> BucketNumber {
     if negative {
         -(ceiling.clamp(-NEGATIVE_EXPONENT_MAX, EXPONENT_MAX + 1) + NEGATIVE_EXPONENT_MAX + 1)
     } else if floor < -NEGATIVE_EXPONENT_MAX {
@@ -225,13 +226,13 @@ fn power_place(negative: bool, floor: i16, ceiling: i16) -> Place {
     }
 }
 
-fn linear_place(multiple: i128) -> Place {
-    multiple.clamp(i128::from(-LINEAR_MAX - 1), i128::from(LINEAR_MAX)) as Place
+fn linear_place(multiple: i128) -> BucketNumber {
+    multiple.clamp(i128::from(-LINEAR_MAX - 1), i128::from(LINEAR_MAX)) as BucketNumber
 }
 
 fn join<T: fmt::Display>(
-    counts: impl IntoIterator<Item = (Place, i64)>,
-    label: impl Fn(Place) -> T,
+    counts: impl IntoIterator<Item = (BucketNumber, i64)>,
+    label: impl Fn(BucketNumber) -> T,
 ) -> Value {
     let counted = counts.into_iter().filter(|&(_, count)| count > 0);
     let parts: Vec<String> =

@@ -1,20 +1,20 @@
 //! Random inputs.
 
 use super::Generator;
-use crate::oracle::Input;
+use crate::oracle::InputRow;
 use crate::value::{Row, Value};
 
 impl Generator {
     /// At most 60 rows. They have few distinct values, so that many are equal. Often several rows
     /// have the same instant, and sometimes there is a gap longer than most windows.
-    pub fn inputs(&mut self) -> Vec<Input> {
+    pub fn inputs(&mut self) -> Vec<InputRow> {
         let count =
             if self.chance(15) { self.below(4) } else { self.below(61).min(self.below(80)) };
         let keys = 1 + self.below(4);
         let cancel = self.chance(40);
         let bursts = 20 + self.below(70);
         let mut time = self.below(20) as i64;
-        let mut inputs: Vec<Input> = Vec::new();
+        let mut inputs: Vec<InputRow> = Vec::new();
         for _ in 0..count {
             if !self.chance(bursts) {
                 time += match self.below(10) {
@@ -32,7 +32,7 @@ impl Generator {
                 },
                 |last| (last.source, last.row),
             );
-            inputs.push(Input { source, time_ns: time, row, count: 1 });
+            inputs.push(InputRow { source, time_ns: time, row, count: 1 });
         }
         inputs
     }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::bag::{self, Bag};
-use super::{Changing, Input, Oracle};
+use super::{Changing, InputRow, Oracle};
 use crate::aggregate::aggregate;
 use crate::ast::JoinKind;
 use crate::eval::{evaluate, is_true};
@@ -43,7 +43,7 @@ impl Oracle {
 
     /// The sum of an input's changes. A negative count is treated as 0.
     fn given(&self, source: usize) -> Changing<'_> {
-        let changes: Vec<&Input> =
+        let changes: Vec<&InputRow> =
             self.inputs.iter().filter(|input| input.source == source).collect();
         let instants = changes.iter().map(|change| change.time_ns).collect();
         let at = Box::new(move |instant| {

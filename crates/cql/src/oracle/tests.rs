@@ -8,12 +8,12 @@ mod paper;
 mod windows;
 
 /// Inputs of one column on stream 0: times and values.
-fn numbers(inputs: &[(i64, i64)]) -> Vec<Input> {
+fn numbers(inputs: &[(i64, i64)]) -> Vec<InputRow> {
     inputs.iter().map(|&(time, number)| input(0, time, &[number])).collect()
 }
 
-fn input(source: usize, time_ns: i64, numbers: &[i64]) -> Input {
-    Input { source, time_ns, row: row(numbers), count: 1 }
+fn input(source: usize, time_ns: i64, numbers: &[i64]) -> InputRow {
+    InputRow { source, time_ns, row: row(numbers), count: 1 }
 }
 
 /// The number that stands for null in a test's rows.
@@ -60,7 +60,7 @@ fn of(to_stream: ToStream, relation: Relation) -> Stream {
 }
 
 /// The result up to instant 100. It must be the same if every instant is evaluated.
-fn result(output: Output, inputs: &[Input]) -> Vec<Delta> {
+fn result(output: Output, inputs: &[InputRow]) -> Vec<Delta> {
     let plan = Plan { output, columns: Vec::new() };
     let deltas = run(&plan, inputs, 100);
     let mut oracle = Oracle::new(inputs, 100, u64::MAX);
@@ -70,7 +70,7 @@ fn result(output: Output, inputs: &[Input]) -> Vec<Delta> {
 }
 
 /// Checks changes of a relation: time, count, row.
-fn check(relation: Relation, inputs: &[Input], expected: &[(i64, i64, &[i64])]) {
+fn check(relation: Relation, inputs: &[InputRow], expected: &[(i64, i64, &[i64])]) {
     let expected: Vec<Delta> = expected
         .iter()
         .map(|&(time_ns, count, numbers)| Delta { time_ns, row: row(numbers), count })
@@ -79,7 +79,7 @@ fn check(relation: Relation, inputs: &[Input], expected: &[(i64, i64, &[i64])]) 
 }
 
 /// Checks the rows of a stream: time, count, row.
-fn check_stream(stream: Stream, inputs: &[Input], expected: &[(i64, i64, &[i64])]) {
+fn check_stream(stream: Stream, inputs: &[InputRow], expected: &[(i64, i64, &[i64])]) {
     let expected: Vec<Delta> = expected
         .iter()
         .map(|&(time_ns, count, numbers)| Delta { time_ns, row: row(numbers), count })

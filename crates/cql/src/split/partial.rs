@@ -20,7 +20,7 @@
 
 use crate::ast::{BinaryOperator, SetOperation, UnaryOperator};
 use crate::catalog::Catalog;
-use crate::check::{self, Kind};
+use crate::check::{self, KnownType};
 use crate::plan::{Aggregate, AggregateFunction, Expression, Relation, Stage, Window};
 use crate::value::{Type, Value};
 
@@ -170,7 +170,7 @@ struct Parts {
 impl Parts {
     /// The value of an aggregate, over the keys and the merged parts; `None` if it cannot be
     /// computed from parts.
-    fn value(&mut self, aggregate: &Aggregate, columns: &[Kind]) -> Option<Expression> {
+    fn value(&mut self, aggregate: &Aggregate, columns: &[KnownType]) -> Option<Expression> {
         let function = aggregate.function;
         if aggregate.distinct && !is_extreme(function) && !is_approximate(function) {
             return None;

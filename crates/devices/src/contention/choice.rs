@@ -8,7 +8,7 @@ const RELIEF_MIN: f64 = 0.05;
 
 /// The choice of a disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct DiskChoice {
     /// The disk.
     pub disk: u64,
     /// By how much its deviation exceeds the bound, in nanoseconds.
@@ -33,23 +33,23 @@ impl Contention {
     /// The disk in a peak with the greatest excess of its deviation, times the share of its
     /// requests that can be carried, by `carriable`. With the same product, the disk that relieves
     /// the device more is chosen. `None` without a peak, and if nothing can be carried.
-    pub fn choose(&self, carriable: impl Fn(u64) -> Carriable) -> Option<Choice> {
-        let found: Vec<(Choice, f64)> = self
+    pub fn choose(&self, carriable: impl Fn(u64) -> Carriable) -> Option<DiskChoice> {
+        let found: Vec<(DiskChoice, f64)> = self
             .disks
             .iter()
             .filter(|(_, model)| model.verdict().state.is_peak())
             .map(|(disk, model)| {
                 let (share, load) = model.carried(carriable(*disk));
                 let excess_ns = model.verdict().excess_ns();
-                (Choice { disk: *disk, excess_ns, share, relief: 0.0 }, load)
+                (DiskChoice { disk: *disk, excess_ns, share, relief: 0.0 }, load)
             })
             .collect();
         let all = self.load().max(1e-9);
         let relieved = found.into_iter().map(|(choice, load)| {
             let relief = (choice.share * load / all).clamp(0.0, 1.0);
-            Choice { relief, ..choice }
+            DiskChoice { relief, ..choice }
         });
-        let key = |choice: &Choice| {
+        let key = |choice: &DiskChoice| {
             let product = (choice.excess_ns.max(1)) as f64 * choice.share;
             (choice.relief >= RELIEF_MIN, product, choice.relief)
         };

@@ -3,7 +3,7 @@
 use super::forecast::{Base, Forecast, Prediction};
 use super::growth::Growth;
 use super::low::{Bound, Low};
-use super::verdict::{Source, State, Verdict};
+use super::verdict::{ContentionState, Verdict, VerdictBasis};
 use super::window::{STEPS_MAX, Sums, Times, Window};
 use super::{Batch, Carriable, ContentionOptions, Moment, WINDOWS_MIN};
 
@@ -139,14 +139,18 @@ impl DiskModel {
     }
 
     /// Whether the model is good enough for this disk.
-    fn source(&self, options: &ContentionOptions) -> Source {
+    fn source(&self, options: &ContentionOptions) -> VerdictBasis {
         let verdict = &self.verdict;
         let bound = match verdict.source {
-            Source::Model => options.error_max,
-            Source::Observed => options.error_max * ERROR_RECOVERED,
+            VerdictBasis::Model => options.error_max,
+            VerdictBasis::Observed => options.error_max * ERROR_RECOVERED,
         };
         let is_new = verdict.errors.windows < ERROR_WINDOWS_MIN;
-        if is_new || verdict.errors.p90 <= bound { Source::Model } else { Source::Observed }
+        if is_new || verdict.errors.p90 <= bound {
+            VerdictBasis::Model
+        } else {
+            VerdictBasis::Observed
+        }
     }
 
     /// Predicts, and decides on the state.
@@ -173,7 +177,8 @@ impl DiskModel {
             self.pending = predict(0.0);
         }
         let predicted = predict(options.headroom).map(|prediction| prediction.times());
-        let source = if predicted.is_some() { self.source(options) } else { Source::Observed };
+        let source =
+            if predicted.is_some() { self.source(options) } else { VerdictBasis::Observed };
         let bound = self.low.bound(options.share, options.margin);
         let bound_observed = self.low.bound_observed(options.share_observed, options.margin);
         let verdict = &mut self.verdict;
@@ -184,10 +189,10 @@ impl DiskModel {
         verdict.bound_observed_ns = bound_observed.deviation_ns.min(TIME_MAX_NS) as u64;
         verdict.service_ns = base.service_ns as u64;
         if !is_learned {
-            verdict.state = State::Learning;
+            verdict.state = ContentionState::Learning;
             return;
         }
-        let predicted = predicted.filter(|_| source == Source::Model);
+        let predicted = predicted.filter(|_| source == VerdictBasis::Model);
         let exceeds =
             |bound: &Bound, times: Option<Times>| times.is_some_and(|it| bound.is_exceeded(it));
         // No peak comes without more requests than usual.
@@ -205,11 +210,11 @@ impl DiskModel {
         let observed_for_ns = self.observed.update(is_observed, length_ns);
         let calm_for_ns = self.calm.update(is_calm, length_ns);
         if is_observed && observed_for_ns >= options.dwell_observed_ns {
-            verdict.state = State::Contended;
+            verdict.state = ContentionState::Contended;
         } else if is_predicted {
-            verdict.state = State::Foreseen;
+            verdict.state = ContentionState::Foreseen;
         } else if !verdict.state.is_peak() || calm_for_ns >= options.hold_ns {
-            verdict.state = State::Calm;
+            verdict.state = ContentionState::Calm;
         }
     }
 

@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ContentionState {
         self.contention.verdict(0).unwrap().state
     }
 }
@@ -72,14 +72,14 @@ fn a_peak_is_foreseen_and_ends() {
     for seed in 0..20 {
         let mut device = Device::new(default_forecast(), seed, 2);
         device.steps(5, &[100.0, 200.0]);
-        assert_eq!(device.state(), State::Learning);
+        assert_eq!(device.state(), ContentionState::Learning);
         device.steps(175, &[100.0, 200.0]);
-        assert_eq!(device.state(), State::Calm, "seed {seed}");
+        assert_eq!(device.state(), ContentionState::Calm, "seed {seed}");
         // A first peak teaches the device's curve.
         device.steps(20, &[100.0, 640.0]);
         assert!(device.contention.is_peak(), "seed {seed}");
         device.steps(60, &[100.0, 200.0]);
-        assert_eq!(device.state(), State::Calm, "seed {seed}");
+        assert_eq!(device.state(), ContentionState::Calm, "seed {seed}");
         let mut first = None;
         for step in 0..100 {
             device.step(&[100.0, 200.0 + 4.4 * f64::from(step)]);
@@ -87,7 +87,7 @@ fn a_peak_is_foreseen_and_ends() {
                 first = Some(device.contention.verdict(1).unwrap().state);
             }
         }
-        assert_eq!(first, Some(State::Foreseen), "seed {seed}");
+        assert_eq!(first, Some(ContentionState::Foreseen), "seed {seed}");
         device.steps(30, &[100.0, 200.0]);
         assert!(!device.contention.is_peak(), "seed {seed}");
     }
@@ -187,11 +187,15 @@ fn a_bad_model_is_not_used_and_the_verdict_reports_it() {
     let mut device = Device::new(Box::new(Bad(default_forecast())), 3, 1);
     device.steps(120, &[300.0]);
     let verdict = *device.contention.verdict(0).unwrap();
-    assert_eq!((verdict.source, verdict.state), (Source::Observed, State::Calm), "{verdict:?}");
+    assert_eq!(
+        (verdict.source, verdict.state),
+        (VerdictBasis::Observed, ContentionState::Calm),
+        "{verdict:?}"
+    );
     assert!(verdict.errors.p90 > 0.6);
     // What is observed still counts.
     device.steps(20, &[720.0]);
-    assert_eq!(device.state(), State::Contended);
+    assert_eq!(device.state(), ContentionState::Contended);
 }
 
 #[test]
@@ -208,7 +212,7 @@ fn a_quiet_queue_contradicts_a_high_rate() {
         device.contention.record(0, &batch);
         device.now_ns += STEP;
         device.contention.step(device.now_ns);
-        assert_eq!(device.state(), State::Calm);
+        assert_eq!(device.state(), ContentionState::Calm);
     }
 }
 
@@ -226,7 +230,7 @@ fn a_full_queue_is_a_peak_although_all_requests_take_equally_long() {
         device.now_ns += STEP;
         device.contention.step(device.now_ns);
     }
-    assert_eq!(device.state(), State::Contended);
+    assert_eq!(device.state(), ContentionState::Contended);
 }
 
 #[test]
@@ -356,5 +360,5 @@ fn time_that_stands_still_makes_no_step() {
     // The clock goes back: time begins again.
     assert!(!contention.step(STEP) && !contention.step(STEP + 1));
     assert!(contention.step(2 * STEP));
-    assert_eq!(contention.verdict(1).unwrap().state, State::Learning);
+    assert_eq!(contention.verdict(1).unwrap().state, ContentionState::Learning);
 }

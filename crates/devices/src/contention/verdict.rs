@@ -4,7 +4,7 @@ use super::window::Times;
 
 /// The state of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum ContentionState {
     /// Too little is known of the time under a low load.
     #[default]
     Learning,
@@ -16,7 +16,7 @@ pub enum State {
     Contended,
 }
 
-impl State {
+impl ContentionState {
     /// Whether there is a peak, or one comes.
     pub fn is_peak(self) -> bool {
         matches!(self, Self::Foreseen | Self::Contended)
@@ -35,7 +35,7 @@ impl State {
 
 /// What a verdict is based on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Source {
+pub enum VerdictBasis {
     /// Predictions of the model, and what is observed.
     Model,
     /// Only what is observed: the model is bad, or knows too little.
@@ -58,9 +58,9 @@ pub struct Errors {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// The state.
-    pub state: State,
+    pub state: ContentionState,
     /// What it is based on.
-    pub source: Source,
+    pub source: VerdictBasis,
     /// The times that the model predicts with the headroom; `None` if it knows too little.
     pub predicted: Option<Times>,
     /// The times in the last window; `None` if too few requests completed.
@@ -89,8 +89,8 @@ impl Verdict {
         };
         let observed = over(self.observed, self.bound_observed_ns);
         match self.source {
-            Source::Model => over(self.predicted, self.bound_ns).max(observed),
-            Source::Observed => observed,
+            VerdictBasis::Model => over(self.predicted, self.bound_ns).max(observed),
+            VerdictBasis::Observed => observed,
         }
     }
 }

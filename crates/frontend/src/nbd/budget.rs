@@ -30,7 +30,7 @@ const CLIENT_BYTES: u64 = 64 << 20;
 
 /// The memory that the requests of NBD clients may take together. Listeners may share it.
 #[derive(Debug)]
-pub struct Budget {
+pub struct RequestBudget {
     all: u64,
     client: u64,
     used: AtomicU64,
@@ -39,13 +39,13 @@ pub struct Budget {
     waiting: Mutex<Vec<Arc<Control>>>,
 }
 
-impl Default for Budget {
+impl Default for RequestBudget {
     fn default() -> Self {
         Self::new(ALL_BYTES, CLIENT_BYTES)
     }
 }
 
-impl Budget {
+impl RequestBudget {
     /// A budget of `all` bytes for all clients, at least [`BUDGET_MIN`], and of `client` bytes for
     /// each connection. A connection may always have one request of any length in flight.
     pub fn new(all: u64, client: u64) -> Self {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn an_export_takes_half_and_waiting_connections_are_woken() {
-        let budget = Budget::new(BUDGET_MIN, 0);
+        let budget = RequestBudget::new(BUDGET_MIN, 0);
         let (hung, other) = (AtomicU64::new(0), AtomicU64::new(0));
         let control = |id| Arc::new(Control::new(id, "a test".into()).unwrap());
         let (first, second) = (control(1), control(2));

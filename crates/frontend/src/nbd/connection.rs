@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags};
 
-use super::budget::Budget;
+use super::budget::RequestBudget;
 use super::channel::{Channel, Socket, is_blocked};
 use super::control::Control;
 use super::exports::{Export, Exports};
@@ -26,12 +26,12 @@ const PIECE_LENGTH: usize = 4096;
 const OUTPUT_LENGTH_MAX: usize = 64 << 10;
 
 /// The state that all connections of a listener share.
-pub struct Shared {
+pub struct ListenerState {
     pub(super) exports: Arc<Exports>,
     pub(super) tls: RwLock<Option<Tls>>,
     pub(super) security: Security,
     pub(super) negotiation_time_max: Duration,
-    pub(super) budget: Arc<Budget>,
+    pub(super) budget: Arc<RequestBudget>,
     pub(super) counters: Counters,
 }
 
@@ -130,7 +130,7 @@ impl Presence {
         self.entered.control()
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &ListenerState {
         self.entered.shared()
     }
 
@@ -178,7 +178,7 @@ struct Handshake<'a> {
 
 impl Handshake<'_> {
     /// Negotiates. Bytes after the last option stay in `input`.
-    fn run(&mut self, shared: &Shared) -> Result<Agreement<Arc<Export>>, Failure> {
+    fn run(&mut self, shared: &ListenerState) -> Result<Agreement<Arc<Export>>, Failure> {
         let mut negotiation = Negotiation::new(shared.security);
         self.output.extend(Negotiation::GREETING);
         self.send()?;
@@ -225,7 +225,7 @@ impl Handshake<'_> {
         }
     }
 
-    fn start_tls(&mut self, shared: &Shared) -> Result<(), Failure> {
+    fn start_tls(&mut self, shared: &ListenerState) -> Result<(), Failure> {
         let tls = shared.tls.read().clone();
         let Some(tls) = tls else { return Err(Failure::Left) };
         self.channel = std::mem::replace(&mut self.channel, Channel::Closed).secure(&tls)?;

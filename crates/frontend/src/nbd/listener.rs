@@ -19,8 +19,8 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-use super::budget::Budget;
-use super::connection::{self, Counters, Shared};
+use super::budget::RequestBudget;
+use super::connection::{self, Counters, ListenerState};
 use super::control::{ConnectionStatus, Control};
 use super::exports::Exports;
 use super::negotiation::Security;
@@ -63,7 +63,7 @@ pub struct ListenerOptions {
     /// The most simultaneous connections; further ones are closed immediately.
     pub connections_max: usize,
     /// The limit on the memory of requests; several listeners may share it.
-    pub budget: Arc<Budget>,
+    pub budget: Arc<RequestBudget>,
     /// How long a client may take to negotiate.
     pub negotiation_time_max: Duration,
 }
@@ -118,7 +118,7 @@ pub struct Listener {
 }
 
 struct Inner {
-    shared: Shared,
+    shared: ListenerState,
     /// The socket; another one after [`Listener::listen_again`].
     socket: Mutex<Arc<OwnedFd>>,
     tcp: bool,
@@ -153,7 +153,7 @@ impl Listener {
             }
         };
         let inner = Arc::new(Inner {
-            shared: Shared {
+            shared: ListenerState {
                 exports,
                 tls: RwLock::new(options.tls),
                 security,
@@ -375,7 +375,7 @@ pub(super) struct Entered {
 }
 
 impl Entered {
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &ListenerState {
         &self.inner.shared
     }
 

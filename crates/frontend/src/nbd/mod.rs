@@ -25,7 +25,7 @@ mod transmission;
 
 use fathom_nbd::wire;
 
-pub use budget::{BUDGET_MIN, Budget};
+pub use budget::{BUDGET_MIN, RequestBudget};
 pub use control::ConnectionStatus;
 pub use exports::{Exports, NameError, WithdrawnExport};
 #[doc(hidden)]

@@ -17,10 +17,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, Source, Stack};
-use fathom_reactor::{Event, Group, Owner, Reactor};
+use fathom_block::{Clock, REQUEST_LENGTH_MAX, Request, RequestSource, Stack};
+use fathom_reactor::{Event, OperationOwner, OwnerGroup, Reactor};
 
-use super::budget::{ALLOWANCE, Budget};
+use super::budget::{ALLOWANCE, RequestBudget};
 use super::channel::{Channel, is_blocked};
 use super::connection::Presence;
 use super::control::Control;
@@ -114,8 +114,8 @@ pub struct Transmission {
     export: Arc<Export>,
     base_allocation: bool,
     mode: Mode,
-    group: Group,
-    owner: Owner,
+    group: OwnerGroup,
+    owner: OperationOwner,
     stack: Stack,
     input: Box<[u8]>,
     begin: usize,
@@ -127,7 +127,7 @@ pub struct Transmission {
     replies: Replies,
     in_flight: usize,
     in_flight_bytes: u64,
-    budget: Arc<Budget>,
+    budget: Arc<RequestBudget>,
     /// The part of the bytes in flight that was taken from the budget.
     borrowed: u64,
     /// Whether the next request waits for memory of the budget.
@@ -368,12 +368,12 @@ impl Transmission {
     }
 }
 
-impl Source for Transmission {
+impl RequestSource for Transmission {
     fn stack(&mut self) -> &mut Stack {
         &mut self.stack
     }
 
-    fn group(&self) -> Group {
+    fn group(&self) -> OwnerGroup {
         self.group
     }
 

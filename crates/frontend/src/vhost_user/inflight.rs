@@ -33,7 +33,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
-use fathom_guest_memory::{Access, Mapping, MemoryOwner};
+use fathom_guest_memory::{Mapping, MemoryAccess, MemoryOwner};
 
 use super::memory_file::memory_file;
 use super::ring::RING_SIZE_MAX;
@@ -143,7 +143,7 @@ impl Inflight {
 pub(super) struct QueueInflight {
     /// It begins at a multiple of 8. Heads are below `size` (`take` and `recover` check it), and so
     /// their entries are within it.
-    region: Access<'static>,
+    region: MemoryAccess<'static>,
     size: u16,
     /// Counts the requests taken, so that a later daemon repeats them in order.
     counter: u64,

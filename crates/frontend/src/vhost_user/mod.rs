@@ -44,7 +44,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fathom_block::Disk;
-use fathom_guest_memory::{Budget, GuestAddress, GuestMemory, LossCause, MemoryOwner};
+use fathom_guest_memory::{GuestAddress, GuestMemory, LossCause, MappingBudget, MemoryOwner};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -125,7 +125,7 @@ struct Shared {
     connections: Mutex<Connections>,
     right: Arc<RingRight>,
     /// The limit on the memory that all VMMs of the disk may have mapped.
-    budget: Arc<Budget>,
+    budget: Arc<MappingBudget>,
     /// Why the last VMM was disconnected; `None` once a VMM is served.
     refusal: Mutex<Option<Refusal>>,
     ended: AtomicBool,
@@ -194,7 +194,7 @@ impl Server {
             counters: Arc::default(),
             connections: Mutex::default(),
             right: Arc::default(),
-            budget: Arc::new(Budget::new(TABLES_MAX * *memory::ANNOUNCED)),
+            budget: Arc::new(MappingBudget::new(TABLES_MAX * *memory::ANNOUNCED)),
             refusal: Mutex::default(),
             ended: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
-use fathom_guest_memory::{Access, GuestAddress, GuestMemory, Purpose};
+use fathom_guest_memory::{GuestAddress, GuestMemory, MemoryAccess, Purpose};
 
 use super::chain::Descriptor;
 use super::memory::Memory;
@@ -55,9 +55,9 @@ pub(super) struct RingAddresses {
 pub(super) struct Ring {
     memory: GuestMemory,
     size: u16,
-    descriptors: Access<'static>,
-    available: Access<'static>,
-    used: Access<'static>,
+    descriptors: MemoryAccess<'static>,
+    available: MemoryAccess<'static>,
+    used: MemoryAccess<'static>,
     /// The guest-physical address of the used ring, for the dirty log.
     used_address: GuestAddress,
     event_index: bool,

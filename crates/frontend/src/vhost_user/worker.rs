@@ -16,9 +16,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fathom_block::{Clock, Disk, ErrorKind, Mailbox, Operation, Outcome, Source, Stack};
+use fathom_block::{Clock, Disk, ErrorKind, Mailbox, Operation, Outcome, RequestSource, Stack};
 use fathom_guest_memory::{DirtyLog, GuestAddress, MemoryOwner, Purpose};
-use fathom_reactor::{Event, Group, Owner, Reactor};
+use fathom_reactor::{Event, OperationOwner, OwnerGroup, Reactor};
 
 use super::chain::Chain;
 use super::event::{self, Call};
@@ -80,8 +80,8 @@ pub(super) struct Worker {
     mailbox: Arc<Mailbox<Command>>,
     /// Whether the thread is writing to a descriptor that the VMM also holds.
     writing: Arc<AtomicBool>,
-    group: Group,
-    owner: Owner,
+    group: OwnerGroup,
+    owner: OperationOwner,
     stack: Stack,
     /// The owner of the guest's memory. Once some of the memory is lost, no request is taken or
     /// given back.
@@ -357,12 +357,12 @@ impl Worker {
     }
 }
 
-impl Source for Worker {
+impl RequestSource for Worker {
     fn stack(&mut self) -> &mut Stack {
         &mut self.stack
     }
 
-    fn group(&self) -> Group {
+    fn group(&self) -> OwnerGroup {
         self.group
     }
 

@@ -73,7 +73,7 @@ fn mappings_are_excluded_from_core_dumps() {
 #[test]
 fn a_budget_is_kept_and_given_back() {
     let file = memory_file(64 << 10, MemfdFlags::empty());
-    let owner = Arc::new(MemoryOwner::new(None, Some(Arc::new(Budget::new(96 << 10)))));
+    let owner = Arc::new(MemoryOwner::new(None, Some(Arc::new(MappingBudget::new(96 << 10)))));
     let first = Mapping::new(&file, 0, 64 << 10, &owner).unwrap();
     assert!(Mapping::new(&file, 0, 64 << 10, &owner).is_err());
     let second = Mapping::new(&file, 0, 32 << 10, &owner).unwrap();

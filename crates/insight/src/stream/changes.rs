@@ -1,6 +1,6 @@
 //! The stream of what operators and the daemon changed.
 
-use super::{Column, Get, Stream, column};
+use super::{Get, Stream, StreamColumn, column};
 use crate::change::{Author, Change, ChangeKind, HostLabels};
 
 /// `Changes`: what operators and the daemon changed.
@@ -12,7 +12,7 @@ impl Stream for Changes {
     type Labels = HostLabels;
 
     const NAME: &'static str = "Changes";
-    const COLUMNS: &'static [Column<Change, HostLabels>] = COLUMNS;
+    const COLUMNS: &'static [StreamColumn<Change, HostLabels>] = COLUMNS;
 
     fn time_ns(change: &Change) -> u64 {
         change.change_ts
@@ -25,7 +25,7 @@ const AUTHORS: &[&str] = &Author::NAMES;
 /// All columns, in order (`docs/events.md`). `VMName`, `VDisk`, `PDisk` and `IP` are those of
 /// `IOstream`.
 #[rustfmt::skip]
-const COLUMNS: &[Column<Change, HostLabels>] = &[
+const COLUMNS: &[StreamColumn<Change, HostLabels>] = &[
     column("ChangeTS", Get::Time(|change| change.change_ts)),
     column("Change", Get::OpenWord(KINDS, |change| change.kind)),
     column("VMName", Get::Name(|change| change.vm_name)),

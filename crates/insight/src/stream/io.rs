@@ -1,6 +1,6 @@
 //! The stream of disks' requests.
 
-use super::{Column, Get, Stream, column};
+use super::{Get, Stream, StreamColumn, column};
 use crate::event::{Event, Labels};
 
 /// `IOstream`: an event for each request and each response.
@@ -12,7 +12,7 @@ impl Stream for IoStream {
     type Labels = Labels;
 
     const NAME: &'static str = "IOstream";
-    const COLUMNS: &'static [Column<Event, Labels>] = COLUMNS;
+    const COLUMNS: &'static [StreamColumn<Event, Labels>] = COLUMNS;
     const ALIASES: &'static [(&'static str, &'static str)] =
         &[("IOP", "IOOp"), ("IOPp", "IOOp"), ("I00p", "IOOp")];
 
@@ -57,7 +57,7 @@ fn less_one(number: u8) -> Option<u64> {
 /// All columns, in order (`docs/queries.md` lists them): first those of the monitoring paper's
 /// Table 3.1 with its names, in 64 bits where the paper has 32, then the meaning of a request.
 #[rustfmt::skip]
-const COLUMNS: &[Column<Event, Labels>] = &[
+const COLUMNS: &[StreamColumn<Event, Labels>] = &[
     column("BlktapTS", Get::Time(|event| event.blktap_ts)),
     column("Type", Get::Letter(TYPES, |event| event.record_type)),
     column("IOOp", Get::Letter(OPERATIONS, |event| event.io_op)),
@@ -99,14 +99,14 @@ const COLUMNS: &[Column<Event, Labels>] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Confidence, DatabasePart, DatabaseSystem, Kind, Source};
+    use crate::{Confidence, DatabasePart, DatabaseSystem, InsightSource, Kind};
 
     #[test]
     fn words_are_the_names_of_the_numbers() {
         assert_eq!(KINDS, &Kind::ALL.map(Kind::name)[1..]);
         assert_eq!(SYSTEMS, &DatabaseSystem::ALL.map(DatabaseSystem::name)[1..]);
         assert_eq!(PARTS, &DatabasePart::ALL.map(DatabasePart::name)[1..]);
-        assert_eq!(SOURCES, &Source::ALL.map(Source::name)[1..]);
+        assert_eq!(SOURCES, &InsightSource::ALL.map(InsightSource::name)[1..]);
         assert_eq!(CONFIDENCES, &Confidence::ALL.map(Confidence::name)[1..]);
     }
 }

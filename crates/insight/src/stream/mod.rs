@@ -22,7 +22,7 @@ pub trait Stream: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// The name, as queries use it.
     const NAME: &'static str;
     /// The columns, in order. The first holds the instants of the events.
-    const COLUMNS: &'static [Column<Self::Record, Self::Labels>];
+    const COLUMNS: &'static [StreamColumn<Self::Record, Self::Labels>];
     /// Other names of columns, each with the column's name.
     const ALIASES: &'static [(&'static str, &'static str)] = &[];
 
@@ -75,7 +75,7 @@ impl<R, L> Get<R, L> {
 }
 
 /// A column of a stream with these records and labels.
-pub struct Column<R: 'static, L: 'static> {
+pub struct StreamColumn<R: 'static, L: 'static> {
     /// The name.
     pub name: &'static str,
     /// How its value is obtained.
@@ -83,8 +83,8 @@ pub struct Column<R: 'static, L: 'static> {
 }
 
 /// The column `name` of a stream's table.
-const fn column<R, L>(name: &'static str, get: Get<R, L>) -> Column<R, L> {
-    Column { name, get }
+const fn column<R, L>(name: &'static str, get: Get<R, L>) -> StreamColumn<R, L> {
+    StreamColumn { name, get }
 }
 
 /// A column, without the way to its value.
@@ -124,7 +124,7 @@ impl StreamKind {
 }
 
 fn columns<S: Stream>() -> Vec<ColumnKind> {
-    let kind = |column: &Column<S::Record, S::Labels>| ColumnKind {
+    let kind = |column: &StreamColumn<S::Record, S::Labels>| ColumnKind {
         name: column.name,
         is_text: column.get.is_text(),
         is_time: column.get.is_time(),

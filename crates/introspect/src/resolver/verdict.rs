@@ -1,14 +1,14 @@
 //! The evidence that a bio gives about its bytes, and the facts that follow for its pieces of
 //! memory.
 
-use fathom_insight::{Confidence, Facts, Insight, Kind, Source};
+use fathom_insight::{Confidence, Facts, Insight, InsightSource, Kind};
 
 use super::{RequestView, Resolver};
 use crate::bios::Bio;
 use crate::files::{Inode, Mounted, Nature};
-use crate::groups::Group;
+use crate::groups::ControlGroup;
 use crate::kernel::Kernel;
-use crate::pages::{Page, Transfer};
+use crate::pages::{PageUse, Transfer};
 use crate::pieces::Pieces;
 
 /// The evidence that a bio gives about its bytes.
@@ -79,7 +79,7 @@ impl Resolver {
         kernel: &Kernel,
         verdict: &Verdict,
         size: u64,
-        group: Group,
+        group: ControlGroup,
         pieces: &mut Pieces<impl Iterator<Item = (u64, u64)>>,
         now_ns: u64,
         insight: &mut Insight,
@@ -138,13 +138,13 @@ impl Resolver {
         kernel: &Kernel,
         page: u64,
         each: Each,
-        group: Group,
+        group: ControlGroup,
         now_ns: u64,
     ) -> (Facts, Option<u64>) {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
         let inode = match found {
-            Some(Page::Cached { inode, memory_group, index, transfer }) => self
+            Some(PageUse::Cached { inode, memory_group, index, transfer }) => self
                 .caches
                 .files
                 .inode(kernel, names, inode, now_ns)
@@ -155,10 +155,12 @@ impl Resolver {
         let Some((found, memory_group, index)) = inode else {
             let (kind, source) = match found {
                 // Memory of a process: private, or of a mapped file.
-                Some(Page::Anonymous | Page::Cached { .. }) if each.anonymous != Kind::Unknown => {
-                    (each.anonymous, Source::Bio)
+                Some(PageUse::Anonymous | PageUse::Cached { .. })
+                    if each.anonymous != Kind::Unknown =>
+                {
+                    (each.anonymous, InsightSource::Bio)
                 }
-                _ if each.other != Kind::Unknown => (each.other, Source::Flags),
+                _ if each.other != Kind::Unknown => (each.other, InsightSource::Flags),
                 _ => return Default::default(),
             };
             let confidence = Confidence::Likely;
@@ -181,7 +183,7 @@ impl Resolver {
             Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
             Nature::Device => Kind::Device,
         };
-        facts.source = Source::Page;
+        facts.source = InsightSource::Page;
         let is_known =
             each.doubt.is_none_or(|doubt| doubt.is_known && doubt.device == found.device);
         facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };

@@ -1,6 +1,6 @@
 //! The result for a request, in a form that can be compared.
 
-use fathom_insight::{Confidence, Facts, Insight, Kind, Names, Source};
+use fathom_insight::{Confidence, Facts, Insight, InsightSource, Kind, Names};
 
 /// Facts about a part of a request, with texts in place of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +8,7 @@ use fathom_insight::{Confidence, Facts, Insight, Kind, Names, Source};
 pub struct NamedFacts {
     pub length: u64,
     pub kind: Kind,
-    pub source: Source,
+    pub source: InsightSource,
     pub confidence: Confidence,
     pub inode: u64,
     pub file_size: u64,

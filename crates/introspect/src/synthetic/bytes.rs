@@ -2,9 +2,9 @@
 
 /// A growing sequence of bytes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Bytes(pub Vec<u8>);
+pub(crate) struct ByteBuilder(pub Vec<u8>);
 
-impl Bytes {
+impl ByteBuilder {
     /// Appends two bytes.
     pub fn u16(&mut self, value: u16) {
         self.0.extend_from_slice(&value.to_le_bytes());

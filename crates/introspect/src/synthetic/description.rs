@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::bytes::Bytes;
+use super::bytes::ByteBuilder;
 
 const KIND_INT: u32 = 1;
 const KIND_POINTER: u32 = 2;
@@ -152,7 +152,7 @@ impl Description {
     /// `filler` unused structures.
     pub fn encode(&self, base: Option<&Encoded>, filler: usize) -> Encoded {
         let mut writer = Writer {
-            types: Bytes::default(),
+            types: ByteBuilder::default(),
             strings: vec![0],
             first_string: base.map_or(0, |base| base.next_string),
             numbers: base.map(|base| base.numbers.clone()).unwrap_or_default(),
@@ -224,7 +224,7 @@ impl Description {
 }
 
 struct Writer {
-    types: Bytes,
+    types: ByteBuilder,
     strings: Vec<u8>,
     first_string: u32,
     numbers: HashMap<String, u32>,
@@ -253,7 +253,7 @@ impl Writer {
     }
 
     fn finish(self) -> Encoded {
-        let mut out = Bytes::default();
+        let mut out = ByteBuilder::default();
         let types = self.types.0;
         out.u32(0x0001_eb9f);
         for word in [24, 0, types.len(), types.len(), self.strings.len()] {

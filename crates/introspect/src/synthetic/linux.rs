@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::builder::{Builder, Words};
-use super::bytes::Bytes;
+use super::bytes::ByteBuilder;
 use super::description::{Description, Encoded};
 use super::dirty;
-use super::scene::{self, Request};
+use super::scene::{self, SyntheticRequest};
 use super::store::Store;
 use super::symbols::{self, Addresses};
 use super::types;
@@ -17,7 +17,7 @@ pub struct Linux {
     /// The shape from which the kernel was built.
     pub shape: Shape,
     /// The requests in flight, with the true facts about each.
-    pub requests: Vec<Request>,
+    pub requests: Vec<SyntheticRequest>,
     /// The kernel's processes in the order of its list: number and command.
     pub tasks: Vec<(u32, &'static str)>,
     /// The files with pages in memory: path and number of pages.
@@ -38,7 +38,7 @@ pub struct Linux {
 
 /// The values of the kernel's counters, in pages.
 #[derive(Clone, Copy, Debug)]
-pub struct Counts {
+pub struct KernelCounts {
     /// Dirty pages of files.
     pub dirty: u64,
     /// Pages in write-back.
@@ -52,7 +52,8 @@ pub struct Counts {
 }
 
 /// The values of every synthetic kernel's counters.
-pub const COUNTS: Counts = Counts { dirty: 5, writeback: 2, file: 40, free: 60, total: 128 };
+pub const COUNTS: KernelCounts =
+    KernelCounts { dirty: 5, writeback: 2, file: 40, free: 60, total: 128 };
 
 impl Linux {
     /// Builds a kernel.
@@ -224,7 +225,7 @@ impl Linux {
     ///
     /// # Panics
     /// When there is no such request.
-    pub fn request(&self, name: &str) -> &Request {
+    pub fn request(&self, name: &str) -> &SyntheticRequest {
         self.requests.iter().find(|request| request.name == name).expect("a request")
     }
 
@@ -261,7 +262,7 @@ fn write_note(builder: &Builder<'_>, places: &[(&str, u64)]) {
     for (name, address) in places {
         let _ = writeln!(text, "SYMBOL({name})={address:x}");
     }
-    let mut note = Bytes::default();
+    let mut note = ByteBuilder::default();
     note.u32(11);
     note.u32(text.len() as u32);
     note.u32(0);
@@ -289,7 +290,7 @@ fn add_module(
     let own = builder.make("btf_module");
     builder.set(own, "btf_module.btf", btf);
     builder.set(own, "btf_module.module", module);
-    let (mut table, mut text) = (Bytes(vec![0; 24]), vec![0]);
+    let (mut table, mut text) = (ByteBuilder(vec![0; 24]), vec![0]);
     for (index, symbol) in symbols.iter().enumerate() {
         let address = module + 0x800 + 32 * index as u64;
         table.u32(text.len() as u32);

@@ -18,9 +18,9 @@ mod symbols;
 mod types;
 
 pub use answer::NamedFacts;
-pub use linux::{COUNTS, Counts, Linux};
-pub use mutation::{Effort, Outcome, READS_MAX, Subject, fuzz_introspection};
-pub use scene::Request;
+pub use linux::{COUNTS, KernelCounts, Linux};
+pub use mutation::{Effort, MutationOutcome, MutationSubject, READS_MAX, fuzz_introspection};
+pub use scene::SyntheticRequest;
 pub use store::Store;
 pub use symbols::Addresses;
 

@@ -9,7 +9,7 @@ use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
 use super::answer::NamedFacts;
 use super::builder::Words;
 use super::reads::{self, Sites};
-use super::{Linux, Request, Shape, Store};
+use super::{Linux, Shape, Store, SyntheticRequest};
 use crate::dirty::DiskObject;
 use crate::dirty::{PageSample, WrittenPages};
 use crate::guest::{EVENT_REQUEST, Guest, GuestState};
@@ -48,7 +48,7 @@ const UNCHECKED: [&str; 6] = [
 
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct MutationOutcome {
     /// Whether a kernel was found.
     pub attached: bool,
     /// The number of parts of requests with the same facts as without the mutations.
@@ -65,14 +65,14 @@ pub struct Outcome {
 }
 
 /// A guest whose memory is manipulated.
-pub struct Subject {
+pub struct MutationSubject {
     store: Store,
     memory: GuestMemory,
     names: Arc<Names>,
     table: ClassTable,
     guest: Arc<Guest>,
     resolver: Resolver,
-    requests: Vec<Request>,
+    requests: Vec<SyntheticRequest>,
     /// The facts about each request without mutations, and the words that are read for them.
     clean: Vec<(Vec<NamedFacts>, Sites)>,
     /// The words that are read to find the kernel and by all operations on it.
@@ -116,7 +116,7 @@ fn word(data: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-impl Subject {
+impl MutationSubject {
     /// A synthetic guest of this shape.
     ///
     /// # Panics
@@ -135,7 +135,7 @@ impl Subject {
     ///
     /// # Panics
     /// When its kernel is not found.
-    pub fn over(store: Store, requests: Vec<Request>, direct: u64) -> Self {
+    pub fn over(store: Store, requests: Vec<SyntheticRequest>, direct: u64) -> Self {
         let memory = store.memory();
         let names = Arc::new(Names::default());
         let header = requests[0].view.header;
@@ -181,7 +181,7 @@ impl Subject {
     }
 
     /// The requests, each with the facts about it.
-    pub fn clean(&self) -> impl Iterator<Item = (&Request, &[NamedFacts])> {
+    pub fn clean(&self) -> impl Iterator<Item = (&SyntheticRequest, &[NamedFacts])> {
         self.requests.iter().zip(&self.clean).map(|(request, clean)| (request, &clean.0[..]))
     }
 
@@ -244,7 +244,7 @@ impl Subject {
     ///
     /// # Panics
     /// When a bound is exceeded.
-    pub fn run(&mut self, effort: Effort, data: &[u8]) -> Outcome {
+    pub fn run(&mut self, effort: Effort, data: &[u8]) -> MutationOutcome {
         let start = Instant::now();
         let first = data.first().copied().unwrap_or(0);
         let place = usize::from(first & 0x7f) % self.clean.len();
@@ -263,7 +263,7 @@ impl Subject {
                 mutations.push(mutation);
             }
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = MutationOutcome::default();
         match effort {
             Effort::Request => {
                 outcome.attached = true;
@@ -281,7 +281,7 @@ impl Subject {
         outcome
     }
 
-    fn search_and_compare(&mut self, mutations: &[Mutation], outcome: &mut Outcome) {
+    fn search_and_compare(&mut self, mutations: &[Mutation], outcome: &mut MutationOutcome) {
         let header = self.requests[0].view.header;
         let guest = attach(&self.memory, &self.names, header);
         outcome.attached = guest.kernel().is_some();
@@ -304,7 +304,7 @@ impl Subject {
     }
 
     /// Resolves a request and compares the facts with those without mutations.
-    fn compare(&mut self, place: usize, mutations: &[Mutation], outcome: &mut Outcome) {
+    fn compare(&mut self, place: usize, mutations: &[Mutation], outcome: &mut MutationOutcome) {
         let (reported, reads) = self.resolve(place);
         outcome.reads_max = outcome.reads_max.max(reads);
         assert!(reads <= READS_MAX, "{reads} reads: {mutations:x?}");
@@ -426,13 +426,13 @@ pub(crate) fn check(insight: &Insight, length: u64, names: &Names) {
 /// Panics when a bound is exceeded.
 pub fn fuzz_introspection(data: &[u8]) {
     thread_local! {
-        static SUBJECTS: std::cell::RefCell<Vec<Subject>> = const { std::cell::RefCell::new(Vec::new()) };
+        static SUBJECTS: std::cell::RefCell<Vec<MutationSubject>> = const { std::cell::RefCell::new(Vec::new()) };
     }
     let Some((first, data)) = data.split_first() else { return };
     SUBJECTS.with_borrow_mut(|subjects| {
         if subjects.is_empty() {
-            subjects.push(Subject::new(&Shape::default()));
-            subjects.push(Subject::new(&Shape::recent()));
+            subjects.push(MutationSubject::new(&Shape::default()));
+            subjects.push(MutationSubject::new(&Shape::recent()));
         }
         let subject = &mut subjects[usize::from(first & 1)];
         let effort = if first & 2 == 0 { Effort::Everything } else { Effort::Request };

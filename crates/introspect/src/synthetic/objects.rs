@@ -28,7 +28,7 @@ pub(crate) struct Device {
 
 /// A control group, and its states in two subsystems.
 #[derive(Clone, Copy)]
-pub(crate) struct Group {
+pub(crate) struct SyntheticGroup {
     pub node: u64,
     /// The state to which bios refer.
     pub block: u64,
@@ -215,7 +215,7 @@ impl Builder<'_> {
     }
 
     /// A control group in the group with the node `parent` (0 for the root).
-    pub fn group(&mut self, parent: u64, name: &str, serial: u64) -> Group {
+    pub fn group(&mut self, parent: u64, name: &str, serial: u64) -> SyntheticGroup {
         let node = self.make("kernfs_node");
         let recent = self.shape.recent;
         self.set(node, if recent { "kernfs_node.__parent" } else { "kernfs_node.parent" }, parent);
@@ -233,7 +233,7 @@ impl Builder<'_> {
         let memory = self.make("mem_cgroup");
         self.set(memory, "mem_cgroup.css.cgroup", cgroup);
         self.set(memory, "mem_cgroup.css.serial_nr", serial + 1);
-        Group { node, block, memory }
+        SyntheticGroup { node, block, memory }
     }
 
     /// Fills in the task at `task`: a thread of the process of `leader` (0 for a new process).

@@ -1,7 +1,7 @@
 //! The activity of a synthetic guest: requests of every known kind in flight, and the true facts
 //! about each.
 
-use fathom_insight::{Confidence, Kind, Source};
+use fathom_insight::{Confidence, InsightSource, Kind};
 
 use super::PAGE;
 use super::answer::NamedFacts;
@@ -13,7 +13,7 @@ use crate::resolver::RequestView;
 
 /// A request in flight.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct SyntheticRequest {
     /// The purpose of the request.
     pub name: &'static str,
     /// The disk's view of the request.
@@ -35,7 +35,7 @@ pub(crate) struct Globals {
 
 /// The objects of the scene.
 pub(crate) struct Scene {
-    pub requests: Vec<Request>,
+    pub requests: Vec<SyntheticRequest>,
     pub tasks: Vec<(u32, &'static str)>,
     pub cached: Vec<(String, u64)>,
 }
@@ -137,7 +137,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let on_ext4 = NamedFacts {
         file_system: "ext4".into(),
         device: "vda1".into(),
-        ..sure(Kind::Data, Source::Page)
+        ..sure(Kind::Data, InsightSource::Page)
     };
     let inbox_facts = NamedFacts {
         inode: 131,
@@ -243,7 +243,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // Buffers.
     let device_page = stage.builder.cache(vda1.inode);
     let bio_of = stage.of_buffer("journal_end_buffer_io_sync", in_root);
-    let reported = with(&sure(Kind::Journal, Source::Bio), "/");
+    let reported = with(&sure(Kind::Journal, InsightSource::Bio), "/");
     stage.one("journal", bio_of, device_page, &reported);
     let reported = NamedFacts { kind: Kind::Journal, ..of_ext4.clone() };
     let bio_of = stage.with_buffer(journal_buffer, "end_buffer_write_sync", in_root);
@@ -263,11 +263,11 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.one(name, bio_of, page, &with(reported, "/"));
     }
     let bio_of = stage.of_buffer("ext4_end_bitmap_read", in_root);
-    let reported = with(&sure(Kind::Metadata, Source::Bio), "/");
+    let reported = with(&sure(Kind::Metadata, InsightSource::Bio), "/");
     stage.one("bitmap", bio_of, device_page, &reported);
     let raw_page = stage.builder.cache(vdb.inode);
     let bio_of = stage.of_buffer("end_buffer_async_write", in_root);
-    let reported = NamedFacts { device: "vdb".into(), ..sure(Kind::Device, Source::Page) };
+    let reported = NamedFacts { device: "vdb".into(), ..sure(Kind::Device, InsightSource::Page) };
     stage.one("device", bio_of, raw_page, &with(&reported, "/"));
 
     // Direct I/O.
@@ -275,7 +275,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         process: "postgres".into(),
         process_id: 77,
         kind: Kind::Direct,
-        source: Source::Bio,
+        source: InsightSource::Bio,
         ..reported.clone()
     };
     let file = stage.builder.open(database);
@@ -321,16 +321,16 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.one("device simple", simple, private, &reported);
 
     // Swap.
-    let reported = with(&sure(Kind::Swap, Source::Bio), "/");
+    let reported = with(&sure(Kind::Swap, InsightSource::Bio), "/");
     stage.one("swap", Bio { end: "end_swap_bio_write", ..in_root }, private, &reported);
     let foreign = Bio { end: "unknown_end_io", size: PAGE, ..in_root };
     let likely = |kind, source| NamedFacts { confidence: Confidence::Likely, ..sure(kind, source) };
-    let reported = with(&likely(Kind::Swap, Source::Flags), "/");
+    let reported = with(&likely(Kind::Swap, InsightSource::Flags), "/");
     stage.submit("swap by flag", SWAP, &[foreign], &[(private, PAGE)], &[reported]);
-    let reported = with(&likely(Kind::Metadata, Source::Flags), "/");
+    let reported = with(&likely(Kind::Metadata, InsightSource::Flags), "/");
     stage.submit("metadata by flag", META, &[foreign], &[(private, PAGE)], &[reported]);
     let waited = Bio { end: "submit_bio_wait_endio", ..bio };
-    let reported = with(&likely(Kind::Device, Source::Bio), "/web");
+    let reported = with(&likely(Kind::Device, InsightSource::Bio), "/web");
     stage.one("device waited", waited, private, &reported);
     let foreign = Bio { end: "unknown_end_io", ..bio };
     let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_facts.clone() };
@@ -340,7 +340,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // Pages of a file that a program has mapped and writes to a device: the facts are not the
     // file's.
     let mapped = stage.builder.cache_idle(inbox);
-    let of_device = with(&likely(Kind::Device, Source::Bio), "/web");
+    let of_device = with(&likely(Kind::Device, InsightSource::Bio), "/web");
     for (name, end, device, page, reported) in [
         ("waited, on its device", "bio_wait_end_io", vda1.device, inbox_page, &inbox_facts),
         ("mapped, waited", "bio_wait_end_io", vdb.device, mapped, &of_device),
@@ -400,7 +400,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     // The first page of the file system's own bio has the facts.
     let stacked = Bio { end: "crypt_endio", private: crypt, ..in_job };
     stage.one("raid1 on dm-crypt", stacked, private, &outbox_facts);
-    let reported = with(&sure(Kind::Device, Source::Bio), "/");
+    let reported = with(&sure(Kind::Device, InsightSource::Bio), "/");
     stage.one("md super block", Bio { end: "super_written", ..in_root }, private, &reported);
 
     // XFS.
@@ -411,9 +411,9 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         let operations = stage.builder.function(operations);
         let buffer = stage.holder("xfs_buf", "xfs_buf.b_ops", operations);
         let bio = Bio { end: "xfs_buf_bio_end_io", private: buffer, ..bio };
-        stage.one(name, bio, private, &with(&sure(kind, Source::Bio), "/web"));
+        stage.one(name, bio, private, &with(&sure(kind, InsightSource::Bio), "/web"));
     }
-    let reported = with(&sure(Kind::Journal, Source::Bio), "/");
+    let reported = with(&sure(Kind::Journal, InsightSource::Bio), "/");
     stage.one("xfs log", Bio { end: "xlog_bio_end_io", ..in_root }, private, &reported);
     let image_page = stage.builder.cache(disk_image);
     let reported = NamedFacts {
@@ -423,7 +423,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         file_system: "xfs".into(),
         device: "dm-0".into(),
         cgroup: "/web".into(),
-        ..sure(Kind::Data, Source::Page)
+        ..sure(Kind::Data, InsightSource::Page)
     };
     stage.one("xfs data", Bio { end: "xfs_end_bio", ..bio }, image_page, &reported);
 
@@ -432,7 +432,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         file_system: "btrfs".into(),
         device: "vdc".into(),
         cgroup: "/web".into(),
-        ..sure(Kind::Data, Source::Bio)
+        ..sure(Kind::Data, InsightSource::Bio)
     };
     let data_facts =
         NamedFacts { inode: 257, file_size: 70_000, path: "/home/data".into(), ..on_btrfs.clone() };
@@ -448,7 +448,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     };
     // The page of a bio that refers to its inode can be any page.
     let simple = Bio { end: "btrfs_simple_end_io", ..bio };
-    let source = if recent { Source::Bio } else { Source::Page };
+    let source = if recent { InsightSource::Bio } else { InsightSource::Page };
     let page = if recent { private } else { stage.builder.cache(btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
     let data_facts = NamedFacts { source, ..data_facts };
@@ -463,12 +463,13 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         stage.holder("btrfs_dio_private", "btrfs_dio_private.inode", btrfs_file)
     };
     let address = embedded(&mut stage, btrfs_outer, "btrfs_end_dio_bio", owner);
-    let reported = NamedFacts { kind: Kind::Direct, source: Source::Bio, ..data_facts.clone() };
+    let reported =
+        NamedFacts { kind: Kind::Direct, source: InsightSource::Bio, ..data_facts.clone() };
     stage.one("btrfs direct", Bio { address, ..simple }, private, &reported);
     let owner =
         if recent { 0 } else { stage.holder("compressed_bio", "compressed_bio.inode", btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "end_compressed_bio_read", owner);
-    let reported = NamedFacts { source: Source::Bio, ..data_facts.clone() };
+    let reported = NamedFacts { source: InsightSource::Bio, ..data_facts.clone() };
     stage.one("btrfs compressed", Bio { address, ..simple }, private, &reported);
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
     let original = stage.above(&Bio { address, ..simple });
@@ -476,7 +477,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let stripe = stage.holder("btrfs_io_stripe", "btrfs_io_stripe.bioc", context);
     let copy = Bio { end: "btrfs_clone_write_end_io", private: stripe, ..bio };
     stage.one("btrfs stripe", copy, page, &data_facts);
-    let reported = with(&sure(Kind::Metadata, Source::Bio), "/");
+    let reported = with(&sure(Kind::Metadata, InsightSource::Bio), "/");
     stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &reported);
 
     // Copies of pages that may belong to several files: all of them are examined.

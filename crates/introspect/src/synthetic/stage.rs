@@ -3,8 +3,8 @@
 use super::PAGE;
 use super::answer::NamedFacts;
 use super::builder::Builder;
-use super::objects::Group;
-use super::scene::Request;
+use super::objects::SyntheticGroup;
+use super::scene::SyntheticRequest;
 use crate::resolver::RequestView;
 
 /// The members of a bio.
@@ -17,7 +17,7 @@ pub(super) struct Bio {
     /// The list of the bio's pieces of memory, for layers that copy.
     pub(super) vectors: u64,
     pub(super) size: u64,
-    pub(super) group: Option<Group>,
+    pub(super) group: Option<SyntheticGroup>,
     /// The `block_device` of the bio.
     pub(super) device: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Stage<'b, 's> {
     pub(super) builder: &'b mut Builder<'s>,
     pub(super) queue: u64,
     pub(super) sector: u64,
-    pub(super) requests: Vec<Request>,
+    pub(super) requests: Vec<SyntheticRequest>,
 }
 
 impl Stage<'_, '_> {
@@ -107,7 +107,7 @@ impl Stage<'_, '_> {
         if let [only] = &mut truth[..] {
             only.length = length;
         }
-        self.requests.push(Request { name, view, pieces: pieces.to_vec(), truth });
+        self.requests.push(SyntheticRequest { name, view, pieces: pieces.to_vec(), truth });
     }
 
     /// Submits a request with one bio and one page.

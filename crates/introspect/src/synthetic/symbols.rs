@@ -1,6 +1,6 @@
 //! A table of symbols, compressed in the kernel's format.
 
-use super::bytes::Bytes;
+use super::bytes::ByteBuilder;
 
 /// The encodings of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct Tables {
 pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses, place: u64) -> Tables {
     let base = symbols.iter().map(|symbol| symbol.1).filter(|address| address >> 63 != 0).min();
     let base = base.unwrap_or(0);
-    let (mut names, mut offsets) = (Vec::new(), Bytes::default());
+    let (mut names, mut offsets) = (Vec::new(), ByteBuilder::default());
     for (index, (name, address, letter)) in symbols.iter().enumerate() {
         let mut tokens = vec![*letter];
         let mut rest = name.as_str();
@@ -58,7 +58,7 @@ pub(crate) fn encode(symbols: &[(String, u64, u8)], addresses: Addresses, place:
             Addresses::Below => base.wrapping_sub(1).wrapping_sub(*address) as u32,
         });
     }
-    let (mut token_table, mut token_index) = (Vec::new(), Bytes::default());
+    let (mut token_table, mut token_index) = (Vec::new(), ByteBuilder::default());
     for token in 0..=255_u8 {
         token_index.u16(token_table.len() as u16);
         match token {

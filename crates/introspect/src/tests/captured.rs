@@ -11,7 +11,9 @@ use super::mutations::Sum;
 use crate::image::open_image;
 use crate::kernel::Kernel;
 use crate::resolver::RequestView;
-use crate::synthetic::{Effort, NamedFacts, Request, Store, Subject, attach, check};
+use crate::synthetic::{
+    Effort, MutationSubject, NamedFacts, Store, SyntheticRequest, attach, check,
+};
 
 /// A line of the truth, which is the guest's own report.
 #[derive(Debug, Default, Clone)]
@@ -352,16 +354,16 @@ fn requests_in_flight() {
 }
 
 /// A guest whose memory can be manipulated, in a copy of the memory.
-fn subject(captured: &Captured) -> Subject {
+fn subject(captured: &Captured) -> MutationSubject {
     let kernel = Kernel::attach(&captured.memory, None).unwrap();
     let known = captured.known(&kernel, &Arc::new(Names::default()));
-    let requests = known.into_iter().map(|(request, truth)| Request {
+    let requests = known.into_iter().map(|(request, truth)| SyntheticRequest {
         name: "captured",
         view: request.view,
         pieces: request.pieces,
         truth,
     });
-    let requests: Vec<Request> = requests.collect();
+    let requests: Vec<SyntheticRequest> = requests.collect();
     let regions: Vec<_> =
         captured.memory.regions().iter().map(|region| (region.start, region.length)).collect();
     let store = Store::new(&regions).unwrap();
@@ -376,7 +378,7 @@ fn subject(captured: &Captured) -> Subject {
     let request = requests[0].view.header - kernel.layout.request_size;
     let queue = captured.memory.u64(request + kernel.layout.request_queue).unwrap();
     let direct = queue - kernel.space.direct(queue).unwrap();
-    Subject::over(store, requests, direct)
+    MutationSubject::over(store, requests, direct)
 }
 
 #[test]

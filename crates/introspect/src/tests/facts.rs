@@ -1,9 +1,9 @@
 //! The facts about each kind of request are exact.
 
-use crate::synthetic::{Shape, Subject};
+use crate::synthetic::{MutationSubject, Shape};
 
 fn answers(shape: &Shape) {
-    let subject = Subject::new(shape);
+    let subject = MutationSubject::new(shape);
     for (request, reported) in subject.clean() {
         assert_eq!(reported, request.truth, "{}", request.name);
     }

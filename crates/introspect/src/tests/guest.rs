@@ -10,7 +10,7 @@ use fathom_insight::{ClassTable, Insight, Kind, Names};
 use super::SyntheticGuest;
 use crate::guest::{Guest, GuestState};
 use crate::resolver::{RequestView, Resolver};
-use crate::synthetic::{Linux, NamedFacts, Request, Shape, Store};
+use crate::synthetic::{Linux, NamedFacts, Shape, Store, SyntheticRequest};
 
 const PAGE: u64 = 4096;
 
@@ -35,7 +35,7 @@ impl Followed {
         Self { resolver: guest.resolver(), guest, wakes, names, now_ns: 0 }
     }
 
-    fn resolve(&mut self, request: &Request) -> NamedFacts {
+    fn resolve(&mut self, request: &SyntheticRequest) -> NamedFacts {
         self.resolve_view(&request.view, &request.pieces)
     }
 
@@ -82,7 +82,7 @@ impl Followed {
 }
 
 /// The same request at another sector, which does not match the kernel's structures.
-fn elsewhere(request: &Request) -> RequestView {
+fn elsewhere(request: &SyntheticRequest) -> RequestView {
     RequestView { sector: request.view.sector + 1, ..request.view }
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::synthetic::{Effort, MUTATION, Outcome, Shape, Subject, fuzz_introspection};
+use crate::synthetic::{
+    Effort, MUTATION, MutationOutcome, MutationSubject, Shape, fuzz_introspection,
+};
 
 /// Prints the seed when a test fails or hangs.
 pub(super) struct Seed {
@@ -70,14 +72,14 @@ pub(super) fn bytes(seed: u64) -> Vec<u8> {
 pub(super) struct Sum {
     pub runs: u64,
     pub attached: u64,
-    pub outcome: Outcome,
+    pub outcome: MutationOutcome,
 }
 
 impl Sum {
     /// Manipulates a guest once for each seed.
     pub fn of(
         what: &'static str,
-        subject: &mut Subject,
+        subject: &mut MutationSubject,
         effort: Effort,
         seeds: Range<u64>,
     ) -> Self {
@@ -96,7 +98,7 @@ impl Sum {
             sum.unexplained
                 .extend(outcome.unexplained.iter().map(|text| format!("{seed}: {text}")));
         }
-        let Outcome { same, unsure, explained, reads_max, unexplained, .. } = &all.outcome;
+        let MutationOutcome { same, unsure, explained, reads_max, unexplained, .. } = &all.outcome;
         println!(
             "{what}: {} runs, {} with a kernel; facts: {same} the same, {unsure} unsure, \
              {explained} that the memory explains, {} unexplained; {reads_max} reads at most",
@@ -113,7 +115,7 @@ impl Sum {
 const CHANCE: u64 = 100_000;
 
 fn manipulate(what: &'static str, shape: &Shape, effort: Effort, runs: u64) {
-    let mut subject = Subject::new(shape);
+    let mut subject = MutationSubject::new(shape);
     let sum = Sum::of(what, &mut subject, effort, 0..runs);
     let unexplained = &sum.outcome.unexplained;
     assert!(unexplained.len() as u64 <= 1 + runs / CHANCE, "{what}:\n{}", unexplained.join("\n"));

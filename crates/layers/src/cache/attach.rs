@@ -22,7 +22,7 @@ use super::regions::Regions;
 use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
-use crate::access::{Access, REQUEST_TIME_MAX};
+use crate::access::{REQUEST_TIME_MAX, StoreAccess};
 
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of the writer while no queue writes.
@@ -231,7 +231,7 @@ impl CacheVolume {
             let (generation, earlier) = (disk.generation, disk.expected.unwrap_or_default());
             DiskRecord { generation, earlier, log: disk.log, ..record.clone() }
         };
-        let mut access = Access::open(&self.backend)?;
+        let mut access = StoreAccess::open(&self.backend)?;
         self.write_record(&mut access, state, record)
     }
 
@@ -255,7 +255,7 @@ impl CacheVolume {
         }
         self.sweep(state.number, 0);
         if turn.is_some() {
-            let mut access = Access::open(&self.backend)?;
+            let mut access = StoreAccess::open(&self.backend)?;
             if rejects {
                 self.write_all_bits(&mut access, state)?;
             }
@@ -279,7 +279,7 @@ impl CacheVolume {
         }
         let _turn = self.turn()?;
         let record = DiskRecord { generation: 0, earlier: 0, ..state.record.lock().clone() };
-        self.write_record(&mut Access::open(&self.backend)?, state, record)
+        self.write_record(&mut StoreAccess::open(&self.backend)?, state, record)
     }
 
     /// Drops all blocks of the disks whose store had the state `generation`, which a mark still
@@ -305,7 +305,7 @@ impl CacheVolume {
     /// Makes the page of a disk durable.
     fn write_record(
         &self,
-        access: &mut Access,
+        access: &mut StoreAccess,
         state: &DiskState,
         record: DiskRecord,
     ) -> Result<(), CacheError> {
@@ -321,7 +321,11 @@ impl CacheVolume {
     /// Makes the bits of all regions of a disk durable. Mappings of the disk may be in the tables.
     /// They are dropped when they are loaded, also by the next opening if this one ends before the
     /// disk's new state is noted.
-    fn write_all_bits(&self, access: &mut Access, state: &DiskState) -> Result<(), CacheError> {
+    fn write_all_bits(
+        &self,
+        access: &mut StoreAccess,
+        state: &DiskState,
+    ) -> Result<(), CacheError> {
         for page in 0..self.format.bitmap_pages {
             // Also those beyond the end, where an earlier disk may have been longer.
             let bits = vec![u64::MAX; REGIONS_PER_PAGE as usize / 64];
@@ -338,7 +342,7 @@ impl CacheVolume {
     /// Writes a page. The caller has the turn.
     fn write_now(
         &self,
-        access: &mut Access,
+        access: &mut StoreAccess,
         page: u32,
         bytes: impl FnOnce(u64) -> Box<[u8]>,
     ) -> io::Result<()> {

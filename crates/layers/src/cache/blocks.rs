@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::prefetch;
-use fathom_cache::{Access, DISK_SHIFT, Hits, SlotStates};
+use fathom_cache::{BlockAccess, DISK_SHIFT, Hits, SlotStates};
 
 use super::format::BLOCK_BITS;
 use super::index::Index;
@@ -35,7 +35,7 @@ pub(super) struct Blocks {
 
 /// What a read without the lock has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum UnlockedLookup {
     /// The slot has the content, and is pinned.
     Hit(u32),
     /// The slot had the content, and is pinned: the caller unpins it and asks the shard.
@@ -135,45 +135,59 @@ impl Blocks {
     /// the replacement knows. A block that was read ahead and not read since is not found, because
     /// it has no hit.
     #[inline]
-    pub(super) fn read(&self, key: u64, wanted: u16, access: &Access) -> Found {
-        let Some(block) = pack(key, self.granules) else { return Found::Unknown };
+    pub(super) fn read(&self, key: u64, wanted: u16, access: &BlockAccess) -> UnlockedLookup {
+        let Some(block) = pack(key, self.granules) else { return UnlockedLookup::Unknown };
         let is_block = |slot| {
             self.prefetch_hit(slot);
             self.entry(slot) >> self.granules == block
         };
-        let Some(slot) = self.index.find(hash(key), is_block) else { return Found::Unknown };
+        let Some(slot) = self.index.find(hash(key), is_block) else {
+            return UnlockedLookup::Unknown;
+        };
         self.read_slot(slot, block, wanted, access)
     }
 
     /// As [`read`](Self::read), if the block is in the slot that was found for it before.
     #[inline]
-    pub(super) fn read_at(&self, slot: u32, key: u64, wanted: u16, access: &Access) -> Found {
+    pub(super) fn read_at(
+        &self,
+        slot: u32,
+        key: u64,
+        wanted: u16,
+        access: &BlockAccess,
+    ) -> UnlockedLookup {
         match pack(key, self.granules) {
             Some(block) if self.entry(slot) >> self.granules == block => {
                 self.read_slot(slot, block, wanted, access)
             }
-            _ => Found::Unknown,
+            _ => UnlockedLookup::Unknown,
         }
     }
 
     #[inline]
-    fn read_slot(&self, slot: u32, block: u64, wanted: u16, access: &Access) -> Found {
+    fn read_slot(
+        &self,
+        slot: u32,
+        block: u64,
+        wanted: u16,
+        access: &BlockAccess,
+    ) -> UnlockedLookup {
         let is_settled = Hits::is_settled(&self.states, slot, access);
         let has_all = self.valid(slot) & wanted == wanted;
         if !is_settled || !has_all {
-            return Found::Unknown;
+            return UnlockedLookup::Unknown;
         }
         #[cfg(test)]
         tests::pause();
         if !self.pins.pin_unlocked(slot) {
-            return Found::Unknown;
+            return UnlockedLookup::Unknown;
         }
         let entry = self.entry(slot);
         let wanted = u64::from(wanted);
         if entry >> self.granules == block && entry & wanted == wanted {
-            Found::Hit(slot)
+            UnlockedLookup::Hit(slot)
         } else {
-            Found::Lost(slot)
+            UnlockedLookup::Lost(slot)
         }
     }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fathom_cache::{Access, Policy, Replacement, ReplacementOptions};
+use fathom_cache::{BlockAccess, Policy, Replacement, ReplacementOptions};
 use parking_lot::Mutex;
 
 use super::super::format::BLOCK_BITS;
 use super::super::shard::{Lookup, Reason, Shard};
-use super::{Blocks, Found};
+use super::{Blocks, UnlockedLookup};
 
 const SLOTS: u32 = 16;
 const BLOCKS: u64 = 40;
@@ -67,16 +67,16 @@ impl Model {
         self.unpin(slot);
     }
 
-    fn read(&self, block: u64, wanted: u16, access: &Access) {
+    fn read(&self, block: u64, wanted: u16, access: &BlockAccess) {
         let completed = &self.completed[block as usize];
         let least = completed.each_ref().map(|version| version.load(Ordering::Acquire));
         match self.blocks.read(key(block), wanted, access) {
-            Found::Hit(slot) => {
+            UnlockedLookup::Hit(slot) => {
                 self.hits.fetch_add(1, Ordering::Relaxed);
                 self.check(slot, block, wanted, least);
             }
-            Found::Lost(slot) => self.unpin(slot),
-            Found::Unknown => {
+            UnlockedLookup::Lost(slot) => self.unpin(slot),
+            UnlockedLookup::Unknown => {
                 let found = self.shard.lock().read(key(block), wanted, access, true);
                 match found {
                     Lookup::Hit(slot) => self.check(slot, block, wanted, least),
@@ -87,7 +87,7 @@ impl Model {
         }
     }
 
-    fn insert(&self, block: u64, mask: u16, number: u64, access: &Access) {
+    fn insert(&self, block: u64, mask: u16, number: u64, access: &BlockAccess) {
         let home = &self.home[block as usize];
         let versions = home.each_ref().map(|version| version.load(Ordering::Acquire));
         let room = self.shard.lock().begin_insertion(key(block), number, mask, || true);
@@ -100,7 +100,7 @@ impl Model {
         shard.end_insertion(key(block), number, room, Some(&[0; GRANULES]), access);
     }
 
-    fn write(&self, block: u64, mask: u16, access: &Access) {
+    fn write(&self, block: u64, mask: u16, access: &BlockAccess) {
         self.shard.lock().begin_change(key(block), mask, Reason::Write);
         let home = &self.home[block as usize];
         let versions: Vec<(usize, u64)> = granules(mask)
@@ -133,14 +133,14 @@ fn a_read_without_the_lock_finds_no_other_and_no_old_content() {
     let model = Model::new();
     let run = |seed: u64, writes: u64| {
         let mut random = fastrand::Rng::with_seed(seed);
-        let access = Access::default();
+        let access = BlockAccess::default();
         for step in 0..60_000_u64 {
             // Some blocks are read often. Later there are others.
             let scale = if random.bool() { 6 } else { BLOCKS };
             let block = (random.u64(0..scale) + step / 20_000 * 7) % BLOCKS;
             let mask = random.u16(1..1 << GRANULES);
             if random.u64(0..100) < writes {
-                model.write(block, mask, &Access { is_write: true, ..access });
+                model.write(block, mask, &BlockAccess { is_write: true, ..access });
             } else {
                 model.read(block, mask, &access);
             }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request, faults};
-use fathom_cache::{Access, Continued, Touch};
+use fathom_cache::{BlockAccess, Continued, Touch};
 
 use super::class::class;
 use super::insert::Part;
@@ -25,7 +25,7 @@ pub(super) struct Changing {
     pub(super) copied: u64,
     /// For a change of many blocks: its number in each shard.
     pub(super) ranges: Vec<u64>,
-    access: Access,
+    access: BlockAccess,
     /// The blocks that a request shortly before it has used.
     continued: Continued,
 }
@@ -211,7 +211,7 @@ impl CacheQueue {
                 let shard = volume.shard_of(key);
                 let mask = Self::covered(start, length, size);
                 let inserts = data.is_some() && outcome.is_ok() && mask != 0;
-                let access = Access { is_continued: continued.is_of(block, ends), ..access };
+                let access = BlockAccess { is_continued: continued.is_of(block, ends), ..access };
                 let access = (inserts && volume.is_usable()).then_some(&access);
                 let number = volume.shard(shard).end_change(key, access);
                 if number != 0 {

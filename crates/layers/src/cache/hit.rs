@@ -2,7 +2,7 @@
 //! fetched into the processor's caches together.
 
 use fathom_block::{CacheHit, Crossing, Operation, Request};
-use fathom_cache::Access;
+use fathom_cache::BlockAccess;
 
 use super::queue::CacheQueue;
 
@@ -62,7 +62,7 @@ impl CacheQueue {
     pub(super) fn serve_at_once(
         &mut self,
         mut request: Box<Request>,
-        access: &Access,
+        access: &BlockAccess,
         begin_ns: u64,
         next: &mut Crossing<'_>,
     ) -> AtOnce {

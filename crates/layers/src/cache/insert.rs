@@ -1,7 +1,7 @@
 //! Puts content into the cache.
 
 use fathom_block::{Crossing, Operation, Outcome, Request};
-use fathom_cache::Access;
+use fathom_cache::BlockAccess;
 
 use super::format::{GRANULE, checksum};
 use super::queue::CacheQueue;
@@ -35,7 +35,7 @@ pub(super) struct Inserting {
     pub(super) rooms: Vec<(Part, Room)>,
     /// The checksums of the granules of each block.
     sums: Vec<u16>,
-    access: Access,
+    access: BlockAccess,
     /// The number of the read-ahead that has read the content; 0 is none.
     pub(super) fetch: u64,
 }
@@ -61,7 +61,7 @@ impl CacheQueue {
         &mut self,
         data: Box<Request>,
         mut parts: Vec<Part>,
-        access: Access,
+        access: BlockAccess,
         fetch: u64,
         next: &mut Crossing<'_>,
     ) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{Crossing, Operation, Outcome, Request};
-use fathom_cache::Access;
+use fathom_cache::BlockAccess;
 
 use super::format::{BLOCK_BITS, PAGE_LENGTH};
 use super::queue::{CacheQueue, purpose};
@@ -113,7 +113,7 @@ impl CacheVolume {
                 let is_current = is_certain
                     && self.shard_of(entry.key) == shard_number
                     && disk.and_then(is_quiet).is_some();
-                let access = Access { class: entry.class, ..Access::default() };
+                let access = BlockAccess { class: entry.class, ..BlockAccess::default() };
                 shard.load(within + slot - first, &entry, is_current, &access);
             }
         }

@@ -18,7 +18,7 @@ use super::format::{BLOCK_BITS, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
-use crate::access::Access;
+use crate::access::StoreAccess;
 
 /// The least size of a region of a disk, as its binary logarithm.
 pub(super) const REGION_SHIFT: u8 = 20;
@@ -178,7 +178,7 @@ impl CacheVolume {
                 Vec::new(),
             ));
         }
-        let mut access = Access::open(&backend)?;
+        let mut access = StoreAccess::open(&backend)?;
         let length = (2 * PAGE_LENGTH as u64).min(backend.capacity());
         let format = match Superblock::select(&access.read(0, length)?) {
             Ok(format) => format,
@@ -230,7 +230,7 @@ impl CacheVolume {
 }
 
 /// Makes a cache: blank pages, and the superblock.
-fn make(access: &mut Access, format: &Superblock) -> io::Result<()> {
+fn make(access: &mut StoreAccess, format: &Superblock) -> io::Result<()> {
     let end = format.page_offset(format.pages(), 0);
     let mut zeroes = vec![0; ZEROES as usize];
     let mut at = 0;
@@ -251,7 +251,7 @@ type Disks = BTreeMap<u16, Arc<DiskState>>;
 
 /// Reads the pages of disks and regions. Returns the disks, and the numbers that no disk has had.
 fn read_disks(
-    access: &mut Access,
+    access: &mut StoreAccess,
     format: &Superblock,
     sequences: &mut [u64],
 ) -> io::Result<(Disks, BTreeSet<u16>)> {

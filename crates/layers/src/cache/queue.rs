@@ -10,7 +10,7 @@ use fathom_block::{
     Capabilities, Crossing, ErrorKind, LayerQueue, Operation, Outcome, Request, StoreId, Waker,
     Work,
 };
-use fathom_cache::{Access, Continued, Hits, MissCost, Seams};
+use fathom_cache::{BlockAccess, Continued, Hits, MissCost, Seams};
 use hashbrown::HashMap;
 
 use super::Inner;
@@ -80,7 +80,7 @@ struct Reading {
     hits: Vec<Hit>,
     /// The parts that will be inserted.
     parts: Vec<Part>,
-    access: Access,
+    access: BlockAccess,
     looked: Looked,
     /// Whether the cache has all of it.
     is_hit: bool,
@@ -203,13 +203,13 @@ impl CacheQueue {
     }
 
     /// What the replacement learns of a request.
-    pub(super) fn access(&self, request: &Request) -> Access {
+    pub(super) fn access(&self, request: &Request) -> BlockAccess {
         let class = class(&request.insight);
         let is_write = request.operation != Operation::Read;
         let is_sequential = request.offset == self.last_end;
         // A write is at home before it completes, so that a hit of it saves nothing.
         let miss_ns = if is_write { 0 } else { self.cost_of(is_sequential, request.length) };
-        Access { class, is_write, is_sequential, miss_ns, is_continued: false }
+        BlockAccess { class, is_write, is_sequential, miss_ns, is_continued: false }
     }
 
     /// The blocks of a request that another request shortly before it has used.

@@ -19,11 +19,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_cache::{Access, CLASSES, Hits, Kept, Replacement};
+use fathom_cache::{BlockAccess, CLASSES, Hits, Kept, Replacement};
 use hashbrown::HashMap;
 
 use super::blocks::Blocks;
-use super::format::{BLOCK_BITS, Entry};
+use super::format::{BLOCK_BITS, SlotEntry};
 use list::{EMPTY, List};
 
 /// The mapping is in use, and its content is on the volume.
@@ -270,7 +270,13 @@ impl Shard {
     /// Looks up the granules `wanted` of a block, and pins the slot that has them. If the block may
     /// be inserted, and `inserts` is set, its next content is expected.
     #[inline]
-    pub(super) fn read(&mut self, key: u64, wanted: u16, access: &Access, inserts: bool) -> Lookup {
+    pub(super) fn read(
+        &mut self,
+        key: u64,
+        wanted: u16,
+        access: &BlockAccess,
+        inserts: bool,
+    ) -> Lookup {
         let found = self.find(key);
         if let Some(slot) = found {
             if self.valid(slot) & wanted == wanted && self.blocks.pins.pin(slot) {
@@ -292,7 +298,7 @@ impl Shard {
 
     /// The number of an insertion of the granules `mask` of a block that is read ahead; 0 if it has
     /// them, if the policy does not admit the block, or if its content is uncertain.
-    pub(super) fn read_ahead(&mut self, key: u64, mask: u16, access: &Access) -> u64 {
+    pub(super) fn read_ahead(&mut self, key: u64, mask: u16, access: &BlockAccess) -> u64 {
         let wanted = match self.find(key) {
             Some(slot) => mask & !self.valid(slot) != 0,
             None => mask != 0 && self.replacement.has_place(access),
@@ -312,7 +318,7 @@ impl Shard {
 
     /// If the block in a slot was read ahead, this is the read for which that was done: the
     /// replacement does not count it as a second one. Returns whether it was.
-    fn first_use(&mut self, slot: u32, key: u64, access: &Access) -> bool {
+    fn first_use(&mut self, slot: u32, key: u64, access: &BlockAccess) -> bool {
         let flags = &mut self.flags[slot as usize];
         if *flags & AHEAD == 0 {
             return false;
@@ -409,7 +415,7 @@ impl Shard {
         number: u64,
         room: Room,
         sums: Option<&[u16]>,
-        access: &Access,
+        access: &BlockAccess,
     ) -> bool {
         let Room { slot, mask } = room;
         let at = slot as usize;
@@ -462,7 +468,7 @@ impl Shard {
 
     /// The replacement gets the block that was mapped to a slot. `kept` is its place before its
     /// content was written.
-    fn admit(&mut self, slot: u32, key: u64, access: &Access, kept: Option<Kept>) {
+    fn admit(&mut self, slot: u32, key: u64, access: &BlockAccess, kept: Option<Kept>) {
         match kept {
             Some(kept) => self.replacement.insert_again(slot, key, access, kept),
             None => self.replacement.insert(slot, key, access),
@@ -476,7 +482,7 @@ impl Shard {
     }
 
     /// A request for the block in a slot, which may change its class.
-    fn hit(&mut self, slot: u32, key: u64, access: &Access) {
+    fn hit(&mut self, slot: u32, key: u64, access: &BlockAccess) {
         let before = self.class_of(slot);
         self.replacement.hit(slot, key, access);
         let class = self.class_of(slot);

@@ -60,8 +60,8 @@ fn shard(is_kept: bool) -> Shard {
     Shard::new(SLOTS, 4, 4, is_kept, replacement)
 }
 
-fn access() -> Access {
-    Access::default()
+fn access() -> BlockAccess {
+    BlockAccess::default()
 }
 
 /// The number of the insertion that a read of a block begins.
@@ -189,7 +189,7 @@ fn a_block_that_is_written_keeps_its_place() {
     for policy in [Policy::None, Policy::Sky, Policy::Auto] {
         let replacement = Replacement::new(&ReplacementOptions { policy }, slots);
         let mut shard = Shard::new(slots, 4, 4, true, replacement);
-        let rewrite = Access { is_write: true, ..access() };
+        let rewrite = BlockAccess { is_write: true, ..access() };
         for key in (0..800).chain(0..800).chain(0..800) {
             request(&mut shard, key);
         }
@@ -310,7 +310,7 @@ fn a_block_that_leaves_while_tables_are_written_waits_for_the_next_ones() {
 fn loaded_mappings_that_are_not_current_leave_with_the_next_tables() {
     let mut shard = shard(true);
     shard.begin_load();
-    let entry = |key| Entry { key, valid: 0b1111, class: 0, sums: &[1, 2, 3, 4] };
+    let entry = |key| SlotEntry { key, valid: 0b1111, class: 0, sums: &[1, 2, 3, 4] };
     shard.load(2, &entry(7), true, &access());
     shard.load(3, &entry(8), false, &access());
     shard.load(4, &entry(7), true, &access());
@@ -325,7 +325,7 @@ fn loaded_mappings_that_are_not_current_leave_with_the_next_tables() {
 /// the replacement. A block that leaves unread is counted.
 #[test]
 fn a_block_that_was_read_ahead_is_used_once() {
-    let access = Access { class: 1, ..Access::default() };
+    let access = BlockAccess { class: 1, ..BlockAccess::default() };
     let (slots, granules) = (64, 4);
     let options = ReplacementOptions { policy: Policy::None };
     let mut shard = Shard::new(slots, granules, 64, false, Replacement::new(&options, slots));

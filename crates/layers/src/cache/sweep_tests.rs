@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use fathom_backend::Null;
-use fathom_cache::{Access, Policy};
+use fathom_cache::{BlockAccess, Policy};
 use fathom_persistence::Identity;
 
 use super::super::format::Superblock;
@@ -19,7 +19,7 @@ fn volume() -> CacheVolume {
 
 fn has(volume: &CacheVolume, key: u64) -> bool {
     let number = volume.shard_of(key);
-    let found = volume.shard(number).read(key, 1, &Access::default(), false);
+    let found = volume.shard(number).read(key, 1, &BlockAccess::default(), false);
     match found {
         Lookup::Hit(slot) => {
             volume.unpin(number, slot);
@@ -30,7 +30,7 @@ fn has(volume: &CacheVolume, key: u64) -> bool {
 }
 
 fn insert(volume: &CacheVolume, key: u64) {
-    let access = Access { miss_ns: 1_000_000, ..Access::default() };
+    let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
     let mut shard = volume.shard(volume.shard_of(key));
     let Lookup::Miss(number) = shard.read(key, 1, &access, true) else { return };
     let Some(room) = shard.begin_insertion(key, number, 1, || true) else { return };

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
-use fathom_cache::{Access, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
+use fathom_cache::{BlockAccess, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
 use fathom_persistence::Identity;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::blocks::{Blocks, Found};
+use super::blocks::{Blocks, UnlockedLookup};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::regions::Regions;
 use super::shard::{Counts, Shard};
@@ -268,7 +268,13 @@ impl CacheVolume {
     /// the lock of the block's shard, and if the replacement has nothing to learn from the read but
     /// for [`Hits`].
     #[inline]
-    pub(super) fn hit(&self, shard: usize, key: u64, wanted: u16, access: &Access) -> Option<u32> {
+    pub(super) fn hit(
+        &self,
+        shard: usize,
+        key: u64,
+        wanted: u16,
+        access: &BlockAccess,
+    ) -> Option<u32> {
         self.found(shard, self.blocks[shard].read(key, wanted, access))
     }
 
@@ -279,20 +285,20 @@ impl CacheVolume {
         (shard, slot): (usize, u32),
         key: u64,
         wanted: u16,
-        access: &Access,
+        access: &BlockAccess,
     ) -> Option<u32> {
         self.found(shard, self.blocks[shard].read_at(slot, key, wanted, access))
     }
 
     #[inline]
-    fn found(&self, shard: usize, found: Found) -> Option<u32> {
+    fn found(&self, shard: usize, found: UnlockedLookup) -> Option<u32> {
         match found {
-            Found::Hit(slot) => Some(slot),
-            Found::Lost(slot) => {
+            UnlockedLookup::Hit(slot) => Some(slot),
+            UnlockedLookup::Lost(slot) => {
                 self.unpin(shard, slot);
                 None
             }
-            Found::Unknown => None,
+            UnlockedLookup::Unknown => None,
         }
     }
 

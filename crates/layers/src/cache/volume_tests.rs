@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use fathom_cache::{Access, ReplacementOptions};
+use fathom_cache::{BlockAccess, ReplacementOptions};
 
 use super::super::shard::{Lookup, Reason};
 use super::*;
@@ -21,7 +21,7 @@ fn shards(slots: u64, is_kept: bool) -> Vec<Shard> {
 
 /// Puts a block into each slot of a shard, and as many more that need the slots of others.
 fn fill(shard: &mut Shard, disk: u64) {
-    let access = Access { miss_ns: 1_000_000, ..Access::default() };
+    let access = BlockAccess { miss_ns: 1_000_000, ..BlockAccess::default() };
     for block in 0..u64::from(shard.slots()) * 9 / 8 {
         let key = disk << BLOCK_BITS | block.wrapping_mul(0x9e37_79b9) & 0xffff_ffff;
         let Lookup::Miss(number) = shard.read(key, 1, &access, true) else { continue };

@@ -48,7 +48,7 @@ pub struct GroupSnapshot {
 
 /// The place of the account of a row's group.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct AccountSlot {
     slot: u32,
     generation: u32,
     /// When a group without a place of its own tries again to get one.
@@ -82,18 +82,22 @@ impl Groups {
     }
 
     /// The place where requests of `cgroup` are counted.
-    pub(super) fn place(&mut self, cgroup: Option<&Arc<str>>, now_ns: u64) -> Place {
-        let Some(cgroup) = cgroup else { return Place { slot: NAMELESS, ..Place::default() } };
+    pub(super) fn place(&mut self, cgroup: Option<&Arc<str>>, now_ns: u64) -> AccountSlot {
+        let Some(cgroup) = cgroup else {
+            return AccountSlot { slot: NAMELESS, ..AccountSlot::default() };
+        };
         let own = self.index.get(cgroup).copied();
         match own.or_else(|| self.make_room(cgroup, now_ns)) {
-            Some(index) => Place {
+            Some(index) => AccountSlot {
                 slot: index as u32,
                 generation: self.slots[index].generation,
                 retry_ns: u64::MAX,
             },
-            None => {
-                Place { slot: OTHERS, generation: 0, retry_ns: now_ns.saturating_add(RETRY_NS) }
-            }
+            None => AccountSlot {
+                slot: OTHERS,
+                generation: 0,
+                retry_ns: now_ns.saturating_add(RETRY_NS),
+            },
         }
     }
 
@@ -120,7 +124,7 @@ impl Groups {
     }
 
     /// Whether a row has to look up its place again.
-    pub(super) fn is_stale(&self, place: Place, now_ns: u64) -> bool {
+    pub(super) fn is_stale(&self, place: AccountSlot, now_ns: u64) -> bool {
         let generation = self.slots.get(place.slot as usize).map(|slot| slot.generation);
         generation != Some(place.generation) || place.slot == OTHERS && now_ns >= place.retry_ns
     }
@@ -128,7 +132,7 @@ impl Groups {
     /// Counts a part of a request.
     pub(super) fn add(
         &mut self,
-        place: Place,
+        place: AccountSlot,
         kind: Kind,
         direction: Direction,
         bytes: u64,

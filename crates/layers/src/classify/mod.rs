@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, OpenContext, Operation,
-    Outcome, Place, Request, SECTOR_SIZE,
+    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, ObserverPosition,
+    OpenContext, Operation, Outcome, Request, SECTOR_SIZE,
 };
 use fathom_failure::Failure;
 use fathom_insight::{ClassTable, Names};
@@ -37,7 +37,7 @@ pub use cells::{
 pub use groups::{GROUP_OTHER, GroupAccount, GroupSnapshot};
 pub use slot::GuestSlot;
 pub use slow::SlowRequest;
-pub use table::{Subject, UsageRow};
+pub use table::{UsageRow, UsageSubject};
 pub use usage::{UsageOptions, UsageSnapshot};
 
 use crate::kind::{LayerContext, LayerOptions, Rank};
@@ -256,7 +256,7 @@ impl ClassifyQueue {
 }
 
 impl Observer for ClassifyQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         let now_ns = place.round_ns();
         for request in requests {
             let mut request = place.observe(request);
@@ -271,7 +271,7 @@ impl Observer for ClassifyQueue {
         }
     }
 
-    fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         if self.databases.is_none() {
             return;
         }
@@ -282,7 +282,7 @@ impl Observer for ClassifyQueue {
         }
     }
 
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         let mut now_ns = place.round_ns();
         for (request, outcome) in requests {
             let start_ns = place.word(request);

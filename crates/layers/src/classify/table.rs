@@ -8,7 +8,7 @@ use fathom_block::CacheHit;
 use fathom_insight::{Database, Facts, Kind, Name, Names};
 
 use super::cells::{Account, Accounts, Direction};
-use super::groups::{GroupSnapshot, Groups, Place};
+use super::groups::{AccountSlot, GroupSnapshot, Groups};
 
 /// The subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub(super) struct Record {
 
 /// The subject of a row as texts, which remain valid after the numbers of names are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Subject {
+pub struct UsageSubject {
     /// The kind of data.
     pub kind: Kind,
     /// The file's inode number in its file system; 0 if there is no file, or if it is unknown.
@@ -141,7 +141,7 @@ const NONE: u32 = u32::MAX;
 
 struct Row {
     key: Key,
-    subject: Subject,
+    subject: UsageSubject,
     instance: u64,
     file_size: u64,
     owner: u32,
@@ -149,14 +149,14 @@ struct Row {
     used: bool,
     /// The indexes of the accounts by direction.
     accounts: [u32; 3],
-    group: Place,
+    group: AccountSlot,
 }
 
 /// A row of the table.
 #[derive(Clone, Debug, Default)]
 pub struct UsageRow {
     /// The subject of the row.
-    pub subject: Subject,
+    pub subject: UsageSubject,
     /// Changes when the row was removed and made again. The counts of the removed row are then in
     /// the account of other rows.
     pub instance: u64,
@@ -257,7 +257,7 @@ impl Table {
 
     fn new_row(&mut self, key: Key, record: &Record, names: &Names) -> u32 {
         let text = |name| names.text(name);
-        let subject = Subject {
+        let subject = UsageSubject {
             kind: key.kind,
             inode: key.inode,
             path: text(key.path),

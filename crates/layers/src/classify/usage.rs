@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::cells::{Accounts, Direction, Totals, TotalsSnapshot, merge};
 use super::groups::GroupSnapshot;
 use super::slow::{Slow, SlowRequest};
-use super::table::{Record, Subject, Table, UsageRow};
+use super::table::{Record, Table, UsageRow, UsageSubject};
 
 /// The number of waiting parts at which a queue moves them into the table.
 const BATCH_MIN: usize = 32;
@@ -148,7 +148,7 @@ impl Usage {
 
 /// Merges rows with the same subject: a name that was removed and added again has a new number.
 fn merge_rows(rows: Vec<UsageRow>) -> Vec<UsageRow> {
-    let mut places: HashMap<Subject, usize> = HashMap::with_capacity(rows.len());
+    let mut places: HashMap<UsageSubject, usize> = HashMap::with_capacity(rows.len());
     let mut merged: Vec<UsageRow> = Vec::with_capacity(rows.len());
     for row in rows {
         if let Some(place) = places.get(&row.subject) {

@@ -7,8 +7,8 @@
 //! cost a request one load.
 //!
 //! The clock is read at most once a round for all requests that arrive or complete together
-//! ([`Place::round_ns`]), and once again for a request that completes in the round in which it
-//! arrived.
+//! ([`ObserverPosition::round_ns`]), and once again for a request that completes in the round in
+//! which it arrived.
 
 mod counters;
 mod event;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fathom_block::{
-    Capabilities, Layer, LayerPart, Observer, OpenContext, Outcome, Place, Request,
+    Capabilities, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Outcome, Request,
 };
 use fathom_failure::Failure;
 use fathom_insight::Ring;
@@ -266,7 +266,7 @@ impl Drop for TapQueue {
 }
 
 impl Observer for TapQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         let now_ns = place.round_ns();
         self.shard.counters.begin(requests.len() as u64, now_ns);
         let has_reader = self.has_reader();
@@ -280,7 +280,7 @@ impl Observer for TapQueue {
 
     /// Counts adjacent requests with equal keys in one step: requests that arrived together often
     /// have equal keys.
-    fn up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, mut requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         let mut now_ns = place.round_ns();
         while let Some((first, outcome)) = requests.first() {
             let key = |request: &Request| (place.word(request), request.length, request.operation);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use fathom_block::{Capabilities, Operation};
-use fathom_wal::{Segment, Source};
+use fathom_wal::{ContentLocation, Segment};
 
 /// The most bytes of one step.
 pub(super) const STEP_LENGTH_MAX: u64 = 1 << 20;
@@ -109,7 +109,7 @@ impl Agenda {
             }
             return Some(piece);
         };
-        let keep_allocated = first.source == Some(Source::Zeroes { keep_allocated: true });
+        let keep_allocated = first.source == Some(ContentLocation::Zeroes { keep_allocated: true });
         let Segment { offset, length, .. } = first;
         Some(Piece { operation, keep_allocated, offset, length, run: Vec::new() })
     }
@@ -117,7 +117,7 @@ impl Agenda {
     /// Home has refused zeroes. For example, a block device refuses ranges that are not aligned to
     /// its blocks.
     pub(super) fn refuse(&mut self, operation: Operation, offset: u64, length: u64) {
-        let source = Some(Source::Zeroes { keep_allocated: false });
+        let source = Some(ContentLocation::Zeroes { keep_allocated: false });
         let zeroes = Segment { offset, length, source, sequence: 0 };
         if operation == Operation::Discard && self.below.write_zeroes {
             self.steps += 1;
@@ -135,7 +135,7 @@ impl Agenda {
         let (mut count, mut length) = (0, 0);
         let mut end = None;
         for segment in self.segments.range(at..) {
-            let is_data = matches!(segment.source, Some(Source::Ring(_)));
+            let is_data = matches!(segment.source, Some(ContentLocation::Ring(_)));
             let continues = end.is_none_or(|end| {
                 segment.offset == end && length + segment.length <= STEP_LENGTH_MAX
             });
@@ -151,8 +151,10 @@ impl Agenda {
     /// The operation that zeroes a segment; `None` if zeroes are written as data.
     fn zeroing(&self, segment: &Segment) -> Option<Operation> {
         match segment.source {
-            Some(Source::Discard) if self.below.discard => Some(Operation::Discard),
-            Some(Source::Discard | Source::Zeroes { .. }) if self.below.write_zeroes => {
+            Some(ContentLocation::Discard) if self.below.discard => Some(Operation::Discard),
+            Some(ContentLocation::Discard | ContentLocation::Zeroes { .. })
+                if self.below.write_zeroes =>
+            {
                 Some(Operation::WriteZeroes)
             }
             _ => None,
@@ -183,7 +185,7 @@ fn as_data(zeroes: Segment) -> (Piece, Option<Segment>) {
 mod tests {
     use super::*;
 
-    fn segment(offset: u64, length: u64, source: Source) -> Segment {
+    fn segment(offset: u64, length: u64, source: ContentLocation) -> Segment {
         Segment { offset, length, source: Some(source), sequence: 1 }
     }
 
@@ -202,12 +204,12 @@ mod tests {
             for position in 0..random.u64(1..200) {
                 at += if random.bool() { 0 } else { random.u64(1..9) * 4096 };
                 let (source, length) = match random.u8(..8) {
-                    0 => (Source::Discard, random.u64(1..2000) * 4096),
+                    0 => (ContentLocation::Discard, random.u64(1..2000) * 4096),
                     1 => {
                         let keep_allocated = random.bool();
-                        (Source::Zeroes { keep_allocated }, random.u64(1..2000) * 4096)
+                        (ContentLocation::Zeroes { keep_allocated }, random.u64(1..2000) * 4096)
                     }
-                    _ => (Source::Ring(position << 30), random.u64(1..=256) * 4096),
+                    _ => (ContentLocation::Ring(position << 30), random.u64(1..=256) * 4096),
                 };
                 segments.push(segment(at, length, source));
                 at += length;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{BackgroundStep, Crossing, ErrorKind, Operation, Outcome, Permission, Request};
-use fathom_wal::{Round, Sample, Source, WITNESS_LENGTH};
+use fathom_wal::{ContentLocation, Round, Sample, WITNESS_LENGTH};
 
 use super::agenda::{Agenda, Piece};
 use super::queue::{WalQueue, purpose};
@@ -348,7 +348,7 @@ impl WalQueue {
         }
         let split = next.split(own);
         for segment in run {
-            let Some(Source::Ring(position)) = segment.source else { continue };
+            let Some(ContentLocation::Ring(position)) = segment.source else { continue };
             let mut piece = next.piece(split, segment.offset - offset, segment.length);
             piece.operation = Operation::Read;
             piece.offset = self.inner.place(position);

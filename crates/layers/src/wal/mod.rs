@@ -51,7 +51,7 @@ use fathom_block::{
 };
 use fathom_persistence::Identity;
 use fathom_reactor::Reactor;
-use fathom_wal::{Checkpoint, Log, Reservation, Source};
+use fathom_wal::{Checkpoint, ContentLocation, Log, Reservation};
 use parking_lot::Mutex;
 
 pub use error::WalError;
@@ -79,7 +79,7 @@ const RETIRE_ROUNDS: u64 = 3;
 const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 
 /// The state that the queues of one disk share.
-pub(crate) struct State {
+pub(crate) struct LogState {
     pub(crate) log: Log,
     /// The error of the log volume. After it, changes are rejected.
     pub(crate) failed: Option<ErrorKind>,
@@ -116,7 +116,7 @@ pub(crate) struct State {
     is_releasing: bool,
 }
 
-impl State {
+impl LogState {
     /// What is shown has to become durable as soon as possible. Returns the sequence of the first
     /// record that is not shown.
     fn want_shown(&mut self) -> u64 {
@@ -215,7 +215,7 @@ pub(crate) struct Inner {
     completion: Completion,
     /// Whether the log carries changes only at times, and its store keeps zeroes in little space.
     frees_zeroes: bool,
-    pub(crate) shared: Shared<State>,
+    pub(crate) shared: Shared<LogState>,
     rounds: AtomicU64,
     /// Whether a flush of home has completed since the log was opened. Before that, home may have
     /// changes that completed without the log and are not durable.
@@ -249,7 +249,7 @@ type Unattended = Box<dyn Fn(&Wal) + Send + Sync>;
 impl Inner {
     /// Whether changes have to be written back without a wait for an idle time. The log of a layer
     /// `offload` is for what a peak writes, and the device waits for relief meanwhile.
-    fn is_pressed(&self, state: &State) -> bool {
+    fn is_pressed(&self, state: &LogState) -> bool {
         let eighths = if state.carry.is_some() { 7 } else { 4 };
         let is_full = state.log.used() >= self.superblock.ring_length / 8 * eighths;
         let is_finishing = state.carry.as_ref().is_some_and(Carry::is_finishing);
@@ -273,7 +273,8 @@ impl Inner {
             let mut at = range.start;
             while at < range.end {
                 let first = state.log.map().first(at..range.end);
-                if !matches!(first.source, Some(Source::Ring(_))) || first.sequence > last {
+                if !matches!(first.source, Some(ContentLocation::Ring(_))) || first.sequence > last
+                {
                     return false;
                 }
                 at += first.length;
@@ -289,7 +290,7 @@ impl Inner {
     }
 
     /// Whether an open queue has anything to do that no request asks for.
-    fn has_work(&self, state: &State) -> bool {
+    fn has_work(&self, state: &LogState) -> bool {
         let has_space = self.frees_zeroes && state.may_release();
         state.failed.is_none() && (!state.log.is_empty() || has_space)
     }
@@ -356,13 +357,13 @@ impl Wal {
     /// If the disk or the log volume fails, or `limit` has passed. The remaining changes stay in
     /// the log.
     pub fn drain(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
-        self.bring_home_until(State::is_idle, disk, limit)
+        self.bring_home_until(LogState::is_idle, disk, limit)
     }
 
     /// Writes changes back until `is_done`. The disk may take changes meanwhile.
     fn bring_home_until(
         &self,
-        is_done: impl Fn(&State) -> bool,
+        is_done: impl Fn(&LogState) -> bool,
         disk: &Arc<Disk>,
         limit: Duration,
     ) -> io::Result<()> {
@@ -462,7 +463,7 @@ impl Wal {
 
     fn bring_home(
         &self,
-        is_done: impl Fn(&State) -> bool,
+        is_done: impl Fn(&LogState) -> bool,
         stack: &mut Stack,
         reactor: &mut Reactor,
         end: Instant,
@@ -547,7 +548,7 @@ impl Layer for Wal {
 
     fn retire(&self, disk: &Arc<Disk>, limit: Duration) {
         let begun = self.inner.rounds.load(Ordering::Relaxed);
-        let is_done = |state: &State| {
+        let is_done = |state: &LogState| {
             let rounds = self.inner.rounds.load(Ordering::Relaxed) - begun;
             state.is_idle() || rounds >= RETIRE_ROUNDS
         };

@@ -10,7 +10,7 @@ use fathom_block::{Backend, Clock, Operation, Shared};
 use fathom_failure::Failure;
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, Found, Log, Owner,
+    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, FoundRecord, Log, Owner,
     RING_BLOCKS_MIN, RING_OFFSET, ScanEnd, Scanner, Superblock, WITNESS_LENGTH, Witness,
     find_damage, is_record,
 };
@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use super::error::WalError;
 use super::recovery::RecoveryState;
 use super::switch::Carry;
-use super::{Inner, LogVolume, Opened, Region, State, Wal};
-use crate::access::Access;
+use super::{Inner, LogState, LogVolume, Opened, Region, Wal};
+use crate::access::StoreAccess;
 
 /// The beginning of the name of a store that is a block device. Other names are paths.
 const DEVICE_PREFIX: &str = "device ";
@@ -200,7 +200,7 @@ impl Wal {
             return Err(WalError::Volume(io::Error::other(text)));
         }
         let is_restored = volume.restore(is_alone)?;
-        let mut access = Access::open(volume.backend())?;
+        let mut access = StoreAccess::open(volume.backend())?;
         let superblock = match read_superblock(&mut access, region.start)? {
             Ok(superblock) => superblock,
             Err(Verdict::Blank) if options.expected.is_some() => {
@@ -316,7 +316,7 @@ impl Wal {
             has_old_mark: AtomicBool::new(false),
             completion: options.completion,
             frees_zeroes,
-            shared: Shared::new(State {
+            shared: Shared::new(LogState {
                 // What is before it may have been released.
                 released: log.head(),
                 is_releasing: false,
@@ -361,7 +361,7 @@ fn examine_home(
 ) -> io::Result<Option<Witness>> {
     let home = options.home_store.0.as_ref().filter(|_| has_witnesses);
     let is_needed = home.is_some() && !log.superblock().witnesses.is_empty();
-    let mut access = home.filter(|_| is_needed).map(Access::open).transpose()?;
+    let mut access = home.filter(|_| is_needed).map(StoreAccess::open).transpose()?;
     let (mut changed, mut failed) = (None, None);
     log.retain_witnesses(|map, witness| {
         let Some(access) = access.as_mut().filter(|_| failed.is_none()) else { return false };
@@ -389,7 +389,7 @@ fn examine_home(
 
 /// The valid superblock of the log that begins at `start`.
 pub(super) fn read_superblock(
-    access: &mut Access,
+    access: &mut StoreAccess,
     start: u64,
 ) -> io::Result<Result<Superblock, Verdict>> {
     Ok(Superblock::select(&access.read(start, 2 * SUPERBLOCK_LENGTH as u64)?))
@@ -416,7 +416,7 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
 
 /// Refuses a place without a log that has other content: a file system may leave the first 8 KiB
 /// empty. Where a log was given up, the ring still begins with a record.
-fn refuse_content(access: &mut Access, region: &Region) -> Result<(), WalError> {
+fn refuse_content(access: &mut StoreAccess, region: &Region) -> Result<(), WalError> {
     let start = region.start + RING_OFFSET;
     let length = region.end.saturating_sub(start).min(EXAMINED);
     let bytes = access.read(start, length)?;
@@ -433,7 +433,7 @@ fn ring_length(region: &Region, block_size: u32) -> u64 {
 
 /// Writes a superblock, and makes it and all earlier writes durable.
 pub(super) fn write_checkpoint(
-    access: &mut Access,
+    access: &mut StoreAccess,
     base: u64,
     checkpoint: &Checkpoint,
 ) -> io::Result<()> {
@@ -443,7 +443,7 @@ pub(super) fn write_checkpoint(
 }
 
 fn make(
-    access: &mut Access,
+    access: &mut StoreAccess,
     volume: &LogVolume,
     region: &Region,
     owner: &Owner,
@@ -473,7 +473,7 @@ fn make(
 }
 
 fn recover(
-    access: &mut Access,
+    access: &mut StoreAccess,
     start: u64,
     superblock: &Superblock,
     mut carry: Option<&mut Carry>,
@@ -495,7 +495,7 @@ fn recover(
 /// may still return data that the volume does not hold and that no later flush writes. Acknowledged
 /// changes were made durable by an earlier flush.
 pub(super) fn rewrite(
-    access: &mut Access,
+    access: &mut StoreAccess,
     start: u64,
     superblock: &Superblock,
 ) -> Result<(), WalError> {
@@ -516,10 +516,10 @@ pub(super) fn rewrite(
 /// Calls `visit` with each valid record and its place in bytes from the start of the region, which
 /// begins at `base`. Returns where the log ends.
 pub(super) fn scan(
-    access: &mut Access,
+    access: &mut StoreAccess,
     base: u64,
     superblock: &Superblock,
-    mut visit: impl FnMut(u64, &Found<'_>),
+    mut visit: impl FnMut(u64, &FoundRecord<'_>),
 ) -> Result<Option<ScanEnd>, WalError> {
     let mut scanner = Scanner::new(superblock);
     let ring_end = RING_OFFSET + superblock.ring_length;

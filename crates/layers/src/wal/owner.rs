@@ -10,7 +10,7 @@ use fathom_block::Backend;
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _};
 use fathom_wal::{Owner, Scanner, Superblock};
 
-use crate::access::Access;
+use crate::access::StoreAccess;
 
 /// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has
 /// none, or if there is no sound log. Takes no lock: the log may be in use.
@@ -28,7 +28,7 @@ pub fn owner_of_changes(path: &Path, offset: u64) -> io::Result<Option<Owner>> {
 /// When it cannot be read, or a request is not answered within a minute.
 pub fn owner_in(volume: &Arc<dyn Backend>, offset: u64) -> io::Result<Option<Owner>> {
     let capacity = volume.capacity();
-    let mut access = Access::open(volume)?;
+    let mut access = StoreAccess::open(volume)?;
     owner(|at, length| {
         let at = offset.saturating_add(at);
         if at.checked_add(length as u64).is_none_or(|end| end > capacity) {

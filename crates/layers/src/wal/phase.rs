@@ -4,7 +4,7 @@
 
 use fathom_persistence::Phase as _;
 
-use super::State;
+use super::LogState;
 
 /// What a log does with changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl fathom_persistence::Phase for Phase {
     }
 }
 
-impl State {
+impl LogState {
     /// The phase that the fields describe.
     fn described(&self) -> Phase {
         if self.recovery.lost.is_some() {

@@ -13,7 +13,7 @@ use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Verdict, erasure};
 use super::open::read_superblock;
 use super::volume::wait_until_closed;
 use super::{LogVolume, Settlement, Wal, WalError, WalOptions};
-use crate::access::Access;
+use crate::access::StoreAccess;
 
 /// The most names of disks in a message.
 const NAMES_MAX: usize = 8;
@@ -41,7 +41,7 @@ impl LogPlaces {
 /// # Errors
 /// If the store cannot be read.
 pub fn logs_in(store: &Arc<dyn Backend>, places: &LogPlaces) -> io::Result<Vec<Identity>> {
-    let mut access = Access::open(store)?;
+    let mut access = StoreAccess::open(store)?;
     let mut found = Vec::new();
     for place in (0..places.count).map(|number| places.place(number)) {
         if let Ok(superblock) = read_superblock(&mut access, place.start)? {
@@ -95,7 +95,7 @@ impl Wal {
         if !inner.shared.access(|state| state.log.is_empty()) {
             return Err(io::Error::other("the log has changes"));
         }
-        let mut access = Access::open(inner.volume.backend())?;
+        let mut access = StoreAccess::open(inner.volume.backend())?;
         let mut superblocks = [0; 2 * SUPERBLOCK_LENGTH];
         superblocks.copy_from_slice(&access.read(inner.base, 2 * SUPERBLOCK_LENGTH as u64)?);
         for (offset, mut bytes) in erasure(&superblocks) {
@@ -113,7 +113,7 @@ fn choose(
     places: &LogPlaces,
     options: &WalOptions,
 ) -> Result<Range<u64>, WalError> {
-    let mut access = Access::open(volume.backend())?;
+    let mut access = StoreAccess::open(volume.backend())?;
     let (mut own, mut free, mut names, mut unreadable) = (None, None, Vec::new(), 0);
     let mut leaving = Vec::new();
     for place in (0..places.count).map(|number| places.place(number)) {

@@ -34,8 +34,8 @@ use parking_lot::Mutex;
 
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::phase::Phase;
-use super::{Completion, Inner, LogVolume, State, Wal, WalError};
-use crate::access::Access;
+use super::{Completion, Inner, LogState, LogVolume, Wal, WalError};
+use crate::access::StoreAccess;
 
 /// The longest pause between two attempts to [`recover`](LogVolume::recover) the logs of a volume.
 pub const RECOVERY_PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ pub(super) struct VolumeRecovery {
     count: AtomicU64,
 }
 
-impl State {
+impl LogState {
     /// The log volume has failed. Returns whether that is new.
     pub(crate) fn fail(&mut self, kind: ErrorKind) -> bool {
         let is_new = self.failed.is_none();
@@ -157,7 +157,7 @@ impl Inner {
     /// Writes a superblock during a recovery.
     fn write_superblock(
         &self,
-        access: &mut Access,
+        access: &mut StoreAccess,
         checkpoint: &Checkpoint,
     ) -> Result<(), WalError> {
         let written = write_checkpoint(access, self.base, checkpoint);
@@ -175,7 +175,7 @@ impl Inner {
     }
 
     /// Why the log cannot be recovered while its disk is served.
-    fn obstacle(&self, state: &State) -> Option<&'static str> {
+    fn obstacle(&self, state: &LogState) -> Option<&'static str> {
         if self.completion == Completion::Written || !self.is_alone {
             return Some("changes that were not flushed may be lost");
         }
@@ -183,7 +183,7 @@ impl Inner {
     }
 
     /// Reads the log again; see the module.
-    fn read_again(&self, access: &mut Access, is_lost: bool) -> Result<Log, WalError> {
+    fn read_again(&self, access: &mut StoreAccess, is_lost: bool) -> Result<Log, WalError> {
         let superblock = read_superblock(access, self.base)??;
         let before = self.shared.access(|state| state.log.superblock().clone());
         if (superblock.log, superblock.epoch) != (before.log, before.epoch) {
@@ -423,7 +423,7 @@ impl LogVolume {
         if self.backend().has_lost_writes() {
             self.backend().recover()?;
         }
-        let mut access = Access::open(self.backend())?;
+        let mut access = StoreAccess::open(self.backend())?;
         let mut recovered = Vec::new();
         for log in ready {
             log.shared.access(|state| state.log.lose_written());
@@ -450,11 +450,11 @@ fn select(failed: Vec<Arc<Inner>>, wait: Duration) -> (Vec<Arc<Inner>>, Option<W
     let end = Instant::now() + wait;
     // All get quiet at the same time.
     for log in &failed {
-        log.shared.access(State::get_quiet);
+        log.shared.access(LogState::get_quiet);
     }
     for log in failed {
         let mut obstacle = log.shared.access(|state| log.obstacle(state));
-        while obstacle.is_none() && !log.shared.access(State::get_quiet) {
+        while obstacle.is_none() && !log.shared.access(LogState::get_quiet) {
             if Instant::now() >= end {
                 obstacle = Some("requests are in flight");
             } else {

@@ -9,7 +9,7 @@
 use fathom_block::{Crossing, Operation, Outcome};
 use fathom_wal::Pin;
 
-use super::State;
+use super::LogState;
 use super::queue::{WalQueue, purpose};
 use super::switch::Mode;
 
@@ -22,7 +22,7 @@ pub(super) struct Releasing {
     pin: Pin,
 }
 
-impl State {
+impl LogState {
     /// The position and length of the next piece to release, if there is one and nothing needs the
     /// log.
     fn next_release(&self) -> Option<(u64, u64)> {
@@ -64,7 +64,7 @@ impl WalQueue {
         if !self.inner.frees_zeroes || self.is_closed || self.releasing.is_some() {
             return;
         }
-        let begun = self.inner.shared.access(State::begin_release);
+        let begun = self.inner.shared.access(LogState::begin_release);
         let Some((position, length, releasing)) = begun else { return };
         self.releasing = Some(releasing);
         let mut own = next.request();

@@ -10,7 +10,7 @@ use fathom_wal::{Checkpoint, Held, Log, Superblock};
 
 use super::Wal;
 use super::open::write_checkpoint;
-use crate::access::Access;
+use crate::access::StoreAccess;
 
 /// Whether an image has all changes, although its mark names this log. `superblocks` is the start
 /// of the log.
@@ -66,7 +66,7 @@ impl Wal {
         });
         let checkpoint =
             checkpoint.ok_or_else(|| io::Error::other("the log has failed, or is in use"))?;
-        let mut access = Access::open(inner.volume.backend())?;
+        let mut access = StoreAccess::open(inner.volume.backend())?;
         write_checkpoint(&mut access, inner.base, &checkpoint)?;
         inner.shared.access(|state| state.log.checkpointed());
         Ok(())

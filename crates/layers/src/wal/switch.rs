@@ -175,12 +175,12 @@ pub(crate) struct Carry {
     /// nanoseconds.
     finish_until_ns: u64,
     finish_after_ns: u64,
-    pub(crate) counts: Counts,
+    pub(crate) counts: SwitchCounts,
 }
 
 /// What has gone which way since the layer was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct SwitchCounts {
     /// Changes that were sent to the log.
     pub carried: u64,
     /// Changes that went past the log while it was not empty.
@@ -218,7 +218,7 @@ impl Carry {
             is_restamped: false,
             finish_until_ns: 0,
             finish_after_ns: 0,
-            counts: Counts::default(),
+            counts: SwitchCounts::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use fathom_layers::cache::format::{BLOCK_BITS, GRANULE, PAGE_LENGTH, Superblock, checksum};
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
-use fathom_wal::{EntryKind, Found, Scanner};
+use fathom_wal::{EntryKind, FoundRecord, Scanner};
 
 /// The superblock of the log in `log`; `None` if there is none.
 fn superblock(log: &[u8]) -> Option<fathom_wal::Superblock> {
@@ -17,7 +17,11 @@ fn superblock(log: &[u8]) -> Option<fathom_wal::Superblock> {
 }
 
 /// Calls `visit` with each record of a log.
-fn each_record(log: &[u8], superblock: &fathom_wal::Superblock, mut visit: impl FnMut(&Found<'_>)) {
+fn each_record(
+    log: &[u8],
+    superblock: &fathom_wal::Superblock,
+    mut visit: impl FnMut(&FoundRecord<'_>),
+) {
     let mut scanner = Scanner::new(superblock);
     while let Some((offset, length)) = scanner.next_read() {
         if let Some(found) = scanner.feed(&log[offset as usize..][..length]) {

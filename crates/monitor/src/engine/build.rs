@@ -12,7 +12,7 @@ use timely::dataflow::operators::generic::operator::Operator;
 use timely::dataflow::{Scope, Stream};
 
 use super::bag::Bag;
-use super::exchange::{Member, Place, exchange};
+use super::exchange::{Destination, Member, exchange};
 use super::groups::Groups;
 use super::joins::Join;
 use super::node::{Node, Selection};
@@ -70,7 +70,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
         if self.members.as_ref().is_some_and(|members| members.own_results) {
             return self.node(node);
         }
-        self.at(node, &Place::One(0))
+        self.at(node, &Destination::One(0))
     }
 
     pub(super) fn into_states(self) -> Vec<(usize, &'static str, Rc<dyn Stateful>)> {
@@ -97,7 +97,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
 
     /// The rows of a node, sent to the processes of `place`. Rows are sent before windows by time,
     /// so that each row is sent once and leaves its window in the process to which it was sent.
-    fn at(&mut self, node: &Node, place: &Place) -> Epochs<G> {
+    fn at(&mut self, node: &Node, place: &Destination) -> Epochs<G> {
         let Some(members) = self.members.clone() else { return self.node(node) };
         let name = format!("{node:?} at {place:?}");
         if let Some(built) = self.built.get(&name) {
@@ -109,7 +109,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 self.range(&input, *length_ns, *slide_ns)
             }
             // The order includes all columns, so it is established after the selection.
-            (Node::Select(input, selection), Place::InOrder(_)) => {
+            (Node::Select(input, selection), Destination::InOrder(_)) => {
                 let input = self.at(input, place);
                 selected(&input, selection)
             }
@@ -138,7 +138,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Rows { input, by, rows } => {
                 let mut instants = ByInstant::default();
                 let window = LastRows::new(by.clone(), *rows);
-                let input = self.at(input, &Place::InOrder(self.one(node)));
+                let input = self.at(input, &Destination::InOrder(self.one(node)));
                 self.unary(&input, "rows", window, move |window, epoch| {
                     instants.each(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
@@ -163,7 +163,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Distinct(input) => {
                 let mut instants = ByInstant::default();
-                let input = self.at(input, &Place::Row);
+                let input = self.at(input, &Destination::Row);
                 self.unary(&input, "distinct", Bag::default(), move |counts, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
@@ -175,7 +175,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Set { left, right, operation, all } => {
                 let mut instants = ByInstant::default();
                 let combination = Combination::new(*operation, *all);
-                let (left, right) = (self.at(left, &Place::Row), self.at(right, &Place::Row));
+                let (left, right) =
+                    (self.at(left, &Destination::Row), self.at(right, &Destination::Row));
                 self.binary(
                     &left,
                     &right,
@@ -194,14 +195,14 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Top { input, keys, limit } => {
                 let mut instants = ByInstant::default();
                 let top = Top::new(keys.clone(), *limit);
-                let input = self.at(input, &Place::One(self.one(node)));
+                let input = self.at(input, &Destination::One(self.one(node)));
                 self.unary(&input, "top", top, move |top, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| top.change(rows, results))
                 })
             }
             Node::Stream(ToStream::Whole, input) => {
                 let mut instants = ByInstant::default();
-                let input = self.at(input, &Place::One(self.one(node)));
+                let input = self.at(input, &Destination::One(self.one(node)));
                 self.unary(&input, "stream", Bag::default(), move |whole, epoch| {
                     instants.net(&[&epoch.runs], |rows, results| {
                         for (_, row, count) in rows {
@@ -214,7 +215,7 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             Node::Stream(manner, input) => {
                 let mut instants = ByInstant::default();
                 let sign = if *manner == ToStream::Insertions { 1 } else { -1 };
-                let input = self.at(input, &Place::Row);
+                let input = self.at(input, &Destination::Row);
                 unary(&input, "stream", move |epoch| {
                     // Within an instant, rows are in the order of their values.
                     instants.net(&[&epoch.runs], |rows, results| {
@@ -233,8 +234,8 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
     }
 
     /// The place of the rows of a node that an operator groups by some columns.
-    fn by(&self, columns: Vec<usize>, node: &Node) -> Place {
-        if columns.is_empty() { Place::One(self.one(node)) } else { Place::By(columns) }
+    fn by(&self, columns: Vec<usize>, node: &Node) -> Destination {
+        if columns.is_empty() { Destination::One(self.one(node)) } else { Destination::By(columns) }
     }
 
     /// An operator over one input with a state.

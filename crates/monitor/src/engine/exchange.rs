@@ -22,12 +22,12 @@ use timely::dataflow::operators::generic::operator::Operator;
 
 use super::build::Epochs;
 use super::input::in_arrival_order;
-use super::run::{Counts, Epoch, Run};
-use crate::columns::{Column, hash_of};
+use super::run::{Epoch, Run, RunCounts};
+use crate::columns::{ColumnValues, hash_of};
 
 /// The process to which each row of a node is sent.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Destination {
     /// All rows to one process.
     One(usize),
     /// All rows to one process, those of each instant in the order of their values.
@@ -59,7 +59,7 @@ pub(crate) fn hash_sample() -> u64 {
         Value::Float(0.5),
         Value::text("text"),
     ];
-    let columns = values.map(|value| Rc::new(Column::from_iter([value])));
+    let columns = values.map(|value| Rc::new(ColumnValues::from_iter([value])));
     hash_of(&columns.each_ref(), 0, &SameHasher::default())
 }
 
@@ -72,17 +72,17 @@ impl Member {
     }
 
     /// Divides a run into the rows of each process.
-    fn part(self, run: &Run, place: &Place) -> Vec<(usize, Run)> {
+    fn part(self, run: &Run, place: &Destination) -> Vec<(usize, Run)> {
         let every: Vec<usize>;
         let by = match place {
-            Place::One(to) | Place::InOrder(to) => return vec![(*to, run.clone())],
-            Place::By(by) => by,
-            Place::Row => {
+            Destination::One(to) | Destination::InOrder(to) => return vec![(*to, run.clone())],
+            Destination::By(by) => by,
+            Destination::Row => {
                 every = (0..run.columns().len()).collect();
                 &every
             }
         };
-        let keys: Vec<&Rc<Column>> = by.iter().filter_map(|&key| run.column(key)).collect();
+        let keys: Vec<&Rc<ColumnValues>> = by.iter().filter_map(|&key| run.column(key)).collect();
         let mut rows: Vec<Vec<u32>> = vec![Vec::new(); self.peers];
         for row in run.rows() {
             let hash = hash_of(&keys, row, &SameHasher::default());
@@ -128,8 +128,8 @@ impl PackedRun {
     fn new(run: &Run) -> Self {
         let rows = run.rows();
         let counts = match run.counts() {
-            Counts::All(count) => PackedCounts::All(*count),
-            Counts::Each(counts) => PackedCounts::Each(counts[rows.clone()].to_vec()),
+            RunCounts::All(count) => PackedCounts::All(*count),
+            RunCounts::Each(counts) => PackedCounts::Each(counts[rows.clone()].to_vec()),
         };
         let columns = run.columns().iter().map(|column| PackedColumn::new(column, rows.clone()));
         Self { times: run.times().to_vec(), counts, columns: columns.collect() }
@@ -139,8 +139,8 @@ impl PackedRun {
     fn unpack(self) -> Option<Run> {
         let rows = self.times.len();
         let counts = match self.counts {
-            PackedCounts::All(count) => Counts::All(count),
-            PackedCounts::Each(counts) if counts.len() == rows => Counts::Each(Rc::new(counts)),
+            PackedCounts::All(count) => RunCounts::All(count),
+            PackedCounts::Each(counts) if counts.len() == rows => RunCounts::Each(Rc::new(counts)),
             PackedCounts::Each(_) => return None,
         };
         let columns = self.columns.into_iter().map(|column| column.unpack(rows).map(Rc::new));
@@ -150,12 +150,12 @@ impl PackedRun {
 }
 
 impl PackedColumn {
-    fn new(column: &Column, rows: std::ops::Range<usize>) -> Self {
+    fn new(column: &ColumnValues, rows: std::ops::Range<usize>) -> Self {
         match column {
-            Column::Nulls(_) => Self::Nulls,
-            Column::Integers(integers) => Self::Integers(integers[rows].to_vec()),
-            Column::Values(values) => Self::of_values(&values[rows]),
-            Column::Indexed(of, at) => {
+            ColumnValues::Nulls(_) => Self::Nulls,
+            ColumnValues::Integers(integers) => Self::Integers(integers[rows].to_vec()),
+            ColumnValues::Values(values) => Self::of_values(&values[rows]),
+            ColumnValues::Indexed(of, at) => {
                 // Only the values that occur, in the order of their first rows.
                 let mut places = vec![u32::MAX; of.len()];
                 let mut values = Vec::new();
@@ -190,17 +190,17 @@ impl PackedColumn {
         Self::Indexed(different, rows)
     }
 
-    fn unpack(self, rows: usize) -> Option<Column> {
+    fn unpack(self, rows: usize) -> Option<ColumnValues> {
         let column = match self {
-            Self::Nulls => Column::Nulls(rows),
-            Self::Integers(integers) => Column::Integers(integers),
-            Self::Values(values) => Column::Values(values),
+            Self::Nulls => ColumnValues::Nulls(rows),
+            Self::Integers(integers) => ColumnValues::Integers(integers),
+            Self::Values(values) => ColumnValues::Values(values),
             Self::Indexed(values, rows) => {
                 let known = values.len() as u32;
                 if rows.iter().any(|&row| row >= known) {
                     return None;
                 }
-                Column::Indexed(Rc::new(Column::Values(values)), Rc::new(rows))
+                ColumnValues::Indexed(Rc::new(ColumnValues::Values(values)), Rc::new(rows))
             }
         };
         (column.len() == rows).then_some(column)
@@ -215,7 +215,7 @@ type Held = VecDeque<(Capability<u64>, Rc<Epoch>)>;
 pub(super) fn exchange<G: Scope<Timestamp = u64>>(
     input: &Epochs<G>,
     member: Member,
-    place: &Place,
+    place: &Destination,
     wrong: &Rc<dyn Fn(usize)>,
 ) -> Epochs<G> {
     let Member { index, peers } = member;
@@ -252,7 +252,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
                 });
             }
         });
-    let in_order = matches!(place, Place::InOrder(_));
+    let in_order = matches!(place, Destination::InOrder(_));
     let wrong = Rc::clone(wrong);
     let mut mine = Held::new();
     let mut theirs: Vec<VecDeque<Epoch>> = vec![VecDeque::new(); peers];
@@ -305,7 +305,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
 }
 
 /// This process's part of an epoch, and the packets for the others: one for each.
-fn parts(epoch: &Epoch, member: Member, place: &Place) -> (Epoch, Vec<Packet>) {
+fn parts(epoch: &Epoch, member: Member, place: &Destination) -> (Epoch, Vec<Packet>) {
     let Member { index, peers } = member;
     let mut own = Epoch { end: epoch.end, runs: Vec::new() };
     let packet =
@@ -329,14 +329,21 @@ mod tests {
     use super::*;
 
     fn run() -> Run {
-        let texts: Column = ["a", "b", "a", "c"].map(Value::text).into_iter().collect();
-        let mixed: Column = [Value::Null, Value::Float(0.5), Value::Integer(1), Value::text("x")]
-            .into_iter()
-            .collect();
-        let indexed = Column::Indexed(Rc::new(texts.clone()), Rc::new(vec![3, 3, 0, 1]));
-        let columns = [Column::Integers(vec![1, 2, 3, 4]), texts, mixed, indexed, Column::Nulls(4)];
+        let texts: ColumnValues = ["a", "b", "a", "c"].map(Value::text).into_iter().collect();
+        let mixed: ColumnValues =
+            [Value::Null, Value::Float(0.5), Value::Integer(1), Value::text("x")]
+                .into_iter()
+                .collect();
+        let indexed = ColumnValues::Indexed(Rc::new(texts.clone()), Rc::new(vec![3, 3, 0, 1]));
+        let columns = [
+            ColumnValues::Integers(vec![1, 2, 3, 4]),
+            texts,
+            mixed,
+            indexed,
+            ColumnValues::Nulls(4),
+        ];
         let columns = columns.into_iter().map(Rc::new).collect();
-        Run::new(vec![1, 1, 2, 5], Counts::Each(Rc::new(vec![1, -1, 2, 1])), columns)
+        Run::new(vec![1, 1, 2, 5], RunCounts::Each(Rc::new(vec![1, -1, 2, 1])), columns)
     }
 
     fn rows(run: &Run) -> Vec<(u64, i64, Vec<Value>)> {
@@ -370,7 +377,12 @@ mod tests {
         let (run, member) = (run(), Member { index: 1, peers: 3 });
         let again = PackedRun::new(&run).unpack().unwrap();
         let epoch = |run: Run| Epoch { end: 9, runs: vec![run] };
-        for place in [Place::Row, Place::By(vec![1]), Place::By(vec![3, 0]), Place::One(2)] {
+        for place in [
+            Destination::Row,
+            Destination::By(vec![1]),
+            Destination::By(vec![3, 0]),
+            Destination::One(2),
+        ] {
             let to = |run: Run| {
                 let (own, packets) = parts(&epoch(run), member, &place);
                 assert_eq!(packets.len(), 2);

@@ -9,8 +9,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::build::Stateful;
 use super::run::{Change, Run, RunBuilder, in_order};
-use super::state::State;
-use crate::columns::{Column, hash_of};
+use super::state::AggregateState;
+use crate::columns::{ColumnValues, hash_of};
 
 /// A group.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ struct Group {
     hash: u64,
     /// The number of its rows.
     rows: i64,
-    states: Vec<State>,
+    states: Vec<AggregateState>,
     /// The aggregates of its row in the relation; `None` if the relation has no row of the group.
     shown: Option<Vec<Value>>,
     /// Whether it was changed at this instant.
@@ -31,7 +31,7 @@ struct Group {
 /// The groups of consecutive rows of some columns.
 #[derive(Debug)]
 struct Known {
-    columns: Rc<Vec<Rc<Column>>>,
+    columns: Rc<Vec<Rc<ColumnValues>>>,
     /// The first of the rows.
     first: usize,
     places: Vec<u32>,
@@ -46,10 +46,10 @@ struct Combinations<'k> {
 
 impl<'k> Combinations<'k> {
     /// No combinations yet; `None` if the keys may have more combinations than there are rows.
-    fn of(keys: &[&'k Rc<Column>], rows: usize) -> Option<Self> {
+    fn of(keys: &[&'k Rc<ColumnValues>], rows: usize) -> Option<Self> {
         let mut all = 1_usize;
         let keys = keys.iter().map(|key| {
-            let Column::Indexed(of, at) = &***key else { return None };
+            let ColumnValues::Indexed(of, at) = &***key else { return None };
             all = all.checked_mul(of.len()).filter(|all| *all <= rows)?;
             Some((at.as_slice(), of.len()))
         });
@@ -203,7 +203,8 @@ impl Groups {
 
     /// Finds the group of each row, or adds a group without rows.
     fn find(&mut self, run: &Run, places: &mut Vec<u32>) {
-        let keys: Vec<&Rc<Column>> = (0..self.keys).filter_map(|key| run.column(key)).collect();
+        let keys: Vec<&Rc<ColumnValues>> =
+            (0..self.keys).filter_map(|key| run.column(key)).collect();
         let mut met = Combinations::of(&keys, run.len());
         for row in run.rows() {
             let met = met.as_mut().map(|met| met.place(row));
@@ -230,7 +231,7 @@ impl Groups {
     }
 
     fn add(&mut self, hash: u64, key: Vec<Value>) -> u32 {
-        let states = self.aggregates.iter().map(State::new).collect();
+        let states = self.aggregates.iter().map(AggregateState::new).collect();
         let group = Group { key, hash, rows: 0, states, shown: None, touched: false, number: None };
         let place = if let Some(place) = self.free.pop() {
             self.all[place as usize] = group;
@@ -252,13 +253,15 @@ impl Groups {
             match argument.map(|argument| run.column(argument).map(|column| &**column)) {
                 // Without an argument each row counts.
                 None => state.add_integer(0, count),
-                Some(Some(Column::Integers(integers))) => state.add_integer(integers[row], count),
-                Some(Some(Column::Values(values))) => state.add(&values[row], count),
-                Some(Some(Column::Indexed(of, rows))) => match &**of {
-                    Column::Values(values) => state.add(&values[rows[row] as usize], count),
+                Some(Some(ColumnValues::Integers(integers))) => {
+                    state.add_integer(integers[row], count);
+                }
+                Some(Some(ColumnValues::Values(values))) => state.add(&values[row], count),
+                Some(Some(ColumnValues::Indexed(of, rows))) => match &**of {
+                    ColumnValues::Values(values) => state.add(&values[rows[row] as usize], count),
                     other => state.add(&other.value(rows[row] as usize), count),
                 },
-                Some(Some(Column::Nulls(_)) | None) => {}
+                Some(Some(ColumnValues::Nulls(_)) | None) => {}
             }
         }
         if !group.touched {
@@ -308,7 +311,7 @@ impl Groups {
         let all = &self.all;
         let keys = (0..self.keys).map(|key| {
             let of = self.numbered.iter().map(|&place| all[place as usize].key[key].clone());
-            Rc::new(Column::Indexed(Rc::new(of.collect()), Rc::clone(&rows)))
+            Rc::new(ColumnValues::Indexed(Rc::new(of.collect()), Rc::clone(&rows)))
         });
         let keys: Vec<_> = keys.collect();
         for place in self.numbered.drain(..) {
@@ -341,7 +344,7 @@ impl Groups {
 
 impl Stateful for Groups {
     fn rows(&self) -> usize {
-        let values = self.all.iter().flat_map(|group| &group.states).map(State::values);
+        let values = self.all.iter().flat_map(|group| &group.states).map(AggregateState::values);
         self.table.len() + values.sum::<usize>()
     }
 }

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use fathom_cql::Value;
 
-use super::run::{Counts, Run, RunBuilder, in_order};
-use crate::columns::Column;
+use super::run::{Run, RunBuilder, RunCounts, in_order};
+use crate::columns::ColumnValues;
 
 /// Rows whose instants have not ended, in the order of their arrival.
 #[derive(Debug, Default)]
@@ -41,18 +41,18 @@ impl Staged {
     }
 
     /// Inserts rows, by column.
-    pub(super) fn push_columns(&mut self, times: Vec<u64>, columns: Vec<Column>) {
+    pub(super) fn push_columns(&mut self, times: Vec<u64>, columns: Vec<ColumnValues>) {
         self.runs.extend(self.builder.take());
-        let columns: Vec<Rc<Column>> = columns.into_iter().map(Rc::new).collect();
+        let columns: Vec<Rc<ColumnValues>> = columns.into_iter().map(Rc::new).collect();
         if times.is_sorted() {
-            self.runs.push(Run::new(times, Counts::All(1), columns));
+            self.runs.push(Run::new(times, RunCounts::All(1), columns));
             return;
         }
         let mut rows: Vec<u32> = (0..times.len() as u32).collect();
         rows.sort_by_key(|&row| times[row as usize]);
         let columns = columns.iter().map(|column| Rc::new(column.gather(&rows))).collect();
         let times = rows.iter().map(|&row| times[row as usize]).collect();
-        self.runs.push(Run::new(times, Counts::All(1), columns));
+        self.runs.push(Run::new(times, RunCounts::All(1), columns));
     }
 
     /// Takes the rows before an instant, in order of time and, within an instant, of arrival.

@@ -14,14 +14,14 @@ use smallvec::SmallVec;
 use super::build::Stateful;
 use super::node::Matching;
 use super::run::{Change, Run, RunBuilder, in_order};
-use crate::columns::{Column, hash_of, hash_of_row};
+use crate::columns::{ColumnValues, hash_of, hash_of_row};
 
 const LEFT: usize = 0;
 
 /// A row of one side: the columns with its values, and its position in them.
 #[derive(Debug)]
 struct Held {
-    columns: Rc<Vec<Rc<Column>>>,
+    columns: Rc<Vec<Rc<ColumnValues>>>,
     row: u32,
     /// The number of copies of the row.
     count: i64,
@@ -149,7 +149,7 @@ enum Key {
 }
 
 impl Key {
-    fn new(columns: &[&Rc<Column>], row: usize) -> Self {
+    fn new(columns: &[&Rc<ColumnValues>], row: usize) -> Self {
         match columns {
             [column] => match column.value(row) {
                 Value::Integer(integer) => Self::Integer(integer),
@@ -159,10 +159,10 @@ impl Key {
         }
     }
 
-    fn is(&self, columns: &[&Rc<Column>], row: usize) -> bool {
+    fn is(&self, columns: &[&Rc<ColumnValues>], row: usize) -> bool {
         match self {
             Self::Integer(integer) => match &**columns[0] {
-                Column::Integers(integers) => integers[row] == *integer,
+                ColumnValues::Integers(integers) => integers[row] == *integer,
                 column => column.is(row, &Value::Integer(*integer)),
             },
             Self::Values(values) => {
@@ -226,7 +226,14 @@ impl Join {
     }
 
     /// Inserts or deletes a row of one side.
-    fn change(&mut self, side: usize, run: &Run, keys: &[&Rc<Column>], row: usize, time: u64) {
+    fn change(
+        &mut self,
+        side: usize,
+        run: &Run,
+        keys: &[&Rc<ColumnValues>],
+        row: usize,
+        time: u64,
+    ) {
         let count = run.count(row);
         let Self { hasher, table, pairs, .. } = self;
         if keys.iter().any(|key| key.is_null(row)) {
@@ -329,7 +336,7 @@ impl Pairs {
     fn push_unmatched(
         &mut self,
         side: usize,
-        mine: &[Rc<Column>],
+        mine: &[Rc<ColumnValues>],
         row: usize,
         time: u64,
         count: i64,
@@ -349,7 +356,7 @@ impl Pairs {
 }
 
 /// A row: some columns and a position in them.
-type Place<'a> = (&'a Rc<Vec<Rc<Column>>>, usize);
+type Place<'a> = (&'a Rc<Vec<Rc<ColumnValues>>>, usize);
 
 #[cfg(test)]
 mod tests {

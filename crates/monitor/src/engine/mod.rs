@@ -53,7 +53,7 @@ use timely::dataflow::operators::{Input, Inspect, Probe};
 use timely::worker::Worker;
 
 use crate::cluster::{Cluster, Loss};
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 use crate::read::Condition;
 use build::{Builder, Members, Stateful};
 use epochs::EpochBarrier;
@@ -286,7 +286,7 @@ impl Engine {
 
     /// Accepts events of a source, by column, each at its instant, in nanoseconds; see
     /// [`push`](Self::push). All columns have one value per instant.
-    pub fn push_columns(&mut self, source: usize, times_ns: Vec<u64>, columns: Vec<Column>) {
+    pub fn push_columns(&mut self, source: usize, times_ns: Vec<u64>, columns: Vec<ColumnValues>) {
         let is_late = |time_ns: &u64| *time_ns < self.now_ns;
         if times_ns.iter().any(is_late) {
             let mut row = Vec::new();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use fathom_cql::Value;
 
 use super::run::{Change, Epoch, Run, in_order};
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 
 /// A change of a query's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ impl Ranks {
         self.first = run.rows().start;
         let mut all = 1_u64;
         for column in &**run.columns() {
-            let Column::Indexed(of, values) = &**column else { break };
+            let ColumnValues::Indexed(of, values) = &**column else { break };
             if of.len() > run.len() {
                 break;
             }

@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use fathom_cql::Value;
 
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 
 /// The changes of the counts of a run's rows.
 #[derive(Clone, Debug)]
-pub(super) enum Counts {
+pub(super) enum RunCounts {
     /// The same change for all rows.
     All(i64),
     /// The change of each row.
@@ -21,15 +21,15 @@ pub(super) enum Counts {
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     times: Rc<Vec<u64>>,
-    counts: Counts,
-    columns: Rc<Vec<Rc<Column>>>,
+    counts: RunCounts,
+    columns: Rc<Vec<Rc<ColumnValues>>>,
     /// The valid rows of the columns.
     rows: Range<usize>,
 }
 
 impl Run {
     /// All rows of some columns.
-    pub(super) fn new(times: Vec<u64>, counts: Counts, columns: Vec<Rc<Column>>) -> Self {
+    pub(super) fn new(times: Vec<u64>, counts: RunCounts, columns: Vec<Rc<ColumnValues>>) -> Self {
         debug_assert!(times.is_sorted(), "the rows of a run are in order of time");
         let rows = 0..times.len();
         Self { times: Rc::new(times), counts, columns: Rc::new(columns), rows }
@@ -54,22 +54,22 @@ impl Run {
 
     pub(super) fn count(&self, row: usize) -> i64 {
         match &self.counts {
-            Counts::All(count) => *count,
-            Counts::Each(counts) => counts[row],
+            RunCounts::All(count) => *count,
+            RunCounts::Each(counts) => counts[row],
         }
     }
 
     /// The changes of the counts of all rows of the columns, valid or not.
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &RunCounts {
         &self.counts
     }
 
-    pub(super) fn columns(&self) -> &Rc<Vec<Rc<Column>>> {
+    pub(super) fn columns(&self) -> &Rc<Vec<Rc<ColumnValues>>> {
         &self.columns
     }
 
     /// A column; `None` if the run does not have it, which means that all its values are null.
-    pub(super) fn column(&self, column: usize) -> Option<&Rc<Column>> {
+    pub(super) fn column(&self, column: usize) -> Option<&Rc<ColumnValues>> {
         self.columns.get(column)
     }
 
@@ -79,7 +79,7 @@ impl Run {
     }
 
     /// The same rows with other columns of the same length.
-    pub(super) fn with_columns(&self, columns: Vec<Rc<Column>>) -> Self {
+    pub(super) fn with_columns(&self, columns: Vec<Rc<ColumnValues>>) -> Self {
         Self { columns: Rc::new(columns), ..self.clone() }
     }
 
@@ -89,26 +89,26 @@ impl Run {
         let before = std::iter::repeat_n(0, self.rows.start);
         let times = before.chain(self.times().iter().map(|&each| time(each))).collect();
         let counts = match &self.counts {
-            Counts::All(count) => Counts::All(count * factor),
-            Counts::Each(counts) => {
-                Counts::Each(Rc::new(counts.iter().map(|count| count * factor).collect()))
+            RunCounts::All(count) => RunCounts::All(count * factor),
+            RunCounts::Each(counts) => {
+                RunCounts::Each(Rc::new(counts.iter().map(|count| count * factor).collect()))
             }
         };
         Self { times: Rc::new(times), counts, ..self.clone() }
     }
 
     /// The counts of some rows.
-    fn counts_of(&self, rows: &[u32]) -> Counts {
+    fn counts_of(&self, rows: &[u32]) -> RunCounts {
         match &self.counts {
-            Counts::All(count) => Counts::All(*count),
-            Counts::Each(counts) => {
-                Counts::Each(Rc::new(rows.iter().map(|&row| counts[row as usize]).collect()))
+            RunCounts::All(count) => RunCounts::All(*count),
+            RunCounts::Each(counts) => {
+                RunCounts::Each(Rc::new(rows.iter().map(|&row| counts[row as usize]).collect()))
             }
         }
     }
 
     /// Some of the rows, with `columns`, which have only these rows.
-    pub(super) fn gathered(&self, rows: &[u32], columns: Vec<Rc<Column>>) -> Self {
+    pub(super) fn gathered(&self, rows: &[u32], columns: Vec<Rc<ColumnValues>>) -> Self {
         let times = rows.iter().map(|&row| self.times[row as usize]).collect();
         Self::new(times, self.counts_of(rows), columns)
     }
@@ -190,7 +190,7 @@ pub(super) struct RunBuilder {
     times: Vec<u64>,
     /// Empty as long as each count is 1.
     counts: Vec<i64>,
-    columns: Vec<Column>,
+    columns: Vec<ColumnValues>,
 }
 
 impl RunBuilder {
@@ -199,7 +199,7 @@ impl RunBuilder {
     }
 
     /// Begins a row. The caller adds its values, one to each of the `width` columns.
-    pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [Column] {
+    pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [ColumnValues] {
         if count != 1 && self.counts.is_empty() {
             self.counts.resize(self.times.len(), 1);
         }
@@ -208,7 +208,7 @@ impl RunBuilder {
         }
         self.times.push(time);
         if self.columns.len() < width {
-            self.columns.resize_with(width, Column::default);
+            self.columns.resize_with(width, ColumnValues::default);
         }
         &mut self.columns[..width]
     }
@@ -231,9 +231,9 @@ impl RunBuilder {
         let columns = self.columns.iter_mut().map(|column| Rc::new(column.replace(room)));
         let columns = columns.collect();
         let counts = if self.counts.is_empty() {
-            Counts::All(1)
+            RunCounts::All(1)
         } else {
-            Counts::Each(Rc::new(std::mem::take(&mut self.counts)))
+            RunCounts::Each(Rc::new(std::mem::take(&mut self.counts)))
         };
         Some(Run::new(times, counts, columns))
     }

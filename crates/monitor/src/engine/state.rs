@@ -15,7 +15,7 @@ use super::tallies::{Histogram, Ranking, Registers};
 
 /// The state of an aggregate's values other than null.
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum AggregateState {
     /// The number of values.
     Count(i64),
     /// The sums from which sum, average and variance are computed.
@@ -34,7 +34,7 @@ pub(super) enum State {
     Histogram(Histogram),
 }
 
-impl State {
+impl AggregateState {
     pub(super) fn new(aggregate: &Aggregate) -> Self {
         use AggregateFunction as Function;
         match aggregate.function {
@@ -147,7 +147,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
     counts: HashMap<Value, i64>,
-    of: State,
+    of: AggregateState,
 }
 
 impl Distinct {
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn infinite_values_can_be_removed() {
         let of = aggregate(AggregateFunction::Sum);
-        let mut state = State::new(&of);
+        let mut state = AggregateState::new(&of);
         state.add(&Value::Float(1.5), 1);
         for strange in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
             state.add(&Value::Float(strange), 2);
@@ -280,7 +280,7 @@ mod tests {
             (AggregateFunction::StandardDeviation, 1.0),
         ] {
             let of = aggregate(function);
-            let mut state = State::new(&of);
+            let mut state = AggregateState::new(&of);
             for number in [1e17, 5.0, 7.0] {
                 state.add(&Value::Float(number), 1);
             }
@@ -299,7 +299,7 @@ mod tests {
             (AggregateFunction::MostFrequent(2), Value::text("2:1 7:1")),
         ] {
             let of = Aggregate { distinct: true, ..aggregate(function) };
-            let mut state = State::new(&of);
+            let mut state = AggregateState::new(&of);
             for (integer, count) in [(2, 3), (5, 2), (7, 1), (5, -2), (2, -1)] {
                 state.add_integer(integer, count);
             }
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn sums_of_integers_are_exact_or_null_if_too_large() {
         let of = aggregate(AggregateFunction::Sum);
-        let mut state = State::new(&of);
+        let mut state = AggregateState::new(&of);
         state.add_integer(i64::MAX, 2);
         assert_eq!(state.result(&of), Value::Null);
         state.add_integer(i64::MAX, -1);

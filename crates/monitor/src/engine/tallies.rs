@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fathom_cql::Value;
 use fathom_cql::aggregate::distinct::{self, Mark, Precision, Ranks};
 use fathom_cql::aggregate::frequent;
-use fathom_cql::aggregate::histogram::{Buckets, Place};
+use fathom_cql::aggregate::histogram::{BucketNumber, Buckets};
 use fathom_cql::plan::{AggregateFunction, Stage};
 
 use super::bag::Bag;
@@ -92,7 +92,7 @@ impl Stateful for Registers {
 pub(super) struct Histogram {
     buckets: Buckets,
     stage: Stage,
-    counts: BTreeMap<Place, i64>,
+    counts: BTreeMap<BucketNumber, i64>,
 }
 
 impl Histogram {
@@ -123,7 +123,7 @@ impl Histogram {
     }
 
     /// Counts wrap around and back, because parts from other hosts may contain any numbers.
-    fn count(&mut self, place: Place, count: i64) {
+    fn count(&mut self, place: BucketNumber, count: i64) {
         let counted = self.counts.entry(place).or_default();
         *counted = counted.wrapping_add(count);
         if *counted == 0 {
@@ -188,7 +188,7 @@ mod tests {
     use fathom_cql::generate::Generator;
     use fathom_cql::plan::Aggregate;
 
-    use super::super::state::State;
+    use super::super::state::AggregateState;
     use super::*;
 
     fn functions(precision: Precision) -> [AggregateFunction; 5] {
@@ -202,9 +202,9 @@ mod tests {
         ]
     }
 
-    fn state(function: AggregateFunction) -> (Aggregate, State) {
+    fn state(function: AggregateFunction) -> (Aggregate, AggregateState) {
         let aggregate = Aggregate { function, argument: None, distinct: false };
-        let state = State::new(&aggregate);
+        let state = AggregateState::new(&aggregate);
         (aggregate, state)
     }
 

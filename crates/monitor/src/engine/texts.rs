@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use fathom_cql::Value;
 use hashbrown::HashMap;
 
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 
 /// The length from which a text is counted, in bytes.
 const LONG_MIN: usize = 256;
@@ -39,11 +39,11 @@ impl Texts {
     }
 
     /// Notes the long texts of a column.
-    pub(super) fn note_column(&mut self, column: &Column) {
+    pub(super) fn note_column(&mut self, column: &ColumnValues) {
         match column {
-            Column::Values(values) => self.note(values),
-            Column::Indexed(of, _) => self.note_column(of),
-            Column::Integers(_) | Column::Nulls(_) => {}
+            ColumnValues::Values(values) => self.note(values),
+            ColumnValues::Indexed(of, _) => self.note_column(of),
+            ColumnValues::Integers(_) | ColumnValues::Nulls(_) => {}
         }
     }
 
@@ -90,8 +90,9 @@ mod tests {
             texts.note(&[Value::Text(Arc::clone(&text))]);
         }
         texts.note(&[Value::Text("short".into()), Value::Integer(7)]);
-        let other: Rc<Column> = Rc::new([long(2), long(3)].map(Value::Text).into_iter().collect());
-        texts.note_column(&Column::Indexed(Rc::clone(&other), Rc::new(vec![0, 1, 1, 0])));
+        let other: Rc<ColumnValues> =
+            Rc::new([long(2), long(3)].map(Value::Text).into_iter().collect());
+        texts.note_column(&ColumnValues::Indexed(Rc::clone(&other), Rc::new(vec![0, 1, 1, 0])));
         assert_eq!(texts.bytes(), 3000);
         drop(other);
         assert_eq!(texts.bytes(), 1000);

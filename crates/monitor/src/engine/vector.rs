@@ -13,7 +13,7 @@ use fathom_cql::plan::Expression;
 use fathom_cql::walk::each_column;
 
 use super::run::Run;
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 
 /// Keeps the rows in `rows` for which a predicate is true.
 pub(super) fn filter(predicate: &Expression, run: &Run, rows: &mut Vec<u32>) {
@@ -48,10 +48,10 @@ fn keep(rows: &mut Vec<u32>, mut test: impl FnMut(usize) -> bool) {
 
 /// Keeps the rows whose values are not null, have the literal's type, and compare with the literal
 /// as required.
-fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mut Vec<u32>) {
+fn compare(column: &ColumnValues, operator: BinaryOperator, literal: &Value, rows: &mut Vec<u32>) {
     use BinaryOperator as Operator;
     match (column, literal) {
-        (Column::Integers(of), &Value::Integer(literal)) => match operator {
+        (ColumnValues::Integers(of), &Value::Integer(literal)) => match operator {
             Operator::Equal => keep(rows, |row| of[row] == literal),
             Operator::NotEqual => keep(rows, |row| of[row] != literal),
             Operator::Less => keep(rows, |row| of[row] < literal),
@@ -59,10 +59,10 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
             Operator::Greater => keep(rows, |row| of[row] > literal),
             _ => keep(rows, |row| of[row] >= literal),
         },
-        (Column::Values(_), Value::Text(_)) if operator == Operator::Equal => {
+        (ColumnValues::Values(_), Value::Text(_)) if operator == Operator::Equal => {
             keep(rows, |row| column.is(row, literal));
         }
-        (Column::Values(values), literal) if !literal.is_null() => {
+        (ColumnValues::Values(values), literal) if !literal.is_null() => {
             let test = match operator {
                 Operator::Equal => Ordering::is_eq,
                 Operator::NotEqual => Ordering::is_ne,
@@ -74,7 +74,7 @@ fn compare(column: &Column, operator: BinaryOperator, literal: &Value, rows: &mu
             let kind = literal.kind();
             keep(rows, |row| values[row].kind() == kind && test(values[row].cmp(literal)));
         }
-        (Column::Indexed(of, at), literal) => {
+        (ColumnValues::Indexed(of, at), literal) => {
             // Each distinct value is compared once.
             let mut holds: Vec<u32> = (0..of.len() as u32).collect();
             compare(of, operator, literal, &mut holds);
@@ -95,12 +95,12 @@ pub(super) fn column(
     run: &Run,
     selected: Option<&[u32]>,
     length: usize,
-) -> Rc<Column> {
+) -> Rc<ColumnValues> {
     if let Expression::Column(at) = expression {
         return match (run.column(*at), selected) {
             (Some(column), None) => Rc::clone(column),
             (Some(column), Some(rows)) => Rc::new(column.gather(rows)),
-            (None, selected) => Rc::new(Column::Nulls(selected.map_or(length, <[u32]>::len))),
+            (None, selected) => Rc::new(ColumnValues::Nulls(selected.map_or(length, <[u32]>::len))),
         };
     }
     if let Some(column) = of_integers(expression, run, selected) {
@@ -118,7 +118,11 @@ pub(super) fn column(
 }
 
 /// The sums, differences or products of two columns of integers; `None` if one overflows.
-fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> Option<Column> {
+fn of_integers(
+    expression: &Expression,
+    run: &Run,
+    selected: Option<&[u32]>,
+) -> Option<ColumnValues> {
     let Expression::Binary(operator, left, right) = expression else { return None };
     let apply = match operator {
         BinaryOperator::Add => i64::checked_add,
@@ -129,7 +133,7 @@ fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> 
     let (Expression::Column(left), Expression::Column(right)) = (&**left, &**right) else {
         return None;
     };
-    let (Column::Integers(left), Column::Integers(right)) =
+    let (ColumnValues::Integers(left), ColumnValues::Integers(right)) =
         (&**run.column(*left)?, &**run.column(*right)?)
     else {
         return None;
@@ -141,7 +145,7 @@ fn of_integers(expression: &Expression, run: &Run, selected: Option<&[u32]>) -> 
         let before = std::iter::repeat_n(Some(0), run.rows().start);
         before.chain(run.rows().map(value)).collect()
     };
-    values.map(Column::Integers)
+    values.map(ColumnValues::Integers)
 }
 
 /// A row with the columns that an expression uses. Its other columns are null.

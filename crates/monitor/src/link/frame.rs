@@ -1,8 +1,8 @@
 //! The frames that both sides send. `docs/monitor-wire.md` shows their layout.
 
 use crate::read::LAST_TIME_NS;
-use crate::recording::Wrong;
-use crate::recording::bytes::Input;
+use crate::recording::MalformedBytes;
+use crate::recording::bytes::ByteCursor;
 
 /// The first bytes of each side. No text begins with the first of them.
 pub const MAGIC: [u8; 8] = *b"\x8eFATLNK\n";
@@ -166,42 +166,46 @@ impl Drop for Output<'_> {
     }
 }
 
-fn text<'a>(input: &mut Input<'a>, most: usize) -> Result<&'a str, Wrong> {
+fn text<'a>(input: &mut ByteCursor<'a>, most: usize) -> Result<&'a str, MalformedBytes> {
     let length = input.fixed::<2>()? as usize;
     if length > most {
-        return Err(Wrong("a text is too long"));
+        return Err(MalformedBytes("a text is too long"));
     }
-    std::str::from_utf8(input.take(length)?).map_err(|_| Wrong("a text is not UTF-8"))
+    std::str::from_utf8(input.take(length)?).map_err(|_| MalformedBytes("a text is not UTF-8"))
 }
 
-fn flag(input: &mut Input<'_>) -> Result<bool, Wrong> {
+fn flag(input: &mut ByteCursor<'_>) -> Result<bool, MalformedBytes> {
     match input.byte()? {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(Wrong("a flag is neither 0 nor 1")),
+        _ => Err(MalformedBytes("a flag is neither 0 nor 1")),
     }
 }
 
-fn time(input: &mut Input<'_>) -> Result<i64, Wrong> {
+fn time(input: &mut ByteCursor<'_>) -> Result<i64, MalformedBytes> {
     let time = input.fixed::<8>()? as i64;
-    if (0..=LAST_TIME_NS).contains(&time) { Ok(time) } else { Err(Wrong("a time is out of range")) }
+    if (0..=LAST_TIME_NS).contains(&time) {
+        Ok(time)
+    } else {
+        Err(MalformedBytes("a time is out of range"))
+    }
 }
 
-fn correction(input: &mut Input<'_>) -> Result<i64, Wrong> {
+fn correction(input: &mut ByteCursor<'_>) -> Result<i64, MalformedBytes> {
     let correction = input.fixed::<8>()? as i64;
     if (-CORRECTION_MAX_NS..=CORRECTION_MAX_NS).contains(&correction) {
         Ok(correction)
     } else {
-        Err(Wrong("a correction is out of range"))
+        Err(MalformedBytes("a correction is out of range"))
     }
 }
 
-fn rest<'a>(input: &mut Input<'a>) -> Result<&'a [u8], Wrong> {
+fn rest<'a>(input: &mut ByteCursor<'a>) -> Result<&'a [u8], MalformedBytes> {
     input.take(input.left())
 }
 
-fn ended<T>(input: &Input<'_>, frame: T) -> Result<T, Wrong> {
-    if input.left() == 0 { Ok(frame) } else { Err(Wrong("a frame is too long")) }
+fn ended<T>(input: &ByteCursor<'_>, frame: T) -> Result<T, MalformedBytes> {
+    if input.left() == 0 { Ok(frame) } else { Err(MalformedBytes("a frame is too long")) }
 }
 
 impl<'a> FromHost<'a> {
@@ -241,8 +245,8 @@ impl<'a> FromHost<'a> {
     ///
     /// # Errors
     /// If the bytes are not such a frame.
-    pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, Wrong> {
-        let mut input = Input::new(bytes, 0);
+    pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, MalformedBytes> {
+        let mut input = ByteCursor::new(bytes, 0);
         let input = &mut input;
         let frame = match kind {
             kind::HELLO => Self::Hello { name: text(input, NAME_MAX)?, version: text(input, 64)? },
@@ -271,7 +275,7 @@ impl<'a> FromHost<'a> {
             },
             kind::PONG => Self::Pong { ping: input.fixed::<4>()? as u32, clock_ns: time(input)? },
             kind::HOST_BYE => Self::Bye { reason: text(input, REASON_MAX)? },
-            _ => return Err(Wrong("a frame of an unknown kind")),
+            _ => return Err(MalformedBytes("a frame of an unknown kind")),
         };
         ended(input, frame)
     }
@@ -305,8 +309,8 @@ impl<'a> FromCentre<'a> {
     ///
     /// # Errors
     /// If the bytes are not such a frame.
-    pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, Wrong> {
-        let mut input = Input::new(bytes, 0);
+    pub fn read(kind: u8, bytes: &'a [u8]) -> Result<Self, MalformedBytes> {
+        let mut input = ByteCursor::new(bytes, 0);
         let input = &mut input;
         let frame = match kind {
             kind::WELCOME => Self::Welcome { run: input.fixed::<8>()? },
@@ -321,7 +325,7 @@ impl<'a> FromCentre<'a> {
             kind::ACKNOWLEDGED => Self::Acknowledged { number: input.fixed::<8>()? },
             kind::CORRECTION => Self::Correction { correction_ns: correction(input)? },
             kind::CENTRE_BYE => Self::Bye { reason: text(input, REASON_MAX)? },
-            _ => return Err(Wrong("a frame of an unknown kind")),
+            _ => return Err(MalformedBytes("a frame of an unknown kind")),
         };
         ended(input, frame)
     }
@@ -355,13 +359,13 @@ impl Inbox {
     ///
     /// # Errors
     /// If the next bytes are not a frame. Nothing after them can be decoded.
-    pub fn next(&mut self) -> Result<Option<(u8, &[u8])>, Wrong> {
+    pub fn next(&mut self) -> Result<Option<(u8, &[u8])>, MalformedBytes> {
         let Some(head) = self.bytes.get(self.start..self.start + HEAD) else { return Ok(None) };
         let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
         let kind = head[4];
-        let limit = self.sender.limit(kind).ok_or(Wrong("a frame of an unknown kind"))?;
+        let limit = self.sender.limit(kind).ok_or(MalformedBytes("a frame of an unknown kind"))?;
         if length > limit {
-            return Err(Wrong("a frame is too long"));
+            return Err(MalformedBytes("a frame is too long"));
         }
         let begin = self.start + HEAD;
         let Some(frame) = self.bytes.get(begin..begin + length) else { return Ok(None) };

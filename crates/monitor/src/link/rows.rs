@@ -10,7 +10,7 @@ use fathom_cql::{Type, Value};
 use super::frame::ROWS_MAX;
 use super::plans::is_stream;
 use crate::read::Batch;
-use crate::recording::{BlockBuilder, BlockReader, Cell, Clock, Header, Item, Wrong};
+use crate::recording::{BlockBuilder, BlockReader, Cell, Clock, Header, Item, MalformedBytes};
 
 /// The number of rows at which a block is closed.
 const BLOCK_ROWS: usize = 8192;
@@ -109,7 +109,7 @@ impl RowsWriter {
 
 /// Changes of a fragment's result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct RowChanges {
     /// For each change the instant in nanoseconds, the row, and the change of the row's count.
     pub rows: Vec<(i64, Tuple, i64)>,
     /// The memory that they take, in bytes, approximately.
@@ -141,30 +141,30 @@ impl RowsReader {
     ///
     /// # Errors
     /// If the block is invalid.
-    pub fn read(&mut self, block: &[u8]) -> Result<Changes, Wrong> {
+    pub fn read(&mut self, block: &[u8]) -> Result<RowChanges, MalformedBytes> {
         if self.reader.open(block)? != Some(Item::Rows) {
-            return Err(Wrong("a block without rows"));
+            return Err(MalformedBytes("a block without rows"));
         }
-        let mut changes = Changes { rows: Vec::new(), weight: self.reader.plain() };
+        let mut changes = RowChanges { rows: Vec::new(), weight: self.reader.plain() };
         let mut counts = 0;
         while self.reader.rows(&mut self.batch)? {
             let times = self.batch.times_ns.iter();
             for (&time_ns, mut row) in times.zip(self.batch.rows()) {
                 let Some(Value::Integer(count)) = row.pop() else {
-                    return Err(Wrong("a row without a count"));
+                    return Err(MalformedBytes("a row without a count"));
                 };
                 // A stream's row is stored once for each occurrence.
                 let copies = if self.is_stream { count } else { 1 };
                 let good = if self.is_stream { 1..=COUNT_MAX } else { -(1 << 40)..=1 << 40 };
                 counts += copies.clamp(0, COUNT_MAX);
                 if !good.contains(&count) || count == 0 || counts > COUNTS_MAX {
-                    return Err(Wrong("a row has an invalid count"));
+                    return Err(MalformedBytes("a row has an invalid count"));
                 }
                 changes.weight += self.row_weight * copies as usize;
                 changes.rows.push((time_ns, row.into(), count));
             }
             if changes.rows.len() > BLOCK_ROWS_MAX {
-                return Err(Wrong("a block has too many rows"));
+                return Err(MalformedBytes("a block has too many rows"));
             }
         }
         Ok(changes)

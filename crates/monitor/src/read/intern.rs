@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fathom_cql::Value;
 
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 
 /// The most texts in the table.
 const TEXTS_MAX: usize = 64 << 10;
@@ -137,11 +137,11 @@ impl TextColumn {
     }
 
     /// Takes the column out, and leaves an empty one.
-    pub fn take(&mut self) -> Column {
+    pub fn take(&mut self) -> ColumnValues {
         let (values, rows) = (self.values.len(), self.rows.len());
         let values = std::mem::replace(&mut self.values, Vec::with_capacity(values));
         let rows = std::mem::replace(&mut self.rows, Vec::with_capacity(rows));
-        Column::Indexed(Rc::new(Column::Values(values)), Rc::new(rows))
+        ColumnValues::Indexed(Rc::new(ColumnValues::Values(values)), Rc::new(rows))
     }
 }
 

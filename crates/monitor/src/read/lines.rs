@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use memchr::memchr;
 
-use super::source::Source;
+use super::source::ByteSource;
 
 /// The longest line, and the longest record of several lines, in bytes.
 pub const LINE_MAX: usize = 64 << 10;
@@ -14,7 +14,7 @@ const BUFFER: usize = 256 << 10;
 
 /// A buffer of the input that begins at the start of a line.
 pub struct Lines {
-    source: Source,
+    source: ByteSource,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -44,7 +44,7 @@ pub enum End {
 
 impl Lines {
     /// Splits the bytes of `source` into lines.
-    pub fn new(source: Source) -> Self {
+    pub fn new(source: ByteSource) -> Self {
         let buffer = vec![0; BUFFER];
         Self { source, buffer, start: 0, end: 0, plain: 0, ended: false, number: 0 }
     }

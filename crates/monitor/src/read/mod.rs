@@ -28,9 +28,9 @@ use std::sync::Arc;
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Row, Value};
 
-use crate::columns::Column;
+use crate::columns::ColumnValues;
 use crate::recording::Header;
-use source::Source;
+use source::ByteSource;
 
 /// The most rows of a batch.
 pub const BATCH_ROWS: usize = 4096;
@@ -74,7 +74,7 @@ pub struct Batch {
     /// The instant of each row, in nanoseconds.
     pub times_ns: Vec<i64>,
     /// The wanted columns; each has a value for each row.
-    pub columns: Vec<Column>,
+    pub columns: Vec<ColumnValues>,
     /// The latest instant that was read, including filtered rows, in nanoseconds; 0 if there is
     /// none.
     pub latest_ns: i64,
@@ -135,7 +135,7 @@ impl Batch {
     }
 
     /// Takes the rows out: the instant of each row (negative ones become 0), and the columns.
-    pub fn take(&mut self) -> (Vec<u64>, Vec<Column>) {
+    pub fn take(&mut self) -> (Vec<u64>, Vec<ColumnValues>) {
         let times = self.times_ns.drain(..).map(|time_ns| u64::try_from(time_ns).unwrap_or(0));
         let times = times.collect();
         let capacity = self.times_ns.capacity();
@@ -146,7 +146,7 @@ impl Batch {
     /// Adds empty columns up to the number `width`.
     pub(crate) fn widen(&mut self, width: usize) {
         if self.columns.len() < width {
-            self.columns.resize_with(width, Column::default);
+            self.columns.resize_with(width, ColumnValues::default);
         }
     }
 
@@ -325,7 +325,7 @@ pub fn open_whole(
 }
 
 /// The name of a file in messages, and its bytes.
-fn source_of(path: &Path) -> Result<(String, Source), ReadError> {
+fn source_of(path: &Path) -> Result<(String, ByteSource), ReadError> {
     if path.as_os_str() == "-" {
         return Ok(("standard input".into(), Box::new(io::stdin())));
     }

@@ -5,7 +5,7 @@ use std::io::{Cursor, Read};
 use super::columns::EventColumns;
 use super::csv::{self, Csv};
 use super::lines::{LINE_MAX, Lines, read_full, read_some};
-use super::source::{self, Source};
+use super::source::{self, ByteSource};
 use super::vscsi::{self, Vscsi};
 use super::{Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream, blkparse, tencent};
 use crate::recording::{self, Clock, Header, Recording, RowReader};
@@ -26,7 +26,7 @@ const COMPRESSED: [(&[u8], &str, &str); 4] = [
 
 /// The beginning of a file, including its first line that is not blank, and a source of the whole
 /// file.
-fn head(name: &str, mut source: Source) -> Result<(Vec<u8>, Source), ReadError> {
+fn head(name: &str, mut source: ByteSource) -> Result<(Vec<u8>, ByteSource), ReadError> {
     let failed = |error| ReadError::io(name, &error);
     let mut head = vec![0; LINE_MAX + 1024];
     let mut held = read_full(&mut source, &mut head[..HEAD]).map_err(failed)?;
@@ -57,7 +57,7 @@ fn first_line(head: &[u8], ended: bool) -> Option<&[u8]> {
 /// The reader of all columns of a stream of a file, and the header that describes them.
 pub fn whole(
     name: &str,
-    source: Source,
+    source: ByteSource,
     stream: Option<&str>,
     options: &ReadOptions,
 ) -> Result<(Box<dyn Reader>, Header), ReadError> {
@@ -129,7 +129,7 @@ fn single<'w>(
 /// The reader of a file.
 pub fn reader(
     name: &str,
-    source: Source,
+    source: ByteSource,
     wanted: &[WantedStream],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
@@ -156,7 +156,7 @@ pub fn reader(
 /// The reader of a file of a single stream.
 fn of_single(
     name: &str,
-    source: Source,
+    source: ByteSource,
     head_bytes: &[u8],
     line: Option<&[u8]>,
     WantedStream { schema, columns: wanted }: &WantedStream,

@@ -7,7 +7,7 @@ use std::thread;
 use super::ReadError;
 
 /// A source of bytes.
-pub type Source = Box<dyn Read + Send>;
+pub type ByteSource = Box<dyn Read + Send>;
 
 /// The output of `bzip2 -dc`.
 struct Unpacked {
@@ -18,7 +18,7 @@ struct Unpacked {
 }
 
 /// Decompresses `packed` while it is read.
-pub fn bzip2(name: &str, mut packed: Source) -> Result<Source, ReadError> {
+pub fn bzip2(name: &str, mut packed: ByteSource) -> Result<ByteSource, ReadError> {
     let mut command = Command::new("bzip2");
     command.arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {

@@ -14,19 +14,19 @@
 use super::columns::{EventColumn, EventColumns};
 use super::intern::Texts;
 use super::lines::read_some;
-use super::source::Source;
+use super::source::ByteSource;
 use super::{BATCH_ROWS, Batch, ReadError, ReadReport, Reader, Tally, TimeUnit, instant};
 
 /// The kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum VscsiVersion {
     /// 32 bytes.
     One,
     /// 40 bytes.
     Two,
 }
 
-impl Version {
+impl VscsiVersion {
     fn size(self) -> usize {
         match self {
             Self::One => 32,
@@ -44,18 +44,18 @@ impl Version {
 }
 
 /// The version of the records of a file that begins with `head`.
-pub fn version(head: &[u8]) -> Option<Version> {
-    let all = |version: Version| {
+pub fn version(head: &[u8]) -> Option<VscsiVersion> {
+    let all = |version: VscsiVersion| {
         let mut records = head.chunks_exact(version.size()).take(16).peekable();
         records.peek().is_some() && records.all(|record| version.is(record))
     };
-    [Version::Two, Version::One].into_iter().find(|&version| all(version))
+    [VscsiVersion::Two, VscsiVersion::One].into_iter().find(|&version| all(version))
 }
 
 /// A reader of such records.
 pub struct Vscsi {
-    source: Source,
-    version: Version,
+    source: ByteSource,
+    version: VscsiVersion,
     columns: EventColumns,
     texts: Texts,
     tally: Tally,
@@ -86,7 +86,12 @@ fn number<const N: usize>(record: &[u8], at: usize) -> u64 {
 
 impl Vscsi {
     /// Reads records of a version.
-    pub fn new(name: &str, source: Source, version: Version, columns: EventColumns) -> Self {
+    pub fn new(
+        name: &str,
+        source: ByteSource,
+        version: VscsiVersion,
+        columns: EventColumns,
+    ) -> Self {
         Self {
             source,
             version,
@@ -108,8 +113,8 @@ impl Vscsi {
             return Err("it has another version".into());
         }
         let (length_at, command_at) = match self.version {
-            Version::One => (4, 12),
-            Version::Two => (8, 0),
+            VscsiVersion::One => (4, 12),
+            VscsiVersion::Two => (8, 0),
         };
         let length = number::<4>(record, length_at);
         let command = number::<2>(record, command_at) as u16;

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// An error in the bytes of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wrong(pub &'static str);
+pub struct MalformedBytes(pub &'static str);
 
-impl fmt::Display for Wrong {
+impl fmt::Display for MalformedBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.0)
     }
@@ -33,12 +33,12 @@ pub fn unzigzag(value: u64) -> i64 {
 
 /// A position in untrusted bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Input<'a> {
+pub struct ByteCursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Input<'a> {
+impl<'a> ByteCursor<'a> {
     /// Begins at `at`, or at the end if the bytes end before.
     pub fn new(bytes: &'a [u8], at: usize) -> Self {
         Self { bytes, at: at.min(bytes.len()) }
@@ -55,9 +55,9 @@ impl<'a> Input<'a> {
     }
 
     /// The next bytes.
-    pub fn take(&mut self, length: usize) -> Result<&'a [u8], Wrong> {
+    pub fn take(&mut self, length: usize) -> Result<&'a [u8], MalformedBytes> {
         if length > self.left() {
-            return Err(Wrong("a length exceeds the data"));
+            return Err(MalformedBytes("a length exceeds the data"));
         }
         let taken = &self.bytes[self.at..self.at + length];
         self.at += length;
@@ -65,19 +65,19 @@ impl<'a> Input<'a> {
     }
 
     /// The next byte.
-    pub fn byte(&mut self) -> Result<u8, Wrong> {
+    pub fn byte(&mut self) -> Result<u8, MalformedBytes> {
         self.take(1).map(|bytes| bytes[0])
     }
 
     /// The next number of fixed length.
-    pub fn fixed<const N: usize>(&mut self) -> Result<u64, Wrong> {
+    pub fn fixed<const N: usize>(&mut self) -> Result<u64, MalformedBytes> {
         let mut bytes = [0; 8];
         bytes[..N].copy_from_slice(self.take(N)?);
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// The next variable-length integer.
-    pub fn varint(&mut self) -> Result<u64, Wrong> {
+    pub fn varint(&mut self) -> Result<u64, MalformedBytes> {
         // Most have one byte.
         match self.bytes.get(self.at) {
             Some(&byte) if byte < 0x80 => {
@@ -97,12 +97,12 @@ impl<'a> Input<'a> {
                 return Ok(value);
             }
         }
-        Err(Wrong("a number has more than 64 bits"))
+        Err(MalformedBytes("a number has more than 64 bits"))
     }
 
     /// The next variable-length integer, as a length.
-    pub fn length(&mut self) -> Result<usize, Wrong> {
-        usize::try_from(self.varint()?).map_err(|_| Wrong("a length exceeds the data"))
+    pub fn length(&mut self) -> Result<usize, MalformedBytes> {
+        usize::try_from(self.varint()?).map_err(|_| MalformedBytes("a length exceeds the data"))
     }
 }
 
@@ -115,14 +115,14 @@ mod tests {
         for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
             let mut bytes = Vec::new();
             put_varint(&mut bytes, value);
-            assert_eq!(Input::new(&bytes, 0).varint(), Ok(value));
-            assert!(Input::new(&bytes[..bytes.len() - 1], 0).varint().is_err());
+            assert_eq!(ByteCursor::new(&bytes, 0).varint(), Ok(value));
+            assert!(ByteCursor::new(&bytes[..bytes.len() - 1], 0).varint().is_err());
         }
         for value in [0, 1, -1, 63, -64, i64::MAX, i64::MIN] {
             assert_eq!(unzigzag(zigzag(value)), value);
         }
         assert_eq!(zigzag(-1), 1);
-        assert!(Input::new(&[0xff; 9], 0).varint().is_err());
-        assert!(Input::new(&[0xff; 10], 0).varint().is_err());
+        assert!(ByteCursor::new(&[0xff; 9], 0).varint().is_err());
+        assert!(ByteCursor::new(&[0xff; 10], 0).varint().is_err());
     }
 }

@@ -109,7 +109,7 @@ impl Texts {
 
 /// A column of the block that is being written; see the module.
 #[derive(Debug)]
-pub struct Column {
+pub struct BlockColumn {
     kind: Type,
     rows: usize,
     values: usize,
@@ -133,7 +133,7 @@ fn shortened(text: &str) -> &str {
     &text[..end]
 }
 
-impl Column {
+impl BlockColumn {
     /// An empty column.
     pub fn new(kind: Type) -> Self {
         Self {

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use fathom_cql::catalog::StreamSchema;
 use fathom_cql::{Type, Value};
 
-use super::bytes::{Input, Wrong, unzigzag};
+use super::bytes::{ByteCursor, MalformedBytes, unzigzag};
 use super::column::Encoding;
 use super::header::{Header, RecordedColumn, RecordedStream};
 use super::{TEXT_MAX, TEXTS_MAX};
-use crate::columns::Column as Values;
+use crate::columns::ColumnValues as Values;
 use crate::read::{BATCH_ROWS, Batch, LAST_TIME_NS, Texts, WantedStream, place_of, width_of};
 
 /// Where the values of a recording's columns are placed in a row.
@@ -122,8 +122,8 @@ impl Rows {
         recorded: &[RecordedColumn],
         target: &Target,
         texts: &mut Texts,
-    ) -> Result<Self, Wrong> {
-        let mut input = Input::new(&payload, 0);
+    ) -> Result<Self, MalformedBytes> {
+        let mut input = ByteCursor::new(&payload, 0);
         let length = input.length()?;
         let at = input.at();
         input.take(length)?;
@@ -136,8 +136,8 @@ impl Rows {
             let at = input.at();
             input.take(length)?;
             let Some(place) = *place else { continue };
-            let encoding =
-                Encoding::from_number(number).ok_or(Wrong("a column has an unknown encoding"))?;
+            let encoding = Encoding::from_number(number)
+                .ok_or(MalformedBytes("a column has an unknown encoding"))?;
             if encoding == Encoding::Null {
                 continue;
             }
@@ -157,7 +157,7 @@ impl Rows {
             columns.push(column);
         }
         if input.left() > 0 {
-            return Err(Wrong("there are more columns than in the header"));
+            return Err(MalformedBytes("there are more columns than in the header"));
         }
         let (stream, width) = (target.stream, target.width);
         Ok(Self { payload, left: rows, times, columns, stream, width, span })
@@ -165,7 +165,7 @@ impl Rows {
 
     /// Moves the next rows of the block into an empty batch. Returns `false` if `block` is `None`.
     /// After the last row, and after an error, `block` is `None`.
-    pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, Wrong> {
+    pub fn next(block: &mut Option<Self>, batch: &mut Batch) -> Result<bool, MalformedBytes> {
         let Some(rows) = block else { return Ok(false) };
         batch.reuse_for(rows.stream);
         let read = rows.read(BATCH_ROWS, batch);
@@ -181,7 +181,7 @@ impl Rows {
     }
 
     /// Moves at most `most` rows into a batch. After an error the batch has no new rows.
-    fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), Wrong> {
+    fn read(&mut self, most: usize, batch: &mut Batch) -> Result<(), MalformedBytes> {
         let count = most.min(self.left);
         let start = batch.len();
         self.left -= count;
@@ -192,12 +192,12 @@ impl Rows {
         done
     }
 
-    fn fill(&mut self, count: usize, batch: &mut Batch) -> Result<(), Wrong> {
+    fn fill(&mut self, count: usize, batch: &mut Batch) -> Result<(), MalformedBytes> {
         let start = batch.len();
         for _ in 0..count {
             let time = self.times.integer(&self.payload)?;
             if !(0..=LAST_TIME_NS).contains(&time) || time < self.span.0 || time > self.span.1 {
-                return Err(Wrong("a row has a time outside of its block"));
+                return Err(MalformedBytes("a row has a time outside of its block"));
             }
             batch.end_row(time);
         }
@@ -216,31 +216,31 @@ impl Rows {
 }
 
 /// The value of a text, from the bytes of the text.
-fn text_value(bytes: &[u8], texts: &mut Texts) -> Result<Value, Wrong> {
+fn text_value(bytes: &[u8], texts: &mut Texts) -> Result<Value, MalformedBytes> {
     if bytes.len() > TEXT_MAX {
-        return Err(Wrong("a text is too long"));
+        return Err(MalformedBytes("a text is too long"));
     }
     Ok(texts.value(bytes))
 }
 
 impl Cursor {
-    fn input<'a>(&self, payload: &'a [u8]) -> Input<'a> {
-        Input::new(&payload[..self.end], self.at)
+    fn input<'a>(&self, payload: &'a [u8]) -> ByteCursor<'a> {
+        ByteCursor::new(&payload[..self.end], self.at)
     }
 
-    fn number(&mut self, payload: &[u8]) -> Result<u64, Wrong> {
+    fn number(&mut self, payload: &[u8]) -> Result<u64, MalformedBytes> {
         let mut input = self.input(payload);
         let number = input.varint()?;
         self.at = input.at();
         Ok(number)
     }
 
-    fn integer(&mut self, payload: &[u8]) -> Result<i64, Wrong> {
+    fn integer(&mut self, payload: &[u8]) -> Result<i64, MalformedBytes> {
         self.previous = self.previous.wrapping_add(unzigzag(self.number(payload)?));
         Ok(self.previous)
     }
 
-    fn bytes(&mut self, payload: &[u8], length: usize) -> Result<Range<usize>, Wrong> {
+    fn bytes(&mut self, payload: &[u8], length: usize) -> Result<Range<usize>, MalformedBytes> {
         let mut input = self.input(payload);
         input.take(length)?;
         let taken = self.at..input.at();
@@ -257,12 +257,12 @@ impl Column {
         rows: usize,
         entries: &mut usize,
         texts: &mut Texts,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), MalformedBytes> {
         match self.encoding {
             Encoding::Null => {}
             Encoding::Times if self.kind == Type::Integer => {}
             Encoding::Times => {
-                return Err(Wrong("a column that is not of integers is encoded as times"));
+                return Err(MalformedBytes("a column that is not of integers is encoded as times"));
             }
             Encoding::Constant => {
                 self.constant = if self.kind == Type::Text {
@@ -279,7 +279,7 @@ impl Column {
                     let count = self.data.number(payload)? as usize;
                     *entries = entries.saturating_add(count);
                     if count > rows || *entries > TEXTS_MAX {
-                        return Err(Wrong("there are too many texts"));
+                        return Err(MalformedBytes("there are too many texts"));
                     }
                     for _ in 0..count {
                         let length = self.data.number(payload)? as usize;
@@ -301,14 +301,14 @@ impl Column {
     }
 
     /// The number of the next text.
-    fn text_number(&mut self, payload: &[u8]) -> Result<u32, Wrong> {
+    fn text_number(&mut self, payload: &[u8]) -> Result<u32, MalformedBytes> {
         let number = self.data.number(payload)?;
         let known = (0..self.texts.len() as u64).contains(&number);
-        known.then_some(number as u32).ok_or(Wrong("the number of a text is invalid"))
+        known.then_some(number as u32).ok_or(MalformedBytes("the number of a text is invalid"))
     }
 
     /// The next value.
-    fn value(&mut self, payload: &[u8]) -> Result<Value, Wrong> {
+    fn value(&mut self, payload: &[u8]) -> Result<Value, MalformedBytes> {
         Ok(match self.kind {
             Type::Integer => Value::Integer(self.data.integer(payload)? / self.divisor),
             Type::Text => {
@@ -317,7 +317,7 @@ impl Column {
             }
             Type::Float => {
                 let bytes = self.data.bytes(payload, 8)?;
-                let bits = Input::new(payload, bytes.start).fixed::<8>()?;
+                let bits = ByteCursor::new(payload, bytes.start).fixed::<8>()?;
                 Value::Float(f64::from_bits(bits))
             }
             Type::Boolean => {
@@ -328,7 +328,7 @@ impl Column {
     }
 
     /// The texts of the next rows, as indices into the distinct texts.
-    fn read_texts(&mut self, payload: &[u8], count: usize) -> Result<Values, Wrong> {
+    fn read_texts(&mut self, payload: &[u8], count: usize) -> Result<Values, MalformedBytes> {
         let mut values = self.texts.clone();
         let rows = match self.encoding {
             Encoding::Values => (0..count).map(|_| self.text_number(payload)).collect(),
@@ -349,7 +349,12 @@ impl Column {
     }
 
     /// The values of the next rows.
-    fn read(&mut self, payload: &[u8], times: &[i64], column: &mut Values) -> Result<(), Wrong> {
+    fn read(
+        &mut self,
+        payload: &[u8],
+        times: &[i64],
+        column: &mut Values,
+    ) -> Result<(), MalformedBytes> {
         if self.kind == Type::Text && column.is_empty() && self.texts.len() <= times.len() {
             *column = self.read_texts(payload, times.len())?;
             return Ok(());

@@ -2,8 +2,8 @@
 
 use super::bytes::{put_varint, zigzag};
 use super::checksum::Sum;
+use super::column::BlockColumn;
 pub use super::column::Cell;
-use super::column::Column;
 use super::header::Header;
 use super::{BLOCK_FULL, BLOCK_ROWS_MAX, BlockKind, COLUMNS_MAX, HEAD, MARK, Packing, TEXTS_MAX};
 use crate::read::LAST_TIME_NS;
@@ -16,7 +16,7 @@ const PACKED_MIN: usize = 64;
 pub struct BlockBuilder {
     /// The position of the stream in the header.
     stream: u8,
-    columns: Vec<Column>,
+    columns: Vec<BlockColumn>,
     times: Vec<u8>,
     previous: i64,
     first: i64,
@@ -37,7 +37,7 @@ impl BlockBuilder {
         let columns = header.columns(stream).iter();
         Self {
             stream: stream as u8,
-            columns: columns.map(|column| Column::new(column.kind)).collect(),
+            columns: columns.map(|column| BlockColumn::new(column.kind)).collect(),
             times: Vec::new(),
             previous: 0,
             first: i64::MAX,
@@ -75,7 +75,7 @@ impl BlockBuilder {
 
     /// The size of the block before compression, in bytes, approximately.
     pub fn size(&self) -> usize {
-        self.times.len() + self.columns.iter().map(Column::size).sum::<usize>()
+        self.times.len() + self.columns.iter().map(BlockColumn::size).sum::<usize>()
     }
 
     /// Whether the block has to be taken before another row is added. This check is too costly to
@@ -83,7 +83,7 @@ impl BlockBuilder {
     pub fn is_full(&self) -> bool {
         self.rows >= BLOCK_ROWS_MAX
             || self.size() >= BLOCK_FULL
-            || self.columns.iter().map(Column::texts).sum::<usize>() + COLUMNS_MAX >= TEXTS_MAX
+            || self.columns.iter().map(BlockColumn::texts).sum::<usize>() + COLUMNS_MAX >= TEXTS_MAX
     }
 
     /// The bytes of a block of all rows since the last call; `None` if there are no rows.

@@ -5,7 +5,7 @@ use std::io;
 use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 
-use super::bytes::{Input, Wrong};
+use super::bytes::{ByteCursor, MalformedBytes};
 use super::checksum::Sum;
 use super::{COLUMNS_MAX, HEADER, MAGIC, SCHEMA_MAX, STREAMS_MAX, VERSION, VERSION_SINGLE};
 
@@ -61,13 +61,13 @@ fn number(kind: Type) -> u8 {
     }
 }
 
-fn kind(number: u8) -> Result<Type, Wrong> {
+fn kind(number: u8) -> Result<Type, MalformedBytes> {
     match number {
         1 => Ok(Type::Boolean),
         2 => Ok(Type::Integer),
         3 => Ok(Type::Float),
         4 => Ok(Type::Text),
-        _ => Err(Wrong("a column of an unknown type")),
+        _ => Err(MalformedBytes("a column of an unknown type")),
     }
 }
 
@@ -108,16 +108,16 @@ impl RecordedStream {
         Ok(())
     }
 
-    fn get(input: &mut Input<'_>) -> Result<Self, Wrong> {
-        let name = |input: &mut Input<'_>| {
+    fn get(input: &mut ByteCursor<'_>) -> Result<Self, MalformedBytes> {
+        let name = |input: &mut ByteCursor<'_>| {
             let length = usize::from(input.byte()?);
             let text = std::str::from_utf8(input.take(length)?);
-            text.map(str::to_owned).map_err(|_| Wrong("a name is not UTF-8"))
+            text.map(str::to_owned).map_err(|_| MalformedBytes("a name is not UTF-8"))
         };
         let of_stream = name(input)?;
         let count = input.fixed::<2>()? as usize;
         if count > COLUMNS_MAX {
-            return Err(Wrong("there are too many columns"));
+            return Err(MalformedBytes("there are too many columns"));
         }
         let mut columns: Vec<RecordedColumn> = Vec::with_capacity(count);
         for _ in 0..count {
@@ -125,7 +125,7 @@ impl RecordedStream {
             let is_time = input.byte()? & 1 == 1 && kind == Type::Integer;
             let name = name(input)?;
             if columns.iter().any(|other| other.name.eq_ignore_ascii_case(&name)) {
-                return Err(Wrong("two columns have the same name"));
+                return Err(MalformedBytes("two columns have the same name"));
             }
             columns.push(RecordedColumn { name, kind, is_time });
         }
@@ -201,8 +201,8 @@ impl Header {
 
     /// The number of bytes of a header after its fixed part.
     pub(super) fn rest(fixed: &[u8; HEADER]) -> Result<usize, String> {
-        let mut input = Input::new(fixed, MAGIC.len());
-        let read = |input: &mut Input<'_>| -> Result<(u64, usize), Wrong> {
+        let mut input = ByteCursor::new(fixed, MAGIC.len());
+        let read = |input: &mut ByteCursor<'_>| -> Result<(u64, usize), MalformedBytes> {
             let version = input.fixed::<2>()?;
             input.fixed::<2>()?;
             Ok((version, input.fixed::<4>()? as usize))
@@ -223,12 +223,12 @@ impl Header {
     }
 
     /// Decodes a header.
-    pub(super) fn from_bytes(fixed: &[u8; HEADER], rest: &[u8]) -> Result<Self, Wrong> {
+    pub(super) fn from_bytes(fixed: &[u8; HEADER], rest: &[u8]) -> Result<Self, MalformedBytes> {
         let (summed, sum) = fixed.split_at(HEADER - 4);
         if Sum::new().add(summed).add(rest).value().to_le_bytes() != sum {
-            return Err(Wrong("the header is damaged"));
+            return Err(MalformedBytes("the header is damaged"));
         }
-        let mut input = Input::new(fixed, MAGIC.len());
+        let mut input = ByteCursor::new(fixed, MAGIC.len());
         let version = input.fixed::<2>()?;
         let clock = match input.fixed::<2>()? {
             1 => Clock::Monotonic,
@@ -236,17 +236,17 @@ impl Header {
         };
         input.fixed::<4>()?;
         let wall_offset_ns = input.fixed::<8>()? as i64;
-        let mut input = Input::new(rest, 0);
+        let mut input = ByteCursor::new(rest, 0);
         let count =
             if version == u64::from(VERSION_SINGLE) { 1 } else { usize::from(input.byte()?) };
         if !(1..=STREAMS_MAX).contains(&count) {
-            return Err(Wrong("it has no streams, or too many"));
+            return Err(MalformedBytes("it has no streams, or too many"));
         }
         let mut streams: Vec<RecordedStream> = Vec::with_capacity(count);
         for _ in 0..count {
             let stream = RecordedStream::get(&mut input)?;
             if streams.iter().any(|other| other.name.eq_ignore_ascii_case(&stream.name)) {
-                return Err(Wrong("two streams have the same name"));
+                return Err(MalformedBytes("two streams have the same name"));
             }
             streams.push(stream);
         }
@@ -297,6 +297,6 @@ mod tests {
         let twice = bytes(&[named("s"), named("S")]).unwrap();
         let fixed: [u8; HEADER] = twice[..HEADER].try_into().unwrap();
         let read = Header::from_bytes(&fixed, &twice[HEADER..]);
-        assert_eq!(read, Err(Wrong("two streams have the same name")));
+        assert_eq!(read, Err(MalformedBytes("two streams have the same name")));
     }
 }

@@ -20,7 +20,7 @@ mod single;
 mod write;
 
 pub use self::parquet::{ParquetWriter, RowGroupLimits};
-pub use bytes::Wrong;
+pub use bytes::MalformedBytes;
 pub use encode::{BlockBuilder, Cell};
 #[doc(hidden)]
 pub use fuzz::fuzz_recording;

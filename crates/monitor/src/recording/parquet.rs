@@ -26,7 +26,7 @@ use super::BLOCK_ROWS_MAX;
 use super::column::Texts;
 use super::header::{Clock, Header, RecordedColumn};
 use super::write::RecordingSummary;
-use crate::columns::Column as Values;
+use crate::columns::ColumnValues as Values;
 use crate::read::{Batch, ReadReport};
 
 /// The number of rows between two checks of a row group's size.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use super::bytes::{Input, Wrong};
+use super::bytes::{ByteCursor, MalformedBytes};
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
@@ -60,11 +60,11 @@ impl Block {
     }
 
     /// The position of its stream in the header.
-    pub(super) fn stream(&self, header: &Header) -> Result<usize, Wrong> {
+    pub(super) fn stream(&self, header: &Header) -> Result<usize, MalformedBytes> {
         // Recordings of one stream do not number it.
         let stream = if header.streams.len() == 1 { 0 } else { usize::from(self.stream) };
         let is_known = stream < header.streams.len();
-        is_known.then_some(stream).ok_or(Wrong("its stream is not in the header"))
+        is_known.then_some(stream).ok_or(MalformedBytes("its stream is not in the header"))
     }
 
     /// The earliest and the latest instant of its rows.
@@ -77,24 +77,28 @@ impl Block {
         self.kind == BlockKind::Rows
     }
 
-    pub(super) fn unpacked(&self) -> Result<Vec<u8>, Wrong> {
+    pub(super) fn unpacked(&self) -> Result<Vec<u8>, MalformedBytes> {
         let stored = &self.bytes[HEAD..];
         let plain = match self.packing {
             Packing::None => stored.to_vec(),
             Packing::Lz4 => {
                 let mut plain = vec![0; self.plain];
                 let length = lz4_flex::block::decompress_into(stored, &mut plain)
-                    .map_err(|_| Wrong("it cannot be decompressed"))?;
+                    .map_err(|_| MalformedBytes("it cannot be decompressed"))?;
                 plain.truncate(length);
                 plain
             }
         };
-        if plain.len() == self.plain { Ok(plain) } else { Err(Wrong("its length is wrong")) }
+        if plain.len() == self.plain {
+            Ok(plain)
+        } else {
+            Err(MalformedBytes("its length is wrong"))
+        }
     }
 
-    pub(super) fn note(&self) -> Result<Item, Wrong> {
+    pub(super) fn note(&self) -> Result<Item, MalformedBytes> {
         let plain = self.unpacked()?;
-        let mut input = Input::new(&plain, 0);
+        let mut input = ByteCursor::new(&plain, 0);
         Ok(match self.kind {
             BlockKind::Rows => Item::Rows,
             BlockKind::Dropped => {
@@ -128,10 +132,10 @@ pub(super) struct BlockHead {
 
 impl BlockHead {
     /// Decodes the head at the beginning of some bytes.
-    pub fn of(bytes: &[u8]) -> Result<Self, Wrong> {
-        let mut input = Input::new(bytes, 0);
+    pub fn of(bytes: &[u8]) -> Result<Self, MalformedBytes> {
+        let mut input = ByteCursor::new(bytes, 0);
         if input.take(MARK.len())? != MARK {
-            return Err(Wrong("its mark is missing"));
+            return Err(MalformedBytes("its mark is missing"));
         }
         let (kind, packing, stream) = (input.byte()?, input.byte()?, input.byte()?);
         input.byte()?;
@@ -146,25 +150,25 @@ impl BlockHead {
             sum: input.fixed::<4>()? as u32,
         };
         if head.stored > BLOCK_MAX || head.plain > BLOCK_MAX {
-            return Err(Wrong("it is too long"));
+            return Err(MalformedBytes("it is too long"));
         }
         Ok(head)
     }
 
     /// The block in these bytes, which include the head; `None` if its kind is unknown.
-    pub fn block(&self, bytes: Vec<u8>) -> Result<Option<Block>, Wrong> {
-        let (head, stored) = bytes.split_at_checked(HEAD).ok_or(Wrong("it is cut off"))?;
+    pub fn block(&self, bytes: Vec<u8>) -> Result<Option<Block>, MalformedBytes> {
+        let (head, stored) = bytes.split_at_checked(HEAD).ok_or(MalformedBytes("it is cut off"))?;
         if Sum::new().add(&head[..HEAD - 4]).add(stored).value() != self.sum {
-            return Err(Wrong("its checksum is wrong"));
+            return Err(MalformedBytes("its checksum is wrong"));
         }
         let Some(kind) = BlockKind::from_number(self.kind) else { return Ok(None) };
         let packing = match self.packing {
             0 => Packing::None,
             1 => Packing::Lz4,
-            _ => return Err(Wrong("its compression is unknown")),
+            _ => return Err(MalformedBytes("its compression is unknown")),
         };
         if self.count as usize > BLOCK_ROWS_MAX {
-            return Err(Wrong("it has too many rows"));
+            return Err(MalformedBytes("it has too many rows"));
         }
         let Self { stream, plain, count, span, .. } = *self;
         Ok(Some(Block { bytes, kind, stream, packing, plain, count, span }))
@@ -191,7 +195,7 @@ enum Halt {
     /// The recording is cut off in a block.
     Torn,
     /// The block is damaged.
-    Damaged(Wrong),
+    Damaged(MalformedBytes),
     /// The beginning of the next block is unknown.
     Lost(&'static str),
     Io(io::Error),
@@ -317,7 +321,7 @@ impl<R: Read> Recording<R> {
 
     /// Decodes a block that [`next_block`](Self::next_block) returned.
     /// [`next_item`](Self::next_item) returns its rows.
-    fn read_block(&mut self, block: &Block) -> Result<Item, Wrong> {
+    fn read_block(&mut self, block: &Block) -> Result<Item, MalformedBytes> {
         if block.kind == BlockKind::Rows {
             let (rows, span) = (block.count as usize, block.span);
             let stream = block.stream(&self.header)?;
@@ -365,7 +369,7 @@ impl<R: Read> Recording<R> {
     }
 
     /// Counts a damaged block, the last one read. An error if too many blocks are damaged.
-    fn damaged(&mut self, wrong: Wrong) -> Result<(), ReadError> {
+    fn damaged(&mut self, wrong: MalformedBytes) -> Result<(), ReadError> {
         self.tally.bad(self.tally.lines, &format!("a damaged block: {wrong}"))
     }
 

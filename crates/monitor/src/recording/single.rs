@@ -1,7 +1,7 @@
 //! Reads single blocks.
 
 use super::HEAD;
-use super::bytes::Wrong;
+use super::bytes::MalformedBytes;
 use super::checksum::Sum;
 use super::decode::{Rows, Target};
 use super::header::Header;
@@ -49,14 +49,14 @@ impl BlockReader {
     ///
     /// # Errors
     /// If the block is invalid.
-    pub fn open(&mut self, bytes: &[u8]) -> Result<Option<Item>, Wrong> {
+    pub fn open(&mut self, bytes: &[u8]) -> Result<Option<Item>, MalformedBytes> {
         self.rows = None;
         let head = BlockHead::of(bytes)?;
         if head.plain > self.plain_max {
-            return Err(Wrong("it is too long"));
+            return Err(MalformedBytes("it is too long"));
         }
         if HEAD + head.stored != bytes.len() {
-            return Err(Wrong("its length is wrong"));
+            return Err(MalformedBytes("its length is wrong"));
         }
         let Some(block) = head.block(bytes.to_vec())? else { return Ok(None) };
         if !block.has_rows() {
@@ -87,7 +87,7 @@ impl BlockReader {
     ///
     /// # Errors
     /// If the block is invalid.
-    pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, Wrong> {
+    pub fn rows(&mut self, batch: &mut Batch) -> Result<bool, MalformedBytes> {
         batch.clear();
         Rows::next(&mut self.rows, batch)
     }

@@ -9,7 +9,7 @@ use fathom_cql::{Row, Value};
 
 use super::csv::Csv;
 use super::json::Json;
-use super::table::Table;
+use super::table::TableWriter;
 use super::{Form, Lead, RowWriter};
 use crate::replay::ResultSink;
 
@@ -124,7 +124,7 @@ impl<W: Write> ResultSink for Printer<W> {
             return Err(io::Error::other("queries are announced in order"));
         }
         let writer: Box<dyn RowWriter> = match self.options.form {
-            Form::Table => Box::<Table>::default(),
+            Form::Table => Box::<TableWriter>::default(),
             Form::Csv => Box::new(Csv),
             Form::Json => Box::<Json>::default(),
         };

@@ -18,7 +18,7 @@ const GAP: &str = "  ";
 
 /// Writes a table.
 #[derive(Default)]
-pub struct Table {
+pub struct TableWriter {
     names: Vec<String>,
     right: Vec<bool>,
     widths: Vec<usize>,
@@ -38,7 +38,7 @@ fn cell(value: &Value) -> String {
     text.chars().map(harmless).collect()
 }
 
-impl Table {
+impl TableWriter {
     fn line(&self, cells: &[String], out: &mut dyn Write) -> io::Result<()> {
         let mut line = String::new();
         for ((text, &width), &right) in cells.iter().zip(&self.widths).zip(&self.right) {
@@ -51,7 +51,7 @@ impl Table {
     }
 }
 
-impl RowWriter for Table {
+impl RowWriter for TableWriter {
     fn head(&mut self, lead: Lead, columns: &[Column], _out: &mut dyn Write) -> io::Result<()> {
         let leads = lead.names().map(|name| (name.to_owned(), name != "@sign"));
         let number = |kind| matches!(kind, Type::Integer | Type::Float);

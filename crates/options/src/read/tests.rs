@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::*;
-use crate::{Bytes, Nanoseconds, Place, fields};
+use crate::{Bytes, Nanoseconds, Origin, fields};
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -37,10 +37,10 @@ struct Inner {
 }
 
 fn read_options(value: &Value, folder: Option<&Path>) -> (Option<Options>, Vec<String>) {
-    let places = Places::default();
+    let origins = Origins::default();
     let title = Title::Table { name: "disk", is_list: true };
     let mut problems = Problems::default();
-    let written = Written { value, title, path: "", places: &places, folder };
+    let written = Written { value, title, path: "", origins: &origins, folder };
     let options = read(&written, &mut problems);
     let problem = |problem: Problem| format!("{} | {}", problem.message, problem.remedy);
     (options, problems.0.into_iter().map(problem).collect())
@@ -121,17 +121,18 @@ fn mistakes_are_bounded_and_in_the_order_of_their_places() {
     let (options, problems) = read_options(&value, None);
     assert_eq!((options, problems.len()), (None, MISTAKES_MAX));
 
-    let mut places = Places::default();
-    let at = |line| Place::File { path: Path::new("f").into(), line, column: 1 };
-    places.note("layers.0.size", at(9));
-    places.note_key("layers.0.wrod", at(7));
-    places.note("layers.0.wrod", at(8));
+    let mut origins = Origins::default();
+    let at = |line| Origin::File { path: Path::new("f").into(), line, column: 1 };
+    origins.note("layers.0.size", at(9));
+    origins.note_key("layers.0.wrod", at(7));
+    origins.note("layers.0.wrod", at(8));
     let value = json!({ "size": true, "wrod": 1, "time": -1 });
     let title = Title::Words("the layer");
-    let written = Written { value: &value, title, path: "layers.0", places: &places, folder: None };
+    let written =
+        Written { value: &value, title, path: "layers.0", origins: &origins, folder: None };
     let mut problems = Problems::default();
     read::<Options>(&written, &mut problems).unwrap();
-    let lines: Vec<usize> = problems.0.iter().map(|found| found.place.position().0).collect();
+    let lines: Vec<usize> = problems.0.iter().map(|found| found.origin.position().0).collect();
     assert_eq!(lines, [0, 7, 9]);
 }
 

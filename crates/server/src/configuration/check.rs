@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use fathom_block::{SECTOR_SIZE, SERIAL_LENGTH};
 use fathom_control::{DiskDefinition, ExportsDefinition};
-use fathom_options::{Place, Places, Problems, suggestion};
+use fathom_options::{Origin, Origins, Problems, suggestion};
 
 use super::disk::check_parts;
 use super::host::{
@@ -72,7 +72,7 @@ impl Configuration {
     fn check_to(&self, extent: Extent) -> Result<(), Problems> {
         let mut problems = Problems::default();
         for disk in &self.disks {
-            check_disk_into(&disk.definition, &disk.places, extent, &mut problems);
+            check_disk_into(&disk.definition, &disk.origins, extent, &mut problems);
         }
         self.check_listeners(extent, &mut problems);
         self.check_names(&mut problems);
@@ -93,28 +93,28 @@ impl Configuration {
     }
 
     fn check_names(&self, problems: &mut Problems) {
-        let mut names: BTreeMap<&str, &Places> = BTreeMap::new();
-        for Placed { definition, places } in &self.disks {
+        let mut names: BTreeMap<&str, &Origins> = BTreeMap::new();
+        for Placed { definition, origins } in &self.disks {
             if definition.name.is_empty() {
                 continue;
             }
             if let Some(first) = names.get(definition.name.as_str()) {
                 problems.add(
-                    places.of("name"),
+                    origins.of("name"),
                     format!("there are two disks called {:?}", definition.name),
                     format!("give each a different name{}", the_other(&first.of("name"))),
                 );
             } else {
-                names.insert(&definition.name, places);
+                names.insert(&definition.name, origins);
             }
         }
-        for Placed { definition, places } in &self.listeners {
+        for Placed { definition, origins } in &self.listeners {
             let ExportsDefinition::Named(exports) = &definition.exports else { continue };
             for export in exports {
                 if !names.contains_key(export.as_str()) {
                     let known: Vec<&str> = names.keys().copied().collect();
                     problems.add(
-                        places.of("exports"),
+                        origins.of("exports"),
                         format!("there is no disk {export:?} to export"),
                         suggestion(export, &known),
                     );
@@ -124,48 +124,48 @@ impl Configuration {
     }
 
     fn check_sockets(&self, extent: Extent, problems: &mut Problems) {
-        let Placed { definition: daemon, places } = &self.daemon;
-        let control = (daemon.control.clone(), places.of("control"), "control");
+        let Placed { definition: daemon, origins } = &self.daemon;
+        let control = (daemon.control.clone(), origins.of("control"), "control");
         let mut sockets = vec![control];
-        for Placed { definition, places } in &self.disks {
+        for Placed { definition, origins } in &self.disks {
             if let Some(vhost_user) = &definition.vhost_user {
-                let place = places.of("vhost_user.socket");
-                sockets.push((vhost_user.socket.clone(), place, "vhost_user"));
+                let origin = origins.of("vhost_user.socket");
+                sockets.push((vhost_user.socket.clone(), origin, "vhost_user"));
             }
         }
-        for Placed { definition, places } in &self.listeners {
+        for Placed { definition, origins } in &self.listeners {
             if let Some(Address::Unix(path)) = parse_address(&definition.address) {
-                sockets.push((path, places.of("address"), "nbd"));
+                sockets.push((path, origins.of("address"), "nbd"));
             }
         }
-        let mut seen: BTreeMap<PathBuf, Place> = BTreeMap::new();
-        for (path, place, _) in &sockets {
+        let mut seen: BTreeMap<PathBuf, Origin> = BTreeMap::new();
+        for (path, origin, _) in &sockets {
             if path.as_os_str().is_empty() {
                 continue;
             }
-            check_socket(path, place, extent, problems);
+            check_socket(path, origin, extent, problems);
             if let Some(first) = seen.get(&normal(path)) {
                 problems.add(
-                    place.clone(),
+                    origin.clone(),
                     format!("the socket {} is used twice", path.display()),
                     format!("give each a different socket{}", the_other(first)),
                 );
             } else {
-                seen.insert(normal(path), place.clone());
+                seen.insert(normal(path), origin.clone());
             }
         }
-        let mut addresses: BTreeMap<&str, Place> = BTreeMap::new();
-        for Placed { definition, places } in &self.listeners {
+        let mut addresses: BTreeMap<&str, Origin> = BTreeMap::new();
+        for Placed { definition, origins } in &self.listeners {
             if let Some(Address::Tcp(address)) = parse_address(&definition.address) {
-                let place = places.of("address");
+                let origin = origins.of("address");
                 if let Some(first) = addresses.get(definition.address.as_str()) {
                     problems.add(
-                        place,
+                        origin,
                         format!("the address {address} is used twice"),
                         format!("give each listener a different address{}", the_other(first)),
                     );
                 } else {
-                    addresses.insert(&definition.address, place);
+                    addresses.insert(&definition.address, origin);
                 }
             }
         }
@@ -179,7 +179,7 @@ impl Configuration {
             let writes = !disk.definition.read_only;
             match seen.get(&identity) {
                 Some((first, other_writes)) if writes || *other_writes => problems.add(
-                    disk.places.of("image"),
+                    disk.origins.of("image"),
                     format!(
                         "the image {} is also that of the disk {:?}, and a writer cannot share \
                          it",
@@ -188,7 +188,7 @@ impl Configuration {
                     ),
                     format!(
                         "give each disk a different image, or make both `read_only = true`{}",
-                        the_other(&first.places.of("image"))
+                        the_other(&first.origins.of("image"))
                     ),
                 ),
                 Some(_) => {}
@@ -207,19 +207,19 @@ impl Configuration {
     /// A problem for each such image.
     pub fn check_formats(&self) -> Result<(), Problems> {
         let mut problems = Problems::default();
-        for Placed { definition, places } in &self.disks {
+        for Placed { definition, origins } in &self.disks {
             let (Some(image), None) = (&definition.image, definition.format) else { continue };
             if let Some(format) = foreign_format(image) {
                 let shown = image.display();
                 problems.add(
-                    places.of("image"),
+                    origins.of("image"),
                     format!("{shown} looks like a {format} image, not a raw one"),
                     format!(
                         "convert it with `fathom disk import {shown} NEW.img`, or add \
                          {} if the guest has to see these bytes unchanged",
-                        match places.whole() {
-                            Place::Flag(_) => "--format raw",
-                            Place::File { .. } | Place::Request => "`format = \"raw\"`",
+                        match origins.whole() {
+                            Origin::Flag(_) => "--format raw",
+                            Origin::File { .. } | Origin::Request => "`format = \"raw\"`",
                         }
                     ),
                 );
@@ -229,31 +229,31 @@ impl Configuration {
     }
 
     fn check_listeners(&self, extent: Extent, problems: &mut Problems) {
-        for Placed { definition, places } in &self.listeners {
+        for Placed { definition, origins } in &self.listeners {
             let address = parse_address(&definition.address);
             if address.is_none() {
                 problems.add(
-                    places.of("address"),
+                    origins.of("address"),
                     format!("{:?} is not an address of an NBD listener", definition.address),
                     "write it like `address = \"unix:/run/fathom/nbd.sock\"` or \
                      `address = \"127.0.0.1:10809\"`",
                 );
             }
             if extent == Extent::Host {
-                check_group(definition.group.as_deref(), || places.of("group"), problems);
+                check_group(definition.group.as_deref(), || origins.of("group"), problems);
             }
             if let Some(tls) = &definition.tls {
                 let certificates = tls.certificate.is_some() || tls.key.is_some();
-                let place = places.of("tls");
+                let origin = origins.of("tls");
                 if certificates && tls.psk.is_some() {
                     problems.add(
-                        place,
+                        origin,
                         "[nbd.tls] has both certificates and shared keys",
                         "keep `certificate` and `key`, or `psk`",
                     );
                 } else if tls.psk.is_none() && (tls.certificate.is_none() || tls.key.is_none()) {
                     problems.add(
-                        place,
+                        origin,
                         "[nbd.tls] has no certificate and key",
                         "add `certificate = \"…\"` and `key = \"…\"`, or `psk = \"…\"`",
                     );
@@ -270,7 +270,7 @@ impl Configuration {
                     };
                     if let Err(error) = std::fs::metadata(path) {
                         problems.add(
-                            places.of(&format!("tls.{key}")),
+                            origins.of(&format!("tls.{key}")),
                             format!("{}: {}", path.display(), plain(&error)),
                             "name a file that the daemon may read",
                         );
@@ -278,7 +278,7 @@ impl Configuration {
                 }
             } else if matches!(address, Some(Address::Tcp(_))) && !definition.plain_allowed {
                 problems.add(
-                    places.of("address"),
+                    origins.of("address"),
                     format!(
                         "the listener at {} would serve disks over TCP in plain text",
                         definition.address
@@ -294,14 +294,14 @@ impl Configuration {
 ///
 /// # Errors
 /// All problems that were found.
-pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems> {
+pub fn check_disk(disk: &DiskDefinition, origins: &Origins) -> Result<(), Problems> {
     let mut problems = Problems::default();
     let extent = Extent::Host;
-    check_disk_into(disk, places, extent, &mut problems);
+    check_disk_into(disk, origins, extent, &mut problems);
     if let Some(vhost_user) = &disk.vhost_user {
         let socket = &vhost_user.socket;
         if !socket.as_os_str().is_empty() {
-            check_socket(socket, &places.of("vhost_user.socket"), extent, &mut problems);
+            check_socket(socket, &origins.of("vhost_user.socket"), extent, &mut problems);
         }
     }
     problems.none_or()
@@ -309,75 +309,80 @@ pub fn check_disk(disk: &DiskDefinition, places: &Places) -> Result<(), Problems
 
 fn check_disk_into(
     disk: &DiskDefinition,
-    places: &Places,
+    origins: &Origins,
     extent: Extent,
     problems: &mut Problems,
 ) {
-    check_name(disk, places, problems);
+    check_name(disk, origins, problems);
     if disk.serial.len() > SERIAL_LENGTH {
         problems.add(
-            places.of("serial"),
+            origins.of("serial"),
             format!("the serial {:?} is longer than {SERIAL_LENGTH} bytes", disk.serial),
             "shorten it: a virtio disk has no space for more",
         );
     }
-    check_backend(disk, places, extent, problems);
-    check_layers(disk, places, problems);
-    check_parts(disk, places, problems);
+    check_backend(disk, origins, extent, problems);
+    check_layers(disk, origins, problems);
+    check_parts(disk, origins, problems);
     if let Some(vhost_user) = disk.vhost_user.as_ref().filter(|_| extent == Extent::Host) {
-        check_group(vhost_user.group.as_deref(), || places.of("vhost_user.group"), problems);
+        check_group(vhost_user.group.as_deref(), || origins.of("vhost_user.group"), problems);
     }
 }
 
-fn check_name(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+fn check_name(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
     if disk.name.is_empty() {
-        problems.add(places.of("name"), "a disk has no name", "add `name = \"…\"`");
+        problems.add(origins.of("name"), "a disk has no name", "add `name = \"…\"`");
     } else if disk.name.len() > NAME_MAX || disk.name.contains(|c: char| c.is_control() || c == '/')
     {
         problems.add(
-            places.of("name"),
+            origins.of("name"),
             format!("a disk cannot be called {:?}", disk.name.chars().take(40).collect::<String>()),
             format!("choose a name of at most {NAME_MAX} bytes, without slashes"),
         );
     }
     if disk.vm.len() > NAME_MAX || disk.vm.contains(char::is_control) {
         problems.add(
-            places.of("vm"),
+            origins.of("vm"),
             "this is not a valid name of a virtual machine",
             format!("choose a name of at most {NAME_MAX} bytes"),
         );
     }
 }
 
-fn check_backend(disk: &DiskDefinition, places: &Places, extent: Extent, problems: &mut Problems) {
+fn check_backend(
+    disk: &DiskDefinition,
+    origins: &Origins,
+    extent: Extent,
+    problems: &mut Problems,
+) {
     let chosen: Vec<&StoreKind> = StoreKind::all_in(disk).collect();
     let title =
         if disk.name.is_empty() { "a disk".into() } else { format!("the disk {:?}", disk.name) };
     if chosen.len() > 1 {
         problems.add(
-            places.of(chosen[1].key),
+            origins.of(chosen[1].key),
             format!("{title} has `{}` and `{}`", chosen[0].key, chosen[1].key),
             "keep one of them: a disk has only one store",
         );
     }
     if chosen.is_empty() {
         problems.add(
-            places.whole(),
+            origins.whole(),
             format!("{title} has no store"),
             "add `image = \"disk.img\"`, or `memory = \"1G\"` for a disk in memory",
         );
     }
     if let [kind] = chosen[..] {
         if let Some(image) = &disk.image {
-            check_image(image, disk, places, extent, problems);
+            check_image(image, disk, origins, extent, problems);
         }
         if let Some(size) = kind.size(&mut disk.clone()) {
-            check_size(kind.key, size.0, disk, places, problems);
+            check_size(kind.key, size.0, disk, origins, problems);
         }
     }
     if disk.format.is_some() && disk.image.is_none() {
         problems.add(
-            places.of("format"),
+            origins.of("format"),
             "`format` is for images only",
             "leave it out: this disk has no image",
         );
@@ -385,13 +390,13 @@ fn check_backend(disk: &DiskDefinition, places: &Places, extent: Extent, problem
     if let Some(size) = disk.block_size {
         if disk.image.is_none() {
             problems.add(
-                places.of("block_size"),
+                origins.of("block_size"),
                 "`block_size` is for images only",
                 "leave it out: this disk has blocks of 512 bytes",
             );
         } else if !matches!(size.0, 512 | 4096) {
             problems.add(
-                places.of("block_size"),
+                origins.of("block_size"),
                 format!("a disk cannot have blocks of {} bytes", size.0),
                 "choose 512 or 4096",
             );
@@ -399,7 +404,7 @@ fn check_backend(disk: &DiskDefinition, places: &Places, extent: Extent, problem
     }
     if disk.direct && disk.image.is_none() {
         problems.add(
-            places.of("direct"),
+            origins.of("direct"),
             "`direct` is for images only",
             "leave it out: this disk does not use the page cache",
         );
@@ -410,21 +415,21 @@ fn check_size(
     key: &str,
     size: u64,
     disk: &DiskDefinition,
-    places: &Places,
+    origins: &Origins,
     problems: &mut Problems,
 ) {
     if size == 0 || size % SECTOR_SIZE != 0 || i64::try_from(size).is_err() {
         problems.add(
-            places.of(key),
+            origins.of(key),
             format!("the disk {:?} cannot have a size of {size} bytes", disk.name),
             format!("choose a multiple of {SECTOR_SIZE}, for example `{key} = \"1G\"`"),
         );
     }
 }
 
-pub(crate) fn the_other(place: &Place) -> String {
-    match place {
-        Place::File { line, .. } => format!(" (the other is in line {line})"),
-        Place::Flag(_) | Place::Request => String::new(),
+pub(crate) fn the_other(origin: &Origin) -> String {
+    match origin {
+        Origin::File { line, .. } => format!(" (the other is in line {line})"),
+        Origin::Flag(_) | Origin::Request => String::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! The tables that describe a disk and an NBD listener.
 
 use fathom_control::{DiskDefinition, ListenerDefinition, ModelDefinition, ModelKind};
-use fathom_options::{Check, Places, Problems};
+use fathom_options::{Check, Origins, Problems};
 
 use super::table::{Reading, Table};
 use super::{Placed, layers};
@@ -17,7 +17,7 @@ const SPIN_NS_MAX: u64 = 1_000_000;
 pub(super) fn disk(table: Table<'_>, reading: &Reading<'_>) -> Placed<DiskDefinition> {
     let mut disk: Placed<DiskDefinition> = table.read();
     let (folder, mut problems) = (Some(reading.folder()), Problems::default());
-    layers::complete(&mut disk.definition.layers, &disk.places, folder, &mut problems);
+    layers::complete(&mut disk.definition.layers, &disk.origins, folder, &mut problems);
     reading.extend(problems);
     disk
 }
@@ -33,19 +33,19 @@ pub(super) fn listener(table: Table<'_>, reading: &Reading<'_>) -> Placed<Listen
 }
 
 /// Checks the name of a disk's block device.
-fn check_key(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+fn check_key(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
     let Some(key) = &disk.key else { return };
     let is_sound = (1..=KEY_LENGTH_MAX).contains(&key.len())
         && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     if !is_sound {
         problems.add(
-            places.of("key"),
+            origins.of("key"),
             format!("the key {key:?} cannot name a device"),
             format!("use 1 to {KEY_LENGTH_MAX} of a to z, A to Z, 0 to 9, `.`, `_` and `-`"),
         );
     } else if disk.image.is_none() {
         problems.add(
-            places.of("key"),
+            origins.of("key"),
             "a key names the block device of a disk, and this disk has no image",
             "remove `key`, or add an `image`",
         );
@@ -53,36 +53,36 @@ fn check_key(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
 }
 
 /// Checks the sub-tables of a disk, and the name of its device.
-pub(super) fn check_parts(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
-    check_key(disk, places, problems);
+pub(super) fn check_parts(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
+    check_key(disk, origins, problems);
     if let Some(model) = &disk.model {
-        check_model(model, &mut Check::new(places, "", problems));
+        check_model(model, &mut Check::new(origins, "", problems));
     }
     let Some(vhost_user) = &disk.vhost_user else { return };
     if vhost_user.socket.as_os_str().is_empty() {
         problems.add(
-            places.of("vhost_user"),
+            origins.of("vhost_user"),
             "[disk.vhost_user] has no socket",
             "add a line like `socket = \"/run/fathom/disk.sock\"`",
         );
     }
     if vhost_user.queues == 0 || vhost_user.queues > QUEUES_MAX {
         problems.add(
-            places.of("vhost_user.queues"),
+            origins.of("vhost_user.queues"),
             format!("a disk cannot have {} queues", vhost_user.queues),
             format!("choose a number from 1 to {QUEUES_MAX}: one for each of the guest's CPUs"),
         );
     }
     if vhost_user.threads.is_some_and(|threads| threads == 0 || threads > QUEUES_MAX) {
         problems.add(
-            places.of("vhost_user.threads"),
+            origins.of("vhost_user.threads"),
             "a disk's queues cannot be served by this number of threads",
             format!("choose a number from 1 to {QUEUES_MAX}, or leave it out"),
         );
     }
     if vhost_user.spin.is_some_and(|spin| spin.0 > SPIN_NS_MAX) {
         problems.add(
-            places.of("vhost_user.spin"),
+            origins.of("vhost_user.spin"),
             "a ring cannot be polled for that long",
             "choose at most 1ms: the thread should sleep during longer waits",
         );

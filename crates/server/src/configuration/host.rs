@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fathom_control::DiskDefinition;
 use fathom_image::ForeignFormat;
-use fathom_options::{Place, Places, Problems};
+use fathom_options::{Origin, Origins, Problems};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::check::Extent;
@@ -19,14 +19,14 @@ const SOCKET_PATH_MAX: usize = 107;
 pub(super) fn check_image(
     image: &Path,
     disk: &DiskDefinition,
-    places: &Places,
+    origins: &Origins,
     extent: Extent,
     problems: &mut Problems,
 ) {
-    let place = places.of("image");
-    if !image.is_absolute() && place == Place::Request {
+    let origin = origins.of("image");
+    if !image.is_absolute() && origin == Origin::Request {
         let message = format!("the image {} is not an absolute path", image.display());
-        problems.add(place, message, "begin it with a slash: the daemon runs in another folder");
+        problems.add(origin, message, "begin it with a slash: the daemon runs in another folder");
         return;
     }
     if extent == Extent::Text {
@@ -35,16 +35,16 @@ pub(super) fn check_image(
     let shown = image.display();
     match std::fs::metadata(image) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => problems.add(
-            place,
+            origin,
             format!("there is no image {shown}"),
             format!("make one with `fathom disk create {shown} 10G`, or correct the path"),
         ),
         Err(error) => problems.add(
-            place,
+            origin,
             format!("the image {shown} cannot be examined: {}", plain(&error)),
             "give the daemon's user access to it and to the folders above",
         ),
-        Ok(metadata) => check_image_file(image, &metadata, disk, place, problems),
+        Ok(metadata) => check_image_file(image, &metadata, disk, origin, problems),
     }
 }
 
@@ -52,26 +52,26 @@ fn check_image_file(
     image: &Path,
     metadata: &Metadata,
     disk: &DiskDefinition,
-    place: Place,
+    origin: Origin,
     problems: &mut Problems,
 ) {
     let shown = image.display();
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         problems.add(
-            place,
+            origin,
             format!("{shown} is neither a file nor a block device"),
             "name a raw image",
         );
     } else if kind.is_file() && metadata.len() == 0 {
         problems.add(
-            place,
+            origin,
             format!("the image {shown} is empty"),
             format!("give it a size with `fathom disk resize {shown} 10G`"),
         );
     } else if !accessible(image, !disk.read_only) {
         problems.add(
-            place,
+            origin,
             format!(
                 "the daemon may not {} the image {shown}",
                 if disk.read_only { "read" } else { "write" }
@@ -100,11 +100,11 @@ fn accessible(path: &Path, write: bool) -> bool {
     accessat(CWD, path, mode, AtFlags::EACCESS).is_ok()
 }
 
-pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems: &mut Problems) {
+pub(super) fn check_socket(path: &Path, origin: &Origin, extent: Extent, problems: &mut Problems) {
     let shown = path.display();
-    if !path.is_absolute() && *place == Place::Request {
+    if !path.is_absolute() && *origin == Origin::Request {
         problems.add(
-            place.clone(),
+            origin.clone(),
             format!("the socket {shown} is not an absolute path"),
             "begin it with a slash: the daemon runs in another folder",
         );
@@ -112,7 +112,7 @@ pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems:
     }
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         problems.add(
-            place.clone(),
+            origin.clone(),
             format!("the socket's path is longer than {SOCKET_PATH_MAX} bytes: {shown}"),
             "choose a shorter one, for example in /run/fathom",
         );
@@ -129,12 +129,12 @@ pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems:
         // The daemon makes this folder itself.
         Err(_) if path == Path::new(fathom_control::SOCKET_DEFAULT) => {}
         Ok(_) => problems.add(
-            place.clone(),
+            origin.clone(),
             format!("{} is not a folder, so a socket cannot be in it", folder.display()),
             "choose another path",
         ),
         Err(error) => problems.add(
-            place.clone(),
+            origin.clone(),
             format!("the socket {shown} cannot be made: {}: {}", folder.display(), plain(&error)),
             format!("make the folder with `mkdir -p {}`, or choose another", folder.display()),
         ),
@@ -142,7 +142,7 @@ pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems:
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             problems.add(
-                place.clone(),
+                origin.clone(),
                 format!("{shown} exists and is not a socket"),
                 "choose another path, or remove it if it is not needed",
             );
@@ -150,11 +150,15 @@ pub(super) fn check_socket(path: &Path, place: &Place, extent: Extent, problems:
     }
 }
 
-pub(super) fn check_group(name: Option<&str>, place: impl Fn() -> Place, problems: &mut Problems) {
+pub(super) fn check_group(
+    name: Option<&str>,
+    origin: impl Fn() -> Origin,
+    problems: &mut Problems,
+) {
     let Some(name) = name else { return };
     if crate::process::group::id(name).is_none() {
         problems.add(
-            place(),
+            origin(),
             format!("there is no group {name:?}"),
             format!("make it with `groupadd --system {name}`, or leave `group` out"),
         );
@@ -205,7 +209,7 @@ pub(crate) fn normal(path: &Path) -> PathBuf {
 /// the name of its key.
 pub(crate) fn check_files(
     files: &[(&str, &Option<PathBuf>)],
-    places: &Places,
+    origins: &Origins,
     extent: Extent,
     problems: &mut Problems,
 ) {
@@ -216,7 +220,7 @@ pub(crate) fn check_files(
         let Some(path) = path else { continue };
         if let Err(error) = std::fs::metadata(path) {
             problems.add(
-                places.of(key),
+                origins.of(key),
                 format!("{}: {}", path.display(), plain(&error)),
                 "name a file that the daemon may read",
             );

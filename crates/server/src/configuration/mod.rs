@@ -34,13 +34,13 @@ pub use check::{Address, check_disk, parse_address};
 pub(crate) use check::{Extent, NAME_MAX, the_other};
 pub use daemon::{DaemonOptions, Keepsakes, LogLevel, parse_metrics};
 pub(crate) use disk::check_model;
-pub use fathom_options::{Place, Places, Problem, Problems};
+pub use fathom_options::{Origin, Origins, Problem, Problems};
 pub(crate) use host::{check_files, image_identity, normal as normal_path, plain};
 pub(crate) use section::{FeatureSection, SectionKind};
 pub(crate) use table::{Reading, Table, checked};
 
 use section::Sections;
-use source::Source;
+use source::ConfigurationText;
 use table::Document;
 
 use crate::features::FEATURES;
@@ -69,7 +69,7 @@ pub struct Placed<T> {
     /// The definition.
     pub definition: T,
     /// The places of the definition and its keys.
-    pub places: Places,
+    pub origins: Origins,
 }
 
 /// A configuration file, and the flags that override it.
@@ -109,10 +109,10 @@ impl ConfigurationFile {
         check: fn(&Configuration) -> Result<(), Problems>,
     ) -> Result<Configuration, Problems> {
         let (mut configuration, mut problems) = read_and_parse(&self.path)?;
-        let Placed { definition: daemon, places } = &mut configuration.daemon;
+        let Placed { definition: daemon, origins } = &mut configuration.daemon;
         if let Some(control) = &self.control {
             daemon.control.clone_from(control);
-            places.note("control", Place::Flag("--control or $FATHOM_CONTROL"));
+            origins.note("control", Origin::Flag("--control or $FATHOM_CONTROL"));
         }
         daemon.metrics = self.metrics.or(daemon.metrics);
         daemon.log = self.log.unwrap_or(daemon.log);
@@ -142,11 +142,11 @@ impl Configuration {
     }
 
     /// The places where its tables begin.
-    fn tables(&self) -> Vec<Place> {
-        let mut tables = vec![self.daemon.places.whole()];
-        tables.extend(self.disks.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.listeners.iter().map(|placed| placed.places.whole()));
-        tables.extend(self.sections.places());
+    fn tables(&self) -> Vec<Origin> {
+        let mut tables = vec![self.daemon.origins.whole()];
+        tables.extend(self.disks.iter().map(|placed| placed.origins.whole()));
+        tables.extend(self.listeners.iter().map(|placed| placed.origins.whole()));
+        tables.extend(self.sections.origins());
         tables
     }
 }
@@ -162,7 +162,7 @@ fn read_and_parse(path: &Path) -> Result<(Configuration, Problems), Problems> {
             std::io::ErrorKind::InvalidData => (format!("{}: not UTF-8 text", path.display()), ""),
             _ => (format!("{}: {error}", path.display()), ""),
         };
-        Problems(vec![Problem::new(Place::Request, message, remedy)])
+        Problems(vec![Problem::new(Origin::Request, message, remedy)])
     })?;
     parse_all(&text, path)
 }
@@ -189,17 +189,17 @@ pub fn parse(text: &str, path: &Path) -> Result<Configuration, Problems> {
 /// Reads the text of a configuration. If single keys are invalid, returns the problems with the
 /// rest of the configuration.
 fn parse_all(text: &str, path: &Path) -> Result<(Configuration, Problems), Problems> {
-    let source = Source::new(text, path);
+    let source = ConfigurationText::new(text, path);
     let document = DeTable::parse(text).map_err(|error| {
-        let place = source.place(error.span().map_or(0, |span| span.start));
+        let origin = source.origin(error.span().map_or(0, |span| span.start));
         let message = error.message().replace('\n', ", ");
         let remedy = "a configuration has the syntax of TOML: see https://toml.io";
-        Problems(vec![Problem::new(place, message, remedy)])
+        Problems(vec![Problem::new(origin, message, remedy)])
     })?;
     let reading = Reading { source, problems: RefCell::default() };
     let configuration = document_of(&reading, document.get_ref());
     let mut problems = reading.problems.into_inner();
-    problems.0.sort_by_key(|problem| problem.place.position());
+    problems.0.sort_by_key(|problem| problem.origin.position());
     Ok((configuration, problems))
 }
 

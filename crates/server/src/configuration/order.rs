@@ -6,7 +6,7 @@
 
 use fathom_control::{DiskDefinition, LayerDefinition};
 use fathom_layers::{LayerKind, Rank};
-use fathom_options::{Place, Places, Problems, suggestion};
+use fathom_options::{Origin, Origins, Problems, suggestion};
 use serde_json::Value;
 
 use super::Configuration;
@@ -81,7 +81,7 @@ pub(crate) fn insert(
             let shown: String = kind.chars().take(60).collect();
             let message = format!("the disk {:?} has no layer {shown:?}", disk.name);
             let mut problems = Problems::default();
-            problems.add(Place::Request, message, suggestion(&shown, &names));
+            problems.add(Origin::Request, message, suggestion(&shown, &names));
             problems
         })
     };
@@ -89,7 +89,7 @@ pub(crate) fn insert(
     if above.zip(below).is_some_and(|(above, below)| above <= below) {
         let mut problems = Problems::default();
         let message = "no place is above the one and below the other";
-        problems.add(Place::Request, message, "name one of the two kinds");
+        problems.add(Origin::Request, message, "name one of the two kinds");
         return Err(problems);
     }
     let index = above.or(below.map(|index| index + 1)).unwrap_or(disk.layers.len());
@@ -113,14 +113,14 @@ fn list_watchers(disk: &mut DiskDefinition) {
 }
 
 /// Reports layers that are beneath layers which they should be above.
-pub(crate) fn check(disk: &DiskDefinition, places: &Places, warnings: &mut Problems) {
+pub(crate) fn check(disk: &DiskDefinition, origins: &Origins, warnings: &mut Problems) {
     for (index, layer) in disk.layers.iter().enumerate() {
         let Some(kind) = kind_of(layer) else { continue };
         let Some(reason) = kind.beneath else { continue };
         let above = disk.layers[..index].iter().find(|other| rank_of(other) > kind.rank);
         let Some(above) = above else { continue };
         warnings.add(
-            places.of(&format!("layers.{index}")),
+            origins.of(&format!("layers.{index}")),
             format!(
                 "the disk {:?} has the layer `{}` beneath `{}`: {reason}",
                 disk.name, kind.name, above.kind
@@ -133,13 +133,13 @@ pub(crate) fn check(disk: &DiskDefinition, places: &Places, warnings: &mut Probl
 /// Logs what `check` reports on a disk of a request.
 pub(crate) fn warn(disk: &DiskDefinition) {
     let mut warnings = Problems::default();
-    check(disk, &Places::default(), &mut warnings);
+    check(disk, &Origins::default(), &mut warnings);
     log(&warnings);
 }
 
 fn log(warnings: &Problems) {
     for warning in &warnings.0 {
-        tracing::warn!("{}{}; {}", warning.place, warning.message, warning.remedy);
+        tracing::warn!("{}{}; {}", warning.origin, warning.message, warning.remedy);
     }
 }
 
@@ -148,7 +148,7 @@ impl Configuration {
     pub fn warnings(&self) -> Problems {
         let mut warnings = Problems::default();
         for disk in &self.disks {
-            check(&disk.definition, &disk.places, &mut warnings);
+            check(&disk.definition, &disk.origins, &mut warnings);
         }
         warnings
     }
@@ -231,7 +231,7 @@ mod tests {
     fn a_list_out_of_order_gets_a_warning() {
         let warnings = |kinds: &[&str]| {
             let mut warnings = Problems::default();
-            check(&disk(kinds), &Places::default(), &mut warnings);
+            check(&disk(kinds), &Origins::default(), &mut warnings);
             warnings.0.len()
         };
         assert_eq!(warnings(&["log", "delay", "limit", "schedule", "cache", "wal", "fault"]), 0);

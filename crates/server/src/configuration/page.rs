@@ -6,7 +6,7 @@ use std::path::Path;
 use fathom_control::{
     DiskDefinition, ListenerDefinition, ModelDefinition, TlsDefinition, VhostUserDefinition,
 };
-use fathom_options::{Key, Places, Problems, Section, Title, Written, fields};
+use fathom_options::{Key, Origins, Problems, Section, Title, Written, fields};
 
 use super::section::FeatureSection;
 use super::{DaemonOptions, layers, order};
@@ -30,9 +30,9 @@ pub(crate) fn lines<T: Section + PartialEq + std::fmt::Debug>(
     }
     let written: toml::Table = written.parse().unwrap();
     let value = serde_json::to_value(written).unwrap();
-    let (places, mut problems) = (Places::default(), Problems::default());
+    let (origins, mut problems) = (Origins::default(), Problems::default());
     let title = Title::Words(name);
-    let written = Written { value: &value, title, path: "", places: &places, folder: None };
+    let written = Written { value: &value, title, path: "", origins: &origins, folder: None };
     let read = fathom_options::read::<T>(&written, &mut problems);
     assert_eq!((problems.0, read), (vec![], Some(T::default())), "the defaults of {name}");
     T::KEYS.iter().map(|key| line(before, key)).collect()

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use fathom_options::{Place, Problems, Section};
+use fathom_options::{Origin, Problems, Section};
 
 use super::Placed;
 use super::check::Extent;
@@ -75,7 +75,7 @@ trait Tables: Any + fmt::Debug + Send + Sync {
     fn load(&mut self) -> Result<(), Problems>;
     fn check(&self, extent: Extent, problems: &mut Problems);
     /// The places where they begin.
-    fn places(&self) -> Vec<Place>;
+    fn origins(&self) -> Vec<Origin>;
     fn copy(&self) -> Box<dyn Tables>;
     fn equals(&self, other: &dyn Tables) -> bool;
     fn as_any(&self) -> &dyn Any;
@@ -94,8 +94,8 @@ impl<T: FeatureSection> Tables for Vec<Placed<T>> {
         T::check_all(self, extent, problems);
     }
 
-    fn places(&self) -> Vec<Place> {
-        self.iter().map(|placed| placed.places.whole()).collect()
+    fn origins(&self) -> Vec<Origin> {
+        self.iter().map(|placed| placed.origins.whole()).collect()
     }
 
     fn copy(&self) -> Box<dyn Tables> {
@@ -134,7 +134,7 @@ impl Sections {
     /// The number of tables with a name.
     pub(super) fn count(&self, name: &str) -> usize {
         let named = self.0.iter().filter(|tables| tables.name() == name);
-        named.map(|tables| tables.places().len()).sum()
+        named.map(|tables| tables.origins().len()).sum()
     }
 
     /// Reads the files whose content is a part of tables. Returns all problems that were found.
@@ -151,8 +151,8 @@ impl Sections {
     }
 
     /// The places where the tables begin.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
-        self.0.iter().flat_map(|tables| tables.places())
+    pub(super) fn origins(&self) -> impl Iterator<Item = Origin> {
+        self.0.iter().flat_map(|tables| tables.origins())
     }
 }
 

@@ -4,23 +4,23 @@ use std::cell::RefCell;
 use std::path::Path;
 
 use fathom_options::{
-    Check, Place, Places, Problem, Problems, Section, Title, Written, suggestion,
+    Check, Origin, Origins, Problem, Problems, Section, Title, Written, suggestion,
 };
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
 use super::Placed;
-use super::source::Source;
+use super::source::ConfigurationText;
 
 /// The state that the tables of one file share.
 pub(crate) struct Reading<'a> {
-    pub(super) source: Source<'a>,
+    pub(super) source: ConfigurationText<'a>,
     pub(super) problems: RefCell<Problems>,
 }
 
 impl Reading<'_> {
-    fn problem(&self, place: Place, message: impl Into<String>, remedy: impl Into<String>) {
-        self.problems.borrow_mut().0.push(Problem::new(place, message, remedy));
+    fn problem(&self, origin: Origin, message: impl Into<String>, remedy: impl Into<String>) {
+        self.problems.borrow_mut().0.push(Problem::new(origin, message, remedy));
     }
 
     /// Adds the problems of a table.
@@ -46,46 +46,46 @@ impl<'a> Document<'a> {
         Self { reading, entries, known: Vec::new() }
     }
 
-    fn value(&mut self, name: &'static str) -> Option<(&'a DeValue<'a>, Place)> {
+    fn value(&mut self, name: &'static str) -> Option<(&'a DeValue<'a>, Origin)> {
         self.known.push(name);
         let (_, value) = self.entries.iter().find(|(key, _)| key.get_ref() == name)?;
-        Some((value.get_ref(), self.reading.source.place(value.span().start)))
+        Some((value.get_ref(), self.reading.source.origin(value.span().start)))
     }
 
     /// The table `[name]`.
     pub(super) fn table(&mut self, name: &'static str) -> Option<Table<'a>> {
-        let (value, place) = self.value(name)?;
+        let (value, origin) = self.value(name)?;
         let title = Title::Table { name, is_list: false };
         let Some(entries) = value.as_table() else {
             let message =
                 format!("`{name}` of the configuration has to be a table, and is {}", kind(value));
-            self.reading.problem(place, message, format!("write it like `{name} = {{ … }}`"));
+            self.reading.problem(origin, message, format!("write it like `{name} = {{ … }}`"));
             return None;
         };
-        Some(Table { reading: self.reading, title, entries, places: Places::new(place) })
+        Some(Table { reading: self.reading, title, entries, origins: Origins::new(origin) })
     }
 
     /// The tables `[[name]]`.
     pub(super) fn tables(&mut self, name: &'static str) -> Vec<Table<'a>> {
-        let Some((value, place)) = self.value(name) else { return Vec::new() };
+        let Some((value, origin)) = self.value(name) else { return Vec::new() };
         let title = Title::Table { name, is_list: true };
-        let wrong = |place| {
+        let wrong = |origin| {
             let message = format!("`{name}` has to be a list of tables");
-            self.reading.problem(place, message, format!("begin each one with [[{name}]]"));
+            self.reading.problem(origin, message, format!("begin each one with [[{name}]]"));
         };
         let Some(items) = value.as_array() else {
-            wrong(place);
+            wrong(origin);
             return Vec::new();
         };
         let mut tables = Vec::new();
         for item in items {
-            let place = self.reading.source.place(item.span().start);
+            let origin = self.reading.source.origin(item.span().start);
             match item.get_ref().as_table() {
                 Some(entries) => {
-                    let places = Places::new(place);
-                    tables.push(Table { reading: self.reading, title, entries, places });
+                    let origins = Origins::new(origin);
+                    tables.push(Table { reading: self.reading, title, entries, origins });
                 }
-                None => wrong(place),
+                None => wrong(origin),
             }
         }
         tables
@@ -96,10 +96,10 @@ impl<'a> Document<'a> {
         for (name, _) in self.entries {
             let key = name.get_ref().as_ref();
             if !self.known.contains(&key) {
-                let place = self.reading.source.place(name.span().start);
+                let origin = self.reading.source.origin(name.span().start);
                 let shown: String = key.chars().take(60).collect();
                 let message = format!("there is no key `{shown}` in the configuration");
-                self.reading.problem(place, message, suggestion(key, &self.known));
+                self.reading.problem(origin, message, suggestion(key, &self.known));
             }
         }
     }
@@ -110,7 +110,7 @@ pub(crate) struct Table<'a> {
     reading: &'a Reading<'a>,
     title: Title<'static>,
     entries: &'a DeTable<'a>,
-    places: Places,
+    origins: Origins,
 }
 
 impl Table<'_> {
@@ -123,7 +123,7 @@ impl Table<'_> {
         let raw = source.text.get(span.clone()).unwrap_or_default();
         let text = value.get_ref().as_str().filter(|text| !text.is_empty());
         if let Some(at) = text.and_then(|text| raw.find(text)) {
-            self.places.note(&format!("{key}:text"), source.place(span.start + at));
+            self.origins.note(&format!("{key}:text"), source.origin(span.start + at));
         }
     }
 
@@ -133,10 +133,10 @@ impl Table<'_> {
         let mut problems = Problems::default();
         let folder = Some(self.reading.folder());
         let written =
-            Written { value: &value, title: self.title, path: "", places: &self.places, folder };
+            Written { value: &value, title: self.title, path: "", origins: &self.origins, folder };
         let definition = checked(&written, &mut problems).unwrap_or_default();
         self.reading.extend(problems);
-        Placed { definition, places: self.places }
+        Placed { definition, origins: self.origins }
     }
 
     /// Converts a table to JSON, and notes the places of its keys and values.
@@ -147,8 +147,8 @@ impl Table<'_> {
             let path =
                 if table_path.is_empty() { key.to_owned() } else { format!("{table_path}.{key}") };
             let source = &self.reading.source;
-            self.places.note_key(&path, source.place(name.span().start));
-            self.places.note(&path, source.place(value.span().start));
+            self.origins.note_key(&path, source.origin(name.span().start));
+            self.origins.note(&path, source.origin(value.span().start));
             if let Some(value) = self.written(value.get_ref(), (table_path, key), &path) {
                 object.insert(key.to_owned(), value);
             }
@@ -181,8 +181,8 @@ impl Table<'_> {
                 for (index, item) in items.iter().enumerate() {
                     let path = format!("{path}.{index}");
                     if item.get_ref().is_table() {
-                        let place = self.reading.source.place(item.span().start);
-                        self.places.note(&path, place);
+                        let origin = self.reading.source.origin(item.span().start);
+                        self.origins.note(&path, origin);
                     }
                     array.extend(self.written(item.get_ref(), entry, &path));
                 }
@@ -192,7 +192,7 @@ impl Table<'_> {
         };
         let (table_path, key) = entry;
         let message = format!("`{key}` of {} {wrong}", self.title.of(table_path));
-        self.reading.problem(self.places.of(path), message, "correct it, or leave the line out");
+        self.reading.problem(self.origins.of(path), message, "correct it, or leave the line out");
         None
     }
 }
@@ -204,7 +204,7 @@ pub(crate) fn checked<T: Section>(written: &Written<'_>, problems: &mut Problems
     let section: Option<T> = fathom_options::read(written, &mut found);
     if let Some(section) = &section {
         let mut wrong = Problems::default();
-        section.check(&mut Check::new(written.places, written.path, &mut wrong));
+        section.check(&mut Check::new(written.origins, written.path, &mut wrong));
         found.extend_with(wrong, &[]);
     }
     problems.0.extend(found.0);

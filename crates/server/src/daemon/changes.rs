@@ -21,25 +21,25 @@ const CHANGE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The changes in progress.
 #[derive(Default)]
-pub(crate) struct Changes {
+pub(crate) struct ChangesInProgress {
     /// The disks that are being changed; the empty name stands for the configuration file.
     subjects: Mutex<BTreeSet<String>>,
     ended: Condvar,
 }
 
 /// The right to change a disk, held until it is dropped.
-pub(crate) struct Change<'d> {
-    changes: &'d Changes,
+pub(crate) struct ChangeRight<'d> {
+    changes: &'d ChangesInProgress,
     subject: String,
 }
 
-impl Changes {
+impl ChangesInProgress {
     fn subjects(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.subjects.lock()
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for ChangeRight<'_> {
     fn drop(&mut self) {
         self.changes.subjects().remove(&self.subject);
         self.changes.ended.notify_all();
@@ -48,16 +48,16 @@ impl Drop for Change<'_> {
 
 impl Daemon {
     /// Waits for the right to change the disk `name`.
-    pub(crate) fn change(&self, name: &str) -> Result<Change<'_>, ErrorBody> {
+    pub(crate) fn change(&self, name: &str) -> Result<ChangeRight<'_>, ErrorBody> {
         self.change_within(name, CHANGE_WAIT_MAX)
     }
 
     /// Waits for the right to read the configuration file again.
-    pub(crate) fn change_configuration(&self) -> Result<Change<'_>, ErrorBody> {
+    pub(crate) fn change_configuration(&self) -> Result<ChangeRight<'_>, ErrorBody> {
         self.change_within("", CHANGE_WAIT_MAX)
     }
 
-    fn change_within(&self, subject: &str, limit: Duration) -> Result<Change<'_>, ErrorBody> {
+    fn change_within(&self, subject: &str, limit: Duration) -> Result<ChangeRight<'_>, ErrorBody> {
         let mut subjects = self.changes.subjects();
         let is_held =
             |subjects: &mut BTreeSet<String>| subjects.contains(subject) && !self.is_stopping();
@@ -75,7 +75,7 @@ impl Daemon {
         }
         subjects.insert(subject.to_owned());
         drop(subjects);
-        Ok(Change { changes: &self.changes, subject: subject.to_owned() })
+        Ok(ChangeRight { changes: &self.changes, subject: subject.to_owned() })
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::changes::{Claims, stopping};
 use super::edits::{check_request, edit_layers, with_capacity};
-use super::lasting::Recording;
+use super::lasting::RecordedChange;
 use super::resize::resize;
 use super::unserved::Ticket;
 use super::withdrawal::{Standing, Withdrawal};
@@ -141,13 +141,13 @@ impl Daemon {
         &self,
         claims: Claims,
         number: u64,
-    ) -> Result<Entry<'_>, ErrorBody> {
+    ) -> Result<OpeningClaim<'_>, ErrorBody> {
         let control = normal_path(&self.options.control);
         self.with_state(|state| {
             let served = state.disks.values().map(|served| &served.claims);
             claims.check(&control, served.chain(state.opening.values()))?;
             state.opening.insert(number, claims);
-            Ok(Entry { daemon: self, number })
+            Ok(OpeningClaim { daemon: self, number })
         })
     }
 
@@ -220,7 +220,7 @@ impl Daemon {
             let definition = served.live().definition.clone();
             let resized = Note::new(ChangeKind::DiskResized, Author::Control).of(&definition);
             self.note_change(&resized.with_text(&text));
-            recording.map_or(Ok(()), Recording::done)?;
+            recording.map_or(Ok(()), RecordedChange::done)?;
         }
         self.disk_status(name)
     }
@@ -340,12 +340,12 @@ pub(crate) fn records_folder(control: &Path) -> PathBuf {
 }
 
 /// The claims of a disk that is being opened; given up when dropped.
-pub(crate) struct Entry<'d> {
+pub(crate) struct OpeningClaim<'d> {
     daemon: &'d Daemon,
     number: u64,
 }
 
-impl Drop for Entry<'_> {
+impl Drop for OpeningClaim<'_> {
     fn drop(&mut self) {
         self.daemon.with_state(|state| state.opening.remove(&self.number));
     }

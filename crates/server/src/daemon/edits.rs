@@ -3,7 +3,7 @@
 use fathom_control::{Bytes, DiskChange, DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 
 use crate::configuration::order::{self, Beside};
-use crate::configuration::{Places, Problems, check_disk, layers};
+use crate::configuration::{Origins, Problems, check_disk, layers};
 use crate::daemon::stack::{self, KeyedLayer, invalid, refusal};
 use crate::stores::kinds::StoreKind;
 
@@ -70,7 +70,7 @@ fn remove_layer(definition: &mut DiskDefinition, kind: &str) -> Result<(), Error
 
 /// Completes and checks a definition from a request.
 pub(crate) fn check_request(definition: &mut DiskDefinition) -> Result<(), ErrorBody> {
-    let (places, mut problems) = (Places::default(), Problems::default());
+    let (places, mut problems) = (Origins::default(), Problems::default());
     layers::complete(&mut definition.layers, &places, None, &mut problems);
     problems.none_or().map_err(|problems| invalid(&problems))?;
     check_disk(definition, &places).map_err(|problems| invalid(&problems))?;

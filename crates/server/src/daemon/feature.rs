@@ -11,9 +11,9 @@ use fathom_control::{DiskDefinition, DiskStatus, ErrorBody, ReloadReport};
 use fathom_layers::LayerKind;
 
 use super::http::routes::Routes;
-use super::metrics::{Page, Scrape};
+use super::metrics::{MetricsText, Scrape};
 use super::parts::Parts;
-use super::problems::Found;
+use super::problems::FoundProblem;
 use super::stack::Equipment;
 use super::stop::Task;
 use super::{Daemon, Served};
@@ -136,13 +136,13 @@ pub(crate) trait Feature: Sync {
     fn routes(&self, _routes: &mut Routes) {}
 
     /// Adds the current problems of the daemon. Waits for nothing.
-    fn problems(&self, _daemon: &Daemon, _found: &mut Vec<Found>) {}
+    fn problems(&self, _daemon: &Daemon, _found: &mut Vec<FoundProblem>) {}
 
     /// Adds the current problems of a disk. Waits for nothing.
-    fn disk_problems(&self, _daemon: &Daemon, _served: &Served, _found: &mut Vec<Found>) {}
+    fn disk_problems(&self, _daemon: &Daemon, _served: &Served, _found: &mut Vec<FoundProblem>) {}
 
     /// Writes its metrics. It runs on a thread of its own and may wait for a limited time.
-    fn metrics(&self, _scrape: &Scrape<'_>, _page: &mut Page) {}
+    fn metrics(&self, _scrape: &Scrape<'_>, _page: &mut MetricsText) {}
 }
 
 /// The start of the daemon.

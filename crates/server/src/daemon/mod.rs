@@ -42,7 +42,7 @@ use tokio::sync::Notify;
 
 pub(crate) use status::unix_time_ns;
 
-use changes::{Changes, Claims};
+use changes::{ChangesInProgress, Claims};
 pub(crate) use disks::records_folder;
 use problems::{Health, Problems};
 use refresh::Content;
@@ -74,8 +74,8 @@ pub(crate) struct Daemon {
     /// Notified when a client asks for the end.
     pub(crate) end_wanted: Notify,
     /// The changes in progress.
-    pub(crate) changes: Changes,
-    pub(crate) state: RwLock<State>,
+    pub(crate) changes: ChangesInProgress,
+    pub(crate) state: RwLock<DaemonRegistry>,
     /// The disks of the configuration that are not served.
     pub(crate) unserved: Arc<Unserved>,
     /// The records of changes in use, which outlive the daemon.
@@ -89,7 +89,7 @@ pub(crate) struct Daemon {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct DaemonRegistry {
     pub(crate) disks: BTreeMap<String, Arc<Served>>,
     /// The claims of disks that are being opened, by number.
     pub(crate) opening: BTreeMap<u64, Claims>,
@@ -185,7 +185,7 @@ impl Daemon {
             metrics: OnceLock::new(),
             stopping: AtomicBool::new(false),
             end_wanted: Notify::new(),
-            changes: Changes::default(),
+            changes: ChangesInProgress::default(),
             state: RwLock::default(),
             unserved: Arc::default(),
             change_log: change_log::ChangeLog::default(),
@@ -242,7 +242,7 @@ impl Daemon {
         state.listeners.clone()
     }
 
-    pub(crate) fn with_state<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, change: impl FnOnce(&mut DaemonRegistry) -> T) -> T {
         change(&mut self.state.write())
     }
 

@@ -62,7 +62,7 @@ struct Known {
 
 impl Known {
     /// Whether a check of the disk `disk` has found this problem again. Its text may have changed.
-    fn is(&self, disk: Option<&String>, found: &Found) -> bool {
+    fn is(&self, disk: Option<&String>, found: &FoundProblem) -> bool {
         let Problem { kind, layer, cause, .. } = &self.problem;
         self.disk.as_ref() == disk
             && (*kind, layer, cause) == (found.kind, &found.layer, &found.cause)
@@ -80,7 +80,7 @@ impl Known {
 }
 
 /// A problem that a check has found. Kind, layer and cause tell it from the others of its disk.
-pub(crate) struct Found {
+pub(crate) struct FoundProblem {
     pub kind: ProblemKind,
     pub layer: String,
     pub cause: String,
@@ -88,7 +88,7 @@ pub(crate) struct Found {
     pub remedy: String,
 }
 
-impl Found {
+impl FoundProblem {
     /// A problem of which a disk has one of this kind at most.
     pub(crate) fn new(kind: ProblemKind, message: String, remedy: String) -> Self {
         Self { kind, layer: String::new(), cause: String::new(), message, remedy }
@@ -145,7 +145,7 @@ impl Problems {
 
     /// Compares the current problems with the known ones, and logs the differences. Returns those
     /// that have ended, then those that have begun.
-    fn compare(&self, found: Vec<(Option<String>, Found)>) -> Vec<(ChangeKind, Known)> {
+    fn compare(&self, found: Vec<(Option<String>, FoundProblem)>) -> Vec<(ChangeKind, Known)> {
         let mut known = self.known();
         let is_found = |old: &Known| found.iter().any(|(disk, new)| old.is(disk.as_ref(), new));
         let (stay, ended): (Vec<_>, Vec<_>) = known.drain(..).partition(is_found);
@@ -167,7 +167,7 @@ impl Problems {
                 old.problem.remedy = new.remedy;
                 continue;
             }
-            let Found { kind, layer, cause, message, remedy } = new;
+            let FoundProblem { kind, layer, cause, message, remedy } = new;
             // The back end logged these when they occurred.
             let is_logged = matches!(kind, ProblemKind::WritesLost | ProblemKind::LossNotRecorded);
             if !is_logged {
@@ -262,7 +262,7 @@ impl Daemon {
                 let _ = tokio::time::timeout(INSPECTION_WAIT_MAX, inspected).await;
             }
         }
-        let mut found: Vec<(Option<String>, Found)> = Vec::new();
+        let mut found: Vec<(Option<String>, FoundProblem)> = Vec::new();
         for served in self.served() {
             let name = served.disk.name();
             found.extend(of_disk(&served).into_iter().map(|one| (Some(name.to_owned()), one)));
@@ -274,7 +274,7 @@ impl Daemon {
         }
         found.extend(self.unserved.problems().into_iter().map(|(name, reason)| {
             let ErrorBody { message, remedy, .. } = reason;
-            (Some(name), Found::new(ProblemKind::NotServed, message, remedy))
+            (Some(name), FoundProblem::new(ProblemKind::NotServed, message, remedy))
         }));
         found.extend(self.of_daemon().into_iter().map(|one| (None, one)));
         for (kind, Known { disk, problem }) in self.problems.compare(found) {
@@ -287,7 +287,7 @@ impl Daemon {
         self.problems.of(Some(name))
     }
 
-    fn of_daemon(&self) -> Vec<Found> {
+    fn of_daemon(&self) -> Vec<FoundProblem> {
         let mut found = Vec::new();
         let threads = crate::process::run::failed_threads();
         if threads > 0 {
@@ -295,7 +295,7 @@ impl Daemon {
                 format!("the daemon has lost {} because of a bug", count(threads, "thread"));
             let remedy =
                 "see the log, report the bug, and restart the daemon when convenient".to_owned();
-            found.push(Found::new(ProblemKind::ThreadFailed, message, remedy));
+            found.push(FoundProblem::new(ProblemKind::ThreadFailed, message, remedy));
         }
         found.extend(self.strange_folder());
         for feature in FEATURES {
@@ -307,7 +307,7 @@ impl Daemon {
 
 impl Daemon {
     /// The folder of changes in use is not the one that the configuration had before.
-    fn strange_folder(&self) -> Option<Found> {
+    fn strange_folder(&self) -> Option<FoundProblem> {
         let folder = self.lasting.folder();
         let shown = folder.path().display();
         let message = match folder.strange()? {
@@ -325,7 +325,7 @@ impl Daemon {
         };
         let remedy = "end the daemon, restore the folder and start again. Or look at `fathom config diff`: the next change \
                       in use that lasts, or a reload, accepts what there is";
-        Some(Found::new(ProblemKind::FolderReplaced, message, remedy.to_owned()))
+        Some(FoundProblem::new(ProblemKind::FolderReplaced, message, remedy.to_owned()))
     }
 }
 
@@ -346,7 +346,7 @@ impl Served {
 }
 
 /// The problems of a disk. Accesses no file system.
-fn of_disk(served: &Served) -> Vec<Found> {
+fn of_disk(served: &Served) -> Vec<FoundProblem> {
     let disk = &served.disk;
     let (definition, parts, layers, guest) = {
         let live = served.live();
@@ -360,7 +360,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
     if !disk.backend().has_lost_writes() {
         problems.extend(parts.get::<DiskLog>().and_then(|log| log.problem()));
     }
-    let mut found: Vec<Found> = problems.iter().map(of_backend).collect();
+    let mut found: Vec<FoundProblem> = problems.iter().map(of_backend).collect();
     let is_backend_failed = !found.is_empty();
     let now = Instant::now();
     let mut health = served.health();
@@ -384,21 +384,25 @@ fn of_disk(served: &Served) -> Vec<Found> {
             count(waiting, "write")
         );
         let remedy = "free some space: the writes then continue automatically".to_owned();
-        found.push(Found::new(ProblemKind::WaitingForRoom, message, remedy));
+        found.push(FoundProblem::new(ProblemKind::WaitingForRoom, message, remedy));
     } else if lately(health.no_space_at) {
         let message = format!("writes fail: the file system of {image} is full");
         let choice = match definition.when_full {
             WhenFull::Wait => "",
             WhenFull::Fail => "; with `when_full = \"wait\"` writes would wait for it",
         };
-        found.push(Found::new(ProblemKind::Full, message, format!("free some space{choice}")));
+        found.push(FoundProblem::new(
+            ProblemKind::Full,
+            message,
+            format!("free some space{choice}"),
+        ));
     }
     let of_layers = of_layers(&layers);
     if lately(health.io_at) {
         let stores = if of_layers.is_empty() { "" } else { ", or from a store of its layers" };
         let message = format!("requests fail with I/O errors from {image}{stores}");
         let remedy = "see the kernel's log for errors of the storage beneath".to_owned();
-        found.push(Found::new(ProblemKind::IoErrors, message, remedy));
+        found.push(FoundProblem::new(ProblemKind::IoErrors, message, remedy));
     }
 
     found.extend(of_layers);
@@ -424,7 +428,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
         let message = format!("{store} does not respond");
         let remedy =
             "check whether its device, or the file system or host beneath it, hangs".to_owned();
-        found.push(Found::new(ProblemKind::NotAnswering, message, remedy));
+        found.push(FoundProblem::new(ProblemKind::NotAnswering, message, remedy));
     } else if silent || stalled {
         let is_image = silent && inspected.is_none();
         found.push(not_answering(&image, is_image, &layers));
@@ -432,21 +436,21 @@ fn of_disk(served: &Served) -> Vec<Found> {
     if served.withdrawal().is_some_and(|withdrawal| withdrawal.age() > REMOVAL_TIME_MAX) {
         let message = "it is being removed, but its requests in flight do not complete".to_owned();
         let remedy = "it is removed as soon as they complete".to_owned();
-        found.push(Found::new(ProblemKind::Leaving, message, remedy));
+        found.push(FoundProblem::new(ProblemKind::Leaving, message, remedy));
     }
     if let Some(guest) = guest {
         if guest.panics > 0 {
             let message =
                 format!("it has lost {} because of a bug", count(guest.panics, "queue thread"));
             let remedy = "see the log, and restart the guest".to_owned();
-            found.push(Found::new(ProblemKind::QueueFailed, message, remedy));
+            found.push(FoundProblem::new(ProblemKind::QueueFailed, message, remedy));
         }
         if guest.blind {
             let Refusal { message, remedy, .. } = Refusal::of_private_memory();
-            found.push(Found::new(ProblemKind::MemoryNotShared, message, remedy));
+            found.push(FoundProblem::new(ProblemKind::MemoryNotShared, message, remedy));
         }
         if let Some(refusal) = guest.refusal {
-            found.push(Found::new(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
+            found.push(FoundProblem::new(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
         }
     }
     found
@@ -455,7 +459,7 @@ fn of_disk(served: &Served) -> Vec<Found> {
 /// The problem of a disk whose requests do not complete. If it `is_image`, its image does not
 /// respond; otherwise it may be a store of its layers, of which one with a known problem is named
 /// alone.
-fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
+fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> FoundProblem {
     let names = |is_chosen: &dyn Fn(&Arc<dyn Backend>) -> bool| {
         let mut names = Vec::new();
         for (_, layer) in layers {
@@ -478,7 +482,7 @@ fn not_answering(image: &str, is_image: bool, layers: &[KeyedLayer]) -> Found {
     };
     let message =
         format!("{} does not respond: requests in flight do not complete", suspects.join(", or "));
-    Found::new(ProblemKind::NotAnswering, message, remedy.to_owned())
+    FoundProblem::new(ProblemKind::NotAnswering, message, remedy.to_owned())
 }
 
 /// A store of a layer, for people.
@@ -488,7 +492,7 @@ fn store_of(layer: &dyn Layer, store: &dyn Backend) -> String {
 }
 
 /// The problems that the layers of a disk report, and those of their stores.
-fn of_layers(layers: &[KeyedLayer]) -> Vec<Found> {
+fn of_layers(layers: &[KeyedLayer]) -> Vec<FoundProblem> {
     let mut found = Vec::new();
     for (number, (_, layer)) in layers.iter().enumerate() {
         let name = layer.name();
@@ -498,7 +502,7 @@ fn of_layers(layers: &[KeyedLayer]) -> Vec<Found> {
         let mut add = |cause: &str, message: String, remedy: String| {
             let kind = ProblemKind::LayerFailed;
             let (layer, cause) = (key.clone(), cause.to_owned());
-            found.push(Found { kind, layer, cause, message, remedy });
+            found.push(FoundProblem { kind, layer, cause, message, remedy });
         };
         for problem in layer.status().problems {
             add(problem.cause.name(), problem.message, problem.remedy);
@@ -513,7 +517,7 @@ fn of_layers(layers: &[KeyedLayer]) -> Vec<Found> {
     found
 }
 
-fn of_backend(problem: &BackendProblem) -> Found {
+fn of_backend(problem: &BackendProblem) -> FoundProblem {
     let kind = match problem {
         BackendProblem::WritesLost { .. } => ProblemKind::WritesLost,
         BackendProblem::LossNotRecorded => ProblemKind::LossNotRecorded,
@@ -525,5 +529,5 @@ fn of_backend(problem: &BackendProblem) -> Found {
     };
     let cause = if problem.name() == kind.name() { "" } else { problem.name() };
     let cause = cause.to_owned();
-    Found { cause, ..Found::new(kind, problem.message(), problem.remedy()) }
+    FoundProblem { cause, ..FoundProblem::new(kind, problem.message(), problem.remedy()) }
 }

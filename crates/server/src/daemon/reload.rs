@@ -10,7 +10,7 @@ use super::Daemon;
 use super::disks::{refuse_if_used, removed};
 use super::lasting::differing_keys;
 use super::stop::{Task, run};
-use super::unserved::{Outcome, Ticket, still_opening};
+use super::unserved::{ServingOutcome, Ticket, still_opening};
 use crate::configuration::Configuration;
 use crate::daemon::change_log::Note;
 use crate::daemon::stack::refusal;
@@ -200,9 +200,11 @@ impl Daemon {
             match work {
                 Work::None => {}
                 Work::Serving(ticket) => match self.unserved.wait(&ticket, Some(end)) {
-                    Outcome::Gone => report.changed.push(format!("the disk {name:?} was added")),
-                    Outcome::Refused(refused) => report.refused.push(refused.to_string()),
-                    Outcome::Opening => report.refused.push(still_opening(name).to_string()),
+                    ServingOutcome::Gone => {
+                        report.changed.push(format!("the disk {name:?} was added"));
+                    }
+                    ServingOutcome::Refused(refused) => report.refused.push(refused.to_string()),
+                    ServingOutcome::Opening => report.refused.push(still_opening(name).to_string()),
                 },
                 Work::Changing(outcome) => {
                     let left = end.saturating_duration_since(Instant::now());

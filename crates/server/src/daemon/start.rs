@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_control::ErrorBody;
 
 use super::Daemon;
-use super::unserved::{Outcome, Ticket};
+use super::unserved::{ServingOutcome, Ticket};
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Start};
 use crate::features::FEATURES;
@@ -79,8 +79,8 @@ impl Daemon {
     fn wait_for(&self, tickets: &[Ticket], end: Option<Instant>) -> Vec<ErrorBody> {
         let outcomes = tickets.iter().map(|ticket| self.unserved.wait(ticket, end));
         let refused = outcomes.filter_map(|outcome| match outcome {
-            Outcome::Refused(refused) => Some(refused),
-            Outcome::Gone | Outcome::Opening => None,
+            ServingOutcome::Refused(refused) => Some(refused),
+            ServingOutcome::Gone | ServingOutcome::Opening => None,
         });
         refused.collect()
     }

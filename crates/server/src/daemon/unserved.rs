@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::changes::stopping;
 use super::{Daemon, unix_time_ns};
-use crate::configuration::{Place, Places, check_disk};
+use crate::configuration::{Origin, Origins, check_disk};
 use crate::daemon::stack::{invalid, refusal};
 
 /// The pause after the first attempt that fails; each further one is longer by half.
@@ -95,7 +95,7 @@ pub(crate) struct Ticket {
 }
 
 /// What has become of a disk that is to be served.
-pub(crate) enum Outcome {
+pub(crate) enum ServingOutcome {
     /// It is served, or the configuration no longer has it.
     Gone,
     /// The attempt failed.
@@ -252,23 +252,23 @@ impl Unserved {
     }
 
     /// Waits until the attempt of a ticket has ended, or until `end`, if there is one.
-    pub(crate) fn wait(&self, ticket: &Ticket, end: Option<Instant>) -> Outcome {
+    pub(crate) fn wait(&self, ticket: &Ticket, end: Option<Instant>) -> ServingOutcome {
         let mut table = self.table();
         loop {
             let disk = table.disks.get(&ticket.name).filter(|disk| disk.number == ticket.number);
             let is_finishing = table.finishing.contains(&ticket.number);
             match disk {
-                None if !is_finishing => return Outcome::Gone,
+                None if !is_finishing => return ServingOutcome::Gone,
                 Some(Candidate { attempts, refused: Some(refused), .. })
                     if *attempts > ticket.attempts =>
                 {
-                    return Outcome::Refused(refused.clone());
+                    return ServingOutcome::Refused(refused.clone());
                 }
                 _ => {}
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if table.is_stopping || left.is_some_and(|left| left.is_zero()) {
-                return Outcome::Opening;
+                return ServingOutcome::Opening;
             }
             match left {
                 Some(left) => _ = self.ended.wait_for(&mut table, left),
@@ -438,9 +438,9 @@ impl Daemon {
             ));
         };
         match self.unserved.wait(&ticket, Some(Instant::now() + RETRY_TIME_MAX)) {
-            Outcome::Gone => self.disk_status(name),
-            Outcome::Refused(refused) => Err(refused),
-            Outcome::Opening => Err(still_opening(name)),
+            ServingOutcome::Gone => self.disk_status(name),
+            ServingOutcome::Refused(refused) => Err(refused),
+            ServingOutcome::Opening => Err(still_opening(name)),
         }
     }
 
@@ -488,7 +488,7 @@ impl Daemon {
                 ),
             ));
         }
-        let places = Places::new(Place::Flag("the configuration"));
+        let places = Origins::new(Origin::Flag("the configuration"));
         let serve = |definition: DiskDefinition, configured| {
             check_disk(&definition, &places).map_err(|problems| invalid(&problems))?;
             self.serve_disk(definition, configured, Some(ticket))

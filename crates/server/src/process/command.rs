@@ -14,7 +14,7 @@ use fathom_control::{
 use serde_json::json;
 
 use crate::configuration::{
-    Configuration, ConfigurationFile, LogLevel, Place, Placed, Places, Problems, layers,
+    Configuration, ConfigurationFile, LogLevel, Origin, Origins, Placed, Problems, layers,
     parse_metrics,
 };
 use crate::process::run::run;
@@ -221,7 +221,7 @@ pub fn serve(options: &Serve, begun: Instant) -> ExitCode {
                 return ExitCode::from(WRONG);
             }
             for warning in configuration.warnings().0 {
-                eprintln!("{}warning: {}\n  → {}", warning.place, warning.message, warning.remedy);
+                eprintln!("{}warning: {}\n  → {}", warning.origin, warning.message, warning.remedy);
             }
             println!(
                 "sound: {}, {}",
@@ -253,7 +253,7 @@ impl Serve {
         if flags.image.is_none() && flags.memory.is_none() && flags.null.is_none() {
             let mut problems = Problems::default();
             problems.add(
-                Place::Request,
+                Origin::Request,
                 "there is nothing to serve",
                 "add --config FILE, or a disk: --image FILE, --memory SIZE or --null SIZE; \
                  `fathom serve --help` has examples",
@@ -263,22 +263,22 @@ impl Serve {
         if flags.socket.is_none() && flags.nbd.is_none() {
             let mut problems = Problems::default();
             problems.add(
-                Place::Request,
+                Origin::Request,
                 "no client could reach the disk",
                 "add --socket SOCKET for a guest, or --nbd ADDRESS for NBD clients",
             );
             return Err(problems);
         }
         let mut configuration = Configuration::default();
-        let Placed { definition: daemon, places: written } = &mut configuration.daemon;
+        let Placed { definition: daemon, origins: written } = &mut configuration.daemon;
         if let Some(control) = self.control() {
             daemon.control = control;
         }
         daemon.metrics = self.metrics;
         daemon.log = self.log.unwrap_or_default();
-        *written = places(&[("control", "--control")]);
+        *written = origins(&[("control", "--control")]);
         let mut definition = flags.disk();
-        let places_of_disk = places(&[
+        let origins_of_disk = origins(&[
             ("name", "--name"),
             ("vm", "--vm"),
             ("serial", "--serial"),
@@ -298,13 +298,13 @@ impl Serve {
         ]);
         let (folder, mut problems) = (std::env::current_dir().ok(), Problems::default());
         let layers = &mut definition.layers;
-        layers::complete(layers, &places_of_disk, folder.as_deref(), &mut problems);
+        layers::complete(layers, &origins_of_disk, folder.as_deref(), &mut problems);
         problems.none_or()?;
-        configuration.disks.push(Placed { definition, places: places_of_disk });
+        configuration.disks.push(Placed { definition, origins: origins_of_disk });
         if let Some(address) = &flags.nbd {
             configuration.listeners.push(Placed {
                 definition: flags.listener(address),
-                places: places(&[
+                origins: origins(&[
                     ("address", "--nbd"),
                     ("group", "--group"),
                     ("tls.certificate", "--tls-certificate"),
@@ -325,12 +325,12 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn places(flags: &[(&str, &'static str)]) -> Places {
-    let mut places = Places::new(Place::Flag("fathom serve"));
+fn origins(flags: &[(&str, &'static str)]) -> Origins {
+    let mut origins = Origins::new(Origin::Flag("fathom serve"));
     for (key, flag) in flags {
-        places.note(key, Place::Flag(flag));
+        origins.note(key, Origin::Flag(flag));
     }
-    places
+    origins
 }
 
 impl Flags {

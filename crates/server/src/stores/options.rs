@@ -154,19 +154,19 @@ impl FeatureSection for ClusterDefinition {
 
 /// Finds missing and duplicate names, and files that cannot be read.
 fn check_clusters(clusters: &[Placed<ClusterDefinition>], extent: Extent, problems: &mut Problems) {
-    for (index, Placed { definition, places }) in clusters.iter().enumerate() {
+    for (index, Placed { definition, origins }) in clusters.iter().enumerate() {
         let is_same = |other: &Placed<ClusterDefinition>| other.definition.name == definition.name;
         if !fathom_valkey::is_name(&definition.name) {
             let message = format!("{:?} is not the name of a cluster", definition.name);
-            problems.add(places.of("name"), message, "use letters, digits, `.`, `_` and `-`");
+            problems.add(origins.of("name"), message, "use letters, digits, `.`, `_` and `-`");
         } else if clusters[..index].iter().any(is_same) {
             let message = format!("there are two clusters {:?}", definition.name);
-            problems.add(places.of("name"), message, "give each a different name");
+            problems.add(origins.of("name"), message, "give each a different name");
         }
         if definition.nodes.is_empty() {
             let message = format!("the cluster {:?} has no nodes", definition.name);
             problems.add(
-                places.of("nodes"),
+                origins.of("nodes"),
                 message,
                 "add a line like `nodes = [\"10.0.0.1:6379\"]`",
             );
@@ -177,6 +177,6 @@ fn check_clusters(clusters: &[Placed<ClusterDefinition>], extent: Extent, proble
             ("certificate", &definition.certificate),
             ("key", &definition.key),
         ];
-        check_files(&files, places, extent, problems);
+        check_files(&files, origins, extent, problems);
     }
 }

@@ -90,7 +90,7 @@ fn groups_without_aggregates_are_distinct() {
 
 /// Inputs of a join. At 1 the left has (1, 10), (2, 20) and (null, 30), the right (1, 7), (1, 8),
 /// (3, 9) and (null, 6).
-fn pairs() -> Vec<Input> {
+fn pairs() -> Vec<InputRow> {
     vec![
         input(0, 1, &[1, 10]),
         input(0, 1, &[2, 20]),

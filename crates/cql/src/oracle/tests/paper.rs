@@ -46,13 +46,13 @@ fn response_times() -> Relation {
 
 #[test]
 fn response_times_of_the_sample() {
-    let event = |&(tap, kind, request, filter): &(i64, &str, i64, i64)| Input {
+    let event = |&(tap, kind, request, filter): &(i64, &str, i64, i64)| InputRow {
         source: 0,
         time_ns: filter * 1000,
         row: vec![Value::Integer(tap), Value::text(kind), Value::Integer(request)],
         count: 1,
     };
-    let inputs: Vec<Input> = EVENTS.iter().map(event).collect();
+    let inputs: Vec<InputRow> = EVENTS.iter().map(event).collect();
     let arrives = |wanted: i64| {
         let of =
             |&&(_, kind, request, _): &&(i64, &str, i64, i64)| kind == "R" && request == wanted;

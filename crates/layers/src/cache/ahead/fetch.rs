@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fathom_block::{Crossing, Operation, Outcome, Request};
-use fathom_cache::Access;
+use fathom_cache::BlockAccess;
 use fathom_insight::{Facts, IoClass, RequestFlags};
 
 use super::joints::{File, Piece};
@@ -43,7 +43,7 @@ struct Fetch {
     length: u64,
     /// The blocks that will be inserted; empty when their insertion has begun.
     parts: Vec<Part>,
-    access: Access,
+    access: BlockAccess,
 }
 
 impl Fetch {
@@ -57,7 +57,7 @@ impl Fetch {
 /// A read that waits for what is on its way.
 pub(in crate::cache) struct Parked {
     pub(in crate::cache) request: Box<Request>,
-    pub(in crate::cache) access: Access,
+    pub(in crate::cache) access: BlockAccess,
     pub(in crate::cache) begin_ns: u64,
     waits: u32,
 }
@@ -70,7 +70,7 @@ pub(in crate::cache) struct Wanted {
     class: Option<IoClass>,
     io_priority: u16,
     flags: RequestFlags,
-    access: Access,
+    access: BlockAccess,
 }
 
 /// What is known of a read.
@@ -87,7 +87,7 @@ impl CacheQueue {
     pub(in crate::cache) fn follow(
         &mut self,
         request: &Request,
-        access: &Access,
+        access: &BlockAccess,
         is_miss: bool,
     ) -> Followed {
         let window_max = self.inner.ahead.window_max();
@@ -100,7 +100,7 @@ impl CacheQueue {
     fn follow_files(
         &mut self,
         request: &Request,
-        access: &Access,
+        access: &BlockAccess,
         is_miss: bool,
         window_max: u64,
     ) -> Followed {
@@ -270,7 +270,12 @@ impl CacheQueue {
     }
 
     /// Keeps a read until what is on its way has come.
-    pub(in crate::cache) fn park(&mut self, request: Box<Request>, access: Access, begin_ns: u64) {
+    pub(in crate::cache) fn park(
+        &mut self,
+        request: Box<Request>,
+        access: BlockAccess,
+        begin_ns: u64,
+    ) {
         self.ahead.parked.push(Parked { request, access, begin_ns, waits: 0 });
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use fathom_block::{CacheHit, Crossing, ErrorKind, Operation, Outcome, Request, faults};
-use fathom_cache::{Access, Continued};
+use fathom_cache::{BlockAccess, Continued};
 
 use super::super::ahead::{Followed, Parked};
 use super::super::format::{GRANULE, checksum};
@@ -55,7 +55,7 @@ impl CacheQueue {
     fn serve(
         &mut self,
         mut request: Box<Request>,
-        mut access: Access,
+        mut access: BlockAccess,
         begin: Begin,
         next: &mut Crossing<'_>,
     ) {

@@ -26,7 +26,7 @@ use fathom_block::{CacheHit, Crossing, LayerCause, LayerProblem, Operation, Requ
 use fathom_persistence::Stamp;
 
 use super::{CacheQueue, Reading};
-use crate::access::Access;
+use crate::access::StoreAccess;
 use crate::cache::attach::NO_QUEUE;
 use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use};
 
@@ -285,7 +285,7 @@ impl Inner {
             let (sender, answer) = mpsc::sync_channel(1);
             let asked = Arc::clone(volume);
             let ask = move || {
-                let opened = Access::open_within(&asked.backend, limit);
+                let opened = StoreAccess::open_within(&asked.backend, limit);
                 let answer =
                     opened.and_then(|mut access| access.carry_out(Operation::Flush, 0, &mut []));
                 asked.is_asked.store(false, Ordering::Release);

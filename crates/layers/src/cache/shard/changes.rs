@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fathom_cache::{Access, Kept};
+use fathom_cache::{BlockAccess, Kept};
 
 use super::{IMAGED, Reason, Shard};
 
@@ -52,7 +52,7 @@ impl Shard {
 
     /// A change of a block has ended. If `access` is given, the new content may be inserted with
     /// the returned number, if that is not 0.
-    pub(in crate::cache) fn end_change(&mut self, key: u64, access: Option<&Access>) -> u64 {
+    pub(in crate::cache) fn end_change(&mut self, key: u64, access: Option<&BlockAccess>) -> u64 {
         let Some(busy) = self.busy.get_mut(&key) else { return 0 };
         busy.changes -= 1;
         if busy.changes > 0 {

@@ -1,8 +1,8 @@
 //! What keeps the tables of a shard on a volume up to date.
 
-use fathom_cache::Access;
+use fathom_cache::BlockAccess;
 
-use super::{CAPTURED, EMPTY, Entry, FRESH, IMAGED, Leaving, MAPPED, STABLE, Shard};
+use super::{CAPTURED, EMPTY, FRESH, IMAGED, Leaving, MAPPED, STABLE, Shard, SlotEntry};
 
 impl Shard {
     /// Whether tables have to be written, or a flush is needed.
@@ -76,7 +76,7 @@ impl Shard {
     pub(in crate::cache) fn entries(
         &mut self,
         page: u32,
-    ) -> impl Iterator<Item = Option<Entry<'_>>> {
+    ) -> impl Iterator<Item = Option<SlotEntry<'_>>> {
         let first = page * self.per_page;
         let slots = first..(first + self.per_page).min(self.slots());
         for slot in slots.clone() {
@@ -89,7 +89,7 @@ impl Shard {
         slots.map(move |slot| {
             let at = slot as usize;
             let is_stable = shard.flags[at] & (MAPPED | STABLE) == MAPPED | STABLE;
-            is_stable.then(|| Entry {
+            is_stable.then(|| SlotEntry {
                 key: shard.key(slot),
                 valid: shard.valid(slot),
                 class: shard.replacement.class(slot),
@@ -104,9 +104,9 @@ impl Shard {
     pub(in crate::cache) fn load(
         &mut self,
         slot: u32,
-        entry: &Entry<'_>,
+        entry: &SlotEntry<'_>,
         is_current: bool,
-        access: &Access,
+        access: &BlockAccess,
     ) {
         let at = slot as usize;
         self.flags[at] |= IMAGED;

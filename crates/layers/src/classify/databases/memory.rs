@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fathom_database::{DatabasePart, Page};
+use fathom_database::{DatabasePage, DatabasePart};
 
 /// The number of entries, 8 bytes each: for 4 GiB of pages of 4 KiB. The kernel allocates their
 /// memory when they are used.
@@ -44,15 +44,15 @@ impl PageMemory {
     }
 
     /// The page with a key, if it is remembered.
-    pub(super) fn get(&self, key: u64) -> Option<Page> {
+    pub(super) fn get(&self, key: u64) -> Option<DatabasePage> {
         let words = self.set(key)?.iter().map(|entry| entry.load(Ordering::Relaxed));
         let word = words.into_iter().find(|word| is_of(*word, key))?;
         let part = DatabasePart::from_number((word >> PART_SHIFT) as u8 & 7);
-        Some(Page { part, index: word as u32 })
+        Some(DatabasePage { part, index: word as u32 })
     }
 
     /// Remembers the page with a key.
-    pub(super) fn put(&self, key: u64, page: Page) {
+    pub(super) fn put(&self, key: u64, page: DatabasePage) {
         self.entries.get_or_init(|| {
             // The words are zeroes of a fresh allocation, which are not touched here.
             let words = vec![0_u64; ENTRIES];
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn pages_are_remembered_and_replaced() {
         let memory = PageMemory::new();
-        let page = |index| Page { part: DatabasePart::Index, index };
+        let page = |index| DatabasePage { part: DatabasePart::Index, index };
         assert_eq!(memory.get(memory.key(1, 2)), None);
         for number in 0..100_000 {
             memory.put(memory.key(1, number), page(number as u32));
@@ -106,8 +106,8 @@ mod tests {
             found == Some(page(*number as u32))
         });
         assert!(known.count() > 99_900);
-        memory.put(memory.key(1, 5), Page::OTHER);
-        assert_eq!(memory.get(memory.key(1, 5)), Some(Page::OTHER));
+        memory.put(memory.key(1, 5), DatabasePage::OTHER);
+        assert_eq!(memory.get(memory.key(1, 5)), Some(DatabasePage::OTHER));
         assert_eq!(memory.get(memory.key(2, 5)), None);
         for number in 0..8 * ENTRIES as u64 / WAYS as u64 {
             memory.put(memory.key(3, number), page(7));

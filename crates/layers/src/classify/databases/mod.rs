@@ -13,7 +13,7 @@ mod memory;
 use fathom_block::{Buffers, Cursor, Facts, Insight, Part};
 use fathom_database::postgresql::Relation;
 use fathom_database::sqlite::{self, FIRST, Tree};
-use fathom_database::{Bytes, Database, DatabasePart, DatabaseSystem, Page};
+use fathom_database::{Database, DatabasePage, DatabasePart, DatabaseSystem, PageBytes};
 use fathom_insight::{ClassTable, Names};
 
 use files::{Content, FileCache, FileKey, Files};
@@ -67,7 +67,7 @@ struct InBuffers<'a> {
     length: u64,
 }
 
-impl Bytes for InBuffers<'_> {
+impl PageBytes for InBuffers<'_> {
     fn read(&self, at: u64, target: &mut [u8]) -> bool {
         let is_within = at.checked_add(target.len() as u64).is_some_and(|end| end <= self.length);
         let mut cursor = self.cursor.get();
@@ -225,18 +225,18 @@ impl DatabaseQueue {
                     let bytes = within(buffers, part.offset + done, rest);
                     let found = self.judge(databases, file, &mut content, &bytes, place, known);
                     if found.is_some() || place.is_some() {
-                        databases.pages.put(key, found.unwrap_or(Page::OTHER));
+                        databases.pages.put(key, found.unwrap_or(DatabasePage::OTHER));
                     }
                     // Without its place, it may be the middle of a page.
-                    found.map(|page| (page, rest)).or(place.map(|_| (Page::OTHER, rest)))
+                    found.map(|page| (page, rest)).or(place.map(|_| (DatabasePage::OTHER, rest)))
                 }
                 None => known.map(|page| (page, rest)),
             };
-            let unknown = Page { part: DatabasePart::None, index: 0 };
+            let unknown = DatabasePage { part: DatabasePart::None, index: 0 };
             let step = if place.is_some() { rest } else { BLOCK.min(rest) };
             let (page, covered) = page.unwrap_or((unknown, step));
             let covered = (covered + (stride - 1) * length).min(part.length - done);
-            let Page { part: database, index } = page;
+            let DatabasePage { part: database, index } = page;
             let database = Database { system, part: database, index };
             insight.push_at(covered, Facts { database, ..part.facts }, place);
             done += covered;
@@ -252,8 +252,8 @@ impl DatabaseQueue {
         content: &mut Content,
         bytes: &InBuffers<'_>,
         place: Option<u64>,
-        known: Option<Page>,
-    ) -> Option<Page> {
+        known: Option<DatabasePage>,
+    ) -> Option<DatabasePage> {
         match content {
             Content::InnoDb(tablespace) => tablespace.page(bytes, place),
             Content::PostgreSql(node, _) => {
@@ -281,7 +281,7 @@ impl DatabaseQueue {
                         if bytes.read(0, &mut self.page) {
                             let put = |number: u32, tree: Tree| {
                                 let number = u64::from(number).wrapping_sub(1);
-                                let page = Page { part: tree.part, index: tree.root };
+                                let page = DatabasePage { part: tree.part, index: tree.root };
                                 databases.pages.put(databases.pages.key(file, number), page);
                             };
                             header.children(&self.page, number, |child| put(child, tree));

@@ -3,7 +3,7 @@
 use fathom_block::{
     Allocation, CacheHit, Crossing, ErrorKind, Extent, Operation, Outcome, Request, faults,
 };
-use fathom_wal::{Segment, Source};
+use fathom_wal::{ContentLocation, Segment};
 
 use super::{WalQueue, purpose};
 
@@ -24,7 +24,7 @@ impl WalQueue {
             return next.submit(request);
         };
         let is_home = segments.iter().all(|segment| segment.source.is_none());
-        let in_ring = |segment: &Segment| matches!(segment.source, Some(Source::Ring(_)));
+        let in_ring = |segment: &Segment| matches!(segment.source, Some(ContentLocation::Ring(_)));
         if segments.iter().any(in_ring) {
             self.count += 1;
             self.pins.insert(self.count, pin);
@@ -38,7 +38,10 @@ impl WalQueue {
         }
         let (start, before) = (request.offset, faults());
         for segment in &segments {
-            if matches!(segment.source, Some(Source::Zeroes { .. } | Source::Discard)) {
+            if matches!(
+                segment.source,
+                Some(ContentLocation::Zeroes { .. } | ContentLocation::Discard)
+            ) {
                 let from = segment.offset - start;
                 request.buffers.fill_zero(from, segment.length as usize);
             }
@@ -56,12 +59,12 @@ impl WalQueue {
                     let piece = next.piece(split, from, segment.length);
                     next.submit(piece);
                 }
-                Some(Source::Ring(position)) => {
+                Some(ContentLocation::Ring(position)) => {
                     let mut piece = next.piece(split, from, segment.length);
                     piece.offset = self.inner.place(position);
                     next.submit_to(self.store, piece);
                 }
-                Some(Source::Zeroes { .. } | Source::Discard) => {}
+                Some(ContentLocation::Zeroes { .. } | ContentLocation::Discard) => {}
             }
         }
         next.join(split);
@@ -89,9 +92,11 @@ impl WalQueue {
         let range = request.range();
         let first = self.inner.shared.access(|state| state.log.map().first(range));
         let allocation = match first.source {
-            Some(Source::Ring(_)) => Allocation::Data,
-            Some(Source::Zeroes { keep_allocated: true }) => Allocation::Zero,
-            Some(Source::Zeroes { keep_allocated: false } | Source::Discard) => Allocation::Hole,
+            Some(ContentLocation::Ring(_)) => Allocation::Data,
+            Some(ContentLocation::Zeroes { keep_allocated: true }) => Allocation::Zero,
+            Some(ContentLocation::Zeroes { keep_allocated: false } | ContentLocation::Discard) => {
+                Allocation::Hole
+            }
             None if first.length == request.length => return next.submit(request),
             None => {
                 self.count += 1;

@@ -11,13 +11,13 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// A limit on bytes in use. A single request above the limit is granted if no other bytes are in
 /// use.
 #[derive(Debug)]
-pub struct Budget {
+pub struct MemoryBudget {
     limit: usize,
     taken: Mutex<usize>,
     released: Condvar,
 }
 
-impl Budget {
+impl MemoryBudget {
     pub fn new(limit: usize) -> Self {
         Self { limit, taken: Mutex::new(0), released: Condvar::new() }
     }
@@ -50,7 +50,7 @@ impl Budget {
 /// Bytes in use. They are released when this is dropped.
 #[derive(Debug)]
 pub struct Lease {
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
     bytes: usize,
 }
 
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_request_above_the_limit_waits() {
-        let budget = Arc::new(Budget::new(100));
+        let budget = Arc::new(MemoryBudget::new(100));
         let all = budget.take(1000, &|| true).expect("nothing else is in use");
         assert!(budget.take(1, &|| false).is_none());
         drop(all);

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::rows::{Changes, RELATION_BYTES_MAX, RELATION_ROWS_MAX, Tuple, row_bytes};
+use super::super::rows::{RELATION_BYTES_MAX, RELATION_ROWS_MAX, RowChanges, Tuple, row_bytes};
 use super::budget::Lease;
 
 /// Why a host whose relations take too much memory is disconnected.
@@ -27,14 +27,14 @@ const FUTURE_MAX_NS: i64 = 5_000_000_000;
 
 /// Receives the changes of the centre's inputs: the input, the instant in nanoseconds, the row, and
 /// the change of the row's count.
-pub type Input<'i> = dyn FnMut(usize, i64, Tuple, i64) + 'i;
+pub type InputSink<'i> = dyn FnMut(usize, i64, Tuple, i64) + 'i;
 
 /// A host's message about a fragment's rows.
 pub struct RowsReport {
     pub fragment: u16,
     /// Whether a complete relation follows, which replaces the host's rows.
     pub reset: bool,
-    pub changes: Changes,
+    pub changes: RowChanges,
     /// The memory of the changes.
     pub lease: Lease,
 }
@@ -108,7 +108,7 @@ impl Merge {
         connection: u64,
         resumed: bool,
         now_ns: i64,
-        input: &mut Input<'_>,
+        input: &mut InputSink<'_>,
     ) {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         let member = self.members.entry(Arc::clone(name)).or_insert_with(|| Member {
@@ -146,7 +146,7 @@ impl Merge {
         connection: u64,
         report: RowsReport,
         now_ns: i64,
-        input: &mut Input<'_>,
+        input: &mut InputSink<'_>,
     ) -> Result<(), &'static str> {
         let RowsReport { fragment, reset, changes, lease } = report;
         let watermark_ns = self.watermark_ns;
@@ -199,7 +199,13 @@ impl Merge {
     }
 
     /// A connection has ended. If `permanent`, the centre does not wait for the host to return.
-    pub fn left(&mut self, name: &str, connection: u64, permanent: bool, input: &mut Input<'_>) {
+    pub fn left(
+        &mut self,
+        name: &str,
+        connection: u64,
+        permanent: bool,
+        input: &mut InputSink<'_>,
+    ) {
         let watermark_ns = self.watermark_ns;
         let Some(member) = self.member(name, connection) else { return };
         member.connection = None;
@@ -215,7 +221,7 @@ impl Merge {
         &mut self,
         now_ns: i64,
         may_expire: &mut dyn FnMut(&str) -> bool,
-        input: &mut Input<'_>,
+        input: &mut InputSink<'_>,
     ) {
         let (patience_ns, watermark_ns) = (self.patience_ns, self.watermark_ns);
         for (name, member) in &mut self.members {
@@ -310,7 +316,7 @@ impl Member {
         Ok(relation.last_ns)
     }
 
-    fn retract_fragment(&mut self, fragment: u16, time_ns: i64, input: &mut Input<'_>) {
+    fn retract_fragment(&mut self, fragment: u16, time_ns: i64, input: &mut InputSink<'_>) {
         let Some(relation) = self.relations.get_mut(&fragment) else { return };
         let rows = std::mem::take(&mut relation.rows);
         relation.last_ns = relation.last_ns.max(time_ns);
@@ -321,7 +327,7 @@ impl Member {
         }
     }
 
-    fn retract(&mut self, time_ns: i64, input: &mut Input<'_>) {
+    fn retract(&mut self, time_ns: i64, input: &mut InputSink<'_>) {
         let fragments: Vec<u16> = self.relations.keys().copied().collect();
         for fragment in fragments {
             self.retract_fragment(fragment, time_ns, input);
@@ -333,7 +339,7 @@ impl Member {
 mod tests {
     use fathom_cql::Value;
 
-    use super::super::budget::Budget;
+    use super::super::budget::MemoryBudget;
     use super::*;
 
     const SECOND: i64 = 1_000_000_000;
@@ -341,17 +347,17 @@ mod tests {
     /// A merge of a stream and a relation, and the changes that it passes to the engine.
     struct Case {
         merge: Merge,
-        budget: Arc<Budget>,
+        budget: Arc<MemoryBudget>,
         inputs: Vec<(usize, i64, i64, i64)>,
     }
 
     impl Case {
         fn new() -> Self {
             let merge = Merge::new(2 * SECOND, vec![true, false]);
-            Self { merge, budget: Arc::new(Budget::new(1000)), inputs: Vec::new() }
+            Self { merge, budget: Arc::new(MemoryBudget::new(1000)), inputs: Vec::new() }
         }
 
-        fn with<T>(&mut self, work: impl FnOnce(&mut Merge, &mut Input<'_>) -> T) -> T {
+        fn with<T>(&mut self, work: impl FnOnce(&mut Merge, &mut InputSink<'_>) -> T) -> T {
             let inputs = &mut self.inputs;
             work(&mut self.merge, &mut |input, time_ns, row, count| {
                 let [Value::Integer(value)] = row[..] else { panic!("{row:?}") };
@@ -375,7 +381,7 @@ mod tests {
             let row = |&(time_ns, value, count): &(i64, i64, i64)| -> (i64, Tuple, i64) {
                 (time_ns, [Value::Integer(value)].into(), count)
             };
-            let changes = Changes { rows: rows.iter().map(row).collect(), weight: 100 };
+            let changes = RowChanges { rows: rows.iter().map(row).collect(), weight: 100 };
             let lease = self.budget.take(100, &|| true).unwrap();
             let report = RowsReport { fragment, reset: false, changes, lease };
             self.with(|merge, input| merge.changes(of.0, of.1, report, now_ns, input))
@@ -504,7 +510,7 @@ mod tests {
             // All rows share one text, so that the test takes little memory.
             let text = if number < 0 { "".into() } else { Arc::clone(&giant) };
             let row: Tuple = vec![Value::Text(text), Value::Integer(number)].into();
-            let changes = Changes { rows: vec![(now + 1, row, count)], weight: 100 };
+            let changes = RowChanges { rows: vec![(now + 1, row, count)], weight: 100 };
             let lease = budget.take(100, &|| true).unwrap();
             let report = RowsReport { fragment: 1, reset: false, changes, lease };
             let sent = merge.changes("a", 1, report, now, &mut |_, _, _, _| ());

@@ -34,7 +34,7 @@ use crate::cluster::{Cluster, ClusterOptions};
 use crate::held::HeldLimit;
 use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
 use crate::streams;
-use budget::Budget;
+use budget::MemoryBudget;
 use merge::{Merge, RowsReport};
 
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
@@ -123,7 +123,7 @@ struct Record {
     number: u64,
     /// Whether the centre holds no rows of the host.
     fresh: bool,
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
 }
 
 /// A request of other threads to end a connection.

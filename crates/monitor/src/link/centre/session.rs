@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::super::channel::{Channel, Line, invalid, prepare};
 use super::super::clock::{Measurement, Offset};
 use super::super::frame::{FRAGMENTS_MAX, FromCentre, FromHost, LEVEL_STREAMS, Sender};
-use super::super::rows::{Changes, RowsReader};
+use super::super::rows::{RowChanges, RowsReader};
 use super::super::unix_time_ns;
-use super::budget::Budget;
+use super::budget::MemoryBudget;
 use super::merge::RowsReport;
 use super::{Current, Eject, HOSTS_MAX, HostState, Message, MessageKind, Record, Shared};
 
@@ -126,7 +126,7 @@ fn printable(text: &str) -> String {
 struct Claimed {
     connection: u64,
     eject: Arc<Eject>,
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
 }
 
 /// Claims a host's name. If another connection has the name, it is ended: the new one shows that
@@ -150,7 +150,7 @@ fn claim(
             epoch: 0,
             number: 0,
             fresh: true,
-            budget: Arc::new(Budget::new(shared.options.host_memory_max)),
+            budget: Arc::new(MemoryBudget::new(shared.options.host_memory_max)),
         });
         if let Some((_, eject)) = &record.active {
             eject.request("the host has connected anew");
@@ -501,7 +501,7 @@ impl<'s> Session<'s> {
             return Err(invalid("rows of an unknown fragment"));
         };
         let changes = if reset && block.is_empty() {
-            Changes::default()
+            RowChanges::default()
         } else {
             reader.read(block).map_err(|wrong| invalid(wrong.0))?
         };

@@ -27,7 +27,7 @@ use crate::read::{Batch, WantedStream};
 use crate::{HELD_MAX, give_way};
 use outbox::Outbox;
 use runner::Runner;
-use session::{Request, Session};
+use session::{CentreRequest, Session};
 
 /// The pause of the thread while there is no connection.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -359,10 +359,10 @@ impl Worker {
         }
     }
 
-    fn carry_out(&mut self, request: Request) {
+    fn carry_out(&mut self, request: CentreRequest) {
         match request {
-            Request::Correct { correction_ns } => self.correct(correction_ns),
-            Request::Run { run, epoch, number, fresh, correction_ns, plans } => {
+            CentreRequest::Correct { correction_ns } => self.correct(correction_ns),
+            CentreRequest::Run { run, epoch, number, fresh, correction_ns, plans } => {
                 let same = self
                     .running
                     .as_ref()

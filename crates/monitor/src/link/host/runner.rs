@@ -8,7 +8,7 @@ use super::super::rows::{RELATION_BYTES_MAX, RELATION_ROWS_MAX, RowsWriter, Tupl
 use super::outbox::Outbox;
 use crate::read::{Batch, LAST_TIME_NS, WantedStream};
 use crate::recording::{Clock, Header};
-use crate::{Column, Delta, Engine, HeldLimit};
+use crate::{ColumnValues, Delta, Engine, HeldLimit};
 
 /// The advice to the centre if the fragments exceed their limit.
 const REMEDY: &str =
@@ -170,8 +170,8 @@ impl Runner {
             }
         }
         let ip = ip.and_then(|ip| columns.get_mut(ip));
-        if let (Some(ip @ Column::Nulls(_)), Some(address)) = (ip, self.address) {
-            *ip = Column::Integers(vec![address; times_ns.len()]);
+        if let (Some(ip @ ColumnValues::Nulls(_)), Some(address)) = (ip, self.address) {
+            *ip = ColumnValues::Integers(vec![address; times_ns.len()]);
         }
         self.events += times_ns.len() as u64;
         self.engine.push_columns(stream, times_ns, columns);

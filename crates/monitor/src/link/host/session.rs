@@ -50,7 +50,7 @@ fn connected(options: &HostOptions) -> io::Result<Line> {
 }
 
 /// A request of the centre.
-pub enum Request {
+pub enum CentreRequest {
     /// Run fragments.
     Run { run: u64, epoch: u32, number: u64, fresh: bool, correction_ns: i64, plans: Vec<u8> },
     /// Correct the clock.
@@ -82,7 +82,7 @@ impl Session {
         &mut self,
         outbox: &mut Outbox,
         clock: &dyn Fn() -> i64,
-    ) -> io::Result<Vec<Request>> {
+    ) -> io::Result<Vec<CentreRequest>> {
         let received = self.line.received;
         self.line.fill()?;
         if self.line.received > received {
@@ -98,7 +98,7 @@ impl Session {
                 FromCentre::Ping { ping } => pings.push(ping),
                 FromCentre::Acknowledged { number } => outbox.acknowledge(number),
                 FromCentre::Correction { correction_ns } => {
-                    requests.push(Request::Correct { correction_ns });
+                    requests.push(CentreRequest::Correct { correction_ns });
                 }
                 FromCentre::Bye { reason } => {
                     let message = format!("the centre ended the connection: {reason}");
@@ -107,7 +107,14 @@ impl Session {
                 FromCentre::Fragments { epoch, number, fresh, correction_ns, plans } => {
                     let run = self.run.ok_or_else(|| invalid("fragments without a welcome"))?;
                     let plans = plans.to_vec();
-                    requests.push(Request::Run { run, epoch, number, fresh, correction_ns, plans });
+                    requests.push(CentreRequest::Run {
+                        run,
+                        epoch,
+                        number,
+                        fresh,
+                        correction_ns,
+                        plans,
+                    });
                     // No frames of another epoch are sent until the fragments are accepted.
                     self.running = false;
                 }

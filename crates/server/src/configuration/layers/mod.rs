@@ -7,7 +7,7 @@ use fathom_control::{DiskDefinition, LayerDefinition};
 use fathom_insight::ClassTable;
 use fathom_layers::cache::CacheOptions;
 use fathom_layers::{LayerKind, LayerOptions, Prepared};
-use fathom_options::{Place, Places, Problems, Title, Written, suggestion};
+use fathom_options::{Origin, Origins, Problems, Title, Written, suggestion};
 use serde_json::Value;
 
 use crate::features::FEATURES;
@@ -27,7 +27,7 @@ struct Options<'a> {
     value: Value,
     title: String,
     path: String,
-    places: &'a Places,
+    origins: &'a Origins,
     folder: Option<&'a Path>,
 }
 
@@ -35,18 +35,18 @@ impl<'a> Options<'a> {
     fn new(
         layer: &LayerDefinition,
         index: usize,
-        places: &'a Places,
+        origins: &'a Origins,
         folder: Option<&'a Path>,
     ) -> Self {
         let title = format!("the layer `{}`", layer.kind);
         let (value, path) = (Value::Object(layer.options.clone()), format!("layers.{index}"));
-        Self { value, title, path, places, folder }
+        Self { value, title, path, origins, folder }
     }
 
     fn written(&self) -> Written<'_> {
         let title = Title::Words(&self.title);
-        let Self { value, path, places, folder, .. } = self;
-        Written { value, title, path, places, folder: *folder }
+        let Self { value, path, origins, folder, .. } = self;
+        Written { value, title, path, origins, folder: *folder }
     }
 }
 
@@ -54,20 +54,20 @@ impl<'a> Options<'a> {
 fn kind_of(
     layer: &LayerDefinition,
     index: usize,
-    places: &Places,
+    origins: &Origins,
     problems: &mut Problems,
 ) -> Option<LayerKind> {
     let kind = kinds().find(|kind| kind.name == layer.kind);
     if kind.is_none() {
         let names: Vec<&str> = kinds().map(|kind| kind.name).collect();
         if layer.kind.is_empty() {
-            let place = places.of(&format!("layers.{index}"));
-            problems.add(place, "a layer has no `kind`", "add `kind = \"delay\"`");
+            let origin = origins.of(&format!("layers.{index}"));
+            problems.add(origin, "a layer has no `kind`", "add `kind = \"delay\"`");
         } else {
             let shown: String = layer.kind.chars().take(60).collect();
-            let place = places.of(&format!("layers.{index}.kind"));
+            let origin = origins.of(&format!("layers.{index}.kind"));
             let message = format!("there is no kind of layer {shown:?}");
-            problems.add(place, message, suggestion(&shown, &names));
+            problems.add(origin, message, suggestion(&shown, &names));
         }
     }
     kind
@@ -77,13 +77,13 @@ fn kind_of(
 /// of the options.
 pub(crate) fn complete(
     layers: &mut [LayerDefinition],
-    places: &Places,
+    origins: &Origins,
     folder: Option<&Path>,
     problems: &mut Problems,
 ) {
     for (index, layer) in layers.iter_mut().enumerate() {
-        let Some(kind) = kind_of(layer, index, places, problems) else { continue };
-        let options = Options::new(layer, index, places, folder);
+        let Some(kind) = kind_of(layer, index, origins, problems) else { continue };
+        let options = Options::new(layer, index, origins, folder);
         if let Some(complete) = kind.complete(&options.written(), problems) {
             *layer = LayerDefinition::new(kind.name, complete);
         }
@@ -95,9 +95,9 @@ pub(crate) fn complete(
 /// # Errors
 /// If it was not checked and is invalid.
 pub(crate) fn prepare(layer: &LayerDefinition) -> Result<Box<dyn Prepared>, Problems> {
-    let (places, mut problems) = (Places::default(), Problems::default());
-    let kind = kind_of(layer, 0, &places, &mut problems);
-    let options = Options::new(layer, 0, &places, None);
+    let (origins, mut problems) = (Origins::default(), Problems::default());
+    let kind = kind_of(layer, 0, &origins, &mut problems);
+    let options = Options::new(layer, 0, &origins, None);
     let prepared = kind.and_then(|kind| kind.prepare(&options.written(), &mut problems));
     problems.none_or()?;
     prepared.ok_or_else(Problems::default)
@@ -153,28 +153,28 @@ pub(crate) fn has_any_log(layer: &LayerDefinition) -> bool {
 }
 
 /// Checks a disk with a cache in the mode `write-back`.
-fn check_log_of_cache(disk: &DiskDefinition, place: &Place, problems: &mut Problems) {
+fn check_log_of_cache(disk: &DiskDefinition, origin: &Origin, problems: &mut Problems) {
     if let Some(layer) = disk.layers.iter().find(|layer| LOG_KINDS.contains(&layer.kind.as_str())) {
         let message = format!(
             "the disk {:?} has a cache in the mode `write-back`, which has a log, and a layer `{}`",
             disk.name, layer.kind
         );
-        problems.add(place.clone(), message, "keep one: a change is durable in one log");
+        problems.add(origin.clone(), message, "keep one: a change is durable in one log");
     }
     if disk.image.is_none() || disk.read_only {
         let message = format!(
             "the disk {:?} has a cache in the mode `write-back`, but no writable image",
             disk.name
         );
-        problems.add(place.clone(), message, "choose another `mode`, or add an `image`");
+        problems.add(origin.clone(), message, "choose another `mode`, or add an `image`");
     }
 }
 
-pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mut Problems) {
+pub(super) fn check_layers(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
     if let Some(bounds) = &disk.class_bounds {
         if let Err(error) = ClassTable::new(bounds.iter().map(|bound| bound.0).collect()) {
             problems.add(
-                places.of("class_bounds"),
+                origins.of("class_bounds"),
                 format!("these are not valid bounds of classes: {error}"),
                 "write them like `class_bounds = [\"14M\", \"10M\", \"5M\", \"2M\", \"1M\"]`",
             );
@@ -189,7 +189,7 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
         + usize::from(with_log.is_some());
     if count > LAYERS_MAX {
         problems.add(
-            places.of("layers"),
+            origins.of("layers"),
             format!("the disk {:?} has {count} layers", disk.name),
             format!("keep at most {LAYERS_MAX}, including `tap` and `classify`"),
         );
@@ -198,25 +198,25 @@ pub(super) fn check_layers(disk: &DiskDefinition, places: &Places, problems: &mu
         let count = named(kind.name);
         if let Some(reason) = kind.once.filter(|_| count > 1) {
             let message = format!("the disk {:?} has {count} layers `{}`", disk.name, kind.name);
-            problems.add(places.of("layers"), message, format!("keep one: {reason}"));
+            problems.add(origins.of("layers"), message, format!("keep one: {reason}"));
         }
         if kind.needs_image && count > 0 && (disk.image.is_none() || disk.read_only) {
             let name = kind.name;
             let message =
                 format!("the disk {:?} has a layer `{name}`, but no writable image", disk.name);
-            problems.add(places.of("layers"), message, "leave the layer out, or add an `image`");
+            problems.add(origins.of("layers"), message, "leave the layer out, or add an `image`");
         }
     }
     if named(WalDefinition::KIND) > 0 && named(OffloadDefinition::KIND) > 0 {
         let message = format!("the disk {:?} has layers `wal` and `offload`", disk.name);
-        problems.add(places.of("layers"), message, "keep one: a change is durable in one log");
+        problems.add(origins.of("layers"), message, "keep one: a change is durable in one log");
     }
     if let Some(index) = with_log {
-        check_log_of_cache(disk, &places.of(&format!("layers.{index}.mode")), problems);
+        check_log_of_cache(disk, &origins.of(&format!("layers.{index}.mode")), problems);
     }
     for (index, layer) in disk.layers.iter().enumerate() {
-        if let Some(kind) = kind_of(layer, index, places, problems) {
-            let options = Options::new(layer, index, places, None);
+        if let Some(kind) = kind_of(layer, index, origins, problems) {
+            let options = Options::new(layer, index, origins, None);
             // The layers are made later.
             let _ = kind.prepare(&options.written(), problems);
         }

@@ -18,8 +18,8 @@ fn every_option_is_documented_with_its_default() {
         });
         let written: toml::Table = lines.parse().unwrap();
         let layer = LayerDefinition::new(name, serde_json::to_value(written).unwrap());
-        let (places, mut problems) = (Places::default(), Problems::default());
-        let options = Options::new(&layer, 0, &places, None);
+        let (origins, mut problems) = (Origins::default(), Problems::default());
+        let options = Options::new(&layer, 0, &origins, None);
         let complete = kind.complete(&options.written(), &mut problems).unwrap();
         assert_eq!(problems.0, [], "the defaults of `{name}`");
         assert_eq!(complete, kind.complete_default(), "the defaults of `{name}`");
@@ -36,7 +36,7 @@ fn a_layer_is_the_same_from_toml_json_and_flags() {
     let json = serde_json::json!({ "kind": "delay", "time": "5ms", "operations": "read" });
     let mut layers = [serde_json::from_value::<LayerDefinition>(json).unwrap()];
     let mut problems = Problems::default();
-    complete(&mut layers, &Places::default(), None, &mut problems);
+    complete(&mut layers, &Origins::default(), None, &mut problems);
     assert_eq!(problems.0, []);
     let expected = serde_json::json!({
         "kind": "delay", "time": "5ms", "jitter": "0", "operations": ["read"], "seed": 0,

@@ -21,7 +21,9 @@ pub(crate) use requests::differing_keys;
 
 use super::Daemon;
 use crate::configuration::{Configuration, ConfigurationFile, image_identity, layers};
-use crate::daemon::overlay::{Change, Damage, Folder, Found, Kind, State, is_as_in_file, stem};
+use crate::daemon::overlay::{
+    ChangeRecord, Damage, Folder, FoundRecords, RecordKind, RecordProgress, is_as_in_file, stem,
+};
 use crate::daemon::stack::refusal;
 use crate::features::log::is_same_log;
 
@@ -40,11 +42,11 @@ pub(crate) struct Records {
     /// The entries of the file, by the names of the disks.
     pub entries: BTreeMap<String, DiskDefinition>,
     /// The changes that apply, by the names of the disks.
-    pub changes: BTreeMap<String, Change>,
+    pub changes: BTreeMap<String, ChangeRecord>,
     /// The changes that were set aside.
-    pub aside: BTreeMap<String, Change>,
+    pub aside: BTreeMap<String, ChangeRecord>,
     /// The definitions with which the logs of disks were opened last.
-    logs: BTreeMap<String, Change>,
+    logs: BTreeMap<String, ChangeRecord>,
     /// The records that cannot be used, by the stems of their files.
     pub damaged: BTreeMap<String, Damage>,
     /// The disks with changes that end with the daemon.
@@ -85,15 +87,15 @@ impl Lasting {
         let folder = folder_of(&configuration.daemon.definition.control, file);
         let note = folder.file_name().map(|name| StateNote::new(&name.to_string_lossy()));
         let (folder, found) = Folder::open(folder, note);
-        let by_name = |found: &Found, kind| -> BTreeMap<String, Change> {
+        let by_name = |found: &FoundRecords, kind| -> BTreeMap<String, ChangeRecord> {
             found.sound(kind).map(|change| (change.name.clone(), change.clone())).collect()
         };
         let damaged = found.damaged().map(|(stem, damage)| (stem.to_owned(), damage.clone()));
         let records = Records {
             entries: entries_of(configuration),
-            changes: by_name(&found, Kind::Change),
-            aside: by_name(&found, Kind::Aside),
-            logs: by_name(&found, Kind::Log),
+            changes: by_name(&found, RecordKind::Change),
+            aside: by_name(&found, RecordKind::Aside),
+            logs: by_name(&found, RecordKind::Log),
             damaged: damaged.collect(),
             temporary: BTreeSet::new(),
         };
@@ -157,7 +159,7 @@ impl Lasting {
             return Ok(());
         }
         self.folder.set_aside(name).map_err(|error| {
-            let file = self.folder.file(Kind::Change, name);
+            let file = self.folder.file(RecordKind::Change, name);
             refusal(
                 ErrorCode::Failed,
                 format!(
@@ -177,10 +179,10 @@ impl Lasting {
         image: Option<(u64, u64)>,
         after: Option<&DiskDefinition>,
         is_temporary: bool,
-    ) -> Result<Recording<'_>, ErrorBody> {
+    ) -> Result<RecordedChange<'_>, ErrorBody> {
         if is_temporary {
             let nothing =
-                Recording { lasting: self, name: name.into(), pending: None, earlier: None };
+                RecordedChange { lasting: self, name: name.into(), pending: None, earlier: None };
             return Ok(nothing);
         }
         let (earlier, entry, before) = self.with(|records| {
@@ -190,16 +192,16 @@ impl Lasting {
         if self.with(|records| records.damaged.contains_key(&stem(name))) {
             self.set_aside(name)?;
         }
-        let pending = Change {
+        let pending = ChangeRecord {
             name: name.to_owned(),
             number: 0,
-            state: State::Pending,
+            state: RecordProgress::Pending,
             image,
             entry,
             before,
             after: after.cloned(),
         };
-        let pending = self.folder.write(Kind::Change, &pending).map_err(|error| {
+        let pending = self.folder.write(RecordKind::Change, &pending).map_err(|error| {
             refusal(
                 ErrorCode::Failed,
                 format!(
@@ -211,7 +213,7 @@ impl Lasting {
             )
         })?;
         self.change(|records| records.changes.insert(name.to_owned(), pending.clone()));
-        Ok(Recording { lasting: self, name: name.into(), pending: Some(pending), earlier })
+        Ok(RecordedChange { lasting: self, name: name.into(), pending: Some(pending), earlier })
     }
 
     /// Notes the definition with which the log of a disk is opened, so that a later start finds the
@@ -223,16 +225,16 @@ impl Lasting {
         if known.and_then(|it| layers::wal(&it)).is_some_and(|known| is_same_log(&known, &log)) {
             return;
         }
-        let record = Change {
+        let record = ChangeRecord {
             name: definition.name.clone(),
             number: 0,
-            state: State::Done,
+            state: RecordProgress::Done,
             image: definition.image.as_deref().and_then(image_identity),
             entry: None,
             before: None,
             after: Some(definition.clone()),
         };
-        match self.folder.write(Kind::Log, &record) {
+        match self.folder.write(RecordKind::Log, &record) {
             Ok(record) => {
                 self.change(|records| records.logs.insert(definition.name.clone(), record));
             }
@@ -250,7 +252,7 @@ impl Lasting {
         if self.with(|records| !records.logs.contains_key(name)) {
             return;
         }
-        match self.folder.remove(Kind::Log, name) {
+        match self.folder.remove(RecordKind::Log, name) {
             Ok(()) => drop(self.change(|records| records.logs.remove(name))),
             Err(error) => {
                 tracing::debug!(disk = name, %error, "the place of its earlier log stays recorded");
@@ -266,17 +268,17 @@ fn entries_of(configuration: &Configuration) -> BTreeMap<String, DiskDefinition>
 
 /// A change in progress. Dropped before it is done, it puts the earlier record back. It does
 /// nothing any more once another change of the disk has been recorded.
-pub(crate) struct Recording<'l> {
+pub(crate) struct RecordedChange<'l> {
     lasting: &'l Lasting,
     name: String,
     /// The record, unless the change is temporary.
-    pending: Option<Change>,
-    earlier: Option<Change>,
+    pending: Option<ChangeRecord>,
+    earlier: Option<ChangeRecord>,
 }
 
-impl Recording<'_> {
+impl RecordedChange<'_> {
     /// Takes the record, if it is still the one of the disk.
-    fn take(&mut self) -> Option<Change> {
+    fn take(&mut self) -> Option<ChangeRecord> {
         let pending = self.pending.take()?;
         let current = self.lasting.with(|records| Some(records.changes.get(&self.name)?.number));
         (current == Some(pending.number)).then_some(pending)
@@ -291,13 +293,13 @@ impl Recording<'_> {
         let Some(pending) = self.take() else { return Ok(()) };
         let (name, folder) = (&self.name, &self.lasting.folder);
         let done = if is_as_in_file(pending.entry.as_ref(), pending.after.as_ref()) {
-            folder.remove(Kind::Change, name).map(|()| None)
+            folder.remove(RecordKind::Change, name).map(|()| None)
         } else {
-            let done = Change { state: State::Done, before: None, ..pending };
-            folder.write(Kind::Change, &done).map(Some)
+            let done = ChangeRecord { state: RecordProgress::Done, before: None, ..pending };
+            folder.write(RecordKind::Change, &done).map(Some)
         };
         let done = done.map_err(|error| {
-            let file = folder.file(Kind::Change, name);
+            let file = folder.file(RecordKind::Change, name);
             refusal(
                 ErrorCode::Failed,
                 format!(
@@ -321,15 +323,15 @@ impl Recording<'_> {
     }
 }
 
-impl Drop for Recording<'_> {
+impl Drop for RecordedChange<'_> {
     fn drop(&mut self) {
         if self.take().is_none() {
             return;
         }
         let (name, folder) = (&self.name, &self.lasting.folder);
         let restored = match &self.earlier {
-            Some(earlier) => folder.write(Kind::Change, earlier).map(Some),
-            None => folder.remove(Kind::Change, name).map(|()| None),
+            Some(earlier) => folder.write(RecordKind::Change, earlier).map(Some),
+            None => folder.remove(RecordKind::Change, name).map(|()| None),
         };
         let restored = restored.unwrap_or_else(|error| {
             tracing::error!(

@@ -11,11 +11,13 @@ use fathom_control::{
 use fathom_insight::change::Author;
 use serde_json::{Map, Value};
 
-use super::{Lasting, Recording, entries_of};
+use super::{Lasting, RecordedChange, entries_of};
 use crate::daemon::disks::{refuse_if_used, removed};
-use crate::daemon::overlay::{Change, Kind, State, as_recorded, is_as_in_file, stem};
+use crate::daemon::overlay::{
+    ChangeRecord, RecordKind, RecordProgress, as_recorded, is_as_in_file, stem,
+};
 use crate::daemon::stack::refusal;
-use crate::daemon::unserved::{Outcome, still_opening};
+use crate::daemon::unserved::{ServingOutcome, still_opening};
 use crate::daemon::{Daemon, Served};
 
 /// How long the way back to the file waits for a disk that is removed.
@@ -38,8 +40,8 @@ impl Lasting {
     pub(crate) fn undo(&self, name: &str, keys: &str, report: &mut ReloadReport) {
         let change = self.with(|records| records.changes.get(name).cloned());
         let what = match &change {
-            Some(Change { after: None, .. }) => "its removal".to_owned(),
-            Some(Change { entry: None, .. }) => "its addition".to_owned(),
+            Some(ChangeRecord { after: None, .. }) => "its removal".to_owned(),
+            Some(ChangeRecord { entry: None, .. }) => "its addition".to_owned(),
             _ if keys.is_empty() => "its change".to_owned(),
             _ => format!("the change of its {keys}"),
         };
@@ -55,9 +57,13 @@ impl Lasting {
         let recording = self.with(|records| {
             let entry = records.entries.get(name).cloned();
             let change = records.changes.get(name)?;
-            let pending =
-                Change { after: entry.clone(), entry, state: State::Done, ..change.clone() };
-            Some(Recording {
+            let pending = ChangeRecord {
+                after: entry.clone(),
+                entry,
+                state: RecordProgress::Done,
+                ..change.clone()
+            };
+            Some(RecordedChange {
                 lasting: self,
                 name: name.into(),
                 pending: Some(pending),
@@ -65,14 +71,14 @@ impl Lasting {
             })
         });
         self.change(|records| records.temporary.remove(name));
-        if let Some(Err(refused)) = recording.map(Recording::done) {
+        if let Some(Err(refused)) = recording.map(RecordedChange::done) {
             report.refused.push(refused.to_string());
         }
     }
 
     /// Whether a request has added a disk that the file did not have.
     pub(crate) fn is_added(&self, name: &str) -> bool {
-        let is_added = |change: &Change| change.entry.is_none() && change.after.is_some();
+        let is_added = |change: &ChangeRecord| change.entry.is_none() && change.after.is_some();
         self.with(|records| records.changes.get(name).is_some_and(is_added))
     }
 
@@ -170,9 +176,9 @@ impl Daemon {
             });
         }
         let folder = self.lasting.folder();
-        let set_aside = |change: &Change| SetAside {
+        let set_aside = |change: &ChangeRecord| SetAside {
             disk: change.name.clone(),
-            record: folder.file(Kind::Aside, &change.name).display().to_string(),
+            record: folder.file(RecordKind::Aside, &change.name).display().to_string(),
             definition: change.after.clone(),
         };
         let (aside, damaged) = self.lasting.with(|records| {
@@ -283,11 +289,11 @@ impl Daemon {
     fn serve_again(self: &Arc<Self>, entry: &DiskDefinition, report: &mut ReloadReport) {
         let ticket = self.begin_serving(entry);
         match self.unserved.wait(&ticket, Some(Instant::now() + SERVE_TIME_MAX)) {
-            Outcome::Gone => {
+            ServingOutcome::Gone => {
                 report.changed.push(format!("the disk {:?} is served again", entry.name));
             }
-            Outcome::Refused(refused) => report.refused.push(refused.to_string()),
-            Outcome::Opening => report.refused.push(still_opening(&entry.name).to_string()),
+            ServingOutcome::Refused(refused) => report.refused.push(refused.to_string()),
+            ServingOutcome::Opening => report.refused.push(still_opening(&entry.name).to_string()),
         }
     }
 

@@ -9,9 +9,11 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LayerDefinition};
 use fathom_image::{LogMark, MarkedLog};
 use fathom_persistence::Identity;
 
-use super::Recording;
+use super::RecordedChange;
 use crate::configuration::{Configuration, layers};
-use crate::daemon::overlay::{Change, Choice, Damage, Kind, State, choose, is_unchanged, stem};
+use crate::daemon::overlay::{
+    ChangeRecord, Damage, DefinitionChoice, RecordKind, RecordProgress, choose, is_unchanged, stem,
+};
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Served};
 use crate::features::log::{LogVolumes, WalDefinition, is_named, is_same_log};
@@ -38,7 +40,7 @@ impl Daemon {
                 let change = records.changes.get(name).filter(|it| is_unchanged(Some(entry), it));
                 match change.map(|change| (&change.after, change.state)) {
                     Some((Some(after), _)) => planned.push(after.clone()),
-                    Some((None, State::Done)) => {
+                    Some((None, RecordProgress::Done)) => {
                         tracing::info!(
                             disk = name.as_str(),
                             "is not served: it was removed in use"
@@ -75,7 +77,7 @@ impl Daemon {
 
     /// Why a disk whose record is damaged is not served.
     fn damaged(&self, name: &str, damage: &Damage) -> ErrorBody {
-        let file = self.lasting.folder.file(Kind::Change, name);
+        let file = self.lasting.folder.file(RecordKind::Change, name);
         let message = format!(
             "the record of the changes of {name:?} in use, {}, cannot be used: {damage}",
             file.display()
@@ -112,7 +114,7 @@ impl Daemon {
             log.cluster.is_some() || known.as_ref().is_some_and(has)
         };
         let definition = match choose(entry.as_ref(), &change, marked, has_changes)? {
-            Choice::File => {
+            DefinitionChoice::File => {
                 tracing::warn!(
                     disk = name.as_str(),
                     "its change in use is set aside: its entry in the file was edited since"
@@ -120,19 +122,23 @@ impl Daemon {
                 log_failure(name, self.lasting.set_aside(name));
                 return Ok(entry);
             }
-            Choice::Before => before,
-            Choice::After => after,
+            DefinitionChoice::Before => before,
+            DefinitionChoice::After => after,
         };
-        if change.state == State::Pending {
+        if change.state == RecordProgress::Pending {
             tracing::info!(
                 disk = name.as_str(),
                 "a change in use was not completed: {}",
                 if definition == change.after { "it is in effect" } else { "it is not in effect" }
             );
-            let settled = Change { after: definition.clone(), ..change };
+            let settled = ChangeRecord { after: definition.clone(), ..change };
             let lasting = &self.lasting;
-            let recording =
-                Recording { lasting, name: name.clone(), pending: Some(settled), earlier: None };
+            let recording = RecordedChange {
+                lasting,
+                name: name.clone(),
+                pending: Some(settled),
+                earlier: None,
+            };
             log_failure(name, recording.done());
         }
         Ok(definition)

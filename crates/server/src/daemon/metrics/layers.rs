@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fathom_control::{DiskList, DiskStatus, LayerFigure};
 
-use super::Page;
+use super::MetricsText;
 
 /// The labels of a sample, and its figure.
 type Sample<'a> = (Vec<(&'static str, &'a str)>, &'a LayerFigure);
@@ -34,7 +34,7 @@ impl<'a> Families<'a> {
     }
 }
 
-pub(crate) fn of_layers(page: &mut Page, disks: &DiskList) {
+pub(crate) fn of_layers(page: &mut MetricsText, disks: &DiskList) {
     let mut families = Families::default();
     for disk in &disks.disks {
         for layer in &disk.layers {

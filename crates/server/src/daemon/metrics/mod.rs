@@ -57,7 +57,7 @@ pub(crate) fn text(daemon: &Daemon) -> String {
     let scrape = Scrape { daemon, info: daemon.info(), disks: daemon.disk_list() };
     let Scrape { info, disks, .. } = &scrape;
     let statistics = daemon.statistics();
-    let mut page = Page::default();
+    let mut page = MetricsText::default();
     of_daemon(&mut page, info);
     of_process(&mut page, info);
     of_disks(&mut page, info, disks, &statistics);
@@ -70,7 +70,7 @@ pub(crate) fn text(daemon: &Daemon) -> String {
     page.text
 }
 
-fn of_daemon(page: &mut Page, info: &DaemonInfo) {
+fn of_daemon(page: &mut MetricsText, info: &DaemonInfo) {
     page.family("fathom_build_info", "gauge", "The daemon's version; always 1.");
     page.sample("fathom_build_info", &[("version", &info.version)], 1);
     page.family("fathom_ready_seconds", "gauge", "Time that the daemon needed to be ready.");
@@ -94,7 +94,7 @@ fn of_daemon(page: &mut Page, info: &DaemonInfo) {
 }
 
 /// The metrics that every Prometheus client library has.
-fn of_process(page: &mut Page, info: &DaemonInfo) {
+fn of_process(page: &mut MetricsText, info: &DaemonInfo) {
     page.family("process_start_time_seconds", "gauge", "When the daemon started, since 1970.");
     page.sample("process_start_time_seconds", &[], info.started_unix_time_ns as f64 / 1e9);
     let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -122,7 +122,7 @@ fn problem_labels(problem: &Problem) -> Vec<(&str, &str)> {
     std::iter::once(("kind", problem.kind.name())).chain(more).collect()
 }
 
-fn of_disks(page: &mut Page, info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) {
+fn of_disks(page: &mut MetricsText, info: &DaemonInfo, disks: &DiskList, statistics: &Statistics) {
     let families: [Family<'_, DiskStatus>; 1] =
         [("fathom_disk_read_only", "gauge", "Whether the disk refuses writes.", |d| {
             u64::from(d.read_only)
@@ -183,7 +183,7 @@ pub(crate) fn disk_labels<'a>(name: &'a str, vm: &'a str) -> [(&'static str, &'a
     [("disk", name), ("vm", vm)]
 }
 
-fn of_operations(page: &mut Page, statistics: &Statistics) {
+fn of_operations(page: &mut MetricsText, statistics: &Statistics) {
     let each = |visit: &mut Visit<'_>| {
         for disk in &statistics.disks {
             for operation in &disk.operations {
@@ -235,7 +235,7 @@ fn of_operations(page: &mut Page, statistics: &Statistics) {
     });
 }
 
-fn of_guests(page: &mut Page, disks: &DiskList) {
+fn of_guests(page: &mut MetricsText, disks: &DiskList) {
     let families: [Family<'_, VhostUserStatus>; 8] = [
         ("fathom_guest_connected", "gauge", "Whether a VMM is connected.", |g| {
             u64::from(g.connected)
@@ -280,11 +280,11 @@ fn of_guests(page: &mut Page, disks: &DiskList) {
 
 /// The text of the metrics.
 #[derive(Default)]
-pub(crate) struct Page {
+pub(crate) struct MetricsText {
     pub(crate) text: String,
 }
 
-impl Page {
+impl MetricsText {
     pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn labels_are_escaped() {
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         page.sample("a", &[("disk", "x\"} 1\n\\"), ("vm", "")], 7);
         assert_eq!(page.text, "a{disk=\"x\\\"} 1\\n\\\\\",vm=\"\"} 7\n");
     }
@@ -359,7 +359,7 @@ mod tests {
         operation.latency_sum_ns = 60_000_045_000;
         let disk =
             DiskStatistics { name: "a".into(), operations: vec![operation], ..Default::default() };
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_operations(&mut page, &Statistics { disks: vec![disk], ..Default::default() });
         let labels = "disk=\"a\",vm=\"\",operation=\"read\"";
         for line in [

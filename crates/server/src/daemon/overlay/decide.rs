@@ -18,13 +18,13 @@
 use fathom_control::DiskDefinition;
 use fathom_image::MarkedLog;
 
-use super::record::{Change, State, as_recorded};
+use super::record::{ChangeRecord, RecordProgress, as_recorded};
 use crate::configuration::layers;
 use crate::features::log::{WalDefinition, is_named, is_same_log};
 
 /// The definition that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum DefinitionChoice {
     /// The entry of the file, if there is one: it was edited after the change.
     File,
     /// The one before a pending change.
@@ -34,7 +34,7 @@ pub(crate) enum Choice {
 }
 
 /// Whether the file's entry for a disk is the one of the record.
-pub(crate) fn is_unchanged(entry: Option<&DiskDefinition>, change: &Change) -> bool {
+pub(crate) fn is_unchanged(entry: Option<&DiskDefinition>, change: &ChangeRecord) -> bool {
     entry.map(as_recorded) == change.entry
 }
 
@@ -53,15 +53,15 @@ pub(crate) fn is_as_in_file(
 /// Those of `marked`.
 pub(crate) fn choose<E>(
     entry: Option<&DiskDefinition>,
-    change: &Change,
+    change: &ChangeRecord,
     marked: impl FnOnce() -> Result<Option<MarkedLog>, E>,
     has_changes: impl Fn(&WalDefinition) -> bool,
-) -> Result<Choice, E> {
+) -> Result<DefinitionChoice, E> {
     if !is_unchanged(entry, change) {
-        return Ok(Choice::File);
+        return Ok(DefinitionChoice::File);
     }
-    if change.state == State::Done {
-        return Ok(Choice::After);
+    if change.state == RecordProgress::Done {
+        return Ok(DefinitionChoice::After);
     }
     let log = |disk: &Option<DiskDefinition>| disk.as_ref().and_then(layers::wal);
     let (before, after) = (log(&change.before), log(&change.after));
@@ -71,12 +71,16 @@ pub(crate) fn choose<E>(
         _ => false,
     };
     let of_unmarked = if change.after.is_none() || after.is_none() && before.is_some() {
-        Choice::After
+        DefinitionChoice::After
     } else {
-        Choice::Before
+        DefinitionChoice::Before
     };
     if is_same {
-        return Ok(if change.after.is_none() { Choice::After } else { Choice::Before });
+        return Ok(if change.after.is_none() {
+            DefinitionChoice::After
+        } else {
+            DefinitionChoice::Before
+        });
     }
     let marked = marked()?;
     let is_marked = |log: &Option<WalDefinition>| {
@@ -84,17 +88,17 @@ pub(crate) fn choose<E>(
     };
     let has_changes = |log: &Option<WalDefinition>| log.as_ref().is_some_and(&has_changes);
     Ok(if is_marked(&before) {
-        Choice::Before
+        DefinitionChoice::Before
     } else if is_marked(&after) || has_changes(&after) {
         // The log before was empty before the one after got changes.
-        Choice::After
+        DefinitionChoice::After
     } else if has_changes(&before) {
-        Choice::Before
+        DefinitionChoice::Before
     } else if marked.is_none() {
         of_unmarked
     } else {
         // The mark names another log: the disk is refused, with the way out.
-        Choice::Before
+        DefinitionChoice::Before
     })
 }
 
@@ -123,15 +127,15 @@ mod tests {
     }
 
     fn change(
-        state: State,
+        state: RecordProgress,
         before: Option<DiskDefinition>,
         after: Option<DiskDefinition>,
-    ) -> Change {
+    ) -> ChangeRecord {
         let entry = Some(disk(None, 0));
-        Change { name: "a".into(), number: 1, state, image: None, entry, before, after }
+        ChangeRecord { name: "a".into(), number: 1, state, image: None, entry, before, after }
     }
 
-    fn chosen(change: &Change, marked: Option<&str>) -> Choice {
+    fn chosen(change: &ChangeRecord, marked: Option<&str>) -> DefinitionChoice {
         let mark = |path: &str| MarkedLog {
             identity: Identity([7; 16]),
             age: None,
@@ -142,58 +146,58 @@ mod tests {
     }
 
     /// What is chosen for an image without a mark if the log at `changed` has changes of it.
-    fn chosen_unmarked(change: &Change, changed: &str) -> Choice {
+    fn chosen_unmarked(change: &ChangeRecord, changed: &str) -> DefinitionChoice {
         let has_changes = |log: &WalDefinition| log.log == Path::new(changed);
         choose::<()>(Some(&disk(None, 0)), change, || Ok(None), has_changes).unwrap()
     }
 
     #[test]
     fn an_edited_file_applies() {
-        let done = change(State::Done, None, Some(disk(None, 1)));
-        assert_eq!(chosen(&done, None), Choice::After);
+        let done = change(RecordProgress::Done, None, Some(disk(None, 1)));
+        assert_eq!(chosen(&done, None), DefinitionChoice::After);
         let unmarked = || Ok::<_, ()>(None);
-        let of = |entry: Option<DiskDefinition>, change: &Change| {
+        let of = |entry: Option<DiskDefinition>, change: &ChangeRecord| {
             choose(entry.as_ref(), change, unmarked, |_| true)
         };
-        assert_eq!(of(Some(disk(None, 2)), &done), Ok(Choice::File));
-        assert_eq!(of(None, &done), Ok(Choice::File));
-        let added = Change { entry: None, ..done };
-        assert_eq!(of(None, &added), Ok(Choice::After));
-        assert_eq!(chosen(&added, None), Choice::File);
+        assert_eq!(of(Some(disk(None, 2)), &done), Ok(DefinitionChoice::File));
+        assert_eq!(of(None, &done), Ok(DefinitionChoice::File));
+        let added = ChangeRecord { entry: None, ..done };
+        assert_eq!(of(None, &added), Ok(DefinitionChoice::After));
+        assert_eq!(chosen(&added, None), DefinitionChoice::File);
     }
 
     #[test]
     fn the_mark_decides_a_pending_change() {
         let (none, one, other) = (disk(None, 0), disk(Some("/l/1"), 0), disk(Some("/l/2"), 0));
         let pending = |before: Option<&DiskDefinition>, after: Option<&DiskDefinition>| {
-            change(State::Pending, before.cloned(), after.cloned())
+            change(RecordProgress::Pending, before.cloned(), after.cloned())
         };
         // A log is added.
         let adds = pending(Some(&none), Some(&one));
-        assert_eq!(chosen(&adds, None), Choice::Before);
-        assert_eq!(chosen(&adds, Some("/l/1")), Choice::After);
-        assert_eq!(chosen(&adds, Some("/l/3")), Choice::Before);
+        assert_eq!(chosen(&adds, None), DefinitionChoice::Before);
+        assert_eq!(chosen(&adds, Some("/l/1")), DefinitionChoice::After);
+        assert_eq!(chosen(&adds, Some("/l/3")), DefinitionChoice::Before);
         // An image that cannot be examined decides nothing.
         assert_eq!(choose(Some(&disk(None, 0)), &adds, || Err(7), |_| true), Err(7));
         // A log is removed.
         let removes = pending(Some(&one), Some(&none));
-        assert_eq!(chosen(&removes, None), Choice::After);
-        assert_eq!(chosen(&removes, Some("/l/1")), Choice::Before);
+        assert_eq!(chosen(&removes, None), DefinitionChoice::After);
+        assert_eq!(chosen(&removes, Some("/l/1")), DefinitionChoice::Before);
         // A log replaces another.
         let replaces = pending(Some(&one), Some(&other));
-        assert_eq!(chosen(&replaces, None), Choice::Before);
-        assert_eq!(chosen(&replaces, Some("/l/1")), Choice::Before);
-        assert_eq!(chosen(&replaces, Some("/l/2")), Choice::After);
+        assert_eq!(chosen(&replaces, None), DefinitionChoice::Before);
+        assert_eq!(chosen(&replaces, Some("/l/1")), DefinitionChoice::Before);
+        assert_eq!(chosen(&replaces, Some("/l/2")), DefinitionChoice::After);
         // A disk is removed: with an unfinished log, it is served once more.
-        assert_eq!(chosen(&pending(Some(&one), None), None), Choice::After);
-        assert_eq!(chosen(&pending(Some(&one), None), Some("/l/1")), Choice::Before);
-        assert_eq!(chosen(&pending(Some(&none), None), None), Choice::After);
+        assert_eq!(chosen(&pending(Some(&one), None), None), DefinitionChoice::After);
+        assert_eq!(chosen(&pending(Some(&one), None), Some("/l/1")), DefinitionChoice::Before);
+        assert_eq!(chosen(&pending(Some(&none), None), None), DefinitionChoice::After);
         // A disk is added.
-        assert_eq!(chosen(&pending(None, Some(&none)), None), Choice::Before);
-        assert_eq!(chosen(&pending(None, Some(&one)), Some("/l/1")), Choice::After);
+        assert_eq!(chosen(&pending(None, Some(&none)), None), DefinitionChoice::Before);
+        assert_eq!(chosen(&pending(None, Some(&one)), Some("/l/1")), DefinitionChoice::After);
         // The log stays.
         let stays = pending(Some(&one), Some(&disk(Some("/l/1"), 5)));
-        assert_eq!(chosen(&stays, Some("/l/1")), Choice::Before);
+        assert_eq!(chosen(&stays, Some("/l/1")), DefinitionChoice::Before);
     }
 
     /// An image without its mark gets the log that has its changes.
@@ -201,27 +205,27 @@ mod tests {
     fn changes_decide_about_an_image_without_its_mark() {
         let (none, one, other) = (disk(None, 0), disk(Some("/l/1"), 0), disk(Some("/l/2"), 0));
         let pending = |before: &DiskDefinition, after: Option<&DiskDefinition>| {
-            change(State::Pending, Some(before.clone()), after.cloned())
+            change(RecordProgress::Pending, Some(before.clone()), after.cloned())
         };
         let adds = pending(&none, Some(&one));
-        assert_eq!(chosen_unmarked(&adds, "/l/1"), Choice::After);
-        assert_eq!(chosen_unmarked(&adds, "/l/2"), Choice::Before);
+        assert_eq!(chosen_unmarked(&adds, "/l/1"), DefinitionChoice::After);
+        assert_eq!(chosen_unmarked(&adds, "/l/2"), DefinitionChoice::Before);
         let removes = pending(&one, Some(&none));
-        assert_eq!(chosen_unmarked(&removes, "/l/1"), Choice::Before);
-        assert_eq!(chosen_unmarked(&removes, "/l/2"), Choice::After);
+        assert_eq!(chosen_unmarked(&removes, "/l/1"), DefinitionChoice::Before);
+        assert_eq!(chosen_unmarked(&removes, "/l/2"), DefinitionChoice::After);
         let replaces = pending(&one, Some(&other));
-        assert_eq!(chosen_unmarked(&replaces, "/l/1"), Choice::Before);
-        assert_eq!(chosen_unmarked(&replaces, "/l/2"), Choice::After);
-        assert_eq!(chosen_unmarked(&pending(&one, None), "/l/1"), Choice::Before);
-        let added = change(State::Pending, None, Some(one.clone()));
-        assert_eq!(chosen_unmarked(&added, "/l/1"), Choice::After);
+        assert_eq!(chosen_unmarked(&replaces, "/l/1"), DefinitionChoice::Before);
+        assert_eq!(chosen_unmarked(&replaces, "/l/2"), DefinitionChoice::After);
+        assert_eq!(chosen_unmarked(&pending(&one, None), "/l/1"), DefinitionChoice::Before);
+        let added = change(RecordProgress::Pending, None, Some(one.clone()));
+        assert_eq!(chosen_unmarked(&added, "/l/1"), DefinitionChoice::After);
         // A mark that names neither of both logs, such as that of another image.
         let foreign =
             MarkedLog { identity: Identity::NONE, age: None, offset: 0, path: String::new() };
         let entry = disk(None, 0);
         let of_foreign =
             |has| choose::<()>(Some(&entry), &adds, || Ok(Some(foreign.clone())), |_| has);
-        assert_eq!(of_foreign(true), Ok(Choice::After));
-        assert_eq!(of_foreign(false), Ok(Choice::Before));
+        assert_eq!(of_foreign(true), Ok(DefinitionChoice::After));
+        assert_eq!(of_foreign(false), Ok(DefinitionChoice::Before));
     }
 }

@@ -12,11 +12,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use fathom_image::{Access, LockError, StateNote, replace_file};
+use fathom_image::{LockError, LockPurpose, StateNote, replace_file};
 use parking_lot::Mutex;
 
 use super::lineage::{Lineage, Strange};
-use super::record::{Change, Damage, Kind, LENGTH_MAX, State, stem};
+use super::record::{ChangeRecord, Damage, LENGTH_MAX, RecordKind, RecordProgress, stem};
 
 /// The most records that are read.
 const RECORDS_MAX: usize = 100_000;
@@ -50,24 +50,24 @@ struct Inner {
 
 /// The records of a folder, by the kind and the stem of their files.
 #[derive(Default)]
-pub(crate) struct Found(BTreeMap<(Kind, String), Result<Change, Damage>>);
+pub(crate) struct FoundRecords(BTreeMap<(RecordKind, String), Result<ChangeRecord, Damage>>);
 
-impl Found {
+impl FoundRecords {
     /// The record of a kind for a disk.
     #[cfg(test)]
-    fn of(&self, kind: Kind, name: &str) -> Option<&Result<Change, Damage>> {
+    fn of(&self, kind: RecordKind, name: &str) -> Option<&Result<ChangeRecord, Damage>> {
         self.0.get(&(kind, stem(name)))
     }
 
     /// The sound records of a kind.
-    pub(crate) fn sound(&self, kind: Kind) -> impl Iterator<Item = &Change> {
+    pub(crate) fn sound(&self, kind: RecordKind) -> impl Iterator<Item = &ChangeRecord> {
         let all = self.0.iter().filter(move |((other, _), _)| *other == kind);
         all.filter_map(|(_, change)| change.as_ref().ok())
     }
 
     /// The damaged changes, by the stems of their files.
     pub(crate) fn damaged(&self) -> impl Iterator<Item = (&str, &Damage)> {
-        let all = self.0.iter().filter(|((kind, _), _)| *kind == Kind::Change);
+        let all = self.0.iter().filter(|((kind, _), _)| *kind == RecordKind::Change);
         all.filter_map(|((_, stem), change)| Some((stem.as_str(), change.as_ref().err()?)))
     }
 }
@@ -75,10 +75,10 @@ impl Found {
 impl Folder {
     /// Opens the folder and reads its records. A folder that cannot be used has a
     /// [problem](Self::problem). `note` is the note that the marks have of it.
-    pub(crate) fn open(path: PathBuf, note: Option<StateNote>) -> (Self, Found) {
+    pub(crate) fn open(path: PathBuf, note: Option<StateNote>) -> (Self, FoundRecords) {
         let mut inner = Inner::default();
         let mut strange = None;
-        let mut found = Found::default();
+        let mut found = FoundRecords::default();
         if fs::symlink_metadata(&path).is_ok() {
             match check_owner(&path).and_then(|()| claim(&path)) {
                 Ok(lock) => inner.lock = Some(lock),
@@ -91,7 +91,7 @@ impl Folder {
             if !inner.is_of_another && check_owner(&path).is_ok() {
                 found = read_all(&path).unwrap_or_else(|error| {
                     inner.problem.get_or_insert(error.to_string());
-                    Found::default()
+                    FoundRecords::default()
                 });
             }
         }
@@ -147,7 +147,7 @@ impl Folder {
     }
 
     /// The file of a record.
-    pub(crate) fn file(&self, kind: Kind, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, kind: RecordKind, name: &str) -> PathBuf {
         self.path.join(stem(name) + kind.suffix())
     }
 
@@ -156,14 +156,18 @@ impl Folder {
     /// # Errors
     /// If it cannot be written. The earlier record is unchanged, unless only its durability is in
     /// doubt.
-    pub(crate) fn write(&self, kind: Kind, change: &Change) -> io::Result<Change> {
+    pub(crate) fn write(
+        &self,
+        kind: RecordKind,
+        change: &ChangeRecord,
+    ) -> io::Result<ChangeRecord> {
         let mut inner = self.inner.lock();
         let written = self.ready(&mut inner).and_then(|()| {
-            let change = Change { number: inner.number + 1, ..change.clone() };
+            let change = ChangeRecord { number: inner.number + 1, ..change.clone() };
             self.replace(kind, &change)?;
             inner.number += 1;
             // A change that is pending is not acknowledged.
-            if change.state == State::Done {
+            if change.state == RecordProgress::Done {
                 self.advance(&mut inner);
             }
             Ok(change)
@@ -172,7 +176,7 @@ impl Folder {
         written
     }
 
-    fn replace(&self, kind: Kind, change: &Change) -> io::Result<()> {
+    fn replace(&self, kind: RecordKind, change: &ChangeRecord) -> io::Result<()> {
         let bytes = change.encode().ok_or_else(|| {
             io::Error::other("its definition is too long, or has a path that is not UTF-8")
         })?;
@@ -185,7 +189,7 @@ impl Folder {
     ///
     /// # Errors
     /// If it cannot be removed.
-    pub(crate) fn remove(&self, kind: Kind, name: &str) -> io::Result<()> {
+    pub(crate) fn remove(&self, kind: RecordKind, name: &str) -> io::Result<()> {
         let mut inner = self.inner.lock();
         let file = self.file(kind, name);
         if inner.lock.is_none()
@@ -210,7 +214,7 @@ impl Folder {
     pub(crate) fn set_aside(&self, name: &str) -> io::Result<()> {
         let mut inner = self.inner.lock();
         self.ready(&mut inner)?;
-        match fs::rename(self.file(Kind::Change, name), self.file(Kind::Aside, name)) {
+        match fs::rename(self.file(RecordKind::Change, name), self.file(RecordKind::Aside, name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed.and_then(|()| self.sync())?,
         }
@@ -280,7 +284,7 @@ fn claim(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW).open(path.join(LOCK))?;
-    match fathom_image::lock(&file, Access::Exclusive) {
+    match fathom_image::lock(&file, LockPurpose::Exclusive) {
         // Without locks, the control socket alone shows a second daemon.
         Ok(()) | Err(LockError::Unsupported(_)) => Ok(file),
         Err(LockError::Held) => Err(io::Error::other(InUse)),
@@ -297,8 +301,8 @@ fn remove(path: &Path) -> io::Result<bool> {
 }
 
 /// Reads all records. Drafts are ignored: what they announce was not acknowledged.
-fn read_all(path: &Path) -> io::Result<Found> {
-    let mut found = Found::default();
+fn read_all(path: &Path) -> io::Result<FoundRecords> {
+    let mut found = FoundRecords::default();
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         entries => entries?,
@@ -307,10 +311,10 @@ fn read_all(path: &Path) -> io::Result<Found> {
         let entry = entry?;
         let file = entry.file_name();
         let Some(name) = file.to_str() else { continue };
-        for kind in Kind::ALL {
+        for kind in RecordKind::ALL {
             let Some(stem) = name.strip_suffix(kind.suffix()) else { continue };
-            let read = read(&entry.path()).and_then(|bytes| Change::decode(&bytes));
-            let is_of = |change: &Change| super::record::stem(&change.name) == stem;
+            let read = read(&entry.path()).and_then(|bytes| ChangeRecord::decode(&bytes));
+            let is_of = |change: &ChangeRecord| super::record::stem(&change.name) == stem;
             let read = read.and_then(|it| if is_of(&it) { Ok(it) } else { Err(Damage::Damaged) });
             found.0.insert((kind, stem.to_owned()), read);
         }
@@ -336,11 +340,11 @@ mod tests {
     use super::*;
     use fathom_control::DiskDefinition;
 
-    fn change(name: &str) -> Change {
-        Change {
+    fn change(name: &str) -> ChangeRecord {
+        ChangeRecord {
             name: name.into(),
             number: 0,
-            state: State::Done,
+            state: RecordProgress::Done,
             image: None,
             entry: None,
             before: None,
@@ -354,48 +358,52 @@ mod tests {
         let path = place.path().join("live");
         let (folder, found) = Folder::open(path.clone(), None);
         assert!(folder.problem().is_none() && found.0.is_empty());
-        let first = folder.write(Kind::Change, &change("a/b")).unwrap();
-        let second = folder.write(Kind::Change, &Change { after: None, ..change("c") }).unwrap();
+        let first = folder.write(RecordKind::Change, &change("a/b")).unwrap();
+        let second =
+            folder.write(RecordKind::Change, &ChangeRecord { after: None, ..change("c") }).unwrap();
         assert_eq!((first.number, second.number), (1, 2));
-        let bytes = fs::read(folder.file(Kind::Change, "a/b")).unwrap();
+        let bytes = fs::read(folder.file(RecordKind::Change, "a/b")).unwrap();
         drop(folder);
         // Each length of a draft, as after a kill during the write.
         for length in [0, 1, bytes.len() / 2, bytes.len()] {
             fs::write(path.join(stem("a/b") + DRAFT), &bytes[..length]).unwrap();
             let (folder, found) = Folder::open(path.clone(), None);
-            assert_eq!(found.of(Kind::Change, "a/b"), Some(&Ok(first.clone())));
-            assert_eq!(found.of(Kind::Change, "c"), Some(&Ok(second.clone())));
-            assert!(found.of(Kind::Aside, "a/b").is_none() && found.damaged().next().is_none());
-            let next = folder.write(Kind::Change, &change("a/b")).unwrap();
+            assert_eq!(found.of(RecordKind::Change, "a/b"), Some(&Ok(first.clone())));
+            assert_eq!(found.of(RecordKind::Change, "c"), Some(&Ok(second.clone())));
+            assert!(
+                found.of(RecordKind::Aside, "a/b").is_none() && found.damaged().next().is_none()
+            );
+            let next = folder.write(RecordKind::Change, &change("a/b")).unwrap();
             assert_eq!(next.number, 3, "numbers continue");
-            fs::write(folder.file(Kind::Change, "a/b"), &bytes).unwrap();
+            fs::write(folder.file(RecordKind::Change, "a/b"), &bytes).unwrap();
         }
         let (folder, _) = Folder::open(path.clone(), None);
         folder.set_aside("a/b").unwrap();
-        folder.remove(Kind::Change, "c").unwrap();
-        folder.remove(Kind::Change, "c").unwrap();
+        folder.remove(RecordKind::Change, "c").unwrap();
+        folder.remove(RecordKind::Change, "c").unwrap();
         drop(folder);
         let (_, found) = Folder::open(path, None);
-        assert!(found.sound(Kind::Change).next().is_none());
-        assert_eq!(found.of(Kind::Aside, "a/b"), Some(&Ok(first)));
+        assert!(found.sound(RecordKind::Change).next().is_none());
+        assert_eq!(found.of(RecordKind::Aside, "a/b"), Some(&Ok(first)));
     }
 
     #[test]
     fn a_damaged_record_is_that_of_one_disk() {
         let place = tempfile::tempdir().unwrap();
         let (folder, _) = Folder::open(place.path().join("live"), None);
-        folder.write(Kind::Change, &change("a")).unwrap();
-        folder.write(Kind::Change, &change("b")).unwrap();
+        folder.write(RecordKind::Change, &change("a")).unwrap();
+        folder.write(RecordKind::Change, &change("b")).unwrap();
         // A record under the name of another disk, and a link, are not followed.
-        fs::copy(folder.file(Kind::Change, "a"), folder.file(Kind::Change, "d")).unwrap();
-        let link = folder.file(Kind::Change, "e");
-        std::os::unix::fs::symlink(folder.file(Kind::Change, "a"), link).unwrap();
-        fs::write(folder.file(Kind::Change, "a"), "fathom 9 00000000\n{}").unwrap();
+        fs::copy(folder.file(RecordKind::Change, "a"), folder.file(RecordKind::Change, "d"))
+            .unwrap();
+        let link = folder.file(RecordKind::Change, "e");
+        std::os::unix::fs::symlink(folder.file(RecordKind::Change, "a"), link).unwrap();
+        fs::write(folder.file(RecordKind::Change, "a"), "fathom 9 00000000\n{}").unwrap();
         let path = folder.path().to_owned();
         drop(folder);
         let (_, found) = Folder::open(path, None);
-        assert_eq!(found.of(Kind::Change, "a"), Some(&Err(Damage::Newer(9))));
-        assert!(found.of(Kind::Change, "b").unwrap().is_ok());
+        assert_eq!(found.of(RecordKind::Change, "a"), Some(&Err(Damage::Newer(9))));
+        assert!(found.of(RecordKind::Change, "b").unwrap().is_ok());
         assert_eq!(found.damaged().map(|(stem, _)| stem).collect::<Vec<_>>(), ["a", "d", "e"]);
     }
 
@@ -403,14 +411,16 @@ mod tests {
     fn a_folder_of_another_daemon_is_not_used() {
         let place = tempfile::tempdir().unwrap();
         let (folder, _) = Folder::open(place.path().join("live"), None);
-        folder.write(Kind::Change, &change("a")).unwrap();
+        folder.write(RecordKind::Change, &change("a")).unwrap();
         let (other, found) = Folder::open(folder.path().to_owned(), None);
         assert_eq!(other.problem(), Some(InUse.to_string()));
-        assert!(found.0.is_empty() && other.write(Kind::Change, &change("b")).is_err());
+        assert!(found.0.is_empty() && other.write(RecordKind::Change, &change("b")).is_err());
         let missing = place.path().join("nowhere").join("further").join("live");
         let (folder, _) = Folder::open(missing, None);
-        assert!(folder.problem().is_none() && folder.remove(Kind::Change, "a").is_ok());
-        assert!(folder.write(Kind::Change, &change("a")).is_err() && folder.problem().is_some());
+        assert!(folder.problem().is_none() && folder.remove(RecordKind::Change, "a").is_ok());
+        assert!(
+            folder.write(RecordKind::Change, &change("a")).is_err() && folder.problem().is_some()
+        );
         let open = place.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();

@@ -27,7 +27,7 @@ mod folder;
 mod lineage;
 mod record;
 
-pub(crate) use decide::{Choice, choose, is_as_in_file, is_unchanged};
-pub(crate) use folder::{Folder, Found};
+pub(crate) use decide::{DefinitionChoice, choose, is_as_in_file, is_unchanged};
+pub(crate) use folder::{Folder, FoundRecords};
 pub(crate) use lineage::Strange;
-pub(crate) use record::{Change, Damage, Kind, State, as_recorded, stem};
+pub(crate) use record::{ChangeRecord, Damage, RecordKind, RecordProgress, as_recorded, stem};

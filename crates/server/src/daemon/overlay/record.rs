@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use fathom_control::DiskDefinition;
 use serde::{Deserialize, Serialize};
 
-use crate::configuration::{Places, Problems, layers};
+use crate::configuration::{Origins, Problems, layers};
 
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -22,7 +22,7 @@ const STEM_LENGTH_MAX: usize = 200;
 
 /// What a record is about. Each disk has at most one record of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     /// How the disk differs from the file.
     Change,
     /// A change that was set aside because the file was edited, or because the file should apply.
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Log,
 }
 
-impl Kind {
+impl RecordKind {
     pub(super) const ALL: [Self; 3] = [Self::Change, Self::Aside, Self::Log];
 
     /// The suffix of the file's name.
@@ -47,7 +47,7 @@ impl Kind {
 /// How far a change has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum State {
+pub(crate) enum RecordProgress {
     /// It has begun.
     Pending,
     /// It has taken effect.
@@ -57,12 +57,12 @@ pub(crate) enum State {
 /// A record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Change {
+pub(crate) struct ChangeRecord {
     /// The disk's name.
     pub name: String,
     /// Counts the records of the folder.
     pub number: u64,
-    pub state: State,
+    pub state: RecordProgress,
     /// The identity of the image in its file system when the record was written, for people: the
     /// number of the file system and of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,7 +101,7 @@ impl std::fmt::Display for Damage {
     }
 }
 
-impl Change {
+impl ChangeRecord {
     /// The bytes of the record. `None` if it cannot be written: it is too long, or has a path that
     /// is not a text.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
@@ -141,7 +141,7 @@ impl Change {
 /// stays as it is; opening the disk reports it.
 fn complete(disk: &mut DiskDefinition) {
     let mut problems = Problems::default();
-    layers::complete(&mut disk.layers, &Places::default(), None, &mut problems);
+    layers::complete(&mut disk.layers, &Origins::default(), None, &mut problems);
 }
 
 /// A definition as it is after it has been written into a record and read again, to compare it with
@@ -178,16 +178,16 @@ mod tests {
     use fathom_control::LayerDefinition;
     use serde_json::json;
 
-    fn change() -> Change {
+    fn change() -> ChangeRecord {
         let layer = LayerDefinition::new("fault", json!({ "rate": 0.1 }));
         let mut disk =
             DiskDefinition { name: "a".into(), layers: vec![layer], ..Default::default() };
         disk.image = Some("/images/a.img".into());
         complete(&mut disk);
-        Change {
+        ChangeRecord {
             name: "a".into(),
             number: 7,
-            state: State::Pending,
+            state: RecordProgress::Pending,
             image: Some((3, 4)),
             entry: None,
             before: None,
@@ -199,18 +199,18 @@ mod tests {
     fn a_record_is_read_as_it_was_written_or_not_at_all() {
         let change = change();
         let bytes = change.encode().unwrap();
-        assert_eq!(Change::decode(&bytes).unwrap(), change);
+        assert_eq!(ChangeRecord::decode(&bytes).unwrap(), change);
         for length in 0..bytes.len() {
-            assert_eq!(Change::decode(&bytes[..length]), Err(Damage::Damaged), "{length}");
+            assert_eq!(ChangeRecord::decode(&bytes[..length]), Err(Damage::Damaged), "{length}");
         }
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 1;
-            assert!(Change::decode(&wrong).is_err(), "{at}");
+            assert!(ChangeRecord::decode(&wrong).is_err(), "{at}");
         }
         let newer = [&b"fathom 2 "[..], &bytes[9..]].concat();
-        assert_eq!(Change::decode(&newer), Err(Damage::Newer(2)));
-        assert!(Change::decode(&[0xff; 100]).is_err());
+        assert_eq!(ChangeRecord::decode(&newer), Err(Damage::Newer(2)));
+        assert!(ChangeRecord::decode(&[0xff; 100]).is_err());
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let disk = older.after.as_mut().unwrap();
         let all = disk.clone();
         disk.layers[0].options.remove("seed");
-        assert_eq!(Change::decode(&older.encode().unwrap()).unwrap().after.unwrap(), all);
+        assert_eq!(ChangeRecord::decode(&older.encode().unwrap()).unwrap().after.unwrap(), all);
         assert_eq!(as_recorded(&all), all);
     }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fathom_block::{
-    Capabilities, Clock, Layer, LayerPart, Observer, OpenContext, Operation, Outcome, Place,
-    Request,
+    Capabilities, Clock, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Operation,
+    Outcome, Request,
 };
 
 use super::Scheduled;
@@ -97,7 +97,7 @@ fn is_load(request: &Request) -> bool {
 }
 
 impl Observer for ActivityQueue {
-    fn down(&mut self, requests: &mut [Box<Request>], place: Place<'_>) {
+    fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         let count = requests.iter().filter(|request| counts(request)).count() as u64;
         if count > 0 {
             self.refresh(place.round_ns());
@@ -110,7 +110,7 @@ impl Observer for ActivityQueue {
         }
     }
 
-    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: Place<'_>) {
+    fn up(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
         let count = requests.iter().filter(|(request, _)| counts(request)).count() as u64;
         let count = count.min(self.in_flight);
         if count > 0 {

@@ -11,7 +11,7 @@ use super::metrics::of_background;
 use crate::configuration::Configuration;
 use crate::daemon::feature::Feature;
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
 use crate::daemon::{Daemon, Served};
@@ -54,7 +54,7 @@ impl Feature for Background {
         }
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_background(page, &scrape.daemon.part::<BackgroundWork>().list());
     }
 

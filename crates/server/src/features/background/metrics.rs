@@ -2,9 +2,9 @@
 
 use fathom_control::{BackgroundDevice, BackgroundList};
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
-pub(crate) fn of_background(page: &mut Page, background: &BackgroundList) {
+pub(crate) fn of_background(page: &mut MetricsText, background: &BackgroundList) {
     let families: [Family<'_, BackgroundDevice, f64>; 10] = [
         ("fathom_background_waiting_bytes", "gauge", "Bytes of work that waits.", |device| {
             device.waiting.iter().map(|work| work.bytes as f64).sum()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use fathom_block::{Operation, Outcome, Place, Request};
+use fathom_block::{ObserverPosition, Operation, Outcome, Request};
 use fathom_devices::contention::Batch;
 use parking_lot::Mutex;
 
@@ -77,7 +77,7 @@ impl ProbeQueue {
         &mut self,
         requests: impl Iterator<Item = &'r mut Box<Request>>,
         queue: u64,
-        place: Place<'_>,
+        place: ObserverPosition<'_>,
     ) {
         let now_ns = place.round_ns();
         for (before, request) in (0..).zip(requests) {
@@ -94,7 +94,7 @@ impl ProbeQueue {
         &mut self,
         requests: impl Iterator<Item = &'r (Box<Request>, Outcome)>,
         is_last: bool,
-        place: Place<'_>,
+        place: ObserverPosition<'_>,
     ) {
         let now_ns = place.round_ns();
         for (request, outcome) in requests {

@@ -15,7 +15,7 @@ use crate::configuration::Configuration;
 use crate::daemon::Served;
 use crate::daemon::feature::{Feature, Leaving};
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{Equipment, refusal};
 use crate::features::log::{CacheStores, DiskLog};
@@ -73,7 +73,7 @@ impl Feature for CachesOfDisks {
         super::forget(definition, records, parts)
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_caches(page, &scrape.daemon.caches(None, 0, 0).unwrap_or_default());
     }
 

@@ -2,7 +2,7 @@
 
 use fathom_control::{CacheClass, CacheDisk, CacheReport};
 
-use crate::daemon::metrics::{Page, disk_labels};
+use crate::daemon::metrics::{MetricsText, disk_labels};
 
 type Count = fn(&CacheClass) -> u64;
 
@@ -18,7 +18,7 @@ const CLASSES: [(&str, &str, Count); 3] = [
     }),
 ];
 
-pub(crate) fn of_caches(page: &mut Page, report: &CacheReport) {
+pub(crate) fn of_caches(page: &mut MetricsText, report: &CacheReport) {
     let disks = || report.caches.iter().flat_map(|cache| &cache.disks);
     if disks().next().is_none() {
         return;
@@ -72,7 +72,7 @@ mod tests {
         let curve = CacheCurve { accesses: 1, ..CacheCurve::default() };
         let disks = vec![CacheDisk { curve, ..CacheDisk::default() }];
         let caches = vec![CacheInfo { disks, ..CacheInfo::default() }];
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_caches(&mut page, &CacheReport { caches, ..CacheReport::default() });
         assert_documented(&page.text);
     }

@@ -8,7 +8,7 @@ use super::Beneath;
 use super::metrics::of_devices;
 use crate::daemon::feature::Feature;
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::stack::Equipment;
 
 /// The devices on which disks lie.
@@ -21,7 +21,7 @@ impl Feature for Devices {
         Ok(())
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_devices(page, &scrape.daemon.devices());
     }
 

@@ -2,13 +2,13 @@
 
 use fathom_control::{DeviceActivity, DeviceList, DeviceStatus};
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
 fn labels(device: &DeviceStatus) -> [(&'static str, &str); 2] {
     [("device", device.name.as_str()), ("kind", device.kind.as_str())]
 }
 
-pub(crate) fn of_devices(page: &mut Page, devices: &DeviceList) {
+pub(crate) fn of_devices(page: &mut MetricsText, devices: &DeviceList) {
     let families: [Family<'_, DeviceStatus>; 2] = [
         ("fathom_device_disks", "gauge", "Disks with an image on the device.", |device| {
             device.disks.len() as u64
@@ -68,7 +68,7 @@ mod tests {
     fn every_metric_is_documented() {
         let host = Some(DeviceActivity::default());
         let devices = vec![DeviceStatus { host, ..DeviceStatus::default() }];
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_devices(&mut page, &DeviceList { devices, ..DeviceList::default() });
         assert_documented(&page.text);
     }

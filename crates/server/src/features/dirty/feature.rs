@@ -7,13 +7,13 @@ use fathom_control::{DirtyQuery, DirtyReport, ErrorBody, endpoints};
 use super::metrics::of_dirty;
 use crate::daemon::feature::Feature;
 use crate::daemon::http::routes::{Routes, Waiter};
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 
 /// What guests have not written yet.
 pub(crate) struct Dirty;
 
 impl Feature for Dirty {
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         // Without a name of a guest, a count of dirty pages does not fail.
         of_dirty(page, &scrape.daemon.dirty(&DirtyQuery::default(), None).unwrap_or_default());
     }

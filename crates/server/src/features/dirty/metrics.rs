@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use fathom_control::{DirtyReport, GuestDirty};
 
-use crate::daemon::metrics::Page;
+use crate::daemon::metrics::MetricsText;
 
 /// The value of a family for one guest; `None` if it is not known.
 type Value = fn(&GuestDirty) -> Option<f64>;
 
 /// The dirty pages of each guest, and of each disk those that the guest will write to it.
-pub(crate) fn of_dirty(page: &mut Page, report: &DirtyReport) {
+pub(crate) fn of_dirty(page: &mut MetricsText, report: &DirtyReport) {
     let families: [(&str, &str, Value); 3] = [
         ("fathom_guest_dirty_bytes", "Dirty pages in the guest's memory.", |guest| {
             guest.dirty_bytes.map(|bytes| bytes as f64)

@@ -12,7 +12,7 @@ use super::options::GuestOptions;
 use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::{Routes, Share};
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, records_folder};
@@ -71,7 +71,7 @@ impl Feature for Flush {
         Vec::new()
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_flushes(page, &scrape.daemon.part::<Flusher>().counts());
     }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::FlushCounts;
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
 /// The flushes of each virtual machine.
-pub(crate) fn of_flushes(page: &mut Page, counts: &BTreeMap<String, FlushCounts>) {
+pub(crate) fn of_flushes(page: &mut MetricsText, counts: &BTreeMap<String, FlushCounts>) {
     let families: [Family<'_, FlushCounts>; 3] = [
         ("fathom_guest_flushes_total", "counter", "Flushes of the guest.", |counts| counts.flushes),
         (

@@ -126,14 +126,14 @@ impl FeatureSection for GuestOptions {
 
 /// Finds missing and duplicate names.
 fn check_names(guests: &[Placed<GuestOptions>], problems: &mut Problems) {
-    for (index, Placed { definition, places }) in guests.iter().enumerate() {
+    for (index, Placed { definition, origins }) in guests.iter().enumerate() {
         let is_same = |other: &Placed<GuestOptions>| other.definition.vm == definition.vm;
         if definition.vm.is_empty() {
             let remedy = "add `vm = \"…\"`, the `vm` of its disks";
-            problems.add(places.of("vm"), "a guest has no virtual machine", remedy);
+            problems.add(origins.of("vm"), "a guest has no virtual machine", remedy);
         } else if guests[..index].iter().any(is_same) {
             problems.add(
-                places.of("vm"),
+                origins.of("vm"),
                 format!("there are two guests of the virtual machine {:?}", definition.vm),
                 "write one table for each virtual machine",
             );

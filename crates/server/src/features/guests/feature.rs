@@ -11,7 +11,7 @@ use crate::configuration::Configuration;
 use crate::daemon::Served;
 use crate::daemon::feature::Feature;
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::Equipment;
 
@@ -37,7 +37,7 @@ impl Feature for Guests {
         status.insight = super::usage::insight(served);
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_insight(page, &scrape.disks);
         of_groups(page, &scrape.daemon.groups());
     }

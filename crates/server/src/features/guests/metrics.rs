@@ -5,7 +5,7 @@ use fathom_insight::Kind;
 use fathom_layers::classify::{Account, Direction, GroupAccount};
 
 use super::usage::DiskGroups;
-use crate::daemon::metrics::{Family, Page, disk_labels};
+use crate::daemon::metrics::{Family, MetricsText, disk_labels};
 
 /// The value of a family for one account.
 type Sum = fn(&GroupAccount) -> f64;
@@ -20,7 +20,7 @@ const STATES: [InsightState; 6] = [
 ];
 
 /// The state of the insight into each disk's guest.
-pub(crate) fn of_insight(page: &mut Page, disks: &DiskList) {
+pub(crate) fn of_insight(page: &mut MetricsText, disks: &DiskList) {
     let state = "fathom_insight_state";
     page.family(
         state,
@@ -65,7 +65,7 @@ pub(crate) fn of_insight(page: &mut Page, disks: &DiskList) {
 }
 
 /// The accounts of control groups, by kind.
-pub(crate) fn of_groups(page: &mut Page, disks: &[DiskGroups]) {
+pub(crate) fn of_groups(page: &mut MetricsText, disks: &[DiskGroups]) {
     let families: [(&str, &str, Sum); 3] = [
         (
             "fathom_usage_bytes_total",
@@ -144,7 +144,7 @@ mod tests {
         totals.unknown[Direction::Read as usize].requests = 1;
         totals.unknown[Direction::Read as usize].bytes = 512;
         let disk = DiskGroups { disk: "a".into(), vm: "v".into(), totals, groups: vec![group] };
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_groups(&mut page, &[disk]);
         let web = "disk=\"a\",vm=\"v\",cgroup=\"/web\",kind=\"journal\",operation=\"write\"";
         for line in [

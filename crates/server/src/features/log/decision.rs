@@ -16,7 +16,7 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode, LogAnswer, LogDecisio
 use crate::daemon::Daemon;
 use crate::daemon::changes::{Claims, stopping};
 use crate::daemon::stack::refusal;
-use crate::daemon::unserved::{Decision, Outcome, Ticket};
+use crate::daemon::unserved::{Decision, ServingOutcome, Ticket};
 use crate::features::log::settle_disk;
 
 /// How long a request waits for an attempt in progress, the decision, and the attempt after it.
@@ -55,11 +55,11 @@ impl Daemon {
         self.ask_to_serve(name);
         let (mut answer, ticket) = self.await_decision(name, number, end, &outcome)?;
         match self.unserved.wait(&ticket, Some(end)) {
-            Outcome::Gone => answer.served = self.find(name).is_ok(),
-            Outcome::Refused(ErrorBody { message, remedy, .. }) => {
+            ServingOutcome::Gone => answer.served = self.find(name).is_ok(),
+            ServingOutcome::Refused(ErrorBody { message, remedy, .. }) => {
                 (answer.message, answer.remedy) = (message, remedy);
             }
-            Outcome::Opening => {
+            ServingOutcome::Opening => {
                 answer.message = "it is still being opened".into();
                 answer.remedy = "`fathom disk list` shows when it is served".into();
             }

@@ -12,7 +12,7 @@ use crate::configuration::Configuration;
 use crate::daemon::feature::{Feature, Leaving};
 use crate::daemon::http::routes::Routes;
 use crate::daemon::parts::Parts;
-use crate::daemon::problems::Found;
+use crate::daemon::problems::FoundProblem;
 use crate::daemon::stack::{Equipment, refusal};
 use crate::daemon::{Daemon, Served};
 
@@ -61,10 +61,12 @@ impl Feature for Logs {
         daemon.part::<LogVolumes>().know(disks);
     }
 
-    fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<Found>) {
+    fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<FoundProblem>) {
         let doubt = daemon.part::<LogVolumes>().doubt(served.disk.name());
         found.extend(
-            doubt.map(|(message, remedy)| Found::new(ProblemKind::LogUnknown, message, remedy)),
+            doubt.map(|(message, remedy)| {
+                FoundProblem::new(ProblemKind::LogUnknown, message, remedy)
+            }),
         );
     }
 

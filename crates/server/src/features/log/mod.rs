@@ -59,13 +59,13 @@ pub(crate) const NAME_DEVICE: &str =
 pub(crate) struct LogVolumes {
     /// The lives of the daemon.
     pub(crate) lives: Lives,
-    places: Opened<PathBuf, Place>,
+    places: Opened<PathBuf, OpenVolume>,
     known: owners::KnownLogs,
 }
 
 /// A log volume, while a log on it is open.
 #[derive(Default)]
-struct Place {
+struct OpenVolume {
     volume: Weak<LogVolume>,
     model: Option<ModelDefinition>,
     /// Whether it is the store of a cache.
@@ -410,7 +410,7 @@ impl LogVolumes {
     }
 
     /// The place of the volume at a path.
-    fn place(&self, path: PathBuf) -> Arc<Mutex<Place>> {
+    fn place(&self, path: PathBuf) -> Arc<Mutex<OpenVolume>> {
         self.places.place(path, |place| place.volume.strong_count() > 0)
     }
 
@@ -434,7 +434,7 @@ impl LogVolumes {
             return Err(failure.advise("give each disk a volume of its own"));
         }
         let volume = Arc::new(LogVolume::new(clusters.open(place, capacity, may_make, disk)?));
-        *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
+        *open = OpenVolume { volume: Arc::downgrade(&volume), model: None, is_cache: false };
         Ok(volume)
     }
 
@@ -479,7 +479,7 @@ impl LogVolumes {
         }
         if wal.is_in_cache {
             let volume = Arc::new(LogVolume::new(stores.open(&path, disk, records)?));
-            *place = Place { volume: Arc::downgrade(&volume), model: None, is_cache: true };
+            *place = OpenVolume { volume: Arc::downgrade(&volume), model: None, is_cache: true };
             return Ok(volume);
         }
         let file = open_shared(&path, format!("the log of {disk}"), records)?;
@@ -492,14 +492,14 @@ impl LogVolumes {
         }
         let volume = Arc::new(LogVolume::new(backend));
         let model = wal.model.clone();
-        *place = Place { volume: Arc::downgrade(&volume), model, is_cache: false };
+        *place = OpenVolume { volume: Arc::downgrade(&volume), model, is_cache: false };
         Ok(volume)
     }
 }
 
 /// The volume that is an NBD export, at its place among the open ones.
 fn export_volume(
-    open: &Mutex<Place>,
+    open: &Mutex<OpenVolume>,
     export: Result<NbdUri, Failure>,
 ) -> Result<Arc<LogVolume>, Failure> {
     let mut open = open.lock();
@@ -511,7 +511,7 @@ fn export_volume(
         return Err(Failure::new("the export is read-only").advise("make it writable"));
     }
     let volume = Arc::new(LogVolume::new(Arc::new(remote)));
-    *open = Place { volume: Arc::downgrade(&volume), model: None, is_cache: false };
+    *open = OpenVolume { volume: Arc::downgrade(&volume), model: None, is_cache: false };
     Ok(volume)
 }
 

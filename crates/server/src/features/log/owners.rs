@@ -19,7 +19,7 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_layers::wal::{Owner, owner_in, owner_of_changes};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Place, WalDefinition, export_volume, in_cache};
+use super::{OpenVolume, WalDefinition, export_volume, in_cache};
 use crate::configuration::layers;
 use crate::daemon::stack::refusal;
 
@@ -58,13 +58,13 @@ struct Inner {
 struct Known {
     wal: WalDefinition,
     /// Its open volume, if it is not a file that is read anew.
-    volume: Arc<Mutex<Place>>,
+    volume: Arc<Mutex<OpenVolume>>,
     /// The question that is being answered.
     question: Option<Arc<Question>>,
 }
 
 impl Known {
-    fn new(wal: WalDefinition, place: impl FnOnce(PathBuf) -> Arc<Mutex<Place>>) -> Self {
+    fn new(wal: WalDefinition, place: impl FnOnce(PathBuf) -> Arc<Mutex<OpenVolume>>) -> Self {
         let volume = if wal.server().is_some() { place(wal.log.clone()) } else { Arc::default() };
         Self { wal, volume, question: None }
     }
@@ -93,7 +93,7 @@ impl KnownLogs {
     pub(super) fn add(
         &self,
         definition: &DiskDefinition,
-        place: impl FnOnce(PathBuf) -> Arc<Mutex<Place>>,
+        place: impl FnOnce(PathBuf) -> Arc<Mutex<OpenVolume>>,
     ) {
         let Some(wal) = layers::wal(definition) else { return };
         let at = (wal.log.clone(), wal.offset.0);
@@ -132,7 +132,7 @@ impl KnownLogs {
     pub(super) fn has_changes(
         &self,
         wal: &WalDefinition,
-        place: impl FnOnce(PathBuf) -> Arc<Mutex<Place>>,
+        place: impl FnOnce(PathBuf) -> Arc<Mutex<OpenVolume>>,
         (disk, image, home): (&str, &Path, &str),
     ) -> Option<bool> {
         let at = (wal.log.clone(), wal.offset.0);
@@ -304,7 +304,7 @@ impl Question {
 }
 
 /// The owners of the changes in a log. Blocks.
-fn read(wal: &WalDefinition, volume: &Arc<Mutex<Place>>) -> io::Result<Vec<Owner>> {
+fn read(wal: &WalDefinition, volume: &Arc<Mutex<OpenVolume>>) -> io::Result<Vec<Owner>> {
     let offset = wal.offset.0;
     if let Some(export) = wal.export() {
         // A server may accept only one connection: the log's disk uses the same.

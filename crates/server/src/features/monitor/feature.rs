@@ -13,9 +13,9 @@ use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
-use crate::daemon::problems::Found;
+use crate::daemon::problems::FoundProblem;
 use crate::daemon::stack::refusal;
 use crate::daemon::stop::Task;
 
@@ -87,7 +87,7 @@ impl Feature for Centre {
         daemon.monitor_options().is_some()
     }
 
-    fn problems(&self, daemon: &Daemon, found: &mut Vec<Found>) {
+    fn problems(&self, daemon: &Daemon, found: &mut Vec<FoundProblem>) {
         let Some(status) = daemon.part::<Link>().status() else { return };
         let mut away = daemon.part::<Link>().away.lock();
         let fails = status.state == "away" || status.problem.is_some() && status.fragments == 0;
@@ -98,7 +98,7 @@ impl Feature for Centre {
         }
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         if let Some(monitor) = scrape.daemon.part::<Link>().status() {
             of_monitor(page, &monitor);
         }
@@ -117,9 +117,9 @@ impl Feature for Centre {
     }
 }
 
-fn no_events(status: &MonitorStatus) -> Found {
+fn no_events(status: &MonitorStatus) -> FoundProblem {
     let reason = status.problem.as_deref().unwrap_or("there has been no connection yet");
     let message = format!("the centre at {} gets no events: {reason}", status.address);
     let remedy = "start the centre, or correct [monitor]; `fathom monitor --status` shows the link";
-    Found::new(ProblemKind::MonitorLink, message, remedy.to_owned())
+    FoundProblem::new(ProblemKind::MonitorLink, message, remedy.to_owned())
 }

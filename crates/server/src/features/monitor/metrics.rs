@@ -2,10 +2,10 @@
 
 use fathom_control::MonitorStatus;
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
 /// Writes the metrics of the link.
-pub(crate) fn of_monitor(page: &mut Page, monitor: &MonitorStatus) {
+pub(crate) fn of_monitor(page: &mut MetricsText, monitor: &MonitorStatus) {
     let families: [Family<'_, MonitorStatus>; 7] = [
         ("fathom_monitor_running", "gauge", "Whether the centre's fragments run.", |m| {
             u64::from(m.state == "running")
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn every_metric_is_documented() {
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_monitor(&mut page, &MonitorStatus::default());
         assert_documented(&page.text);
     }

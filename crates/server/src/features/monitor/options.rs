@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use fathom_control::Bytes;
 use fathom_monitor::link::BUFFER_MAX;
-use fathom_options::{Check, Key, Places, Problems, Section};
+use fathom_options::{Check, Key, Origins, Problems, Section};
 use fathom_tls::Certificates;
 use serde::Deserialize;
 
@@ -151,17 +151,22 @@ impl FeatureSection for MonitorOptions {
     const IS_LIST: bool = false;
 
     fn check_all(tables: &[Placed<Self>], extent: Extent, problems: &mut Problems) {
-        for Placed { definition, places } in tables {
-            check_files(definition, places, extent, problems);
+        for Placed { definition, origins } in tables {
+            check_files(definition, origins, extent, problems);
         }
     }
 }
 
 /// Finds missing keys, and checks the files.
-fn check_files(options: &MonitorOptions, places: &Places, extent: Extent, problems: &mut Problems) {
+fn check_files(
+    options: &MonitorOptions,
+    origins: &Origins,
+    extent: Extent,
+    problems: &mut Problems,
+) {
     if options.address.is_empty() {
         problems.add(
-            places.of("address"),
+            origins.of("address"),
             "[monitor] has no address of the centre",
             "add a line like `address = \"monitor.example:10810\"`",
         );
@@ -176,7 +181,7 @@ fn check_files(options: &MonitorOptions, places: &Places, extent: Extent, proble
     if missing.len() == files.len() {
         if !options.plain_allowed {
             problems.add(
-                places.whole(),
+                origins.whole(),
                 "[monitor] would send events in plain text",
                 "add `certificate`, `key` and `authority`, or `plain_allowed = true` if the \
                  network is trusted",
@@ -184,10 +189,10 @@ fn check_files(options: &MonitorOptions, places: &Places, extent: Extent, proble
         }
     } else if !missing.is_empty() {
         problems.add(
-            places.whole(),
+            origins.whole(),
             format!("[monitor] has no `{}`", missing.join("` and no `")),
             "name all of `certificate`, `key` and `authority`, or none",
         );
     }
-    check_readable(&files, places, extent, problems);
+    check_readable(&files, origins, extent, problems);
 }

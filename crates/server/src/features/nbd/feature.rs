@@ -9,9 +9,9 @@ use super::Closed;
 use super::metrics::of_listeners;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
-use crate::daemon::problems::Found;
+use crate::daemon::problems::FoundProblem;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, Served};
 
@@ -22,7 +22,7 @@ impl Feature for Nbd {
     fn keep(&self, configuration: Option<&Configuration>, parts: &mut Parts) {
         let Some(configuration) = configuration else { return };
         let options = &configuration.daemon.definition;
-        let budget = nbd::Budget::new(options.nbd_memory.0, options.nbd_client_memory.0);
+        let budget = nbd::RequestBudget::new(options.nbd_memory.0, options.nbd_client_memory.0);
         parts.add(Arc::new(budget));
         parts.add(Arc::new(Closed::default()));
     }
@@ -73,15 +73,16 @@ impl Feature for Nbd {
         tasks
     }
 
-    fn problems(&self, daemon: &Daemon, found: &mut Vec<Found>) {
+    fn problems(&self, daemon: &Daemon, found: &mut Vec<FoundProblem>) {
         let closed = if daemon.is_stopping() { Vec::new() } else { daemon.closed_listeners() };
         found.extend(closed.into_iter().map(|(address, reason)| {
-            let closed = Found::new(ProblemKind::ListenerClosed, reason.message, reason.remedy);
-            Found { cause: address, ..closed }
+            let closed =
+                FoundProblem::new(ProblemKind::ListenerClosed, reason.message, reason.remedy);
+            FoundProblem { cause: address, ..closed }
         }));
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_listeners(page, &scrape.info.listeners);
     }
 }

@@ -19,7 +19,7 @@ use crate::process::group::admit;
 pub(super) fn start_listener(
     definition: &ListenerDefinition,
     exports: &Arc<nbd::Exports>,
-    budget: &Arc<nbd::Budget>,
+    budget: &Arc<nbd::RequestBudget>,
 ) -> Result<nbd::Listener, ErrorBody> {
     let invalid = |message: String| refusal(ErrorCode::Invalid, message, "correct the address");
     let address = match parse_address(&definition.address) {

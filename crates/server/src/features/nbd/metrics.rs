@@ -2,9 +2,9 @@
 
 use fathom_control::ListenerStatus;
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
-pub(crate) fn of_listeners(page: &mut Page, listeners: &[ListenerStatus]) {
+pub(crate) fn of_listeners(page: &mut MetricsText, listeners: &[ListenerStatus]) {
     let families: [Family<'_, ListenerStatus>; 4] = [
         ("fathom_nbd_connections", "gauge", "NBD connections now.", |l| l.connections),
         ("fathom_nbd_connections_total", "counter", "NBD connections accepted.", |l| {

@@ -82,7 +82,7 @@ impl Daemon {
         // Before they are used: a later change is found.
         *listening.keys.lock() = keys_of(&definition);
         let opened =
-            start_listener(&definition, &listening.exports, self.part::<Arc<nbd::Budget>>());
+            start_listener(&definition, &listening.exports, self.part::<Arc<nbd::RequestBudget>>());
         let refused = match opened {
             Ok(listener) => {
                 let mut place = listening.listener();

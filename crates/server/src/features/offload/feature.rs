@@ -9,7 +9,7 @@ use super::metrics::of_offload;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Feature, Start};
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::{Daemon, Served};
 
@@ -37,7 +37,7 @@ impl Feature for Offload {
         daemon.begin_offloads();
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         of_offload(page, &scrape.daemon.view().offload_report(None).unwrap_or_default());
     }
 

@@ -2,9 +2,9 @@
 
 use fathom_control::{OffloadDisk, OffloadForecast, OffloadReport};
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 
-pub(crate) fn of_offload(page: &mut Page, report: &OffloadReport) {
+pub(crate) fn of_offload(page: &mut MetricsText, report: &OffloadReport) {
     let families: [Family<'_, OffloadDisk, f64>; 2] = [
         (
             "fathom_offload_starts_total",
@@ -90,7 +90,7 @@ mod tests {
     fn every_metric_is_documented() {
         let forecast = Some(OffloadForecast::default());
         let disks = vec![OffloadDisk { forecast, ..OffloadDisk::default() }];
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_offload(&mut page, &OffloadReport { disks, ..OffloadReport::default() });
         assert_documented(&page.text);
     }

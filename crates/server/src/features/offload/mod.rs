@@ -20,7 +20,7 @@ use fathom_control::{
 };
 use fathom_devices::contention::forecast::default_forecast;
 use fathom_devices::contention::{
-    Batch, Carriable, Contention, ContentionOptions, Source, Times, Verdict,
+    Batch, Carriable, Contention, ContentionOptions, Times, Verdict, VerdictBasis,
 };
 use fathom_layers::Offload;
 use fathom_layers::offload::{CarryKind, OffloadState as LayerState};
@@ -490,8 +490,8 @@ fn forecast(
         error: verdict.errors.p90,
         is_peak: verdict.state.is_peak(),
         source: match verdict.source {
-            Source::Model => "model",
-            Source::Observed => "observed",
+            VerdictBasis::Model => "model",
+            VerdictBasis::Observed => "observed",
         }
         .to_owned(),
     }

@@ -12,7 +12,7 @@ use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::Routes;
-use crate::daemon::metrics::{Page, Scrape};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stop::Task;
 
@@ -57,7 +57,7 @@ impl Feature for KeptQueries {
         Vec::new()
     }
 
-    fn metrics(&self, scrape: &Scrape<'_>, page: &mut Page) {
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         let queries = QueryMetrics {
             list: scrape.daemon.part::<Queries>().list(),
             series: scrape.daemon.query_series(),

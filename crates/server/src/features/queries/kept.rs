@@ -17,7 +17,7 @@ const ERROR_LENGTH_MAX: usize = 1024;
 
 /// A change of a query's result.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct ResultChange {
     /// The instant, in nanoseconds.
     pub time_ns: u64,
     /// The number of insertions of the row, or, if negative, of deletions.
@@ -30,13 +30,13 @@ pub struct Change {
 pub(super) struct Kept {
     pub definition: QueryDefinition,
     pub prepared: PreparedQuery,
-    pub counts: Arc<Counts>,
+    pub counts: Arc<QueryCounts>,
     pub action: Action,
 }
 
 /// The counts of a query.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct QueryCounts {
     state: AtomicU8,
     pub events: AtomicU64,
     pub events_dropped: AtomicU64,
@@ -57,7 +57,7 @@ pub(super) fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
 
-impl Counts {
+impl QueryCounts {
     /// Counts a failure and keeps its text.
     pub fn fail(&self, error: &str) {
         add(&self.failures, 1);
@@ -95,7 +95,7 @@ impl Kept {
     /// If its action cannot be started, or if it cannot be prepared.
     pub fn new(definition: &QueryDefinition, client: &Client) -> Result<Self, String> {
         let prepared = PreparedQuery::new(definition).map_err(|unfit| unfit.to_string())?;
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(QueryCounts::default());
         let action = Action::start(definition, &prepared, &counts, client)?;
         Ok(Self { definition: definition.clone(), prepared, counts, action })
     }
@@ -113,7 +113,7 @@ impl Kept {
     }
 
     /// Counts changes of the result, and passes them to the action.
-    pub fn take(&self, changes: &[Change]) {
+    pub fn take(&self, changes: &[ResultChange]) {
         let (mut inserted, mut deleted) = (0_u64, 0_u64);
         for change in changes {
             let count = change.count.unsigned_abs();

@@ -2,7 +2,7 @@
 
 use fathom_control::{QueryList, QueryState, QueryStatus};
 
-use crate::daemon::metrics::{Family, Page};
+use crate::daemon::metrics::{Family, MetricsText};
 use crate::features::queries::MetricSeries;
 
 /// The state of the kept queries.
@@ -14,7 +14,7 @@ pub(crate) struct QueryMetrics {
     pub series: Vec<MetricSeries>,
 }
 
-pub(crate) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
+pub(crate) fn of_queries(page: &mut MetricsText, queries: &QueryMetrics) {
     let families: [Family<'_, QueryStatus>; 13] = [
         ("fathom_query_running", "gauge", "Whether the query reads events.", |q| {
             u64::from(q.state == QueryState::Running)
@@ -71,7 +71,7 @@ pub(crate) fn of_queries(page: &mut Page, queries: &QueryMetrics) {
     queries.series.iter().for_each(|series| of_series(page, series));
 }
 
-fn of_series(page: &mut Page, series: &MetricSeries) {
+fn of_series(page: &mut MetricsText, series: &MetricSeries) {
     let help = series.help.replace('\\', "\\\\").replace('\n', "\\n");
     page.family(&series.name, series.kind, &help);
     for (values, value) in &series.samples {
@@ -95,7 +95,7 @@ mod tests {
             samples: vec![(vec!["a\"\n".into(), "\\".into()], "7".into())],
         };
         let queries = QueryMetrics { series: vec![series], ..QueryMetrics::default() };
-        let mut page = Page::default();
+        let mut page = MetricsText::default();
         of_queries(&mut page, &queries);
         let wanted = "# HELP slow a\\nb\\\\\n# TYPE slow gauge\n\
                       slow{disk=\"a\\\"\\n\",path=\"\\\\\"} 7\n";

@@ -14,7 +14,7 @@ use fathom_monitor::recording::{Item, RowReader};
 use fathom_monitor::{Engine, HeldLimit, HeldLimitExceeded, give_way};
 
 use super::Queries;
-use super::kept::{Change, Kept, add};
+use super::kept::{Kept, ResultChange, add};
 use crate::daemon::Daemon;
 use crate::features::events::{EventFeed, StreamSet, follow};
 
@@ -34,7 +34,7 @@ struct Running {
     /// For each stream that is read the query's source, and the indexes of its columns among the
     /// columns that are read; `None` if the query does not read the stream.
     places: Vec<Option<(usize, Vec<usize>)>>,
-    changes: Vec<Change>,
+    changes: Vec<ResultChange>,
     limit: HeldLimit,
 }
 
@@ -210,7 +210,7 @@ impl Running {
             query.changes.clear();
             engine.advance(time_ns, &mut |delta| {
                 let (time_ns, count, row) = (delta.time_ns, delta.count, delta.row.into());
-                query.changes.push(Change { time_ns, count, row });
+                query.changes.push(ResultChange { time_ns, count, row });
             });
             if !query.changes.is_empty() {
                 query.kept.take(&query.changes);

@@ -13,7 +13,7 @@ use fathom_control::{
     AnyEndpoint, AtOnce, Blocking, Change, Cost, Endpoint, EndpointRow, ErrorBody, ErrorCode,
     ErrorReply, Method, PathParameters, Query, Waiting, has_body, read_query,
 };
-use fathom_options::{Places, Problems, Title, Written};
+use fathom_options::{Origins, Problems, Title, Written};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -310,9 +310,9 @@ fn read_body<B: DeserializeOwned>(bytes: &[u8]) -> Result<B, Refused> {
         let message = format!("the request's body is not JSON: {error}");
         Refused(refusal(ErrorCode::Invalid, message, EXPECTED))
     })?;
-    let (places, mut problems) = (Places::default(), Problems::default());
+    let (origins, mut problems) = (Origins::default(), Problems::default());
     let title = Title::Words("the request");
-    let written = Written { value: &value, title, path: "", places: &places, folder: None };
+    let written = Written { value: &value, title, path: "", origins: &origins, folder: None };
     let body = fathom_options::read(&written, &mut problems);
     problems.none_or().map_err(|problems| Refused(invalid(&problems)))?;
     body.ok_or_else(|| {

@@ -7,7 +7,7 @@ use fathom_control::Client;
 
 use super::outbox::{Outbox, Waiting};
 use crate::features::queries::definition::{Command, CommandDefinition, PreparedQuery};
-use crate::features::queries::kept::{Counts, add};
+use crate::features::queries::kept::{QueryCounts, add};
 use crate::process::log::QUERIES;
 
 /// The time limit of a response. The removal of a disk waits for its last flush.
@@ -18,7 +18,7 @@ pub(super) fn start(
     query: &str,
     definition: &CommandDefinition,
     prepared: &PreparedQuery,
-    counts: &Arc<Counts>,
+    counts: &Arc<QueryCounts>,
     client: &Client,
 ) -> Result<Arc<Outbox>, String> {
     let command = Command::new(definition, &prepared.columns).map_err(|wrong| wrong.to_string())?;
@@ -34,7 +34,7 @@ pub(super) fn start(
 struct Sender {
     query: String,
     command: Command,
-    counts: Arc<Counts>,
+    counts: Arc<QueryCounts>,
     client: Client,
 }
 

@@ -7,7 +7,7 @@ use fathom_monitor::write::distinct;
 
 use crate::configuration::LogLevel;
 use crate::features::queries::definition::{PreparedQuery, QueryDefinition};
-use crate::features::queries::kept::Change;
+use crate::features::queries::kept::ResultChange;
 use crate::process::log::QUERIES;
 
 /// The longest text of a value, in characters. Only the beginning of a longer text is shown.
@@ -32,7 +32,7 @@ impl LogLines {
     }
 
     /// Writes the line of a change, with the number of changes suppressed before it.
-    pub fn write(&self, change: &Change, suppressed: u64) {
+    pub fn write(&self, change: &ResultChange, suppressed: u64) {
         let line = self.line(change, suppressed);
         match self.level {
             LogLevel::Error => tracing::error!(target: QUERIES, "{line}"),
@@ -43,7 +43,7 @@ impl LogLines {
     }
 
     /// A line such as `slow: VDisk="web" Size=8`; rows of a relation have a sign.
-    fn line(&self, change: &Change, suppressed: u64) -> String {
+    fn line(&self, change: &ResultChange, suppressed: u64) -> String {
         let mut line = format!("query {}:", self.query);
         if !self.is_stream {
             line.push_str(if change.count > 0 { " +" } else { " -" });
@@ -88,8 +88,8 @@ mod tests {
         LogLines::new(&definition, LogLevel::Info, &prepared)
     }
 
-    fn change(count: i64, row: &[Value]) -> Change {
-        Change { time_ns: 1, count, row: row.into() }
+    fn change(count: i64, row: &[Value]) -> ResultChange {
+        ResultChange { time_ns: 1, count, row: row.into() }
     }
 
     #[test]

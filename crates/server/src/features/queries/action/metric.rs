@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fathom_cql::Value;
 
 use crate::features::queries::definition::{MetricDefinition, MetricKind, PreparedQuery};
-use crate::features::queries::kept::Change;
+use crate::features::queries::kept::ResultChange;
 
 /// The most distinct values in all series of a gauge together.
 const VALUES_MAX: usize = 1 << 16;
@@ -97,7 +97,7 @@ impl Metric {
     ///
     /// # Errors
     /// If a counter would decrease.
-    pub fn take(&mut self, change: &Change) -> Result<(), String> {
+    pub fn take(&mut self, change: &ResultChange) -> Result<(), String> {
         let value = match self.value {
             None => Value::Integer(1),
             Some(at) => change.row.get(at).cloned().unwrap_or(Value::Null),
@@ -228,9 +228,9 @@ mod tests {
         Metric::new(&definition, &prepared)
     }
 
-    fn change(count: i64, disk: &str, path: &str, size: Value) -> Change {
+    fn change(count: i64, disk: &str, path: &str, size: Value) -> ResultChange {
         let row = [Value::text(disk), Value::text(path), size];
-        Change { time_ns: 1, count, row: row.into() }
+        ResultChange { time_ns: 1, count, row: row.into() }
     }
 
     fn samples(metric: &Metric) -> Vec<(String, String)> {
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn deleted_rows_leave_no_state() {
         let mut gauge = metric(MetricKind::Gauge, Some("Size"), 3);
-        let inserts: Vec<Change> = (0..100)
+        let inserts: Vec<ResultChange> = (0..100)
             .map(|number| {
                 let size = match number % 4 {
                     0 => Value::Float(f64::INFINITY),
@@ -278,7 +278,7 @@ mod tests {
         }
         assert_eq!(samples(&gauge)[0].1, "NaN");
         for change in &inserts {
-            gauge.take(&Change { count: -1, ..change.clone() }).unwrap();
+            gauge.take(&ResultChange { count: -1, ..change.clone() }).unwrap();
         }
         assert_eq!((samples(&gauge), gauge.counts(), gauge.values), (Vec::new(), (0, 0), 0));
     }

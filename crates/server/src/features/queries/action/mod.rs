@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 pub(crate) use metric::MetricSeries;
 
-use super::kept::{Change, Counts, add};
+use super::kept::{QueryCounts, ResultChange, add};
 use crate::features::queries::definition::{ActionDefinition, On, PreparedQuery, QueryDefinition};
 use limiter::Limiter;
 use log::LogLines;
@@ -27,7 +27,7 @@ pub(super) struct Action {
     on: On,
     /// The rate limit, and the number of changes suppressed since the last action.
     limited: Mutex<(Limiter, u64)>,
-    counts: Arc<Counts>,
+    counts: Arc<QueryCounts>,
     target: Target,
 }
 
@@ -46,7 +46,7 @@ impl Action {
     pub fn start(
         definition: &QueryDefinition,
         prepared: &PreparedQuery,
-        counts: &Arc<Counts>,
+        counts: &Arc<QueryCounts>,
         client: &Client,
     ) -> Result<Self, String> {
         let target = match &definition.action {
@@ -68,7 +68,7 @@ impl Action {
     }
 
     /// Applies the action to those changes for which it is configured, up to its limit.
-    pub fn take(&self, changes: &[Change]) {
+    pub fn take(&self, changes: &[ResultChange]) {
         if let Target::Metric(metric) = &self.target {
             let mut metric = metric.lock();
             let mut acted = 0;
@@ -94,7 +94,7 @@ impl Action {
     }
 
     /// Applies the action to one change. `suppressed` changes before it exceeded the limit.
-    fn act(&self, change: &Change, suppressed: u64) {
+    fn act(&self, change: &ResultChange, suppressed: u64) {
         match &self.target {
             Target::Log(lines) => {
                 lines.write(change, suppressed);
@@ -134,7 +134,7 @@ impl Action {
     }
 }
 
-fn applies(on: On, change: &Change) -> bool {
+fn applies(on: On, change: &ResultChange) -> bool {
     match on {
         On::Insert => change.count > 0,
         On::Delete => change.count < 0,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fathom_cql::Value;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::features::queries::kept::Change;
+use crate::features::queries::kept::ResultChange;
 
 /// The most rows that wait.
 const ROWS_MAX: usize = 4096;
@@ -80,7 +80,7 @@ impl Outbox {
     }
 
     /// Adds a change. Returns the number of lost rows.
-    pub fn put(&self, change: &Change, suppressed: u64) -> u64 {
+    pub fn put(&self, change: &ResultChange, suppressed: u64) -> u64 {
         let mut state = self.state();
         let more = bytes(&change.row);
         let full = state.waiting.len() >= ROWS_MAX || state.bytes + more > BYTES_MAX;
@@ -156,9 +156,9 @@ impl Drop for Closed {
 mod tests {
     use super::*;
 
-    fn change(number: i64, text: &str) -> Change {
+    fn change(number: i64, text: &str) -> ResultChange {
         let row = [Value::Integer(number), Value::text(text)];
-        Change { time_ns: number as u64, count: 1, row: row.into() }
+        ResultChange { time_ns: number as u64, count: 1, row: row.into() }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 use super::outbox::{Outbox, Waiting};
 use crate::daemon::unix_time_ns;
 use crate::features::queries::definition::{PreparedQuery, WebhookDefinition, json};
-use crate::features::queries::kept::{Counts, add};
+use crate::features::queries::kept::{QueryCounts, add};
 
 /// The most rows in one request.
 const BATCH_MAX: usize = 100;
@@ -26,7 +26,7 @@ pub(super) fn start(
     query: &str,
     definition: &WebhookDefinition,
     prepared: &PreparedQuery,
-    counts: &Arc<Counts>,
+    counts: &Arc<QueryCounts>,
 ) -> Result<Arc<Outbox>, String> {
     let tls = TlsConfig::builder()
         .provider(TlsProvider::NativeTls)
@@ -57,7 +57,7 @@ struct Sender {
     query: String,
     url: String,
     columns: Vec<String>,
-    counts: Arc<Counts>,
+    counts: Arc<QueryCounts>,
     agent: ureq::Agent,
 }
 
@@ -102,7 +102,7 @@ impl Sender {
         }
     }
 
-    /// Counts the waiting rows as lost.
+    /// QueryCounts the waiting rows as lost.
     fn abandon_rest(&self, outbox: &Outbox) -> bool {
         add(&self.counts.lost, outbox.take(usize::MAX).len() as u64);
         false

@@ -5,9 +5,9 @@ use std::io::Read;
 
 use axum::http::Uri;
 use fathom_cql::{Diagnostic, Type};
-use fathom_options::{Place, Places, Problems, suggestion};
+use fathom_options::{Origin, Origins, Problems, suggestion};
 
-use super::command::{Command, Wrong};
+use super::command::{Command, CommandProblem};
 use super::{
     ActionDefinition, MetricDefinition, MetricKind, On, PreparedQuery, QUERIES_MAX,
     QUERY_LENGTH_MAX, QueryDefinition, Unfit,
@@ -20,20 +20,20 @@ const RESERVED: [&str; 2] = ["fathom_", "process_"];
 /// Reads the texts of queries from their files.
 pub(super) fn load_files(queries: &mut [Placed<QueryDefinition>]) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    for Placed { definition, places } in queries {
+    for Placed { definition, origins } in queries {
         let Some(path) = &definition.file else { continue };
         let mut text = String::new();
         let read = std::fs::File::open(path)
             .and_then(|file| file.take(QUERY_LENGTH_MAX as u64 + 1).read_to_string(&mut text));
         match read {
             Ok(0) => problems.add(
-                places.of("file"),
+                origins.of("file"),
                 format!("the query's file {} is empty", path.display()),
                 "write the query into it",
             ),
             Ok(_) => definition.text = text,
             Err(error) => problems.add(
-                places.of("file"),
+                origins.of("file"),
                 format!("the query's file {} cannot be read: {}", path.display(), plain(&error)),
                 "name a file with UTF-8 text that the daemon may read",
             ),
@@ -58,48 +58,52 @@ pub(super) fn check_queries(queries: &[Placed<QueryDefinition>], problems: &mut 
 fn check_all(queries: &[Placed<QueryDefinition>], problems: &mut Problems) {
     if let Some(first_too_many) = queries.get(QUERIES_MAX) {
         let message = format!("there are {} queries", queries.len());
-        problems.add(first_too_many.places.whole(), message, format!("keep at most {QUERIES_MAX}"));
+        problems.add(
+            first_too_many.origins.whole(),
+            message,
+            format!("keep at most {QUERIES_MAX}"),
+        );
         return;
     }
     let (mut names, mut metrics) = (BTreeMap::new(), BTreeMap::new());
-    for Placed { definition, places } in queries {
-        check_name(definition, places, problems);
-        if let Some(first) = names.insert(definition.name.as_str(), places) {
+    for Placed { definition, origins } in queries {
+        check_name(definition, origins, problems);
+        if let Some(first) = names.insert(definition.name.as_str(), origins) {
             problems.add(
-                places.of("name"),
+                origins.of("name"),
                 format!("there are two queries called {:?}", definition.name),
                 format!("give each a different name{}", the_other(&first.of("name"))),
             );
         }
         if let ActionDefinition::Metric(metric) = &definition.action {
             let name = metric.name.as_str();
-            if let Some(first) = metrics.insert(name, places) {
+            if let Some(first) = metrics.insert(name, origins) {
                 problems.add(
-                    places.of("action.metric"),
+                    origins.of("action.metric"),
                     format!("there are two metrics called {name:?}"),
                     format!("give each a different name{}", the_other(&first.of("action.metric"))),
                 );
             }
         }
-        check_query(definition, places, problems);
+        check_query(definition, origins, problems);
     }
 }
 
-fn check_name(definition: &QueryDefinition, places: &Places, problems: &mut Problems) {
+fn check_name(definition: &QueryDefinition, origins: &Origins, problems: &mut Problems) {
     let name = &definition.name;
     if name.is_empty() {
-        problems.add(places.of("name"), "a query has no name", "add `name = \"…\"`");
+        problems.add(origins.of("name"), "a query has no name", "add `name = \"…\"`");
     } else if name.len() > NAME_MAX || name.contains(char::is_control) {
         let shown: String = name.chars().take(40).collect();
         problems.add(
-            places.of("name"),
+            origins.of("name"),
             format!("a query cannot be called {shown:?}"),
             format!("choose a name of at most {NAME_MAX} bytes"),
         );
     }
 }
 
-fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Problems) {
+fn check_query(definition: &QueryDefinition, origins: &Origins, problems: &mut Problems) {
     let key = if definition.file.is_some() { "file" } else { "cql" };
     if definition.text.is_empty() && definition.file.is_some() {
         // The file has not been read: only the daemon reads files.
@@ -107,15 +111,15 @@ fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Pro
     }
     if definition.text.len() > QUERY_LENGTH_MAX {
         let message = format!("the query is longer than {QUERY_LENGTH_MAX} bytes");
-        problems.add(places.of(key), message, "shorten it");
+        problems.add(origins.of(key), message, "shorten it");
         return;
     }
     match PreparedQuery::new(definition) {
-        Ok(prepared) => check_action(definition, &prepared, places, problems),
-        Err(Unfit::At(diagnostic)) => at_place(definition, &diagnostic, places, problems),
+        Ok(prepared) => check_action(definition, &prepared, origins, problems),
+        Err(Unfit::At(diagnostic)) => at_place(definition, &diagnostic, origins, problems),
         Err(Unfit::Whole(message, remedy)) => {
             let message = format!("the query {:?} cannot be kept: {message}", definition.name);
-            problems.add(places.of(key), message, remedy);
+            problems.add(origins.of(key), message, remedy);
         }
     }
 }
@@ -125,7 +129,7 @@ fn check_query(definition: &QueryDefinition, places: &Places, problems: &mut Pro
 fn at_place(
     definition: &QueryDefinition,
     diagnostic: &Diagnostic,
-    places: &Places,
+    origins: &Origins,
     problems: &mut Problems,
 ) {
     let text = &definition.text;
@@ -136,21 +140,21 @@ fn at_place(
     let before = &text[..offset];
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
     let (line, column) = (before.matches('\n').count(), before[line_start..].chars().count());
-    let (place, whose) = match (&definition.file, places.get("cql:text")) {
-        (Some(path), _) => (places.of("file"), path.display().to_string()),
+    let (origin, whose) = match (&definition.file, origins.get("cql:text")) {
+        (Some(path), _) => (origins.of("file"), path.display().to_string()),
         (None, Some(start)) => (start.clone().within(line, column), "the query".into()),
-        (None, None) => (places.of("cql"), "the query".into()),
+        (None, None) => (origins.of("cql"), "the query".into()),
     };
     let message =
         format!("line {}, column {} of {whose}: {}", line + 1, column + 1, diagnostic.message);
     let remedy = diagnostic.help.as_deref().unwrap_or("see docs/queries.md for the language");
-    problems.add(place, message, remedy);
+    problems.add(origin, message, remedy);
 }
 
 fn check_action(
     definition: &QueryDefinition,
     prepared: &PreparedQuery,
-    places: &Places,
+    origins: &Origins,
     problems: &mut Problems,
 ) {
     let action = &definition.action;
@@ -158,26 +162,28 @@ fn check_action(
         matches!(action, ActionDefinition::Metric(metric) if metric.kind == MetricKind::Gauge);
     if prepared.is_stream && action.on() != On::Insert && !is_gauge {
         problems.add(
-            places.of("action.on"),
+            origins.of("action.on"),
             format!("the query {:?} never deletes rows: it is a stream", definition.name),
             "leave `on` out, or make the query a relation",
         );
     }
     match action {
         ActionDefinition::Log(_) => {}
-        ActionDefinition::Metric(metric) => check_metric(metric, prepared, places, problems),
+        ActionDefinition::Metric(metric) => check_metric(metric, prepared, origins, problems),
         ActionDefinition::Webhook(webhook) => {
-            check_url(&webhook.url, &places.of("action.webhook"), problems);
+            check_url(&webhook.url, &origins.of("action.webhook"), problems);
         }
         ActionDefinition::Command(command) => {
-            if let Err(Wrong(key, message, remedy)) = Command::new(command, &prepared.columns) {
-                problems.add(places.of(&format!("action.{key}")), message, remedy);
+            if let Err(CommandProblem(key, message, remedy)) =
+                Command::new(command, &prepared.columns)
+            {
+                problems.add(origins.of(&format!("action.{key}")), message, remedy);
             }
         }
     }
 }
 
-fn check_url(url: &str, place: &Place, problems: &mut Problems) {
+fn check_url(url: &str, origin: &Origin, problems: &mut Problems) {
     let uri = url.parse::<Uri>().ok();
     let sound = uri.as_ref().is_some_and(|uri| {
         matches!(uri.scheme_str(), Some("http" | "https"))
@@ -185,7 +191,7 @@ fn check_url(url: &str, place: &Place, problems: &mut Problems) {
     });
     if !sound {
         problems.add(
-            place.clone(),
+            origin.clone(),
             format!("{url:?} is not an address of an HTTP server"),
             "write it like `webhook = \"http://127.0.0.1:8080/path\"`",
         );
@@ -195,15 +201,15 @@ fn check_url(url: &str, place: &Place, problems: &mut Problems) {
 fn check_metric(
     metric: &MetricDefinition,
     prepared: &PreparedQuery,
-    places: &Places,
+    origins: &Origins,
     problems: &mut Problems,
 ) {
-    let place = |key: &str| places.of(&format!("action.{key}"));
-    check_metric_name(&metric.name, &place("metric"), problems);
+    let origin = |key: &str| origins.of(&format!("action.{key}"));
+    check_metric_name(&metric.name, &origin("metric"), problems);
     if prepared.is_stream && metric.kind == MetricKind::Gauge {
-        let key = if places.get("action.type").is_some() { "type" } else { "metric" };
+        let key = if origins.get("action.type").is_some() { "type" } else { "metric" };
         problems.add(
-            place(key),
+            origin(key),
             "a gauge shows the rows of a relation, but this query is a stream",
             "add `type = \"counter\"`, or use a window",
         );
@@ -215,14 +221,14 @@ fn check_metric(
     match value {
         Some((name, None)) => {
             let (message, remedy) = missing(name);
-            problems.add(place("value"), message, remedy);
+            problems.add(origin("value"), message, remedy);
         }
         Some((name, Some(at)))
             if !matches!(prepared.columns[at].kind, Type::Integer | Type::Float) =>
         {
             let message = format!("the column `{name}` has no numbers");
             problems.add(
-                place("value"),
+                origin("value"),
                 message,
                 "choose a column with numbers, or leave `value` out",
             );
@@ -232,7 +238,7 @@ fn check_metric(
     for name in metric.labels.iter().flatten() {
         if prepared.column(name).is_none() {
             let (message, remedy) = missing(name);
-            problems.add(place("labels"), message, remedy);
+            problems.add(origin("labels"), message, remedy);
         }
     }
     let mut seen: Vec<usize> = Vec::new();
@@ -245,13 +251,13 @@ fn check_metric(
                 if twice { "occurs twice" } else { "cannot be the name of a label" }
             );
             let remedy = "give it another name with `as`: letters, digits and underscores";
-            problems.add(place("metric"), message, remedy);
+            problems.add(origin("metric"), message, remedy);
         }
         seen.push(at);
     }
 }
 
-fn check_metric_name(name: &str, place: &Place, problems: &mut Problems) {
+fn check_metric_name(name: &str, origin: &Origin, problems: &mut Problems) {
     let begins = |c: char| c.is_ascii_alphabetic() || "_:".contains(c);
     let sound = name.starts_with(begins)
         && name.len() <= NAME_MAX
@@ -259,13 +265,13 @@ fn check_metric_name(name: &str, place: &Place, problems: &mut Problems) {
     if !sound {
         let shown: String = name.chars().take(40).collect();
         problems.add(
-            place.clone(),
+            origin.clone(),
             format!("{shown:?} is not a valid name of a metric"),
             "choose letters, digits and underscores, as in `disk_slow_requests`",
         );
     } else if RESERVED.iter().any(|reserved| name.starts_with(reserved)) {
         problems.add(
-            place.clone(),
+            origin.clone(),
             format!("the name {name} is reserved for metrics of the daemon"),
             "choose a name with another prefix",
         );

@@ -9,7 +9,7 @@ use fathom_control::{
 };
 use fathom_cql::Value;
 use fathom_cql::catalog::Column;
-use fathom_options::{Places, Problem, Problems, Title, Written, suggestion};
+use fathom_options::{Origins, Problem, Problems, Title, Written, suggestion};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
@@ -33,7 +33,7 @@ pub(crate) struct Command {
 
 /// A command filled with a row's values.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Request {
+pub(crate) struct CommandRequest {
     /// The method.
     pub method: Method,
     /// The path, percent-encoded.
@@ -44,9 +44,9 @@ pub(crate) struct Request {
 
 /// A problem of a command: the key, the message, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong(pub &'static str, pub String, pub String);
+pub(crate) struct CommandProblem(pub &'static str, pub String, pub String);
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for CommandProblem {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(&self.1)
     }
@@ -91,7 +91,7 @@ static KNOWN: [Known; 5] = [
         &endpoints::CHANGE_OFFLOAD,
         Some(|body| {
             let mut problems = Problems::default();
-            let _: Option<OffloadRequest> = read(body, &Places::default(), &mut problems);
+            let _: Option<OffloadRequest> = read(body, &Origins::default(), &mut problems);
             problems
         }),
     ),
@@ -111,24 +111,32 @@ fn known_shown() -> String {
     format!("commands are {} and {last}", shown.join(", "))
 }
 
-fn read<T: DeserializeOwned>(value: &Json, places: &Places, problems: &mut Problems) -> Option<T> {
+fn read<T: DeserializeOwned>(
+    value: &Json,
+    origins: &Origins,
+    problems: &mut Problems,
+) -> Option<T> {
     let title = Title::Words("the command's body");
-    fathom_options::read(&Written { value, title, path: "", places, folder: None }, problems)
+    fathom_options::read(&Written { value, title, path: "", origins, folder: None }, problems)
 }
 
 fn reads_as<T: DeserializeOwned>(
     value: &Json,
     layers_of: fn(&mut T) -> &mut Vec<LayerDefinition>,
 ) -> Problems {
-    let (places, mut problems) = (Places::default(), Problems::default());
-    if let Some(mut read) = read(value, &places, &mut problems) {
-        layers::complete(layers_of(&mut read), &places, None, &mut problems);
+    let (origins, mut problems) = (Origins::default(), Problems::default());
+    if let Some(mut read) = read(value, &origins, &mut problems) {
+        layers::complete(layers_of(&mut read), &origins, None, &mut problems);
     }
     problems
 }
 
 /// The column that a text in braces stands for; `None` for other texts.
-fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usize>, Wrong> {
+fn find(
+    key: &'static str,
+    text: &str,
+    columns: &[Column],
+) -> Result<Option<usize>, CommandProblem> {
     let braces = ['{', '}'];
     if !text.contains(braces) {
         return Ok(None);
@@ -136,20 +144,24 @@ fn find(key: &'static str, text: &str, columns: &[Column]) -> Result<Option<usiz
     let name = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     let name = name.filter(|name| !name.is_empty() && !name.contains(braces)).ok_or_else(|| {
         let message = format!("{text:?} is more than one column");
-        Wrong(key, message, "use `{column}` alone, and concatenate texts in the query".into())
+        CommandProblem(
+            key,
+            message,
+            "use `{column}` alone, and concatenate texts in the query".into(),
+        )
     })?;
     let found = columns.iter().position(|column| column.name.eq_ignore_ascii_case(name));
     found.map(Some).ok_or_else(|| {
         let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
         let message = format!("the query has no column `{name}`");
-        Wrong(key, message, suggestion(name, &names))
+        CommandProblem(key, message, suggestion(name, &names))
     })
 }
 
 impl Command {
     /// Prepares a command for rows with these columns.
-    pub fn new(definition: &CommandDefinition, columns: &[Column]) -> Result<Self, Wrong> {
-        let wrong = |message: String| Wrong("command", message, known_shown());
+    pub fn new(definition: &CommandDefinition, columns: &[Column]) -> Result<Self, CommandProblem> {
+        let wrong = |message: String| CommandProblem("command", message, known_shown());
         let request = definition.request.trim();
         let Some((method, path)) = request.split_once(' ') else {
             return Err(wrong(format!("{request:?} is not a method and a path")));
@@ -187,7 +199,11 @@ impl Command {
             (None, None) => None,
             (Some(body), Some(_)) if !body.is_object() => {
                 let message = "the command's body is not a table".into();
-                return Err(Wrong("body", message, "write it like `body = { tap = true }`".into()));
+                return Err(CommandProblem(
+                    "body",
+                    message,
+                    "write it like `body = { tap = true }`".into(),
+                ));
             }
             (Some(body), Some(check)) => {
                 let shape = Shape::new(body, columns, DEPTH_MAX)?;
@@ -196,18 +212,22 @@ impl Command {
             }
             (None, Some(_)) => {
                 let remedy = "add one like `body = { tap = true }`; docs/control.md shows more";
-                return Err(Wrong("command", "the command has no body".into(), remedy.into()));
+                return Err(CommandProblem(
+                    "command",
+                    "the command has no body".into(),
+                    remedy.into(),
+                ));
             }
             (Some(_), None) => {
                 let message = "this command takes no body".into();
-                return Err(Wrong("body", message, "leave it out".into()));
+                return Err(CommandProblem("body", message, "leave it out".into()));
             }
         };
         Ok(Self { method, path, force, body })
     }
 
     /// The request with the values of a row, or an error if they do not fit.
-    pub fn fill(&self, row: &[Value]) -> Result<Request, String> {
+    pub fn fill(&self, row: &[Value]) -> Result<CommandRequest, String> {
         let mut path = String::new();
         for part in &self.path {
             path.push('/');
@@ -231,7 +251,7 @@ impl Command {
             path.push_str(FORCE);
         }
         let body = self.body.as_ref().map(|shape| shape.fill(row));
-        Ok(Request { method: self.method, path, body })
+        Ok(CommandRequest { method: self.method, path, body })
     }
 }
 
@@ -241,10 +261,15 @@ fn is_name(text: &str) -> bool {
 }
 
 impl Shape {
-    fn new(body: &Json, columns: &[Column], depth: usize) -> Result<Self, Wrong> {
+    fn new(body: &Json, columns: &[Column], depth: usize) -> Result<Self, CommandProblem> {
         let deeper = |value: &Json| {
-            let too_deep =
-                || Wrong("body", "the body is nested too deeply".into(), "use fewer levels".into());
+            let too_deep = || {
+                CommandProblem(
+                    "body",
+                    "the body is nested too deeply".into(),
+                    "use fewer levels".into(),
+                )
+            };
             Self::new(value, columns, depth.checked_sub(1).ok_or_else(too_deep)?)
         };
         Ok(match body {
@@ -255,7 +280,7 @@ impl Shape {
             Json::Array(items) => Self::List(items.iter().map(deeper).collect::<Result<_, _>>()?),
             Json::Object(entries) => {
                 let entry = |(key, value): (&String, &Json)| Ok((key.clone(), deeper(value)?));
-                Self::Object(entries.iter().map(entry).collect::<Result<_, Wrong>>()?)
+                Self::Object(entries.iter().map(entry).collect::<Result<_, CommandProblem>>()?)
             }
             other => Self::Fixed(other.clone()),
         })
@@ -297,11 +322,11 @@ pub(crate) fn json(value: &Value) -> Json {
 }
 
 /// Checks the body against the command, as far as that is possible before there is a row.
-fn check_body(shape: &Shape, columns: &[Column], check: CheckBody) -> Result<(), Wrong> {
+fn check_body(shape: &Shape, columns: &[Column], check: CheckBody) -> Result<(), CommandProblem> {
     let nothing = vec![Value::Null; columns.len()];
     // The values of columns are not known yet, but the keys are.
     let is_known =
         |problem: &Problem| !shape.has_columns() || problem.message.starts_with("there is no ");
     let found = check(&shape.fill(&nothing)).0.into_iter().find(is_known);
-    found.map_or(Ok(()), |problem| Err(Wrong("body", problem.message, problem.remedy)))
+    found.map_or(Ok(()), |problem| Err(CommandProblem("body", problem.message, problem.remedy)))
 }

@@ -91,24 +91,24 @@ fn action(
     reading: &Reading<'_>,
     problems: &mut Problems,
 ) -> ActionDefinition {
-    let places = &query.places;
+    let origins = &query.origins;
     let kinds = ActionDefinition::KINDS;
     let mut chosen =
-        kinds.into_iter().filter(|kind| places.get(&format!("action.{kind}")).is_some());
+        kinds.into_iter().filter(|kind| origins.get(&format!("action.{kind}")).is_some());
     let Some(kind) = chosen.next() else {
         let message = "the action has no kind";
-        problems.add(places.of("action"), message, suggestion("", &kinds));
+        problems.add(origins.of("action"), message, suggestion("", &kinds));
         return ActionDefinition::default();
     };
     if let Some(second) = chosen.next() {
         let remedy = "keep one, and put the other in a separate [[query]]";
         let message = format!("the action has `{kind}` and `{second}`");
-        problems.add(places.of("action"), message, remedy);
+        problems.add(origins.of("action"), message, remedy);
         return ActionDefinition::default();
     }
     let (value, title) = (Value::Object(written), ActionDefinition::TITLE);
     let folder = Some(reading.folder());
-    let written = Written { value: &value, title, path: "action", places, folder };
+    let written = Written { value: &value, title, path: "action", origins, folder };
     ActionDefinition::read(kind, &written, problems).unwrap_or_default()
 }
 

@@ -4,7 +4,7 @@ use fathom_control::Nanoseconds;
 use fathom_cql::Value;
 use serde_json::json;
 
-use super::command::{Command, Request};
+use super::command::{Command, CommandRequest};
 use super::*;
 use crate::configuration::{Configuration, ConfigurationFile, LogLevel, parse};
 
@@ -309,7 +309,7 @@ fn values_stay_values() {
                          "tap": true });
     assert_eq!(
         request,
-        Request {
+        CommandRequest {
             method: fathom_control::Method::Patch,
             path: "/v1/disks/a%2F..%2Fb%3Fx%3D1%23%C3%A9%22%7D".into(),
             body: Some(wanted)
