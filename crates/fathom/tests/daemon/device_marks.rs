@@ -3,16 +3,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fathom_control::{ClientError, DiskChange, DiskDefinition, LayerDefinition, ProblemKind};
-use fathom_sim::LoopDevice;
+use fathom_sim::{LoopDevice, run_command};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::cache::succeeds;
 use crate::nbd::Nbd;
-use crate::process::{Daemon, command, image};
+use crate::process::{Daemon, PATIENCE, command, image};
 
 const SIZE: u64 = 16 << 20;
 const LISTENER: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
@@ -55,22 +55,35 @@ fn write_and_kill(daemon: Daemon, definition: &DiskDefinition) -> TempDir {
     daemon.wait().1
 }
 
+/// Attaches a file as the device at `path`, which may still be in use for a moment, also by another
+/// test.
+fn attach_at(path: &Path, file: &Path) -> LoopDevice {
+    let begun = Instant::now();
+    while run_command(Command::new("losetup").arg(path).arg(file)).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "{} stays in use", path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    LoopDevice(path.to_owned())
+}
+
 #[test]
 fn a_device_keeps_its_mark_when_it_gets_another_number() {
+    // A keepsake would keep the device, as nothing does when the host starts again.
+    let listener = &format!("[daemon]\nkeepsakes = \"off\"\n{LISTENER}");
     let folder = folder();
     image(folder.path(), "back", SIZE);
     image(folder.path(), "other", SIZE);
     let Some(first) = LoopDevice::attach(&folder.path().join("back")) else { return };
     let path = first.0.clone();
     let log = folder.path().join("volume");
-    let folder = write_and_kill(Daemon::start_in(folder, LISTENER), &logged(&path, &log));
+    let folder = write_and_kill(Daemon::start_in(folder, listener), &logged(&path, &log));
     // Another device gets the number, and this one another; its file has another name, too.
     drop(first);
-    let attach = |file: &str| LoopDevice::attach(&folder.path().join(file)).unwrap();
-    let innocent = attach("other");
+    let innocent = attach_at(&path, &folder.path().join("other"));
     std::fs::rename(folder.path().join("back"), folder.path().join("moved")).unwrap();
-    let device = attach("moved");
-    let daemon = Daemon::start_in(folder, LISTENER);
+    let device = LoopDevice::attach(&folder.path().join("moved")).unwrap();
+    assert!(innocent.0 == path && device.0 != path);
+    let daemon = Daemon::start_in(folder, listener);
     let client = daemon.client();
     refused(client.add_disk_for_now(&plain(&device.0)), "may be out of date");
     client.add_disk_for_now(&plain(&innocent.0)).unwrap();
@@ -82,7 +95,7 @@ fn a_device_keeps_its_mark_when_it_gets_another_number() {
     // All changes are at home, and the mark is gone.
     let folder = daemon.end();
     assert!(marks(folder.path()).is_empty());
-    let daemon = Daemon::start_in(folder, LISTENER);
+    let daemon = Daemon::start_in(folder, listener);
     daemon.client().add_disk_for_now(&plain(&device.0)).unwrap();
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
 }
@@ -108,7 +121,9 @@ fn every_daemon_and_command_finds_the_mark() {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() {
         let memory = tempfile::tempdir_in(memory).unwrap();
-        let output = command(folder.path())
+        let mut serve = Command::new("timeout");
+        serve.current_dir(folder.path()).args(["20", env!("CARGO_BIN_EXE_fathom")]);
+        let output = serve
             .env("FATHOM_MARKS", memory.path())
             .args(["serve", "--nbd", "unix:n.sock", "--control", "m.sock", "--image"])
             .arg(&device.0)
@@ -140,6 +155,19 @@ fn a_device_whose_name_another_has_needs_a_key() {
     refused(client.add_disk_for_now(&plain(&device.0)), "may be out of date");
     client.add_disk_for_now(&keyed).unwrap();
     assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "d").read_block(0), 0x11);
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    // No disk is left. The mark of another name is not that of this device.
+    let discard = |key: &str| {
+        let mut command = command(folder.path());
+        command.args(["log", "discard", "--control", "none.sock", "--key", key, "--image"]);
+        command.arg(&device.0).output().unwrap()
+    };
+    let text = String::from_utf8_lossy(&discard("web").stderr).into_owned();
+    assert!(text.contains("has no mark of a log") && marks(folder.path()).len() == 1, "{text}");
+    let output = discard("db");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && marks(folder.path()).is_empty(), "{text}");
 }
 
 /// Earlier versions had the marks in the folder of the daemon, by path.

@@ -76,6 +76,10 @@ pub struct DiscardOptions {
     #[arg(long, value_name = "IMAGE", conflicts_with = "disk")]
     image: Option<PathBuf>,
 
+    /// The `key` that the disk had, if the image is a device without a lasting name of its own
+    #[arg(long, value_name = "NAME", requires = "image")]
+    key: Option<String>,
+
     #[command(flatten)]
     log: LogOptions,
 }
@@ -112,8 +116,8 @@ impl LogOptions {
 pub fn settle_log(command: &LogCommand) -> ExitCode {
     let (options, settled) = match command {
         LogCommand::Keep(KeepOptions { disk, log }) => (log, settle(disk, log, LogDecision::Keep)),
-        LogCommand::Discard(DiscardOptions { image: Some(image), log, .. }) => {
-            (log, settle_image(image, log))
+        LogCommand::Discard(DiscardOptions { image: Some(image), key, log, .. }) => {
+            (log, settle_image(image, key.as_deref(), log))
         }
         LogCommand::Discard(DiscardOptions { disk, log, .. }) => {
             (log, settle(disk.as_deref().unwrap_or_default(), log, LogDecision::Discard))
@@ -197,29 +201,37 @@ fn settle(name: &str, options: &LogOptions, decision: LogDecision) -> Result<Log
         return Err(refusal(ErrorCode::NotFound, message, remedy));
     };
     let image = definition.image.as_deref().unwrap_or(Path::new(""));
-    let folder = folder(image, &control);
+    let folder = folder(image, definition.key.as_deref(), &control);
     let parts = Parts::of_features(None);
     parts.of::<Clusters>().set(configuration.all());
     settle_disk(&definition, &folder, &parts, decision)
 }
 
 /// Removes the marks of an image that no disk has any more. The log that they name is left as it
-/// is.
-fn settle_image(image: &Path, options: &LogOptions) -> Result<LogAnswer, ErrorBody> {
+/// is. `key` is the operator's name of a device.
+fn settle_image(
+    image: &Path,
+    key: Option<&str>,
+    options: &LogOptions,
+) -> Result<LogAnswer, ErrorBody> {
     let image = normal_path(image);
     let control = options.control().unwrap_or_else(|| PathBuf::from(SOCKET_DEFAULT));
-    let folder = folder(&image, &control);
+    let folder = folder(&image, key, &control);
     let unreadable = |error: io::Error| {
         let message = format!("{} cannot be examined: {error}", image.display());
         refusal(ErrorCode::Failed, message, "name an image that exists, or try again as root")
     };
-    let mark = LogMark::open(&image, &folder).map_err(unreadable)?;
+    let mark = LogMark::open_named(&image, &folder, key).map_err(unreadable)?;
     if matches!(mark.read(), Ok(None)) {
         let message = format!("{} has no mark of a log", image.display());
-        return Err(refusal(ErrorCode::NotFound, message, "nothing is to be done"));
+        let remedy = match (mark.lacks_key(), key) {
+            (Some(_), None) => "if its disk had a `key`, name it with `--key`",
+            _ => "nothing is to be done",
+        };
+        return Err(refusal(ErrorCode::NotFound, message, remedy));
     }
-    let name = image.display().to_string();
-    let definition = DiskDefinition { name, image: Some(image), ..DiskDefinition::default() };
+    let (name, key) = (image.display().to_string(), key.map(str::to_owned));
+    let definition = DiskDefinition { name, image: Some(image), key, ..DiskDefinition::default() };
     settle_disk(&definition, &folder, &Parts::of_features(None), LogDecision::Discard)
 }
 
@@ -314,10 +326,10 @@ pub(crate) fn settle_disk(
 }
 
 /// The folder with the daemon's marks: that in which the image is marked.
-fn folder(image: &Path, control: &Path) -> PathBuf {
+fn folder(image: &Path, key: Option<&str>, control: &Path) -> PathBuf {
     let own = records_folder(control);
     let is_marked = |folder: &Path| {
-        LogMark::open(image, folder).is_ok_and(|mark| !matches!(mark.read(), Ok(None)))
+        LogMark::open_named(image, folder, key).is_ok_and(|mark| !matches!(mark.read(), Ok(None)))
     };
     let service = Path::new(SERVICE_STATE);
     if !is_marked(&own) && is_marked(service) { service.to_owned() } else { own }
