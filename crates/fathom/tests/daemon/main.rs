@@ -17,6 +17,7 @@ mod events;
 mod flushes;
 mod folders;
 mod giants;
+mod idle;
 mod keepsakes;
 mod kept_caches;
 mod limit;

@@ -226,6 +226,8 @@ pub(crate) struct Inner {
     unattended: OnceLock<Unattended>,
     /// Called when the log volume has failed.
     on_failure: OnceLock<OnFailure>,
+    /// Called when the log gets changes and had none.
+    on_changes: OnceLock<OnChanges>,
     /// Whether nothing but logs uses the volume.
     is_alone: bool,
     opened: Opened,
@@ -245,6 +247,8 @@ struct Opened {
 
 /// See [`Wal::on_unattended`].
 type Unattended = Box<dyn Fn(&Wal) + Send + Sync>;
+/// See [`Wal::on_changes`].
+type OnChanges = Box<dyn Fn() + Send + Sync>;
 
 impl Inner {
     /// Whether changes have to be written back without a wait for an idle time. The log of a layer
@@ -413,6 +417,19 @@ impl Wal {
     /// first of several calls is kept.
     pub fn on_unattended(&self, call: impl Fn(&Self) + Send + Sync + 'static) {
         let _ = self.inner.unattended.set(Box::new(call));
+    }
+
+    /// Calls `call` from now on when the log gets changes and had none, before they are written: in
+    /// the thread of a queue, so `call` must not block. Only the first of several calls is kept.
+    pub fn on_changes(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.inner.on_changes.set(Box::new(call));
+    }
+
+    /// Finds out whether the log has changes that are not home, without keeping it open; `None`
+    /// once it is closed.
+    pub fn observer(&self) -> impl Fn() -> Option<bool> + Send + Sync + 'static {
+        let inner = Arc::downgrade(&self.inner);
+        move || Some(inner.upgrade()?.shared.access(|state| !state.log.is_empty()))
     }
 
     /// Sets the layer above that makes notes of changes. From now on, changes are brought home only

@@ -342,6 +342,7 @@ impl Wal {
             notes: Mutex::default(),
             unattended: OnceLock::new(),
             on_failure: OnceLock::new(),
+            on_changes: OnceLock::new(),
             is_alone,
             opened,
             _claim: claim,

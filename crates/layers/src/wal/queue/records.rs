@@ -43,12 +43,13 @@ impl WalQueue {
             };
             let now_ns = next.round_ns();
             let has_fua = prepared.whole.iter().any(|request| request.flags.force_unit_access);
-            let mut is_alone = false;
+            let (mut is_alone, mut was_empty) = (false, false);
             let reserved = self.inner.shared.attempt(&self.waker, |state| {
                 if let Some(kind) = state.refuses() {
                     return Some(Err(kind));
                 }
-                if state.log.is_empty() {
+                was_empty = state.log.is_empty();
+                if was_empty {
                     state.since_ns = now_ns;
                 }
                 let was_pressed = self.inner.is_pressed(state);
@@ -80,6 +81,9 @@ impl WalQueue {
                 }
                 Some(Err(kind)) => self.fail_prepared(prepared, kind, next),
                 Some(Ok(mut reservation)) => {
+                    if let Some(call) = self.inner.on_changes.get().filter(|_| was_empty) {
+                        call();
+                    }
                     let mut prepared = prepared;
                     let start_ns = self.inner.clock_start_ns;
                     reservation.record.time_ns = if start_ns == 0 { 0 } else { start_ns + now_ns };

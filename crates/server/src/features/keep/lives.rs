@@ -1,6 +1,7 @@
-//! The lives of daemons on this host: until when one could have changed an image. Once there has
-//! been a log, a thread writes the time into a file beside the control socket, once a second. The
-//! process that holds keepsakes has the file, too, and notes when the daemon has ended.
+//! The lives of daemons on this host: until when one could have changed an image. While a log has
+//! changes, a thread writes the time into a file beside the control socket, once a second. While no
+//! log has any, an image may be changed by anybody, and the thread sleeps. The process that holds
+//! keepsakes has the file, too, and notes when the daemon has ended.
 //!
 //! The first line of the file names the host's start, because what the file says is worth nothing
 //! after the next one. Each other line is a life, the last one that of the daemon that runs or was
@@ -17,11 +18,11 @@ use std::time::{Duration, SystemTime};
 use fathom_layers::Wal;
 use fathom_layers::wal::{HomeTimes, Life};
 use fathom_persistence::Identity;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::features::keep;
 
-/// How often the time is written.
+/// How often the time is written while a log has changes.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The length of the line of a life, in bytes.
 const LINE_LENGTH: usize = 48;
@@ -42,12 +43,72 @@ pub(crate) struct Lives {
     begin_ns: OnceLock<u64>,
     /// The logs that this daemon has opened: it may have changed their images itself.
     opened: Mutex<Vec<Identity>>,
-    /// Ends the thread.
-    alive: Arc<()>,
+    /// What the thread waits for.
+    pulse: Arc<Pulse>,
     /// The file, and the identity of the host's start.
     place: OnceLock<(PathBuf, String)>,
     /// Set once there has been a log, and so a thread that notes the life of this daemon.
     noting: OnceLock<()>,
+}
+
+/// Finds out whether a log has changes; `None` once it is closed.
+type Observer = Box<dyn Fn() -> Option<bool> + Send + Sync>;
+
+/// When the life of this daemon is noted.
+#[derive(Default)]
+struct Pulse {
+    state: Mutex<PulseState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PulseState {
+    logs: Vec<Observer>,
+    /// Whether a log may have changes since the logs were asked.
+    is_woken: bool,
+    has_ended: bool,
+}
+
+impl Pulse {
+    /// A log is opened.
+    fn add(&self, log: Observer) {
+        self.state.lock().logs.push(log);
+        self.wake();
+    }
+
+    /// A log has changes now.
+    fn wake(&self) {
+        self.state.lock().is_woken = true;
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        self.state.lock().has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next time to be noted. Returns false at the end.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !state.has_ended, INTERVAL);
+        state.is_woken = false;
+        let mut has_changes = false;
+        state.logs.retain(|log| {
+            let found = log();
+            has_changes |= found == Some(true);
+            found.is_some()
+        });
+        if !has_changes {
+            self.changed.wait_while(&mut state, |state| !state.is_woken && !state.has_ended);
+        }
+        !state.has_ended
+    }
+}
+
+impl Drop for Lives {
+    fn drop(&mut self) {
+        self.pulse.end();
+    }
 }
 
 impl Lives {
@@ -64,6 +125,9 @@ impl Lives {
     /// This daemon has opened a log. With the first one, it begins to note its own life.
     pub(crate) fn opened(&self, log: &Wal) {
         self.opened.lock().push(log.identity());
+        self.pulse.add(Box::new(log.observer()));
+        let pulse = Arc::clone(&self.pulse);
+        log.on_changes(move || pulse.wake());
         self.noting.get_or_init(|| self.note());
     }
 
@@ -81,16 +145,18 @@ impl Lives {
         }
         let offset = text.len() as u64;
         text += &line(begin_ns, now_ns().max(begin_ns), false);
-        let alive = Arc::downgrade(&self.alive);
+        let pulse = Arc::clone(&self.pulse);
         let spawned = replace(path, &text).and_then(|file| {
             keep::note_end(&file);
             let note = move || {
                 let mut last_ns = begin_ns;
-                while alive.strong_count() > 0 {
+                loop {
                     // A clock may be set back.
                     last_ns = now_ns().max(last_ns);
                     let _ = file.write_all_at(line(begin_ns, last_ns, false).as_bytes(), offset);
-                    std::thread::sleep(INTERVAL);
+                    if !pulse.wait() {
+                        break;
+                    }
                 }
             };
             std::thread::Builder::new().name("life".into()).spawn(note).map(drop)
