@@ -192,3 +192,39 @@ fn a_log_in_a_store_that_hangs_keeps_its_cache() {
     daemon.until("the removal of the cache", || detach(&daemon).0.status.success());
     assert_eq!(read(&mut nbd, 0), 1);
 }
+
+/// The log of a cache is empty, so that nothing has to be written home: the removal has an end
+/// although the store hangs, and the disk goes on.
+#[test]
+fn an_empty_log_in_a_store_that_hangs_delays_no_removal() {
+    let Some(stuck) = Stuck::mount() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", BLOCKS * BLOCK);
+    make_cache(&stuck, folder.path(), &["--log", "2M", "--logs", "1"]);
+    let layer = format!(
+        "layers = [{{ kind = \"cache\", store = {:?}, mode = \"write-back\", age = \"100ms\" }}]\n",
+        stuck.image()
+    );
+    let daemon = Daemon::start_in(folder, &disk_over_nbd(Path::new("a.img"), &layer));
+    let stuck = stuck;
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    write(&mut nbd, 0, 1);
+    daemon.until("the log to be home", || {
+        daemon.client().disk("a").unwrap().figure("wal", "used_bytes") == Some(0)
+    });
+    hang(&stuck);
+    let (output, time) = detach(&daemon);
+    println!("{time:?}: {}", text(&output));
+    assert!(time < DETACH_TIME_MAX, "{time:?}: {}", text(&output));
+    let begun = Instant::now();
+    assert_eq!(read(&mut nbd, 0), 1);
+    assert!(begun.elapsed() < REQUEST_TIME_MAX, "{:?}", begun.elapsed());
+    stuck.resume();
+    let has_cache = || {
+        let layers = daemon.client().disk("a").unwrap().layers;
+        layers.iter().any(|layer| layer.name == "cache")
+    };
+    daemon.until("the removal of the cache", || !has_cache() || detach(&daemon).0.status.success());
+    write(&mut nbd, 0, 2);
+    assert_eq!(read(&mut nbd, 0), 2);
+}
