@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::history::{self, BLOCK, History, data};
+use super::drawn;
+use super::history::{self, BLOCK, History, Kind, data};
 use super::recorder::Recorder;
 use crate::nbd::Nbd;
 
 const COMMAND_READ: u16 = 0;
 const COMMAND_WRITE: u16 = 1;
 const COMMAND_FLUSH: u16 = 3;
+const COMMAND_TRIM: u16 = 4;
 const COMMAND_WRITE_ZEROES: u16 = 6;
 const FLAG_FUA: u16 = 1;
 /// The most requests in flight.
@@ -179,14 +181,22 @@ impl Client<'_> {
         if choice < 8 {
             return (COMMAND_READ, 0, Vec::new());
         }
-        let is_zeroes = choice == 19;
+        let kind = match choice {
+            19 => Kind::Zeroes,
+            18 => Kind::DurableWrite,
+            17 => Kind::Discard,
+            _ => Kind::Write,
+        };
         let now = self.shared.recorder.now();
-        let is_durable = choice == 18;
-        let content = self.shared.history().write(block, (is_zeroes, is_durable), now);
-        let flags = if is_durable { FLAG_FUA } else { 0 };
-        if is_zeroes {
-            return (COMMAND_WRITE_ZEROES, 0, Vec::new());
+        let content = self.shared.history().write(block, kind, now);
+        match kind {
+            Kind::Zeroes => (COMMAND_WRITE_ZEROES, 0, Vec::new()),
+            Kind::Discard => {
+                drawn::note("discard");
+                (COMMAND_TRIM, 0, Vec::new())
+            }
+            Kind::DurableWrite => (COMMAND_WRITE, FLAG_FUA, data(block, content)),
+            Kind::Write => (COMMAND_WRITE, 0, data(block, content)),
         }
-        (COMMAND_WRITE, flags, data(block, content))
     }
 }

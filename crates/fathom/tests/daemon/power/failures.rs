@@ -1,5 +1,5 @@
 //! Devices that fail for a while: some of their writes end with an error, and so the kernel's
-//! write-back of what was acknowledged long ago.
+//! write-back of what was acknowledged long ago; or their flushes do.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,6 +10,7 @@ use rustix::fs::Advice;
 
 use super::BLOCKS;
 use super::client::Shared;
+use super::drawn;
 use super::history;
 use super::life::{Layers, Life};
 use super::recorder::Fault;
@@ -35,30 +36,40 @@ pub fn fail(
     random: &mut fastrand::Rng,
 ) -> (Life, String) {
     let folder = life.socket().parent().unwrap().to_owned();
-    let (device, what, fault) = choose(layers, random);
+    let (device, what, fault) = choose(layers, setup, random);
     shared.history().begin_failures();
-    shared.recorder.fail(device, fault);
+    if let Some(fault) = fault {
+        drawn::note("a device fails writes");
+        shared.recorder.fail(device, fault);
+    } else {
+        drawn::note("a device fails flushes");
+        shared.recorder.fail_flushes(device);
+    }
     let mut text = format!("fail the device {device} for {what}");
     for _ in 0..random.usize(1..4) {
         std::thread::sleep(Duration::from_millis(random.u64(20..300)));
         match random.u8(0..3) {
             0 => drop(Command::new("sync").arg(folder.join(Setup::IMAGE)).output()),
-            1 => evict(&folder),
+            1 => {
+                drawn::note("evict");
+                evict(&folder);
+            }
             _ => {}
         }
     }
     if random.bool() {
+        drawn::note("a kill while a device fails");
         text += ", kill";
         let _ = life.signal(libc::SIGKILL);
         // What nobody has open leaves memory, and its errors with it, if no keepsake holds it.
         let _ = Command::new("sync").arg(folder.join(Setup::IMAGE)).output();
         let _ = std::fs::write("/proc/sys/vm/drop_caches", "2");
         let failed = shared.recorder.mend().to_string();
-        text.extend([", ", &failed, " writes have failed"]);
+        text.extend([", ", &failed, " requests have failed"]);
         life = start(&folder, setup);
     } else {
         let failed = shared.recorder.mend().to_string();
-        text.extend([", ", &failed, " writes have failed"]);
+        text.extend([", ", &failed, " requests have failed"]);
     }
     let begun = Instant::now();
     let mut is_lost = false;
@@ -108,23 +119,31 @@ fn start(folder: &Path, setup: &Setup) -> Life {
     Life::start(folder, setup, setup.fails).unwrap_or_else(|log| panic!("after a failure: {log}"))
 }
 
-/// A device, what fails on it, and how to know that.
-fn choose(layers: Layers, random: &mut fastrand::Rng) -> (usize, String, Fault) {
+/// A device, what fails on it, and how to know that; `None` for its flushes.
+fn choose(
+    layers: Layers,
+    setup: &Setup,
+    random: &mut fastrand::Rng,
+) -> (usize, String, Option<Fault>) {
     let device = match random.u8(0..2) {
         0 if layers.cache.is_some() => CACHE,
         0 if layers.log.is_some() => LOG,
         _ => HOME,
     };
+    // A file system whose journal cannot be flushed accepts no more writes.
+    if setup.is_device[device] && random.bool() {
+        return (device, "flushes".into(), None);
+    }
     if device != HOME && random.bool() {
         let header = HEADERS[random.usize(0..HEADERS.len())];
         let what = format!("{:?}", String::from_utf8_lossy(header));
-        return (device, what, Box::new(move |sector| sector.starts_with(header)));
+        return (device, what, Some(Box::new(move |sector| sector.starts_with(header))));
     }
     // Most writes of the clients are for the first blocks.
     let end = if random.u8(0..3) > 0 { 48 } else { BLOCKS };
     let blocks: Vec<usize> = (0..random.usize(1..12)).map(|_| random.usize(0..end)).collect();
     let what = format!("the blocks {blocks:?}");
-    (device, what, Box::new(move |sector| history::is_of(&blocks, sector)))
+    (device, what, Some(Box::new(move |sector| history::is_of(&blocks, sector))))
 }
 
 /// Has the kernel forget the clean pages of the image.

@@ -13,8 +13,20 @@ struct Write {
     begun: usize,
     acknowledged: usize,
     is_durable: bool,
+    /// Whether it is a discard: from then on, the block may have any earlier content or zeroes, and
+    /// another one each time, until it is written again.
+    is_discard: bool,
     /// When it was found that it has had no effect.
     gone: usize,
+}
+
+/// What a client does to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Write,
+    DurableWrite,
+    Zeroes,
+    Discard,
 }
 
 /// The history of one disk. All blocks begin with the content 0.
@@ -32,7 +44,14 @@ pub struct History {
 
 impl History {
     pub fn new(blocks: usize) -> Self {
-        let first = Write { content: 0, begun: 0, acknowledged: 0, is_durable: true, gone: NEVER };
+        let first = Write {
+            content: 0,
+            begun: 0,
+            acknowledged: 0,
+            is_durable: true,
+            is_discard: false,
+            gone: NEVER,
+        };
         Self {
             blocks: vec![vec![first]; blocks],
             flushes: Vec::new(),
@@ -85,6 +104,7 @@ impl History {
         let shown: Vec<_> = writes
             .map(|write| {
                 let durable = if write.is_durable { " durably" } else { "" };
+                let durable = if write.is_discard { " (a discard)" } else { durable };
                 let acknowledged = match write.acknowledged {
                     NEVER => "?".to_owned(),
                     instant => instant.to_string(),
@@ -95,18 +115,19 @@ impl History {
         shown[shown.len().saturating_sub(12)..].join(", ")
     }
 
-    /// A write of `block` begins, which is durable once it is acknowledged if `is_durable`. Returns
-    /// its content: another one for each write, or zeroes.
-    pub fn write(
-        &mut self,
-        block: usize,
-        (is_zeroes, is_durable): (bool, bool),
-        now: usize,
-    ) -> u32 {
+    /// A write of `block` begins. Returns its content: another one for each write, or zeroes.
+    pub fn write(&mut self, block: usize, kind: Kind, now: usize) -> u32 {
         self.contents += 1;
+        let is_zeroes = matches!(kind, Kind::Zeroes | Kind::Discard);
         let content = if is_zeroes { 0 } else { self.contents };
-        let (begun, acknowledged, gone) = (now, NEVER, NEVER);
-        self.blocks[block].push(Write { content, begun, acknowledged, is_durable, gone });
+        self.blocks[block].push(Write {
+            content,
+            begun: now,
+            acknowledged: NEVER,
+            is_durable: kind == Kind::DurableWrite,
+            is_discard: kind == Kind::Discard,
+            gone: NEVER,
+        });
         content
     }
 
@@ -114,7 +135,7 @@ impl History {
     pub fn acknowledge(&mut self, block: usize, now: usize) {
         let write = self.blocks[block].last_mut().unwrap();
         // Failures have ended meanwhile, and it may have been before.
-        if write.begun >= self.mended {
+        if write.begun >= self.mended && !write.is_discard {
             write.acknowledged = now;
         }
     }
@@ -143,6 +164,14 @@ impl History {
         let Some(found) = number(block, content) else {
             return Err(format!("block {block} is torn or foreign"));
         };
+        if writes[last..].iter().any(|write| write.is_discard) {
+            let is_known = writes.iter().any(|write| write.content == found);
+            return if is_known {
+                Ok(())
+            } else {
+                Err(format!("block {block} has {found}, which it never had"))
+            };
+        }
         let fits = |write: &Write| write.content == found && write.gone == NEVER;
         let Some(at) = writes[last..].iter().rposition(fits) else {
             let writes = self.recent(block, now);
@@ -163,20 +192,43 @@ impl History {
         Ok(())
     }
 
+    /// Whether a discard may be the newest change of `block` after a power loss at `instant`, at
+    /// which the last `lost` flushes may have been in vain. It may have another content without a
+    /// cache or a log then.
+    pub fn is_discarded(&self, block: usize, (instant, lost): (usize, usize)) -> bool {
+        let covered = self.covered(instant, lost);
+        let writes = self.blocks[block].iter().filter(|write| write.begun <= instant);
+        let durable = |write: &Write| {
+            write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
+        };
+        // One that was written later may be lost.
+        writes.fold(false, |is, write| (is && !durable(write)) || write.is_discard)
+    }
+
     /// Checks the content of the disk after a power loss at `instant`, at which the last `lost`
-    /// flushes and durable writes may have been in vain.
+    /// flushes and durable writes may have been in vain, but for the block `rotten`.
     ///
     /// # Errors
     /// The first block with content that cannot be there, and what is wrong.
-    pub fn check(&self, instant: usize, lost: usize, disk: &[u8]) -> Result<(), (usize, String)> {
+    pub fn check(
+        &self,
+        (instant, lost): (usize, usize),
+        rotten: Option<usize>,
+        disk: &[u8],
+    ) -> Result<(), (usize, String)> {
         let covered = self.covered(instant, lost);
         let mut wrong = Vec::new();
-        for (block, writes) in self.blocks.iter().enumerate() {
+        let blocks = self.blocks.iter().enumerate();
+        for (block, writes) in blocks.filter(|(block, _)| Some(*block) != rotten) {
             let is_covered = |write: &Write| {
                 write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
             };
             let first = writes.iter().rposition(is_covered).unwrap_or(0);
-            let can_be = |write: &&Write| write.begun <= instant && write.gone > instant;
+            let is_discarded =
+                writes[first..].iter().any(|write| write.is_discard && write.begun <= instant);
+            let first = if is_discarded { 0 } else { first };
+            let can_be =
+                |write: &&Write| write.begun <= instant && (write.gone > instant || is_discarded);
             let may: Vec<u32> =
                 writes[first..].iter().filter(can_be).map(|write| write.content).collect();
             for sector in disk[block * BLOCK..][..BLOCK].chunks(SECTOR) {
@@ -226,6 +278,12 @@ pub fn number(block: usize, bytes: &[u8]) -> Option<u32> {
 
 /// Whether `bytes` are, or may be, a part of the data of one of `blocks`.
 pub fn is_of(blocks: &[usize], bytes: &[u8]) -> bool {
-    let high = u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
-    high > 0 && blocks.contains(&(high - 1)) && number(high - 1, bytes).is_some()
+    block_of(bytes).is_some_and(|block| blocks.contains(&block))
+}
+
+/// The block of which `sector` is, or may be, a part of the data.
+pub fn block_of(sector: &[u8]) -> Option<usize> {
+    let high = u32::from_le_bytes(sector[4..8].try_into().unwrap()) as usize;
+    let block = high.checked_sub(1)?;
+    number(block, sector).map(|_| block)
 }

@@ -28,6 +28,8 @@ pub const ABSENT: &str = "the disk is absent";
 pub struct Layers {
     /// The mode of the cache.
     pub cache: Option<&'static str>,
+    /// The index of its store; 0 without one.
+    pub store: usize,
     /// The kind of the layer with a log.
     pub log: Option<&'static str>,
     pub is_limited: bool,
@@ -46,10 +48,15 @@ impl Layers {
             let mode = cache.definition.options["mode"].as_str().unwrap_or_default();
             MODES.into_iter().find(|known| *known == mode).expect("a mode that was set")
         });
+        let is_other = |cache: &fathom_control::LayerStatus| {
+            let store = cache.definition.options["store"].as_str();
+            store.is_some_and(|store| store.ends_with(Setup::STORES[1]))
+        };
+        let store = usize::from(find("cache").is_some_and(is_other));
         // The log of a cache is a layer, too.
         let has_own = mode != Some("write-back");
         let log = LOGS.into_iter().find(|kind| has_own && find(kind).is_some());
-        Self { cache: mode, log, is_limited: find("limit").is_some() }
+        Self { cache: mode, store, log, is_limited: find("limit").is_some() }
     }
 }
 
@@ -175,10 +182,12 @@ impl Life {
         if report.refused.is_empty() { Ok(()) } else { Err(report.refused.join("; ")) }
     }
 
-    /// Gives the disk a layer, or other options of it.
-    pub fn set_layer(&self, kind: &str, mode: &str) -> Result<(), String> {
-        let layer = LayerDefinition::new(kind, self.setup.options(kind, &self.folder, mode));
-        self.change(&DiskChange { set_layer: Some(layer), ..DiskChange::default() })
+    /// Gives the disk a layer, or other options of it; see [`Setup::options`].
+    pub fn set_layer(&self, kind: &str, cache: (&str, usize)) -> Result<(), String> {
+        let layer = LayerDefinition::new(kind, self.setup.options(kind, &self.folder, cache));
+        // A cache with another store is refused without it.
+        let replace = kind == "cache";
+        self.change(&DiskChange { set_layer: Some(layer), replace, ..DiskChange::default() })
     }
 
     pub fn remove_layer(&self, kind: &str) -> Result<(), String> {

@@ -5,10 +5,13 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
+use super::drawn;
 use super::history::{self, BLOCK};
 use super::life::{self, Layers, Life};
+use super::recorder::SECTOR;
 use super::setup::Setup;
-use super::volumes::{self, CACHE, HOME, LOG, Volumes};
+use super::steps;
+use super::volumes::{self, CACHE, HOME, LOG, STATE, Volumes};
 use super::{BLOCKS, Change, Recorded, log};
 use crate::nbd::Nbd;
 
@@ -22,6 +25,10 @@ const RECORD: &[u8] = b"WRC2";
 const LOG_BLOCK: usize = 512;
 /// How many instants of the record a message shows.
 const TRACE_LENGTH: usize = 1500;
+/// The bytes of a cache's store that are read at most.
+const CACHE_SIZE: usize = 24 << 20;
+/// The bytes at the beginning of a cache's store in which bytes rot that are not data.
+const CACHE_HEAD: usize = 256 << 10;
 /// The size of a log, in bytes.
 const LOG_SIZE: u64 = 1 << 20;
 
@@ -29,18 +36,44 @@ const LOG_SIZE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub enum Damage {
     None,
-    /// The device of the log, of the cache or of the image is as it was at an instant before the
-    /// daemon last opened the log or cache. A log may be refused then.
+    /// The device of the log, of the cache, of the image or of the daemon's state is as it was at
+    /// an instant before the daemon last opened the log or cache. A log may be refused then.
     Old(usize, usize),
     /// A byte of the log has another value. The disk may be refused then. If it is in one of the
     /// last records, which nothing proves to have been durable, these are lost.
     Rotten,
+    /// A byte of the cache has another value. That is without effect, unless it is in the log of
+    /// the cache.
+    RottenCache,
+    /// A byte of a block of the image has another value. That block is lost, or the disk is
+    /// refused.
+    RottenHome,
     /// The image has another name, and the configuration names it and the layers. A log that is
     /// refused is kept.
     Renamed,
     /// The image is a copy of what it was: with its attributes, or without. A block device loses
     /// its mark. A log that is refused is kept.
     Copied(bool),
+}
+
+impl Damage {
+    /// The kind of the event.
+    pub fn kind(&self, setup: &Setup) -> &'static str {
+        match self {
+            Self::None => "power loss",
+            Self::Old(LOG, _) => "an old log",
+            Self::Old(CACHE, _) => "an old cache",
+            Self::Old(HOME, _) => "an old image",
+            Self::Old(..) => "an old folder of the state",
+            Self::Rotten => "a byte rots in a log",
+            Self::RottenCache => "a byte rots in a cache",
+            Self::RottenHome => "a byte rots in the image",
+            Self::Renamed => "rename",
+            Self::Copied(true) => "copy with attributes",
+            Self::Copied(false) if setup.is_device[HOME] => "lose the mark of a device",
+            Self::Copied(false) => "copy without attributes",
+        }
+    }
 }
 
 impl Recorded {
@@ -72,7 +105,7 @@ impl Recorded {
         let before = |opening: &str| {
             let opens = |change: &&Change| {
                 change.instant < instant
-                    && ["restart", "kill", opening].contains(&change.text.as_str())
+                    && ["restart", "kill", "replace", opening].contains(&change.text.as_str())
             };
             self.changes.iter().rfind(opens).map_or(0, |change| change.instant)
         };
@@ -80,7 +113,7 @@ impl Recorded {
         let may = &self.change(instant).may;
         let has_log = may.iter().all(Layers::has_log);
         let is_file = !self.setup.is_device[HOME];
-        let mut possible = Vec::new();
+        let mut possible = vec![Damage::None, Damage::RottenHome];
         if has_log && log > 0 {
             possible.push(Damage::Old(LOG, self.with_log(log, random)));
             possible.push(Damage::Old(LOG, self.with_log(log, random)));
@@ -89,19 +122,22 @@ impl Recorded {
         }
         if may.iter().all(|layers| layers.cache.is_some()) && cache > 0 {
             possible.push(Damage::Old(CACHE, self.with_log(cache, random)));
+            possible.push(Damage::RottenCache);
         }
         if is_file && log > 0 && may.iter().all(|layers| layers.log == Some("wal")) {
             possible.push(Damage::Old(HOME, random.usize(0..log)));
         }
         possible.push(Damage::Copied(is_file && random.bool()));
-        // While layers are being changed, the operator does not know which to configure.
-        if is_file && may.len() == 1 {
+        if is_file {
             possible.push(Damage::Renamed);
+            // The marks of devices are in this folder.
+            possible.push(Damage::Old(STATE, random.usize(0..instant)));
         }
-        if possible.is_empty() || random.u8(0..3) == 0 {
+        if random.u8(0..4) == 0 {
             return Damage::None;
         }
-        possible[random.usize(0..possible.len())]
+        let kind = |damage: &Damage| damage.kind(&self.setup);
+        drawn::choose(possible, kind, random).unwrap_or(Damage::None)
     }
 }
 
@@ -120,24 +156,48 @@ pub fn lose_power(
     if let Damage::Old(device, instant) = damage {
         contents[device] = recorder.after_power_loss(instant, |_| true).swap_remove(device);
     }
+    let rotten = match damage {
+        Damage::RottenHome => rot_home(&mut contents[HOME], random),
+        _ => None,
+    };
     volumes.replace(contents, recorder, random);
-    if let Damage::Rotten = damage {
-        rot(volumes, &recorded.setup, random);
+    match damage {
+        Damage::Rotten => rot(volumes, &recorded.setup, random),
+        Damage::RottenCache => rot_cache(volumes, &recorded.setup, random),
+        _ => {}
     }
     let change = recorded.change(instant);
-    let setup = move_image(volumes, &recorded.setup, damage, change);
+    let setups = move_image(volumes, &recorded.setup, damage, change);
     let context = format!("{shares:?} after {:?}", change.text);
     life::kill_keepers(volumes.path());
-    let life = match Life::start(volumes.path(), &setup, false) {
+    let has_log_in_cache = change.may.iter().any(|layers| layers.cache == Some("write-back"));
+    let may_be_refused = match damage {
+        Damage::Old(..) | Damage::Rotten | Damage::RottenHome => true,
+        Damage::RottenCache => has_log_in_cache,
+        _ => false,
+    };
+    let mut setup = setups[0];
+    let mut started = Life::start(volumes.path(), &setup, false);
+    for other in &setups[1..] {
+        // The operator configures what the disk had otherwise.
+        if started.is_err() {
+            setup = *other;
+            started = Life::start(volumes.path(), &setup, false);
+        }
+    }
+    let life = match started {
         Ok(life) => life,
         Err(log) => {
+            // It was being removed then, and the log still has its changes.
+            if log == life::ABSENT && matches!(damage, Damage::Old(STATE, _)) {
+                return Ok(());
+            }
             if log == life::ABSENT && change.text == "remove and add" {
                 let image = std::fs::read(volumes.path().join(setup.image())).unwrap();
-                let checked = recorded.shared.history().check(instant, 0, &image);
+                let checked = recorded.shared.history().check((instant, 0), rotten, &image);
                 return checked
                     .map_err(|error| format!("{context}: without the disk: {}", error.1));
             }
-            let may_be_refused = matches!(damage, Damage::Old(..) | Damage::Rotten);
             if may_be_refused && change.may.iter().any(Layers::has_log) {
                 return Ok(());
             }
@@ -149,21 +209,28 @@ pub fn lose_power(
         return Ok(());
     }
     let layers = life.layers();
-    if !change.may.contains(&layers) {
+    if !change.may.contains(&layers) && !matches!(damage, Damage::Old(STATE, _)) {
         return Err(format!("{context}: the disk has {layers:?}"));
     }
-    let lost = if matches!(damage, Damage::Rotten) { UNPROVED_MAX } else { 0 };
-    let result = check(life, layers, recorded, &setup, (instant, lost), volumes);
+    let may_lose = matches!(damage, Damage::Rotten)
+        || matches!(damage, Damage::RottenCache) && has_log_in_cache;
+    let lost = if may_lose { UNPROVED_MAX } else { 0 };
+    let result = check(life, layers, recorded, &setup, (instant, lost), rotten, volumes);
     result.map_err(|error| format!("{context} with {layers:?}: {error}\n{}", last_lines(volumes)))
 }
 
-/// Renames or copies the image. Returns what the daemon gets.
-fn move_image(volumes: &Volumes, setup: &Setup, damage: Damage, change: &Change) -> Setup {
+/// Renames or copies the image. Returns what the daemon gets: several if the operator does not know
+/// which layers to configure, because they were being changed.
+fn move_image(volumes: &Volumes, setup: &Setup, damage: Damage, change: &Change) -> Vec<Setup> {
     let (image, other) = (volumes.path().join(Setup::IMAGE), volumes.path().join(Setup::RENAMED));
     match damage {
         Damage::Renamed => {
             std::fs::rename(image, other).unwrap();
-            Setup { renamed: Some(change.may[0]), keeps_log: true, ..*setup }
+            let with =
+                |layers: &Layers| Setup { renamed: Some(*layers), keeps_log: true, ..*setup };
+            let mut setups: Vec<_> = change.may.iter().map(with).collect();
+            setups.dedup_by_key(|setup| setup.renamed);
+            setups
         }
         Damage::Copied(_) if setup.is_device[HOME] => {
             let marks = std::fs::read_dir(volumes.path().join("state/marks"));
@@ -172,16 +239,17 @@ fn move_image(volumes: &Volumes, setup: &Setup, damage: Damage, change: &Change)
                     std::fs::remove_file(file).unwrap();
                 }
             }
-            Setup { keeps_log: true, ..*setup }
+            vec![Setup { keeps_log: true, ..*setup }]
         }
         Damage::Copied(has_attributes) => {
+            steps::make_room(volumes.path());
             let option = if has_attributes { "-a" } else { "--sparse=always" };
             let status = Command::new("cp").arg(option).args([&image, &other]).status().unwrap();
             assert!(status.success());
             std::fs::rename(other, image).unwrap();
-            Setup { keeps_log: true, ..*setup }
+            vec![Setup { keeps_log: true, ..*setup }]
         }
-        _ => *setup,
+        _ => vec![*setup],
     }
 }
 
@@ -215,6 +283,37 @@ fn rot(volumes: &Volumes, setup: &Setup, random: &mut fastrand::Rng) {
     }
 }
 
+/// Changes a byte of each store of a cache: of a block, or of what comes before all blocks.
+fn rot_cache(volumes: &Volumes, setup: &Setup, random: &mut fastrand::Rng) {
+    for name in &Setup::STORES[..setup.stores()] {
+        let path = volumes.path().join(name);
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut content = vec![0; CACHE_SIZE];
+        let length = file.read_at(&mut content, 0).unwrap();
+        let place = match random_sector(&content[..length], random) {
+            Some((place, _)) if random.bool() => place,
+            _ => random.usize(0..length.min(CACHE_HEAD)),
+        };
+        file.write_all_at(&[content[place] ^ 1 << random.u8(0..8)], place as u64).unwrap();
+    }
+}
+
+/// Changes a byte of the data of a block. Returns the block.
+fn rot_home(content: &mut [u8], random: &mut fastrand::Rng) -> Option<usize> {
+    let (place, block) = random_sector(content, random)?;
+    content[place + random.usize(0..SECTOR)] ^= 1 << random.u8(0..8);
+    Some(block)
+}
+
+/// A sector with the data of a block, and the block.
+fn random_sector(content: &[u8], random: &mut fastrand::Rng) -> Option<(usize, usize)> {
+    let sectors = content.chunks_exact(SECTOR).enumerate();
+    let block = |sector: &[u8]| history::block_of(sector).filter(|block| *block < BLOCKS);
+    let found: Vec<_> =
+        sectors.filter_map(|(at, sector)| Some((at * SECTOR, block(sector)?))).collect();
+    if found.is_empty() { None } else { Some(found[random.usize(0..found.len())]) }
+}
+
 fn last_lines(volumes: &Volumes) -> String {
     let text = log(volumes);
     let lines: Vec<&str> = text.lines().collect();
@@ -222,19 +321,20 @@ fn last_lines(volumes: &Volumes) -> String {
 }
 
 /// Reads the disk twice, flushes it, removes its layers, reads it again, and compares it with its
-/// image after the end.
+/// image after the end. The block `rotten` may have anything.
 fn check(
     life: Life,
     layers: Layers,
     recorded: &Recorded,
     setup: &Setup,
     (instant, lost): (usize, usize),
+    rotten: Option<usize>,
     volumes: &Volumes,
 ) -> Result<(), String> {
     let mut nbd = Nbd::try_connect(&life.socket(), "a").unwrap();
     let length = (BLOCKS * BLOCK) as u32;
     let content = nbd.read(0, length);
-    let checked = recorded.shared.history().check(instant, lost, &content);
+    let checked = recorded.shared.history().check((instant, lost), rotten, &content);
     checked.map_err(|(block, error)| {
         let find = |sector: &[u8]| {
             history::number(block, sector).filter(|_| history::is_of(&[block], sector))
@@ -246,6 +346,11 @@ fn check(
     let same = |other: &[u8], what: &str| {
         let differs =
             |block: &usize| content[block * BLOCK..][..BLOCK] != other[block * BLOCK..][..BLOCK];
+        let history = recorded.shared.history();
+        let is_known = |block: &usize| {
+            Some(*block) != rotten && !history.is_discarded(*block, (instant, lost))
+        };
+        let differs = |block: &usize| is_known(block) && differs(block);
         let blocks: Vec<_> = (0..BLOCKS).filter(differs).collect();
         if blocks.is_empty() {
             return Ok(());
@@ -253,6 +358,8 @@ fn check(
         Err(format!("{what}: other content in the blocks {blocks:?}"))
     };
     same(&nbd.read(0, length), "read twice")?;
+    // A full file system has not kept it from being served.
+    steps::make_room(volumes.path());
     if recorded.setup.fails && life.has_lost_writes() {
         life.recover().map_err(|(reason, _)| reason)?;
         same(&nbd.read(0, length), "after the recovery")?;

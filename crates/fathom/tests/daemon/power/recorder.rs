@@ -50,13 +50,15 @@ struct Device {
     /// The content at the beginning of the record.
     base: Vec<u8>,
     fault: Option<Fault>,
+    /// Whether its flushes fail.
+    fails_flushes: bool,
 }
 
 #[derive(Default)]
 struct Record {
     devices: Vec<Device>,
     events: Vec<Event>,
-    /// How many writes have failed.
+    /// How many writes and flushes have failed.
     failed: usize,
 }
 
@@ -85,7 +87,12 @@ impl Recorder {
         let mut record = self.record();
         let device = record.devices.len();
         let content = vec![0; size];
-        record.devices.push(Device { base: Vec::new(), content, fault: None });
+        record.devices.push(Device {
+            base: Vec::new(),
+            content,
+            fault: None,
+            fails_flushes: false,
+        });
         drop(record);
         let recorder = self.clone();
         std::thread::spawn(move || {
@@ -160,11 +167,16 @@ impl Recorder {
         self.record().devices[device].fault = Some(fault);
     }
 
-    /// No write fails any more. Returns how many have failed.
+    /// From now on, the flushes of `device` fail: nobody knows what they have made durable.
+    pub fn fail_flushes(&self, device: usize) {
+        self.record().devices[device].fails_flushes = true;
+    }
+
+    /// No write and no flush fails any more. Returns how many have failed.
     pub fn mend(&self) -> usize {
         let mut record = self.record();
         for device in &mut record.devices {
-            device.fault = None;
+            (device.fault, device.fails_flushes) = (None, false);
         }
         std::mem::take(&mut record.failed)
     }
@@ -240,7 +252,8 @@ impl Recorder {
                     }
                 }
                 2 => return Ok(()),
-                3 => self.flush(device),
+                3 if !self.flush(device) => error = IO_ERROR,
+                3 => {}
                 other => panic!("command {other}"),
             }
             let mut reply = REPLY_MAGIC.to_be_bytes().to_vec();
@@ -274,13 +287,19 @@ impl Recorder {
         true
     }
 
-    fn flush(&self, device: usize) {
+    /// Returns whether it has succeeded.
+    fn flush(&self, device: usize) -> bool {
         let mut record = self.record();
+        if record.devices[device].fails_flushes {
+            record.failed += 1;
+            return false;
+        }
         let begun = record.events.len();
         record.events.push(Event::Mark);
         drop(record);
         std::thread::yield_now();
         self.record().events.push(Event::Flushed { device, begun });
+        true
     }
 }
 

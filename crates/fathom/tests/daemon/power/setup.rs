@@ -26,17 +26,24 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn draw(random: &mut fastrand::Rng) -> Self {
-        let is_device = [(); 3].map(|()| random.u8(0..3) == 0);
-        Self { fails: random.bool(), is_device, renamed: None, keeps_log: false }
+    /// Devices fail with every other seed. With one of four seeds, all have file systems; with
+    /// another one, the image is a device.
+    pub fn draw(seed: u64, random: &mut fastrand::Rng) -> Self {
+        let mut is_device = [(); 3].map(|()| random.u8(0..3) == 0);
+        match seed % 4 {
+            0 => is_device = [false; 3],
+            3 => is_device[HOME] = true,
+            _ => {}
+        }
+        Self { fails: seed % 2 == 1, is_device, renamed: None, keeps_log: false }
     }
 
     /// The name below the mount points of the disk's image, or of a link to its device.
     pub const IMAGE: &str = "home/a.img";
     /// The image's other name.
     pub const RENAMED: &str = "home/b.img";
-    /// The same for the store of the cache.
-    pub const STORE: &str = "cache/store";
+    /// The same for the stores of caches. A device has only the first.
+    pub const STORES: [&str; 2] = ["cache/store", "cache/other"];
     /// The link to a device with both logs.
     pub const LOGS: &str = "log/volume";
 
@@ -64,8 +71,9 @@ impl Setup {
         let limit = layers.is_limited.then_some("limit");
         let cache = layers.cache.map(|_| "cache");
         let kinds = [limit, cache, layers.log].into_iter().flatten();
-        let mode = layers.cache.unwrap_or_default();
-        let layers = kinds.map(|kind| LayerDefinition::new(kind, self.options(kind, folder, mode)));
+        let cache = (layers.cache.unwrap_or_default(), layers.store);
+        let layers =
+            kinds.map(|kind| LayerDefinition::new(kind, self.options(kind, folder, cache)));
         DiskDefinition {
             name: "a".into(),
             image: Some(folder.join(self.image())),
@@ -83,11 +91,11 @@ impl Setup {
         format!("layers = [{}]\n", layers.collect::<Vec<_>>().join(", "))
     }
 
-    /// Options of the layer `kind`.
-    pub fn options(&self, kind: &str, folder: &Path, mode: &str) -> Value {
+    /// Options of the layer `kind`. A cache has this mode, and the store with this index.
+    pub fn options(&self, kind: &str, folder: &Path, (mode, store): (&str, usize)) -> Value {
         let path = |name: &str| folder.join(name).display().to_string();
         if kind == "cache" {
-            return json!({ "store": path(Self::STORE), "mode": mode, "age": "300ms" });
+            return json!({ "store": path(Self::STORES[store]), "mode": mode, "age": "300ms" });
         }
         if kind == "limit" {
             return json!({ "total_iops_sec": 1_000_000 });
@@ -101,12 +109,17 @@ impl Setup {
         json!({ "log": path(file), "offset": offset, "size": "1M", "age": "200ms" })
     }
 
+    /// The number of stores of caches.
+    pub fn stores(&self) -> usize {
+        if self.is_device[CACHE] { 1 } else { 2 }
+    }
+
     /// The link to the device of the volume with this index; `None` if it is a file system.
     pub fn link(&self, volume: usize) -> Option<&'static str> {
         match volume {
             HOME if self.is_device[HOME] => Some(Self::IMAGE),
             LOG if self.is_device[LOG] => Some(Self::LOGS),
-            CACHE if self.is_device[CACHE] => Some(Self::STORE),
+            CACHE if self.is_device[CACHE] => Some(Self::STORES[0]),
             _ => None,
         }
     }

@@ -1,48 +1,115 @@
 //! The changes of a disk in use.
 
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
 use fathom_control::OffloadAction;
+use rustix::fs::FallocateFlags;
 
 use super::BLOCKS;
+use super::drawn;
 use super::history::BLOCK;
 use super::life::{LOGS, Layers, Life, MODES};
 use super::setup::Setup;
-use super::volumes::HOME;
+use super::volumes::{CACHE, HOME, LOG, NAMES, STATE};
 use crate::nbd::Nbd;
 
 /// By how much the disk grows, in bytes.
 const GROWTH: usize = 256 << 10;
+/// The file that fills a file system.
+const FILLER: &str = "filler";
+/// The steps that fill the file systems.
+const FILLS: [&str; 4] = ["fill home", "fill log", "fill cache", "fill state"];
 
-/// A change, and the layers after it.
-pub fn step(now: Layers, random: &mut fastrand::Rng) -> (Layers, String) {
-    match random.u8(0..16) {
-        0 => (now, "restart".into()),
-        1 => (now, "kill".into()),
+/// A change of the disk, and the layers after it.
+type Step = (Layers, &'static str);
+
+/// A change, and the layers after it. `full` is the volume whose file system is full.
+pub fn step(now: Layers, setup: &Setup, full: Option<usize>, random: &mut fastrand::Rng) -> Step {
+    let mut possible = vec![(now, "kill")];
+    if full.is_some() {
+        possible.extend([(now, "make room"); 4]);
+    } else {
+        let fills = FILLS.into_iter().enumerate();
+        let has_files = |(volume, _): &(usize, _)| setup.link(*volume).is_none();
+        possible.extend(fills.filter(has_files).map(|(_, fill)| (now, fill)));
+        possible.extend([(now, "restart"), (now, "remove and add")]);
         // The configuration has no layers.
-        2 => (Layers::default(), "reload".into()),
-        3..6 => match now.cache {
-            None => {
-                let mode = MODES[random.usize(0..if now.log.is_some() { 2 } else { 3 })];
-                (Layers { cache: Some(mode), ..now }, "attach".into())
-            }
-            Some(_) => (Layers { cache: None, ..now }, "detach".into()),
-        },
-        6 if now.cache.is_some() && now.log.is_none() => {
-            (Layers { cache: Some(MODES[random.usize(0..3)]), ..now }, "mode".into())
+        possible.push((Layers::default(), "reload"));
+        if !setup.is_device[HOME] {
+            possible.extend([(now, "resize"); 2]);
         }
-        7 | 8 if now.cache != Some("write-back") => match now.log {
+    }
+    possible.push((Layers { is_limited: !now.is_limited, ..now }, "limit"));
+    // What is taken away has to be written home first.
+    let can_go_home = full != Some(HOME) && full != Some(CACHE);
+    match now.cache {
+        None => {
+            let mode = MODES[random.usize(0..if now.log.is_some() { 2 } else { 3 })];
+            let store = random.usize(0..setup.stores());
+            possible.extend([(Layers { cache: Some(mode), store, ..now }, "attach"); 3]);
+        }
+        Some(_) if can_go_home => {
+            possible.extend([(Layers { cache: None, store: 0, ..now }, "detach"); 2]);
+            let mode = MODES[random.usize(0..if now.log.is_some() { 2 } else { 3 })];
+            if now.log.is_none() {
+                possible.push((Layers { cache: Some(mode), ..now }, "mode"));
+            }
+            if setup.stores() > 1 {
+                let store = 1 - now.store;
+                possible.push((Layers { cache: Some(mode), store, ..now }, "replace"));
+            }
+        }
+        Some(_) => {}
+    }
+    if now.cache != Some("write-back") {
+        match now.log {
             None => {
                 let kind = LOGS[random.usize(0..2)];
-                (Layers { log: Some(kind), ..now }, "add log".into())
+                possible.extend([(Layers { log: Some(kind), ..now }, "add log"); 2]);
             }
-            Some(_) => (Layers { log: None, ..now }, "remove log".into()),
-        },
-        9 | 10 if now.log == Some("offload") => {
-            (now, ["offload start", "offload stop"][random.usize(0..2)].into())
+            Some(_) if can_go_home => {
+                possible.extend([(Layers { log: None, ..now }, "remove log"); 2]);
+            }
+            Some(_) => {}
         }
-        12 => (Layers { is_limited: !now.is_limited, ..now }, "limit".into()),
-        13 => (now, "remove and add".into()),
-        14 | 15 => (now, "resize".into()),
-        _ => (now, "nothing".into()),
+    }
+    if now.log == Some("offload") {
+        possible.extend([(now, "offload start"), (now, "offload stop")]);
+    }
+    let step = drawn::choose(possible, |step| step.1, random).expect("a kill is possible");
+    drawn::note(step.1);
+    step
+}
+
+/// The volume whose file system is full after a step.
+pub fn full_after(full: Option<usize>, step: &str) -> Option<usize> {
+    match step {
+        "make room" => None,
+        _ => FILLS.iter().position(|fill| *fill == step).or(full),
+    }
+}
+
+fn filler(folder: &Path, volume: usize) -> PathBuf {
+    folder.join(NAMES[volume]).join(FILLER)
+}
+
+/// Takes all space of a file system.
+fn fill(folder: &Path, volume: usize) {
+    let file = File::create(filler(folder, volume)).unwrap();
+    let (mut length, mut step) = (0, 16 << 20);
+    while step >= BLOCK as u64 {
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), length, step) {
+            Ok(()) => length += step,
+            Err(_) => step /= 2,
+        }
+    }
+}
+
+/// Frees what [`fill`] has taken, if there is a full file system.
+pub fn make_room(folder: &Path) {
+    for volume in [HOME, LOG, CACHE, STATE] {
+        let _ = std::fs::remove_file(filler(folder, volume));
     }
 }
 
@@ -69,6 +136,7 @@ pub fn carry_out(
     text: &str,
 ) -> (Life, Result<(), String>) {
     let folder = life.socket().parent().unwrap().to_owned();
+    let cache = (next.cache.unwrap_or_default(), next.store);
     let result = match text {
         "restart" | "kill" => {
             life.end(text == "restart");
@@ -77,17 +145,24 @@ pub fn carry_out(
             return (life, Ok(()));
         }
         "reload" => life.reload(),
-        "limit" if next.is_limited => life.set_layer("limit", ""),
+        "limit" if next.is_limited => life.set_layer("limit", cache),
         "limit" => life.remove_layer("limit"),
         "remove and add" => life.replace(now),
-        "resize" if !setup.is_device[HOME] => resize(&life),
-        "attach" | "mode" => life.set_layer("cache", next.cache.unwrap()),
+        "resize" => resize(&life),
+        "attach" | "mode" | "replace" => life.set_layer("cache", cache),
         "detach" => life.remove_layer("cache"),
-        "add log" => life.set_layer(next.log.unwrap(), ""),
+        "add log" => life.set_layer(next.log.unwrap(), cache),
         "remove log" => life.remove_layer(now.log.unwrap()),
         "offload start" => life.offload(OffloadAction::Start),
         "offload stop" => life.offload(OffloadAction::Stop),
-        _ => Ok(()),
+        "make room" => {
+            make_room(&folder);
+            Ok(())
+        }
+        _ => {
+            fill(&folder, full_after(None, text).expect("a step that fills"));
+            Ok(())
+        }
     };
     (life, result)
 }

@@ -20,6 +20,8 @@ pub const HOME: usize = 0;
 pub const LOG: usize = 1;
 /// The index of the device of caches.
 pub const CACHE: usize = 2;
+/// The index of the device of the daemon's state.
+pub const STATE: usize = 3;
 /// The size of each device, in bytes.
 pub const SIZES: [usize; 4] = [20 << 20, 16 << 20, 24 << 20, 12 << 20];
 const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(2);
