@@ -394,3 +394,32 @@ fn comments_wrap_at_100_columns() {
     }
     assert!(found.is_empty(), "{} wide comments: {found:#?}", found.len());
 }
+
+/// The negative controls of `scripts/mutants`: each fits the code, and each rule has one, or the
+/// reason why it has none.
+#[test]
+fn mutants_fit_the_code() {
+    let text = include_str!("mutants.toml");
+    let table: toml::Table = text.parse().unwrap();
+    let rows = |name: &str| table[name].as_array().unwrap().iter();
+    let of = |row: &toml::Value, key: &str| row[key].as_str().unwrap().to_owned();
+    let mut names = BTreeSet::new();
+    for mutant in rows("mutant") {
+        let (name, file, search) = (of(mutant, "name"), of(mutant, "file"), of(mutant, "search"));
+        let code = fs::read_to_string(root().join(&file)).unwrap();
+        assert_eq!(code.matches(&search).count(), 1, "{name}: its text is not once in {file}");
+        let replacement = of(mutant, "replace");
+        let mut words = replacement.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        assert!(words.any(|word| word == "ON"), "{name} cannot be off");
+        assert!(!of(mutant, "does").is_empty() && of(mutant, "test").contains("--"), "{name}");
+        assert!(names.insert(name.clone()), "there are two mutants {name}");
+    }
+    let ruled: BTreeSet<_> = rows("mutant").map(|it| it["rule"].as_integer().unwrap()).collect();
+    let mut rules = BTreeSet::new();
+    for rule in rows("rule") {
+        let number = rule["number"].as_integer().unwrap();
+        assert!(rules.insert(number) && !of(rule, "text").is_empty());
+        assert_ne!(ruled.contains(&number), rule.get("untested").is_some(), "rule {number}");
+    }
+    assert!(ruled.is_subset(&rules));
+}

@@ -173,6 +173,34 @@ fn the_process_bears_garbage_and_its_own_end() {
     until("the end of the process", || !is_held(folder.path()));
 }
 
+/// A disk is taken from the configuration while the daemon is dead: the next one records what the
+/// keepsake of its image tells, and releases it, so that the file system can be unmounted.
+#[test]
+fn nothing_is_kept_of_a_file_that_no_disk_has_any_more() {
+    let Some(device) = FaultyDevice::new() else { return };
+    let image = device.image("a.img", 64);
+    let daemon = Daemon::start(&disk_over_nbd(&image, ""));
+    let mut nbd = connect(&daemon.path(""));
+    let mut folder = None;
+    lose(&device, &image, || {
+        acknowledge(&mut nbd);
+        folder = Some(kill(daemon));
+    });
+    let has_record =
+        || rustix::fs::getxattr(&image, c"user.fathom.writes-lost", &mut [0; 256][..]).is_ok();
+    assert!(!has_record());
+    let daemon = Daemon::start_in(
+        folder.unwrap(),
+        "[[disk]]\nname = \"b\"\nmemory = \"1M\"\n[[nbd]]\naddress = \"unix:nbd.sock\"\n",
+    );
+    until("the record of the loss", has_record);
+    until("the end of the keepsake", || {
+        let mut unmount = Command::new("umount");
+        unmount.arg(device.mount()).stderr(Stdio::null()).status().unwrap().success()
+    });
+    daemon.end();
+}
+
 /// Without a keepsake, nothing tells of the loss.
 #[test]
 fn nothing_outlives_a_daemon_that_is_told_so() {
