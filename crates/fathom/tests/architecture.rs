@@ -303,8 +303,9 @@ fn features_stand_on_each_other_without_a_circle() {
     }
 }
 
-/// What the parts of the daemon that serve features know of one by name, by file. It is mostly the log
-/// of a disk: which definition of a disk applies after a crash depends on the log with its changes.
+/// What the parts of the daemon that serve features know of one by name, by file. It is mostly the
+/// log of a disk: which definition of a disk applies after a crash depends on the log with its
+/// changes.
 /// A new feature does not come here.
 const KNOWN_BY_NAME: [(&str, &str); 6] = [
     ("configuration/layers/mod.rs", "log"),
