@@ -102,7 +102,7 @@ impl Sender {
         }
     }
 
-    /// QueryCounts the waiting rows as lost.
+    /// Counts the waiting rows as lost.
     fn abandon_rest(&self, outbox: &Outbox) -> bool {
         add(&self.counts.lost, outbox.take(usize::MAX).len() as u64);
         false
