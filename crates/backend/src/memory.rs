@@ -159,7 +159,7 @@ impl Shared {
 
     /// Waits until each queue has completed its current request. Returns false if one takes too
     /// long.
-    fn settle(&self) -> bool {
+    fn await_queues(&self) -> bool {
         let end = Instant::now() + SHRINK_TIME_MAX;
         // Queues that are opened later see the current capacity.
         let queues = self.queues().clone();
@@ -305,7 +305,7 @@ impl Backend for Memory {
         if capacity < before {
             // The capacity before the counts; see the module documentation.
             fence(Ordering::SeqCst);
-            if !self.shared.settle() {
+            if !self.shared.await_queues() {
                 self.shared.capacity.store(before, Ordering::Relaxed);
                 return Err(ErrorKind::Io);
             }

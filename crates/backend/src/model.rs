@@ -191,7 +191,12 @@ impl ModelQueue {
 
     /// Passes the outcome on if the modelled disk has completed the request, and otherwise holds it
     /// until then.
-    fn settle(&mut self, mut request: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+    fn pass_or_hold(
+        &mut self,
+        mut request: Box<Request>,
+        outcome: Outcome,
+        next: &mut Crossing<'_>,
+    ) {
         let number = *next.word(&mut request);
         let now_ns = next.now_ns();
         let mut state = self.state();
@@ -225,13 +230,13 @@ impl LayerQueue for ModelQueue {
         if *next.word(&mut request) == 0 {
             next.complete(request, outcome);
         } else {
-            self.settle(request, outcome, next);
+            self.pass_or_hold(request, outcome, next);
         }
     }
 
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
         match outcome {
-            Some(outcome) => self.settle(request, outcome, next),
+            Some(outcome) => self.pass_or_hold(request, outcome, next),
             None => next.submit(request),
         }
     }

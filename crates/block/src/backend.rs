@@ -102,12 +102,13 @@ pub trait Backend: Send + Sync {
     fn recover(&self) -> io::Result<()>;
 
     /// Called when a disk with this store is not served any more: its layers have
-    /// [settled](crate::Layer::settle), and no queue has a request in flight. A store with a state
-    /// that outlives the daemon makes it durable here. Blocks for about `limit` at most.
+    /// [saved their states](crate::Layer::save_state), and no queue has a request in flight. A
+    /// store with a state that outlives the daemon makes it durable here. Blocks for about `limit`
+    /// at most.
     ///
     /// # Errors
     /// When the state is not complete. That costs time later, but no data.
-    fn settle(&self, limit: Duration) -> io::Result<()> {
+    fn save_state(&self, limit: Duration) -> io::Result<()> {
         let _ = limit;
         Ok(())
     }

@@ -92,7 +92,7 @@ pub trait Layer: Send + Sync {
     ///
     /// # Errors
     /// When the state is not complete. That costs time later, but no data.
-    fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+    fn save_state(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         let _ = (disk, limit);
         Ok(())
     }

@@ -237,7 +237,7 @@ impl Stack {
     }
 
     /// Submits `request` as one of a batch, which reaches the back end with
-    /// [`settle`](Self::settle).
+    /// [`run_round`](Self::run_round).
     pub fn begin(&mut self, mut request: Box<Request>, reactor: &Reactor) {
         debug_assert_eq!(request.origin, 0, "a front end submits its own requests");
         debug_assert!(!self.is_closed, "a queue that closes takes no requests");
@@ -279,7 +279,7 @@ impl Stack {
 
     /// Passes the requests that have come up to the observers of the head, and then to the front
     /// end.
-    fn leave(&mut self) {
+    fn hand_up(&mut self) {
         let moment = Moment { clock: &self.clock, round_ns: &self.round_ns };
         observe_up(&mut self.layers[..self.head], 0, &mut self.leaving, moment);
         self.completed.extend(self.leaving.drain(..));
@@ -291,7 +291,7 @@ impl Stack {
     /// # Errors
     /// When the kernel refuses the reactor's ring itself. Completed requests have been passed up
     /// even then.
-    pub fn settle(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+    pub fn run_round(&mut self, reactor: &mut Reactor) -> io::Result<()> {
         self.send(reactor);
         let submitted = reactor.submit();
         self.update_round(reactor);
@@ -469,7 +469,7 @@ impl Stack {
             self.rise();
         }
         if !self.leaving.is_empty() {
-            self.leave();
+            self.hand_up();
         }
         if !self.holding.is_empty() {
             for mut held in self.holding.drain(..) {

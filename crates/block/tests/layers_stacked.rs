@@ -292,7 +292,7 @@ fn read_together(bench: &mut Bench, offsets: &[u64]) {
         bench.stack.begin(request, &bench.reactor);
     }
     assert!(bench.record.take().is_empty(), "they wait for each other");
-    bench.stack.settle(&mut bench.reactor).unwrap();
+    bench.stack.run_round(&mut bench.reactor).unwrap();
 }
 
 /// The calls `down` and then `up`, each for the reads at 0 and 512 before the next one.

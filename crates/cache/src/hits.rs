@@ -76,7 +76,7 @@ impl Hits {
 
     /// Passes on what waits: the queue is about to use a replacement under a lock.
     #[inline]
-    pub fn settle(&mut self) {
+    pub fn pass_on(&mut self) {
         if let (Some(learner), false) = (&self.learner, self.waiting.is_empty()) {
             learner.observe_all(&mut self.waiting, 0);
         }
@@ -113,12 +113,12 @@ mod tests {
                         settled += 1;
                         hits.observe(key, &access, step * 100_000);
                     } else {
-                        hits.settle();
+                        hits.pass_on();
                         both[1].hit(slot, key, &access);
                     }
                     continue;
                 }
-                hits.settle();
+                hits.pass_on();
                 let admits = both.each_mut().map(|replacement| replacement.admits(key, &access));
                 assert_eq!(admits[0], admits[1]);
                 if !admits[0] {
@@ -157,7 +157,7 @@ mod tests {
         hits.observe(0, &access, 0);
         other.observe(0, &access, 0);
         assert!(hits.waiting.is_empty() && other.waiting.len() == 1);
-        other.settle();
+        other.pass_on();
         assert!(other.waiting.is_empty());
     }
 

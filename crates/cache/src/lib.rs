@@ -8,6 +8,7 @@
 //!   [`RecentCurve`]: that of the last hours.
 //! - [`BlockAccess`]: what is known of a request for a block; [`MissCost`]: what its miss costs.
 //! - [`Simulation`]: a cache without data.
+//! - [`CacheCounts`], [`BlockCounts`]: what a cache counts, with the names of the metrics.
 //! - [`format`](mod@format): the bytes of a cache on a volume that outlives the daemon.
 //! - [`Inspection`]: an examination of these bytes, for a command.
 
@@ -15,6 +16,7 @@
 
 mod access;
 mod cost;
+mod counts;
 mod curve;
 mod engine;
 pub mod format;
@@ -38,6 +40,7 @@ pub use access::{
     CLASS_UNKNOWN, CLASSES,
 };
 pub use cost::MissCost;
+pub use counts::{BlockCounts, CacheCells, CacheCounts};
 pub use curve::{Curve, MissRatios, Touch};
 pub use fuzz::fuzz_volume;
 pub use hits::Hits;

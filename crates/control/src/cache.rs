@@ -5,6 +5,7 @@
 
 use crate::client::{Client, ClientError};
 use crate::endpoint::{AnyEndpoint, Blocking, Endpoint, Query};
+pub use fathom_cache::CacheCounts;
 use serde::{Deserialize, Serialize};
 
 /// What caches do for their disks.
@@ -110,63 +111,6 @@ pub struct CacheClass {
     /// The reads of the class; empty in the counts of a cache.
     #[serde(flatten)]
     pub counts: CacheCounts,
-}
-
-/// Counts of reads.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CacheCounts {
-    /// Reads.
-    pub reads: u64,
-    /// Reads that the cache had wholly.
-    pub hits: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes read that the cache had: those that the disk beneath was saved.
-    pub hit_bytes: u64,
-    /// The time that hits would have taken at home, as estimated from reads there, in nanoseconds.
-    pub avoided_ns: u64,
-    /// The time of reads that the cache had wholly, in nanoseconds.
-    pub hit_ns: u64,
-    /// The time of the other reads, in nanoseconds.
-    pub miss_ns: u64,
-}
-
-impl CacheCounts {
-    /// The difference to the sample `before`.
-    #[must_use]
-    pub fn since(&self, before: &Self) -> Self {
-        Self {
-            reads: self.reads.saturating_sub(before.reads),
-            hits: self.hits.saturating_sub(before.hits),
-            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
-            hit_bytes: self.hit_bytes.saturating_sub(before.hit_bytes),
-            avoided_ns: self.avoided_ns.saturating_sub(before.avoided_ns),
-            hit_ns: self.hit_ns.saturating_sub(before.hit_ns),
-            miss_ns: self.miss_ns.saturating_sub(before.miss_ns),
-        }
-    }
-
-    /// Adds the counts of `other`.
-    pub fn merge(&mut self, other: &Self) {
-        self.reads += other.reads;
-        self.hits += other.hits;
-        self.read_bytes += other.read_bytes;
-        self.hit_bytes += other.hit_bytes;
-        self.avoided_ns += other.avoided_ns;
-        self.hit_ns += other.hit_ns;
-        self.miss_ns += other.miss_ns;
-    }
-
-    /// The share of the reads that the cache had wholly, from 0 to 1; `None` without reads.
-    pub fn hit_ratio(&self) -> Option<f64> {
-        (self.reads > 0).then(|| self.hits as f64 / self.reads as f64)
-    }
-
-    /// The time that hits saved, in nanoseconds.
-    pub fn saved_ns(&self) -> u64 {
-        self.avoided_ns.saturating_sub(self.hit_ns)
-    }
 }
 
 /// What a cache does for a disk.
@@ -343,8 +287,7 @@ mod tests {
             CacheCounts { reads: 4, hits: 3, avoided_ns: 9, hit_ns: 2, ..CacheCounts::default() };
         assert_eq!((counts.hit_ratio(), counts.saved_ns()), (Some(0.75), 7));
         let curve = CacheCurve { points: vec![(0, 1.0), (4096, 0.5)], ..CacheCurve::default() };
-        let class =
-            CacheClass { class: "5".into(), counts: counts.clone(), ..CacheClass::default() };
+        let class = CacheClass { class: "5".into(), counts, ..CacheClass::default() };
         let disk = CacheDisk {
             name: "a".into(),
             counts,

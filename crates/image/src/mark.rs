@@ -103,8 +103,8 @@ impl LogMark {
     ///
     /// # Errors
     /// When the mark cannot be moved. It stays then.
-    pub fn settle(&self) -> io::Result<()> {
-        self.place.settle()
+    pub fn migrate(&self) -> io::Result<()> {
+        self.place.migrate()
     }
 
     /// Removes the marks of block devices that name the log, whichever devices they are. Returns

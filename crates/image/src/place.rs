@@ -142,7 +142,7 @@ impl MarkLocation {
     ///
     /// # Errors
     /// When the mark cannot be moved. It stays then.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    pub(crate) fn migrate(&self) -> io::Result<()> {
         let (Files::OfDevice(marks), Some((file, mark))) = (&self.files, self.find()?) else {
             return Ok(());
         };

@@ -327,9 +327,9 @@ fn main() {
                 case.name,
                 sum(false, |process| process.bytes) / 1e6,
                 sum(true, |process| process.reads),
-                status.ahead,
-                status.ahead_used,
-                status.ahead_unused
+                status.blocks.ahead,
+                status.blocks.ahead_used,
+                status.blocks.ahead_unused
             );
         }
     }

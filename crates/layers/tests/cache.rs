@@ -157,9 +157,9 @@ fn no_crash_leaves_old_content_in_the_cache() {
         harness.drain(&mut inspect);
         harness.verify(CAPACITY);
         let status = rig.cache.status();
-        hits += status.hits;
-        evictions += status.evictions;
-        overwritten += status.overwritten;
+        hits += status.reads.hits;
+        evictions += status.blocks.evictions;
+        overwritten += status.blocks.overwritten;
         assert_eq!((status.failed, status.mismatches), (None, 0));
     });
     assert!(crashes > 20 * cases && blocks > crashes && hits > 10 * cases as u64);
@@ -278,7 +278,7 @@ fn settled_and_opened_again(seed: u64, blocks: &mut u64) -> Arc<CacheVolume> {
     let mut harness = harness(&rig.disk, seed);
     harness.run(&mut workload(seed), 150, |_| {});
     harness.rest(|_| {});
-    rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+    rig.cache.save_state(&rig.disk, Duration::from_secs(20)).unwrap();
     *blocks += rig.cache.status().mapped;
     let image = rig.record.crash().swap_remove(0);
     drop((harness, rig));
@@ -353,7 +353,7 @@ fn an_orderly_end_keeps_the_cache() {
         harness.run(&mut workload(seed), 100, |_| {});
         harness.drain(|_| {});
         harness.rest(|_| {});
-        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        rig.cache.save_state(&rig.disk, Duration::from_secs(20)).unwrap();
         let before = rig.cache.status();
         assert_eq!(before.regions, 0);
         let images = rig.record.crash();
@@ -395,7 +395,7 @@ fn a_cache_in_memory_follows_the_disk() {
         assert_eq!(harness.model().check_now(&home.image()), Ok(()));
         harness.rest(|_| {});
         let status = cache.status();
-        (hits, evictions) = (hits + status.hits, evictions + status.evictions);
+        (hits, evictions) = (hits + status.reads.hits, evictions + status.blocks.evictions);
         // A layer that leaves and comes back finds nothing: the disk has changed without it.
         let (slots, mapped) = (status.slots, status.mapped);
         assert!(slots > 0 && mapped > 0, "{status:?}");
@@ -443,7 +443,7 @@ fn a_disk_that_shrinks_and_grows_has_zeroes() {
     harness.submit(0, &zeroes(0));
     harness.drain(|_| {});
     harness.verify(CAPACITY);
-    assert!(cache.status().hit_bytes > 0);
+    assert!(cache.status().reads.hit_bytes > 0);
 }
 
 /// What a volume returns is compared with checksums, also if a read wants a part of a granule.
@@ -455,7 +455,7 @@ fn a_volume_with_other_content_gives_none_of_it() {
         let mut harness = harness(&rig.disk, seed);
         harness.run(&mut workload(seed), 150, |_| {});
         harness.rest(|_| {});
-        rig.cache.settle(&rig.disk, Duration::from_secs(20)).unwrap();
+        rig.cache.save_state(&rig.disk, Duration::from_secs(20)).unwrap();
         let mut images = rig.record.crash();
         drop((harness, rig));
         let format = Superblock::select(&images[0][..2 * PAGE_LENGTH]).unwrap();
@@ -477,7 +477,7 @@ fn a_volume_with_other_content_gives_none_of_it() {
             }
         };
         read(512, 512);
-        assert_eq!((rig.cache.status().hit_bytes, rig.cache.status().failed), (0, None));
+        assert_eq!((rig.cache.status().reads.hit_bytes, rig.cache.status().failed), (0, None));
         read(0, 4096);
         harness.rest(|_| {});
         let status = rig.cache.status();

@@ -121,12 +121,13 @@ fn a_file_is_read_ahead_where_it_goes_on() {
             expected.sort_unstable();
             assert_eq!(read, expected, "each page of the file once, and no other");
             let status = guest.cache.status();
-            let (reads, hits) = (status.reads - before.reads, status.hits - before.hits);
+            let (reads, hits) =
+                (status.reads.reads - before.reads.reads, status.reads.hits - before.reads.hits);
             assert!(hits * 10 > reads * 9, "{hits} of {reads} reads were hits");
         }
         let status = guest.cache.status();
-        assert!(status.ahead > 0 && status.ahead_unused == 0, "{status:?}");
-        assert_eq!(status.ahead_used, status.ahead);
+        assert!(status.blocks.ahead > 0 && status.blocks.ahead_unused == 0, "{status:?}");
+        assert_eq!(status.blocks.ahead_used, status.blocks.ahead);
     });
 }
 
@@ -171,7 +172,7 @@ fn reading_ahead_gives_way() {
             guest.file(&mut harness, Operation::Read, 0, page);
         }
         harness.rest(|_| {});
-        guest.cache.status().ahead
+        guest.cache.status().blocks.ahead
     };
     assert!(run(CacheMode::WriteThrough, 1 << 20, false) > 0);
     assert!(run(CacheMode::WriteAround, 1 << 20, false) > 0);
@@ -196,7 +197,7 @@ fn a_file_beyond_the_disk_is_no_error() {
     }
     harness.rest(|_| {});
     assert_eq!(harness.statistics().failed, 0);
-    assert!(guest.cache.status().ahead > 0);
+    assert!(guest.cache.status().blocks.ahead > 0);
 }
 
 /// Readers of files, writers, discards and random reads on several queues, over a cache that is
@@ -247,9 +248,9 @@ fn no_read_ahead_brings_old_content() {
         harness.rest(|_| {});
         let status = guest.cache.status();
         assert_eq!((status.failed, status.mismatches), (None, 0));
-        assert!(status.ahead >= status.ahead_used + status.ahead_unused);
-        ahead += status.ahead;
-        (used, unused) = (used + status.ahead_used, unused + status.ahead_unused);
+        assert!(status.blocks.ahead >= status.blocks.ahead_used + status.blocks.ahead_unused);
+        ahead += status.blocks.ahead;
+        (used, unused) = (used + status.blocks.ahead_used, unused + status.blocks.ahead_unused);
     });
     assert!(ahead > 1000 && used > 500 && unused > 50, "{ahead} ahead, {used} used, {unused} not");
 }

@@ -107,7 +107,7 @@ fn queues_get_what_the_disk_has() {
         harness.rest(|_| {});
         let status = cache.status();
         assert_eq!(status.failed, None);
-        (hits, evictions) = (hits + status.hits, evictions + status.evictions);
+        (hits, evictions) = (hits + status.reads.hits, evictions + status.blocks.evictions);
     });
     assert!(hits > 10 * cases && evictions > 10 * cases, "{hits} hits, {evictions} evictions");
 }
@@ -168,8 +168,8 @@ fn a_read_is_never_older_than_the_last_write() {
         is_over.store(true, Ordering::SeqCst);
     });
     let status = cache.status();
-    assert!(reads.into_inner() > 100 && status.hits > 100, "{status:?}");
-    assert!(status.evictions > 100 && status.failed.is_none(), "{status:?}");
+    assert!(reads.into_inner() > 100 && status.reads.hits > 100, "{status:?}");
+    assert!(status.blocks.evictions > 100 && status.failed.is_none(), "{status:?}");
 }
 
 /// A disk keeps its share while its neighbour reads far more than the cache has.

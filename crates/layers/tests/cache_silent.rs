@@ -246,7 +246,7 @@ fn a_store_that_hangs_and_comes_back_leaves_nothing_old() {
             blocks += rig.mark.blocks.load(Ordering::Relaxed);
             removals += rig.mark.removals.load(Ordering::Relaxed);
             returns += usize::from(rig.mark.removals.load(Ordering::Relaxed) > 0 && life < 2);
-            hits += rig.cache.status().hits;
+            hits += rig.cache.status().reads.hits;
             images = rig.mark.record.crash();
             generation = rig.mark.generation.load(Ordering::Relaxed);
             assert_eq!(harness.model().check_crash(&images[1]), Ok(()));
@@ -291,14 +291,17 @@ fn reads_are_answered_by_home() {
             }
         }
         let now = rig.cache.status();
-        assert_eq!((now.hits, now.insertions), (before.hits, before.insertions));
+        assert_eq!(
+            (now.reads.hits, now.blocks.insertions),
+            (before.reads.hits, before.blocks.insertions)
+        );
         assert!(rig.mark.is_there(), "reads change nothing");
 
         rig.store.hang(false);
         rig.wait(&mut harness);
         assert_eq!((rig.problems(), rig.cache.status().failed), (String::new(), None));
         harness.verify(CAPACITY);
-        assert!(rig.cache.status().hit_bytes > now.hit_bytes);
+        assert!(rig.cache.status().reads.hit_bytes > now.reads.hit_bytes);
         others.verify(CAPACITY);
     });
 }
@@ -407,7 +410,7 @@ fn an_orderly_end_does_not_wait_for_the_store() {
     }
     harness.drain(|_| rig.mark.check());
     let begun = std::time::Instant::now();
-    let ended = rig.cache.settle(&rig.disk, LIMIT).unwrap_err();
+    let ended = rig.cache.save_state(&rig.disk, LIMIT).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(ended.to_string().contains("does not answer"), "{ended}");
 }

@@ -38,7 +38,7 @@ fn acknowledged_changes_survive_crashes_and_nothing_old_is_read() {
         harness.rest(|_| {});
         let status = rig.cache.status();
         assert_eq!((status.failed, status.mismatches), (None, 0));
-        hits += status.hits;
+        hits += status.reads.hits;
         rounds += rig.wal.status().rounds;
         rig.wal.drain(&rig.disk, Duration::from_secs(20)).unwrap();
         assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));

@@ -197,8 +197,11 @@ fn queues_that_meet_on_one_block_agree() {
         }
         harness.verify(CAPACITY);
         let status = rig.cache.status();
-        counts =
-            (counts.0 + status.hits, counts.1 + status.overwritten, counts.2 + status.discarded);
+        counts = (
+            counts.0 + status.reads.hits,
+            counts.1 + status.blocks.overwritten,
+            counts.2 + status.blocks.discarded,
+        );
         rig.wal.drain(&rig.disk, LIMIT).unwrap();
         assert_eq!(harness.model().check_now(&rig.home.image()), Ok(()));
     });

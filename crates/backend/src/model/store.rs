@@ -87,8 +87,8 @@ impl Backend for Modelled {
         self.inner.recover()
     }
 
-    fn settle(&self, limit: Duration) -> io::Result<()> {
-        self.inner.settle(limit)
+    fn save_state(&self, limit: Duration) -> io::Result<()> {
+        self.inner.save_state(limit)
     }
 }
 
@@ -113,7 +113,7 @@ struct ModelledQueue {
 
 impl ModelledQueue {
     /// Completes the requests that the modelled disk has completed.
-    fn settle(&mut self, context: &mut BackendContext<'_>) {
+    fn complete_due(&mut self, context: &mut BackendContext<'_>) {
         for (request, outcome) in self.completed.drain(..) {
             match self.numbers.remove(&request.id) {
                 Some(number) => self.held.push(Held { deadline_ns: 0, number, request, outcome }),
@@ -160,17 +160,17 @@ impl BackendQueue for ModelledQueue {
             self.numbers.insert(request.id, number);
         }
         self.inner.submit(request, &mut context.nested(&mut self.completed));
-        self.settle(context);
+        self.complete_due(context);
     }
 
     fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
         self.inner.event(event, &mut context.nested(&mut self.completed));
-        self.settle(context);
+        self.complete_due(context);
     }
 
     fn advance(&mut self, context: &mut BackendContext<'_>) {
         self.inner.advance(&mut context.nested(&mut self.completed));
-        self.settle(context);
+        self.complete_due(context);
     }
 
     fn close(&mut self, context: &mut BackendContext<'_>) {

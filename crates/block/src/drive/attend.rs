@@ -112,9 +112,9 @@ impl Attendance {
     pub fn end(&self) {
         self.forbid();
         let thread = self.state().thread.take();
-        // The thread ends when its source has: the mail of `settle` wakes it.
+        // The thread ends when its source has: the mail of `await_ended` wakes it.
         if let Some(thread) = thread {
-            thread.settle();
+            thread.await_ended();
         }
     }
 }

@@ -77,7 +77,7 @@ impl<S: RequestSource + 'static> DriveThread<S> {
     }
 
     /// Waits until the thread has removed the sources that have ended by now.
-    pub fn settle(&self) {
+    pub fn await_ended(&self) {
         self.call(|_| ());
     }
 

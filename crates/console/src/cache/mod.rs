@@ -184,21 +184,15 @@ mod tests {
             ],
             points: vec![(0, 1.0), (1 << 29, 0.5), (1 << 30, 0.25), (1 << 31, 0.1)],
         };
-        let class = |class: &str, used_bytes| CacheClass {
-            class: class.into(),
-            used_bytes,
-            counts: counts.clone(),
-        };
-        let group = |cgroup: &str| CacheGroup {
-            cgroup: cgroup.into(),
-            counts: counts.clone(),
-            curve: curve.clone(),
-        };
+        let class =
+            |class: &str, used_bytes| CacheClass { class: class.into(), used_bytes, counts };
+        let group =
+            |cgroup: &str| CacheGroup { cgroup: cgroup.into(), counts, curve: curve.clone() };
         let disk = |name: &str, groups| CacheDisk {
             name: name.into(),
             mode: "write-through".into(),
             used_bytes: 1 << 29,
-            counts: counts.clone(),
+            counts,
             classes: vec![class("5", 0), class("unknown", 0)],
             groups,
             curve: curve.clone(),

@@ -250,7 +250,7 @@ impl Disk {
         let before = before.filter(|before| before.counts.reads <= after.counts.reads);
         let since = |now: &CacheCounts, old: Option<&CacheCounts>| match old {
             Some(old) => now.since(old),
-            None => now.clone(),
+            None => *now,
         };
         let counts = since(&after.counts, before.map(|before| &before.counts));
         let class = |class: &CacheClass| {

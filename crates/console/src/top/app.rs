@@ -234,7 +234,7 @@ impl App {
             }
             KeyCode::Char('x') if self.page == ViewPage::Usage => self.usage.open_selected(),
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page == ViewPage::Usage => {
-                self.usage.leave(&mut self.filter);
+                self.usage.go_back(&mut self.filter);
             }
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left if self.page != ViewPage::Disks => {
                 self.page = ViewPage::Disks;

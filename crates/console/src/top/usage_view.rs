@@ -209,7 +209,7 @@ impl UsageView {
     }
 
     /// Goes back one step. Returns whether there was one.
-    pub fn leave(&mut self, filter: &mut String) -> bool {
+    pub fn go_back(&mut self, filter: &mut String) -> bool {
         if self.opened.take().is_some() {
             return true;
         }
@@ -287,11 +287,11 @@ pub mod tests {
         view.select(-1);
         assert_eq!(view.opened.as_ref().map(|entry| entry.name.as_str()), Some("/srv/b"));
         let filter = &mut String::new();
-        assert!(view.leave(filter) && view.opened.is_none());
-        assert!(view.leave(filter));
+        assert!(view.go_back(filter) && view.opened.is_none());
+        assert!(view.go_back(filter));
         view.arrange(SortKey::Iops, "");
         assert_eq!(view.entry().map(|entry| entry.name.as_str()), Some("/web"));
-        assert!(view.leave(filter) && !view.leave(filter));
+        assert!(view.go_back(filter) && !view.go_back(filter));
         assert_eq!(view.grouping, Grouping::Vm);
     }
 
@@ -318,7 +318,7 @@ pub mod tests {
         view.group_by(Grouping::Container);
         view.arrange(SortKey::Iops, "");
         assert_eq!((view.grouping, view.scope.text().as_str()), (Grouping::Container, "shop"));
-        assert!(view.leave(&mut filter) && !view.leave(&mut filter));
+        assert!(view.go_back(&mut filter) && !view.go_back(&mut filter));
         assert_eq!((view.grouping, view.scope.text().as_str()), (Grouping::Vm, ""));
         // When Esc returns, the filter is restored.
         view.arrange(SortKey::Iops, "");
@@ -328,8 +328,8 @@ pub mod tests {
         view.enter(&mut filter);
         view.arrange(SortKey::Iops, &filter);
         assert_eq!(names(&view), ["/srv/b", "/srv/a"]);
-        assert!(view.leave(&mut filter) && filter == "web");
-        assert!(view.leave(&mut filter) && filter.is_empty());
+        assert!(view.go_back(&mut filter) && filter == "web");
+        assert!(view.go_back(&mut filter) && filter.is_empty());
     }
 
     #[test]

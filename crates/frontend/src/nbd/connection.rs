@@ -96,7 +96,7 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
             return;
         }
     }
-    if !export.settle(control) {
+    if !export.await_abandoned(control) {
         if !control.is_abandoned() && !control.is_stopping() {
             tracing::warn!(
                 peer = control.peer(),

@@ -253,7 +253,7 @@ impl Export {
     /// what these clients have left in flight is ordered before what `control`'s client sends.
     /// Returns false if that takes longer than [`NOTICE_TIME_MAX`], or if `control`'s client has
     /// gone, too.
-    pub(super) fn settle(&self, control: &Arc<Control>) -> bool {
+    pub(super) fn await_abandoned(&self, control: &Arc<Control>) -> bool {
         let end = Instant::now() + NOTICE_TIME_MAX;
         let others: Vec<_> = {
             let connections = self.connections.lock();

@@ -388,7 +388,7 @@ impl RequestSource for Transmission {
             self.parse(reactor);
         }
         self.took = true;
-        if let Err(error) = self.stack.settle(reactor) {
+        if let Err(error) = self.stack.run_round(reactor) {
             self.fail(&error);
         }
         true
@@ -399,7 +399,7 @@ impl RequestSource for Transmission {
         let mut busy = self.reap(reactor);
         if busy {
             // Completed writes may have queued flushes.
-            if let Err(error) = self.stack.settle(reactor) {
+            if let Err(error) = self.stack.run_round(reactor) {
                 self.fail(&error);
             }
         }

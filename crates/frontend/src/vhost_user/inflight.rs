@@ -205,7 +205,7 @@ impl QueueInflight {
     }
 
     /// Records that the request at `head` is not taken: the guest's ring still has it.
-    pub(super) fn leave(&mut self, head: u16) {
+    pub(super) fn put_back(&mut self, head: u16) {
         self.flag(head).store(0, Ordering::Release);
     }
 

@@ -122,7 +122,7 @@ impl WorkerHandle {
     pub(super) fn stop(mut self, is_gone: bool) -> Option<u16> {
         let base = self.update(Due::Stopped { is_gone }, Worker::stop);
         self.stopped = true;
-        self.thread.settle();
+        self.thread.await_ended();
         base
     }
 }
@@ -131,7 +131,7 @@ impl Drop for WorkerHandle {
     fn drop(&mut self) {
         if !self.stopped {
             self.update(Due::Stopped { is_gone: true }, Worker::stop);
-            self.thread.settle();
+            self.thread.await_ended();
         }
     }
 }

@@ -412,7 +412,7 @@ impl RequestSource for Worker {
             }
             self.begin(head, reactor);
         }
-        if let Err(error) = self.stack.settle(reactor) {
+        if let Err(error) = self.stack.run_round(reactor) {
             self.break_ring(&error.to_string());
         }
         true

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
-use super::settle::certain_stamp;
+use super::save::certain_stamp;
 use super::state::{CacheHost, CacheMark};
 use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, marking};
 use crate::kind::LayerContext;
@@ -201,7 +201,7 @@ pub(super) fn make(
     let failure = match open(options, context) {
         Ok(cache) => {
             if let Some(reason) = cache.dropped() {
-                host.note(&format!("the cache begins empty: {reason}"));
+                host.report(&format!("the cache begins empty: {reason}"));
             }
             return Ok(Arc::new(cache));
         }
@@ -223,7 +223,7 @@ pub(super) fn make(
             .advise(marking::remedy(&error))
         })?;
     }
-    host.note(&format!("served without its cache: {failure}"));
+    host.report(&format!("served without its cache: {failure}"));
     Ok(Arc::new(LostCache(failure)))
 }
 

@@ -20,7 +20,8 @@
 //! - `open`, `attach`: make or open a volume, and add disks to it.
 //! - `state`, `note`: the state of a disk's store that its blocks belong to.
 //! - `marking`: the mark of a store whose file system is full.
-//! - `settle`: the orderly end.
+//! - `save`: the orderly end; `ending`: the end after a failure.
+//! - `status`: what operators see of a cache.
 //! - `options`, `kept`: the configuration, and the caches that disks share.
 //! - `share`: what a disk keeps of a cache that it shares.
 //!
@@ -41,6 +42,7 @@ mod attach;
 mod blocks;
 mod change;
 mod class;
+mod ending;
 mod hit;
 mod index;
 mod insert;
@@ -53,10 +55,11 @@ mod options;
 mod pins;
 mod queue;
 mod regions;
-mod settle;
+mod save;
 mod shard;
 mod share;
 mod state;
+mod status;
 mod sweep;
 mod tables;
 mod volume;
@@ -68,17 +71,18 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fathom_block::{
-    Backend, Capabilities, Disk, ErrorKind, Figure, Geometry, Layer, LayerCause, LayerPart,
-    LayerProblem, LayerReport, OpenContext, Urgency, Waker,
+    Backend, Capabilities, Disk, ErrorKind, Geometry, Layer, LayerPart, LayerReport, OpenContext,
+    Urgency, Waker,
 };
 use fathom_cache::Policy;
 use fathom_insight::Names;
-use fathom_persistence::{Identity, Phase, Stamp};
+use fathom_persistence::Identity;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use account::{Account, CLASSES, CacheCounts, Ledger, LedgerSnapshot};
+use account::{Account, CLASSES, Ledger, LedgerSnapshot};
 use ahead::AheadState;
+use ending::{Ending, Use};
 pub use fathom_cache::format;
 pub use format::Superblock;
 pub use kept::{Caches, NoMark};
@@ -88,13 +92,11 @@ pub use options::CacheOptions;
 use queue::CacheQueue;
 pub use share::CacheShare;
 pub use state::{CacheHome, CacheHost, CacheMark, Dropped};
+pub use status::CacheStatus;
 use volume::DiskState;
 pub use volume::{CacheTimes, CacheVolume};
 
 use crate::ChangeNotes;
-
-/// The time between two attempts to end the use of a cache, in nanoseconds.
-const RETRY_NS: u64 = 1_000_000_000;
 
 /// What goes into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,41 +138,6 @@ impl CacheMode {
     }
 }
 
-/// Whether later starts may use what a volume has of a disk, if the volume has been silent;
-/// `queue::silent` describes the transitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Use {
-    /// They may if the mark of the disk's store names the volume.
-    Marked = 0,
-    /// They may not, because a change has waited for the volume for too long.
-    Left = 1,
-    /// They may not, but the mark will be written.
-    Returning = 2,
-}
-
-impl Use {
-    const ALL: [Self; 3] = [Self::Marked, Self::Left, Self::Returning];
-}
-
-impl Phase for Use {
-    /// No mark is written again unless the bits of what was changed without it are awaited.
-    fn leads_to(self, next: Self) -> bool {
-        (self, next) != (Self::Marked, Self::Returning)
-    }
-}
-
-/// Whether a disk still uses a cache that has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// Its mark has not been changed yet.
-    InUse,
-    /// The cache is not used any more.
-    Ended,
-    /// The mark could not be changed: changes of the disk must fail.
-    Failed,
-}
-
 struct Inner {
     volume: Arc<CacheVolume>,
     disk: Arc<DiskState>,
@@ -209,84 +176,6 @@ impl Inner {
         let is_durable =
             || !self.volume.is_kept || self.disk.is_home_flushed.load(Ordering::Acquire);
         self.mode().inserts_reads() && is_durable()
-    }
-
-    /// The state of the ending. A failed attempt is repeated after a second.
-    fn ending(&self, now_ns: u64) -> Ending {
-        let mut ending = self.ending.lock();
-        if ending.0 == Ending::Failed {
-            if ending.1 == 0 {
-                ending.1 = now_ns + RETRY_NS;
-            } else if now_ns >= ending.1 {
-                *ending = (Ending::InUse, 0);
-            }
-        }
-        ending.0
-    }
-
-    /// The mark of the disk's store has the new generation: the earlier one does not fit any more.
-    fn confirm(&self) {
-        self.disk.record.lock().earlier = 0;
-        self.disk.is_record_dirty.store(true, Ordering::Release);
-        self.volume.keeper.access(|keeper| {
-            keeper.due_ns = keeper.due_ns.max(1);
-            keeper.wake_queues();
-        });
-    }
-
-    /// Removes the mark of the disk's store, if it names this cache. If that is impossible, the
-    /// cache itself forgets the state that the mark names, so that no later start uses its blocks.
-    /// The blocks are gone then.
-    fn give_up(&self) -> io::Result<()> {
-        let rejected = self.reject();
-        rejected.or_else(|error| self.volume.detach(&self.disk).map_err(|_| error))
-    }
-
-    fn of_disk(&self) -> Use {
-        Use::ALL[usize::from(self.used.load(Ordering::Acquire)) % Use::ALL.len()]
-    }
-
-    /// The caller has the lock of the marking.
-    fn set_use(&self, used: Use) {
-        self.of_disk().step(used);
-        self.used.store(used as u8, Ordering::Release);
-    }
-
-    /// Removes the mark of the disk's store, if it names this cache. It is not written again.
-    fn reject(&self) -> io::Result<()> {
-        let mut marking = self.marking.state.lock();
-        *marking = None;
-        self.marking.end();
-        self.set_use(Use::Marked);
-        self.reject_mark()
-    }
-
-    /// Removes the mark of the disk's store, if it names this cache. The caller has the lock of the
-    /// marking.
-    fn reject_mark(&self) -> io::Result<()> {
-        let marked = self.mark.read();
-        let is_other = |state: &Stamp| state.identity != self.volume.identity();
-        match marked {
-            // No cache fits, or only another one, which knows of all changes.
-            Ok(None) => Ok(()),
-            Ok(Some(state)) if is_other(&state) => Ok(()),
-            _ => self.mark.reject(),
-        }
-    }
-
-    /// An attempt to change the mark has ended.
-    fn end(&self, has_succeeded: bool) {
-        if has_succeeded {
-            self.disk.regions.access(|regions| regions.is_unmarked = true);
-        }
-        {
-            let mut ending = self.ending.lock();
-            if ending.0 != Ending::Ended {
-                *ending = (if has_succeeded { Ending::Ended } else { Ending::Failed }, 0);
-            }
-        }
-        // A log that waits for bits need not wait any more.
-        self.disk.regions.wake();
     }
 
     /// Whether a log waits for bits that may still be written.
@@ -330,61 +219,6 @@ impl Drop for Inner {
         _ = self.volume.set_share(self.disk.number, 0);
         self.disk.is_attached.store(false, Ordering::Release);
     }
-}
-
-/// The state of a disk's cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheStatus {
-    /// Reads, and those that the cache had wholly.
-    pub reads: u64,
-    /// Reads that the cache had wholly.
-    pub hits: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes read that the cache had.
-    pub hit_bytes: u64,
-    /// The time that the bytes which the cache had would have taken at home, as estimated, in
-    /// nanoseconds.
-    pub avoided_ns: u64,
-    /// The time of hits, in nanoseconds.
-    pub hit_ns: u64,
-    /// The time of reads that the cache had not wholly, in nanoseconds.
-    pub miss_ns: u64,
-    /// Reads whose content was not what the cache had noted.
-    pub mismatches: u64,
-    /// Slots of the volume, of all disks.
-    pub slots: u64,
-    /// Slots that have a block.
-    pub mapped: u64,
-    /// Blocks inserted, of all disks.
-    pub insertions: u64,
-    /// Blocks removed to make room, of all disks.
-    pub evictions: u64,
-    /// Blocks removed because they were written, of all disks.
-    pub overwritten: u64,
-    /// Blocks removed because they were discarded or filled with zeroes, or because their disk has
-    /// shrunk or left, of all disks.
-    pub discarded: u64,
-    /// Blocks that the policy did not admit, of all disks.
-    pub refused: u64,
-    /// Insertions without a free slot, of all disks.
-    pub no_room: u64,
-    /// Blocks read ahead, of all disks.
-    pub ahead: u64,
-    /// Of these, blocks that were read then.
-    pub ahead_used: u64,
-    /// Of these, blocks that have left the cache without having been read.
-    pub ahead_unused: u64,
-    /// Slots that the disk keeps however busy the other disks are.
-    pub share: u64,
-    /// Blocks of the disk, if it has or had a share.
-    pub blocks_of_disk: Option<u64>,
-    /// Regions of the disk with recent changes.
-    pub regions: u64,
-    /// The error of the volume, if it is out of service.
-    pub failed: Option<ErrorKind>,
-    /// Whether the tables have been loaded.
-    pub is_loaded: bool,
 }
 
 /// The layer. See the module.
@@ -537,40 +371,6 @@ impl Cache {
         self.inner.ahead.set_window(bytes);
     }
 
-    /// The state now.
-    pub fn status(&self) -> CacheStatus {
-        let inner = &self.inner;
-        let (counts, mapped) = inner.volume.counts();
-        let mut total = CacheCounts::default();
-        inner.ledger.counts().iter().for_each(|counts| total.merge(counts));
-        CacheStatus {
-            reads: total.reads,
-            hits: total.hits,
-            read_bytes: total.read_bytes,
-            hit_bytes: total.hit_bytes,
-            avoided_ns: total.avoided_ns,
-            hit_ns: total.hit_ns,
-            miss_ns: total.miss_ns,
-            mismatches: inner.mismatches.load(Ordering::Relaxed),
-            slots: u64::from(inner.volume.slots()),
-            mapped,
-            insertions: counts.insertions,
-            evictions: counts.evictions,
-            overwritten: counts.overwritten,
-            discarded: counts.discarded,
-            refused: counts.refused,
-            no_room: counts.no_room,
-            ahead: counts.ahead,
-            ahead_used: counts.ahead_used,
-            ahead_unused: counts.ahead_unused,
-            share: inner.volume.share_of(inner.disk.number),
-            blocks_of_disk: inner.volume.blocks_of(inner.disk.number),
-            regions: inner.disk.regions.access(|regions| regions.active() as u64),
-            failed: inner.volume.keeper.access(|keeper| keeper.failed),
-            is_loaded: inner.volume.is_loaded(),
-        }
-    }
-
     /// What the cache has done for the disk, and its miss-ratio curves, at `now_ns` of the stacks'
     /// clock.
     pub fn ledger(&self, now_ns: u64) -> LedgerSnapshot {
@@ -578,8 +378,8 @@ impl Cache {
     }
 
     /// The blocks that the cache has by class, of all disks, and those of this disk.
-    pub fn held(&self) -> ([u64; CLASSES], u64) {
-        self.inner.volume.held(self.inner.disk.number)
+    pub fn blocks_by_class(&self) -> ([u64; CLASSES], u64) {
+        self.inner.volume.blocks_by_class(self.inner.disk.number)
     }
 
     /// The name of the policy that decides which blocks are kept.
@@ -637,114 +437,7 @@ impl Layer for Cache {
     }
 
     fn status(&self) -> LayerReport {
-        let status = Cache::status(self);
-        let mut problems = Vec::new();
-        if let Some(kind) = status.failed {
-            let message = if kind == ErrorKind::Malformed {
-                "its cache returned other data than it was given, and is out of service".into()
-            } else {
-                format!("its cache is out of service: {kind}")
-            };
-            problems.push(LayerProblem {
-                cause: LayerCause::OutOfService,
-                message,
-                remedy: "replace the cache's device, or remove the layer: no data is lost".into(),
-            });
-        }
-        if *self.inner.ending.lock() != (Ending::InUse, 0)
-            && self.inner.ending.lock().0 == Ending::Failed
-        {
-            let state =
-                if status.failed.is_some() { "the disk rejects changes" } else { "changes wait" };
-            problems.push(LayerProblem {
-                cause: LayerCause::MarkNotRemoved,
-                message: format!("the mark of its image cannot be changed: {state}"),
-                remedy:
-                    "make the image's folder writable, and space on its file system: a later start \
-                         could otherwise read old blocks from the cache"
-                        .into(),
-            });
-        }
-        problems.extend(self.inner.marking.problem());
-        problems.extend(self.silence());
-        let mut figures = vec![
-            Figure::counter("reads_total", "Reads.", status.reads),
-            Figure::counter("hits_total", "Reads that the cache had wholly.", status.hits),
-            Figure::counter("read_bytes_total", "Bytes read.", status.read_bytes),
-            Figure::counter("hit_bytes_total", "Bytes read that the cache had.", status.hit_bytes),
-            Figure::counter("hit_nanoseconds_total", "Time of hits.", status.hit_ns),
-            Figure::counter(
-                "miss_nanoseconds_total",
-                "Time of reads that the cache had not wholly.",
-                status.miss_ns,
-            ),
-            Figure::counter(
-                "avoided_nanoseconds_total",
-                "Time that hits would have taken without the cache, as estimated.",
-                status.avoided_ns,
-            ),
-            Figure::counter(
-                "mismatches_total",
-                "Reads with other data than the cache was given.",
-                status.mismatches,
-            ),
-            Figure::gauge("slots", "Blocks that the cache can have, of all disks.", status.slots),
-            Figure::gauge("blocks", "Blocks that the cache has, of all disks.", status.mapped),
-            Figure::counter(
-                "insertions_total",
-                "Blocks put into the cache, of all disks.",
-                status.insertions,
-            ),
-            Figure::counter(
-                "evictions_total",
-                "Blocks removed to make room, of all disks.",
-                status.evictions,
-            ),
-            Figure::counter(
-                "overwritten_total",
-                "Blocks removed because they were written, of all disks.",
-                status.overwritten,
-            ),
-            Figure::counter(
-                "discarded_total",
-                "Blocks removed because they were discarded or zeroed, or their disk shrank or left, of \
-                 all disks.",
-                status.discarded,
-            ),
-            Figure::counter(
-                "refused_total",
-                "Blocks that the policy did not admit, of all disks.",
-                status.refused,
-            ),
-            Figure::counter(
-                "no_room_total",
-                "Blocks that were not put into the cache because no slot was free, of all disks.",
-                status.no_room,
-            ),
-            Figure::counter(
-                "read_ahead_total",
-                "Blocks read ahead of the guest, of all disks.",
-                status.ahead,
-            ),
-            Figure::counter(
-                "read_ahead_used_total",
-                "Blocks read ahead that the guest has read, of all disks.",
-                status.ahead_used,
-            ),
-            Figure::counter(
-                "read_ahead_unused_total",
-                "Blocks read ahead that have left the cache unread, of all disks.",
-                status.ahead_unused,
-            ),
-            Figure::gauge("regions", "Regions with recent changes.", status.regions),
-        ];
-        if let Some(blocks) = status.blocks_of_disk {
-            let meaning = "Blocks that the disk keeps however busy others are.";
-            figures.push(Figure::gauge("share", meaning, status.share));
-            let meaning = "Blocks that the cache has of this disk.";
-            figures.push(Figure::gauge("blocks_of_disk", meaning, blocks));
-        }
-        LayerReport { figures, problems }
+        self.report()
     }
 
     fn as_any(&self) -> Option<&dyn Any> {
@@ -784,8 +477,8 @@ impl Layer for Cache {
         Ok(())
     }
 
-    fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
-        Cache::settle(self, disk, limit)
+    fn save_state(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+        Cache::save_state(self, disk, limit)
     }
 
     fn open_queue(&self, context: &mut OpenContext<'_>) -> io::Result<LayerPart> {

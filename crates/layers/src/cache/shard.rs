@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_cache::{BlockAccess, CLASSES, Hits, Kept, Replacement};
+use fathom_cache::{BlockAccess, BlockCounts, CLASSES, Hits, Kept, Replacement};
 use hashbrown::HashMap;
 
 use super::blocks::Blocks;
@@ -71,30 +71,6 @@ pub(super) struct Room {
     pub mask: u16,
 }
 
-/// Counts of a shard since the start.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    /// Blocks inserted.
-    pub insertions: u64,
-    /// Blocks removed to make room.
-    pub evictions: u64,
-    /// Blocks removed because their content was written.
-    pub overwritten: u64,
-    /// Blocks removed because their content was discarded or filled with zeroes, or because their
-    /// disk has shrunk or left.
-    pub discarded: u64,
-    /// Blocks that the policy did not admit.
-    pub refused: u64,
-    /// Insertions without a free slot.
-    pub no_room: u64,
-    /// Blocks inserted by a read-ahead.
-    pub ahead: u64,
-    /// Of these, blocks that were read then.
-    pub ahead_used: u64,
-    /// Of these, blocks that have left the cache without having been read.
-    pub ahead_unused: u64,
-}
-
 /// The slots that become free when tables are durable.
 struct Leaving {
     /// The number of these tables.
@@ -143,7 +119,8 @@ pub(super) struct Shard {
     /// The slots that are kept free.
     reserve: usize,
     replacement: Replacement,
-    counts: Counts,
+    /// Counts since the start.
+    counts: BlockCounts,
     /// The mapped blocks that were read ahead and not read since.
     ahead: u32,
     mapped: u32,
@@ -186,7 +163,7 @@ impl Shard {
             dirty: BTreeSet::new(),
             reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
             replacement,
-            counts: Counts::default(),
+            counts: BlockCounts::default(),
             ahead: 0,
             mapped: 0,
             held: [0; CLASSES],
@@ -585,12 +562,12 @@ impl Shard {
     }
 
     /// The counts.
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> BlockCounts {
         self.counts
     }
 
     /// The mapped blocks by class.
-    pub(super) fn held(&self) -> &[u32; CLASSES] {
+    pub(super) fn blocks_by_class(&self) -> &[u32; CLASSES] {
         &self.held
     }
 

@@ -72,7 +72,7 @@ pub trait CacheHost {
     fn draw(&self) -> io::Result<Identity>;
 
     /// Writes a line about the disk to the daemon's log.
-    fn note(&self, text: &str);
+    fn report(&self, text: &str);
 }
 
 /// Why the blocks of a disk are not used any more.

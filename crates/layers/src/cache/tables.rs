@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 use fathom_block::{Crossing, ErrorKind, Flags, Operation, Outcome, Request};
 use fathom_persistence::Identity;
 
+use super::ending::{Ending, RETRY_NS};
 use super::queue::{CacheQueue, purpose};
 use super::volume::{DiskState, WrittenPage};
-use super::{Ending, RETRY_NS};
 
 /// The most pages in flight.
 const PAGES_MAX: usize = 32;
@@ -126,7 +126,7 @@ impl CacheQueue {
             if keeper.writer.is_some() || keeper.failed.is_some() {
                 return None;
             }
-            let is_due = keeper.due_ns != 0 && (keeper.is_settling || now_ns >= keeper.due_ns);
+            let is_due = keeper.due_ns != 0 && (keeper.is_saving || now_ns >= keeper.due_ns);
             let is_complete = is_due && is_loaded;
             if !is_complete && !keeper.is_urgent {
                 wake_ns = (keeper.due_ns != 0 && is_loaded).then_some(keeper.due_ns);
@@ -138,7 +138,7 @@ impl CacheQueue {
                 (keeper.tables, keeper.due_ns) = (keeper.tables + 1, 0);
                 volume.has_changed.store(false, Ordering::Relaxed);
             }
-            let quiet_ns = if keeper.is_settling { 0 } else { volume.times.quiet_ns };
+            let quiet_ns = if keeper.is_saving { 0 } else { volume.times.quiet_ns };
             let disks: Vec<Arc<DiskState>> = keeper.disks.values().map(Arc::clone).collect();
             let tables = is_complete.then_some(keeper.tables);
             Some((tables, keeper.tables_durable, quiet_ns, disks))
@@ -300,7 +300,7 @@ impl CacheQueue {
         volume.keeper.access(|keeper| {
             keeper.writer = None;
             // Another disk may wait for the next writing.
-            if keeper.is_urgent || keeper.is_settling {
+            if keeper.is_urgent || keeper.is_saving {
                 keeper.wake_queues();
             }
         });
@@ -353,8 +353,8 @@ impl CacheQueue {
             return;
         }
         let now_ns = next.round_ns();
-        let is_settling = volume.keeper.access(|keeper| keeper.is_settling);
-        let quiet_ns = if is_settling { 0 } else { volume.times.quiet_ns };
+        let is_saving = volume.keeper.access(|keeper| keeper.is_saving);
+        let quiet_ns = if is_saving { 0 } else { volume.times.quiet_ns };
         let is_first = !self.inner.disk.is_home_flushed.load(Ordering::Acquire);
         let (needs_flush, quiet_ns, flush) = self.inner.disk.regions.access(|regions| {
             let needs_flush =

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{Backend, ErrorKind, Shared, Waker};
-use fathom_cache::{BlockAccess, CLASSES, Hits, Policy, Replacement, ReplacementOptions};
+use fathom_cache::{
+    BlockAccess, BlockCounts, CLASSES, Hits, Policy, Replacement, ReplacementOptions,
+};
 use fathom_persistence::Identity;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::blocks::{Blocks, UnlockedLookup};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
 use super::regions::Regions;
-use super::shard::{Counts, Shard};
+use super::shard::Shard;
 
 /// The longest time for which changes of the tables wait to be written, in nanoseconds.
 const WRITE_INTERVAL_NS: u64 = 1_000_000_000;
@@ -112,7 +114,7 @@ pub(super) struct Keeper {
     /// The numbers that no disk has ever had.
     pub(super) unused: BTreeSet<u16>,
     /// Whether all changes are to be written now.
-    pub(super) is_settling: bool,
+    pub(super) is_saving: bool,
 }
 
 impl Keeper {
@@ -209,7 +211,7 @@ impl CacheVolume {
             failed: None,
             disks: BTreeMap::new(),
             unused: BTreeSet::new(),
-            is_settling: false,
+            is_saving: false,
         };
         Self {
             backend,
@@ -385,31 +387,24 @@ impl CacheVolume {
     }
 
     /// The counts of all shards, and the number of slots with a block.
-    pub(super) fn counts(&self) -> (Counts, u64) {
-        let (mut counts, mut mapped) = (Counts::default(), 0);
+    pub(super) fn counts(&self) -> (BlockCounts, u64) {
+        let (mut counts, mut mapped) = (BlockCounts::default(), 0);
         for number in 0..self.shards.len() {
             let shard = self.shard(number);
-            let more = shard.counts();
-            counts.insertions += more.insertions;
-            counts.evictions += more.evictions;
-            counts.overwritten += more.overwritten;
-            counts.discarded += more.discarded;
-            counts.refused += more.refused;
-            counts.no_room += more.no_room;
-            counts.ahead += more.ahead;
-            counts.ahead_used += more.ahead_used;
-            counts.ahead_unused += more.ahead_unused;
+            counts.merge(&shard.counts());
             mapped += u64::from(shard.mapped());
         }
         (counts, mapped)
     }
 
     /// The blocks of each class, and those of the disk with this number.
-    pub(super) fn held(&self, disk: u16) -> ([u64; CLASSES], u64) {
+    pub(super) fn blocks_by_class(&self, disk: u16) -> ([u64; CLASSES], u64) {
         let (mut held, mut of_disk) = ([0; CLASSES], 0);
         for number in 0..self.shards.len() {
             let shard = self.shard(number);
-            held.iter_mut().zip(shard.held()).for_each(|(all, more)| *all += u64::from(*more));
+            held.iter_mut()
+                .zip(shard.blocks_by_class())
+                .for_each(|(all, more)| *all += u64::from(*more));
             of_disk += u64::from(shard.mapped_of(disk));
         }
         (held, of_disk)

@@ -151,17 +151,17 @@ impl WalQueue {
 
     /// Continues all work that can continue now.
     fn work(&mut self, next: &mut Crossing<'_>) {
-        self.settle(next);
+        self.apply_flushes(next);
         self.write_checkpoint(next);
         self.adopt(next);
         self.pump(next);
         while self.flush(next) {
-            self.settle(next);
+            self.apply_flushes(next);
         }
         self.bring_home(next);
         // A round may need durable records.
         while self.flush(next) {
-            self.settle(next);
+            self.apply_flushes(next);
             self.bring_home(next);
         }
         self.release(next);
@@ -196,7 +196,7 @@ impl WalQueue {
 
     /// Applies the completed flushes, and completes what waited for them or for the writes of
     /// records.
-    fn settle(&mut self, next: &mut Crossing<'_>) {
+    fn apply_flushes(&mut self, next: &mut Crossing<'_>) {
         let (finished, is_failed) = self.inner.volume.finished();
         let completion = self.inner.completion;
         let now_ns = next.round_ns();
@@ -378,7 +378,7 @@ impl WalQueue {
             (has_reached || state.failed.is_some()).then_some(())
         });
         if has_advanced.is_some() {
-            self.settle(next);
+            self.apply_flushes(next);
         }
     }
 }

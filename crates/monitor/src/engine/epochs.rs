@@ -69,7 +69,7 @@ impl EpochBarrier {
     }
 
     /// Ends the reports: this process has no further events.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn end_reports(&mut self) {
         self.reported = None;
     }
 

@@ -381,7 +381,7 @@ impl Engine {
         self.advance(time_ns, sink);
         while let Some(barrier) = &mut self.barrier {
             if self.ended_ns >= self.now_ns {
-                barrier.leave();
+                barrier.end_reports();
             }
             if barrier.is_finished() && is_done(&self.flows, self.ended_ns) {
                 break;

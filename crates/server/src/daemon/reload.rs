@@ -168,7 +168,7 @@ impl Daemon {
                 ));
                 continue;
             }
-            let listener = listening.leave();
+            let listener = listening.take_listener();
             let name = format!("the listener at {}", definition.address);
             let close = Task::new(name, move || {
                 drop(listener);

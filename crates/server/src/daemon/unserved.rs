@@ -531,7 +531,7 @@ fn run(daemon: &Weak<Daemon>, unserved: &Unserved, ticket: &Ticket) {
             Ok(()) => {
                 if !is_first {
                     tracing::info!(disk = name, "is served");
-                    strong.settle_keepsakes();
+                    strong.release_keepsakes();
                     strong.wake_watch();
                 }
                 return;

@@ -157,7 +157,7 @@ impl Daemon {
         // flush below makes them durable.
         let home = leave(served, Leaving::Home { time_max: FLUSH_TIME_MAX });
         let flushed = stack::flush(&served.disk, FLUSH_TIME_MAX);
-        stack::settle(&served.disk, SETTLE_TIME_MAX);
+        stack::save_states(&served.disk, SETTLE_TIME_MAX);
         // While the daemon shuts down, event listeners still need the list of all disks.
         if !self.is_stopping() {
             let definition = served.live().definition.clone();

@@ -258,7 +258,7 @@ async fn retry_metrics(daemon: Arc<Daemon>, address: SocketAddr) {
 fn announce(daemon: &Daemon, configured: usize) {
     let took_us = daemon.ready();
     notify(&[NotifyState::Ready]);
-    daemon.settle_keepsakes();
+    daemon.release_keepsakes();
     let unserved = daemon.info().disks_unserved;
     let disks = fathom_control::count(configured, "disk");
     let disks = if unserved == 0 {

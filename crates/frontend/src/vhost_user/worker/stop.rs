@@ -66,7 +66,7 @@ impl Worker {
                     self.begin(head, reactor);
                 }
                 // An error recurs at the end of the thread's round, where it is handled.
-                let _ = self.stack.settle(reactor);
+                let _ = self.stack.run_round(reactor);
                 return true;
             }
             Some(end_ns) if now_ns < end_ns => return false,
@@ -148,7 +148,7 @@ impl Worker {
         for head in std::mem::take(&mut self.deferred) {
             let is_last = self.age(head).is_some_and(|age| age <= last);
             if let Some(inflight) = self.inflight.as_mut().filter(|_| is_last) {
-                inflight.leave(head);
+                inflight.put_back(head);
             }
         }
         let base = self.ring.next_available().wrapping_sub(last);

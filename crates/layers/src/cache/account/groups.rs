@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use fathom_cache::RecentCurve;
+use fathom_cache::{CacheCounts, RecentCurve};
 use fathom_insight::Name;
 
-use super::cells::{CacheCounts, Cells, Sample};
+use super::cells::{Cells, Sample};
 use super::{CurveSnapshot, GROUPS, GroupCounts};
 
 /// The time after which activity counts half, in nanoseconds.

@@ -22,9 +22,8 @@ use fathom_cache::{CLASS_JOURNAL, CLASS_SWAP, CLASS_UNKNOWN, MissRatios, RecentC
 use fathom_insight::Names;
 use parking_lot::Mutex;
 
-pub use cells::CacheCounts;
 use cells::{Cells, Counted};
-pub use fathom_cache::CLASSES;
+pub use fathom_cache::{CLASSES, CacheCounts};
 use groups::{Groups, Heads};
 pub(crate) use queue::{Account, Looked};
 
@@ -164,7 +163,7 @@ impl Ledger {
         let mut dropped = queues.dropped_past;
         for cells in &queues.open {
             // The queue's thread finds its list locked only for this time.
-            self.settle(cells, &mut cells.counted.lock(), &mut curves, now_ns);
+            self.collect(cells, &mut cells.counted.lock(), &mut curves, now_ns);
             dropped += cells.dropped.load(Ordering::Relaxed);
         }
         LedgerSnapshot {
@@ -177,7 +176,7 @@ impl Ledger {
     }
 
     /// Moves what a queue has counted into the curves.
-    fn settle(&self, cells: &Cells, counted: &mut Counted, curves: &mut Curves, now_ns: u64) {
+    fn collect(&self, cells: &Cells, counted: &mut Counted, curves: &mut Curves, now_ns: u64) {
         let blocks = cells.blocks.load(Ordering::Relaxed);
         curves.disk.count(blocks - counted.blocks);
         counted.blocks = blocks;

@@ -7,7 +7,7 @@ use fathom_block::Insight;
 use fathom_cache::{CLASSES, Curve, Touch};
 use fathom_insight::Name;
 
-use super::cells::{Cells, Sample, add};
+use super::cells::{Cells, Sample, add, read_begins, read_ends};
 use super::{GROUPS, Ledger};
 
 /// The waiting blocks at which a queue moves them into the curves.
@@ -95,10 +95,11 @@ impl Account {
             self.stranger(insight.facts.cgroup, count, now_ns);
             looked = self.look(insight, class);
         }
-        self.cells.classes[usize::from(looked.class)].read_begins(length, hit_bytes, avoided_ns);
+        let of_class = &self.cells.classes[usize::from(looked.class)];
+        read_begins(of_class, length, hit_bytes, avoided_ns);
         add(&self.cells.blocks, count);
         if let Some(group) = self.cells.groups.get(usize::from(looked.group)) {
-            group.cell.read_begins(length, hit_bytes, avoided_ns);
+            read_begins(&group.cell, length, hit_bytes, avoided_ns);
             add(&group.blocks, count);
         }
         self.touch(blocks, looked.group, Touch::Request, now_ns);
@@ -108,9 +109,9 @@ impl Account {
     /// A read has ended after `time_ns`.
     #[inline]
     pub(crate) fn read_ended(&self, looked: Looked, is_hit: bool, time_ns: u64) {
-        self.cells.classes[usize::from(looked.class)].read_ends(is_hit, time_ns);
+        read_ends(&self.cells.classes[usize::from(looked.class)], is_hit, time_ns);
         if let Some(group) = self.cells.groups.get(usize::from(looked.group)) {
-            group.cell.read_ends(is_hit, time_ns);
+            read_ends(&group.cell, is_hit, time_ns);
         }
     }
 
@@ -155,7 +156,7 @@ impl Account {
         counted.samples.push(sample);
         if counted.samples.len() >= BATCH_MIN {
             if let Some(mut curves) = self.ledger.curves.try_lock() {
-                self.ledger.settle(&self.cells, &mut counted, &mut curves, now_ns);
+                self.ledger.collect(&self.cells, &mut counted, &mut curves, now_ns);
             }
         }
     }
@@ -183,7 +184,7 @@ impl Drop for Account {
         let ledger = &self.ledger;
         let mut queues = ledger.queues.lock();
         let mut curves = ledger.curves.lock();
-        ledger.settle(&self.cells, &mut self.cells.counted.lock(), &mut curves, 0);
+        ledger.collect(&self.cells, &mut self.cells.counted.lock(), &mut curves, 0);
         curves.groups.close(&self.cells);
         for (past, cell) in queues.past.iter_mut().zip(&self.cells.classes) {
             past.merge(&cell.read());

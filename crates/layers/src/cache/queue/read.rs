@@ -86,7 +86,7 @@ impl CacheQueue {
                 self.hits.observe(key, &access, begin_ns);
                 Lookup::Hit(slot)
             } else {
-                self.hits.settle();
+                self.hits.pass_on();
                 volume.shard(shard).read(key, wanted, &access, inserts && covered != 0)
             };
             match found {

@@ -28,7 +28,8 @@ use fathom_persistence::Stamp;
 use super::{CacheQueue, Reading};
 use crate::access::StoreAccess;
 use crate::cache::attach::NO_QUEUE;
-use crate::cache::{Cache, Ending, Inner, RETRY_NS, Use};
+use crate::cache::ending::{Ending, RETRY_NS, Use};
+use crate::cache::{Cache, Inner};
 
 /// The part of the time of a request after which what is late is looked at again.
 const LOOKS: u64 = 10;

@@ -184,7 +184,7 @@ pub(crate) fn flush(disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
 
 /// Makes the states of a disk's layers and of its store durable that outlive the daemon, within
 /// `limit`.
-pub(crate) fn settle(disk: &Arc<Disk>, limit: Duration) {
+pub(crate) fn save_states(disk: &Arc<Disk>, limit: Duration) {
     let end = Instant::now() + limit;
     let left = || end.saturating_duration_since(Instant::now());
     let report = |part: &str, outcome: io::Result<()>| {
@@ -194,7 +194,7 @@ pub(crate) fn settle(disk: &Arc<Disk>, limit: Duration) {
         }
     };
     for layer in disk.layers() {
-        report(layer.name(), layer.settle(disk, left()));
+        report(layer.name(), layer.save_state(disk, left()));
     }
-    report(disk.backend().name(), disk.backend().settle(left()));
+    report(disk.backend().name(), disk.backend().save_state(left()));
 }

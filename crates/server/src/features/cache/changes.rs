@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use fathom_block::Clock;
 use fathom_control::{
-    CacheClass, CacheCounts, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup,
-    CacheInfo, CacheRefusals, CacheRemovals, CacheReport, DiskDefinition, ESTIMATES, ErrorBody,
-    ErrorCode,
+    CacheClass, CacheCurve, CacheDisk, CacheEstimate, CacheFile, CacheGroup, CacheInfo,
+    CacheRefusals, CacheRemovals, CacheReport, DiskDefinition, ESTIMATES, ErrorBody, ErrorCode,
 };
 use fathom_layers::cache::CacheOptions;
-use fathom_layers::cache::account::{self, CurveSnapshot, class_name};
+use fathom_layers::cache::account::{CurveSnapshot, class_name};
 use fathom_layers::classify::{Direction, UsageRow};
 use fathom_layers::{Cache, Classify, LayerOptions as _};
 
@@ -144,7 +143,7 @@ fn cache_info(name: String, disks: &[Cached], now_ns: u64, limits: (usize, usize
     let Some(first) = disks.first() else { return CacheInfo { name, ..CacheInfo::default() } };
     let (status, volume) = (first.cache.status(), first.cache.volume());
     let block = u64::from(volume.block_size());
-    let (held, _) = first.cache.held();
+    let (held, _) = first.cache.blocks_by_class();
     let classes = held.iter().enumerate().filter(|(_, blocks)| **blocks > 0);
     let mut disks: Vec<CacheDisk> = disks
         .iter()
@@ -158,13 +157,13 @@ fn cache_info(name: String, disks: &[Cached], now_ns: u64, limits: (usize, usize
         block_size: block,
         size_bytes: status.slots * block,
         used_bytes: status.mapped * block,
-        insertions: status.insertions,
+        insertions: status.blocks.insertions,
         removals: CacheRemovals {
-            capacity: status.evictions,
-            written: status.overwritten,
-            discarded: status.discarded,
+            capacity: status.blocks.evictions,
+            written: status.blocks.overwritten,
+            discarded: status.blocks.discarded,
         },
-        refusals: CacheRefusals { policy: status.refused, no_room: status.no_room },
+        refusals: CacheRefusals { policy: status.blocks.refused, no_room: status.blocks.no_room },
         failure: status.failed.as_ref().map(ToString::to_string).unwrap_or_default(),
         classes: classes
             .map(|(class, blocks)| CacheClass {
@@ -187,7 +186,7 @@ fn cache_disk(
 ) -> CacheDisk {
     let Cached { served, cache } = cached;
     let snapshot = cache.ledger(now_ns);
-    let (_, used) = cache.held();
+    let (_, used) = cache.blocks_by_class();
     // Of a cache that disks share, a disk has the part that its blocks have now.
     let part = match mapped {
         0 => slots,
@@ -203,7 +202,7 @@ fn cache_disk(
         .iter()
         .map(|group| CacheGroup {
             cgroup: group.cgroup.to_string(),
-            counts: counts(&group.counts),
+            counts: group.counts,
             curve: curve_of(&group.curve),
         })
         .collect();
@@ -217,12 +216,12 @@ fn cache_disk(
         used_bytes: used * block,
         dirty_bytes: log.map_or(0, |log| log.used),
         log_bytes: log.map_or(0, |log| log.size),
-        counts: counts(&snapshot.total()),
+        counts: snapshot.total(),
         classes: classes
             .map(|(class, counted)| CacheClass {
                 class: class_name(class),
                 used_bytes: 0,
-                counts: counts(counted),
+                counts: *counted,
             })
             .collect(),
         groups,
@@ -231,18 +230,6 @@ fn cache_disk(
         curve: curve_of(&snapshot.curve),
         dropped: snapshot.dropped,
         curves_memory_bytes: snapshot.memory_bytes,
-    }
-}
-
-fn counts(counts: &account::CacheCounts) -> CacheCounts {
-    CacheCounts {
-        reads: counts.reads,
-        hits: counts.hits,
-        read_bytes: counts.read_bytes,
-        hit_bytes: counts.hit_bytes,
-        avoided_ns: counts.avoided_ns,
-        hit_ns: counts.hit_ns,
-        miss_ns: counts.miss_ns,
     }
 }
 

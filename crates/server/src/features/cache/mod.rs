@@ -87,7 +87,7 @@ impl CacheHost for Host<'_> {
         Identity::draw()
     }
 
-    fn note(&self, text: &str) {
+    fn report(&self, text: &str) {
         tracing::warn!(disk = self.definition.name.as_str(), "{text}");
     }
 }

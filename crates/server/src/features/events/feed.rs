@@ -87,6 +87,6 @@ impl Read for EventFeed {
 
 impl Drop for EventFeed {
     fn drop(&mut self) {
-        self.listener.leave();
+        self.listener.close();
     }
 }

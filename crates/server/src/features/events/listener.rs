@@ -168,7 +168,7 @@ impl Listener {
     }
 
     /// Closes the stream: there is no reader any more.
-    pub fn leave(&self) {
+    pub fn close(&self) {
         let mut state = self.state();
         state.has_left = true;
         state.waiting = VecDeque::new();
@@ -251,7 +251,7 @@ impl Body for EventBody {
 
 impl Drop for EventBody {
     fn drop(&mut self) {
-        self.listener.leave();
+        self.listener.close();
     }
 }
 

@@ -33,7 +33,7 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.listener.leave();
+        self.listener.close();
     }
 }
 

@@ -13,7 +13,7 @@ mod holder;
 mod link;
 pub(crate) mod lives;
 mod manager;
-mod settle;
+mod release;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -114,7 +114,7 @@ pub(crate) fn begin(control: &Path, are_kept: bool) {
 
 /// All disks are served: releases the keepsakes of files that none of them has. What such a one
 /// reports is recorded with its file, or in the folder `records`. May block.
-pub(crate) fn settle(records: &Path) {
+pub(crate) fn release_unused(records: &Path) {
     let Some(keepsakes) = KEEPSAKES.get() else { return };
     let left = std::mem::take(&mut *keepsakes.left.lock());
     for Left { name, file } in left {

@@ -26,7 +26,7 @@ impl DiskLog {
     }
 
     /// The disk will be withdrawn: from now on, no queue is opened for its log.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn forbid_attendance(&self) {
         self.attendance.forbid();
     }
 

@@ -87,7 +87,7 @@ impl Feature for Logs {
     fn leaving(&self, served: &Served, stage: Leaving) -> io::Result<()> {
         let Some(log) = served.part::<DiskLog>() else { return Ok(()) };
         match stage {
-            Leaving::Begun => log.leave(),
+            Leaving::Begun => log.forbid_attendance(),
             Leaving::Drained => log.end_attendance(),
             // Changes that are not written back are in the log, where the next daemon finds them.
             // The last flush makes them durable.

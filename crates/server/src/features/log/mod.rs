@@ -264,7 +264,7 @@ impl LogVolumes {
             let message = format!("{shown} cannot be marked as having changes in a log: {reason}");
             return Err(refusal(ErrorCode::Failed, message, NAME_DEVICE));
         }
-        mark.settle().map_err(unreadable)?;
+        mark.migrate().map_err(unreadable)?;
         let failed = |failure: Failure| {
             let shown = wal.log.display();
             failure.about(format_args!("the log of the disk {disk:?} at {shown}"))

@@ -63,7 +63,7 @@ impl Feature for Nbd {
         let mut tasks = Vec::new();
         for listening in daemon.listening() {
             let address = listening.definition().address;
-            if let Some(listener) = listening.leave() {
+            if let Some(listener) = listening.take_listener() {
                 tasks.push(Task::new(format!("the listener at {address}"), move || {
                     listener.shutdown();
                     Ok(())

@@ -272,7 +272,7 @@ impl Listening {
     }
 
     /// Takes the listener, for its end.
-    pub(crate) fn leave(&self) -> Option<nbd::Listener> {
+    pub(crate) fn take_listener(&self) -> Option<nbd::Listener> {
         self.is_leaving.store(true, Ordering::Release);
         self.listener().take()
     }

@@ -5,13 +5,13 @@ use crate::daemon::Daemon;
 impl Daemon {
     /// Releases what an earlier daemon has left of files that no disk has, if all disks of the
     /// configuration are served.
-    pub(crate) fn settle_keepsakes(&self) {
+    pub(crate) fn release_keepsakes(&self) {
         if self.unserved.count() > 0 {
             return;
         }
         let records = self.records_folder();
-        let settle = move || super::settle(&records);
+        let release = move || super::release_unused(&records);
         // If that fails, they stay until the next start.
-        let _ = std::thread::Builder::new().name("keep".into()).spawn(settle);
+        let _ = std::thread::Builder::new().name("keep".into()).spawn(release);
     }
 }

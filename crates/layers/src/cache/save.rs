@@ -27,7 +27,7 @@ impl Cache {
     ///
     /// # Errors
     /// If the volume or home fails, or `limit` has passed. The next start then finds less.
-    pub fn settle(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
+    pub fn save_state(&self, disk: &Arc<Disk>, limit: Duration) -> io::Result<()> {
         if !self.inner.volume.is_kept {
             return Ok(());
         }
@@ -37,14 +37,14 @@ impl Cache {
         let end = Instant::now() + limit;
         let mut reactor = Reactor::new(64)?;
         let mut stack = disk.open_aside(&mut reactor, Clock::System)?;
-        let settled = self.settle_with(&mut stack, &mut reactor, end);
-        self.inner.volume.keeper.access(|keeper| keeper.is_settling = false);
+        let saved = self.save_state_with(&mut stack, &mut reactor, end);
+        self.inner.volume.keeper.access(|keeper| keeper.is_saving = false);
         let left = end.saturating_duration_since(Instant::now()).max(FINISH_TIME_MIN);
         stack.finish(&mut reactor, left)?;
-        settled
+        saved
     }
 
-    fn settle_with(
+    fn save_state_with(
         &self,
         stack: &mut Stack,
         reactor: &mut Reactor,
@@ -82,7 +82,7 @@ impl Cache {
                 return Ok(());
             }
             let failed = self.inner.volume.keeper.access(|keeper| {
-                keeper.is_settling = true;
+                keeper.is_saving = true;
                 if keeper.due_ns == 0 && keeper.writer.is_none() {
                     keeper.due_ns = 1;
                 }
