@@ -194,7 +194,7 @@ impl Superblock {
         let mut bytes = self.blank(page, sequence);
         let at = HEADER_LENGTH;
         put(&mut bytes, at, &disk.generation.to_le_bytes());
-        put(&mut bytes, at + 8, &disk.stamp.to_le_bytes());
+        put(&mut bytes, at + 8, &disk.modified_ns.to_le_bytes());
         bytes[at + 16] = disk.region_shift;
         bytes[at + 17] = 1;
         put(&mut bytes, at + 24, &disk.earlier.to_le_bytes());
@@ -212,7 +212,7 @@ impl Superblock {
         }
         Some(DiskRecord {
             generation: u64_at(bytes, at),
-            stamp: u64_at(bytes, at + 8),
+            modified_ns: u64_at(bytes, at + 8),
             earlier: u64_at(bytes, at + 24),
             log: Identity(array(bytes, at + 32)),
             region_shift,
@@ -370,7 +370,7 @@ pub struct DiskRecord {
     pub earlier: u64,
     /// The modification time of the disk's store that the blocks belong to, in nanoseconds since
     /// 1970; 0 if it is not known.
-    pub stamp: u64,
+    pub modified_ns: u64,
     /// The identity of the write-ahead log without which the disk's store is older than the blocks,
     /// or [`Identity::NONE`].
     pub log: Identity,
@@ -478,7 +478,7 @@ mod tests {
             owner: Owner::new("disk", "/image").unwrap(),
             generation,
             earlier: 8,
-            stamp: 9,
+            modified_ns: 9,
             log: Identity(*b"identity of log "),
             region_shift: 20,
         };

@@ -333,6 +333,53 @@ fn the_daemon_knows_features_by_their_table() {
     assert_eq!(found, BTreeSet::from(known));
 }
 
+/// How many types may have the same name, if other modules use them.
+const NAMESAKES_MAX: usize = 2;
+/// Names that more types have.
+const NAMESAKES: [(&str, &str); 2] = [
+    ("Owner", "the type of `persistence`, with the length of a home's name in each format"),
+    ("Superblock", "the trait of `persistence`, and the superblock of each format"),
+];
+
+/// The type that a line declares for other modules.
+fn declared_type(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
+    let kinds = ["struct ", "enum ", "trait ", "type "];
+    let rest = kinds.iter().find_map(|kind| rest.strip_prefix(kind))?;
+    let name = &rest[..rest.find(|it: char| !it.is_alphanumeric()).unwrap_or(rest.len())];
+    // A macro's declaration has no name yet.
+    Some(name).filter(|name| !name.is_empty())
+}
+
+/// A type that leaves its module says what it is: twelve types called `Place` say nothing.
+#[test]
+fn types_that_other_modules_use_have_names_of_their_own() {
+    assert_eq!(declared_type("pub(crate) struct Place<'a> {"), Some("Place"));
+    assert_eq!(
+        declared_type("    pub type Owner = fathom_persistence::Owner<256>;"),
+        Some("Owner")
+    );
+    assert_eq!(declared_type("struct Place {"), None);
+    let mut declared: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in sources(&root().join("crates")) {
+        let place = path.to_str().unwrap();
+        if !place.contains("/src/") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for name in text.lines().filter_map(declared_type) {
+            declared.entry(name.to_owned()).or_default().push(place.to_owned());
+        }
+    }
+    assert!(declared.len() > 500);
+    declared.retain(|_, places| places.len() > NAMESAKES_MAX);
+    for (name, reason) in NAMESAKES {
+        assert!(declared.remove(name).is_some(), "few types are called `{name}` now ({reason})");
+    }
+    assert!(declared.is_empty(), "{declared:#?}");
+}
+
 /// The methods that take a text apart or look into it.
 const CUTS: [&str; 8] =
     ["split_once", "rsplit_once", "splitn", "split", "rsplit", "find", "rfind", "contains"];

@@ -105,8 +105,8 @@ impl CacheMark {
     ///
     /// # Errors
     /// When the image's metadata cannot be read.
-    pub fn stamp(&self) -> io::Result<u64> {
-        self.place.stamp()
+    pub fn modified_ns(&self) -> io::Result<u64> {
+        self.place.modified_ns()
     }
 }
 
@@ -188,23 +188,23 @@ mod tests {
         let path = folder.path().join("a.img");
         let file = File::create(&path).unwrap();
         let mark = CacheMark::open(&path, folder.path()).unwrap();
-        let mut stamps = vec![0];
+        let mut times = vec![0];
         for count in 0..20 {
             file.write_all_at(&[count], 0).unwrap();
             if count == 0 {
-                assert_eq!(mark.stamp().unwrap(), 0, "it was changed just now");
+                assert_eq!(mark.modified_ns().unwrap(), 0, "it was changed just now");
             }
-            let stamp = loop {
-                match mark.stamp().unwrap() {
+            let modified_ns = loop {
+                match mark.modified_ns().unwrap() {
                     0 => std::thread::sleep(Duration::from_millis(1)),
-                    stamp => break stamp,
+                    modified_ns => break modified_ns,
                 }
             };
-            assert!(!stamps.contains(&stamp));
-            stamps.push(stamp);
+            assert!(!times.contains(&modified_ns));
+            times.push(modified_ns);
         }
         // A time in the future is a time, too.
         file.set_modified(SystemTime::now() + Duration::from_secs(1000)).unwrap();
-        assert!(mark.stamp().unwrap() > *stamps.last().unwrap());
+        assert!(mark.modified_ns().unwrap() > *times.last().unwrap());
     }
 }

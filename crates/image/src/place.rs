@@ -201,7 +201,7 @@ impl MarkLocation {
     ///
     /// # Errors
     /// When the image's metadata cannot be read.
-    pub(crate) fn stamp(&self) -> io::Result<u64> {
+    pub(crate) fn modified_ns(&self) -> io::Result<u64> {
         let metadata = self.image.metadata()?;
         if !metadata.file_type().is_file() {
             return Ok(0);

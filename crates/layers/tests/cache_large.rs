@@ -41,7 +41,7 @@ impl CacheMark for Mark {
         Ok(())
     }
 
-    fn stamp(&self) -> io::Result<u64> {
+    fn modified_ns(&self) -> io::Result<u64> {
         Ok(0)
     }
 }
@@ -116,7 +116,7 @@ fn a_warm_cache_serves_before_its_tables_are_loaded() {
         home: "image".into(),
         capacity: 1 << 40,
         expected: Some(7),
-        stamp: None,
+        modified_ns: None,
         generation: 8,
         log: Identity::NONE,
         changes: Vec::new(),

@@ -91,7 +91,7 @@ impl CacheMark for Mark {
         Ok(())
     }
 
-    fn stamp(&self) -> io::Result<u64> {
+    fn modified_ns(&self) -> io::Result<u64> {
         Ok(0)
     }
 }

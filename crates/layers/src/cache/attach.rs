@@ -55,10 +55,10 @@ fn misfit(record: &DiskRecord, disk: &CacheDisk) -> Option<Dropped> {
     if !disk.expected.is_some_and(fits) {
         return Some(Dropped::Mark);
     }
-    match disk.stamp {
+    match disk.modified_ns {
         None => None,
         Some(0) => Some(Dropped::Unknown),
-        Some(stamp) => (stamp != record.stamp).then_some(Dropped::Modified),
+        Some(modified_ns) => (modified_ns != record.modified_ns).then_some(Dropped::Modified),
     }
 }
 
@@ -241,7 +241,7 @@ impl CacheVolume {
             owner,
             generation: disk.generation,
             earlier: 0,
-            stamp: disk.stamp.unwrap_or_default(),
+            modified_ns: disk.modified_ns.unwrap_or_default(),
             log: disk.log,
             region_shift: state.record.lock().region_shift,
         };
@@ -364,22 +364,22 @@ mod tests {
             owner: Owner::new("a", "/a").unwrap(),
             generation: 7,
             earlier: 6,
-            stamp: 50,
+            modified_ns: 50,
             log: Identity::NONE,
             region_shift: 20,
         };
-        let disk = |expected, stamp| CacheDisk {
+        let disk = |expected, modified_ns| CacheDisk {
             name: "a".into(),
             home: "/a".into(),
             capacity: 1 << 20,
             expected,
-            stamp,
+            modified_ns,
             generation: 9,
             log: Identity::NONE,
             changes: Vec::new(),
             region_shift: 20,
         };
-        let of = |expected, stamp| misfit(&record, &disk(expected, stamp));
+        let of = |expected, modified_ns| misfit(&record, &disk(expected, modified_ns));
         assert_eq!((of(Some(7), Some(50)), of(Some(6), Some(50))), (None, None));
         assert_eq!(of(Some(7), None), None);
         assert_eq!(of(Some(7), Some(51)), Some(Dropped::Modified));

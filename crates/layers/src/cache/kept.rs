@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
-use super::save::certain_stamp;
+use super::save::certain_modified_ns;
 use super::state::{CacheHost, CacheMark};
 use super::{Cache, CacheDisk, CacheError, CacheTimes, CacheVolume, marking};
 use crate::kind::LayerContext;
@@ -48,7 +48,7 @@ impl CacheMark for NoMark {
         Ok(())
     }
 
-    fn stamp(&self) -> io::Result<u64> {
+    fn modified_ns(&self) -> io::Result<u64> {
         Ok(0)
     }
 }
@@ -251,14 +251,17 @@ fn open(options: &CacheOptions, context: &LayerContext<'_>) -> Result<Cache, Unu
     let random = host.draw().map_err(|error| Unusable::Refused(error.into()))?;
     let generation =
         random.0.iter().fold(1, |number: u64, byte| number << 8 ^ u64::from(*byte)) | 1;
-    let stamp =
-        if options.exclusive { None } else { Some(certain_stamp(&*home.mark).map_err(lost)?) };
+    let modified_ns = if options.exclusive {
+        None
+    } else {
+        Some(certain_modified_ns(&*home.mark).map_err(lost)?)
+    };
     let disk = CacheDisk {
         name: context.disk.to_owned(),
         home: home.name.clone(),
         capacity: context.capacity,
         expected: marked.filter(is_ours).map(|state| state.age),
-        stamp,
+        modified_ns,
         generation,
         log: home.log,
         changes: home.changes,

@@ -258,7 +258,7 @@ impl Cache {
             marking: Marking::default(),
             name: name.to_owned(),
             dropped,
-            is_noted: volume.is_kept && disk.stamp.is_some(),
+            is_noted: volume.is_kept && disk.modified_ns.is_some(),
             beyond: Mutex::default(),
             ledger: Arc::new(Ledger::new(volume.slots().into(), names)),
             ahead: AheadState::default(),

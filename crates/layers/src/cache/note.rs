@@ -82,13 +82,13 @@ impl CacheQueue {
             return;
         }
         let inner = Arc::clone(&self.inner);
-        while let Some((_, stamp)) = self.noting.answer() {
+        while let Some((_, modified_ns)) = self.noting.answer() {
             let now_ns = next.round_ns();
             inner.disk.regions.access(|regions| regions.notes.end(now_ns));
             let mut record = inner.disk.record.lock();
-            let stamp = stamp.unwrap_or_default();
-            if stamp != 0 && record.stamp != stamp {
-                record.stamp = stamp;
+            let modified_ns = modified_ns.unwrap_or_default();
+            if modified_ns != 0 && record.modified_ns != modified_ns {
+                record.modified_ns = modified_ns;
                 drop(record);
                 inner.disk.is_record_dirty.store(true, Ordering::Release);
                 self.note_change(next);
@@ -114,7 +114,7 @@ impl CacheQueue {
             (Reading(Arc::clone(&inner.volume.is_noting)), Arc::clone(&inner.mark));
         let begun = self.noting.begin(0, move || {
             let _reading = reading;
-            mark.stamp().unwrap_or_default()
+            mark.modified_ns().unwrap_or_default()
         });
         if !begun {
             inner.disk.regions.access(|regions| regions.notes.abandon(now_ns));

@@ -58,7 +58,7 @@ pub struct CacheDisk {
     pub expected: Option<u64>,
     /// The modification time of the store, in nanoseconds since 1970; 0 if it is not known. Blocks
     /// that belong to another time are dropped. `None` if nothing else changes the store.
-    pub stamp: Option<u64>,
+    pub modified_ns: Option<u64>,
     /// The state of the store from now on, drawn at random. The caller then writes it to the mark.
     pub generation: u64,
     /// The identity of the write-ahead log beneath the cache, or [`Identity::NONE`]. Blocks
@@ -79,7 +79,7 @@ impl CacheDisk {
             home: String::new(),
             capacity,
             expected: None,
-            stamp: None,
+            modified_ns: None,
             generation: 0,
             log: Identity::NONE,
             changes: Vec::new(),

@@ -18,7 +18,7 @@ const FINISH_TIME_MIN: Duration = Duration::from_secs(2);
 /// the entries, and one that may have begun before.
 const WRITINGS: u64 = 3;
 /// How long to wait until the modification time of a store is certain.
-const STAMP_TIME_MAX: Duration = Duration::from_millis(50);
+const MODIFIED_TIME_MAX: Duration = Duration::from_millis(50);
 
 impl Cache {
     /// Makes the tables durable, so that the next start finds all that is cached now. Other disks
@@ -56,8 +56,8 @@ impl Cache {
         let begun = inner.volume.keeper.access(|keeper| keeper.tables);
         self.until(stack, reactor, end, || self.is_written(begun))?;
         // Nothing changes the store from here on.
-        let stamp = if inner.is_noted { certain_stamp(&*inner.mark)? } else { 0 };
-        inner.disk.record.lock().stamp = stamp;
+        let modified_ns = if inner.is_noted { certain_modified_ns(&*inner.mark)? } else { 0 };
+        inner.disk.record.lock().modified_ns = modified_ns;
         inner.disk.is_record_dirty.store(true, Ordering::Release);
         let begun = inner.volume.keeper.access(|keeper| {
             // The next writing has the record, also if there is nothing else to write.
@@ -126,12 +126,12 @@ fn silent() -> io::Error {
 
 /// The modification time of a disk's store; 0 if it is not known. Waits a moment until it is
 /// certain after a change.
-pub(super) fn certain_stamp(mark: &dyn CacheMark) -> io::Result<u64> {
-    let end = Instant::now() + STAMP_TIME_MAX;
+pub(super) fn certain_modified_ns(mark: &dyn CacheMark) -> io::Result<u64> {
+    let end = Instant::now() + MODIFIED_TIME_MAX;
     loop {
-        let stamp = mark.stamp()?;
-        if stamp != 0 || Instant::now() >= end {
-            return Ok(stamp);
+        let modified_ns = mark.modified_ns()?;
+        if modified_ns != 0 || Instant::now() >= end {
+            return Ok(modified_ns);
         }
         std::thread::sleep(INTERVAL);
     }

@@ -36,7 +36,7 @@ pub trait CacheMark: Send + Sync {
     ///
     /// # Errors
     /// If the store cannot be examined.
-    fn stamp(&self) -> io::Result<u64>;
+    fn modified_ns(&self) -> io::Result<u64>;
 }
 
 /// A disk's store, as a cache that outlives the daemon sees it.

@@ -23,7 +23,7 @@ pub fn disk(capacity: u64, log: Identity) -> CacheDisk {
         home: "image".into(),
         capacity,
         expected: Some(7),
-        stamp: None,
+        modified_ns: None,
         generation: 7,
         log,
         changes: Vec::new(),
@@ -45,7 +45,7 @@ impl CacheMark for Mark {
         Ok(())
     }
 
-    fn stamp(&self) -> io::Result<u64> {
+    fn modified_ns(&self) -> io::Result<u64> {
         Ok(0)
     }
 

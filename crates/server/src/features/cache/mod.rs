@@ -52,8 +52,8 @@ impl cache::CacheMark for Mark {
         self.mark.clear()
     }
 
-    fn stamp(&self) -> io::Result<u64> {
-        self.mark.stamp()
+    fn modified_ns(&self) -> io::Result<u64> {
+        self.mark.modified_ns()
     }
 }
 
