@@ -101,6 +101,7 @@ impl LayerQueue for WitnessQueue {
 
 /// Queues on threads of their own write and read as fast as they can while layers change.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn all_queues_have_one_set_of_layers_whatever_fails() {
     const QUEUES: u64 = 4;
     let home: Arc<dyn Backend> =

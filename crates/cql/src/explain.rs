@@ -117,40 +117,15 @@ impl Tree<'_> {
             }
             Relation::Project(of, expressions) => {
                 let below = self.relation(of, depth + 1, None);
-                let mut names = Vec::with_capacity(expressions.len());
-                let mut parts = Vec::with_capacity(expressions.len());
-                for (at, value) in expressions.iter().enumerate() {
-                    let text = expression(value, &below);
-                    let name = match wanted.and_then(|wanted| wanted.get(at)) {
-                        Some(column) => column.name.clone(),
-                        None if matches!(value, Expression::Column(_)) => text.clone(),
-                        None => format!("column{}", at + 1),
-                    };
-                    parts.push(if name == text { text } else { format!("{text} as {name}") });
-                    names.push(name);
-                }
-                let parts = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
-                self.set(line, format!("project {parts}"));
+                let (names, text) = projection(expressions, &below, wanted);
+                self.set(line, text);
                 names
             }
             Relation::Join(join) => self.join(join, line, depth),
             Relation::Aggregate(of, keys, aggregates) => {
                 let below = self.relation(of, depth + 1, None);
-                let list = |keys: &[Expression]| -> Vec<String> {
-                    keys.iter().map(|key| expression(key, &below)).collect()
-                };
-                let mut names = list(keys);
-                let values: Vec<String> =
-                    aggregates.iter().map(|value| aggregate(value, &below)).collect();
-                let mut text = "aggregate".to_owned();
-                if !values.is_empty() {
-                    let _ = write!(text, " {}", values.join(", "));
-                }
-                if !names.is_empty() {
-                    let _ = write!(text, " by {}", names.join(", "));
-                }
+                let (names, text) = aggregation(keys, aggregates, &below);
                 self.set(line, text);
-                names.extend(values);
                 names
             }
             Relation::Distinct(of) => {
@@ -225,6 +200,47 @@ impl Tree<'_> {
         self.set(line, format!("{kind}{on}{}", conditions.join(" and ")));
         names
     }
+}
+
+/// The names of the columns of a projection, and its line. `wanted` are the columns of the result.
+fn projection(
+    expressions: &[Expression],
+    below: &[String],
+    wanted: Option<&[Column]>,
+) -> (Vec<String>, String) {
+    let mut names = Vec::with_capacity(expressions.len());
+    let mut parts = Vec::with_capacity(expressions.len());
+    for (at, value) in expressions.iter().enumerate() {
+        let text = expression(value, below);
+        let name = match wanted.and_then(|wanted| wanted.get(at)) {
+            Some(column) => column.name.clone(),
+            None if matches!(value, Expression::Column(_)) => text.clone(),
+            None => format!("column{}", at + 1),
+        };
+        parts.push(if name == text { text } else { format!("{text} as {name}") });
+        names.push(name);
+    }
+    let parts = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+    (names, format!("project {parts}"))
+}
+
+/// The names of the columns of groups, and their line.
+fn aggregation(
+    keys: &[Expression],
+    aggregates: &[Aggregate],
+    below: &[String],
+) -> (Vec<String>, String) {
+    let mut names: Vec<String> = keys.iter().map(|key| expression(key, below)).collect();
+    let values: Vec<String> = aggregates.iter().map(|value| aggregate(value, below)).collect();
+    let mut text = "aggregate".to_owned();
+    if !values.is_empty() {
+        let _ = write!(text, " {}", values.join(", "));
+    }
+    if !names.is_empty() {
+        let _ = write!(text, " by {}", names.join(", "));
+    }
+    names.extend(values);
+    (names, text)
 }
 
 fn window(window: &Window, names: &[String]) -> String {

@@ -94,28 +94,7 @@ impl Pruner {
 
     fn relation(&mut self, relation: &Relation, needed: &Columns) -> (Relation, Places) {
         match relation {
-            Relation::Window(window, stream) => {
-                let mut needed = needed.clone();
-                if let Window::Rows { by, .. } = window {
-                    needed.extend(by);
-                    // Rows of one instant arrive in the order of all their values. Rows of an
-                    // input, filtered and projected or not, keep their order of arrival.
-                    match &**stream {
-                        Stream::Of(ToStream::Insertions, relation) if relation.only_grows() => {}
-                        Stream::Of(_, relation) => needed.extend(0..self.width(relation)),
-                        Stream::Source(_) => {}
-                    }
-                }
-                let (stream, places) = self.stream(stream, &needed);
-                let window = match window {
-                    Window::Rows { by, rows } => {
-                        let by = by.iter().filter_map(|&column| places[column]).collect();
-                        Window::Rows { by, rows: *rows }
-                    }
-                    other => other.clone(),
-                };
-                (Relation::Window(window, Box::new(stream)), places)
-            }
+            Relation::Window(window, stream) => self.window(window, stream, needed),
             Relation::Given(source) => (Relation::Given(*source), self.input(*source, needed)),
             Relation::Filter(input, predicate) => {
                 let mut needed = needed.clone();
@@ -178,6 +157,29 @@ impl Pruner {
                 (Relation::Top(Box::new(input), keys, *limit), places)
             }
         }
+    }
+
+    fn window(&mut self, window: &Window, stream: &Stream, needed: &Columns) -> (Relation, Places) {
+        let mut needed = needed.clone();
+        if let Window::Rows { by, .. } = window {
+            needed.extend(by);
+            // Rows of one instant arrive in the order of all their values. Rows of an
+            // input, filtered and projected or not, keep their order of arrival.
+            match stream {
+                Stream::Of(ToStream::Insertions, relation) if relation.only_grows() => {}
+                Stream::Of(_, relation) => needed.extend(0..self.width(relation)),
+                Stream::Source(_) => {}
+            }
+        }
+        let (stream, places) = self.stream(stream, &needed);
+        let window = match window {
+            Window::Rows { by, rows } => {
+                let by = by.iter().filter_map(|&column| places[column]).collect();
+                Window::Rows { by, rows: *rows }
+            }
+            other => other.clone(),
+        };
+        (Relation::Window(window, Box::new(stream)), places)
     }
 
     /// A relation of which all columns are needed. They keep their positions.

@@ -412,6 +412,7 @@ fn check(marked: &str, message: &str, help: Option<&str>, options: &ParseOptions
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a flat list of cases")]
 fn mistakes_are_reported_with_their_place() {
     let end = "found the end of the text";
     for (marked, message, help) in [

@@ -5,6 +5,7 @@ mod common;
 use common::{assert_wrong, try_plan};
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a flat list of cases")]
 fn names() {
     assert_wrong(
         "select * from I0stream",
@@ -144,6 +145,7 @@ fn types() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a flat list of cases")]
 fn groups() {
     assert_wrong(
         "select Path, count(*) from IOstream group by VMName",

@@ -144,6 +144,46 @@ pub(crate) struct Places {
     pub request_flags: FlagTable,
 }
 
+impl Places {
+    /// The places by the kernel's types and symbols. `pages` is the address of the first page
+    /// structure.
+    fn new(types: &Types<'_>, symbol: impl Fn(&str) -> Option<u64>, pages: u64) -> Self {
+        let bit = |list, name| types.enumerator(list, name).filter(|bit| *bit < 64);
+        Self {
+            pages,
+            device_super: symbol("blockdev_superblock"),
+            super_blocks: symbol("super_blocks"),
+            first_task: symbol("init_task"),
+            modules: symbol("modules"),
+            slab_bit: bit("pageflags", "PG_slab"),
+            head_bit: bit("pageflags", "PG_head"),
+            locked_bit: bit("pageflags", "PG_locked"),
+            uptodate_bit: bit("pageflags", "PG_uptodate"),
+            writeback_bit: bit("pageflags", "PG_writeback"),
+            waiters_bit: bit("pageflags", "PG_waiters"),
+            no_operations: symbol("no_open_fops"),
+            slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
+            journal_bit: bit("jbd_state_bits", "BH_JWrite"),
+            request_flags: FlagTable::new(REQUEST_FLAGS.iter().filter_map(|(name, flag)| {
+                let bit = types.enumerator("req_flag_bits", name)?;
+                Some((1_u32.checked_shl(bit as u32)?, *flag))
+            })),
+        }
+    }
+}
+
+/// The kernel's types, which lie between two addresses.
+fn read_types(
+    memory: &GuestMemory,
+    space: &AddressSpace,
+    (start, end): (u64, u64),
+) -> Option<Btf<'static>> {
+    let length = end.checked_sub(start).filter(|length| *length <= btf::LENGTH_MAX as u64)?;
+    let mut bytes = vec![0; length as usize];
+    space.read(memory, start, &mut bytes)?;
+    Btf::new(bytes, None)
+}
+
 /// The meaning of each value of each of the four bytes of `request.cmd_flags`, in bits of
 /// [`RequestFlags`].
 #[derive(Clone, Debug)]
@@ -353,12 +393,9 @@ impl Kernel {
         if !space.set_direct(memory, direct, memory.end()) {
             return Err(torn("page_offset_base"));
         }
-        let none = || AttachError::NoTypes(release());
-        let (start, end) = symbol("__start_BTF").zip(symbol("__stop_BTF")).ok_or_else(none)?;
-        let length = end.checked_sub(start).filter(|length| *length <= btf::LENGTH_MAX as u64);
-        let mut bytes = vec![0; length.ok_or_else(none)? as usize];
-        space.read(memory, start, &mut bytes).ok_or_else(none)?;
-        let btf = Btf::new(bytes, None).ok_or_else(none)?;
+        let range = symbol("__start_BTF").zip(symbol("__stop_BTF"));
+        let btf = range.and_then(|range| read_types(memory, &space, range));
+        let btf = btf.ok_or_else(|| AttachError::NoTypes(release()))?;
 
         let mut types = Types { kernel: &btf, modules: Vec::new() };
         let module_layout = ModuleLayout::new(&types);
@@ -387,26 +424,7 @@ impl Kernel {
             }
         }
         let layout = Layout::new(&types).map_err(missing)?;
-        let places = Places {
-            pages,
-            device_super: symbol("blockdev_superblock"),
-            super_blocks: symbol("super_blocks"),
-            first_task: symbol("init_task"),
-            modules: symbol("modules"),
-            slab_bit: types.enumerator("pageflags", "PG_slab").filter(|bit| *bit < 64),
-            head_bit: types.enumerator("pageflags", "PG_head").filter(|bit| *bit < 64),
-            locked_bit: types.enumerator("pageflags", "PG_locked").filter(|bit| *bit < 64),
-            uptodate_bit: types.enumerator("pageflags", "PG_uptodate").filter(|bit| *bit < 64),
-            writeback_bit: types.enumerator("pageflags", "PG_writeback").filter(|bit| *bit < 64),
-            waiters_bit: types.enumerator("pageflags", "PG_waiters").filter(|bit| *bit < 64),
-            no_operations: symbol("no_open_fops"),
-            slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
-            journal_bit: types.enumerator("jbd_state_bits", "BH_JWrite").filter(|bit| *bit < 64),
-            request_flags: FlagTable::new(REQUEST_FLAGS.iter().filter_map(|(name, flag)| {
-                let bit = types.enumerator("req_flag_bits", name)?;
-                Some((1_u32.checked_shl(bit as u32)?, *flag))
-            })),
-        };
+        let places = Places::new(&types, symbol, pages);
         let counters = CounterPlaces::new(&types, symbol);
         let dirty = DirtyPlaces::new(&types, symbol);
         let tunables = TunablePlaces::new(|name| symbols.get(name).map(Vec::as_slice));

@@ -221,12 +221,6 @@ impl Resolver {
         view: &RequestView,
         flags: RequestFlags,
     ) -> Verdict {
-        let sure = |kind| Facts {
-            kind,
-            source: InsightSource::Bio,
-            confidence: Confidence::Sure,
-            ..Facts::default()
-        };
         // Without other evidence, the request's flags determine the kind.
         let other = if flags.contains(RequestFlags::SWAP) {
             Kind::Swap
@@ -277,39 +271,14 @@ impl Resolver {
                 Verdict::Each(Each { buffer: bio.private, sector: bio.sector, ..each })
             }
             Completion::Buffer => {
-                let place = kernel.layout.buffer_end;
-                let end = place.and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
                 let each = Each { buffer: bio.private, sector: bio.sector, ..each };
-                match end.and_then(|end| kernel.meanings.get(end)) {
-                    Some(Meaning::Completion(Completion::OfBuffer(Some(kind)))) => {
-                        Verdict::All(sure(kind))
-                    }
-                    Some(Meaning::Completion(Completion::OfBuffer(None))) => Verdict::Each(each),
-                    _ => {
-                        self.unknown_function(end.unwrap_or(0));
-                        Verdict::Each(Each { doubt: doubt(false), ..each })
-                    }
-                }
+                self.of_buffer(kernel, &bio, each, doubt(false))
             }
             Completion::IomapDirect | Completion::IomapSimple | Completion::Direct => {
-                let private = match (completion, kernel.layout.iomap_simple_bio) {
-                    (Completion::IomapSimple, Some(place)) => bio.address.wrapping_sub(place),
-                    _ => bio.private,
-                };
-                let (inode, waiter) = kernel.direct_io(completion, private);
-                let mut facts = self.file(kernel, inode, Kind::Direct, view.now_ns);
-                self.add_process(kernel, waiter, &mut facts);
-                Verdict::All(facts)
+                Verdict::All(self.of_direct_io(kernel, &bio, completion, view.now_ns))
             }
             Completion::Device | Completion::DeviceSimple => {
-                let mut facts = sure(Kind::Device);
-                let waiter = match (completion, kernel.layout.device_dio_waiter) {
-                    (Completion::DeviceSimple, _) => Some(bio.private),
-                    (_, Some(place)) => kernel.pointer(bio.private.wrapping_add(place)),
-                    (_, None) => None,
-                };
-                self.add_process(kernel, waiter, &mut facts);
-                Verdict::All(facts)
+                Verdict::All(self.of_device_io(kernel, &bio, completion))
             }
             Completion::XfsBuffer => {
                 let ops = kernel
@@ -333,6 +302,59 @@ impl Resolver {
                 .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
             verdict => verdict,
         }
+    }
+
+    /// The evidence of a buffer's completion function.
+    #[inline]
+    fn of_buffer(
+        &mut self,
+        kernel: &Kernel,
+        bio: &Bio,
+        each: Each,
+        doubt: Option<Doubt>,
+    ) -> Verdict {
+        let place = kernel.layout.buffer_end;
+        let end = place.and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
+        match end.and_then(|end| kernel.meanings.get(end)) {
+            Some(Meaning::Completion(Completion::OfBuffer(Some(kind)))) => Verdict::All(sure(kind)),
+            Some(Meaning::Completion(Completion::OfBuffer(None))) => Verdict::Each(each),
+            _ => {
+                self.unknown_function(end.unwrap_or(0));
+                Verdict::Each(Each { doubt, ..each })
+            }
+        }
+    }
+
+    /// The file of direct I/O, and the process that waits for it.
+    #[inline]
+    fn of_direct_io(
+        &mut self,
+        kernel: &Kernel,
+        bio: &Bio,
+        completion: Completion,
+        now_ns: u64,
+    ) -> Facts {
+        let private = match (completion, kernel.layout.iomap_simple_bio) {
+            (Completion::IomapSimple, Some(place)) => bio.address.wrapping_sub(place),
+            _ => bio.private,
+        };
+        let (inode, waiter) = kernel.direct_io(completion, private);
+        let mut facts = self.file(kernel, inode, Kind::Direct, now_ns);
+        self.add_process(kernel, waiter, &mut facts);
+        facts
+    }
+
+    /// The process that waits for direct I/O of a block device.
+    #[inline]
+    fn of_device_io(&mut self, kernel: &Kernel, bio: &Bio, completion: Completion) -> Facts {
+        let mut facts = sure(Kind::Device);
+        let waiter = match (completion, kernel.layout.device_dio_waiter) {
+            (Completion::DeviceSimple, _) => Some(bio.private),
+            (_, Some(place)) => kernel.pointer(bio.private.wrapping_add(place)),
+            (_, None) => None,
+        };
+        self.add_process(kernel, waiter, &mut facts);
+        facts
     }
 
     /// A page of a bio that determines the facts of all its pages, because they belong to one
@@ -427,4 +449,9 @@ impl Resolver {
         self.unknown_functions_count += 1;
         self.guest.notify(EVENT_UNKNOWN_FUNCTION, 0);
     }
+}
+
+/// The facts of data whose kind a bio's completion function proves.
+fn sure(kind: Kind) -> Facts {
+    Facts { kind, source: InsightSource::Bio, confidence: Confidence::Sure, ..Facts::default() }
 }

@@ -67,6 +67,7 @@ impl Queue {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn each_read_finds_the_last_change_of_any_queue() {
     const TURNS: u64 = 1500;
     let home = Arc::new(Memory::open(CAPACITY).unwrap());

@@ -166,24 +166,8 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(OpenError::NotADisk(path.clone()));
     }
-    let access = if options.read_only { LockPurpose::Shared } else { LockPurpose::Exclusive };
-    let open = || fathom_image::open(path, access, flags);
-    let mut file = open().map_err(failed)?;
-    let mut node = lock(&file, access, path)?;
-    let mut metadata = file.metadata().map_err(failed)?;
-    // The last holder of the lock may have replaced the file (`disk import --force`).
-    let mut attempts = 0;
-    while !is_the_file_at(&metadata, path).map_err(failed)? {
-        attempts += 1;
-        if attempts > REPLACED_MAX {
-            return Err(OpenError::Locked(path.clone()));
-        }
-        // Of a device that has another node now, the claim ends first.
-        drop((file, node));
-        file = open().map_err(failed)?;
-        node = lock(&file, access, path)?;
-        metadata = file.metadata().map_err(failed)?;
-    }
+    let purpose = if options.read_only { LockPurpose::Shared } else { LockPurpose::Exclusive };
+    let Locked { file, node, metadata } = open_locked(path, purpose, flags, failed)?;
     let file_system = rustix::fs::fstatfs(&file).map_or(0, |status| status.f_type);
     let kind = if metadata.file_type().is_block_device() {
         FileKind::Device
@@ -248,6 +232,34 @@ pub(super) fn open(options: &FileOptions) -> Result<Shared, OpenError> {
         deleted: AtomicBool::new(false),
         truncated_length: AtomicU64::new(NOT_TRUNCATED),
     })
+}
+
+/// A file whose lock is held.
+struct Locked {
+    file: File,
+    /// The node of a device by its number, which has a lock, too.
+    node: Option<File>,
+    metadata: Metadata,
+}
+
+/// Opens and locks the file that `path` names. The last holder of the lock may have replaced the
+/// file (`disk import --force`).
+fn open_locked(
+    path: &Path,
+    purpose: LockPurpose,
+    flags: i32,
+    failed: impl Fn(io::Error) -> OpenError,
+) -> Result<Locked, OpenError> {
+    for _ in 0..=REPLACED_MAX {
+        let file = fathom_image::open(path, purpose, flags).map_err(&failed)?;
+        let node = lock(&file, purpose, path)?;
+        let metadata = file.metadata().map_err(&failed)?;
+        if is_the_file_at(&metadata, path).map_err(&failed)? {
+            return Ok(Locked { file, node, metadata });
+        }
+        // The claim of a device that has another node now ends before the next attempt.
+    }
+    Err(OpenError::Locked(path.to_owned()))
 }
 
 /// Whether `path` still names the file.

@@ -82,6 +82,7 @@ fn cookbook() -> String {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn a_change_of_a_disk_in_use_is_joined_with_its_requests() {
     let daemon = Daemon::start(ONE);
     let client = daemon.client();

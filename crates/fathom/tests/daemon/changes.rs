@@ -19,6 +19,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn an_image_of_another_format_is_served_only_as_a_raw_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.img");

@@ -79,6 +79,7 @@ fn output(daemon: &Daemon, arguments: &[&str]) -> String {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn a_bad_disk_keeps_no_other_from_being_served() {
     let Some(stuck) = Stuck::mount() else { return };
     let folder = folder();

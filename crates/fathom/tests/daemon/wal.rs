@@ -288,6 +288,7 @@ fn a_disk_that_was_removed_is_added_again_with_its_log() {
 /// The layer is added and removed under load: over NBD, and over two queues of a VMM. Earlier
 /// writes are read afterwards. The layer stays if changes cannot be written home.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn the_log_is_added_and_removed_while_the_disk_is_in_use() {
     let folder = tempfile::tempdir().unwrap();
     for image in ["a.img", "b.img"] {

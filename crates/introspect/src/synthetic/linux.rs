@@ -60,6 +60,7 @@ impl Linux {
     ///
     /// # Panics
     /// When the shape does not fit the memory.
+    #[expect(clippy::too_many_lines, reason = "a flat list of structures")]
     pub fn build(store: &Store, shape: &Shape) -> Self {
         let (kernel, btrfs, xfs) = descriptions(shape);
         let mut all = kernel.clone();

@@ -52,6 +52,7 @@ const META: u32 = 1 << 12 | 1 << 13;
 const SWAP: u32 = 1 << 23;
 
 /// Builds the scene.
+#[expect(clippy::too_many_lines, reason = "a flat list of requests")]
 pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let recent = builder.shape.recent;
     // Devices, and the file systems on them.

@@ -73,27 +73,10 @@ impl CacheQueue {
         let volume = &inner.volume;
         let (offset, length) = (request.offset, request.length);
         if volume.has_failed() {
-            return match self.end_of_use(next) {
-                Ending::Ended => {
-                    next.submit(request);
-                    None
-                }
-                Ending::Failed => {
-                    next.complete(request, Err(ErrorKind::Io));
-                    None
-                }
-                Ending::InUse => Some(request),
-            };
+            return self.change_without_volume(request, next);
         }
-        if volume.is_kept {
-            let now_ns = next.round_ns();
-            let begun = inner.disk.regions.attempt(&self.waker, |regions| {
-                regions.begin(offset, length, now_ns).then_some(())
-            });
-            if begun.is_none() {
-                volume.keeper.access(|keeper| keeper.is_urgent = true);
-                return Some(request);
-            }
+        if volume.is_kept && !self.begin_in_regions(offset, length, next.round_ns()) {
+            return Some(request);
         }
         self.note_in_curves(&request, next.round_ns());
         if request.operation == Operation::Write {
@@ -123,17 +106,59 @@ impl CacheQueue {
             && length <= volume.policy.write_inserted_max(access.class)
             && volume.is_usable()
             && volume.reserve_copy(length);
-        let mut changing =
+        let changing =
             Changing { offset, length, request: None, copied: 0, ranges, access, continued };
-        if !inserts {
-            self.changes.insert(number, changing);
-            *next.word(&mut request) = number;
-            match swept {
-                Some(swept) => self.hold_for_sweep(number, request, swept, next),
-                None => next.submit(request),
-            }
+        if inserts {
+            self.write_copy(number, request, changing, next);
             return None;
         }
+        self.changes.insert(number, changing);
+        *next.word(&mut request) = number;
+        match swept {
+            Some(swept) => self.hold_for_sweep(number, request, swept, next),
+            None => next.submit(request),
+        }
+        None
+    }
+
+    /// Begins a change while the volume is out of service. Returns it if it has to wait.
+    fn change_without_volume(
+        &mut self,
+        request: Box<Request>,
+        next: &mut Crossing<'_>,
+    ) -> Option<Box<Request>> {
+        match self.end_of_use(next) {
+            Ending::Ended => next.submit(request),
+            Ending::Failed => next.complete(request, Err(ErrorKind::Io)),
+            Ending::InUse => return Some(request),
+        }
+        None
+    }
+
+    /// Begins a change in its regions. Returns false if it has to wait for their notes.
+    #[inline]
+    fn begin_in_regions(&self, offset: u64, length: u64, now_ns: u64) -> bool {
+        let begun =
+            self.inner.disk.regions.attempt(&self.waker, |regions| {
+                regions.begin(offset, length, now_ns).then_some(())
+            });
+        if begun.is_none() {
+            self.inner.volume.keeper.access(|keeper| keeper.is_urgent = true);
+        }
+        begun.is_some()
+    }
+
+    /// Sends a copy of a write, which goes into the cache when it has completed: the guest may
+    /// change its memory meanwhile.
+    #[inline]
+    fn write_copy(
+        &mut self,
+        number: u64,
+        request: Box<Request>,
+        mut changing: Changing,
+        next: &mut Crossing<'_>,
+    ) {
+        let (offset, length) = (request.offset, request.length);
         let mut own = next.request();
         own.operation = Operation::Write;
         (own.offset, own.length, own.flags) = (offset, length, request.flags);
@@ -147,16 +172,14 @@ impl CacheQueue {
         if faults() == before {
             (changing.copied, changing.request) = (length, Some(request));
             self.changes.insert(number, changing);
-            next.submit(own);
-            return None;
+            return next.submit(own);
         }
         // The guest's memory was lost, and the copied bytes are invalid.
         next.recycle(own);
-        volume.end_copy(length);
+        self.inner.volume.end_copy(length);
         self.changes.insert(number, changing);
         self.end_change(number, None, Err(ErrorKind::Memory), next);
         next.complete(request, Err(ErrorKind::Memory));
-        None
     }
 
     /// Notes a change in the miss-ratio curves: what is written comes into the cache or leaves it.

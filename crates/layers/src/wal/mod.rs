@@ -8,7 +8,8 @@
 //! describes its format.
 //!
 //! - [`LogVolume`]: the store of logs; the disks with a log on it share its flushes.
-//! - `open`: makes a log, or recovers one, before the first queue is opened.
+//! - `open`: makes a log, or recovers one, before the first queue is opened; `opening`: what
+//!   decides whether it may be opened.
 //! - `places`: finds the place of a disk's log among several in one volume.
 //! - `queue`: one queue's work: it puts changes into records, and reads from the log and from home.
 //! - `stamps`: what the log and the image's mark know of each other.
@@ -29,6 +30,7 @@ mod agenda;
 mod error;
 pub(crate) mod home;
 mod open;
+mod opening;
 mod owner;
 mod phase;
 mod places;

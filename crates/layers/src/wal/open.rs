@@ -10,23 +10,18 @@ use fathom_block::{Backend, Clock, Operation, Shared};
 use fathom_failure::Failure;
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use fathom_wal::{
-    BLOCK_SIZE_MAX, BLOCK_SIZE_MIN, Checkpoint, DATA_LENGTH_MAX, Damage, FoundRecord, Log, Owner,
-    RING_BLOCKS_MIN, RING_OFFSET, ScanEnd, Scanner, Superblock, WITNESS_LENGTH, Witness,
-    find_damage, is_record,
+    BLOCK_SIZE_MAX, Checkpoint, DATA_LENGTH_MAX, Damage, FoundRecord, Log, Owner, RING_OFFSET,
+    ScanEnd, Scanner, Superblock, WITNESS_LENGTH, Witness, find_damage,
 };
 use parking_lot::Mutex;
 
 use super::error::WalError;
+use super::opening::Opening;
 use super::recovery::RecoveryState;
 use super::switch::Carry;
 use super::{Inner, LogState, LogVolume, Opened, Region, Wal};
 use crate::access::StoreAccess;
 
-/// The beginning of the name of a store that is a block device. Other names are paths.
-const DEVICE_PREFIX: &str = "device ";
-/// The bytes behind the superblocks that are examined before a log is made there: with these, the
-/// first MiB.
-const EXAMINED: u64 = (1 << 20) - RING_OFFSET;
 /// How long after the last noted time a daemon may have lived, if its end was not noted.
 const LIFE_TOLERANCE_NS: u64 = 10_000_000_000;
 /// The most bytes of one read during a scan.
@@ -84,7 +79,7 @@ pub struct HomeTimes {
 impl HomeTimes {
     /// When the daemon that opened the log at `opened_ns` had ended at the latest; `None` if that
     /// is not known.
-    fn end_ns(&self, opened_ns: u64) -> Option<u64> {
+    pub(super) fn end_ns(&self, opened_ns: u64) -> Option<u64> {
         if opened_ns == 0 {
             return None;
         }
@@ -135,7 +130,7 @@ pub struct WalOptions {
 
 impl WalOptions {
     /// The time now, by the system's clock, in nanoseconds since 1970; 0 if that is not known.
-    fn time_ns(&self) -> u64 {
+    pub(super) fn time_ns(&self) -> u64 {
         match self.clock_start_ns {
             0 => 0,
             start_ns => start_ns + Clock::System.now_ns(),
@@ -187,7 +182,6 @@ impl Wal {
         is_alone: bool,
         (mut carry, settlement): (Option<Carry>, Settlement),
     ) -> Result<Self, WalError> {
-        let refuses = settlement == Settlement::Refuse;
         let owner = Owner::new(&options.name, &options.home)?;
         let region = region(volume, options)?;
         let claim = volume.claim(&region).ok_or_else(|| {
@@ -200,143 +194,45 @@ impl Wal {
             return Err(WalError::Volume(io::Error::other(text)));
         }
         let is_restored = volume.restore(is_alone)?;
+        let opening = Opening { volume, options, is_alone, settlement, owner, region };
+        let start = opening.region.start;
         let mut access = StoreAccess::open(volume.backend())?;
-        let superblock = match read_superblock(&mut access, region.start)? {
-            Ok(superblock) => superblock,
-            Err(Verdict::Blank) if options.expected.is_some() => {
-                return Err(WalError::NotExpected);
-            }
-            Err(Verdict::Blank) if settlement != Settlement::Keep => {
-                if is_alone {
-                    refuse_content(&mut access, &region)?;
-                }
-                make(&mut access, volume, &region, &owner, options)?
-            }
-            Err(Verdict::Damaged) if settlement == Settlement::Discard => {
-                make(&mut access, volume, &region, &owner, options)?
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let is_expected = options.expected.map(|expected| expected == superblock.log);
-        // The mark of an image may say that the disk was renamed.
-        let may_be_renamed = settlement == Settlement::Keep
-            || settlement == Settlement::Discard && is_expected == Some(true);
-        if settlement == Settlement::Discard && is_expected == Some(false) {
-            return Err(WalError::NotExpected);
-        }
-        if !may_be_renamed && superblock.owner.name != owner.name {
-            return Err(WalError::OtherDisk(superblock.owner.name));
-        }
-        if is_expected == Some(false) {
-            return Err(WalError::NotExpected);
-        }
-        let length = region.end - region.start;
-        let alignment = volume.backend().geometry().alignment;
-        if superblock.block_size < alignment {
-            let message = format!(
-                "the log has blocks of {} bytes, and its volume an alignment of {alignment}",
-                superblock.block_size
-            );
-            let remedy = "put it back on a device like that on which it was made";
-            return Err(WalError::Region(Failure::new(message).advise(remedy)));
-        }
-        if RING_OFFSET + superblock.ring_length > length {
-            let needed = RING_OFFSET + superblock.ring_length;
-            let message = format!("the log has {needed} bytes, and its place has {length}");
-            let failure = Failure::new(message).advise("make the place as large as it was");
-            return Err(WalError::Region(failure));
-        }
+        let superblock = opening.read_or_make(&mut access)?;
+        opening.check_owner(&superblock)?;
+        opening.check_region(&superblock)?;
         if is_restored {
-            rewrite(&mut access, region.start, &superblock)?;
+            rewrite(&mut access, start, &superblock)?;
         }
-        let (mut log, damage) = recover(&mut access, region.start, &superblock, carry.as_mut())?;
+        let (mut log, damage) = recover(&mut access, start, &superblock, carry.as_mut())?;
         let held = log.held();
-        match damage {
-            Some(damage) if refuses => return Err(WalError::Damaged(damage)),
-            damage if !refuses => {
-                let epoch = damage.map_or(0, |damage| damage.epoch);
-                log.give_up(epoch, settlement == Settlement::Discard);
-            }
-            _ => {}
-        }
-        // The mark of a device belongs to the device whatever its name, and names this log.
-        let is_marked = options.expected.is_some() && owner.home.starts_with(DEVICE_PREFIX);
-        let is_other = superblock.owner.home != owner.home && !is_marked;
-        if refuses && !log.is_empty() && is_other {
-            return Err(WalError::OtherHome(superblock.owner.home));
-        }
-        if let Some(mark) = options.mark.filter(|_| refuses) {
-            log.compare(mark).map_err(|mismatch| {
-                let time_ns = superblock.time_ns;
-                WalError::Mismatched { mismatch, held, time_ns }
-            })?;
-        }
-        let capacity = options.home_capacity;
-        if refuses && log.map().first(capacity..u64::MAX).length < u64::MAX - capacity {
-            return Err(WalError::SmallerHome(capacity, held));
-        }
-        if let Some(times) = options.times.as_ref().filter(|_| refuses && !log.is_empty()) {
-            let (changed_ns, end_ns) = (times.changed_ns, times.end_ns(superblock.time_ns));
-            if let Some(end_ns) = end_ns.filter(|end_ns| changed_ns > *end_ns) {
-                return Err(WalError::ChangedHome { changed_ns, end_ns, held });
-            }
+        opening.settle_damage(&mut log, damage)?;
+        if opening.refuses() {
+            opening.check_home(&log, &superblock, held)?;
         }
         // A log that carries changes only at times lets others go past it.
-        let has_witnesses = refuses && carry.is_none();
+        let has_witnesses = opening.refuses() && carry.is_none();
         let changed = examine_home(&mut log, options, has_witnesses).map_err(WalError::Home)?;
         if let Some(Witness { offset, .. }) = changed.filter(|_| !log.is_empty()) {
             return Err(WalError::OtherContent { offset, held, time_ns: superblock.time_ns });
         }
         log.clip(options.home_capacity);
-        let request_alignment = alignment.max(options.home_alignment);
-        if !log.map().is_aligned(request_alignment.into(), alignment.into()) {
-            // They could be neither read nor written home.
-            return Err(WalError::Alignment(request_alignment));
-        }
-        let ring_length = ring_length(&region, superblock.block_size);
+        opening.check_alignment(&log)?;
         let opened =
             Opened { sequence: log.head_sequence(), capacity: options.home_capacity, held };
-        log.set_time(options.time_ns());
-        if !log.is_empty() {
-            // The next superblock says that all found records are durable.
-            access.carry_out(Operation::Flush, 0, &mut [])?;
-        }
-        let checkpoint = log.resume(&owner, ring_length);
-        write_checkpoint(&mut access, region.start, &checkpoint)?;
-        log.checkpointed();
+        opening.begin(&mut access, &mut log, superblock.block_size)?;
         let store = volume.backend();
         let frees_zeroes =
             carry.is_some() && store.frees_zeroes() && store.capabilities().write_zeroes;
         let inner = Inner {
             volume: Arc::clone(volume),
-            base: region.start,
+            base: start,
             superblock: log.superblock().clone(),
             age_ns: AtomicU64::new(options.age_ns),
             clock_start_ns: options.clock_start_ns,
             has_old_mark: AtomicBool::new(false),
             completion: options.completion,
             frees_zeroes,
-            shared: Shared::new(LogState {
-                // What is before it may have been released.
-                released: log.head(),
-                is_releasing: false,
-                log,
-                failed: None,
-                recovery: RecoveryState::default(),
-                orphans: Vec::new(),
-                queues: Vec::new(),
-                opened: 0,
-                is_writing_back: false,
-                checkpoint: None,
-                checkpoint_flush: None,
-                home_failed: None,
-                retry_ns: 0,
-                since_ns: 0,
-                wanted: 0,
-                is_space_awaited: false,
-                is_draining: false,
-                carry,
-            }),
+            shared: Shared::new(LogState::new(log, carry)),
             rounds: AtomicU64::new(0),
             is_home_flushed: AtomicBool::new(false),
             notes: Mutex::default(),
@@ -350,6 +246,33 @@ impl Wal {
         let wal = Self { inner: Arc::new(inner) };
         volume.add(&wal);
         Ok(wal)
+    }
+}
+
+impl LogState {
+    /// The state of a log that no queue uses yet.
+    fn new(log: Log, carry: Option<Carry>) -> Self {
+        Self {
+            // What is before it may have been released.
+            released: log.head(),
+            is_releasing: false,
+            log,
+            failed: None,
+            recovery: RecoveryState::default(),
+            orphans: Vec::new(),
+            queues: Vec::new(),
+            opened: 0,
+            is_writing_back: false,
+            checkpoint: None,
+            checkpoint_flush: None,
+            home_failed: None,
+            retry_ns: 0,
+            since_ns: 0,
+            wanted: 0,
+            is_space_awaited: false,
+            is_draining: false,
+            carry,
+        }
     }
 }
 
@@ -415,23 +338,6 @@ fn region(volume: &LogVolume, options: &WalOptions) -> Result<Region, WalError> 
     Ok(options.offset..end)
 }
 
-/// Refuses a place without a log that has other content: a file system may leave the first 8 KiB
-/// empty. Where a log was given up, the ring still begins with a record.
-fn refuse_content(access: &mut StoreAccess, region: &Region) -> Result<(), WalError> {
-    let start = region.start + RING_OFFSET;
-    let length = region.end.saturating_sub(start).min(EXAMINED);
-    let bytes = access.read(start, length)?;
-    if is_record(&bytes) || bytes.iter().all(|byte| *byte == 0) {
-        return Ok(());
-    }
-    Err(Verdict::Foreign.into())
-}
-
-fn ring_length(region: &Region, block_size: u32) -> u64 {
-    let block_size = u64::from(block_size);
-    (region.end - region.start).saturating_sub(RING_OFFSET) / block_size * block_size
-}
-
 /// Writes a superblock, and makes it and all earlier writes durable.
 pub(super) fn write_checkpoint(
     access: &mut StoreAccess,
@@ -441,36 +347,6 @@ pub(super) fn write_checkpoint(
     let mut bytes = checkpoint.bytes.clone();
     access.carry_out(Operation::Write, base + checkpoint.offset, &mut bytes[..])?;
     access.carry_out(Operation::Flush, 0, &mut [])
-}
-
-fn make(
-    access: &mut StoreAccess,
-    volume: &LogVolume,
-    region: &Region,
-    owner: &Owner,
-    options: &WalOptions,
-) -> Result<Superblock, WalError> {
-    let geometry = volume.backend().geometry();
-    let block_size = match options.block_size {
-        0 => geometry.physical_block_size.clamp(BLOCK_SIZE_MIN, BLOCK_SIZE_MAX),
-        size => size,
-    };
-    let block_size = block_size.max(geometry.alignment);
-    let length = ring_length(region, block_size);
-    let mut superblock = Superblock::new(options.identity, owner.clone(), block_size, length);
-    let least = RING_BLOCKS_MIN * u64::from(block_size);
-    if superblock.ring_length < least {
-        let least = RING_OFFSET + least;
-        let failure = Failure::new(format!("a log has at least {least} bytes"));
-        return Err(WalError::Region(failure.advise("correct `size`, or use a larger volume")));
-    }
-    for number in 0..2 {
-        superblock.number = number;
-        let bytes = Box::new(superblock.encode());
-        let checkpoint = Checkpoint { offset: superblock.offset(), bytes };
-        write_checkpoint(access, region.start, &checkpoint)?;
-    }
-    Ok(superblock)
 }
 
 fn recover(

@@ -174,19 +174,11 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
             }
             Node::Set { left, right, operation, all } => {
                 let mut instants = ByInstant::default();
-                let combination = Combination::new(*operation, *all);
-                let (left, right) =
-                    (self.at(left, &Destination::Row), self.at(right, &Destination::Row));
-                self.binary(
-                    &left,
-                    &right,
-                    "combine",
-                    combination,
-                    move |combination, left, right| {
-                        instants
-                            .net(&[left, right], |rows, results| combination.change(rows, results))
-                    },
-                )
+                let sets = Combination::new(*operation, *all);
+                let [left, right] = [left, right].map(|of| self.at(of, &Destination::Row));
+                self.binary(&left, &right, "combine", sets, move |sets, left, right| {
+                    instants.net(&[left, right], |rows, results| sets.change(rows, results))
+                })
             }
             Node::Both(left, right) => {
                 let (left, right) = (self.node(left), self.node(right));
@@ -201,31 +193,27 @@ impl<G: Scope<Timestamp = u64>> Builder<G> {
                 })
             }
             Node::Stream(ToStream::Whole, input) => {
-                let mut instants = ByInstant::default();
                 let input = self.at(input, &Destination::One(self.one(node)));
-                self.unary(&input, "stream", Bag::default(), move |whole, epoch| {
-                    instants.net(&[&epoch.runs], |rows, results| {
-                        for (_, row, count) in rows {
-                            whole.add(row.clone(), *count);
-                        }
-                        results.extend(whole.iter().map(|(row, count)| (row.clone(), count)));
-                    })
-                })
+                self.whole(&input)
             }
             Node::Stream(manner, input) => {
-                let mut instants = ByInstant::default();
-                let sign = if *manner == ToStream::Insertions { 1 } else { -1 };
                 let input = self.at(input, &Destination::Row);
-                unary(&input, "stream", move |epoch| {
-                    // Within an instant, rows are in the order of their values.
-                    instants.net(&[&epoch.runs], |rows, results| {
-                        let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
-                        let inserted = signed.filter(|&(_, count)| count > 0);
-                        results.extend(inserted.map(|(row, count)| (row.clone(), count)));
-                    })
-                })
+                changes(&input, if *manner == ToStream::Insertions { 1 } else { -1 })
             }
         }
+    }
+
+    /// All rows of a relation, whenever it changes.
+    fn whole(&mut self, input: &Epochs<G>) -> Epochs<G> {
+        let mut instants = ByInstant::default();
+        self.unary(input, "stream", Bag::default(), move |whole, epoch| {
+            instants.net(&[&epoch.runs], |rows, results| {
+                for (_, row, count) in rows {
+                    whole.add(row.clone(), *count);
+                }
+                results.extend(whole.iter().map(|(row, count)| (row.clone(), count)));
+            })
+        })
     }
 
     /// A window by time.
@@ -275,6 +263,19 @@ fn selected<G: Scope<Timestamp = u64>>(input: &Epochs<G>, selection: &Selection)
     let selection = selection.clone();
     unary(input, "select", move |epoch| {
         epoch.runs.iter().filter_map(|run| select(&selection, run)).collect()
+    })
+}
+
+/// The inserted rows of a relation, with the sign 1, or the deleted ones, with -1.
+fn changes<G: Scope<Timestamp = u64>>(input: &Epochs<G>, sign: i64) -> Epochs<G> {
+    let mut instants = ByInstant::default();
+    unary(input, "stream", move |epoch| {
+        // Within an instant, rows are in the order of their values.
+        instants.net(&[&epoch.runs], |rows, results| {
+            let signed = rows.iter().map(|(_, row, count)| (row, count * sign));
+            let inserted = signed.filter(|&(_, count)| count > 0);
+            results.extend(inserted.map(|(row, count)| (row.clone(), count)));
+        })
     })
 }
 

@@ -286,14 +286,7 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
                 };
                 while !mine.is_empty() && is_complete(&theirs) {
                     let Some((time, own)) = mine.pop_front() else { return };
-                    let mut runs = Vec::new();
-                    for (of, epochs) in theirs.iter_mut().enumerate() {
-                        match epochs.pop_front() {
-                            Some(epoch) if epoch.end == own.end => runs.extend(epoch.runs),
-                            Some(_) => wrong(of),
-                            None => runs.extend(own.runs.iter().cloned()),
-                        }
-                    }
+                    let mut runs = gathered(&own, &mut theirs, &wrong);
                     if in_order {
                         runs = in_arrival_order(runs, true);
                     }
@@ -302,6 +295,19 @@ pub(super) fn exchange<G: Scope<Timestamp = u64>>(
             }
         },
     )
+}
+
+/// The runs of an epoch, in the order of the processes. `theirs` are the parts of the others.
+fn gathered(own: &Epoch, theirs: &mut [VecDeque<Epoch>], wrong: &Rc<dyn Fn(usize)>) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for (of, epochs) in theirs.iter_mut().enumerate() {
+        match epochs.pop_front() {
+            Some(epoch) if epoch.end == own.end => runs.extend(epoch.runs),
+            Some(_) => wrong(of),
+            None => runs.extend(own.runs.iter().cloned()),
+        }
+    }
+    runs
 }
 
 /// This process's part of an epoch, and the packets for the others: one for each.

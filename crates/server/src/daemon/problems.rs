@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, BackendProblem, FailureCounts, Layer};
 use fathom_control::{ErrorBody, Problem, ProblemKind, WhenFull, count};
-use fathom_frontend::vhost_user::{Refusal, Server};
+use fathom_frontend::vhost_user::{Refusal, Server, VhostUserStatus};
 use fathom_insight::change::ChangeKind;
 use fathom_layers::{Cache, Tap, WaitForRoom};
 use parking_lot::{Mutex, MutexGuard};
@@ -378,24 +378,8 @@ fn of_disk(served: &Served) -> Vec<FoundProblem> {
     }
     health.counts = counts;
     let lately = |at: Option<Instant>| at.is_some_and(|at| now - at < FAILURES_TIME);
-    if waiting > 0 {
-        let message = format!(
-            "the file system of {image} is full, and writes wait for space: {}",
-            count(waiting, "write")
-        );
-        let remedy = "free some space: the writes then continue automatically".to_owned();
-        found.push(FoundProblem::new(ProblemKind::WaitingForRoom, message, remedy));
-    } else if lately(health.no_space_at) {
-        let message = format!("writes fail: the file system of {image} is full");
-        let choice = match definition.when_full {
-            WhenFull::Wait => "",
-            WhenFull::Fail => "; with `when_full = \"wait\"` writes would wait for it",
-        };
-        found.push(FoundProblem::new(
-            ProblemKind::Full,
-            message,
-            format!("free some space{choice}"),
-        ));
+    if waiting > 0 || lately(health.no_space_at) {
+        found.push(of_space(&image, waiting, definition.when_full));
     }
     let of_layers = of_layers(&layers);
     if lately(health.io_at) {
@@ -407,21 +391,7 @@ fn of_disk(served: &Served) -> Vec<FoundProblem> {
 
     found.extend(of_layers);
     let silent = health.inspecting.is_some_and(|since| now - since > INSPECTION_TIME_MAX);
-    let stalled = tap.is_some_and(|tap| {
-        let snapshot = tap.snapshot(fathom_block::Clock::System.now_ns());
-        let operations = fathom_block::Operation::ALL.into_iter();
-        let completed = operations
-            .map(|operation| snapshot.operation(operation))
-            .map(|operation| operation.count() + operation.failed())
-            .sum();
-        if snapshot.in_flight == 0 || completed != health.completed || waiting > 0 {
-            health.stalled = None;
-        }
-        health.completed = completed;
-        snapshot.in_flight > 0
-            && waiting == 0
-            && now - *health.stalled.get_or_insert(now) > STALL_TIME_MAX
-    });
+    let stalled = tap.is_some_and(|tap| health.is_stalled(&tap, waiting > 0, now));
     let inspected = health.inspected.clone().filter(|_| silent);
     drop(health);
     if let (Some(store), false) = (&inspected, stalled) {
@@ -438,20 +408,62 @@ fn of_disk(served: &Served) -> Vec<FoundProblem> {
         let remedy = "it is removed as soon as they complete".to_owned();
         found.push(FoundProblem::new(ProblemKind::Leaving, message, remedy));
     }
-    if let Some(guest) = guest {
-        if guest.panics > 0 {
-            let message =
-                format!("it has lost {} because of a bug", count(guest.panics, "queue thread"));
-            let remedy = "see the log, and restart the guest".to_owned();
-            found.push(FoundProblem::new(ProblemKind::QueueFailed, message, remedy));
+    found.extend(guest.into_iter().flat_map(of_guest));
+    found
+}
+
+impl Health {
+    /// Whether requests are in flight and none completes, although none waits for space.
+    fn is_stalled(&mut self, tap: &Tap, is_waiting: bool, now: Instant) -> bool {
+        let snapshot = tap.snapshot(fathom_block::Clock::System.now_ns());
+        let operations = fathom_block::Operation::ALL.into_iter();
+        let completed = operations
+            .map(|operation| snapshot.operation(operation))
+            .map(|operation| operation.count() + operation.failed())
+            .sum();
+        if snapshot.in_flight == 0 || completed != self.completed || is_waiting {
+            self.stalled = None;
         }
-        if guest.blind {
-            let Refusal { message, remedy, .. } = Refusal::of_private_memory();
-            found.push(FoundProblem::new(ProblemKind::MemoryNotShared, message, remedy));
-        }
-        if let Some(refusal) = guest.refusal {
-            found.push(FoundProblem::new(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
-        }
+        self.completed = completed;
+        snapshot.in_flight > 0
+            && !is_waiting
+            && now - *self.stalled.get_or_insert(now) > STALL_TIME_MAX
+    }
+}
+
+/// The problem of a full file system: `waiting` writes wait for space, or writes have failed.
+fn of_space(image: &str, waiting: u64, when_full: WhenFull) -> FoundProblem {
+    if waiting > 0 {
+        let message = format!(
+            "the file system of {image} is full, and writes wait for space: {}",
+            count(waiting, "write")
+        );
+        let remedy = "free some space: the writes then continue automatically".to_owned();
+        return FoundProblem::new(ProblemKind::WaitingForRoom, message, remedy);
+    }
+    let message = format!("writes fail: the file system of {image} is full");
+    let choice = match when_full {
+        WhenFull::Wait => "",
+        WhenFull::Fail => "; with `when_full = \"wait\"` writes would wait for it",
+    };
+    FoundProblem::new(ProblemKind::Full, message, format!("free some space{choice}"))
+}
+
+/// The problems of a disk's guest.
+fn of_guest(guest: VhostUserStatus) -> Vec<FoundProblem> {
+    let mut found = Vec::new();
+    if guest.panics > 0 {
+        let message =
+            format!("it has lost {} because of a bug", count(guest.panics, "queue thread"));
+        let remedy = "see the log, and restart the guest".to_owned();
+        found.push(FoundProblem::new(ProblemKind::QueueFailed, message, remedy));
+    }
+    if guest.blind {
+        let Refusal { message, remedy, .. } = Refusal::of_private_memory();
+        found.push(FoundProblem::new(ProblemKind::MemoryNotShared, message, remedy));
+    }
+    if let Some(refusal) = guest.refusal {
+        found.push(FoundProblem::new(ProblemKind::VmmRefused, refusal.message, refusal.remedy));
     }
     found
 }

@@ -148,18 +148,7 @@ async fn serve(
                 is_starting = false;
                 let started = started.unwrap_or_else(|| Err(one(failed_thread())));
                 if let Err(refusals) = started {
-                    let problems = daemon.stop();
-                    let _ = std::fs::remove_file(&options.control);
-                    if problems.is_empty() {
-                        return Err(refusals);
-                    }
-                    // Guests of disks that were served may have written.
-                    report(&refusals);
-                    for problem in &problems {
-                        tracing::error!("{problem}");
-                    }
-                    keep::end_recorded();
-                    return Ok(false);
+                    return end_failed_start(&daemon, &options.control, refusals);
                 }
                 announce(&daemon, configuration.disks.len());
             }
@@ -179,8 +168,45 @@ async fn serve(
             }
         }
     }
+    let clean = stop(&daemon, &mut signals).await;
+    server.abort();
+    // Before another daemon may begin.
+    if clean {
+        keep::end();
+    } else {
+        keep::end_recorded();
+    }
+    let _ = std::fs::remove_file(&options.control);
+    tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
+    Ok(clean)
+}
+
+/// Ends a daemon whose start was refused. Returns the refusals, or, if the end was not clean
+/// either, `false`.
+fn end_failed_start(
+    daemon: &Arc<Daemon>,
+    control: &Path,
+    refusals: Vec<ErrorBody>,
+) -> Result<bool, Vec<ErrorBody>> {
+    let problems = daemon.stop();
+    let _ = std::fs::remove_file(control);
+    if problems.is_empty() {
+        return Err(refusals);
+    }
+    // Guests of disks that were served may have written.
+    report(&refusals);
+    for problem in &problems {
+        tracing::error!("{problem}");
+    }
+    keep::end_recorded();
+    Ok(false)
+}
+
+/// Stops the daemon, unless another signal ends the process before. Returns whether the shutdown
+/// was clean.
+async fn stop(daemon: &Arc<Daemon>, signals: &mut Signals) -> bool {
     notify(&[NotifyState::Stopping]);
-    let stopping = Arc::clone(&daemon);
+    let stopping = Arc::clone(daemon);
     let clean = tokio::select! {
         problems = on_own_thread("stop", move || stopping.stop()) => match problems {
             Some(problems) => {
@@ -200,16 +226,7 @@ async fn serve(
     while !daemon.events().all_delivered() && Instant::now() < delivered_by {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    server.abort();
-    // Before another daemon may begin.
-    if clean {
-        keep::end();
-    } else {
-        keep::end_recorded();
-    }
-    let _ = std::fs::remove_file(&options.control);
-    tracing::info!("{}", if clean { "ended" } else { "ended, but not cleanly" });
-    Ok(clean)
+    clean
 }
 
 /// Begins to serve `/metrics` over TCP, if it is to be.

@@ -109,11 +109,7 @@ impl CacheQueue {
         let whole = request.length == hit_bytes;
         let followed =
             if was_parked { Followed::default() } else { self.follow(&request, &access, !whole) };
-        request.course.cache_hit = match hit_bytes {
-            _ if whole => CacheHit::Hit,
-            0 => CacheHit::Miss,
-            _ => CacheHit::Part,
-        };
+        request.course.cache_hit = cache_hit(hit_bytes, request.length);
         let copied = if whole { self.copy(&hits, &mut request, next) } else { None };
         if let Some(outcome) = copied {
             self.unpin(&hits);
@@ -411,5 +407,15 @@ impl CacheQueue {
             self.unpin(&[hit]);
         }
         data
+    }
+}
+
+/// How much of a read the cache has.
+#[inline]
+fn cache_hit(hit_bytes: u64, length: u64) -> CacheHit {
+    match hit_bytes {
+        _ if hit_bytes == length => CacheHit::Hit,
+        0 => CacheHit::Miss,
+        _ => CacheHit::Part,
     }
 }

@@ -265,6 +265,17 @@ pub(crate) fn make_layers(equipment: &Equipment<'_>) -> Result<NewLayers, ErrorB
         let new = prepared.make(&context)?;
         made.layers.extend(new.map(|new| (key.clone(), new)));
     }
+    fit_layers(equipment, &mut kept, &mut made.layers)?;
+    Ok(made)
+}
+
+/// Adds the layers that features fit into the disk's own ones, `layers`. Those among `kept` are
+/// reused.
+fn fit_layers(
+    equipment: &Equipment<'_>,
+    kept: &mut Vec<KeyedLayer>,
+    layers: &mut Vec<KeyedLayer>,
+) -> Result<(), ErrorBody> {
     let mut fit = |fitted: &Fitted<'_>| -> Result<KeyedLayer, ErrorBody> {
         match kept.iter().position(|(key, _)| *key == fitted.key) {
             Some(index) => Ok(kept.remove(index)),
@@ -277,24 +288,24 @@ pub(crate) fn make_layers(equipment: &Equipment<'_>) -> Result<NewLayers, ErrorB
         match fitted.position {
             // It has the newest content.
             Position::Cache => {
-                let cache = made.layers.iter().position(|(key, _)| key.has_log());
-                let below = cache.map_or(made.layers.len(), |cache| cache + 1);
-                made.layers.insert(below, layer);
+                let cache = layers.iter().position(|(key, _)| key.has_log());
+                let below = cache.map_or(layers.len(), |cache| cache + 1);
+                layers.insert(below, layer);
             }
             Position::Device => device_layers.push(layer),
             Position::Lowest => lowest.push(layer),
         }
     }
-    let above = made.layers.len();
-    made.layers.extend(lowest);
+    let above = layers.len();
+    layers.extend(lowest);
     // Without them, the requests are seen like those of other programs.
-    if made.layers.len() < fathom_block::LAYERS_MAX {
-        made.layers.splice(above..above, device_layers);
+    if layers.len() < fathom_block::LAYERS_MAX {
+        layers.splice(above..above, device_layers);
     }
-    if made.layers.len() > fathom_block::LAYERS_MAX {
+    if layers.len() > fathom_block::LAYERS_MAX {
         return Err(too_many_layers(ErrorKind::TooLong));
     }
-    Ok(made)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -34,13 +34,15 @@ impl CacheStores {
         disk: &str,
         records: &Path,
     ) -> Result<Arc<dyn Backend>, Failure> {
-        let place = self.places.place(super::volume_key(path), |store| store.strong_count() > 0);
+        let place =
+            self.places.place(super::volumes::volume_key(path), |store| store.strong_count() > 0);
         // Held while the store is opened, so that two disks do not open it separately.
         let mut place = place.lock();
         if let Some(store) = place.upgrade() {
             return Ok(store);
         }
-        let store = Arc::new(super::open_shared(path, format!("the cache of {disk}"), records)?);
+        let store =
+            Arc::new(super::volumes::open_shared(path, format!("the cache of {disk}"), records)?);
         if let Some(errno) = errno_of(&*store) {
             let shared: Arc<dyn Backend> = Arc::<FileBackend>::clone(&store);
             restore(path, &shared, errno, records)?;

@@ -19,7 +19,8 @@ use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_layers::wal::{Owner, owner_in, owner_of_changes};
 use parking_lot::{Condvar, Mutex};
 
-use super::{OpenVolume, WalDefinition, export_volume, in_cache};
+use super::volumes::{OpenVolume, export_volume};
+use super::{WalDefinition, in_cache};
 use crate::configuration::layers;
 use crate::daemon::stack::refusal;
 
