@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use fathom_sim::each_seed;
 
+use crate::nbd::Nbd;
 use crate::process;
 
 use client::Shared;
@@ -81,6 +82,36 @@ fn flushed_writes_survive_a_power_loss_at_any_instant() {
         eprintln!("drawn:\n{counts}");
         assert!(never.is_empty(), "never drawn: {never:?}");
     }
+}
+
+/// The power fails right after the first change of a new log was acknowledged: home has nothing
+/// that was not made durable, and its mark was.
+#[test]
+fn a_mark_is_durable_before_the_first_change() {
+    let layers = Layers { log: Some("wal"), ..Layers::default() };
+    let setup = Setup {
+        fails: false,
+        is_device: [false; 3],
+        // The configuration has the log.
+        renamed: Some(layers),
+        keeps_log: false,
+    };
+    let recorder = Recorder::default();
+    let mut random = fastrand::Rng::with_seed(0);
+    let Some(mut volumes) = Volumes::new(&recorder, &setup, u64::MAX) else { return };
+    let folder = volumes.path().to_owned();
+    process::image(&folder, setup.image(), (BLOCKS * BLOCK) as u64);
+    volumes.sync();
+    recorder.begin();
+    let life = Life::start(&folder, &setup, false).unwrap();
+    assert_eq!(Nbd::connect(&life.socket(), "a").fill_block(3, 7), Some(0));
+    let instant = recorder.now();
+    life.end(false);
+    let contents = recorder.after_power_loss(instant, |device| device != HOME);
+    volumes.replace(contents, &recorder, &mut random);
+    let life = Life::start(&folder, &setup, false).unwrap_or_else(|log| panic!("{log}"));
+    assert_eq!(Nbd::connect(&life.socket(), "a").read_block(3), 7);
+    recorder.end();
 }
 
 /// One life of a host, and the power losses in it. Returns false if this machine cannot have it.
