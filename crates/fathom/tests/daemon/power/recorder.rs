@@ -52,6 +52,8 @@ struct Device {
     fault: Option<Fault>,
     /// Whether its flushes fail.
     fails_flushes: bool,
+    /// The bytes at its beginning that a write changes as a whole or not at all.
+    whole: usize,
 }
 
 #[derive(Default)]
@@ -92,6 +94,7 @@ impl Recorder {
             content,
             fault: None,
             fails_flushes: false,
+            whole: 0,
         });
         drop(record);
         let recorder = self.clone();
@@ -102,6 +105,12 @@ impl Recorder {
             }
         });
         device
+    }
+
+    /// The first bytes of a device are not torn: ext4 cannot be mounted with a torn superblock, of
+    /// which it has to know where its journal is.
+    pub fn keep_whole(&self, device: usize, bytes: usize) {
+        self.record().devices[device].whole = bytes;
     }
 
     /// A new instant.
@@ -146,9 +155,16 @@ impl Recorder {
             let Event::Write { device, offset, data, is_durable } = event else { continue };
             let is_kept =
                 written[at] < covered[*device] || (*is_durable && written[at] != usize::MAX);
+            let mut keeps_beginning = None;
             for (index, sector) in data.chunks(SECTOR).enumerate() {
-                if is_kept || keeps(*device) {
-                    let start = offset + index * SECTOR;
+                let start = offset + index * SECTOR;
+                let is_kept = is_kept
+                    || if start < record.devices[*device].whole {
+                        *keeps_beginning.get_or_insert_with(|| keeps(*device))
+                    } else {
+                        keeps(*device)
+                    };
+                if is_kept {
                     contents[*device][start..start + sector.len()].copy_from_slice(sector);
                 }
             }

@@ -22,6 +22,8 @@ pub const LOG: usize = 1;
 pub const CACHE: usize = 2;
 /// The index of the device of the daemon's state.
 pub const STATE: usize = 3;
+/// The size of a block of the file systems, in bytes. The first has the superblock.
+const FILE_SYSTEM_BLOCK: usize = 4096;
 /// The size of each device, in bytes.
 pub const SIZES: [usize; 4] = [20 << 20, 16 << 20, 24 << 20, 12 << 20];
 const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(2);
@@ -70,7 +72,10 @@ impl Volumes {
             let size = SIZES[volume];
             fs::create_dir_all(self.folder.join(name))?;
             let (socket, file) = (self.store.join(format!("{name}.sock")), self.store.join(name));
-            recorder.serve(&socket, size);
+            let number = recorder.serve(&socket, size);
+            if self.setup.link(volume).is_none() {
+                recorder.keep_whole(number, FILE_SYSTEM_BLOCK);
+            }
             File::create(&file)?;
             let server = Command::new("setpriv")
                 .args(["--pdeathsig", "KILL", "--", "nbdfuse"])
