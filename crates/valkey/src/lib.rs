@@ -4,7 +4,7 @@
 //!
 //! - `client`: connections, through the crate `redis`.
 //! - `scripts`: what nodes do; `layout`: which keys they have; `format`: their values.
-//! - `volume`: how a volume is opened, and what its requests do.
+//! - `volume`: how a volume is opened, and what its requests do; `nodes`: which nodes it refuses.
 //! - `versions`: what this opening knows of blocks and shards, so that old content is found.
 //! - `queue`, `cluster_volume`: the back end.
 //! - `local`: a small cluster of this host, for trials and tests.
@@ -17,6 +17,7 @@ mod format;
 mod fuzz;
 mod layout;
 pub mod local;
+mod nodes;
 mod queue;
 mod scripts;
 mod versions;

@@ -53,7 +53,7 @@ use crate::configuration::{Configuration, ConfigurationFile, DaemonOptions};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{KeyedLayer, refusal};
 use crate::features::FEATURES;
-use crate::process::log::Journal;
+use crate::process::journal::Journal;
 
 /// The daemon.
 pub(crate) struct Daemon {

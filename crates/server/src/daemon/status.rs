@@ -43,7 +43,7 @@ impl Daemon {
             disks: self.served().len() as u64,
             disks_unserved: self.unserved.count(),
             failed_threads: crate::process::run::failed_threads(),
-            log_lines_dropped: crate::process::log::dropped_lines(),
+            log_lines_dropped: crate::process::journal::dropped_lines(),
             problems: self.problems.of(None),
             listeners: self
                 .listening()

@@ -23,7 +23,7 @@ use crate::daemon::http::routes;
 use crate::daemon::http::scrape;
 use crate::daemon::stack::{refusal, socket_refusal};
 use crate::features::keep;
-use crate::process::log::Journal;
+use crate::process::journal::Journal;
 use crate::process::notify::notify;
 
 const SIGHUP: &str = "SIGHUP";

@@ -340,7 +340,7 @@ mod tests {
     use std::time::Instant;
 
     use crate::configuration::{Configuration, LogLevel};
-    use crate::process::log::Journal;
+    use crate::process::journal::Journal;
 
     use super::*;
 

@@ -17,7 +17,7 @@ use super::{Equipment, Fitted, Position, invalid, names_layer, refusal, too_many
 use crate::configuration;
 use crate::configuration::layers::LOG_KINDS;
 use crate::configuration::order::Beside;
-use crate::process::log::REQUESTS;
+use crate::process::journal::REQUESTS;
 use crate::stores::location::{SEARCH_TIME_MAX, placement_within};
 
 /// The identity of a disk's layer: its definition.

@@ -8,7 +8,7 @@ use fathom_control::Client;
 use super::outbox::{Outbox, Waiting};
 use crate::features::queries::definition::{Command, CommandDefinition, PreparedQuery};
 use crate::features::queries::kept::{QueryCounts, add};
-use crate::process::log::QUERIES;
+use crate::process::journal::QUERIES;
 
 /// The time limit of a response. The removal of a disk waits for its last flush.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);

@@ -2,7 +2,7 @@
 
 mod command;
 mod limiter;
-mod log;
+mod lines;
 mod metric;
 mod outbox;
 mod webhook;
@@ -18,7 +18,7 @@ pub(crate) use metric::MetricSeries;
 use super::kept::{QueryCounts, ResultChange, add};
 use crate::features::queries::definition::{ActionDefinition, On, PreparedQuery, QueryDefinition};
 use limiter::Limiter;
-use log::LogLines;
+use lines::LogLines;
 use metric::Metric;
 use outbox::Outbox;
 

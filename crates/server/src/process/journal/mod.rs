@@ -1,4 +1,4 @@
-//! The log: lines on standard error, and the same lines kept for the control interface.
+//! The journal: log lines on standard error, and the same lines kept for the control interface.
 //!
 //! A misbehaving guest or client must not be able to fill a disk with log lines. So each cause (a
 //! line of code, and the disk that it reports on) has a small allowance of lines, which regenerates

@@ -8,7 +8,7 @@ use fathom_monitor::write::distinct;
 use crate::configuration::LogLevel;
 use crate::features::queries::definition::{PreparedQuery, QueryDefinition};
 use crate::features::queries::kept::ResultChange;
-use crate::process::log::QUERIES;
+use crate::process::journal::QUERIES;
 
 /// The longest text of a value, in characters. Only the beginning of a longer text is shown.
 const VALUE_LENGTH_MAX: usize = 256;
