@@ -5,7 +5,8 @@
 //! cargo run --release -p fathom-layers --example shared_disk
 //! ```
 //!
-//! With `--values`, also for other values of the options.
+//! With `--values`, also for other values of the options; with `--floods`, only the cases of a disk
+//! beside large and many requests of another.
 //!
 //! The layer and the model of the device are those of the daemon. The writes have the marks of
 //! background write-back.
@@ -48,6 +49,8 @@ enum Load {
     /// Each second, the write-back of a part of a file with this number of requests of this length,
     /// in bytes.
     WriteBack { count: u64, length: u64 },
+    /// These requests in flight at random places.
+    Flood { depth: usize, length: u64, operation: Operation },
     /// Each `interval_ns`, the write-back of this number of pages at random places of a file, in
     /// the order of the file. It begins when the one before has ended.
     Pages { count: u64, interval_ns: u64, file: u64 },
@@ -80,7 +83,7 @@ impl Client {
         let clock = Clock::Simulated(Rc::clone(time));
         let stack = disk.open_queue(&mut reactor, clock).expect("a queue");
         let first = match load {
-            Load::Reads { depth, .. } => depth,
+            Load::Reads { depth, .. } | Load::Flood { depth, .. } => depth,
             Load::WriteBack { .. } | Load::Pages { .. } => 1,
         };
         Self {
@@ -105,8 +108,10 @@ impl Client {
         let mut request = self.stack.request();
         (request.operation, request.offset, request.length) = (operation, offset, length);
         request.buffers.allocate(length as usize);
-        request.insight.facts.kind = Kind::Data;
-        request.insight.facts.inode = 1;
+        // Without insight, a request counts as one that a process waits for.
+        let is_known = !matches!(self.load, Load::Flood { .. });
+        request.insight.facts.kind = if is_known { Kind::Data } else { Kind::Unknown };
+        request.insight.facts.inode = u64::from(is_known);
         request.insight.facts.cgroup = self.group;
         request.token = self.tokens;
         self.sent_ns.insert(self.tokens, now_ns);
@@ -119,6 +124,10 @@ impl Client {
             Load::Reads { file, .. } => {
                 let offset = self.random.u64(0..file / 4096) * 4096;
                 self.submit(Operation::Read, offset, 4096, now_ns);
+            }
+            Load::Flood { length, operation, .. } => {
+                let offset = self.random.u64(0..CAPACITY / length) * length;
+                self.submit(operation, offset, length, now_ns);
             }
             Load::WriteBack { count, length } => {
                 // What is left of the last second is lost.
@@ -165,6 +174,8 @@ impl Client {
             if let Load::Reads { run, pause_ns, .. } = self.load {
                 let is_end = self.tokens % run == 0;
                 self.next_ns.push(Reverse(now_ns + if is_end { pause_ns } else { 0 }));
+            } else if matches!(self.load, Load::Flood { .. }) {
+                self.next_ns.push(Reverse(now_ns));
             }
             is_busy = true;
         }
@@ -363,7 +374,35 @@ fn large(reads: Place) {
     both("hdd", "schedule", clients, [reads, writes], Some(&ScheduleOptions::default()));
 }
 
+/// A reader of the greatest weight beside large and many requests of a disk of the least one, and
+/// the shares of two disks with large requests.
+fn floods(name: &str) {
+    let reads = (Load::Reads { depth: 1, run: 1, pause_ns: 2_000_000, file: CAPACITY }, 1000, 0);
+    print(name, "alone", "heavy reads", &measure(name, &[reads], None)[0]);
+    let defaults = ScheduleOptions::default();
+    for (flood, depth, length, operation) in [
+        ("60 writes of 32 MiB", 60, 32 << 20, Operation::Write),
+        ("20 reads of 8 MiB", 20, 8 << 20, Operation::Read),
+        ("64 reads of 4 KiB", 64, 4096, Operation::Read),
+    ] {
+        let load = (Load::Flood { depth, length, operation }, 1, 1);
+        for (case, options) in [("flood", None), ("flood, schedule", Some(&defaults))] {
+            let clients = [&format!("heavy reads beside {flood}"), flood];
+            both(name, case, clients.map(|it| it as &str), [reads, load], options);
+        }
+    }
+    for depth in [4, 32] {
+        let load = Load::Flood { depth, length: 1 << 20, operation: Operation::Read };
+        let clients = ["first", "second"].map(|it| format!("{it} of {depth} reads of 1 MiB"));
+        let clients = clients.each_ref().map(String::as_str);
+        both(name, "1:10", clients, [(load, 100, 0), (load, 1000, 1)], Some(&defaults));
+    }
+}
+
 fn main() {
+    if std::env::args().any(|it| it == "--floods") {
+        return ["ssd", "hdd"].into_iter().for_each(floods);
+    }
     let defaults = ScheduleOptions::default();
     let values = if std::env::args().any(|it| it == "--values") { values() } else { Vec::new() };
     for (name, depth, count) in [("hdd", 1, 64), ("ssd", 1, 400)] {
@@ -386,6 +425,7 @@ fn main() {
                 both(name, case, clients, [load, writes], Some(options));
             }
         }
+        floods(name);
         if name == "hdd" {
             large(pausing(50));
             pages();

@@ -27,7 +27,7 @@ use fathom_block::{Shared, Waker};
 
 use super::state::{
     ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS,
-    Published, Rest, State, Turn, WAITED, cost,
+    Published, REQUEST_COST, Rest, State, Turn, WAITED, cost,
 };
 
 /// The shortest time between two checks by a lane, in nanoseconds.
@@ -36,6 +36,8 @@ const CHECK_NS: u64 = 1_000_000;
 /// A device on which disks lie.
 pub(super) struct Device {
     is_attentive: AtomicBool,
+    /// Whether several disks lie on it.
+    is_shared: AtomicBool,
     state: Shared<State>,
 }
 
@@ -43,7 +45,8 @@ impl Device {
     /// A device that gets at most `depth` requests at a time while disks compete for it.
     pub(super) fn new(depth: u32) -> Self {
         let state = State { depth, ..State::default() };
-        Self { is_attentive: AtomicBool::new(false), state: Shared::new(state) }
+        let is_attentive = AtomicBool::new(false);
+        Self { is_attentive, is_shared: AtomicBool::new(false), state: Shared::new(state) }
     }
 
     /// Sets the most requests in flight while disks compete.
@@ -65,9 +68,23 @@ impl Device {
                 state.members.len() - 1
             });
             state.members[index] = Member { is_used: true, weight, ..Member::default() };
+            self.note_members(state);
             index
         });
         Place { device: Arc::clone(self), index }
+    }
+
+    /// Counts the disks, and compares their weights.
+    fn note_members(&self, state: &mut State) {
+        let mut weights = state.members.iter().filter(|it| it.is_used).map(|it| it.weight);
+        let first = weights.next();
+        let (mut others, mut is_weighted) = (0, false);
+        for weight in weights {
+            others += 1;
+            is_weighted |= Some(weight) != first;
+        }
+        (state.is_shared, state.is_weighted) = (others > 0, is_weighted);
+        self.is_shared.store(state.is_shared, Ordering::Relaxed);
     }
 }
 
@@ -84,13 +101,20 @@ impl Place {
     }
 
     pub(super) fn set_weight(&self, weight: u32) {
-        self.device.state.access(|state| state.members[self.index].weight = weight);
+        self.device.state.access(|state| {
+            state.members[self.index].weight = weight;
+            self.device.note_members(state);
+        });
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.device.state.access(|state| state.members[self.index].is_used = false);
+        self.device.state.access(|state| {
+            state.members[self.index].is_used = false;
+            state.guard.forget(self.index);
+            self.device.note_members(state);
+        });
     }
 }
 
@@ -99,6 +123,8 @@ pub(super) struct Lane {
     place: Arc<Place>,
     index: usize,
     flight: [u32; 2],
+    /// The bytes of the requests in flight.
+    bytes: u64,
     published: Arc<Published>,
     checked_ns: u64,
 }
@@ -112,6 +138,7 @@ impl Lane {
                 member: place.index,
                 published: Arc::clone(&published),
                 counted: [0; 2],
+                counted_bytes: 0,
                 is_hung: false,
                 stuck: [0; 2],
                 stuck_ns: 0,
@@ -133,7 +160,7 @@ impl Lane {
             }
             index
         });
-        Self { place, index, flight: [0; 2], published, checked_ns: 0 }
+        Self { place, index, flight: [0; 2], bytes: 0, published, checked_ns: 0 }
     }
 
     /// Whether each request needs a turn.
@@ -142,17 +169,25 @@ impl Lane {
         self.place.device.is_attentive.load(Ordering::Acquire)
     }
 
-    /// Counts a request that is passed on without a turn.
+    /// Whether several disks lie on the device.
     #[inline]
-    pub(super) fn begin(&mut self, class: usize) {
+    pub(super) fn is_shared(&self) -> bool {
+        self.place.device.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request of `bytes` that is passed on without a turn.
+    #[inline]
+    pub(super) fn begin(&mut self, class: usize, bytes: u64) {
         self.flight[class] += 1;
+        self.bytes += bytes;
         self.publish();
     }
 
     /// Counts a completed request.
     #[inline]
-    pub(super) fn end(&mut self, class: usize, now_ns: u64) {
+    pub(super) fn end(&mut self, class: usize, bytes: u64, now_ns: u64) {
         self.flight[class] = self.flight[class].saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
         if self.flight[WAITED] == 0 && class == WAITED {
             self.published.quiet_ns.store(now_ns, Ordering::Relaxed);
         }
@@ -163,6 +198,7 @@ impl Lane {
     fn publish(&self) {
         let [waited, background] = self.flight.map(u64::from);
         self.published.flight.store(background << 32 | waited, Ordering::Relaxed);
+        self.published.bytes.store(self.bytes, Ordering::Relaxed);
     }
 
     /// Checks whether other disks use the device, if the last check was long ago.
@@ -174,6 +210,9 @@ impl Lane {
             device.state.access(|state| {
                 state.members[member].waited_ns = now_ns;
                 state.note_flow(member, 0, now_ns);
+                if state.is_weighted {
+                    state.guard.note(member, state.members[member].weight, now_ns);
+                }
                 device.is_attentive.store(state.is_attentive, Ordering::Release);
             });
         }
@@ -187,19 +226,20 @@ impl Lane {
         requests: impl FnOnce(&mut Gate<'_>) -> Rest,
     ) -> Turn {
         let (device, index) = (&self.place.device, self.index);
-        let flight = &mut self.flight;
+        let (flight, bytes) = (&mut self.flight, &mut self.bytes);
         let turn = device.state.access(|state| {
             state.time_ns = state.time_ns.max(now_ns);
             state.attend(now_ns);
             // Other lanes pass on requests without turns until they see this.
             device.is_attentive.store(true, Ordering::Release);
-            state.sync(index, *flight, completed.as_ref(), now_ns);
+            state.sync(index, *flight, *bytes, completed.as_ref(), now_ns);
             if let Some(completed) = completed {
-                state.learn(&completed, now_ns);
+                state.learn(index, &completed, now_ns);
             }
             state.expire(now_ns);
             state.silence(now_ns);
-            let rest = requests(&mut Gate { state, lane: index, now_ns, flight });
+            let mut gate = Gate { state, lane: index, now_ns, flight, bytes, later_ns: None };
+            let rest = requests(&mut gate);
             let turn = state.finish(index, &rest, now_ns);
             device.is_attentive.store(state.is_attentive, Ordering::Release);
             turn
@@ -214,7 +254,7 @@ impl Drop for Lane {
         self.place.device.state.access(|state| {
             state.rest(self.index, &Rest::default());
             let time_ns = state.time_ns;
-            state.count(self.index, [0; 2], time_ns);
+            state.count(self.index, [0; 2], 0, time_ns);
             state.members[self.place.index].lanes.retain(|lane| *lane != self.index);
             let entry = &mut state.lanes[self.index];
             entry.is_used = false;
@@ -232,6 +272,9 @@ pub(super) struct Gate<'a> {
     lane: usize,
     now_ns: u64,
     flight: &'a mut [u32; 2],
+    bytes: &'a mut u64,
+    /// The time at which a request may be admitted that waits because of the guard, in nanoseconds.
+    later_ns: Option<u64>,
 }
 
 impl Gate<'_> {
@@ -246,15 +289,42 @@ impl Gate<'_> {
 
     /// Admits a waited-for request, if it is its turn.
     pub(super) fn admit(&mut self, cost: f64, flow: Flow) -> bool {
-        let member = self.member();
-        self.state.note_flow(member, flow.key, self.now_ns);
-        self.state.members[member].waited_ns = self.now_ns;
+        let (member, now_ns) = (self.member(), self.now_ns);
+        self.state.note_flow(member, flow.key, now_ns);
+        self.state.members[member].waited_ns = now_ns;
         self.state.raise(member);
-        if !self.state.has_room(self.now_ns) || self.state.must_yield(self.lane, flow) {
+        if self.state.is_weighted {
+            self.state.guard.note(member, self.state.members[member].weight, now_ns);
+        }
+        let is_guarded_against = self.is_guarded_against();
+        if is_guarded_against && now_ns < self.state.guard.until_ns() {
+            self.state.guard.hold();
+            self.later_ns = Some(self.state.guard.until_ns());
             return false;
+        }
+        if !self.state.has_room(now_ns) || self.state.must_yield(self.lane, flow) {
+            return false;
+        }
+        if is_guarded_against {
+            if !self.state.has_lighter_room(cost, now_ns) {
+                self.state.guard.hold();
+                return false;
+            }
+            self.state.guard.admit(cost, now_ns);
         }
         self.pass(WAITED, cost, flow);
         true
+    }
+
+    /// Whether a heavier disk has a guard against the disk.
+    pub(super) fn is_guarded_against(&self) -> bool {
+        self.state.is_weighted && self.state.is_guarded_against(self.member(), self.now_ns)
+    }
+
+    /// The time after which a waiting request may be admitted that waits because of the guard, in
+    /// nanoseconds.
+    pub(super) fn later_ns(&self) -> Option<u64> {
+        self.later_ns.map(|later_ns| later_ns.saturating_sub(self.now_ns))
     }
 
     /// Counts and charges a request that is passed on in any case.
@@ -270,14 +340,16 @@ impl Gate<'_> {
         }
         state.raise(member);
         state.charge(member, cost, flow);
+        let bytes = (cost as u64).saturating_sub(REQUEST_COST);
         self.flight[class] += 1;
+        *self.bytes += bytes;
         if is_hung {
             return;
         }
-        let mut counted = state.lanes[self.lane].counted;
+        let Entry { mut counted, counted_bytes, .. } = state.lanes[self.lane];
         let is_idle = counted == [0, 0];
         counted[class] += 1;
-        state.count(self.lane, counted, self.now_ns);
+        state.count(self.lane, counted, counted_bytes + bytes, self.now_ns);
         if is_idle {
             state.lanes[self.lane].progress_ns = self.now_ns;
         }

@@ -5,22 +5,26 @@
 //! guest, share the device by their weights. `docs/shared-disks.md` describes the rules.
 //!
 //! - `need`: whether a process waits for a request.
+//! - `guard`: how much lighter disks may delay a heavier one.
 //! - `held`: held requests, and what releases them before their time.
 //! - `think`: how long a quiet device stays quiet.
 //! - `pace`: how long background work keeps a device busy.
 //! - `device`: a device, the disks on it and their queues.
 //! - `state`: the rules that the disks of a device share.
 //! - `order`: which lane is next.
+//! - `pieces`: large requests, which are passed on in pieces.
 //! - `rank`: the disk with the least tag, of many.
 //! - `queue`: the part in one queue.
 //! - `options`: the configuration.
 
 mod device;
+mod guard;
 mod held;
 mod need;
 mod options;
 mod order;
 mod pace;
+mod pieces;
 mod queue;
 mod rank;
 mod sent;

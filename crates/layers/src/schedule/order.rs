@@ -162,12 +162,32 @@ impl State {
         }
     }
 
+    /// Whether lighter disks wait for the time of the guard.
+    fn has_held(&self) -> bool {
+        self.is_weighted
+            && self.time_ns < self.guard.until_ns()
+            && self.guard.member(self.time_ns).is_some()
+    }
+
+    /// The least tag of the disks with waiting requests that a disk may have to wait for.
+    fn least_claim(&self, index: usize) -> f64 {
+        let weight = self.members[index].weight;
+        if !self.has_held() || self.guard.is_against(weight, self.time_ns) {
+            return self.order.waiting.least();
+        }
+        // Lighter disks do not keep it from its share while they wait for their time.
+        let others = self.members.iter().filter(|it| {
+            it.is_used && it.waiting > 0 && !self.guard.is_against(it.weight, self.time_ns)
+        });
+        others.map(|it| it.tag).fold(f64::INFINITY, f64::min)
+    }
+
     /// Whether a request of a lane waits for the waiting requests of another lane.
     pub(super) fn must_yield(&self, lane: usize, flow: Flow) -> bool {
         let own = &self.lanes[lane];
         let member = &self.members[own.member];
         // The disk itself is not behind itself.
-        if self.order.waiting.least() + LEAD < member.tag {
+        if self.least_claim(own.member) + LEAD < member.tag {
             return true;
         }
         let others = member.waiting - u32::from(own.waiting.is_some());
@@ -216,6 +236,27 @@ impl State {
                 }
             }
         }
+        let is_held = |lane: usize| {
+            let index = self.lanes[lane].member;
+            self.has_held() && self.is_guarded_against(index, self.time_ns)
+        };
+        if is_claim && first.is_some_and(|first| is_held(first.lane)) {
+            // It comes by itself.
+            return self.heaviest_claim();
+        }
+        first.map(|first| first.lane)
+    }
+
+    /// The lane that is next, of those of disks that the guard is not against.
+    #[cold]
+    fn heaviest_claim(&self) -> Option<usize> {
+        let claims = self.lanes.iter().enumerate().filter_map(|(lane, entry)| {
+            let member = &self.members[entry.member];
+            let head = entry.waiting.filter(|_| entry.is_used && !entry.is_silent)?;
+            let is_against = self.guard.is_against(member.weight, self.time_ns);
+            (!is_against).then_some(Claim { tag: member.tag, head, lane })
+        });
+        let first = claims.reduce(|one, other| if other.is_before(&one) { other } else { one });
         first.map(|first| first.lane)
     }
 

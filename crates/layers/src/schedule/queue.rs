@@ -9,6 +9,7 @@ use fathom_block::{Crossing, ErrorKind, HeldBy, LayerQueue, Outcome, Request, Wa
 use super::device::{Gate, Lane};
 use super::held::{Held, HeldList, Release, length};
 use super::need::Need;
+use super::pieces::{Item, PIECE, Parents, Part, SMALL_PIECE};
 use super::state::{BACKGROUND, Completed, Flow, MARK_BITS, Rest, WAITED, cost};
 use super::{Inner, Weights};
 
@@ -31,7 +32,7 @@ const STEP: usize = 2;
 
 /// A request that waits for its turn.
 struct Waiting {
-    request: Box<Request>,
+    item: Item,
     since_ns: u64,
 }
 
@@ -43,7 +44,7 @@ struct Group {
 
 /// An admitted request that is to be passed on.
 struct Admitted {
-    request: Box<Request>,
+    part: Part,
     since_ns: u64,
     class: usize,
     /// Why it is no longer held; `None` if it has only waited for its turn.
@@ -76,6 +77,7 @@ struct Requests {
     admitted: Vec<Admitted>,
     /// The number of checks for processes that wait.
     probes: usize,
+    parents: Parents,
 }
 
 impl Requests {
@@ -92,7 +94,7 @@ impl Requests {
         }
     }
 
-    fn wait(&mut self, request: Box<Request>, flow: Flow, since_ns: u64) {
+    fn wait(&mut self, item: Item, flow: Flow, since_ns: u64) {
         self.waiting += 1;
         let found = self.groups.iter().position(|group| group.flow == flow);
         let index = found.unwrap_or_else(|| {
@@ -102,7 +104,7 @@ impl Requests {
             self.groups.push(Group { flow, waiting: VecDeque::new() });
             self.groups.len() - 1
         });
-        self.groups[index].waiting.push_back(Waiting { request, since_ns });
+        self.groups[index].waiting.push_back(Waiting { item, since_ns });
     }
 
     fn hold(&mut self, request: Box<Request>, since_ns: u64) {
@@ -117,7 +119,8 @@ impl Requests {
         self.inner.held_bytes.fetch_sub(length(&held.request), Ordering::Relaxed);
         let Held { request, since_ns } = held;
         let class = if release.is_waited() { WAITED } else { BACKGROUND };
-        self.admitted.push(Admitted { request, since_ns, class, release: Some(release) });
+        let part = Part::Whole(request);
+        self.admitted.push(Admitted { part, since_ns, class, release: Some(release) });
     }
 
     /// Releases the held requests that a process waits for by now. They are passed on at once: the
@@ -143,12 +146,17 @@ impl Requests {
                 .map(|group| (gate.tag(group.flow), group))
                 .min_by(|(one, _), (other, _)| one.total_cmp(other))?;
             let first = group.waiting.front()?;
-            if !gate.admit(cost(length(&first.request)), group.flow) {
+            let piece = if gate.is_guarded_against() { SMALL_PIECE } else { PIECE };
+            if !gate.admit(cost(first.item.next_length(piece)), group.flow) {
                 return Some(tag);
             }
-            let Waiting { request, since_ns } = group.waiting.pop_front()?;
-            self.waiting -= 1;
-            self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
+            let Waiting { item, since_ns } = group.waiting.pop_front()?;
+            let (part, left) = item.next(piece);
+            match left {
+                Some(item) => group.waiting.push_front(Waiting { item, since_ns }),
+                None => self.waiting -= 1,
+            }
+            self.admitted.push(Admitted { part, since_ns, class: WAITED, release: None });
         }
     }
 
@@ -270,12 +278,21 @@ impl Requests {
 
     /// Takes all requests, in the order of their arrival within each list.
     fn take_all(&mut self) {
-        let mut groups = std::mem::take(&mut self.groups);
-        for Waiting { request, since_ns } in groups.iter_mut().flat_map(|it| it.waiting.drain(..)) {
-            self.waiting -= 1;
-            self.admitted.push(Admitted { request, since_ns, class: WAITED, release: None });
+        for Waiting { item, since_ns } in self.take_waiting() {
+            let part = item.whole();
+            self.admitted.push(Admitted { part, since_ns, class: WAITED, release: None });
         }
+        self.take_held();
+    }
+
+    fn take_waiting(&mut self) -> Vec<Waiting> {
+        let groups = std::mem::take(&mut self.groups);
+        self.waiting = 0;
         self.report();
+        groups.into_iter().flat_map(|group| group.waiting).collect()
+    }
+
+    fn take_held(&mut self) {
         while let Some(held) = self.held.pop_oldest() {
             self.release(held, Release::Drain);
         }
@@ -307,6 +324,7 @@ impl ScheduleQueue {
             marked: Vec::new(),
             admitted: Vec::new(),
             probes: 0,
+            parents: Parents::default(),
             inner: Arc::clone(inner),
         };
         Self {
@@ -343,15 +361,12 @@ impl ScheduleQueue {
             if let Some(request) = flush {
                 gate.pass(WAITED, cost(0), Flow::WHOLE);
                 let class = WAITED;
-                requests.admitted.push(Admitted {
-                    request,
-                    since_ns: now_ns,
-                    class,
-                    release: None,
-                });
+                let part = Part::Whole(request);
+                requests.admitted.push(Admitted { part, since_ns: now_ns, class, release: None });
             }
             let waiting = requests.admit_waiting(gate);
             retry_ns = requests.admit_held(gate, now_ns);
+            retry_ns = retry_ns.into_iter().chain(gate.later_ns()).min();
             let (held, held_cost) = (requests.held.len(), requests.held.cost());
             Rest { waiting, held, held_cost, burst: requests.burst_behind() }
         });
@@ -372,10 +387,14 @@ impl ScheduleQueue {
 
     /// Passes on the admitted requests.
     fn send(&mut self, now_ns: u64, next: &mut Crossing<'_>) {
-        let Requests { inner, number, admitted, .. } = &mut self.requests;
+        let Requests { inner, number, admitted, parents, .. } = &mut self.requests;
         let counters = &inner.counters;
-        for Admitted { mut request, since_ns, class, release } in admitted.drain(..) {
+        for Admitted { part, since_ns, class, release } in admitted.drain(..) {
             let waited_ns = now_ns.saturating_sub(since_ns);
+            let mut request = match part {
+                Part::Whole(request) => request,
+                Part::Piece(piece) => parents.make(&piece, waited_ns, next),
+            };
             if let Some(release) = release {
                 self.removed.push(request.id);
                 // A request that came in a quiet time was not held.
@@ -397,6 +416,22 @@ impl ScheduleQueue {
         }
         inner.index.remove(&mut self.removed);
     }
+
+    /// A request with this word, number and length, in bytes, has left the device.
+    #[inline]
+    fn end(&mut self, word: u64, id: u64, bytes: u64, next: &mut Crossing<'_>) {
+        let Some(mark) = (word & MARK_BITS).checked_sub(1) else { return };
+        let is_step = mark as usize == STEP;
+        let class = if is_step { BACKGROUND } else { mark as usize };
+        if class == BACKGROUND {
+            self.requests.inner.sent.remove(id);
+        }
+        self.lane.end(class, bytes, next.round_ns());
+        if self.lane.is_attentive() {
+            let completed = Completed { class, is_step, begun_ns: word & !MARK_BITS, bytes };
+            self.turn(Some(completed), None, next);
+        }
+    }
 }
 
 impl Drop for ScheduleQueue {
@@ -416,7 +451,7 @@ impl LayerQueue for ScheduleQueue {
         let now_ns = next.round_ns();
         if next.is_draining() {
             let class = if need == Need::Background { BACKGROUND } else { WAITED };
-            self.lane.begin(class);
+            self.lane.begin(class, length(&request));
             return Self::pass(request, class, now_ns, next);
         }
         let requests = &mut self.requests;
@@ -433,19 +468,27 @@ impl LayerQueue for ScheduleQueue {
             }
             Need::Flush if self.lane.is_attentive() => self.turn(None, Some(request), next),
             Need::Flush => {
-                self.lane.begin(WAITED);
+                self.lane.begin(WAITED, 0);
                 Self::pass(request, WAITED, now_ns, next);
             }
             Need::Waited | Need::None => {
-                if self.weights.is_none() && !self.lane.is_attentive() {
+                let bytes = length(&request);
+                let has_groups = self.weights.is_some();
+                let is_large = bytes > PIECE && (has_groups || self.lane.is_shared());
+                if !is_large && !has_groups && !self.lane.is_attentive() {
                     self.lane.check(now_ns);
                     if !self.lane.is_attentive() {
-                        self.lane.begin(WAITED);
+                        self.lane.begin(WAITED, bytes);
                         return Self::pass(request, WAITED, now_ns, next);
                     }
                 }
                 let flow = self.weights.as_mut().map_or(Flow::WHOLE, |it| it.flow(&request));
-                self.requests.wait(request, flow, now_ns);
+                let item = if is_large {
+                    self.requests.parents.begin(request, next)
+                } else {
+                    Item::Whole(request)
+                };
+                self.requests.wait(item, flow, now_ns);
                 self.turn(None, None, next);
             }
         }
@@ -455,17 +498,20 @@ impl LayerQueue for ScheduleQueue {
         let word = std::mem::take(next.word(&mut request));
         let (id, bytes) = (request.id, length(&request));
         next.complete(request, outcome);
-        let Some(mark) = (word & MARK_BITS).checked_sub(1) else { return };
-        let is_step = mark as usize == STEP;
-        let class = if is_step { BACKGROUND } else { mark as usize };
-        if class == BACKGROUND {
-            self.requests.inner.sent.remove(id);
-        }
-        self.lane.end(class, next.round_ns());
-        if self.lane.is_attentive() {
-            let completed = Completed { class, is_step, begun_ns: word & !MARK_BITS, bytes };
-            self.turn(Some(completed), None, next);
-        }
+        self.end(word, id, bytes, next);
+    }
+
+    /// A piece.
+    fn returned(&mut self, mut request: Box<Request>, _: Outcome, next: &mut Crossing<'_>) {
+        let word = std::mem::take(next.word(&mut request));
+        let (id, bytes) = (request.id, length(&request));
+        next.recycle(request);
+        self.end(word, id, bytes, next);
+    }
+
+    fn gathered(&mut self, mut parent: Box<Request>, outcome: Outcome, next: &mut Crossing<'_>) {
+        let outcome = self.requests.parents.end(parent.id, outcome, &mut parent.course);
+        next.complete(parent, outcome);
     }
 
     fn advance(&mut self, next: &mut Crossing<'_>) {
@@ -485,14 +531,31 @@ impl LayerQueue for ScheduleQueue {
         if self.requests.held.is_empty() && !self.requests.is_waiting() {
             return;
         }
-        self.requests.take_all();
-        let taken = std::mem::take(&mut self.requests.admitted);
-        for admitted in taken {
-            if admitted.request.flags.is_work_of_layers() {
-                self.lane.begin(admitted.class);
-                self.requests.admitted.push(admitted);
+        for Waiting { item, since_ns } in self.requests.take_waiting() {
+            if item.is_work_of_layers() {
+                let part = item.whole();
+                self.lane.begin(WAITED, part.length());
+                let kept = Admitted { part, since_ns, class: WAITED, release: None };
+                self.requests.admitted.push(kept);
+                continue;
+            }
+            match item {
+                Item::Whole(request) => next.complete(request, Err(ErrorKind::Withdrawn)),
+                Item::Left(rest) => self.requests.parents.withdraw(&rest, next),
+            }
+        }
+        let kept = std::mem::take(&mut self.requests.admitted);
+        self.requests.take_held();
+        let held = std::mem::replace(&mut self.requests.admitted, kept);
+        for Admitted { part, since_ns, class, release } in held {
+            // Background requests are held as a whole.
+            let Part::Whole(request) = part else { continue };
+            if request.flags.is_work_of_layers() {
+                let part = Part::Whole(request);
+                self.lane.begin(class, part.length());
+                self.requests.admitted.push(Admitted { part, since_ns, class, release });
             } else {
-                next.complete(admitted.request, Err(ErrorKind::Withdrawn));
+                next.complete(request, Err(ErrorKind::Withdrawn));
             }
         }
         self.send(next.round_ns(), next);
@@ -503,7 +566,7 @@ impl LayerQueue for ScheduleQueue {
         let now_ns = next.round_ns();
         self.requests.take_all();
         for admitted in &self.requests.admitted {
-            self.lane.begin(admitted.class);
+            self.lane.begin(admitted.class, admitted.part.length());
         }
         self.send(now_ns, next);
         self.turn(None, None, next);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_block::Waker;
 
+use super::guard::Guard;
 use super::order::Order;
 use super::pace::Pace;
 use super::think::Think;
@@ -20,6 +21,8 @@ pub(super) const MARK_BITS: u64 = 3;
 
 /// The cost of a request besides its bytes, in bytes.
 pub(super) const REQUEST_COST: u64 = 64 << 10;
+/// The bytes at a device for each request that it may have in flight.
+pub(super) const BYTES_EACH: u64 = 128 << 10;
 /// The weight of a disk or a control group by default.
 pub(super) const WEIGHT: u32 = 100;
 /// The most by which the tag of a disk may exceed that of a waiting disk, in bytes at the default
@@ -74,6 +77,8 @@ pub(super) struct Member {
     /// The time of the last waited-for request, in nanoseconds.
     pub waited_ns: u64,
     pub flight: [u32; 2],
+    /// The bytes of these requests.
+    pub bytes: u64,
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
@@ -108,6 +113,8 @@ pub(super) struct Published {
     /// The requests in flight: background requests in the upper 32 bits, waited-for ones in the
     /// others.
     pub flight: AtomicU64,
+    /// Their bytes.
+    pub bytes: AtomicU64,
     /// The time since which the lane has no waited-for request in flight, in nanoseconds; 0 before
     /// the first one.
     pub quiet_ns: AtomicU64,
@@ -120,6 +127,8 @@ pub(super) struct Entry {
     pub published: Arc<Published>,
     /// The requests in flight that count.
     pub counted: [u32; 2],
+    /// Their bytes.
+    pub counted_bytes: u64,
     /// Whether the lane has made no progress for long: none of its requests count.
     pub is_hung: bool,
     /// Those of its requests that began by a time, in nanoseconds, when it was hung. They do not
@@ -149,7 +158,13 @@ pub(super) struct State {
     /// The tag of the disk that was charged last.
     pub last_tag: f64,
     pub lanes: Vec<Entry>,
+    /// Whether several disks lie on the device, and whether some have other weights.
+    pub is_shared: bool,
+    pub is_weighted: bool,
+    pub guard: Guard,
     pub flight: [u32; 2],
+    /// The bytes of the requests in flight.
+    pub bytes: u64,
     /// The number of lanes with waiting and with held requests.
     pub waiting: u32,
     pub holding: u32,
@@ -227,11 +242,12 @@ impl State {
             if self.lanes[index].is_used {
                 let published = &self.lanes[index].published;
                 quiet_ns = quiet_ns.max(published.quiet_ns.load(Ordering::Relaxed));
+                let bytes = published.bytes.load(Ordering::Relaxed);
                 let published = published.flight.load(Ordering::Relaxed);
                 self.lanes[index].progress_ns = now_ns;
                 self.lanes[index].stuck = [0; 2];
                 let flight = [published as u32, (published >> 32) as u32];
-                self.sync(index, flight, None, now_ns);
+                self.sync(index, flight, bytes, None, now_ns);
             }
         }
         if self.flight[WAITED] == 0 {
@@ -244,6 +260,7 @@ impl State {
         &mut self,
         lane: usize,
         flight: [u32; 2],
+        bytes: u64,
         completed: Option<&Completed>,
         now_ns: u64,
     ) {
@@ -264,12 +281,24 @@ impl State {
             entry.stuck[class] = entry.stuck[class].min(flight[class]);
             counted[class] -= entry.stuck[class];
         }
-        let counted = if entry.is_hung { [0; 2] } else { counted };
-        self.count(lane, counted, now_ns);
+        let (counted, bytes) = match counted {
+            _ if entry.is_hung => ([0; 2], 0),
+            _ if counted == flight => (counted, bytes),
+            // The lengths of those that are stuck are not known.
+            [waited, background] => {
+                let part = u64::from(waited + background);
+                (counted, bytes / u64::from(flight[0] + flight[1]).max(1) * part)
+            }
+        };
+        self.count(lane, counted, bytes, now_ns);
     }
 
     /// Sets the requests of a lane that count as in flight.
-    pub(super) fn count(&mut self, lane: usize, counted: [u32; 2], now_ns: u64) {
+    pub(super) fn count(&mut self, lane: usize, counted: [u32; 2], bytes: u64, now_ns: u64) {
+        let before = std::mem::replace(&mut self.lanes[lane].counted_bytes, bytes);
+        self.bytes = (self.bytes + bytes).saturating_sub(before);
+        let member = &mut self.members[self.lanes[lane].member];
+        member.bytes = (member.bytes + bytes).saturating_sub(before);
         if self.lanes[lane].counted == counted {
             return;
         }
@@ -317,9 +346,12 @@ impl State {
         self.burst_ns = now_ns;
     }
 
-    /// Learns from a completed request.
-    pub(super) fn learn(&mut self, completed: &Completed, now_ns: u64) {
+    /// Learns from a completed request of a lane.
+    pub(super) fn learn(&mut self, lane: usize, completed: &Completed, now_ns: u64) {
         let begun_ns = completed.begun_ns;
+        if self.is_weighted {
+            self.learn_weighted(lane, completed, now_ns);
+        }
         if completed.is_step {
             let is_last = self.flight[BACKGROUND] == 0;
             self.pace.complete(begun_ns, completed.bytes, is_last, now_ns);
@@ -329,6 +361,38 @@ impl State {
                 self.pace.meet(now_ns.saturating_sub(begun_ns), had_step);
             }
         }
+    }
+
+    #[cold]
+    fn learn_weighted(&mut self, lane: usize, completed: &Completed, now_ns: u64) {
+        let (index, guard) = (self.lanes[lane].member, &mut self.guard);
+        if guard.is_against(self.members[index].weight, now_ns) {
+            guard.meet(now_ns);
+        } else if completed.class == WAITED && guard.member(now_ns) == Some(index) {
+            let is_lighter = |member: &Member| {
+                member.flight != [0, 0] && guard.is_against(member.weight, now_ns)
+            };
+            if self.members.iter().any(is_lighter) {
+                guard.meet(now_ns);
+            }
+            guard.learn(completed.begun_ns, completed.bytes, now_ns);
+        }
+    }
+
+    /// Whether the disks that the [`Guard`] is against may have another request with a cost.
+    pub(super) fn has_lighter_room(&self, cost: f64, now_ns: u64) -> bool {
+        let lighter = self.members.iter().filter(|it| self.guard.is_against(it.weight, now_ns));
+        let costs =
+            lighter.map(|it| it.bytes + u64::from(it.flight[0] + it.flight[1]) * REQUEST_COST);
+        let sum: u64 = costs.sum();
+        sum == 0 || sum as f64 + cost <= self.guard.cost_max()
+    }
+
+    /// Whether the requests of a disk are admitted at the rate of the [`Guard`].
+    pub(super) fn is_guarded_against(&self, index: usize, now_ns: u64) -> bool {
+        let Some(guarded) = self.guard.member(now_ns) else { return false };
+        self.guard.is_against(self.members[index].weight, now_ns)
+            && self.members[guarded].waiting == 0
     }
 
     /// Ceases to count the requests of lanes without progress.
@@ -343,7 +407,7 @@ impl State {
             if entry.is_used && entry.counted != [0, 0] && is_late {
                 entry.is_hung = true;
                 self.stuck_total += 1;
-                self.count(index, [0; 2], now_ns);
+                self.count(index, [0; 2], 0, now_ns);
             }
         }
     }
@@ -362,9 +426,16 @@ impl State {
         self.rivals_ns.is_some_and(|time_ns| now_ns < time_ns.saturating_add(ATTENTION_NS))
     }
 
+    /// Whether another request may be at the device. While disks compete, their number is bounded;
+    /// on a device with several disks also their bytes, so that a disk that begins to use it meets
+    /// no more of its neighbours' work.
     pub(super) fn has_room(&self, now_ns: u64) -> bool {
-        self.flight[WAITED] + self.flight[BACKGROUND] < self.depth
-            || self.bursts.is_empty() && !self.has_rivals(now_ns)
+        let depth = self.depth;
+        let has_rivals = self.has_rivals(now_ns);
+        let has_place = self.flight[WAITED] + self.flight[BACKGROUND] < depth
+            || self.bursts.is_empty() && !has_rivals;
+        let is_bounded = self.is_shared || has_rivals;
+        has_place && (!is_bounded || self.bytes < u64::from(depth) * BYTES_EACH)
     }
 
     /// Whether another background request of a burst may be in flight. Several may, so that the

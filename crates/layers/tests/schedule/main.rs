@@ -3,6 +3,7 @@
 mod model;
 mod shares;
 mod support;
+mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
