@@ -1,5 +1,7 @@
 //! Back ends: the stores of a disk's bytes.
 //!
+//! Read [`FileBackend`] first. The crate must not know layers and front ends.
+//!
 //! - [`FileBackend`]: a raw image or a block device, through `io_uring`.
 //! - [`Memory`]: anonymous memory that lives as long as the daemon.
 //! - [`Null`]: stores nothing and completes requests immediately; the do-nothing back end.

@@ -1,5 +1,7 @@
 //! The vocabulary of Fathom's data path.
 //!
+//! Read [`Stack`] first. The crate must not know what lies above it: layers, stores, front ends.
+//!
 //! A front end submits a [`Request`], which crosses the [`Layer`]s of its [`Disk`] downward. A
 //! [`Backend`] carries it out, and its [`Outcome`] crosses the same layers upward. Each crossing
 //! goes through one checked function, in [`Stack`]. A stack belongs to one queue and one thread: it

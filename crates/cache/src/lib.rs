@@ -2,6 +2,8 @@
 //! no I/O and has neither a clock nor randomness, so that the layer `cache` and `fathom replay` run
 //! the same code.
 //!
+//! Read [`Replacement`] first. The crate must not know layers, disks, I/O and time.
+//!
 //! - [`Replacement`]: the queues of one shard, or of one disk's part of a cache.
 //! - [`Hits`]: one queue's hits that change nothing in a replacement.
 //! - [`Curve`]: the miss ratio of each size of a cache, from a sample of the requests;

@@ -1,5 +1,7 @@
 //! The fathom commands, which speak to the daemon through its control interface.
 //!
+//! Read [`Command`] first. The crate must not know how the daemon carries a request out.
+//!
 //! [`Command`] is the part of the `fathom` command line that does not start the daemon; [`run`]
 //! carries it out. All access to a running daemon goes through the client of `fathom_control`.
 //!

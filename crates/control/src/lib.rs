@@ -1,13 +1,15 @@
 //! The control interface of the Fathom daemon: its vocabulary, and a small blocking client.
 //!
+//! Read [`ENDPOINTS`] first. The crate must not know how the daemon comes to an
+//! answer.
+//!
 //! The daemon speaks HTTP/1.1 with JSON bodies on a Unix socket (mode 0600). Every path but
 //! `/metrics` begins with the version, `/v1`. Within a version, fields are only added, and readers
 //! ignore unknown fields. The body of an error is an [`ErrorReply`].
 //!
 //! Each request is a value of the type [`Endpoint`], which has the types of its parameters, of its
 //! body and of its answer, and says what the answer costs the daemon. A feature's file has its
-//! endpoints ([`endpoints`]), its types and its methods of [`Client`]. Begin with [`ENDPOINTS`].
-//! This crate must not know how the daemon comes to an answer.
+//! endpoints ([`endpoints`]), its types and its methods of [`Client`].
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

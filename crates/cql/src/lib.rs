@@ -1,5 +1,7 @@
 //! CQL, the language of standing queries over streams and relations.
 //!
+//! Read [`plan::Plan`] first. The crate must not know engines, and where events come from.
+//!
 //! A text is parsed into a [`Script`](ast::Script), and a script is planned as
 //! [`Plan`](plan::Plan)s. A plan defines the contents of its relation at each instant. The
 //! [`oracle`] evaluates plans naively. The fast engine is in another crate; tests compare it with

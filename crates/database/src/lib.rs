@@ -1,5 +1,7 @@
 //! Which part of a database a page belongs to, read off a few bytes of the page itself.
 //!
+//! Read [`of_path`] first. The crate must not know layers and disks.
+//!
 //! [`of_path`] recognises the files that a database names by rules; [`sqlite::Header`] recognises a
 //! database of SQLite by its first page. [`innodb::Tablespace`], [`postgresql::Relation`] and
 //! [`sqlite::Header`] then examine single pages. Nothing here does I/O or keeps pages.

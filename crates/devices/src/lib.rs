@@ -1,5 +1,7 @@
 //! The host's devices beneath images.
 //!
+//! Read [`resolve`] first. The crate must not know disks and the daemon.
+//!
 //! | part | question |
 //! |---|---|
 //! | [`resolve`] | Which physical devices does an image lie on? |

@@ -1,13 +1,13 @@
 //! Why something could not be done, and what the user can do next.
 //!
-//! Begin at [`Failure`]: what a component passes up when its callers only show it. It has a message
+//! Read [`Failure`] first. The crate must not know what fails.
+//!
+//! A [`Failure`] is what a component passes up when its callers only show it. It has a message
 //! and a remedy as two texts, which nobody takes apart or mends. An error that callers match on has
 //! a type of its own; [`Failing`] adds its remedy, and `?` makes a failure of it. Such a type
 //! leaves the remedy empty if only its caller knows what helps. One whose remedy names something
 //! that only the caller knows, such as the disk, does not implement [`Failing`]: it has a function
 //! that takes the name and returns the failure.
-//!
-//! This crate must not know what fails.
 
 #![forbid(unsafe_code)]
 

@@ -380,6 +380,28 @@ fn types_that_other_modules_use_have_names_of_their_own() {
     assert!(declared.is_empty(), "{declared:#?}");
 }
 
+/// The documentation of each crate names the first thing to read, which exists, and what the crate
+/// must not know.
+#[test]
+fn crates_say_where_to_begin() {
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let path = entry.unwrap().path().join("src/lib.rs");
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let lines = text.lines().take_while(|line| line.starts_with("//!"));
+        let words: String = lines.flat_map(|line| [line[3..].trim(), " "]).collect();
+        let paragraph = words.split("Read [`").nth(1);
+        let (name, rest) =
+            paragraph.and_then(|rest| rest.split_once("`] first. ")).unwrap_or_else(|| {
+                panic!(
+                    "{}: write \"Read [`NAME`] first. The crate must not know …\"",
+                    path.display()
+                )
+            });
+        assert!(!name.contains(' '), "{}: {name}", path.display());
+        assert!(rest.starts_with("The crate must not know "), "{}", path.display());
+    }
+}
+
 /// The methods that take a text apart or look into it.
 const CUTS: [&str; 8] =
     ["split_once", "rsplit_once", "splitn", "split", "rsplit", "find", "rfind", "contains"];

@@ -1,5 +1,7 @@
 //! Distributions of numbers, such as latencies.
 //!
+//! Read [`Histogram`] first. The crate must not know what is counted.
+//!
 //! [`Histogram`] is a distribution that can be added to, subtracted and sent; [`Cells`] is a
 //! distribution in which one thread counts while others read. Both have the same buckets, of a
 //! fixed, logarithmic width: values below 32 have a bucket each, and above, each power of two is

@@ -1,6 +1,8 @@
 //! Image files: the parts that are common to the back end that serves images and to the commands
 //! that create and resize them.
 //!
+//! Read [`MarkKind`] first. The crate must not know who reads the images.
+//!
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
 //! - `cached`: the mark of an image that names the state which a cache has blocks of.

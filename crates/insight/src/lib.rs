@@ -1,5 +1,7 @@
 //! The vocabulary for the meaning of disk requests.
 //!
+//! Read [`Insight`] first. The crate must not know how anything is found out.
+//!
 //! A request carries an [`Insight`]: which kind of data the request moves, for which file, control
 //! group and process of the guest. The insight has an [`InsightSource`] and a [`Confidence`]. Its
 //! texts (paths, groups, commands) are numbers of a bounded table, [`Names`].

@@ -1,5 +1,7 @@
 //! A Linux guest's memory, read from outside.
 //!
+//! Read [`Guest`] first. The crate must not know disks and front ends.
+//!
 //! Given only the memory of a virtual machine, this crate finds the guest's kernel, and the file,
 //! the control group and the process of each block request. Nothing is installed in the guest, no
 //! instruction of the guest traps, and no symbol file is necessary. It does not matter whether the

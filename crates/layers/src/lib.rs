@@ -1,5 +1,8 @@
 //! Layers between a front end and a back end.
 //!
+//! Read [`LayerKind`] first. The crate must not know front ends, and of each other only what a
+//! layer is made of (`offload` of `wal`).
+//!
 //! | layer | function |
 //! |---|---|
 //! | [`Classify`] | finds out what requests of a guest mean, and accounts for them |

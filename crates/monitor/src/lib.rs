@@ -1,5 +1,7 @@
 //! Standing queries over streams of events.
 //!
+//! Read [`Engine`] first. The crate must not know where events come from.
+//!
 //! The [`Engine`] runs the plans of `fathom-cql` over rows as they arrive. [`read`] decodes bytes
 //! into rows, [`mod@write`] encodes results as bytes, and [`mod@replay`] runs queries over a file
 //! with all three.

@@ -2,6 +2,8 @@
 //! `qemu-nbd`, `nbdkit` or any other that speaks it. `docs/nbd.md` describes what such a server has
 //! to offer, and what is promised when.
 //!
+//! Read [`RemoteDisk`] first. The crate must not know layers and front ends.
+//!
 //! - `wire`: the constants of the protocol, which the server in `fathom-frontend` uses, too.
 //! - `uri`: where an export is; `stream`: the way to it; `handshake`: what it offers.
 //! - `job`, `session`: requests on a connection; `unflushed`: changes that the server may still

@@ -1,5 +1,7 @@
 //! The notation of options, and the messages about mistakes in them.
 //!
+//! Read [`Section`] first. The crate must not know what is configured.
+//!
 //! - [`read`]: reads a type with serde from a value that may come from TOML, from JSON or from
 //!   flags. Reports all mistakes in one pass, each with its origin.
 //! - [`Problems`]: the problems of a configuration, each with its [`Origin`] and a remedy.

@@ -1,7 +1,8 @@
 //! What all stores with lasting state have in common, such as logs, caches and volumes in clusters:
 //! a store that outlives the daemon has an identity and an owner, says in a superblock what it is,
-//! knows whether an image belongs to it, and goes from one phase to the next. Begin reading at
-//! [`Superblock`].
+//! knows whether an image belongs to it, and goes from one phase to the next.
+//!
+//! Read [`Superblock`] first. The crate must not know what a store keeps.
 //!
 //! - [`Identity`]: which store it is.
 //! - [`Superblock`]: the beginning of a store, in two copies, and what their bytes may be instead.

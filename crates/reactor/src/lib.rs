@@ -1,5 +1,7 @@
 //! A thread's one `io_uring`.
 //!
+//! Read [`Reactor`] first. The crate must not know disks.
+//!
 //! One thread serves each queue of Fathom, and that thread sleeps only in its reactor. Kicks of a
 //! guest, bytes of a client, completions of a file and commands of the daemon all arrive as
 //! [`Event`]s of the same ring, so an idle thread is blocked in one system call and uses no CPU.

@@ -1,5 +1,7 @@
 //! The Fathom daemon.
 //!
+//! Read [`Serve`] first. The crate must not know wire formats.
+//!
 //! - [`Serve`]: the flags of `fathom serve`.
 //! - [`configuration`]: the configuration, read from a file or flags and checked.
 //! - `daemon`: the served disks and their changes, the stack of a disk, reload, problems, the

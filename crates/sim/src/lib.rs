@@ -1,5 +1,7 @@
 //! Seeded faults, and simple models to compare with: for development only.
 //!
+//! Read [`Harness`] first. The crate must not know layers and front ends.
+//!
 //! - [`SimBackend`]: a store with a volatile cache that completes requests late and out of order,
 //!   tears writes, loses unflushed data, fails and becomes full, all by seed.
 //! - [`SimRecord`]: several such stores, which crash at one instant.

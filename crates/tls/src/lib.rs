@@ -1,6 +1,8 @@
 //! TLS by OpenSSL for servers and clients, with certificates or pre-shared keys (PSK) as `GnuTLS`
 //! clients use them. Callers with non-blocking streams use [`Tls::context`]; [`Tls::accept`] and
 //! [`Tls::connect`] perform handshakes on sockets with timeouts.
+//!
+//! Read [`Tls`] first. The crate must not know what is sent.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -2,6 +2,8 @@
 //! `offload` that many hosts share. `docs/valkey.md` describes the keys, the scripts, and what is
 //! promised when.
 //!
+//! Read [`ClusterVolume`] first. The crate must not know layers and front ends.
+//!
 //! - `client`: connections, through the crate `redis`.
 //! - `scripts`: what nodes do; `layout`: which keys they have; `format`: their values.
 //! - `volume`: how a volume is opened, and what its requests do; `nodes`: which nodes it refuses.

@@ -2,6 +2,8 @@
 //! bytes to write and their places in the log volume, and takes the bytes that were read there. So
 //! it works over any store.
 //!
+//! Read [`Log`] first. The crate must not know layers, disks and I/O.
+//!
 //! - [`Superblock`]: the log's owner and ages, and its tail.
 //! - [`Record`]: the unit of writing: a header, and the data of some entries.
 //! - [`Scanner`]: reads the records from the tail to the first torn or stale one;
