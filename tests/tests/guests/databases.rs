@@ -17,6 +17,7 @@ fn moved(rows: &[UsageRow], path: &str, part: &str, index: Option<u64>) -> (u64,
 /// A table with two indexes is made by an unmodified SQLite. Then one of the indexes is read, and
 /// the reports name it.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario")]
 fn the_hot_index_of_an_unmodified_database_is_known() -> Result<()> {
     let daemon = Daemon::start(|folder| {
         let path = |name: &str| folder.join(name).display().to_string();

@@ -70,7 +70,7 @@ struct Recorded {
 #[test]
 fn flushed_writes_survive_a_power_loss_at_any_instant() {
     let (mut has_run, mut next) = (false, 0);
-    each_seed(4, |seed| (has_run, next) = (run(seed), seed + 1));
+    each_seed(8, |seed| (has_run, next) = (run(seed), seed + 1));
     // A run of some seeds, to repeat a failure, need not have all kinds of events.
     if has_run && std::env::var_os("FATHOM_SEED").is_none() {
         let last = next + SEEDS_MORE_MAX;
@@ -92,6 +92,7 @@ fn a_mark_is_durable_before_the_first_change() {
     let setup = Setup {
         fails: false,
         is_device: [false; 3],
+        is_xfs: false,
         // The configuration has the log.
         renamed: Some(layers),
         keeps_log: false,

@@ -19,6 +19,8 @@ pub struct Setup {
     /// For the image, the logs and the cache: whether it is a block device itself instead of a file
     /// on one.
     pub is_device: [bool; 3],
+    /// Whether the file systems are XFS instead of ext4, except that of the state.
+    pub is_xfs: bool,
     /// The layers that the configuration has since the image has got another name.
     pub renamed: Option<Layers>,
     /// Whether a log that is refused is kept.
@@ -27,7 +29,8 @@ pub struct Setup {
 
 impl Setup {
     /// Devices fail with every other seed. With one of four seeds, all have file systems; with
-    /// another one, the image is a device.
+    /// another one, the image is a device. With one of those with devices that do not fail, the
+    /// file systems are XFS.
     pub fn draw(seed: u64, random: &mut fastrand::Rng) -> Self {
         let mut is_device = [(); 3].map(|()| random.u8(0..3) == 0);
         match seed % 4 {
@@ -35,7 +38,8 @@ impl Setup {
             3 => is_device[HOME] = true,
             _ => {}
         }
-        Self { fails: seed % 2 == 1, is_device, renamed: None, keeps_log: false }
+        let (fails, is_xfs) = (seed % 2 == 1, seed % 4 == 2);
+        Self { fails, is_device, is_xfs, renamed: None, keeps_log: false }
     }
 
     /// The name below the mount points of the disk's image, or of a link to its device.

@@ -94,12 +94,27 @@ impl Volumes {
             }
             let device = self.attach(&file)?;
             if self.setup.link(volume).is_none() {
-                let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", EXTENDED, &device];
-                run_command(Command::new("mkfs.ext4").args(options))?;
+                self.format(volume, &device)?;
             }
             self.show(volume, &device)?;
         }
         Ok(())
+    }
+
+    fn is_xfs(&self, volume: usize) -> bool {
+        self.setup.is_xfs && volume != STATE
+    }
+
+    fn format(&self, volume: usize, device: &str) -> io::Result<()> {
+        if !self.is_xfs(volume) {
+            let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", EXTENDED, device];
+            return run_command(Command::new("mkfs.ext4").args(options)).map(drop);
+        }
+        let mut command = Command::new("mkfs.xfs");
+        command.args(["-q", "-f", device]);
+        // The variables of the tests of XFS, for which it makes file systems of less than 300 MB.
+        command.envs(["TEST_DIR", "TEST_DEV", "QA_CHECK_FS"].map(|name| (name, "1")));
+        run_command(&mut command).map(drop)
     }
 
     fn attach(&mut self, file: &Path) -> io::Result<String> {
@@ -118,7 +133,11 @@ impl Volumes {
             let _ = fs::remove_file(&link);
             return std::os::unix::fs::symlink(device, link);
         }
-        let options = ["-t", "ext4", "-o", "noatime,nodiscard", device];
+        let options = if self.is_xfs(volume) {
+            ["-t", "xfs", "-o", "noatime,nodiscard,nouuid", device]
+        } else {
+            ["-t", "ext4", "-o", "noatime,nodiscard", device]
+        };
         run_command(Command::new("mount").args(options).arg(self.folder.join(NAMES[volume])))
             .map(drop)
     }
