@@ -1,9 +1,12 @@
 //! The memory of guests: what is mapped of it, and the only way to it.
 //!
+//! Read [`GuestMemory`] first. The crate must not know what the memory contains (rings, requests,
+//! kernels), nor disks.
+//!
 //! A guest's memory belongs to another process, and the guest changes it at any time. So no Rust
 //! reference to its bytes exists. All of Fathom reads and writes it through this crate: the rings,
-//! the data of requests, introspection. Read [`GuestMemory`] first: a table of regions, each mapped
-//! from a file of the VMM. It gives out:
+//! the data of requests, introspection. [`GuestMemory`] is a table of regions, each mapped from a
+//! file of the VMM. It gives out:
 //!
 //! | for | by | the pages are needed |
 //! |---|---|---|
@@ -26,7 +29,7 @@
 //! [`MemoryOwner::is_lost`] becomes true: see [`Mapping`].
 //!
 //! Addresses and lengths are the guest's, and untrusted: what does not lie within one region is
-//! `None`. This crate must not know what the memory contains (rings, requests, kernels), nor disks.
+//! `None`.
 
 #![allow(unsafe_code)]
 #![warn(missing_docs)]
