@@ -181,14 +181,7 @@ impl Guest {
     /// # Errors
     /// With the message and its surroundings.
     pub fn check_console(&self) -> Result<()> {
-        let console = self.console();
-        let complains = |line: &&str| {
-            COMPLAINTS.iter().any(|complaint| line.contains(complaint))
-                // Messages of XFS about mounts are not failures.
-                && !(line.contains("XFS (vd")
-                    && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
-        };
-        match console.lines().find(complains) {
+        match complaint(&self.console()) {
             None => Ok(()),
             Some(line) => Err(self
                 .explained(&Error::new(format!("the guest's kernel reported a failure: {line}")))),
@@ -325,4 +318,40 @@ impl Drop for Guest {
             eprintln!("--- the guest's console ---\n{}\n---", tail(&self.console(), 40));
         }
     }
+}
+
+/// The time of a line of the kernel, in seconds since its start.
+fn seconds(line: &str) -> Option<f64> {
+    line.trim_start().strip_prefix('[')?.split(']').next()?.trim().parse().ok()
+}
+
+/// The first line of a console with which the kernel reports a failure.
+fn complaint(console: &str) -> Option<&str> {
+    let complains = |line: &&str| {
+        COMPLAINTS.iter().any(|complaint| line.contains(complaint))
+            // Messages of XFS about mounts are not failures.
+            && !(line.contains("XFS (vd")
+                && ["ounting", "nding clean mount"].iter().any(|news| line.contains(news)))
+    };
+    // A kernel that restarts ends its devices first, so that requests of programs that still run
+    // fail in the guest.
+    let restarts: Vec<f64> =
+        console.lines().filter(|line| line.contains("reboot: ")).filter_map(seconds).collect();
+    let is_at_end = |line: &str| {
+        seconds(line).is_some_and(|at| restarts.iter().any(|end| (0.0..1.0).contains(&(end - at))))
+    };
+    console.lines().filter(complains).find(|line| !is_at_end(line))
+}
+
+#[test]
+fn requests_that_fail_while_a_kernel_restarts_are_no_complaint() {
+    let failed = "[  265.686763] I/O error, dev vda, sector 533184 op 0x0:(READ)";
+    let restart = "[  265.696882] reboot: Restarting system";
+    assert_eq!(complaint(&format!("{failed}\n{restart}\n[    1.4] mtrr\n")), None);
+    assert_eq!(complaint(&format!("{failed}\n[  267.0] reboot: Restarting system")), Some(failed));
+    assert_eq!(
+        complaint(&format!("{restart}\n[    3.1] I/O error, dev vdb")),
+        Some("[    3.1] I/O error, dev vdb")
+    );
+    assert_eq!(complaint(failed), Some(failed));
 }
