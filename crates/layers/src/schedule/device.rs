@@ -27,7 +27,7 @@ use fathom_block::{Shared, Waker};
 
 use super::state::{
     ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS,
-    Published, REQUEST_COST, Rest, State, Turn, WAITED, cost,
+    Published, Rest, State, Turn, WAITED, cost,
 };
 
 /// The shortest time between two checks by a lane, in nanoseconds.
@@ -287,8 +287,8 @@ impl Gate<'_> {
         self.state.members[self.member()].group_tag(flow.key)
     }
 
-    /// Admits a waited-for request, if it is its turn.
-    pub(super) fn admit(&mut self, cost: f64, flow: Flow) -> bool {
+    /// Admits a waited-for request of `bytes`, if it is its turn.
+    pub(super) fn admit(&mut self, bytes: u64, flow: Flow) -> bool {
         let (member, now_ns) = (self.member(), self.now_ns);
         self.state.note_flow(member, flow.key, now_ns);
         self.state.members[member].waited_ns = now_ns;
@@ -306,13 +306,14 @@ impl Gate<'_> {
             return false;
         }
         if is_guarded_against {
+            let cost = cost(bytes);
             if !self.state.has_lighter_room(cost, now_ns) {
                 self.state.guard.hold();
                 return false;
             }
             self.state.guard.admit(cost, now_ns);
         }
-        self.pass(WAITED, cost, flow);
+        self.pass(WAITED, bytes, flow);
         true
     }
 
@@ -327,8 +328,8 @@ impl Gate<'_> {
         self.later_ns.map(|later_ns| later_ns.saturating_sub(self.now_ns))
     }
 
-    /// Counts and charges a request that is passed on in any case.
-    pub(super) fn pass(&mut self, class: usize, cost: f64, flow: Flow) {
+    /// Counts and charges a request of `bytes` that is passed on in any case.
+    pub(super) fn pass(&mut self, class: usize, bytes: u64, flow: Flow) {
         let (member, state) = (self.member(), &mut *self.state);
         let is_hung = state.lanes[self.lane].is_hung;
         if class == WAITED {
@@ -339,8 +340,7 @@ impl Gate<'_> {
             state.until_ns = self.now_ns.saturating_add(ATTENTION_NS);
         }
         state.raise(member);
-        state.charge(member, cost, flow);
-        let bytes = (cost as u64).saturating_sub(REQUEST_COST);
+        state.charge(member, cost(bytes), flow);
         self.flight[class] += 1;
         *self.bytes += bytes;
         if is_hung {
@@ -377,7 +377,7 @@ impl Gate<'_> {
         if self.state.order.holding.least() + LEAD < self.state.members[member].tag {
             return Err(Some(PATIENCE_NS));
         }
-        self.pass(BACKGROUND, cost(bytes), Flow::WHOLE);
+        self.pass(BACKGROUND, bytes, Flow::WHOLE);
         self.state.begin_step(bytes, false, self.now_ns);
         Ok(())
     }
@@ -390,14 +390,14 @@ impl Gate<'_> {
         if bytes > self.state.pace.bytes(safe_ns, self.now_ns) {
             return false;
         }
-        self.pass(BACKGROUND, cost(bytes), Flow::WHOLE);
+        self.pass(BACKGROUND, bytes, Flow::WHOLE);
         self.state.begin_step(bytes, true, self.now_ns);
         true
     }
 
-    /// Admits a background request of a burst, if the disk has had less than its share of the
-    /// device by at least the cost `behind`.
-    pub(super) fn admit_burst(&mut self, cost: f64, behind: f64) -> bool {
+    /// Admits a background request of `bytes` as a part of a burst, if the disk has had less than
+    /// its share of the device by at least the cost `behind`.
+    pub(super) fn admit_burst(&mut self, bytes: u64, behind: f64) -> bool {
         let member = self.member();
         if !self.state.has_burst_room() {
             return false;
@@ -412,7 +412,7 @@ impl Gate<'_> {
             self.state.set_tag(member, tag);
         }
         self.state.note_burst(self.now_ns);
-        self.pass(BACKGROUND, cost, Flow::WHOLE);
+        self.pass(BACKGROUND, bytes, Flow::WHOLE);
         true
     }
 }

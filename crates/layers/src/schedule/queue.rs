@@ -10,7 +10,7 @@ use super::device::{Gate, Lane};
 use super::held::{Held, HeldList, Release, length};
 use super::need::Need;
 use super::pieces::{Item, PIECE, Parents, Part, SMALL_PIECE};
-use super::state::{BACKGROUND, Completed, Flow, MARK_BITS, Rest, WAITED, cost};
+use super::state::{BACKGROUND, Completed, Flow, MARK_BITS, Rest, WAITED};
 use super::{Inner, Weights};
 
 /// The interval at which waiting and held requests are reconsidered without a reason, in
@@ -129,7 +129,7 @@ impl Requests {
         for (id, release) in std::mem::take(&mut self.marked) {
             let Some(held) = self.held.take_numbered(id) else { continue };
             let class = if release.is_waited() { WAITED } else { BACKGROUND };
-            gate.pass(class, cost(length(&held.request)), Flow::WHOLE);
+            gate.pass(class, length(&held.request), Flow::WHOLE);
             self.release(held, release);
         }
     }
@@ -147,7 +147,7 @@ impl Requests {
                 .min_by(|(one, _), (other, _)| one.total_cmp(other))?;
             let first = group.waiting.front()?;
             let piece = if gate.is_guarded_against() { SMALL_PIECE } else { PIECE };
-            if !gate.admit(cost(first.item.next_length(piece)), group.flow) {
+            if !gate.admit(first.item.next_length(piece), group.flow) {
                 return Some(tag);
             }
             let Waiting { item, since_ns } = group.waiting.pop_front()?;
@@ -169,7 +169,7 @@ impl Requests {
         };
         while left_ns(&self.held, hold_max_ns) == Some(0) {
             let Some(held) = self.held.pop_oldest() else { break };
-            gate.pass(BACKGROUND, cost(length(&held.request)), Flow::WHOLE);
+            gate.pass(BACKGROUND, length(&held.request), Flow::WHOLE);
             self.release(held, Release::Due);
         }
         let burst_ns = hold_max_ns / 4 * 3;
@@ -220,7 +220,7 @@ impl Requests {
         let begun = Burst { begun_ns: now_ns, is_due: false };
         let burst = self.burst.unwrap_or(begun);
         let Some(index) = self.held.next(burst.begun_ns) else { return false };
-        if !gate.admit_burst(cost(self.held.length(index)), behind) {
+        if !gate.admit_burst(self.held.length(index), behind) {
             return false;
         }
         let Some(held) = self.held.take(index) else { return false };
@@ -359,7 +359,7 @@ impl ScheduleQueue {
         let turn = self.lane.turn(now_ns, completed, |gate| {
             requests.release_marked(gate);
             if let Some(request) = flush {
-                gate.pass(WAITED, cost(0), Flow::WHOLE);
+                gate.pass(WAITED, 0, Flow::WHOLE);
                 let class = WAITED;
                 let part = Part::Whole(request);
                 requests.admitted.push(Admitted { part, since_ns: now_ns, class, release: None });

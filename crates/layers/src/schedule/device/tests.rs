@@ -157,13 +157,13 @@ fn check(state: &mut State, seed: u64, now_ns: u64) {
 fn act(gate: &mut Gate<'_>, random: &mut fastrand::Rng) -> Rest {
     let mut flow = Flow { key: random.u32(..3), weight: 100 };
     for _ in 0..random.u32(..3) {
-        // Few costs, so that many tags are equal.
-        let cost = cost(4096 << (3 * random.u32(..3)));
+        // Few lengths, so that many tags are equal.
+        let bytes = 4096 << (3 * random.u32(..3));
         match random.u8(..5) {
-            0 => gate.pass(BACKGROUND, cost, Flow::WHOLE),
+            0 => gate.pass(BACKGROUND, bytes, Flow::WHOLE),
             1 => _ = gate.admit_step(|| 4096),
-            2 => _ = gate.admit_burst(cost, cost),
-            _ => _ = gate.admit(cost, flow),
+            2 => _ = gate.admit_burst(bytes, cost(bytes)),
+            _ => _ = gate.admit(bytes, flow),
         }
         flow.key = random.u32(..3);
     }
