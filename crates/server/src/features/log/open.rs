@@ -182,10 +182,11 @@ impl Opening<'_> {
         if self.refuses() && marked.is_none() && opened.status().used > 0 {
             return Err(unmarked(self.image, wal, self.disk));
         }
-        let age = self.write_mark(wal, &opened, marked)?;
+        let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
+        let age = self.write_mark(&path, &opened, marked)?;
         self.volumes.lives.opened(&opened);
         opened.pair(age).map_err(|error| failed(error.into()))?;
-        self.opened(wal, opened, offload).map(Some)
+        self.opened(wal, &path, opened, offload).map(Some)
     }
 
     /// The log that the mark names is not there.
@@ -257,15 +258,14 @@ impl Opening<'_> {
         Ok((opened?, None))
     }
 
-    /// Has the mark name the opened log. Returns the log's age in the mark.
+    /// Has the mark name the opened log at `path`. Returns the log's age in the mark.
     fn write_mark(
         &self,
-        wal: &WalDefinition,
+        path: &Path,
         opened: &Wal,
         marked: Option<&MarkedLog>,
     ) -> Result<u64, ErrorBody> {
         let (disk, age) = (self.disk, opened.age());
-        let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
         let found = MarkedLog {
             identity: opened.identity(),
             age: Some(age),
@@ -289,21 +289,21 @@ impl Opening<'_> {
         }
     }
 
-    /// The opened log, with its mark and the record of its losses.
+    /// The opened log at `path`, with its mark and the record of its losses.
     fn opened(
         self,
         wal: &WalDefinition,
+        path: &Path,
         opened: Wal,
         offload: Option<Offload>,
     ) -> Result<DiskLog, ErrorBody> {
         let disk = self.disk;
-        let path = wal.log.canonicalize().unwrap_or_else(|_| wal.log.clone());
         let held = opened.held();
         if held.records > 0 {
             tracing::info!(disk, log = %path.display(), "the log has {held}, which it writes home");
         }
         let is_in_cache = wal.is_in_cache;
-        let loss = is_in_cache.then(|| LogLoss::of(&path, self.records, opened.identity()));
+        let loss = is_in_cache.then(|| LogLoss::of(path, self.records, opened.identity()));
         let loss = loss.transpose().map_err(|error| self.failed(wal, error.into()))?.map(Arc::new);
         let (mark, attendance) = (Arc::new(self.mark), Arc::default());
         let log = DiskLog { wal: opened, offload, is_in_cache, mark, loss, attendance };
