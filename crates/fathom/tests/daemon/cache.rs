@@ -8,10 +8,9 @@ use std::process::Output;
 use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
-use crate::nbd::Nbd;
+use crate::nbd::{Nbd, WRITE};
 use crate::process::{Daemon, command};
 
-const WRITE: u16 = 1;
 /// The size of a block.
 pub const BLOCK: u64 = 16 << 10;
 

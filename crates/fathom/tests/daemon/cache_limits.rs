@@ -8,10 +8,9 @@ use fathom_control::ProblemKind;
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
 use crate::cache::{BLOCK, fails, read, succeeds, write};
-use crate::nbd::Nbd;
+use crate::nbd::{FLUSH, Nbd};
 use crate::process::{Daemon, disk_over_nbd, image};
 
-const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
 
 fn figure(daemon: &Daemon, disk: &str, name: &str) -> u64 {

@@ -34,6 +34,22 @@ fn make_cache(stuck: &Stuck, folder: &Path, more: &[&str]) {
     store.sync_all().unwrap();
 }
 
+/// A disk over a cache with a log in the file of `stuck`, and a client that has written block 0. A
+/// change stays in the log for `age`. The store no longer hangs before the daemon ends.
+fn start_write_back(stuck: Stuck, age: &str) -> (Daemon, Stuck, Nbd) {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", BLOCKS * BLOCK);
+    make_cache(&stuck, folder.path(), &["--log", "2M", "--logs", "1"]);
+    let layer = format!(
+        "layers = [{{ kind = \"cache\", store = \"{}\", mode = \"write-back\", age = \"{age}\" }}]\n",
+        stuck.image().display()
+    );
+    let daemon = Daemon::start_in(folder, &disk_over_nbd(Path::new("a.img"), &layer));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    write(&mut nbd, 0, 1);
+    (daemon, stuck, nbd)
+}
+
 /// Makes the store hang. The kernel has none of its content.
 fn hang(stuck: &Stuck) {
     let store = OpenOptions::new().read(true).write(true).open(stuck.image()).unwrap();
@@ -166,17 +182,7 @@ fn a_disk_is_served_while_the_store_of_its_cache_hangs() {
 #[test]
 fn a_log_in_a_store_that_hangs_keeps_its_cache() {
     let Some(stuck) = Stuck::mount() else { return };
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    image(folder.path(), "a.img", BLOCKS * BLOCK);
-    make_cache(&stuck, folder.path(), &["--log", "2M", "--logs", "1"]);
-    let layer = format!(
-        "layers = [{{ kind = \"cache\", store = {:?}, mode = \"write-back\", age = \"1h\" }}]\n",
-        stuck.image()
-    );
-    let daemon = Daemon::start_in(folder, &disk_over_nbd(Path::new("a.img"), &layer));
-    let stuck = stuck;
-    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    write(&mut nbd, 0, 1);
+    let (daemon, stuck, mut nbd) = start_write_back(stuck, "1h");
     hang(&stuck);
     let (output, time) = detach(&daemon);
     let store = stuck.image().display().to_string();
@@ -198,17 +204,7 @@ fn a_log_in_a_store_that_hangs_keeps_its_cache() {
 #[test]
 fn an_empty_log_in_a_store_that_hangs_delays_no_removal() {
     let Some(stuck) = Stuck::mount() else { return };
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    image(folder.path(), "a.img", BLOCKS * BLOCK);
-    make_cache(&stuck, folder.path(), &["--log", "2M", "--logs", "1"]);
-    let layer = format!(
-        "layers = [{{ kind = \"cache\", store = {:?}, mode = \"write-back\", age = \"100ms\" }}]\n",
-        stuck.image()
-    );
-    let daemon = Daemon::start_in(folder, &disk_over_nbd(Path::new("a.img"), &layer));
-    let stuck = stuck;
-    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    write(&mut nbd, 0, 1);
+    let (daemon, stuck, mut nbd) = start_write_back(stuck, "100ms");
     daemon.until("the log to be home", || {
         daemon.client().disk("a").unwrap().figure("wal", "used_bytes") == Some(0)
     });

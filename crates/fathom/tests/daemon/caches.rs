@@ -5,11 +5,9 @@ use std::fs;
 use fathom_control::{CacheReport, DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
-use crate::nbd::Nbd;
+use crate::nbd::{Nbd, TRIM, WRITE};
 use crate::process::{Daemon, command, image};
 
-const WRITE: u16 = 1;
-const TRIM: u16 = 4;
 const BLOCK: u64 = 16 << 10;
 /// The blocks that are read, of the 64 of the cache.
 const COUNT: u64 = 40;

@@ -6,13 +6,9 @@ use std::time::Duration;
 use fathom_control::{DeviceStatus, DiskChange, LayerDefinition};
 use serde_json::Value;
 
-use crate::nbd::Nbd;
+use crate::nbd::{FLUSH, Nbd, READ, WRITE};
 use crate::process::{Daemon, command, disk_over_nbd, image};
 use crate::stuck::Stuck;
-
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const FLUSH: u16 = 3;
 
 /// The devices on which `disk` lies.
 fn beneath(devices: &[DeviceStatus], disk: &str) -> Vec<(String, String)> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cache::succeeds;
-use crate::nbd::Nbd;
+use crate::nbd::{FLUSH, Nbd};
 use crate::process::{Daemon, image};
 
 /// How long an idle daemon is observed.
@@ -61,7 +61,7 @@ fn an_idle_daemon_with_logs_sleeps() {
     let mut clients: Vec<_> = ["a", "b", "c"].iter().map(connect).collect();
     for client in &mut clients {
         assert_eq!(client.fill_block(1, 7), Some(0));
-        assert!(client.send(3, 7, 0, 0, &[]) && client.reply() == Some((7, 0)));
+        assert!(client.send(FLUSH, 7, 0, 0, &[]) && client.reply() == Some((7, 0)));
     }
     let is_empty = |disk: &str| {
         let used = daemon.client().disk(disk).unwrap().figure("wal", "used_bytes");

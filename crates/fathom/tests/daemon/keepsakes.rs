@@ -18,10 +18,9 @@ use rustix::net::{
 };
 use tempfile::TempDir;
 
-use crate::nbd::Nbd;
+use crate::nbd::{FLUSH, Nbd};
 use crate::process::{Daemon, PATIENCE, disk_over_nbd};
 
-const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
 const BAD: u64 = 17;
 const SOCKET: &str = "control.sock.keep";

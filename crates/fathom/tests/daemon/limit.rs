@@ -5,18 +5,24 @@ use std::time::{Duration, Instant};
 use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::{Value, json};
 
-use crate::nbd::Nbd;
+use crate::nbd::{DISCONNECT, FLUSH, Nbd, READ, WRITE};
 use crate::process::{Daemon, command, image};
 
-const READ: u16 = 0;
-const DISCONNECT: u16 = 2;
-const FLUSH: u16 = 3;
 /// The NBD error for requests of a client that has left.
 const SHUTDOWN: u32 = 108;
 
 fn change(options: Value) -> DiskChange {
     let layers = vec![LayerDefinition::new("limit", options)];
     DiskChange { layers: Some(layers), ..DiskChange::default() }
+}
+
+/// A daemon with a disk that has a limit with these options.
+fn start(options: &str) -> Daemon {
+    Daemon::start(&format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
+         layers = [{{ kind = \"limit\", {options} }}]\n"
+    ))
 }
 
 /// Sends `count` reads.
@@ -44,11 +50,7 @@ fn check_rate(nbd: &mut Nbd, rate: f64, time: Duration) {
 
 #[test]
 fn a_limit_applies_is_changed_and_is_reported() {
-    let daemon = Daemon::start(
-        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
-         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
-         layers = [{ kind = \"limit\", iops-total = 500, iops-size = \"64K\" }]\n",
-    );
+    let daemon = start("iops-total = 500, iops-size = \"64K\"");
     let client = daemon.client();
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     check_rate(&mut nbd, 500.0, Duration::from_secs(2));
@@ -80,12 +82,7 @@ fn a_limit_applies_is_changed_and_is_reported() {
 
 #[test]
 fn clients_that_leave_again_and_again_do_not_pass_a_limit() {
-    const WRITE: u16 = 1;
-    let daemon = Daemon::start(
-        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
-         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
-         layers = [{ kind = \"limit\", write-bytes-sec = \"4K\" }]\n",
-    );
+    let daemon = start("write-bytes-sec = \"4K\"");
     let waiting = || daemon.client().disk("a").unwrap().figure("limit", "waiting").unwrap();
     let begun = Instant::now();
     for _ in 0..8 {
@@ -105,11 +102,7 @@ fn clients_that_leave_again_and_again_do_not_pass_a_limit() {
 /// The connections to a disk wait in one line.
 #[test]
 fn eight_clients_of_a_disk_share_its_limit() {
-    let daemon = Daemon::start(
-        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
-         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
-         layers = [{ kind = \"limit\", iops-total = 400 }]\n",
-    );
+    let daemon = start("iops-total = 400");
     let time = Duration::from_secs(4);
     let begun = Instant::now();
     let work = || {
@@ -140,11 +133,7 @@ fn eight_clients_of_a_disk_share_its_limit() {
 
 #[test]
 fn drained_queues_and_flushes_do_not_wait_for_a_limit() {
-    let daemon = Daemon::start(
-        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
-         [[disk]]\nname = \"a\"\nmemory = \"1M\"\n\
-         layers = [{ kind = \"limit\", total_bytes_sec = 1 }]\n",
-    );
+    let daemon = start("total_bytes_sec = 1");
     let client = daemon.client();
     let waiting = || client.disk("a").unwrap().figure("limit", "waiting").unwrap();
     let mut first = Nbd::connect(&daemon.path("nbd.sock"), "a");

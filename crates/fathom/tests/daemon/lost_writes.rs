@@ -8,10 +8,9 @@ use fathom_control::{ClientError, DiskChange, ErrorCode, ProblemKind};
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
 use crate::cache::succeeds;
-use crate::nbd::Nbd;
+use crate::nbd::{FLUSH, Nbd};
 use crate::process::{Daemon, command, disk_over_nbd};
 
-const FLUSH: u16 = 3;
 const IO_ERROR: u32 = 5;
 const BAD: u64 = 17;
 

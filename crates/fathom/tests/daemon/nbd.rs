@@ -6,6 +6,12 @@ use std::path::Path;
 
 /// The size of the blocks of `fill_block` and `read_block`.
 const BLOCK: u64 = 4096;
+/// The commands of requests.
+pub const READ: u16 = 0;
+pub const WRITE: u16 = 1;
+pub const DISCONNECT: u16 = 2;
+pub const FLUSH: u16 = 3;
+pub const TRIM: u16 = 4;
 const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
@@ -108,14 +114,14 @@ impl Nbd {
     }
 
     pub fn write(&mut self, offset: u64, data: &[u8]) {
-        assert!(self.send(1, 1, offset, data.len() as u32, data));
+        assert!(self.send(WRITE, 1, offset, data.len() as u32, data));
         assert_eq!(self.reply(), Some((1, 0)));
     }
 
     /// Fills a block of 4 KiB. Returns the error of the reply; `None` if the connection ends.
     pub fn fill_block(&mut self, block: u64, content: u8) -> Option<u32> {
         let data = [content; BLOCK as usize];
-        if !self.send(1, block, block * BLOCK, BLOCK as u32, &data) {
+        if !self.send(WRITE, block, block * BLOCK, BLOCK as u32, &data) {
             return None;
         }
         self.reply().map(|reply| reply.1)
@@ -130,7 +136,7 @@ impl Nbd {
 
     /// The error of a read of a block of 4 KiB; 0 if it has none.
     pub fn read_error(&mut self, block: u64) -> u32 {
-        assert!(self.send(0, 2, block * BLOCK, BLOCK as u32, &[]));
+        assert!(self.send(READ, 2, block * BLOCK, BLOCK as u32, &[]));
         let (_, error) = self.reply().unwrap();
         if error == 0 {
             self.stream.read_exact(&mut [0; BLOCK as usize]).unwrap();
@@ -139,7 +145,7 @@ impl Nbd {
     }
 
     pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
-        assert!(self.send(0, 2, offset, length, &[]));
+        assert!(self.send(READ, 2, offset, length, &[]));
         assert_eq!(self.reply(), Some((2, 0)));
         let mut data = vec![0; length as usize];
         self.stream.read_exact(&mut data).unwrap();

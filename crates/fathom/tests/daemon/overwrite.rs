@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::nbd::Nbd;
+use crate::nbd::{Nbd, WRITE};
 use crate::process::Daemon;
 
-const WRITE: u16 = 1;
 /// The blocks of each client.
 const BLOCKS: u64 = 32;
 

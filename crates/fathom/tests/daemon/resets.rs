@@ -8,12 +8,10 @@ use std::time::{Duration, Instant};
 use fathom_control::DiskChange;
 use vhost::VhostBackend;
 
-use crate::nbd::Nbd;
+use crate::nbd::{self, Nbd};
 use crate::process::Daemon;
 use crate::vmm::{Client, DATA, WRITE};
 
-const NBD_WRITE: u16 = 1;
-const NBD_DISCONNECT: u16 = 2;
 /// The limit of the disk, in bytes a second, and what it admits at once: a tenth of that, and one
 /// request.
 const RATE: u64 = 1 << 20;
@@ -120,13 +118,13 @@ fn clients_that_connect_write_and_leave_get_their_limit() {
                 let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "evil");
                 for cookie in 0..64 {
                     let data = vec![1; BLOCK as usize];
-                    if !nbd.send(NBD_WRITE, cookie, block * BLOCK, BLOCK as u32, &data) {
+                    if !nbd.send(nbd::WRITE, cookie, block * BLOCK, BLOCK as u32, &data) {
                         break;
                     }
                     block = (block + 1) % (CAPACITY / BLOCK);
                 }
                 if is_orderly {
-                    nbd.send(NBD_DISCONNECT, 0, 0, 0, &[]);
+                    nbd.send(nbd::DISCONNECT, 0, 0, 0, &[]);
                 }
             }
         });

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use fathom_control::{DiskChange, LayerDefinition};
 use serde_json::json;
 
-use crate::nbd::Nbd;
+use crate::nbd::{Nbd, READ};
 use crate::process::Daemon;
-
-const READ: u16 = 0;
 
 /// Two disks on one device that gets one request at a time. Each request takes a time there.
 fn start(time: &str) -> Daemon {

@@ -192,17 +192,23 @@ impl History {
         Ok(())
     }
 
+    /// Which writes are durable after a power loss at `instant`, at which the last `lost` flushes
+    /// and durable writes may have been in vain.
+    fn coverage(&self, instant: usize, lost: usize) -> impl Fn(&Write) -> bool + use<> {
+        let covered = self.covered(instant, lost);
+        move |write| {
+            write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
+        }
+    }
+
     /// Whether a discard may be the newest change of `block` after a power loss at `instant`, at
     /// which the last `lost` flushes may have been in vain. It may have another content without a
     /// cache or a log then.
     pub fn is_discarded(&self, block: usize, (instant, lost): (usize, usize)) -> bool {
-        let covered = self.covered(instant, lost);
+        let is_covered = self.coverage(instant, lost);
         let writes = self.blocks[block].iter().filter(|write| write.begun <= instant);
-        let durable = |write: &Write| {
-            write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
-        };
         // One that was written later may be lost.
-        writes.fold(false, |is, write| (is && !durable(write)) || write.is_discard)
+        writes.fold(false, |is, write| (is && !is_covered(write)) || write.is_discard)
     }
 
     /// Checks the content of the disk after a power loss at `instant`, at which the last `lost`
@@ -216,14 +222,11 @@ impl History {
         rotten: Option<usize>,
         disk: &[u8],
     ) -> Result<(), (usize, String)> {
-        let covered = self.covered(instant, lost);
+        let is_covered = self.coverage(instant, lost);
         let mut wrong = Vec::new();
         let blocks = self.blocks.iter().enumerate();
         for (block, writes) in blocks.filter(|(block, _)| Some(*block) != rotten) {
-            let is_covered = |write: &Write| {
-                write.acknowledged <= if write.is_durable && lost == 0 { instant } else { covered }
-            };
-            let first = writes.iter().rposition(is_covered).unwrap_or(0);
+            let first = writes.iter().rposition(&is_covered).unwrap_or(0);
             let is_discarded =
                 writes[first..].iter().any(|write| write.is_discard && write.begun <= instant);
             let first = if is_discarded { 0 } else { first };
@@ -251,6 +254,7 @@ impl History {
                 format!("\n  block {block} has {found:?} and may have {may:?} of {writes}")
             })
             .collect();
+        let covered = self.covered(instant, lost);
         Err((first, format!("a flush at {covered} is not honoured:{}", wrong.concat())))
     }
 }
