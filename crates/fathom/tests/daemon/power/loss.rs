@@ -101,13 +101,15 @@ impl Recorded {
     }
 
     pub fn damage(&self, instant: usize, random: &mut fastrand::Rng) -> Damage {
-        // A roll-back since the last opening cannot be seen.
+        // A roll-back since the last opening cannot be seen. The opening is between the instants of
+        // its begin and of its end.
         let before = |opening: &str| {
-            let opens = |change: &&Change| {
-                change.instant < instant
-                    && ["restart", "kill", "replace", opening].contains(&change.text.as_str())
+            let opens = |changes: &&[Change]| {
+                changes[1].instant < instant
+                    && ["restart", "kill", "replace", opening].contains(&&*changes[0].text)
             };
-            self.changes.iter().rfind(opens).map_or(0, |change| change.instant)
+            let mut pairs = self.changes.windows(2);
+            pairs.rfind(opens).map_or(0, |changes| changes[0].instant)
         };
         let (log, cache) = (before("add log"), before("attach"));
         let may = &self.change(instant).may;

@@ -16,6 +16,8 @@ use crate::nbd::Nbd;
 
 /// By how much the disk grows, in bytes.
 const GROWTH: usize = 256 << 10;
+/// The error of a write that finds no space.
+const NO_SPACE: u32 = 28;
 /// The file that fills a file system.
 const FILLER: &str = "filler";
 /// The steps that fill the file systems.
@@ -119,7 +121,10 @@ fn resize(life: &Life) -> Result<(), String> {
     let mut nbd = Nbd::try_connect(&life.socket(), "a").map_err(|error| error.to_string())?;
     let has_grown = nbd.capacity() > size;
     if has_grown {
-        nbd.write(size, &vec![0x5a; GROWTH]);
+        // A log whose write-back has found no space is full until this is tried again.
+        assert!(nbd.send(1, 1, size, GROWTH as u32, &vec![0x5a; GROWTH]));
+        let reply = nbd.reply();
+        assert!(matches!(reply, Some((1, 0 | NO_SPACE))), "{reply:?}");
         return life.resize(size);
     }
     life.resize(size + GROWTH as u64)?;
