@@ -27,7 +27,7 @@ use fathom_block::{Shared, Waker};
 
 use super::state::{
     ATTENTION_NS, BACKGROUND, Completed, Entry, Flow, LAG_MAX, LEAD, Member, PATIENCE_NS,
-    Published, Rest, State, Turn, WAITED, cost,
+    Published, Rest, State, Turn, WAITED, WHOLE_MAX, cost,
 };
 
 /// The shortest time between two checks by a lane, in nanoseconds.
@@ -328,6 +328,12 @@ impl Gate<'_> {
         self.later_ns.map(|later_ns| later_ns.saturating_sub(self.now_ns))
     }
 
+    /// Whether a request of `bytes` that is no longer held may be passed on at once.
+    pub(super) fn has_space(&self, bytes: u64) -> bool {
+        let is_short = !self.state.is_shared || bytes <= WHOLE_MAX;
+        is_short && self.state.has_space() && !self.is_guarded_against()
+    }
+
     /// Counts and charges a request of `bytes` that is passed on in any case.
     pub(super) fn pass(&mut self, class: usize, bytes: u64, flow: Flow) {
         let (member, state) = (self.member(), &mut *self.state);
@@ -387,7 +393,7 @@ impl Gate<'_> {
     pub(super) fn extend_step(&mut self, bytes: u64) -> bool {
         let quiet_ns = self.now_ns.saturating_sub(self.state.quiet_ns);
         let safe_ns = self.state.think.safe_ns(quiet_ns);
-        if bytes > self.state.pace.bytes(safe_ns, self.now_ns) {
+        if !self.state.has_space() || bytes > self.state.pace.bytes(safe_ns, self.now_ns) {
             return false;
         }
         self.pass(BACKGROUND, bytes, Flow::WHOLE);
@@ -399,7 +405,7 @@ impl Gate<'_> {
     /// its share of the device by at least the cost `behind`.
     pub(super) fn admit_burst(&mut self, bytes: u64, behind: f64) -> bool {
         let member = self.member();
-        if !self.state.has_burst_room() {
+        if !self.state.has_burst_room() || self.is_guarded_against() {
             return false;
         }
         let behind = self.state.members[member].burst_lag(behind);

@@ -14,6 +14,7 @@
 //! - `order`: which lane is next.
 //! - `pieces`: large requests, which are passed on in pieces.
 //! - `rank`: the disk with the least tag, of many.
+//! - `requests`: the requests of a queue that are not at the device.
 //! - `queue`: the part in one queue.
 //! - `options`: the configuration.
 
@@ -27,6 +28,7 @@ mod pace;
 mod pieces;
 mod queue;
 mod rank;
+mod requests;
 mod sent;
 mod state;
 mod think;
@@ -38,8 +40,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use fathom_block::{
-    Capabilities, Figure, Layer, LayerCause, LayerPart, LayerProblem, LayerReport, OpenContext,
-    Request,
+    Capabilities, Figure, HeldBy, Layer, LayerCause, LayerPart, LayerProblem, LayerReport,
+    OpenContext, Request,
 };
 use fathom_insight::{Name, Names, Waiters};
 use parking_lot::Mutex;
@@ -110,6 +112,15 @@ struct Counters {
     /// Requests that have waited for the disk's share of the device.
     waited: AtomicU64,
     waited_ns: AtomicU64,
+}
+
+impl Counters {
+    /// A request is no longer held, after `held_ns` nanoseconds.
+    fn note_release(&self, release: Release, held_ns: u64, request: &mut Request) {
+        self.released[release as usize].fetch_add(1, Ordering::Relaxed);
+        self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+        request.course.hold(HeldBy::Schedule, held_ns);
+    }
 }
 
 impl Inner {

@@ -23,6 +23,10 @@ pub(super) const MARK_BITS: u64 = 3;
 pub(super) const REQUEST_COST: u64 = 64 << 10;
 /// The bytes at a device for each request that it may have in flight.
 pub(super) const BYTES_EACH: u64 = 128 << 10;
+/// The longest background request that is held and passed on as a whole on a device with several
+/// disks, and the bytes in flight from which on it gets no further ones, in bytes. The kernel's
+/// write-back has no longer ones by default.
+pub(super) const WHOLE_MAX: u64 = 4 << 20;
 /// The weight of a disk or a control group by default.
 pub(super) const WEIGHT: u32 = 100;
 /// The most by which the tag of a disk may exceed that of a waiting disk, in bytes at the default
@@ -438,10 +442,15 @@ impl State {
         has_place && (!is_bounded || self.bytes < u64::from(depth) * BYTES_EACH)
     }
 
+    /// Whether a background request may be at the device besides the bytes in flight.
+    pub(super) fn has_space(&self) -> bool {
+        !self.is_shared || self.bytes < WHOLE_MAX
+    }
+
     /// Whether another background request of a burst may be in flight. Several may, so that the
     /// device can sort them, and so that a disk can use its share.
     pub(super) fn has_burst_room(&self) -> bool {
-        self.flight[BACKGROUND] < (self.depth / 2).max(1)
+        self.flight[BACKGROUND] < (self.depth / 2).max(1) && self.has_space()
     }
 
     pub(super) fn charge(&mut self, index: usize, cost: f64, flow: Flow) {
@@ -481,7 +490,7 @@ impl State {
     /// If a request has to complete before that: the time after which to try again, in nanoseconds;
     /// `None` if the completion is enough.
     pub(super) fn background_wait_ns(&self, bytes: u64, now_ns: u64) -> Result<u64, Option<u64>> {
-        if !self.is_quiet() {
+        if !self.is_quiet() || !self.has_space() {
             return Err(None);
         }
         if self.flight[BACKGROUND] >= self.background_depth(now_ns) {

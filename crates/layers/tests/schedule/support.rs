@@ -30,7 +30,16 @@ pub type Time = Rc<Cell<u64>>;
 pub struct Passed {
     pub time_ns: u64,
     pub token: u64,
+    /// The bytes that it transfers.
+    pub length: u64,
     pub is_completed: bool,
+}
+
+impl Passed {
+    fn of(request: &Request, time_ns: u64, is_completed: bool) -> Self {
+        let length = if request.operation.carries_data() { request.length } else { 0 };
+        Self { time_ns, token: request.token, length, is_completed }
+    }
 }
 
 /// A layer that models a device: some servers, each with one request at a time, in the order of
@@ -79,7 +88,7 @@ impl Layer for Service {
 impl LayerQueue for Service {
     fn submit(&mut self, mut request: Box<Request>, next: &mut Crossing<'_>) {
         let time_ns = next.now_ns();
-        let passed = Passed { time_ns, token: request.token, is_completed: false };
+        let passed = Passed::of(&request, time_ns, false);
         self.passed.lock().push(passed);
         let mut free_ns = self.free_ns.lock();
         let first = free_ns.iter_mut().min().unwrap();
@@ -102,7 +111,7 @@ impl LayerQueue for Service {
 
     fn resume(&mut self, request: Box<Request>, outcome: Option<Outcome>, next: &mut Crossing<'_>) {
         let time_ns = next.now_ns();
-        let passed = Passed { time_ns, token: request.token, is_completed: true };
+        let passed = Passed::of(&request, time_ns, true);
         self.passed.lock().push(passed);
         next.complete(request, outcome.unwrap());
     }

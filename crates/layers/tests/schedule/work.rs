@@ -9,7 +9,9 @@ use fathom_backend::model::{HddParameters, Model, SsdParameters};
 use fathom_block::{Disk, DiskOptions, ErrorKind, Layer};
 use fathom_layers::{Schedule, ScheduleDevices, ScheduleOptions};
 
-use crate::support::{Bench, CAPACITY, Client, MS, Mark, READ, SECOND, Time, WRITE, figure, run};
+use crate::support::{
+    Bench, CAPACITY, Client, FLUSH, MS, Mark, READ, SECOND, Time, WRITE, WRITE_BACK, figure, run,
+};
 
 /// The load of a disk: its weight, its requests, their number in flight, and the pause after each,
 /// in nanoseconds.
@@ -99,6 +101,40 @@ fn large_requests_pass_in_pieces_so_that_none_waits_for_all_of_them() {
     assert!(mean_ns < 10 * MS && longest_ns < 20 * MS, "{mean_ns} {longest_ns}");
     let written = writer.done_within(3 * SECOND, 5 * SECOND);
     assert!(written >= 30, "{written} of 32 MiB in two seconds");
+}
+
+/// What releases many held requests of a neighbour together: their time, a flush, and a file that
+/// is written. A heavier disk has its guard; others wait for as much as a device may have.
+#[test]
+fn held_requests_that_are_released_together_delay_others_within_the_bound() {
+    for (weight, length, depth, longest_max_ns) in [
+        (1000, 32 << 20, 60, 2 * MS),
+        (1000, 4 << 20, 100, 2 * MS),
+        (1000, 256 << 10, 1000, 2 * MS),
+        (100, 32 << 20, 60, 30 * MS),
+    ] {
+        for release in [None, Some(FLUSH), Some(WRITE)] {
+            let time: Time = Rc::new(Cell::new(SECOND));
+            let held = Mark { length, ..WRITE_BACK };
+            let loads = [(weight, READ, 1, MS), (100, held, 0, 0)];
+            let mut clients = clients(&ssd(SsdParameters::nvme()), &time, &loads);
+            let [reader, writer] = &mut clients[..] else { unreachable!() };
+            run(&mut [reader, writer], &time, 2 * SECOND);
+            let begun_ns = time.get();
+            (0..depth).for_each(|_| _ = writer.submit(held));
+            if let Some(mark) = release {
+                run(&mut [reader, writer], &time, begun_ns + MS / 10);
+                writer.submit(mark);
+            }
+            run(&mut [reader, writer], &time, begun_ns + 8 * SECOND);
+            let (mean_ns, _, longest_ns) = times(reader, begun_ns);
+            let done = writer.done.len();
+            let case =
+                format!("{weight} {depth} {length} {release:?}: {mean_ns} {longest_ns} {done}");
+            assert!(longest_ns <= longest_max_ns, "{case}");
+            assert!(done > 0, "{case}");
+        }
+    }
 }
 
 /// The service of two disks by their cost: the bytes, and 64 KiB for each request or piece.
