@@ -34,6 +34,7 @@ mod neighbours;
 mod offload;
 mod overwrite;
 mod parquet;
+mod pieces;
 mod power;
 mod problems;
 mod process;
