@@ -20,10 +20,8 @@ struct Fathom {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(about = "Serve disks to guests and NBD clients: the daemon")]
-    Serve(Box<fathom_server::Serve>),
-    #[command(hide = true)]
-    Keep(fathom_server::Keep),
+    #[command(flatten)]
+    Daemon(DaemonCommand),
     #[command(
         subcommand,
         about = "Prepare a place for a log; keep or discard what a refused log has"
@@ -31,6 +29,35 @@ enum Command {
     Log(LogCommand),
     #[command(flatten)]
     Console(fathom_console::Command),
+}
+
+/// The commands that are daemons.
+#[derive(Debug, Subcommand)]
+enum DaemonCommand {
+    #[command(about = "Serve disks to guests and NBD clients: the daemon")]
+    Serve(Box<fathom_server::Serve>),
+    #[command(hide = true)]
+    Keep(fathom_server::Keep),
+}
+
+impl DaemonCommand {
+    /// The names.
+    const NAMES: [&str; 2] = ["serve", "keep"];
+
+    fn run(&self, begun: Instant) -> ExitCode {
+        match self {
+            Self::Serve(options) => fathom_server::serve(options, begun),
+            Self::Keep(options) => fathom_server::keep(options),
+        }
+    }
+}
+
+/// The command line of a daemon, which starts without the definitions of all other commands.
+#[derive(Debug, Parser)]
+#[command(name = "fathom", version = VERSION, propagate_version = true, max_term_width = 100)]
+struct FathomDaemon {
+    #[command(subcommand)]
+    command: DaemonCommand,
 }
 
 /// The commands for logs: those of both sides.
@@ -44,9 +71,12 @@ enum LogCommand {
 
 fn main() -> ExitCode {
     let begun = Instant::now();
+    let first = std::env::args_os().nth(1);
+    if first.is_some_and(|first| DaemonCommand::NAMES.iter().any(|name| first == *name)) {
+        return FathomDaemon::parse().command.run(begun);
+    }
     match Fathom::parse().command {
-        Command::Serve(options) => fathom_server::serve(&options, begun),
-        Command::Keep(options) => fathom_server::keep(&options),
+        Command::Daemon(command) => command.run(begun),
         Command::Log(LogCommand::Server(command)) => fathom_server::settle_log(&command),
         Command::Log(LogCommand::Console(command)) => {
             let command = fathom_console::Command::Log(command);
