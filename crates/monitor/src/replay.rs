@@ -417,9 +417,11 @@ fn order(plan: &Plan) -> Vec<(usize, bool)> {
 }
 
 impl Script {
-    /// Runs the queries over a live recording, which has moments, until it ends or `keep_running`
-    /// returns false. `keep_running` is called before each item. Time advances to each moment minus
-    /// the lateness (in nanoseconds); at the end all remaining rows are processed.
+    /// Runs the queries over a live recording, which has moments. Time advances to each moment
+    /// minus the lateness (in nanoseconds). The run ends with the recording, or with the first
+    /// moment that is not before `end_ns`: so it has read all events before this instant. At the
+    /// end, and when the recording is cut off, all remaining rows are processed, except those from
+    /// `end_ns` on.
     ///
     /// # Errors
     /// If the events cannot be read or are cut off, the results cannot be written, or the queries
@@ -429,30 +431,45 @@ impl Script {
         reader: &mut RowReader<R>,
         lateness_ns: u64,
         sink: &mut dyn ResultSink,
-        keep_running: &mut dyn FnMut() -> bool,
+        end_ns: Option<i64>,
     ) -> Result<ReplaySummary, QueryError> {
         self.begin(sink)?;
         let mut engine = self.engine();
         let mut limit = self.held_limit();
         let mut batch = Batch::default();
         let mut latest_ns = 0;
-        while keep_running() {
+        let end_ns = end_ns.map_or(u64::MAX, instant_from);
+        let last_ns = |latest_ns| instant_from(latest_ns).saturating_add(1).min(end_ns);
+        loop {
             let cut_off = || ReadError::new(CUT_OFF);
-            match reader.next_item(&mut batch)?.ok_or_else(cut_off)? {
+            let item = match reader.next_item(&mut batch).and_then(|item| item.ok_or_else(cut_off))
+            {
+                Ok(item) => item,
+                Err(error) => {
+                    deliver(&mut engine, last_ns(latest_ns), sink)?;
+                    return Err(error.into());
+                }
+            };
+            match item {
                 Item::Rows => {
                     latest_ns = latest_ns.max(batch.latest_ns);
                     let (times_ns, columns) = batch.take();
                     engine.push_columns(batch.stream, times_ns, columns);
                 }
                 Item::Moment(time_ns) => {
-                    let time_ns = u64::try_from(time_ns).unwrap_or(0);
-                    engine.note_instant(time_ns);
-                    deliver(&mut engine, time_ns.saturating_sub(lateness_ns), sink)?;
+                    let time_ns = instant_from(time_ns);
+                    engine.note_instant(time_ns.min(end_ns));
+                    if time_ns >= end_ns {
+                        deliver(&mut engine, end_ns, sink)?;
+                        break;
+                    }
+                    let now_ns = time_ns.saturating_sub(lateness_ns);
+                    deliver(&mut engine, now_ns, sink)?;
                     sink.flush()?;
                 }
                 Item::Dropped { .. } => {}
                 Item::End { .. } => {
-                    deliver(&mut engine, u64::try_from(latest_ns).unwrap_or(0) + 1, sink)?;
+                    deliver(&mut engine, last_ns(latest_ns), sink)?;
                     break;
                 }
             }
@@ -472,6 +489,11 @@ impl Script {
         }
         Ok(())
     }
+}
+
+/// An instant as the engine has it: negative ones are 0.
+fn instant_from(time_ns: i64) -> u64 {
+    u64::try_from(time_ns).unwrap_or(0)
 }
 
 /// Ends all instants before `time_ns`, and passes the results to a sink.

@@ -23,7 +23,7 @@ use fathom_monitor::{
 
 use crate::{
     connection::ControlOptions,
-    events::open_event_stream,
+    events::{EventClock, open_event_stream},
     failure::{CommandResult, Failure, reason},
 };
 
@@ -73,7 +73,7 @@ pub struct QueryOptions {
     /// disks, unless --replay is given]
     #[arg(long = "disk", value_name = "NAME", conflicts_with = "replay")]
     disks: Vec<String>,
-    /// End after this time
+    /// End after this time, with the results of all events up to then
     #[arg(long = "for", value_name = "TIME", conflicts_with = "replay")]
     time: Option<Nanoseconds>,
     /// Interpret the queries as STREAM did: a second of a window is one unit of time, a
@@ -234,14 +234,20 @@ fn live(options: &QueryOptions) -> CommandResult {
     let client = options.control.client();
     let names: Vec<&str> = script.streams().iter().map(|it| it.schema.name.as_str()).collect();
     let stream = open_event_stream(&client, &options.disks, &names, Some(PULSE))?;
+    let time = options.time.map(|time| Duration::from_nanos(time.0));
+    let watch = stream.watch()?;
     let read = ReadOptions::default();
     let mut reader = RowReader::new("the daemon", stream, script.streams(), &read)
         .map_err(|error| failure(&text, error.into()))?;
+    let clock = EventClock::new(reader.header());
     let mut printer = options.printing.live_printer(&script);
-    let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
-    let mut continues = || end.is_none_or(|end| Instant::now() < end);
     let lateness_ns = options.reading.lateness_ns().unwrap_or(0);
-    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, &mut continues);
+    let end_ns = time.map(|time| clock.after(time));
+    if let Some(time) = time {
+        let begun = Instant::now();
+        watch.begin(move || begun.elapsed() >= time)?;
+    }
+    let summary = script.run_live(&mut reader, lateness_ns, &mut printer, end_ns);
     finish(printer, &text, summary)?.iter().for_each(report_summary);
     Ok(())
 }

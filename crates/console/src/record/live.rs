@@ -3,13 +3,12 @@ use std::{
     io::{self, BufWriter, IsTerminal, Read, Write},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicI64, Ordering},
     },
-    thread,
     time::{Duration, Instant},
 };
 
-use fathom_control::{AnswerStream, Bytes};
+use fathom_control::Bytes;
 use fathom_monitor::{
     read::{Batch, ReadReport},
     recording::{
@@ -21,45 +20,18 @@ use fathom_monitor::{
 
 use super::{Broken, FileForm, RecordOptions, output::Output, text::TextWriter};
 use crate::{
-    events::open_event_stream,
+    events::{EventClock, open_event_stream},
     failure::{CommandResult, Failure},
     process::catch_signals,
 };
 
 /// Blocks with at least this number of rows are copied unchanged; smaller ones are merged.
 const KEPT_ROWS: u32 = 4096;
-/// The interval of the checks whether to end.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How often the daemon reports the instant up to which it has sent all events.
+const PULSE: Duration = Duration::from_millis(50);
 /// The interval between reports of the progress: on a terminal, and elsewhere.
 const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 const SHOW_INTERVAL_LINES: Duration = Duration::from_secs(10);
-
-/// Ends the stream on a signal or after a time, from a thread, because a read may block while the
-/// disks are idle.
-fn watch(
-    stream: &AnswerStream,
-    signalled: Arc<AtomicBool>,
-    time: Option<Duration>,
-) -> CommandResult<Arc<AtomicBool>> {
-    let failed = |error: io::Error| Failure::new(format!("cannot watch the daemon: {error}"));
-    let connection = stream.connection().map_err(failed)?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&ended);
-    let begun = Instant::now();
-    let due = move || {
-        signalled.load(Ordering::Relaxed) || time.is_some_and(|time| begun.elapsed() >= time)
-    };
-    let wait = move || {
-        while !due() {
-            thread::sleep(CHECK_INTERVAL);
-        }
-        flag.store(true, Ordering::Relaxed);
-        // Fails only if the other side has already closed the connection.
-        let _ = connection.shutdown(std::net::Shutdown::Both);
-    };
-    thread::Builder::new().name("watch".into()).spawn(wait).map_err(failed)?;
-    Ok(ended)
-}
 
 /// Writes events until the recording is to end.
 pub fn record(options: &RecordOptions, form: FileForm) -> CommandResult {
@@ -67,17 +39,28 @@ pub fn record(options: &RecordOptions, form: FileForm) -> CommandResult {
     let client = options.control.client();
     // This precedes the creation of the file, so that no file is created without a daemon.
     let names = options.stream_names(form)?;
-    let stream = open_event_stream(&client, &options.disks, &names, None)?;
     let failed = |error| Failure::new(format!("cannot watch for signals: {error}"));
     let signalled = catch_signals(false).map_err(failed)?;
-    let time = options.time.map(|time| Duration::from_nanos(time.0));
-    let ended = watch(&stream, signalled, time)?;
+    let stream = open_event_stream(&client, &options.disks, &names, Some(PULSE))?;
+    let watch = stream.watch()?;
     let mut recording = Recording::open("the daemon's stream", stream)?;
+    let clock = EventClock::new(recording.header());
+    let end_ns = options.time.map_or(i64::MAX, |time| clock.after(Duration::from_nanos(time.0)));
+    let end = Arc::new(AtomicI64::new(end_ns));
+    let noted = Arc::clone(&end);
+    // A thread notes a signal, because a read may wait while the disks are idle.
+    watch.begin(move || {
+        let now_ns = clock.at(Instant::now());
+        if signalled.load(Ordering::Relaxed) {
+            noted.fetch_min(now_ns, Ordering::Relaxed);
+        }
+        now_ns >= noted.load(Ordering::Relaxed)
+    })?;
     let mut output = Output::create(&options.output, form == FileForm::Parquet, options.force)?;
     let mut progress = Progress::new(options.quiet);
     let limit = options.limit.map(|limit| limit.0);
     let only = (form != FileForm::Recording).then_some(names[0]);
-    match copy(&mut recording, only, output.writer(), form, limit, &ended, &mut progress) {
+    match copy(&mut recording, only, output.writer(), form, limit, &end, &mut progress) {
         Ok(summary) => {
             output.keep()?;
             progress.end(summary);
@@ -194,15 +177,15 @@ impl<W: Write + Send> Sink<W> {
     }
 }
 
-/// Writes events until the end, and completes the file also after an error of the stream. `only` is
-/// the stream of a file that has a single one.
+/// Writes the events before `end`, and completes the file also after an error of the stream. `only`
+/// is the stream of a file that has a single one.
 fn copy(
     recording: &mut Recording<impl Read>,
     only: Option<&str>,
     out: impl Write + Send,
     form: FileForm,
     limit: Option<u64>,
-    ended: &AtomicBool,
+    end: &AtomicI64,
     progress: &mut Progress,
 ) -> Result<RecordingSummary, Broken> {
     let header = recording.header();
@@ -210,15 +193,12 @@ fn copy(
     let only = only.map(|name| header.find(name).ok_or_else(|| missing(name))).transpose()?;
     let header = only.map_or_else(|| header.clone(), |stream| header.only(stream));
     let mut sink = Sink::new(out, &header, form)?;
-    let filled = fill(recording, only, &mut sink, limit, ended, progress);
+    let filled = fill(recording, only, &mut sink, limit, end, progress);
     if let Err(Broken::Write(error)) = filled {
         return Err(Broken::Write(error));
     }
     let summary = sink.finish(recording.report())?;
-    match filled {
-        Err(broken) if !ended.load(Ordering::Relaxed) => Err(broken),
-        _ => Ok(summary),
-    }
+    filled.map(|()| summary)
 }
 
 fn fill<W: Write + Send>(
@@ -226,7 +206,7 @@ fn fill<W: Write + Send>(
     only: Option<usize>,
     sink: &mut Sink<W>,
     limit: Option<u64>,
-    ended: &AtomicBool,
+    end: &AtomicI64,
     progress: &mut Progress,
 ) -> Result<(), Broken> {
     let mut batch = Batch::default();
@@ -238,6 +218,10 @@ fn fill<W: Write + Send>(
                     sink.note_dropped(count, place, &disk)?;
                 }
                 Some(Item::End { .. }) => return Ok(()),
+                // All events before the end have been sent.
+                Some(Item::Moment(time_ns)) if time_ns >= end.load(Ordering::Relaxed) => {
+                    return Ok(());
+                }
                 _ => {}
             }
             while recording.block_rows(&mut batch)? {
@@ -248,7 +232,7 @@ fn fill<W: Write + Send>(
         }
         sink.flush_if_due()?;
         progress.update(sink.summary());
-        if sink.is_full(limit)? || ended.load(Ordering::Relaxed) {
+        if sink.is_full(limit)? {
             return Ok(());
         }
     }

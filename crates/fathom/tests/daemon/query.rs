@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use fathom_console::load::{LoadOptions, load};
@@ -201,6 +202,69 @@ fn a_query_ends_in_time_and_reports_errors() {
     let (status, _, stderr) = query(&[growing, "--disk", "a", "--for", "100ms"]);
     assert_eq!(status, 0, "{stderr}");
     assert!(stderr.starts_with("line 1, column ") && stderr.contains("^^^^\n→ "), "{stderr}");
+    daemon.end();
+}
+
+#[test]
+fn a_query_for_a_time_delivers_all_events_of_its_time() {
+    let daemon = Daemon::start(TWO);
+    let begun = Instant::now();
+    let time = ["--csv", "--for", "8s"];
+    let writes = "from IOstream where Type = 'Q' and IOOp = 'w'";
+    let sectors = format!("select Sector {writes}");
+    let rows = format!("select Sector, '{}' as Filler {writes}", "x".repeat(300));
+    let patience = ["--limit-lateness", "3s"];
+    let patient =
+        Query::start(&daemon, "patient", &[&[&sectors[..]], &time[..], &patience].concat());
+    // Of this query's output only the first line is read before its time is over.
+    let mut blocked = command(&daemon.path(""))
+        .args(["query", "--control", "control.sock", &rows])
+        .args(time)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(blocked.stdout.take().unwrap());
+    let (listens, has_begun) = mpsc::channel();
+    let (may_read, is_over) = mpsc::channel::<()>();
+    let reader = std::thread::spawn(move || {
+        output.read_line(&mut String::new()).unwrap();
+        listens.send(()).unwrap();
+        is_over.recv().unwrap();
+        output.lines().filter(|line| line.as_ref().unwrap().starts_with("8,")).count()
+    });
+    wait_until_all_listen(&daemon, &[&patient]);
+    has_begun.recv_timeout(PATIENCE).unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "b");
+    let mut written = 0;
+    while written < 2000 && begun.elapsed() < Duration::from_secs(7) {
+        nbd.write(4096, &[1; 512]);
+        written += 1;
+    }
+    // The rows are more than the pipe and its buffers can take.
+    assert!(written > 800, "{written} writes in {:?}", begun.elapsed());
+    let (status, printed, stderr) = patient.end();
+    assert!(status.success() && stderr.is_empty(), "{stderr}");
+    assert_eq!(printed.lines().filter(|line| *line == "8").count(), written);
+    std::thread::sleep(Duration::from_millis(9500).saturating_sub(begun.elapsed()));
+    assert!(blocked.try_wait().unwrap().is_none(), "its rows are not read yet");
+    may_read.send(()).unwrap();
+    assert_eq!(reader.join().unwrap(), written);
+    assert!(blocked.wait().unwrap().success());
+    daemon.end();
+}
+
+#[test]
+fn a_query_for_a_time_ends_although_the_daemon_hangs() {
+    let daemon = Daemon::start(TWO);
+    let requests = "select ReqId from IOstream where Type = 'Q'";
+    let query = Query::start(&daemon, "x", &[requests, "--csv", "--for", "3s"]);
+    wait_until_all_listen(&daemon, &[&query]);
+    daemon.signal(libc::SIGSTOP);
+    let (status, printed, stderr) = query.end();
+    daemon.signal(libc::SIGCONT);
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("it has sent nothing for 5 s"), "{stderr}");
+    assert!(printed.lines().count() > 1, "the events before are delivered: {printed}");
     daemon.end();
 }
 

@@ -452,6 +452,11 @@ impl<R: Read + Send> RowReader<R> {
 }
 
 impl<R: Read + Send> RowReader<R> {
+    /// The header.
+    pub fn header(&self) -> &Header {
+        self.0.header()
+    }
+
     /// The next item, as [`Recording::next_item`] returns it. Its rows have the wanted columns.
     ///
     /// # Errors

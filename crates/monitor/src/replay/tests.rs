@@ -90,7 +90,7 @@ fn exceeding_the_limit_ends_a_replay_and_live_queries() {
                 .unwrap();
         let replayed = script.run(&mut *reader, 0, &mut Results::default());
         let mut reader = RowReader::new("test", &bytes[..], wanted, &options).unwrap();
-        let lived = script.run_live(&mut reader, 0, &mut Results::default(), &mut || true);
+        let lived = script.run_live(&mut reader, 0, &mut Results::default(), None);
         for summary in [replayed, lived] {
             match (most, summary) {
                 (None | Some(200), Ok(summary)) => assert_eq!(summary.read.events, 200),
@@ -139,7 +139,7 @@ fn live_events_count_up_to_their_end_and_a_cut_is_an_error() {
         let wanted = script.streams();
         let mut reader = RowReader::new("test", bytes, wanted, &options).unwrap();
         let mut results = Results::default();
-        let summary = script.run_live(&mut reader, 0, &mut results, &mut || true);
+        let summary = script.run_live(&mut reader, 0, &mut results, None);
         (summary.map(|summary| summary.read.events), results.0)
     };
     let (events, results) = run(&bytes);
