@@ -12,6 +12,10 @@
 //!   event has come late. Late events are counted.
 //!
 //! If the user gives a lateness, nothing is measured.
+//!
+//! A given lateness, and that of a pipe, is judged row by row, so that the results do not depend on
+//! where batches end: a row is late if its instant is earlier than that of a row before it by more
+//! than the lateness. A file whose lateness is measured has no late rows.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -34,6 +38,8 @@ pub(crate) struct Rows {
     pub(crate) latest_ns: u64,
     pub(crate) times_ns: Vec<u64>,
     pub(crate) columns: Vec<ColumnValues>,
+    /// The latest instants of rows that the reader dropped; see [`Batch`].
+    passed: Vec<(usize, i64)>,
 }
 
 impl Rows {
@@ -42,6 +48,14 @@ impl Rows {
         let columns: usize = self.columns.iter().map(ColumnValues::bytes).sum();
         size_of::<Self>() + size_of_val(&*self.times_ns) + columns
     }
+}
+
+/// The rows that were dropped because they came late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LateRows {
+    pub(crate) count: u64,
+    /// The longest time by which one of them was earlier than a row before it, in nanoseconds.
+    pub(crate) lateness_ns: u64,
 }
 
 /// See the module.
@@ -53,8 +67,14 @@ pub(crate) struct Feed<'r> {
     /// The error that ended reading early. It follows the rows in `held`.
     failure: Option<ReadError>,
     lateness_ns: u64,
+    /// Whether late rows are dropped here, row by row.
+    judges: bool,
     /// Whether the lateness grows after an event has come late.
     grows: bool,
+    /// The latest instant so far, and the first one that is not late; in nanoseconds.
+    latest_ns: u64,
+    first_ns: u64,
+    late: LateRows,
     /// The number of rows passed on so far, and their bytes.
     given: (u64, u64),
 }
@@ -72,6 +92,7 @@ impl Feed<'static> {
         let mut feed = Feed::within(reader, lateness_ns.unwrap_or(PIPE_LATENESS_NS));
         feed.grows = lateness_ns.is_none();
         if lateness_ns.is_none() && is_regular {
+            (feed.judges, feed.grows) = (false, false);
             feed.lateness_ns = match feed.look_ahead(LOOK_AHEAD_BYTES) {
                 Some(lateness_ns) => lateness_ns,
                 None => measure(&mut *open_times(file, wanted, options)?)?,
@@ -90,7 +111,11 @@ impl<'r> Feed<'r> {
             held: VecDeque::new(),
             failure: None,
             lateness_ns,
+            judges: true,
             grows: false,
+            latest_ns: 0,
+            first_ns: 0,
+            late: LateRows::default(),
             given: (0, 0),
         }
     }
@@ -123,14 +148,14 @@ impl<'r> Feed<'r> {
             return Ok(None);
         }
         let latest_ns = u64::try_from(self.batch.latest_ns).unwrap_or(0);
-        let stream = self.batch.stream;
+        let (stream, passed) = (self.batch.stream, std::mem::take(&mut self.batch.passed));
         let (times_ns, columns) = self.batch.take();
-        Ok(Some(Rows { stream, latest_ns, times_ns, columns }))
+        Ok(Some(Rows { stream, latest_ns, times_ns, columns, passed }))
     }
 
-    /// The next rows, in the order of the file; `None` at the end.
+    /// The next rows, in the order of the file, without those that are late; `None` at the end.
     pub(crate) fn next(&mut self) -> Result<Option<Rows>, ReadError> {
-        let rows = match (self.held.pop_front(), self.failure.take()) {
+        let mut rows = match (self.held.pop_front(), self.failure.take()) {
             (Some(rows), failure) => {
                 self.failure = failure;
                 Some(rows)
@@ -138,6 +163,9 @@ impl<'r> Feed<'r> {
             (None, Some(failure)) => return Err(failure),
             (None, None) => self.read()?,
         };
+        if let Some(rows) = rows.as_mut().filter(|_| self.judges) {
+            self.drop_late(rows);
+        }
         if let Some(rows) = &rows {
             let (count, bytes) = &mut self.given;
             *count += rows.times_ns.len() as u64;
@@ -146,16 +174,47 @@ impl<'r> Feed<'r> {
         Ok(rows)
     }
 
+    /// Drops the rows that are late.
+    fn drop_late(&mut self, rows: &mut Rows) {
+        let mut passed = rows.passed.iter().peekable();
+        let mut kept: Vec<u32> = Vec::with_capacity(rows.times_ns.len());
+        for (at, &time_ns) in rows.times_ns.iter().enumerate() {
+            while let Some((_, time_ns)) = passed.next_if(|(before, _)| *before <= at) {
+                self.pass(u64::try_from(*time_ns).unwrap_or(0));
+            }
+            if time_ns >= self.first_ns {
+                self.pass(time_ns);
+                kept.push(at as u32);
+                continue;
+            }
+            let lateness_ns = self.latest_ns - time_ns;
+            self.late.count += 1;
+            self.late.lateness_ns = self.late.lateness_ns.max(lateness_ns);
+            if self.grows {
+                self.lateness_ns = self.lateness_ns.max(lateness_ns);
+            }
+        }
+        self.pass(rows.latest_ns);
+        if kept.len() < rows.times_ns.len() {
+            rows.times_ns = kept.iter().map(|&at| rows.times_ns[at as usize]).collect();
+            rows.columns = rows.columns.iter().map(|column| column.gather(&kept)).collect();
+        }
+    }
+
+    /// A row with this instant has been read.
+    fn pass(&mut self, time_ns: u64) {
+        self.latest_ns = self.latest_ns.max(time_ns);
+        self.first_ns = self.first_ns.max(self.latest_ns.saturating_sub(self.lateness_ns));
+    }
+
+    /// The rows that were dropped so far.
+    pub(crate) fn late(&self) -> LateRows {
+        self.late
+    }
+
     /// How long the engine waits for late events, in nanoseconds.
     pub(crate) fn lateness_ns(&self) -> u64 {
         self.lateness_ns
-    }
-
-    /// Records that an event came late and would have needed this lateness, in nanoseconds.
-    pub(crate) fn note_late(&mut self, needed_ns: u64) {
-        if self.grows {
-            self.lateness_ns = self.lateness_ns.max(needed_ns);
-        }
     }
 
     /// Checks the memory of the rows that wait in the engine. `rows` is their number.
@@ -301,6 +360,7 @@ mod tests {
         let options = ReadOptions { conditions: script.conditions(), ..ReadOptions::default() };
         let open = || read::open_streams(file.path(), script.streams(), &options).unwrap();
         let mut feed = Feed::within(open(), 0);
+        feed.judges = false;
         assert_eq!(feed.look_ahead(1), None, "one batch is held");
         assert_eq!(feed.held.len(), 1);
         let mut times = open_times(file.path(), script.streams(), &options).unwrap();
@@ -352,6 +412,55 @@ mod tests {
         // it keeps 45.
         assert_eq!(printed, [9, 10, 30, 45, 60, 61]);
         assert_eq!((summary.late, summary.late_ns), (1, 18 * second as u64));
+    }
+
+    #[test]
+    fn the_lateness_is_judged_by_row_wherever_batches_end() {
+        let late_of = |times: &[(i64, bool)], lateness: i64| {
+            let (mut latest, mut late, mut kept) = (0, 0, Vec::new());
+            for &(time, is_wanted) in times {
+                match is_wanted {
+                    true if time < latest - lateness => late += 1,
+                    true => kept.push(time),
+                    false => {}
+                }
+                latest = latest.max(time);
+            }
+            kept.sort_unstable();
+            (kept, late)
+        };
+        let text = "select BlktapTS from IOstream where Type = 'Q'";
+        let script = Script::prepare(text, &[], ParseOptions::default()).unwrap();
+        let mut dropped = 0;
+        for seed in 0..150 {
+            let mut generator = Generator::new(seed);
+            let (rows, spread) = (1 + generator.below(9000), 1 + generator.below(500));
+            let times: Vec<(i64, bool)> = (0..rows)
+                .map(|row| ((row + generator.below(spread)) as i64, generator.chance(70)))
+                .collect();
+            let mut file = "BlktapTS,Type\n".to_owned();
+            for (time, is_wanted) in &times {
+                let _ = writeln!(file, "{time},{}", if *is_wanted { "Q" } else { "R" });
+            }
+            let options = ReadOptions { conditions: script.conditions(), ..ReadOptions::default() };
+            assert!(options.conditions.is_some(), "the reader filters rows");
+            let bytes = io::Cursor::new(file.into_bytes());
+            let schema = script.schema();
+            let mut reader =
+                read::from_bytes("test", bytes, schema, script.wanted(), &options).unwrap();
+            let lateness = generator.below(spread) as i64;
+            let mut printed = Vec::new();
+            let form = PrinterOptions { form: Form::Csv, deltas: false };
+            let mut printer = Printer::new(&mut printed, form);
+            let summary = script.run(&mut *reader, lateness as u64, &mut printer).unwrap();
+            printer.finish().unwrap();
+            let printed = String::from_utf8(printed).unwrap();
+            let printed = printed.lines().skip(1).map(|line| line.parse().unwrap()).collect();
+            let expected = late_of(&times, lateness);
+            assert_eq!((printed, summary.late), expected, "seed {seed}, lateness {lateness}");
+            dropped += summary.late;
+        }
+        assert!(dropped > 1000, "{dropped}");
     }
 
     /// The sum of the counts of each change, by instant and row.
@@ -421,6 +530,7 @@ mod tests {
                 })
                 .collect();
             let mut feed = Feed::within(Box::new(Batches(batches, ReadReport::default())), 0);
+            feed.judges = false;
             feed.lateness_ns = feed.look_ahead(usize::MAX).unwrap();
             late += feed.lateness_ns;
             let mut results = Changes::default();

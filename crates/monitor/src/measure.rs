@@ -6,8 +6,8 @@ use fathom_cql::catalog::Column;
 use fathom_cql::plan::{Output, Plan};
 use fathom_cql::{Type, Value};
 
-use crate::engine::{Engine, EngineStatistics};
-use crate::feed::Feed;
+use crate::engine::Engine;
+use crate::feed::{Feed, LateRows};
 use crate::read::{ReadOptions, ReadReport, WantedStream};
 use crate::replay::{QueryError, Script};
 
@@ -106,14 +106,12 @@ pub fn measure(
             event_bytes += bytes(&row);
             engine.push(script.sources()[rows.stream], time_ns, &row);
         }
-        engine.note_instant(rows.latest_ns);
-        feed.note_late(engine.statistics().late_ns);
         latest_ns = latest_ns.max(rows.latest_ns);
         feed.check_waiting(engine.waiting())?;
         advance(&mut engine, latest_ns.saturating_sub(feed.lateness_ns()));
     }
     advance(&mut engine, latest_ns + 1);
-    let EngineStatistics { late, late_ns, .. } = engine.statistics();
+    let LateRows { count: late, lateness_ns: late_ns } = feed.late();
     let read = feed.report().clone();
     Ok(Traffic { read, late, late_ns, event_bytes, fragments: sent })
 }

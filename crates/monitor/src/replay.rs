@@ -12,7 +12,7 @@ use fathom_cql::{Diagnostic, ParseOptions, Planned, PlannedQuery, Value};
 
 use crate::cluster::{Cluster, ClusterOptions, Loss};
 use crate::engine::{self, Delta, Engine, EngineStatistics};
-use crate::feed::Feed;
+use crate::feed::{Feed, LateRows};
 use crate::held::{HeldLimit, HeldLimitExceeded};
 use crate::read::{Batch, Condition, ReadError, ReadOptions, ReadReport, Reader, WantedStream};
 use crate::recording::{Item, RowReader};
@@ -346,7 +346,6 @@ impl Script {
             latest_ns = latest_ns.max(rows.latest_ns);
             engine.push_columns(rows.stream, rows.times_ns, rows.columns);
             engine.note_instant(rows.latest_ns);
-            feed.note_late(engine.statistics().late_ns);
             batches += 1;
             if batches % WAITING_CHECK_BATCHES == 0 {
                 feed.check_waiting(engine.waiting())?;
@@ -383,7 +382,7 @@ impl Script {
         }
         let finished = pass_results(sink, |sink| engine.finish(latest_ns + 1, sink))?;
         finished.map_err(QueryError::Lost)?;
-        Ok(ReplaySummary::new(feed.report(), &engine))
+        Ok(ReplaySummary::new(feed.report(), &engine).with(feed.late()))
     }
 }
 
@@ -391,6 +390,12 @@ impl ReplaySummary {
     fn new(read: &ReadReport, engine: &Engine) -> Self {
         let EngineStatistics { late, late_ns, .. } = engine.statistics();
         Self { read: read.clone(), late, late_ns }
+    }
+
+    /// The summary with rows that were dropped before the engine.
+    fn with(self, dropped: LateRows) -> Self {
+        let late_ns = self.late_ns.max(dropped.lateness_ns);
+        Self { late: self.late + dropped.count, late_ns, ..self }
     }
 }
 

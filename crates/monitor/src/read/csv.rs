@@ -247,8 +247,7 @@ impl Layout {
             ));
         };
         if !self.is_wanted(record) {
-            batch.latest_ns = batch.latest_ns.max(time_ns);
-            batch.filtered += 1;
+            batch.filter_out(time_ns);
             return Ok(());
         }
         let rows = batch.len();

@@ -80,6 +80,9 @@ pub struct Batch {
     pub latest_ns: i64,
     /// The number of rows that were filtered out because they meet no condition.
     pub filtered: u64,
+    /// The latest instants of filtered rows: the number of rows before them in the batch, and the
+    /// instant, in nanoseconds. Both increase.
+    pub(crate) passed: Vec<(usize, i64)>,
 }
 
 impl Batch {
@@ -87,6 +90,7 @@ impl Batch {
     pub fn clear(&mut self) {
         self.truncate(0);
         (self.latest_ns, self.filtered) = (0, 0);
+        self.passed.clear();
     }
 
     /// Prepares the empty batch for rows of a stream.
@@ -147,6 +151,20 @@ impl Batch {
     pub(crate) fn widen(&mut self, width: usize) {
         if self.columns.len() < width {
             self.columns.resize_with(width, ColumnValues::default);
+        }
+    }
+
+    /// Counts a row that is filtered out.
+    pub(crate) fn filter_out(&mut self, time_ns: i64) {
+        self.filtered += 1;
+        if time_ns <= self.latest_ns {
+            return;
+        }
+        self.latest_ns = time_ns;
+        let rows = self.len();
+        match self.passed.last_mut() {
+            Some((before, latest_ns)) if *before == rows => *latest_ns = time_ns,
+            _ => self.passed.push((rows, time_ns)),
         }
     }
 
