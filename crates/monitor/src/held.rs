@@ -98,6 +98,14 @@ impl HeldLimit {
         Err(HeldLimitExceeded { held: self.held, limit, place: place(engine, beside) })
     }
 
+    /// The steps in which an engine gets to `time_ns`, so that a measurement can follow each step
+    /// in time. Without them all events since the last call could exceed the limit by far.
+    pub fn steps(&self, engine: &Engine, time_ns: u64) -> HeldSteps {
+        let is_one = engine.is_in_cluster() || engine.waiting() as u64 <= self.step;
+        let times_ns = if is_one { Vec::new() } else { engine.waiting_before(time_ns) };
+        HeldSteps { times_ns, at: 0, end_ns: Some(time_ns) }
+    }
+
     /// Records a measurement after this number of events, and computes when the next one is due.
     fn note(&mut self, limit: u64, held: u64, events: u64) {
         let new_events = events.saturating_sub(self.events).max(1);
@@ -110,6 +118,33 @@ impl HeldLimit {
     /// The state at the last measurement, in rows.
     pub fn held(&self) -> u64 {
         self.held
+    }
+}
+
+/// The steps of an engine to an instant. Each has at most as many events as are due until the next
+/// measurement, or those of one instant.
+#[derive(Debug)]
+pub struct HeldSteps {
+    /// The instants of the waiting events, in their order; empty if one step is enough.
+    times_ns: Vec<u64>,
+    /// The first of them in the next step.
+    at: usize,
+    end_ns: Option<u64>,
+}
+
+impl HeldSteps {
+    /// The end of the next step; `None` after the last one.
+    pub fn next(&mut self, limit: &HeldLimit) -> Option<u64> {
+        let end_ns = self.end_ns?;
+        let rest = &self.times_ns[self.at..];
+        let events = usize::try_from(limit.step).unwrap_or(usize::MAX);
+        let Some(&next_ns) = rest.get(events) else {
+            self.end_ns = None;
+            return Some(end_ns);
+        };
+        let step_ns = if next_ns > rest[0] { next_ns } else { next_ns + 1 };
+        self.at += rest.partition_point(|time_ns| *time_ns < step_ns);
+        Some(step_ns.min(end_ns))
     }
 }
 
@@ -181,6 +216,52 @@ mod tests {
         assert!(measured < 100, "{measured}");
         let text = exceeded.to_string();
         assert!(text.contains("most in the operator `groups`: more than 20000"), "{text}");
+    }
+
+    #[test]
+    fn many_events_at_once_exceed_the_limit_by_no_more_than_a_few() {
+        let text = "select Size, count(*) from IOstream group by Size";
+        for spread in [1, 3, 100_000] {
+            let (mut engine, source, columns) = engine(text);
+            let mut limit = HeldLimit::new(Some(LIMIT));
+            let events = 3 * LIMIT;
+            for event in 0..events {
+                // Their order is not that of their instants.
+                let time = (event ^ 1023) * spread / 3;
+                engine.push(source, time, &vec![Value::Integer(event as i64); columns]);
+            }
+            let mut steps = limit.steps(&engine, events * spread);
+            let mut ends = Vec::new();
+            let exceeded = loop {
+                let end = steps.next(&limit).expect("the limit is exceeded before the end");
+                engine.advance(end, &mut |_| {});
+                ends.push(end);
+                if let Err(exceeded) = limit.check(&engine, &[]) {
+                    break exceeded;
+                }
+            };
+            assert!(exceeded.held <= LIMIT + LIMIT / LEAST_PART + 3, "{exceeded:?} {spread}");
+            assert!(ends.is_sorted_by(|a, b| a < b) && ends.len() > 10, "{ends:?}");
+        }
+        // Without growth all events pass, the last step ends at the given instant, and events of
+        // one instant are one step.
+        let (mut engine, source, columns) = engine("select Size from IOstream");
+        let mut limit = HeldLimit::new(Some(LIMIT));
+        for event in 0..LIMIT {
+            let time = if event < 10_000 { 7 } else { event };
+            engine.push(source, time, &vec![Value::Null; columns]);
+        }
+        let mut steps = limit.steps(&engine, 1 << 40);
+        let mut ends = Vec::new();
+        while let Some(end) = steps.next(&limit) {
+            engine.advance(end, &mut |_| {});
+            limit.check(&engine, &[]).unwrap();
+            ends.push(end);
+        }
+        assert_eq!((ends[0], ends.last()), (8, Some(&(1 << 40))));
+        assert_eq!((engine.waiting(), steps.next(&limit)), (0, None));
+        let mut idle = limit.steps(&engine, 1 << 41);
+        assert_eq!((idle.next(&limit), idle.next(&limit)), (Some(1 << 41), None));
     }
 
     #[test]

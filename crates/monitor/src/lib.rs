@@ -28,7 +28,7 @@ pub use engine::{Delta, Engine, EngineStatistics, StateSize};
 pub use feed::span_text;
 #[doc(hidden)]
 pub use fuzz::{fuzz_events, fuzz_script};
-pub use held::{HELD_MAX, HeldLimit, HeldLimitExceeded};
+pub use held::{HELD_MAX, HeldLimit, HeldLimitExceeded, HeldSteps};
 pub use priority::give_way;
 pub use replay::{QueryError, ReplayRequest, ReplaySummary, ResultSink, replay};
 pub use schema::{io_stream, streams};

@@ -363,8 +363,7 @@ impl Script {
                 continue;
             }
             delivered_ns = now_ns;
-            deliver(&mut engine, now_ns, sink)?;
-            limit.check(&engine, &[(RESULT, sink.held())])?;
+            deliver_within(&mut limit, &mut engine, now_ns, sink)?;
             pending.push_back(now_ns);
             loop {
                 while pending.front().is_some_and(|&end_ns| end_ns <= engine.ended_ns()) {
@@ -379,6 +378,9 @@ impl Script {
                 engine.wait(Duration::from_millis(1));
                 deliver(&mut engine, now_ns, sink)?;
             }
+        }
+        if !engine.is_in_cluster() {
+            deliver_within(&mut limit, &mut engine, latest_ns + 1, sink)?;
         }
         let finished = pass_results(sink, |sink| engine.finish(latest_ns + 1, sink))?;
         finished.map_err(QueryError::Lost)?;
@@ -451,7 +453,7 @@ impl Script {
             {
                 Ok(item) => item,
                 Err(error) => {
-                    deliver(&mut engine, last_ns(latest_ns), sink)?;
+                    deliver_within(&mut limit, &mut engine, last_ns(latest_ns), sink)?;
                     return Err(error.into());
                 }
             };
@@ -465,16 +467,16 @@ impl Script {
                     let time_ns = instant_from(time_ns);
                     engine.note_instant(time_ns.min(end_ns));
                     if time_ns >= end_ns {
-                        deliver(&mut engine, end_ns, sink)?;
+                        deliver_within(&mut limit, &mut engine, end_ns, sink)?;
                         break;
                     }
                     let now_ns = time_ns.saturating_sub(lateness_ns);
-                    deliver(&mut engine, now_ns, sink)?;
+                    deliver_within(&mut limit, &mut engine, now_ns, sink)?;
                     sink.flush()?;
                 }
                 Item::Dropped { .. } => {}
                 Item::End { .. } => {
-                    deliver(&mut engine, last_ns(latest_ns), sink)?;
+                    deliver_within(&mut limit, &mut engine, last_ns(latest_ns), sink)?;
                     break;
                 }
             }
@@ -508,6 +510,22 @@ pub(crate) fn deliver(
     sink: &mut dyn ResultSink,
 ) -> io::Result<()> {
     pass_results(sink, |sink| engine.advance(time_ns, sink))
+}
+
+/// The same in steps, with the state measured after each that is long enough. At the end the state
+/// is measured if it is due.
+fn deliver_within(
+    limit: &mut HeldLimit,
+    engine: &mut Engine,
+    time_ns: u64,
+    sink: &mut dyn ResultSink,
+) -> Result<(), QueryError> {
+    let mut steps = limit.steps(engine, time_ns);
+    while let Some(end_ns) = steps.next(limit) {
+        deliver(engine, end_ns, sink)?;
+        limit.check(engine, &[(RESULT, sink.held())])?;
+    }
+    Ok(())
 }
 
 /// Calls a function that produces results, and passes them to a sink.

@@ -24,6 +24,12 @@ impl Staged {
         self.builder.len() + self.runs.iter().map(Run::len).sum::<usize>()
     }
 
+    /// The instants before `end` of the waiting rows.
+    pub(super) fn times_before(&self, end: u64) -> impl Iterator<Item = u64> {
+        let runs = self.runs.iter().map(Run::times).chain([self.builder.times()]);
+        runs.flat_map(move |times| &times[..times.partition_point(|&time| time < end)]).copied()
+    }
+
     /// Inserts or deletes a row.
     pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
         if self.builder.len() > 0 && time < self.last {

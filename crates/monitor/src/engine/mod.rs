@@ -451,4 +451,13 @@ impl Engine {
     pub fn waiting(&self) -> usize {
         self.staged.iter().map(Staged::len).sum()
     }
+
+    /// The instants before `end_ns` of the events that wait, in order, each once for each event; in
+    /// nanoseconds.
+    pub(crate) fn waiting_before(&self, end_ns: u64) -> Vec<u64> {
+        let mut times: Vec<u64> =
+            self.staged.iter().flat_map(|staged| staged.times_before(end_ns)).collect();
+        times.sort_unstable();
+        times
+    }
 }

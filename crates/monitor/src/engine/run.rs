@@ -198,6 +198,11 @@ impl RunBuilder {
         self.times.len()
     }
 
+    /// The times of the rows.
+    pub(super) fn times(&self) -> &[u64] {
+        &self.times
+    }
+
     /// Begins a row. The caller adds its values, one to each of the `width` columns.
     pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [ColumnValues] {
         if count != 1 && self.counts.is_empty() {

@@ -95,7 +95,8 @@ fn exceeding_the_limit_ends_a_replay_and_live_queries() {
             match (most, summary) {
                 (None | Some(200), Ok(summary)) => assert_eq!(summary.read.events, 200),
                 (Some(100), Err(QueryError::Held(exceeded))) => {
-                    assert_eq!((exceeded.held, exceeded.limit), (199, 100));
+                    assert_eq!(exceeded.limit, 100);
+                    assert!((101..=103).contains(&exceeded.held), "{exceeded}");
                 }
                 (_, other) => panic!("{most:?}: {other:?}"),
             }

@@ -31,7 +31,7 @@ use fathom_tls::Tls;
 use super::unix_time_ns;
 use crate::Engine;
 use crate::cluster::{Cluster, ClusterOptions};
-use crate::held::HeldLimit;
+use crate::held::{HeldLimit, HeldLimitExceeded};
 use crate::replay::{QueryError, RESULT, ResultSink, Script, deliver};
 use crate::streams;
 use budget::MemoryBudget;
@@ -325,13 +325,18 @@ impl Centre {
                 }
             }
             self.advance(sink)?;
-            let beside = [(RESULT, sink.held()), (RELATIONS, self.merge.held())];
-            self.limit.check(&self.engine, &beside)?;
+            self.check(sink)?;
             if let Some(loss) = self.engine.loss() {
                 return Err(QueryError::Lost(loss));
             }
         }
         Ok(())
+    }
+
+    /// Checks the size of the state, if a check is due.
+    fn check(&mut self, sink: &dyn ResultSink) -> Result<(), HeldLimitExceeded> {
+        let beside = [(RESULT, sink.held()), (RELATIONS, self.merge.held())];
+        self.limit.check(&self.engine, &beside)
     }
 
     /// Waits for a message for a short time; in a cluster also for messages of other processes.
@@ -393,14 +398,18 @@ impl Centre {
     }
 
     /// Advances time, and reports the results.
-    fn advance(&mut self, sink: &mut dyn ResultSink) -> io::Result<()> {
+    fn advance(&mut self, sink: &mut dyn ResultSink) -> Result<(), QueryError> {
         let now_ns = self.shared.clock.now_ns();
         self.expire(now_ns);
         self.merge.advance(now_ns);
         let watermark_ns = self.merge.watermark_ns();
         // In a cluster there may be results of other processes' rows.
         if watermark_ns > self.reported_ns || self.shared.options.cluster.is_some() {
-            deliver(&mut self.engine, watermark_ns as u64, sink)?;
+            let mut steps = self.limit.steps(&self.engine, watermark_ns as u64);
+            while let Some(end_ns) = steps.next(&self.limit) {
+                deliver(&mut self.engine, end_ns, sink)?;
+                self.check(sink)?;
+            }
             sink.flush()?;
             let ended_ns = self.engine.ended_ns();
             self.reported_ns = ended_ns as i64;

@@ -194,12 +194,16 @@ impl Runner {
         if time_ns <= self.watermark_ns {
             return Ok(());
         }
-        let outputs = &mut self.outputs;
-        self.engine.advance(time_ns as u64, &mut |delta| {
-            if let Some(output) = outputs.get_mut(delta.query) {
-                output.add(&delta, outbox);
-            }
-        });
+        let mut steps = self.limit.steps(&self.engine, time_ns as u64);
+        while let Some(end_ns) = steps.next(&self.limit) {
+            let outputs = &mut self.outputs;
+            self.engine.advance(end_ns, &mut |delta| {
+                if let Some(output) = outputs.get_mut(delta.query) {
+                    output.add(&delta, outbox);
+                }
+            });
+            self.check()?;
+        }
         // The limits apply to all relations together, as at the centre.
         let (mut rows, mut bytes) = (0, 0);
         for (at, output) in self.outputs.iter_mut().enumerate() {

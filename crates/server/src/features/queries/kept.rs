@@ -133,9 +133,10 @@ impl Kept {
         counts.operators.store(statistics.operators as u64, Ordering::Relaxed);
     }
 
-    /// Marks the query as failed: it reads no more events.
+    /// Marks the query as failed: it reads no more events, and its result is unknown.
     pub fn fail(&self, error: &str) {
         self.counts.set_state(QueryState::Failed);
+        self.action.forget_rows();
         self.counts.fail(error);
     }
 

@@ -207,16 +207,20 @@ impl Running {
 
     fn advance(&mut self, time_ns: u64) {
         self.guarded(|query, engine| {
-            query.changes.clear();
-            engine.advance(time_ns, &mut |delta| {
-                let (time_ns, count, row) = (delta.time_ns, delta.count, delta.row.into());
-                query.changes.push(ResultChange { time_ns, count, row });
-            });
-            if !query.changes.is_empty() {
-                query.kept.take(&query.changes);
+            let mut steps = query.limit.steps(engine, time_ns);
+            while let Some(end_ns) = steps.next(&query.limit) {
+                query.changes.clear();
+                engine.advance(end_ns, &mut |delta| {
+                    let (time_ns, count, row) = (delta.time_ns, delta.count, delta.row.into());
+                    query.changes.push(ResultChange { time_ns, count, row });
+                });
+                if !query.changes.is_empty() {
+                    query.kept.take(&query.changes);
+                }
+                query.kept.note(engine.statistics());
+                query.check(engine)?;
             }
-            query.kept.note(engine.statistics());
-            query.check(engine)
+            Ok(())
         });
     }
 

@@ -166,6 +166,16 @@ impl Metric {
         Ok(())
     }
 
+    /// Forgets the current rows of a gauge. A counter, which adds up all rows so far, keeps its
+    /// sum.
+    pub fn forget_rows(&mut self) {
+        if self.definition.kind == MetricKind::Gauge {
+            self.gauges.clear();
+            self.values = 0;
+            self.rows_without_series = 0;
+        }
+    }
+
     /// The number of series, and the number of rows without a series.
     pub fn counts(&self) -> (u64, u64) {
         let series = self.gauges.len() + self.counters.len();

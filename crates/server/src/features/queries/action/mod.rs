@@ -105,6 +105,14 @@ impl Action {
         }
     }
 
+    /// Forgets the current rows of the result, when they are no longer known: a gauge has no series
+    /// then.
+    pub fn forget_rows(&self) {
+        if let Target::Metric(metric) = &self.target {
+            metric.lock().forget_rows();
+        }
+    }
+
     /// The series of a metric; `None` for other actions.
     pub fn series(&self) -> Option<MetricSeries> {
         let Target::Metric(metric) = &self.target else { return None };
