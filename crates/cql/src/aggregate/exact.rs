@@ -179,6 +179,38 @@ fn scaled(number: f64, exponent: i32) -> f64 {
     number * f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
+/// `integer` · 2 to the power of `exponent`, rounded to the nearest float once, also if the float
+/// is subnormal.
+fn nearest(integer: u128, exponent: i32) -> f64 {
+    let bits = (u128::BITS - integer.leading_zeros()) as i32;
+    // A subnormal float has fewer bits, because none counts less than 2⁻¹⁰⁷⁴.
+    let kept = (exponent + bits + 1074).min(53);
+    let dropped = bits - kept;
+    if dropped <= 0 {
+        return scaled(integer as f64, exponent);
+    }
+    if kept < 0 {
+        return 0.0;
+    }
+    let (upper, half) = (integer.checked_shr(dropped as u32).unwrap_or(0), 1 << (dropped - 1));
+    let lower = integer & (half | (half - 1));
+    let is_up = lower > half || (lower == half && upper & 1 == 1);
+    scaled((upper + u128::from(is_up)) as f64, exponent + dropped)
+}
+
+/// `number` · 2 to the power of `exponent`, divided by a positive `divisor`. Only the quotient is
+/// rounded, once.
+fn quotient(number: f64, exponent: i32, divisor: f64) -> f64 {
+    /// With so many more bits the quotient has at least 72, and at most 126.
+    const MORE: i32 = 73;
+    let ((dividend, up), (divisor, down)) = (parts(number), parts(divisor));
+    let dividend = u128::from(dividend) << MORE;
+    let (whole, rest) = (dividend / u128::from(divisor), dividend % u128::from(divisor));
+    // The rest only decides a tie, so one bit is enough for it.
+    let integer = whole * 2 + u128::from(rest != 0);
+    nearest(integer, up - down + exponent - MORE - 1).copysign(number)
+}
+
 /// The integer and the exponent of a finite float, without its sign.
 fn parts(number: f64) -> (u64, i32) {
     let bits = number.to_bits();
@@ -249,16 +281,17 @@ impl FloatSums {
         })
     }
 
-    /// The exact sum, rounded to a float, divided by the count.
+    /// The exact sum, rounded to a float, divided by the count; the quotient is rounded once.
     pub fn average(&mut self, count: i64) -> f64 {
         self.not_finite().unwrap_or_else(|| {
             let (number, exponent) = self.sum.rounded();
-            scaled(number / count as f64, exponent)
+            quotient(number, exponent, count as f64)
         })
     }
 
     /// The variance: `(count · squares − sum²) / count²`, where numerator and denominator are exact
-    /// and each is rounded to a float once. NaN if a value is not finite, or without squares.
+    /// and each is rounded to a float once, as is the quotient. NaN if a value is not finite, or
+    /// without squares.
     pub fn variance(&mut self, count: i64) -> f64 {
         let Some(squares) = self.squares.as_mut().filter(|_| count > 0) else { return f64::NAN };
         let mut numerator = squares.times(count);
@@ -268,7 +301,7 @@ impl FloatSums {
         }
         let (number, exponent) = numerator.rounded();
         let denominator = i128::from(count) * i128::from(count);
-        scaled(number.max(0.0) / denominator as f64, exponent)
+        quotient(number.max(0.0), exponent, denominator as f64)
     }
 }
 
@@ -323,6 +356,42 @@ mod tests {
         assert_eq!(sums(&[1e200, -1e200]).variance(2), f64::INFINITY);
         let power = f64::from_bits((1023 + 500) << 52);
         assert_eq!(sums(&[power, -power]).variance(2), power * power);
+    }
+
+    /// The float that is this number of the least units of floats.
+    fn least(units: u64) -> f64 {
+        f64::from_bits(units)
+    }
+
+    #[test]
+    fn subnormal_means_and_variances_are_rounded_once() {
+        // The quotient is so near to a tie that it is one with 53 bits.
+        let (count, half) = ((1_i64 << 29) + 1, (1_i64 << 23) + 1);
+        for (whole, odd) in [(half, 1), (half, -1), (half - 1, 1), (half - 1, -1)] {
+            let units = ((2 * whole + 1) * count + odd) / 2;
+            let expected = least((whole + i64::from(odd > 0)) as u64);
+            assert_eq!(sums(&[least(units as u64)]).average(count), expected, "{whole} {odd}");
+            assert_eq!(sums(&[-least(units as u64)]).average(count), -expected, "{whole} {odd}");
+        }
+        // A variance of half a unit and a little is one unit, and of half a unit none.
+        let mut generator = Generator::new(9);
+        for _ in 0..2000 {
+            let units = generator.number() >> (11 + generator.below(52));
+            let count = 1 + (generator.number() >> (34 + generator.below(30))) as i64;
+            let (whole, rest) = (units / count as u64, units % count as u64);
+            let up = 2 * rest > count as u64 || (2 * rest == count as u64 && whole & 1 == 1);
+            if whole < 1 << 52 {
+                let expected = least(whole + u64::from(up));
+                assert_eq!(sums(&[least(units)]).average(count), expected, "{units} / {count}");
+            }
+        }
+        let variance = |power: u64, units: f64| {
+            let step = f64::from_bits((1023 - power) << 52);
+            sums(&[step * units, 0.0, 0.0]).variance(3)
+        };
+        // The variance of u, 0, 0 is 2 u² / 9: of 3 · 2⁻⁵³⁷ it is 2⁻¹⁰⁷³, two units.
+        assert_eq!((variance(537, 3.0), variance(538, 3.0)), (least(2), 0.0));
+        assert_eq!(variance(538, 3.000_000_000_000_000_5), least(1));
     }
 
     #[test]
