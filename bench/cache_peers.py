@@ -75,7 +75,7 @@ def loads(options, readers):
     for name, reader in readers:
         path = os.path.join(options.traces, name)
         if os.path.exists(path):
-            yield Load(name.split(".")[0], reader(path))
+            yield Load(os.path.basename(name).split(".")[0], reader(path))
         else:
             note(f"{path} is absent, and skipped")
     chance = random.Random(13)

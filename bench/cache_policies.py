@@ -1,6 +1,7 @@
 """The replacement without data, for the part `policies` of bench/cache."""
 
 import bz2
+import csv
 import functools
 import json
 import os
@@ -247,15 +248,32 @@ def disk_times(binary, name, rows, distinct, verdicts, totals):
             totals.add(name, disk, peers, auto)
 
 
-# The traces and their readers.
-READERS = (("cloudphysics.vscsi", cloudphysics), ("tencent-cbs.bz2", tencent))
+def exported(binary, path):
+    """The requests of a trace in any format that Fathom reads: command, volume, offset, length, and the time in
+    nanoseconds."""
+    volumes = {}
+    command = [binary, "record", "--export", path, "-o", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        for row in csv.DictReader(child.stdout):
+            if row["Type"] == "Q" and row["IOOp"] in ("r", "w"):
+                yield (WRITE if row["IOOp"] == "w" else READ, volumes.setdefault(row["VDisk"], len(volumes)),
+                       int(row["Sector"]) * 512, int(row["Size"]) * 512, int(row["BlktapTS"]))
+    if child.returncode:
+        sys.exit(f"bench/cache: {' '.join(command)} failed")
+
+
+def readers(options):
+    """The traces and their readers. Those of the folder have readers of their own, which check Fathom's."""
+    more = ((os.path.abspath(path), functools.partial(exported, options.binary)) for path in options.trace)
+    return (("cloudphysics.vscsi", cloudphysics), ("tencent-cbs.bz2", tencent), *more)
 
 
 def policies(options):
     """The part `policies`. Returns what was measured with its limit: the text, the figure, the limit."""
     verdicts, traces, totals = [], [], Totals()
-    for name, requests in READERS:
+    for name, requests in readers(options):
         path = os.path.join(options.traces, name)
+        name = os.path.basename(name)
         if not os.path.exists(path):
             print(f"bench/cache: {path} is absent, and skipped")
             continue

@@ -120,6 +120,19 @@ def events():
     seed("events", "bzip2", b"\x00" + bz2.compress(blkparse))
     tencent = b"".join(b"15383232%02d,%d,8,%d,10\n" % (n, n * 8, n % 2) for n in range(10))
     seed("events", "tencent", b"\x00" + tencent)
+    seed("events", "oracle-general", b"\x00" + b"".join(
+        struct.pack("<IQIq", number // 8, number * 8, 4096, number + 1 if number % 7 else -1) for number in range(12)))
+    for name, lines in (
+            ("iolog-2", ["fio version 2 iolog", "/dev/sda add", "/dev/sda read 8192 4096", "/dev/sda wait 150 0",
+                         "/dev/sda write 0 4096", "/dev/sda sync 0 0"]),
+            ("iolog-3", ["fio version 3 iolog", "0 /dev/sda add", "310 /dev/sda read 8192 4096", "340 /dev/sda trim 0 65536"]),
+            ("msr-cambridge", ["128166372003061629,usr,0,Read,7014609920,24576,41286",
+                               "128166372016382155,usr,0,Write,1317441536,8192,1963"]),
+            ("spc", ["0,20941264,8192,W,0.551706,x", "0,20939840,8192,r,0.554041"]),
+            ("arc", ["2029 64 0 0", "2093 8 0 1"]),
+            ("disksim", ["0.000000 0 46712824 16 1", "0.500000 0 34 8 0x10"]),
+            ("mqsim", ["4851300 1 524288 16 0", "4864300 1 524304 16 1"])):
+        seed("events", name, b"\x00" + "".join(line + "\n" for line in lines).encode())
     seed("events", "vscsi-1", b"\x00" + b"".join(
         bytes([1, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 0, 0x2a, 0, 0, 1]) + struct.pack("<QQ", n * 8, n)
         for n in range(8)))

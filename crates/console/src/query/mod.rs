@@ -34,7 +34,8 @@ use running::{Printing, finish, prepare, warn, warn_of_mistakes};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A file is a recording of `fathom record`, CSV whose first line names columns of IOstream, the output
-of blkparse, or a trace of CloudPhysics (vscsi) or Tencent; files compressed by bzip2 are unpacked.
+of blkparse, a log of fio, or a trace of CloudPhysics (vscsi), libCacheSim (oracleGeneral), Tencent,
+MSR Cambridge, SPC, ARC, DiskSim or MQSim; files compressed by bzip2 are unpacked.
 
 The rows of a stream are printed as they arrive, and those of a relation at the end. With --deltas
 each change is printed: its time in nanoseconds, and + or -.

@@ -27,7 +27,8 @@ use trace::Trace;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 TRACE is a file that `fathom query --replay` reads: a recording of `fathom record`, CSV, the output of
-blkparse, or a trace of CloudPhysics (vscsi) or Tencent. Its requests pass through the replacement that
+blkparse, a log of fio, or a trace of CloudPhysics (vscsi), libCacheSim (oracleGeneral), Tencent, MSR
+Cambridge, SPC, ARC, DiskSim or MQSim. Its requests pass through the replacement that
 the layer `cache` uses. No data is kept, and no disk is used: the time of the slow disk is that of a
 model, which carries out one request after the other. Without --disk each volume of the trace has a
 modelled hard disk of its own.

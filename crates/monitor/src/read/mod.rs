@@ -9,11 +9,16 @@ mod blkparse;
 mod columns;
 pub(crate) use columns::{place as place_of, width as width_of};
 mod csv;
+mod formats;
 mod intern;
+mod iolog;
 mod lines;
+mod oracle_general;
 mod recognise;
+mod records;
+mod request;
+mod requests;
 mod source;
-mod tencent;
 mod text;
 mod vscsi;
 
@@ -340,6 +345,11 @@ pub fn open_whole(
 ) -> Result<(Box<dyn Reader>, Header), ReadError> {
     let (name, source) = source_of(path)?;
     recognise::whole(&name, source, stream, options)
+}
+
+/// The names of the formats of other programs that [`open`] recognises.
+pub fn trace_formats() -> impl Iterator<Item = &'static str> {
+    formats::FORMATS.into_iter().map(|format| format.name)
 }
 
 /// The name of a file in messages, and its bytes.

@@ -4,10 +4,10 @@ use std::io::{Cursor, Read};
 
 use super::columns::EventColumns;
 use super::csv::{self, Csv};
+use super::formats::{FORMATS, Head};
 use super::lines::{LINE_MAX, Lines, read_full, read_some};
 use super::source::{self, ByteSource};
-use super::vscsi::{self, Vscsi};
-use super::{Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream, blkparse, tencent};
+use super::{Batch, ReadError, ReadOptions, ReadReport, Reader, WantedStream, trace_formats};
 use crate::recording::{self, Clock, Header, Recording, RowReader};
 use crate::{io_stream, streams};
 
@@ -24,21 +24,35 @@ const COMPRESSED: [(&[u8], &str, &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -dc"),
 ];
 
-/// The beginning of a file, including its first line that is not blank, and a source of the whole
-/// file.
-fn head(name: &str, mut source: ByteSource) -> Result<(Vec<u8>, ByteSource), ReadError> {
+/// The beginning of a file, including its first line that is not blank.
+struct Beginning {
+    bytes: Vec<u8>,
+    /// Whether it is the whole file.
+    is_whole: bool,
+}
+
+impl Beginning {
+    fn head(&self) -> Head<'_> {
+        let line = first_line(&self.bytes, true);
+        Head { bytes: &self.bytes, is_whole: self.is_whole, line }
+    }
+}
+
+/// The beginning of a file, and a source of the whole file.
+fn begin(name: &str, mut source: ByteSource) -> Result<(Beginning, ByteSource), ReadError> {
     let failed = |error| ReadError::io(name, &error);
     let mut head = vec![0; LINE_MAX + 1024];
     let mut held = read_full(&mut source, &mut head[..HEAD]).map_err(failed)?;
-    while held < head.len() && first_line(&head[..held], false).is_none() {
+    let mut is_whole = held < HEAD;
+    while !is_whole && held < head.len() && first_line(&head[..held], false).is_none() {
         match read_some(&mut source, &mut head[held..]).map_err(failed)? {
-            0 => break,
+            0 => is_whole = true,
             read => held += read,
         }
     }
     head.truncate(held);
     let all = Box::new(Cursor::new(head.clone()).chain(source));
-    Ok((head, all))
+    Ok((Beginning { bytes: head, is_whole }, all))
 }
 
 /// The first line that is not blank. A line without an end counts only if the file has ended.
@@ -61,8 +75,8 @@ pub fn whole(
     stream: Option<&str>,
     options: &ReadOptions,
 ) -> Result<(Box<dyn Reader>, Header), ReadError> {
-    let (head_bytes, source) = head(name, source)?;
-    if head_bytes.starts_with(&recording::MAGIC) {
+    let (beginning, source) = begin(name, source)?;
+    if beginning.bytes.starts_with(&recording::MAGIC) {
         let recording = Recording::open(name, source)?;
         let header = recording.header();
         let Some(stream) = stream.map_or(Some(0), |stream| header.find(stream)) else {
@@ -133,23 +147,23 @@ pub fn reader(
     wanted: &[WantedStream],
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
-    let (mut head_bytes, mut source) = head(name, source)?;
-    if head_bytes.starts_with(&recording::MAGIC) {
+    let (mut beginning, mut source) = begin(name, source)?;
+    if beginning.bytes.starts_with(&recording::MAGIC) {
         return Ok(Box::new(RowReader::new(name, source, wanted, options)?));
     }
-    if head_bytes.starts_with(b"BZh") && head_bytes.get(4..10) == Some(BZIP2_BLOCK) {
+    if beginning.bytes.starts_with(b"BZh") && beginning.bytes.get(4..10) == Some(BZIP2_BLOCK) {
         source = source::bzip2(name, source)?;
-        (head_bytes, source) = head(name, source)?;
+        (beginning, source) = begin(name, source)?;
     }
     for (magic, format, program) in COMPRESSED {
-        if head_bytes.starts_with(magic) {
+        if beginning.bytes.starts_with(magic) {
             return Err(ReadError::new(format!("{name} is compressed by {format}"))
                 .advise(format!("decompress it: {program} FILE | fathom query --replay - …")));
         }
     }
-    let line = first_line(&head_bytes, true).map(<[u8]>::to_vec);
-    let (stream, of) = single(name, wanted, line.as_deref())?;
-    let reader = of_single(name, source, &head_bytes, line.as_deref(), of, options)?;
+    let head = beginning.head();
+    let (stream, of) = single(name, wanted, head.line)?;
+    let reader = of_single(name, source, &head, of, options)?;
     Ok(if stream == 0 { reader } else { Box::new(OfStream { reader, stream }) })
 }
 
@@ -157,30 +171,23 @@ pub fn reader(
 fn of_single(
     name: &str,
     source: ByteSource,
-    head_bytes: &[u8],
-    line: Option<&[u8]>,
+    head: &Head<'_>,
     WantedStream { schema, columns: wanted }: &WantedStream,
     options: &ReadOptions,
 ) -> Result<Box<dyn Reader>, ReadError> {
-    let columns = EventColumns::new(schema, wanted, options.time_unit);
-    if let Some(version) = vscsi::version(head_bytes) {
-        return Ok(Box::new(Vscsi::new(name, source, version, columns)));
+    if head.line.is_some_and(|line| csv::is_header(line, schema)) {
+        return Ok(Box::new(Csv::new(name, Lines::new(source), schema, wanted, options)?));
     }
-    let Some(line) = line else {
+    if let Some(format) = FORMATS.iter().find(|format| (format.is)(head)) {
+        let columns = EventColumns::new(schema, wanted, options.time_unit);
+        return Ok((format.open)(name, head, source, columns));
+    }
+    if head.line.is_none() {
         return Err(ReadError::new(format!("{name} is empty")));
-    };
-    let lines = Lines::new(source);
-    if csv::is_header(line, schema) {
-        return Ok(Box::new(Csv::new(name, lines, schema, wanted, options)?));
     }
-    if blkparse::is_line(line) {
-        return Ok(Box::new(blkparse::reader(name, lines, columns)));
-    }
-    if tencent::is_line(line) {
-        return Ok(Box::new(tencent::reader(name, lines, columns)));
-    }
-    Err(ReadError::new(format!("the format of {name} is unknown")).advise(
-        "supported formats are recordings, CSV whose first line names columns, text of blkparse, \
-         and traces of CloudPhysics (vscsi) and Tencent",
-    ))
+    let traces: Vec<&str> = trace_formats().collect();
+    Err(ReadError::new(format!("the format of {name} is unknown")).advise(format!(
+        "supported formats are recordings, CSV whose first line names columns, and traces of {}",
+        traces.join(", ")
+    )))
 }

@@ -11,11 +11,15 @@
 //!
 //! The length is in bytes, the block in units of 512 bytes, and the times are in microseconds.
 
-use super::columns::{EventColumn, EventColumns};
+use std::borrow::Cow;
+
+use super::columns::EventColumns;
+use super::formats::Head;
 use super::intern::Texts;
-use super::lines::read_some;
+use super::records::{RecordFormat, RecordReader, number};
+use super::request::{TracedOperation, TracedRequest, TracedRequests};
 use super::source::ByteSource;
-use super::{BATCH_ROWS, Batch, ReadError, ReadReport, Reader, Tally, TimeUnit, instant};
+use super::{Batch, Reader, TimeUnit, instant};
 
 /// The kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,63 +56,47 @@ pub fn version(head: &[u8]) -> Option<VscsiVersion> {
     [VscsiVersion::Two, VscsiVersion::One].into_iter().find(|&version| all(version))
 }
 
-/// A reader of such records.
-pub struct Vscsi {
-    source: ByteSource,
+/// The state of the format's reader.
+struct Vscsi {
     version: VscsiVersion,
-    columns: EventColumns,
-    texts: Texts,
-    tally: Tally,
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-    ended: bool,
-    requests: i64,
+    requests: TracedRequests,
 }
 
-/// The letter of a SCSI command, if it is an operation on the disk's data.
-fn operation(command: u16) -> Option<&'static [u8]> {
+/// A reader of this format, which a file with this head has.
+pub fn reader(
+    name: &str,
+    head: &Head<'_>,
+    source: ByteSource,
+    columns: EventColumns,
+) -> Box<dyn Reader> {
+    let version = version(head.bytes).unwrap_or(VscsiVersion::One);
+    let format = Vscsi { version, requests: TracedRequests::new(columns) };
+    Box::new(RecordReader::new(name, source, format))
+}
+
+/// A SCSI command, if it is an operation on the disk's data.
+fn operation(command: u16) -> Option<TracedOperation> {
     match command {
-        0x08 | 0x28 | 0xa8 | 0x88 => Some(b"r"),
-        0x0a | 0x2a | 0xaa | 0x8a => Some(b"w"),
-        0x35 | 0x91 => Some(b"f"),
-        0x42 => Some(b"d"),
-        0x41 | 0x93 => Some(b"z"),
+        0x08 | 0x28 | 0xa8 | 0x88 => Some(TracedOperation::Read),
+        0x0a | 0x2a | 0xaa | 0x8a => Some(TracedOperation::Write),
+        0x35 | 0x91 => Some(TracedOperation::Flush),
+        0x42 => Some(TracedOperation::Discard),
+        0x41 | 0x93 => Some(TracedOperation::WriteZeroes),
         _ => None,
     }
 }
 
-fn number<const N: usize>(record: &[u8], at: usize) -> u64 {
-    let mut bytes = [0; 8];
-    bytes[..N].copy_from_slice(&record[at..at + N]);
-    u64::from_le_bytes(bytes)
-}
-
-impl Vscsi {
-    /// Reads records of a version.
-    pub fn new(
-        name: &str,
-        source: ByteSource,
-        version: VscsiVersion,
-        columns: EventColumns,
-    ) -> Self {
-        Self {
-            source,
-            version,
-            columns,
-            texts: Texts::new(),
-            tally: Tally::new(name),
-            buffer: vec![0; version.size() * BATCH_ROWS],
-            start: 0,
-            end: 0,
-            ended: false,
-            requests: 0,
-        }
+impl RecordFormat for Vscsi {
+    fn size(&self) -> usize {
+        self.version.size()
     }
 
-    fn record(&mut self, batch: &mut Batch) -> Result<(), String> {
-        use EventColumn::{Operation, Request, Sector, Size, Type};
-        let record = &self.buffer[self.start..self.start + self.version.size()];
+    fn record(
+        &mut self,
+        record: &[u8],
+        texts: &mut Texts,
+        batch: &mut Batch,
+    ) -> Result<(), String> {
         if !self.version.is(record) {
             return Err("it has another version".into());
         }
@@ -126,51 +114,8 @@ impl Vscsi {
             .ok_or("its time is out of range")?;
         // Other commands, such as inquiries, do not concern data.
         let Some(operation) = operation(command) else { return Ok(()) };
-        let (columns, texts) = (&self.columns, &mut self.texts);
-        let mut row = columns.row(time_ns);
-        columns.text(&mut row, Type, b"Q", texts);
-        columns.text(&mut row, Operation, operation, texts);
-        columns.integer(&mut row, Request, self.requests);
-        columns.integer(&mut row, Sector, sector);
-        columns.integer(&mut row, Size, length.div_ceil(512) as i64);
-        self.requests += 1;
-        batch.push(time_ns, row);
-        Ok(())
-    }
-}
-
-impl Reader for Vscsi {
-    fn next_batch(&mut self, batch: &mut Batch) -> Result<bool, ReadError> {
-        batch.clear();
-        while batch.len() < BATCH_ROWS {
-            if self.end - self.start >= self.version.size() {
-                self.tally.lines += 1;
-                if let Err(message) = self.record(batch) {
-                    let message = format!("record: {message}");
-                    self.tally.bad(self.tally.lines, &message)?;
-                }
-                self.start += self.version.size();
-                continue;
-            }
-            if !batch.is_empty() || self.ended {
-                break;
-            }
-            self.buffer.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-            let read = read_some(&mut self.source, &mut self.buffer[self.end..])
-                .map_err(|error| self.tally.io(&error))?;
-            self.end += read;
-            self.ended = read == 0;
-            if self.ended && self.end > 0 {
-                self.tally.lines += 1;
-                self.tally.bad(self.tally.lines, "record: the last one is cut off")?;
-            }
-        }
-        self.tally.batch(batch)
-    }
-
-    fn report(&self) -> &ReadReport {
-        &self.tally.report
+        let sectors = (sector, length.div_ceil(512) as i64);
+        let request = TracedRequest { time_ns, operation, sectors, disk: Cow::Borrowed(b"") };
+        self.requests.add(&request, texts, batch)
     }
 }
