@@ -4,7 +4,7 @@ mod status;
 use std::{
     io,
     path::PathBuf,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use clap::{Args, value_parser};
@@ -15,6 +15,7 @@ use fathom_monitor::{
     cluster::ClusterOptions,
     link::{Centre, CentreOptions},
     replay::Script,
+    span_text,
 };
 use fathom_tls::{Certificates, Tls};
 
@@ -95,7 +96,7 @@ pub struct MonitorOptions {
     /// Show the hosts on standard error at this interval; with --json as one object each time
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5s")]
     status: Option<Nanoseconds>,
-    /// End after this time
+    /// End after this time, with the results of all events up to then
     #[arg(long = "for", value_name = "TIME")]
     time: Option<Nanoseconds>,
     /// Interpret the queries as STREAM did: a second of a window is a microsecond
@@ -174,13 +175,53 @@ pub fn run(options: &MonitorOptions) -> CommandResult {
     let watch = centre.watch();
     let interval = options.status.map(|time| Duration::from_nanos(time.0));
     let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.printing.json));
-    let end = options.time.map(|time| Instant::now() + Duration::from_nanos(time.0));
-    let mut continues = |_| {
+    let end = options.time.map(|time| End::after(Duration::from_nanos(time.0)));
+    let patience = Duration::from_nanos(options.patience.0) + END_MARGIN;
+    let mut last_ns = 0;
+    let mut continues = |reported_ns| {
         if let Some(printer) = &mut printer {
             printer.print_if_due(&watch);
         }
-        end.is_none_or(|end| Instant::now() < end)
+        last_ns = reported_ns;
+        end.is_none_or(|end| !end.is_over(reported_ns, patience))
     };
     let ran = centre.run(&mut sink, &mut continues);
+    if let Some(missing) = end.and_then(|end| end.missing(last_ns)).filter(|_| ran.is_ok()) {
+        eprintln!("the hosts have not sent all events of the last {}", span_text(missing));
+    }
     finish(sink, &text, ran).map(drop)
+}
+
+/// How much longer than its patience with slow hosts a centre waits for the events of its time.
+const END_MARGIN: Duration = Duration::from_secs(1);
+
+/// The end of the time of a centre.
+#[derive(Clone, Copy)]
+struct End {
+    at: Instant,
+    /// The same in nanoseconds since 1970.
+    unix_ns: i64,
+}
+
+impl End {
+    fn after(time: Duration) -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + time;
+        let unix_ns = i64::try_from(unix.as_nanos()).unwrap_or(i64::MAX);
+        Self { at: Instant::now() + time, unix_ns }
+    }
+
+    /// Whether the centre ends: at this time, and with the results of all events up to then, or
+    /// after having waited for them for `patience`. `reported_ns` is the instant up to which all
+    /// results have been reported; 0 without a host.
+    fn is_over(&self, reported_ns: i64, patience: Duration) -> bool {
+        let late = Instant::now().saturating_duration_since(self.at);
+        let is_waiting = self.missing(reported_ns).is_some() && late < patience;
+        Instant::now() >= self.at && !is_waiting
+    }
+
+    /// The time before the end whose results have not been reported, in nanoseconds.
+    fn missing(&self, reported_ns: i64) -> Option<u64> {
+        let missing = u64::try_from(self.unix_ns.saturating_sub(reported_ns)).ok()?;
+        (reported_ns > 0 && missing > 0).then_some(missing)
+    }
 }

@@ -176,6 +176,34 @@ fn daemons_answer_a_centre() {
     alpha.end();
 }
 
+#[test]
+fn a_centre_for_a_time_waits_for_the_events_of_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path(), &["centre", "alpha"]);
+    let files = folder.path().to_owned();
+    let query = "select Sector from IOstream where IOOp = 'w' and Type = 'R'";
+    let arguments = ["--patience", "20s", "--for", "6s", query];
+    let mut monitor = Monitor::start_as("centre", folder, &files, &arguments);
+    let alpha = daemon("alpha", &monitor.address(), &files);
+    let begun = Instant::now();
+    alpha.until("the link runs", || alpha.client().monitor().unwrap().state == "running");
+    let mut disk = Nbd::connect(&alpha.path("nbd.sock"), "of-alpha");
+    alpha.until("the first row", || {
+        disk.write(0, &[1; 512]);
+        monitor.rows("\"Sector\":0}") > 0
+    });
+    // The daemon sends its last event after the end of the time.
+    disk.write(8 * 512, &[1; 512]);
+    alpha.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(6500).saturating_sub(begun.elapsed()));
+    assert_eq!((monitor.child.try_wait().unwrap(), monitor.rows("\"Sector\":8}")), (None, 0));
+    alpha.signal(libc::SIGCONT);
+    let (status, messages) = monitor.end();
+    assert!(status.success() && !messages.contains("have not sent"), "{messages}");
+    assert_eq!(monitor.rows("\"Sector\":8}"), 1);
+    alpha.end();
+}
+
 /// Changes of each host are joined with its requests at the centre.
 #[test]
 fn a_centre_joins_changes_with_requests() {
