@@ -59,9 +59,9 @@ impl Failure {
     /// Prints the failure to standard error.
     pub fn report(&self) -> ExitCode {
         let (style, failure) = (Style::stderr(), &self.failure);
-        eprintln!("{} {}", style.paint(style::BAD, "error:"), failure.message);
+        note!("{} {}", style.paint(style::BAD, "error:"), failure.message);
         if !failure.remedy.is_empty() {
-            eprintln!("  {} {}", style.paint(style::DIM, "→"), failure.remedy);
+            note!("  {} {}", style.paint(style::DIM, "→"), failure.remedy);
         }
         ExitCode::from(self.code)
     }

@@ -8,6 +8,11 @@
 //! Exit status: 0 for success, 1 for a failure, 2 for an invalid command line.
 
 #![allow(clippy::format_push_string, reason = "it keeps the code that builds output readable")]
+// What is printed passes `output::screen`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
+#[macro_use]
+mod output;
 
 mod background;
 mod bench;
@@ -27,7 +32,6 @@ pub mod load;
 mod log;
 mod monitor;
 mod offload;
-mod output;
 mod process;
 mod query;
 mod random;

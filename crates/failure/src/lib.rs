@@ -8,8 +8,13 @@
 //! leaves the remedy empty if only its caller knows what helps. One whose remedy names something
 //! that only the caller knows, such as the disk, does not implement [`Failing`]: it has a function
 //! that takes the name and returns the failure.
+//!
+//! What another party has written gets into a message by [`text::foreign`], and to a terminal by
+//! [`text::harmless`].
 
 #![forbid(unsafe_code)]
+
+pub mod text;
 
 use std::error::Error;
 use std::fmt;

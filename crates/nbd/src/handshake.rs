@@ -1,6 +1,7 @@
 //! The handshake with a server: fixed newstyle, `OPT_STARTTLS` and `OPT_GO`.
 
 use fathom_failure::Failure;
+use fathom_failure::text::foreign;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::stream::{AnyStream, Secure};
@@ -119,7 +120,7 @@ fn export(found: Option<(u64, u16)>, sizes: Option<(u32, u32, u32)>) -> Result<E
 /// The error of a refused option.
 fn refused(kind: u32, data: &[u8], otherwise: &str) -> Failure {
     let text = String::from_utf8_lossy(&data[..data.len().min(TEXT_LENGTH_MAX)]);
-    let text = text.replace(char::is_control, " ");
+    let text = foreign(&text);
     let (reason, remedy) = match kind {
         reply::ERROR_TLS_REQUIRED => ("it requires TLS", "use `nbds://`"),
         reply::ERROR_UNKNOWN => ("it has no such export", "correct the name"),

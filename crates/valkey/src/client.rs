@@ -1,27 +1,30 @@
 //! The connections to a cluster, and the scripts that run there.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fathom_failure::Failure;
+use fathom_failure::text::foreign;
 use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::{
-    ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline,
-    RedisConnectionInfo, TlsCertificates, TlsMode, Value,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisConnectionInfo, Value,
 };
+
+use crate::connection::{BoundedConnection, Way};
 
 /// The connections to each node. A `WAIT` holds up what follows on its connection.
 const LANES: usize = 4;
 /// The time limit of a connection.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+pub(crate) const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long a node waits for its copies.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(2);
 /// The time limit of an answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(4);
+pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(4);
 /// The shortest time between two sets of connections.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the client follows a redirection, or repeats a command on a new connection, by itself.
@@ -83,7 +86,7 @@ pub(crate) struct Client {
     options: ClusterOptions,
     /// Makes connections with the passwords and certificates that were last read.
     cluster: Mutex<ClusterClient>,
-    lanes: Mutex<Vec<ClusterConnection>>,
+    lanes: Mutex<Vec<ClusterConnection<BoundedConnection>>>,
     /// When the connections were made, while nobody makes new ones.
     made: tokio::sync::Mutex<Instant>,
     copies: u32,
@@ -100,7 +103,7 @@ impl Client {
     pub(crate) async fn connect(options: &ClusterOptions) -> Result<Self, Failure> {
         let client = client(options)?;
         let lanes = lanes(&client).await.map_err(|error| {
-            Failure::new(format!("no node answers ({error})"))
+            Failure::new(format!("no node answers ({})", foreign(&error.to_string())))
                 .advise("check `nodes`, the user, and that the cluster runs")
         })?;
         let (lanes, made) = (Mutex::new(lanes), tokio::sync::Mutex::new(Instant::now()));
@@ -132,7 +135,7 @@ impl Client {
         *made = Instant::now();
     }
 
-    fn lane(&self, lane: u64) -> ClusterConnection {
+    fn lane(&self, lane: u64) -> ClusterConnection<BoundedConnection> {
         let lanes = self.lanes.lock();
         lanes[(lane % LANES as u64) as usize].clone()
     }
@@ -166,7 +169,7 @@ impl Client {
                 self.copies
             ))),
             Some(Value::ServerError(error)) => Err(of_error(&error.into())),
-            other => Err(CallError::Never(format!("WAIT has the answer {other:?}"))),
+            other => Err(CallError::Never(format!("WAIT has the answer {}", shown(&other)))),
         }
     }
 
@@ -253,15 +256,17 @@ impl Client {
                 .into_iter()
                 .filter_map(|(node, value)| Some((text(&node)?, value)))
                 .collect()),
-            other => Err(Failure::new(format!("the nodes have the answer {other:?}"))),
+            other => Err(Failure::new(format!("the nodes have the answer {}", shown(&other)))),
         }
     }
 }
 
-async fn lanes(client: &ClusterClient) -> redis::RedisResult<Vec<ClusterConnection>> {
+async fn lanes(
+    client: &ClusterClient,
+) -> redis::RedisResult<Vec<ClusterConnection<BoundedConnection>>> {
     let mut lanes = Vec::with_capacity(LANES);
     for _ in 0..LANES {
-        lanes.push(client.get_async_connection().await?);
+        lanes.push(client.get_async_generic_connection().await?);
     }
     Ok(lanes)
 }
@@ -295,7 +300,7 @@ fn first(values: Vec<Value>) -> Result<Value, CallError> {
 }
 
 fn of_error(error: &redis::RedisError) -> CallError {
-    let text = error.to_string();
+    let text = foreign(&error.to_string());
     let code = error.code().unwrap_or_default();
     if code == "OOM" || text.contains("OOM command not allowed") {
         CallError::Full(text)
@@ -317,16 +322,23 @@ pub(crate) fn text(value: &Value) -> Option<String> {
 }
 
 fn of_node(error: redis::RedisError) -> Failure {
-    Failure::new(error.to_string()).because(error)
+    Failure::new(foreign(&error.to_string())).because(error)
+}
+
+/// An answer that has no meaning, for a message.
+fn shown(answer: &impl fmt::Debug) -> String {
+    foreign(&format!("{answer:?}"))
+}
+
+/// Reads a file of the options.
+pub(crate) fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|error| {
+        let failure = Failure::from(error).about(path.display());
+        failure.advise("name a file that the daemon may read")
+    })
 }
 
 fn client(options: &ClusterOptions) -> Result<ClusterClient, Failure> {
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|error| {
-            let failure = Failure::from(error).about(path.display());
-            failure.advise("name a file that the daemon may read")
-        })
-    };
     let password = options.password.as_ref().map(|path| {
         let text = String::from_utf8(read(path)?).map_err(|_| {
             let failure = Failure::new(format!("{}: not UTF-8 text", path.display()));
@@ -335,7 +347,7 @@ fn client(options: &ClusterOptions) -> Result<ClusterClient, Failure> {
         Ok::<_, Failure>(text.lines().next().unwrap_or_default().trim().to_owned())
     });
     let password = password.transpose()?;
-    let nodes = options.nodes.iter().map(|node| info(node, options.tls.is_some()));
+    let nodes = options.nodes.iter().map(|node| info(node));
     let mut builder = ClusterClient::builder(nodes.collect::<Result<Vec<_>, _>>()?)
         .retries(RETRIES)
         .min_retry_wait(10)
@@ -348,24 +360,13 @@ fn client(options: &ClusterOptions) -> Result<ClusterClient, Failure> {
     if let Some(password) = password {
         builder = builder.password(password);
     }
-    if let Some(tls) = &options.tls {
-        let own = tls.own.as_ref().map(|(certificate, key)| {
-            Ok::<_, Failure>(ClientTlsConfig {
-                client_cert: read(certificate)?,
-                client_key: read(key)?,
-            })
-        });
-        let certificates = TlsCertificates {
-            client_tls: own.transpose()?,
-            root_cert: Some(read(&tls.authority)?),
-        };
-        builder = builder.tls(TlsMode::Secure).certs(certificates);
-    }
+    // `redis` knows nothing of TLS, which the stream has.
+    Way::new(options.tls.as_ref())?.install();
     builder.build().map_err(|error| of_node(error).advise("correct the cluster's table"))
 }
 
 /// The address of a node.
-fn info(node: &str, is_encrypted: bool) -> Result<ConnectionInfo, Failure> {
+fn info(node: &str) -> Result<ConnectionInfo, Failure> {
     let wrong = || {
         let message = format!("{node:?} is not the address of a node");
         Failure::new(message).advise("write it like \"10.0.0.1:6379\"")
@@ -373,11 +374,6 @@ fn info(node: &str, is_encrypted: bool) -> Result<ConnectionInfo, Failure> {
     let (host, port) = node.rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse().map_err(|_| wrong())?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    let address = if is_encrypted {
-        ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-    } else {
-        ConnectionAddr::Tcp(host, port)
-    };
-    let info = address.into_connection_info().map_err(|_| wrong())?;
+    let info = ConnectionAddr::Tcp(host, port).into_connection_info().map_err(|_| wrong())?;
     Ok(info.set_redis_settings(RedisConnectionInfo::default()))
 }

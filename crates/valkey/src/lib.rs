@@ -4,7 +4,8 @@
 //!
 //! Read [`ClusterVolume`] first. The crate must not know layers and front ends.
 //!
-//! - `client`: connections, through the crate `redis`.
+//! - `client`: what is asked of nodes, through the crate `redis`; `connection`: its connections;
+//!   `answer`: the bounds of what nodes send.
 //! - `scripts`: what nodes do; `layout`: which keys they have; `format`: their values.
 //! - `volume`: how a volume is opened, and what its requests do; `nodes`: which nodes it refuses.
 //! - `versions`: what this opening knows of blocks and shards, so that old content is found.
@@ -13,8 +14,10 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod client;
 mod cluster_volume;
+mod connection;
 mod format;
 mod fuzz;
 mod layout;

@@ -1,6 +1,7 @@
 //! The nodes of a cluster: they must not lose what they have acknowledged.
 
 use fathom_failure::Failure;
+use fathom_failure::text::foreign;
 
 use crate::client::Client;
 
@@ -16,7 +17,7 @@ pub(crate) async fn check_nodes(client: &Client, copies: u32) -> Result<(), Fail
         if policy != "always" {
             let message =
                 format!("the node {node} makes writes durable later (appendfsync is {policy})");
-            return Err(Failure::new(message).advise("set `appendfsync always`"));
+            return Err(Failure::new(foreign(&message)).advise("set `appendfsync always`"));
         }
     }
     Ok(())
@@ -48,5 +49,5 @@ fn check_node(node: &str, info: &str, copies: u32) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
-    Err(Failure::new(format!("the node {node} {problem}")).advise(remedy))
+    Err(Failure::new(foreign(&format!("the node {node} {problem}"))).advise(remedy))
 }

@@ -123,7 +123,7 @@ pub fn run(options: &BenchOptions) -> CommandResult {
             || options.disk.clone().unwrap_or_default(),
             |image| image.display().to_string(),
         );
-        eprintln!("{} writing to {target}: its data is lost", style.paint(style::BAD, "!"));
+        note!("{} writing to {target}: its data is lost", style.paint(style::BAD, "!"));
     }
     let workloads = workloads(options);
     let is_socket = options.disk.as_ref().is_some_and(|disk| disk.contains('/'));
@@ -228,7 +228,7 @@ fn measure(
     for workload in workloads {
         if !options.format.json {
             let part = format!("round {} of {}", round + 1, options.rounds);
-            eprintln!("Measuring {}: {workload}, {part}", server.name());
+            note!("Measuring {}: {workload}, {part}", server.name());
         }
         let load_options = LoadOptions {
             order: workload.order,

@@ -141,7 +141,8 @@ fn agreed(reason: &str) -> bool {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return false;
     }
-    eprint!("{reason}: after the removal its requests fail or hang. Remove it anyway? [y/N] ");
+    let question = "after the removal its requests fail or hang. Remove it anyway? [y/N] ";
+    output::screen::print_note(&format!("{reason}: {question}"));
     let read = io::stdin().lock().read_line(&mut answer);
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }

@@ -143,7 +143,7 @@ impl MonitorOptions {
         let mut shown = String::new();
         let mut wait = |waiting: &str| {
             if shown != waiting {
-                eprintln!("{waiting}");
+                note!("{waiting}");
                 waiting.clone_into(&mut shown);
             }
             true
@@ -171,7 +171,7 @@ pub fn run(options: &MonitorOptions) -> CommandResult {
     warn(&text, &script);
     let mut sink = options.printing.live_printer(&script);
     let mut centre = options.centre(script)?;
-    eprintln!("listening for hosts at {}", centre.address());
+    note!("listening for hosts at {}", centre.address());
     let watch = centre.watch();
     let interval = options.status.map(|time| Duration::from_nanos(time.0));
     let mut printer = interval.map(|interval| StatusPrinter::new(interval, options.printing.json));
@@ -187,7 +187,7 @@ pub fn run(options: &MonitorOptions) -> CommandResult {
     };
     let ran = centre.run(&mut sink, &mut continues);
     if let Some(missing) = end.and_then(|end| end.missing(last_ns)).filter(|_| ran.is_ok()) {
-        eprintln!("the hosts have not sent all events of the last {}", span_text(missing));
+        note!("the hosts have not sent all events of the last {}", span_text(missing));
     }
     finish(sink, &text, ran).map(drop)
 }

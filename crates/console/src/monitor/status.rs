@@ -33,7 +33,7 @@ impl StatusPrinter {
         let status = watch.status();
         let text =
             if self.json { json(&status) } else { table(&status, unix_time_ns(), Style::stderr()) };
-        eprintln!("{text}");
+        note!("{text}");
     }
 }
 

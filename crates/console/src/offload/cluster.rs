@@ -76,18 +76,18 @@ pub fn run(options: &ClusterCommand) -> CommandResult {
         copies: replicas,
         ..LocalOptions::new(&folder)
     };
-    eprintln!("Starting the nodes in {}.", folder.display());
+    note!("Starting the nodes in {}.", folder.display());
     let cluster = LocalCluster::start(&wanted).map_err(fathom_failure::Failure::from)?;
     // A cluster that is started again has its own number.
     let copies = options.copies.min(cluster.copies());
     output::text_line(&table(&cluster.addresses(), copies))?;
     if cluster.copies() == copies {
-        eprintln!(
+        note!(
             "Once a node has ended, writes of its slots wait, and fail after 30 s, until it runs again: choose \
              more --replicas than --copies, in another folder, for a cluster that goes on without any one node."
         );
     }
-    eprintln!("The cluster runs until this command ends (Ctrl-C).");
+    note!("The cluster runs until this command ends (Ctrl-C).");
     while !signalled.load(Ordering::Relaxed) {
         std::thread::sleep(INTERVAL);
     }

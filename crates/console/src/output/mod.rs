@@ -1,5 +1,8 @@
 //! The output of commands: tables, sheets of facts, JSON, progress.
 
+#[macro_use]
+pub mod screen;
+
 pub mod progress;
 pub mod sheet;
 pub mod style;
@@ -33,13 +36,19 @@ pub fn width() -> Option<usize> {
 pub fn json(value: &impl Serialize) -> CommandResult {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
-    text_line(&text)
+    let mut output = screen::DataOutput::stdout();
+    written(output.write_all(text.as_bytes()).and_then(|()| output.write_all(b"\n")))
 }
 
 /// Prints text and ends the line. A broken pipe is no failure.
 pub fn text_line(text: &str) -> CommandResult {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
+    let text = screen::safe(text);
+    written(stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")))
+}
+
+fn written(result: io::Result<()>) -> CommandResult {
+    match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::new(format!("cannot write the result: {error}")))
         }

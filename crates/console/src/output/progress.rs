@@ -60,7 +60,7 @@ impl Progress {
         } else if !self.terminal {
             if self.shown.unwrap_or(self.started).elapsed() >= LINE_INTERVAL {
                 self.shown = Some(Instant::now());
-                eprintln!("{}: {}", self.label, summary(done, self.total, elapsed));
+                note!("{}: {}", self.label, summary(done, self.total, elapsed));
             }
         } else if elapsed >= DELAY {
             let target = || ProgressDrawTarget::stderr_with_hz(BARS_PER_SECOND);

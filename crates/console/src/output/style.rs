@@ -10,6 +10,9 @@ pub const BAD: &str = "31;1";
 /// The colour of less important text.
 pub const DIM: &str = "2";
 
+/// What follows the escape character in the sequences of [`Style::paint`].
+pub const SEQUENCES: [&str; 5] = ["[0m", "[2m", "[31;1m", "[32m", "[33m"];
+
 /// Whether colours are used.
 #[derive(Clone, Copy, Debug)]
 pub struct Style(bool);

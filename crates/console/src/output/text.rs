@@ -1,22 +1,12 @@
 //! Makes texts chosen by others, such as names within a guest, safe to show on a line of the
 //! screen.
+use fathom_failure::text::is_harmful;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Replaces characters that would disturb the layout of the screen: control characters, marks that
 /// change the direction of writing, characters without a width.
 pub fn clean(text: &str) -> String {
-    let is_bad = |c: char| {
-        c.is_control()
-            || c == '\u{61c}'
-            || ('\u{200b}'..='\u{200f}').contains(&c)
-            || ('\u{2028}'..='\u{202e}').contains(&c)
-            || ('\u{2060}'..='\u{206f}').contains(&c)
-            || ('\u{fe00}'..='\u{fe0f}').contains(&c)
-            || ('\u{fff9}'..='\u{fffb}').contains(&c)
-            || c == '\u{feff}'
-            || c > '\u{dffff}'
-    };
-    if text.contains(is_bad) { text.replace(is_bad, "\u{fffd}") } else { text.to_owned() }
+    if text.contains(is_harmful) { text.replace(is_harmful, "\u{fffd}") } else { text.to_owned() }
 }
 
 /// Truncates the text to a width, with an ellipsis at its end.

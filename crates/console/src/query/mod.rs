@@ -276,15 +276,15 @@ pub fn run(options: &QueryOptions) -> CommandResult {
 /// Reports on standard error the parts of a file that were not read.
 pub fn report_input(report: &ReadReport) {
     for note in &report.notes {
-        eprintln!("{note}");
+        note!("{note}");
     }
     match report.bad {
         0 => {}
-        1 => eprintln!("1 malformed line was skipped"),
-        bad => eprintln!("{bad} malformed lines were skipped"),
+        1 => note!("1 malformed line was skipped"),
+        bad => note!("{bad} malformed lines were skipped"),
     }
     if report.dropped > 0 {
-        eprintln!("{} missing in the input", count(report.dropped, "event"));
+        note!("{} missing in the input", count(report.dropped, "event"));
     }
 }
 
@@ -304,7 +304,7 @@ fn late(summary: &ReplaySummary) -> Option<(String, String)> {
 fn report_summary(summary: &ReplaySummary) {
     report_input(&summary.read);
     if let Some((what, remedy)) = late(summary) {
-        eprintln!("{what}\n→ {remedy}");
+        note!("{what}\n→ {remedy}");
     }
 }
 

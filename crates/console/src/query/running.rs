@@ -1,10 +1,10 @@
 //! Common parts of the commands that run queries: the preparation of the queries, and the output of
 //! their results.
 
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::io::{self, BufWriter, Stdout, Write};
 
 use clap::Args;
-use fathom_cql::{ParseOptions, Value, plan::Output};
+use fathom_cql::{ParseOptions, Value, plan};
 use fathom_monitor::{
     QueryError,
     replay::Script,
@@ -13,6 +13,10 @@ use fathom_monitor::{
 
 use super::{diagnostics, failure};
 use crate::failure::CommandResult;
+use crate::output::screen::DataOutput;
+
+/// Where results go.
+type Output = BufWriter<DataOutput<Stdout>>;
 
 /// The format of results.
 #[derive(Debug, Args)]
@@ -38,20 +42,20 @@ impl Printing {
     }
 
     /// Prints to standard output; of a relation, its rows at the end.
-    pub fn printer(&self) -> Printer<BufWriter<StdoutLock<'static>>> {
+    pub fn printer(&self) -> Printer<Output> {
         self.printer_of(self.deltas)
     }
 
     /// A printer for events without an end: it prints a relation's changes.
-    pub fn live_printer(&self, script: &Script) -> Printer<BufWriter<StdoutLock<'static>>> {
+    pub fn live_printer(&self, script: &Script) -> Printer<Output> {
         let mut queries = script.queries().iter();
-        let relation = queries.any(|query| matches!(query.plan.output, Output::Relation(_)));
+        let relation = queries.any(|query| matches!(query.plan.output, plan::Output::Relation(_)));
         self.printer_of(self.deltas || relation)
     }
 
-    fn printer_of(&self, deltas: bool) -> Printer<BufWriter<StdoutLock<'static>>> {
+    fn printer_of(&self, deltas: bool) -> Printer<Output> {
         let options = PrinterOptions { form: self.form(), deltas };
-        Printer::new(BufWriter::new(io::stdout().lock()), options)
+        Printer::new(BufWriter::new(DataOutput::stdout()), options)
     }
 }
 
@@ -68,7 +72,7 @@ pub fn prepare(
 /// Reports probable mistakes in the queries on standard error.
 pub fn warn_of_mistakes(text: &str, script: &Script) {
     for remark in script.queries().iter().flat_map(|query| &query.warnings) {
-        eprintln!("warning: {}", diagnostics::remark(text, remark));
+        note!("warning: {}", diagnostics::remark(text, remark));
     }
 }
 
@@ -76,7 +80,7 @@ pub fn warn_of_mistakes(text: &str, script: &Script) {
 pub fn warn(text: &str, script: &Script) {
     warn_of_mistakes(text, script);
     for remark in script.queries().iter().flat_map(|query| &query.unbounded) {
-        eprintln!("{}", diagnostics::remark(text, remark));
+        note!("{}", diagnostics::remark(text, remark));
     }
 }
 
@@ -94,7 +98,7 @@ pub fn finish<W: Write, T>(
         Err(QueryError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
         // The orderly end of one of several processes is no failure.
         Err(QueryError::Lost(loss)) if loss.reason.is_none() => {
-            eprintln!("{loss}");
+            note!("{loss}");
             Ok(None)
         }
         Err(error) => Err(failure(text, error)),

@@ -22,6 +22,7 @@ use super::{Broken, FileForm, RecordOptions, output::Output, text::TextWriter};
 use crate::{
     events::{EventClock, open_event_stream},
     failure::{CommandResult, Failure},
+    output::screen::print_over,
     process::catch_signals,
 };
 
@@ -269,17 +270,19 @@ impl Progress {
         self.shown = Instant::now();
         let line = self.line(summary);
         if self.terminal {
-            eprint!("\r\x1b[K{line}");
+            print_over(&line);
             self.open = true;
         } else {
-            eprintln!("{line}");
+            note!("{line}");
         }
     }
 
     fn end(&self, summary: RecordingSummary) {
         if !self.quiet {
-            let before = if self.open { "\r\x1b[K" } else { "" };
-            eprintln!("{before}{}", self.line(summary));
+            if self.open {
+                print_over("");
+            }
+            note!("{}", self.line(summary));
         }
     }
 }

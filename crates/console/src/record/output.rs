@@ -11,6 +11,7 @@ use tempfile::NamedTempFile;
 use crate::{
     disk::sync_directory,
     failure::{CommandResult, Failure},
+    output::screen::DataOutput,
 };
 
 /// An open target.
@@ -34,7 +35,7 @@ impl Output {
     /// replaces an existing file only then.
     pub fn create(path: &Path, whole: bool, force: bool) -> CommandResult<Self> {
         if path.as_os_str() == "-" {
-            return Ok(Self::Stream(Box::new(io::stdout())));
+            return Ok(Self::Stream(Box::new(DataOutput::stdout())));
         }
         Self::refuse_existing(path, force)?;
         let made = if whole { part(path, force) } else { open(path, force) };

@@ -186,7 +186,7 @@ pub fn run(options: &VmOptions) -> CommandResult<u8> {
     }
     if let Some(reason) = &why_not_kvm {
         let style = Style::stderr();
-        eprintln!("{} guests run emulated: {reason}", style.paint(style::DIM, "note:"));
+        note!("{} guests run emulated: {reason}", style.paint(style::DIM, "note:"));
     }
     let daemon = embedded.start()?;
     let status = start(&machine)?;

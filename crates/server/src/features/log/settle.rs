@@ -11,6 +11,7 @@ use fathom_control::{
     SOCKET_DEFAULT, SOCKET_VARIABLE,
 };
 use fathom_failure::Failure;
+use fathom_failure::text::harmless;
 use fathom_image::LogMark;
 use fathom_layers::wal::{Held, Settlement};
 
@@ -130,9 +131,9 @@ pub fn settle_log(command: &LogCommand) -> ExitCode {
         },
         Ok(answer) => print(&text(&answer)),
         Err(refused) => {
-            eprintln!("{}", refused.message);
+            eprintln!("{}", harmless(&refused.message));
             if !refused.remedy.is_empty() {
-                eprintln!("  → {}", refused.remedy);
+                eprintln!("  → {}", harmless(&refused.remedy));
             }
             ExitCode::FAILURE
         }
@@ -140,7 +141,7 @@ pub fn settle_log(command: &LogCommand) -> ExitCode {
 }
 
 fn print(text: &str) -> ExitCode {
-    println!("{text}");
+    println!("{}", harmless(text));
     ExitCode::SUCCESS
 }
 
