@@ -1,5 +1,8 @@
 //! Unix sockets that only their owner can connect to.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -42,6 +45,18 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     rustix::net::bind(&socket, &address(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
+}
+
+/// Which of some clients gives its place to a new one, if they are listed with the oldest first:
+/// the oldest one of the peer with the most clients. So a peer that takes all places takes them
+/// from itself first.
+pub fn yielding<P: Eq + Hash>(peers: impl Iterator<Item = P>) -> Option<usize> {
+    let mut found: HashMap<P, (usize, usize)> = HashMap::new();
+    for (position, peer) in peers.enumerate() {
+        found.entry(peer).or_insert((0, position)).0 += 1;
+    }
+    let most = found.into_values().max_by_key(|(count, oldest)| (*count, Reverse(*oldest)));
+    most.map(|(_, oldest)| oldest)
 }
 
 /// Listens at `path` again if nothing is there any more; `None` if something is.
@@ -129,6 +144,14 @@ mod tests {
         assert_eq!(std::fs::read(&file).unwrap(), b"precious");
         let long = directory.path().join("x".repeat(200));
         assert_eq!(listen(&long).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn who_takes_most_places_yields_first() {
+        assert_eq!(yielding([0; 0].into_iter()), None);
+        assert_eq!(yielding([1, 2, 2, 3, 2, 3].into_iter()), Some(1));
+        assert_eq!(yielding([1, 2, 2, 1].into_iter()), Some(0));
+        assert_eq!(yielding([3].into_iter()), Some(0));
     }
 
     #[test]

@@ -217,6 +217,26 @@ fn the_negotiation_survives_random_and_mutated_bytes() {
     }
 }
 
+#[test]
+fn clients_that_negotiate_without_an_end_take_no_place_of_others() {
+    let server = Server::with(&[&disk("disk", MIB)], |options| options.connections_max = 8);
+    let mut good: Vec<Client> = (0..6).map(|_| server.client("disk", Mode::Structured)).collect();
+    let silent: Vec<_> = (0..20).map(|_| Client::greet(server.connect())).collect();
+    good.push(server.client("disk", Mode::Structured));
+    for client in &mut good {
+        assert_eq!(client.read(0, 4), [0; 4]);
+    }
+    // The places of those that have an export are theirs.
+    good.push(server.client("disk", Mode::Structured));
+    let mut late = server.connect();
+    assert_eq!(late.read(&mut [0; 18]).unwrap(), 0, "a ninth client was served");
+    for client in &mut good {
+        assert_eq!(client.read(0, 4), [0; 4]);
+    }
+    assert!(server.listener.counters().refused >= 19, "{:?}", server.listener.counters());
+    drop(silent);
+}
+
 /// Random bytes against a whole server, partly after a good handshake.
 #[test]
 fn a_server_survives_random_bytes() {

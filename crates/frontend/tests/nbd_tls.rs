@@ -168,3 +168,47 @@ fn tls_is_available_on_unix_sockets_too() {
     let _acknowledged = client.take(20);
     assert!(client.is_disconnected());
 }
+
+/// Connections of an address that never authenticate take each other's places.
+#[test]
+fn clients_that_never_authenticate_lock_nobody_out() {
+    if !have(&["nbdinfo"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys.psk").display().to_string();
+    fs::write(&keys, format!("alice:{}\n", "5a".repeat(32))).unwrap();
+    let exports = exports();
+    let mut options = ListenerOptions::new(Address::Tcp("127.0.0.1:0".parse().unwrap()));
+    options.tls = Some(Tls::shared_keys(Path::new(&keys)).unwrap());
+    options.connections_max = 100;
+    options.authentication_time_max = Duration::from_secs(3);
+    let listener = Listener::new(options, Arc::clone(&exports)).unwrap();
+    let Address::Tcp(address) = *listener.address() else { panic!("a TCP listener") };
+    let uri = format!("nbds://alice@localhost:{}/disk?tls-psk-file={keys}", address.port());
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(std::net::TcpStream::connect(address).unwrap());
+    }
+    // Some have begun, and go on no further.
+    for stream in silent.iter().skip(250) {
+        let mut client = Client::greet(stream.try_clone().unwrap());
+        client.send_option(STARTTLS, &[]);
+    }
+    let begin = Instant::now();
+    for _ in 0..3 {
+        run("nbdinfo", &[&uri]);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let counters = listener.counters();
+    assert!(counters.refused >= 300 - 64, "{counters:?}");
+    assert!(listener.connections().len() <= 100, "{}", listener.connections().len());
+    // Those that are left have seconds.
+    let end = Instant::now() + Duration::from_secs(20);
+    while !listener.connections().is_empty() {
+        assert!(Instant::now() < end, "{} are left", listener.connections().len());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    run("nbdinfo", &[&uri]);
+    listener.shutdown();
+}

@@ -305,9 +305,16 @@ fn metrics_over_tcp_serve_nothing_else_and_no_client_blocks_them() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // A client that sends nothing does not block others.
-    let _silent = std::net::TcpStream::connect(&address).unwrap();
+    // Clients that send nothing, or slowly, delay no other.
+    let silent: Vec<_> =
+        (0..200).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    for mut stream in silent.iter().step_by(2) {
+        // It may have lost its place to a later one.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n");
+    }
+    let begin = std::time::Instant::now();
     let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
     assert!(page.contains("fathom_disk_capacity_bytes{disk=\"a\",vm=\"\"} 1048576\n"), "{page}");
     for other in ["GET /v1/disks HTTP/1.1\r\n\r\n", "POST /v1/shutdown HTTP/1.1\r\n\r\n"] {

@@ -134,13 +134,15 @@ fn try_add(counter: &AtomicU64, bytes: u64, limit: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::control::Peer;
     use super::*;
 
     #[test]
     fn an_export_takes_half_and_waiting_connections_are_woken() {
         let budget = RequestBudget::new(BUDGET_MIN, 0);
         let (hung, other) = (AtomicU64::new(0), AtomicU64::new(0));
-        let control = |id| Arc::new(Control::new(id, "a test".into()).unwrap());
+        let peer = || Peer { text: "a test".into(), address: None };
+        let control = |id| Arc::new(Control::new(id, peer()).unwrap());
         let (first, second) = (control(1), control(2));
         let half = BUDGET_MIN / 2;
         assert!(budget.take(half, &hung, &first));

@@ -31,6 +31,7 @@ pub struct ListenerState {
     pub(super) tls: RwLock<Option<Tls>>,
     pub(super) security: Security,
     pub(super) negotiation_time_max: Duration,
+    pub(super) authentication_time_max: Duration,
     pub(super) budget: Arc<RequestBudget>,
     pub(super) counters: Counters,
 }
@@ -62,11 +63,18 @@ impl From<io::Error> for Failure {
 pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     let shared = entered.shared();
     let control = entered.control();
-    let deadline = Instant::now() + shared.negotiation_time_max;
+    let end = Instant::now() + shared.negotiation_time_max;
+    // Who may be anybody has less time than who has authenticated.
+    let deadline = if shared.security == Security::Required {
+        end.min(Instant::now() + shared.authentication_time_max)
+    } else {
+        end
+    };
     let mut handshake = Handshake {
         channel: Channel::Plain(Socket::new(socket)),
         control,
         deadline,
+        end,
         input: Vec::new(),
         output: Vec::new(),
     };
@@ -81,6 +89,7 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     };
     let Handshake { channel, input, .. } = handshake;
     let export = Arc::clone(&agreement.export);
+    control.admit();
     control.set_export(export.name(), agreement.mode.name());
     // Added before the disk is opened, so that the connection misses no change of the disk.
     if !export.enter(control) {
@@ -171,7 +180,10 @@ impl Drop for Presence {
 struct Handshake<'a> {
     channel: Channel,
     control: &'a Arc<Control>,
+    /// When the client has to have authenticated, or, after that, negotiated.
     deadline: Instant,
+    /// When it has to have negotiated.
+    end: Instant,
     input: Vec<u8>,
     output: Vec<u8>,
 }
@@ -240,6 +252,8 @@ impl Handshake<'_> {
             }
         }
         self.control.set_tls(self.channel.tls_version().unwrap_or_default());
+        self.control.admit();
+        self.deadline = self.end;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -34,6 +35,15 @@ pub struct ConnectionStatus {
     pub in_flight: u64,
 }
 
+/// The client of a connection.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// An address, or `pid N uid N` for a Unix socket.
+    pub(super) text: String,
+    /// The address of a client over TCP.
+    pub(super) address: Option<IpAddr>,
+}
+
 /// The part of a connection that other threads can reach.
 #[derive(Debug)]
 pub struct Control {
@@ -42,6 +52,10 @@ pub struct Control {
     begun: Instant,
     id: u64,
     peer: String,
+    /// The address of a client over TCP.
+    address: Option<IpAddr>,
+    /// Whether the client has authenticated, or has agreed on an export.
+    is_admitted: AtomicBool,
     facts: Mutex<Facts>,
     /// A descriptor of the connection's socket, during the transmission phase.
     socket: Mutex<Option<OwnedFd>>,
@@ -67,13 +81,15 @@ struct Facts {
 }
 
 impl Control {
-    pub(super) fn new(id: u64, peer: String) -> io::Result<Self> {
+    pub(super) fn new(id: u64, peer: Peer) -> io::Result<Self> {
         Ok(Self {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             stop: AtomicBool::new(false),
             begun: Instant::now(),
             id,
-            peer,
+            peer: peer.text,
+            address: peer.address,
+            is_admitted: AtomicBool::new(false),
             facts: Mutex::default(),
             socket: Mutex::default(),
             is_leaving: AtomicBool::new(false),
@@ -138,6 +154,20 @@ impl Control {
 
     pub(super) fn peer(&self) -> &str {
         &self.peer
+    }
+
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.address
+    }
+
+    /// The client has authenticated, or has agreed on an export: it gives its place to no other.
+    pub(super) fn admit(&self) {
+        self.is_admitted.store(true, Ordering::Release);
+    }
+
+    /// Whether the client may still have to give its place to another one.
+    pub(super) fn is_stranger(&self) -> bool {
+        !self.is_admitted.load(Ordering::Acquire) && !self.is_stopping()
     }
 
     pub(super) fn set_tls(&self, version: &str) {

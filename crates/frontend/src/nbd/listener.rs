@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,14 +21,18 @@ use rustix::net::{SocketFlags, accept_with, sockopt};
 
 use super::budget::RequestBudget;
 use super::connection::{self, Counters, ListenerState};
-use super::control::{ConnectionStatus, Control};
+use super::control::{ConnectionStatus, Control, Peer};
 use super::exports::Exports;
 use super::negotiation::Security;
-use crate::socket::wait;
+use crate::socket::{wait, yielding};
 use fathom_tls::Tls;
 
 /// The requested size of the socket's send buffer, in bytes; the host may grant less.
 const SOCKET_BUFFER: usize = 1 << 20;
+/// The most clients that have not authenticated, or, without TLS, not agreed on an export yet.
+const STRANGERS_MAX: usize = 64;
+/// The shortest time between two lines of the journal about such clients that were dropped.
+const DROPPED_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the accepting thread pauses when the host has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -60,12 +64,15 @@ pub struct ListenerOptions {
     /// Whether clients may connect without TLS over TCP, or although `tls` is given. A Unix socket
     /// without `tls` is always plain.
     pub plain_allowed: bool,
-    /// The most simultaneous connections; further ones are closed immediately.
+    /// The most simultaneous connections. A further one takes the place of the oldest client that
+    /// has not authenticated yet, or is closed immediately if there is none.
     pub connections_max: usize,
     /// The limit on the memory of requests; several listeners may share it.
     pub budget: Arc<RequestBudget>,
     /// How long a client may take to negotiate.
     pub negotiation_time_max: Duration,
+    /// How long a client may take until TLS has begun, if the listener requires it.
+    pub authentication_time_max: Duration,
 }
 
 impl ListenerOptions {
@@ -78,6 +85,7 @@ impl ListenerOptions {
             connections_max: 1024,
             budget: Arc::default(),
             negotiation_time_max: Duration::from_secs(30),
+            authentication_time_max: Duration::from_secs(10),
         }
     }
 
@@ -100,7 +108,8 @@ impl ListenerOptions {
 pub struct ListenerCounters {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections closed immediately because there were too many.
+    /// Connections closed because there were too many: immediately, or before the client had
+    /// authenticated.
     pub refused: u64,
     /// Clients that violated the protocol, were too slow, or were not admitted.
     pub protocol_errors: u64,
@@ -129,6 +138,8 @@ struct Inner {
     controls: Mutex<Vec<Arc<Control>>>,
     /// Signalled when a connection has ended.
     left: Condvar,
+    /// When the journal had the last line about clients that were dropped.
+    reported: Mutex<Option<Instant>>,
 }
 
 impl Listener {
@@ -158,6 +169,7 @@ impl Listener {
                 tls: RwLock::new(options.tls),
                 security,
                 negotiation_time_max: options.negotiation_time_max,
+                authentication_time_max: options.authentication_time_max,
                 budget: options.budget,
                 counters: Counters::default(),
             },
@@ -168,6 +180,7 @@ impl Listener {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?.into(),
             controls: Mutex::default(),
             left: Condvar::new(),
+            reported: Mutex::default(),
         });
         let acceptor = std::thread::Builder::new().name("nbd-accept".into()).spawn({
             let inner = Arc::clone(&inner);
@@ -316,23 +329,55 @@ impl Inner {
         !self.stop.load(Ordering::Acquire)
     }
 
-    fn accept(&self) -> io::Result<(OwnedFd, String)> {
+    fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = accept_with(&*self.socket(), flags)?;
         // These options improve performance if the host grants them, and are not required.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
         if !self.tcp {
-            let peer = unix_peer(&socket);
+            let peer = Peer { text: unix_peer(&socket), address: None };
             return Ok((socket, peer));
         }
         let _ = sockopt::set_tcp_nodelay(&socket, true);
         let _ = sockopt::set_socket_keepalive(&socket, true);
         let stream = TcpStream::from(socket);
-        let peer = stream.peer_addr().map_or_else(|_| "unknown".into(), |peer| peer.to_string());
+        let address = stream.peer_addr().ok();
+        let text = address.map_or_else(|| "unknown".into(), |address| address.to_string());
+        let peer = Peer { text, address: address.map(|address| address.ip()) };
         Ok((OwnedFd::from(stream), peer))
     }
 
-    fn begin(self: &Arc<Self>, socket: OwnedFd, peer: String, id: u64) -> Option<JoinHandle<()>> {
+    /// Makes room for a client. Returns false if all places are taken by others that have
+    /// authenticated.
+    fn make_room(&self, controls: &[Arc<Control>]) -> bool {
+        let strangers: Vec<&Arc<Control>> =
+            controls.iter().filter(|control| control.is_stranger()).collect();
+        let is_full = controls.len() >= self.connections_max;
+        if !is_full && strangers.len() < STRANGERS_MAX {
+            return true;
+        }
+        // The threads of those that were dropped before may be about to end.
+        if controls.len() >= self.connections_max + STRANGERS_MAX {
+            return false;
+        }
+        let Some(oldest) = yielding(strangers.iter().map(|control| control.address())) else {
+            return !is_full;
+        };
+        let oldest = strangers[oldest];
+        oldest.stop();
+        self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+        let mut reported = self.reported.lock();
+        if reported.is_none_or(|reported| reported.elapsed() >= DROPPED_INTERVAL) {
+            *reported = Some(Instant::now());
+            tracing::warn!(
+                peer = oldest.peer(),
+                "NBD clients that have not authenticated are dropped: there are too many of them"
+            );
+        }
+        true
+    }
+
+    fn begin(self: &Arc<Self>, socket: OwnedFd, peer: Peer, id: u64) -> Option<JoinHandle<()>> {
         let refuse = |reason: &str, peer: &str| {
             self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(peer, reason, "NBD client rejected");
@@ -346,7 +391,7 @@ impl Inner {
         };
         {
             let mut controls = self.controls.lock();
-            if controls.len() >= self.connections_max {
+            if !self.make_room(&controls) {
                 drop(controls);
                 refuse("too many connections", control.peer());
                 return None;

@@ -1,40 +1,49 @@
 //! The page of metrics over TCP.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fathom_frontend::socket::yielding;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
 use crate::daemon::http::routes::Share;
 use crate::daemon::{Daemon, metrics};
 
-/// The most connections that are served at a time.
-const SCRAPERS_MAX: usize = 32;
+/// The most connections at a time. A further one takes the place of the oldest.
+const SCRAPERS_MAX: usize = 64;
 /// The time limit of a connection.
 const SCRAPE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest head of a request, in bytes.
 const HEAD_MAX: usize = 8192;
 
 /// Serves only `/metrics` over TCP, with limits on the number of connections and their time.
+/// Clients that are slow delay no other: they give up their places.
 pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Arc<Daemon>) {
-    let permits = Arc::new(Semaphore::new(SCRAPERS_MAX));
     let workers = Share::of_workers("/metrics");
+    // The oldest first.
+    let mut scrapers: Vec<(IpAddr, JoinHandle<()>)> = Vec::new();
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted at the metrics address");
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             }
         };
+        scrapers.retain(|(_, scraper)| !scraper.is_finished());
+        if scrapers.len() >= SCRAPERS_MAX {
+            if let Some(oldest) = yielding(scrapers.iter().map(|(address, _)| *address)) {
+                scrapers.remove(oldest).1.abort();
+            }
+        }
         let (daemon, workers) = (Arc::clone(&daemon), workers.clone());
-        tokio::spawn(async move {
-            let _permit = permit;
+        let scraper = tokio::spawn(async move {
             let _ = tokio::time::timeout(SCRAPE_TIME_MAX, scrape(&stream, &daemon, &workers)).await;
         });
+        scrapers.push((peer.ip(), scraper));
     }
 }
 
