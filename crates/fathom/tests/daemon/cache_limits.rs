@@ -219,3 +219,50 @@ fn a_recovered_disk_has_what_its_store_has() {
         daemon.end();
     }
 }
+
+/// A superblock of a cache of this many slots of 4 KiB, for one disk.
+fn forged(slots: u32) -> Vec<u8> {
+    let mut copy = vec![0; 4096];
+    copy[..8].copy_from_slice(b"\x8eFATHCAC");
+    for (at, number) in [(8, 1), (12, 4096), (16, 7), (32, 1), (36, 1), (40, slots)] {
+        copy[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    let mut sum = u32::MAX;
+    for byte in &copy[..508] {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    copy[508..512].copy_from_slice(&(!sum).to_le_bytes());
+    copy.repeat(2)
+}
+
+/// A store of 8 KiB says that it has any number of blocks.
+#[test]
+fn a_forged_store_takes_no_more_memory_than_indexes_may_have() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    image(folder.path(), "a.img", 1 << 20);
+    let info = rustix::system::sysinfo();
+    let memory = info.totalram * u64::from(info.mem_unit);
+    // An index of about 3 % of the host's memory.
+    let slots = u32::try_from(memory * 3 / 100 / 25).unwrap().min(1 << 30);
+    let store = folder.path().join("cache");
+    std::fs::write(&store, forged(slots)).unwrap();
+    File::options().write(true).open(&store).unwrap().set_len(8 << 40).unwrap();
+    let more = format!("layers = [{{ kind = \"cache\", store = {store:?} }}]\n");
+    let disk = disk_over_nbd(&folder.path().join("a.img"), &more);
+    let daemon = Daemon::start_in(folder, &format!("[daemon]\ncache_index_percent = 1\n{disk}"));
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    write(&mut nbd, 3, 9);
+    assert_eq!(read(&mut nbd, 3), 9);
+    let problem = daemon.client().disk("a").unwrap().problems.remove(0);
+    assert_eq!(problem.kind, ProblemKind::LayerFailed);
+    assert!(problem.message.contains("its index takes"), "{problem:?}");
+    assert!(problem.remedy.contains("cache_index_percent"), "{problem:?}");
+    let status = daemon.proc("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak << 10 < memory / 100 + (300 << 20), "{peak} KiB");
+    daemon.end();
+}

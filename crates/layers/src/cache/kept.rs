@@ -17,6 +17,7 @@ use fathom_failure::Failure;
 use fathom_persistence::Stamp;
 use parking_lot::Mutex;
 
+use super::index_memory::IndexMemory;
 use super::open::{REGION_SHIFT, VolumeOptions};
 use super::options::CacheOptions;
 use super::save::certain_modified_ns;
@@ -29,6 +30,7 @@ use crate::{Opened, Passthrough};
 #[derive(Default)]
 pub struct Caches {
     places: Opened<String, Weak<CacheVolume>>,
+    index_memory: IndexMemory,
 }
 
 /// A cache in memory ends with the daemon, so that no mark of an image names it.
@@ -54,6 +56,12 @@ impl CacheMark for NoMark {
 }
 
 impl Caches {
+    /// Caches whose indexes take at most `memory_max` bytes together, if they are on stores: those
+    /// say how large they are.
+    pub fn with_index_memory(memory_max: u64) -> Self {
+        Self { index_memory: IndexMemory::new(memory_max), ..Self::default() }
+    }
+
     /// The place of the cache called `name`.
     fn place(&self, name: String) -> Arc<Mutex<Weak<CacheVolume>>> {
         self.places.place(name, |volume| volume.strong_count() > 0)
@@ -117,7 +125,8 @@ impl Caches {
             return check_size(options, &volume).map(|()| volume);
         }
         let backend = host.open(path).map_err(Unusable::Lost)?;
-        let volume = CacheVolume::open(backend, &settings(options.policy.into()));
+        let settings = settings(options.policy.into());
+        let volume = CacheVolume::open_within(backend, &settings, &self.index_memory);
         let volume = Arc::new(volume.map_err(|error| Unusable::Lost(error.into()))?);
         check_size(options, &volume)?;
         *place = Arc::downgrade(&volume);
@@ -141,7 +150,8 @@ impl Caches {
         let volume = if let Some(volume) = place.upgrade() {
             volume
         } else {
-            Arc::new(CacheVolume::open(open()?, &settings(Policy::None))?)
+            let settings = settings(Policy::None);
+            Arc::new(CacheVolume::open_within(open()?, &settings, &self.index_memory)?)
         };
         if volume.identity() != state.identity {
             return Err(Failure::new("another cache is there"));

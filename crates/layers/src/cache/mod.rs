@@ -45,6 +45,7 @@ mod class;
 mod ending;
 mod hit;
 mod index;
+mod index_memory;
 mod insert;
 mod kept;
 mod load;

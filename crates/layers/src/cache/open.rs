@@ -15,6 +15,7 @@ use fathom_persistence::{Identity, Superblock as _, Verdict};
 use parking_lot::Mutex;
 
 use super::format::{BLOCK_BITS, PAGE_LENGTH, REGIONS_PER_PAGE, Superblock};
+use super::index_memory::IndexMemory;
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
@@ -153,6 +154,15 @@ impl CacheVolume {
     /// # Errors
     /// If the cache cannot be used. Nothing has changed then.
     pub fn open(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Self, CacheError> {
+        Self::open_within(backend, options, &IndexMemory::default())
+    }
+
+    /// As [`open`](Self::open), with a limit on the memory of indexes.
+    pub(super) fn open_within(
+        backend: Arc<dyn Backend>,
+        options: &VolumeOptions,
+        memory: &IndexMemory,
+    ) -> Result<Self, CacheError> {
         let alignment = backend.geometry().alignment;
         if alignment as usize > PAGE_LENGTH {
             let message = format!("the volume has an alignment of {alignment} bytes");
@@ -195,10 +205,12 @@ impl CacheVolume {
             let failure = Failure::new(message).advise("make the volume as large as it was");
             return Err(CacheError::Volume(failure));
         }
+        let part = memory.take(&format)?;
         let mut sequences = vec![0; format.pages() as usize];
         let (disks, unused) = read_disks(&mut access, &format, &mut sequences)?;
-        let volume =
+        let mut volume =
             Self::assemble(backend, format, true, options.policy, options.times, sequences);
+        volume.index_part = Some(part);
         volume.keeper.access(|keeper| (keeper.disks, keeper.unused) = (disks, unused));
         Ok(volume)
     }

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::blocks::{Blocks, UnlockedLookup};
 use super::format::{BLOCK_BITS, DiskRecord, Superblock};
+use super::index_memory::IndexPart;
 use super::regions::Regions;
 use super::shard::Shard;
 
@@ -165,6 +166,8 @@ pub struct CacheVolume {
     /// Whether the modification time of a disk's store is being read: of one disk at a time,
     /// because a store that hangs must not occupy more than one thread.
     pub(super) is_noting: Arc<AtomicBool>,
+    /// The memory of the index, if it has a limit.
+    pub(super) index_part: Option<IndexPart>,
 }
 
 /// Adds `length` to a count that has at most `max`. Returns whether there was room.
@@ -233,6 +236,7 @@ impl CacheVolume {
             ahead: Apart::default(),
             load_next: AtomicU64::new(0),
             is_noting: Arc::default(),
+            index_part: None,
         }
     }
 

@@ -35,6 +35,8 @@ pub struct DaemonOptions {
     pub nbd_memory: Bytes,
     /// The most memory for the requests of one NBD connection.
     pub nbd_client_memory: Bytes,
+    /// The most memory for the indexes of caches on stores, in percent of the host's.
+    pub cache_index_percent: u64,
     /// How long a shutdown waits for requests in flight.
     pub shutdown_time_max: Nanoseconds,
     /// A device is idle while fewer requests than this are in flight.
@@ -46,6 +48,13 @@ pub struct DaemonOptions {
 }
 
 impl DaemonOptions {
+    /// The most memory for the indexes of caches on stores, in bytes.
+    pub(crate) fn cache_index_memory(&self) -> u64 {
+        let info = rustix::system::sysinfo();
+        let memory = info.totalram.saturating_mul(info.mem_unit.into());
+        (memory / 100).saturating_mul(self.cache_index_percent)
+    }
+
     /// When a device counts as idle.
     pub(crate) fn idle(&self) -> IdleOptions {
         IdleOptions { threshold: self.idle_requests, dwell_ns: self.idle_time.0 }
@@ -61,6 +70,7 @@ impl Default for DaemonOptions {
             log: LogLevel::Info,
             nbd_memory: Bytes(256 << 20),
             nbd_client_memory: Bytes(64 << 20),
+            cache_index_percent: 10,
             shutdown_time_max: Nanoseconds(15_000_000_000),
             idle_requests: IdleOptions::default().threshold,
             idle_time: Nanoseconds(IdleOptions::default().dwell_ns),
@@ -102,6 +112,12 @@ impl Section for DaemonOptions {
              the greatest length of the protocol",
         ),
         Key::new(
+            "cache_index_percent",
+            "10",
+            "the most memory for the indexes of all caches on stores, in percent of the host's, from 1 to 100. A disk \
+             whose cache has no place is served without it. See [cache.md](cache.md#memory)",
+        ),
+        Key::new(
             "shutdown_time_max",
             "\"15s\"",
             "how long a shutdown waits for requests in flight. The daemon then ends without the \
@@ -132,6 +148,13 @@ impl Section for DaemonOptions {
                 "metrics_cgroups_max",
                 "`metrics_cgroups_max` of [daemon] is out of range",
                 format!("choose a number from 0 to {CGROUPS_MAX}"),
+            );
+        }
+        if !(1..=100).contains(&self.cache_index_percent) {
+            check.problem(
+                "cache_index_percent",
+                "`cache_index_percent` of [daemon] is out of range",
+                "choose a number from 1 to 100",
             );
         }
         if !(1..=IDLE_REQUESTS_MAX).contains(&self.idle_requests) {

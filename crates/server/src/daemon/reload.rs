@@ -90,6 +90,7 @@ impl Daemon {
         };
         let (wanted, options) = (&new.daemon.definition, &self.options);
         let fixed = [
+            ("cache_index_percent", wanted.cache_index_percent != options.cache_index_percent),
             ("control", wanted.control != options.control),
             ("idle_requests", wanted.idle_requests != options.idle_requests),
             ("idle_time", wanted.idle_time != options.idle_time),

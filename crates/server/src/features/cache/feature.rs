@@ -24,8 +24,10 @@ use crate::features::log::{CacheStores, DiskLog};
 pub(crate) struct CachesOfDisks;
 
 impl Feature for CachesOfDisks {
-    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
-        parts.add(Caches::default());
+    fn keep(&self, configuration: Option<&Configuration>, parts: &mut Parts) {
+        let memory =
+            configuration.map(|configuration| configuration.daemon.definition.cache_index_memory());
+        parts.add(memory.map_or_else(Caches::default, Caches::with_index_memory));
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
