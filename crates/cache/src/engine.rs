@@ -133,6 +133,12 @@ impl Engine {
         self.pools[pool].share = share;
     }
 
+    /// The blocks that a pool lacks to its share.
+    pub fn lacks(&self, pool: usize) -> u32 {
+        let Pool { share, blocks, .. } = self.pools[pool];
+        share.saturating_sub(blocks)
+    }
+
     /// The number of blocks of a pool.
     pub fn blocks_of(&self, pool: usize) -> u32 {
         self.pools[pool].blocks

@@ -202,6 +202,11 @@ impl Replacement {
         pool.map(|(_, pool)| self.engine.blocks_of(*pool))
     }
 
+    /// The slots that the disk of the block `key` lacks to its share.
+    pub fn lacks(&self, key: u64) -> u32 {
+        self.engine.lacks(self.pool(key))
+    }
+
     #[inline]
     fn pool(&self, key: u64) -> usize {
         pool(&self.pools, key)

@@ -14,6 +14,7 @@
 mod changes;
 mod kept;
 mod list;
+mod room;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -118,6 +119,8 @@ pub(super) struct Shard {
     dirty: BTreeSet<u32>,
     /// The slots that are kept free.
     reserve: usize,
+    /// The slots that are free, or will be, because a disk below its share has made room.
+    owed: usize,
     replacement: Replacement,
     /// Counts since the start.
     counts: BlockCounts,
@@ -162,6 +165,7 @@ impl Shard {
             building: 1,
             dirty: BTreeSet::new(),
             reserve: if is_kept { (count / 128).max(2).min(count / 2) } else { 0 },
+            owed: 0,
             replacement,
             counts: BlockCounts::default(),
             ahead: 0,
@@ -364,26 +368,6 @@ impl Shard {
         room
     }
 
-    fn room(&mut self, key: u64, mask: u16, may_replace: impl FnOnce() -> bool) -> Option<Room> {
-        if let Some(slot) = self.find(key) {
-            let mask = mask & !self.valid(slot);
-            // A read of a granule that has become invalid may still be in flight.
-            let may_write = mask != 0
-                && self.blocks.pins.is_unpinned(slot)
-                && (self.flags[slot as usize] & IMAGED == 0 || may_replace());
-            return may_write.then_some(Room { slot, mask });
-        }
-        if self.free_count() == 0 && !self.is_kept {
-            self.evict(Some(key));
-        }
-        self.make_reserve(key);
-        let Some(slot) = self.pop_free() else {
-            self.counts.no_room += 1;
-            return None;
-        };
-        Some(Room { slot, mask })
-    }
-
     /// Ends an insertion into `room`. If the content has been written, `sums` are its checksums.
     /// Returns whether the block was not in the cache before.
     pub(super) fn end_insertion(
@@ -528,12 +512,6 @@ impl Shard {
         self.counts.evictions += 1;
         self.unmap(slot);
         true
-    }
-
-    /// Takes blocks out so that slots become free in time.
-    fn make_reserve(&mut self, wanting: u64) {
-        while self.free_count() + self.leaving_count() < self.reserve && self.evict(Some(wanting)) {
-        }
     }
 
     /// Guarantees slots to a disk; see [`Replacement::set_share`].

@@ -366,3 +366,48 @@ fn a_block_that_was_read_ahead_is_used_once() {
     shard.end_change(5, None);
     shard.check();
 }
+
+/// A disk below its share gets the slots of another one within seconds, although that goes on.
+#[test]
+fn a_share_is_reached_soon_after_a_scan_of_another_disk() {
+    const SLOTS: u32 = 1024;
+    let replacement = Replacement::new(&ReplacementOptions::default(), SLOTS);
+    let mut shard = Shard::new(SLOTS, 4, 4, true, replacement);
+    let mut tables = 0;
+    let mut write_all = |shard: &mut Shard| {
+        tables += 1;
+        write(shard, tables);
+    };
+    let (scan, hot) = (1 << BLOCK_BITS, 2 << BLOCK_BITS);
+    let mut next = scan..;
+    let put = |shard: &mut Shard, key: u64| {
+        let Lookup::Miss(number) = shard.read(key, 0b1111, &access(), true) else { return };
+        let Some(room) = shard.begin_insertion(key, number, 0b1111, || true) else { return };
+        shard.end_insertion(key, number, room, Some(&[1, 2, 3, 4]), &access());
+    };
+    for _ in 0..4 {
+        next.by_ref().take(SLOTS as usize).for_each(|key| put(&mut shard, key));
+        write_all(&mut shard);
+    }
+    assert!(shard.set_share(2, SLOTS / 2));
+    let mut seconds = 0;
+    while shard.blocks_of(2).unwrap() < SLOTS * 15 / 32 {
+        for key in 0..u64::from(SLOTS / 2) {
+            for _ in 0..4 {
+                put(&mut shard, next.next().unwrap());
+            }
+            put(&mut shard, hot | key);
+        }
+        write_all(&mut shard);
+        seconds += 1;
+        assert!(seconds < 30, "{:?} blocks", shard.blocks_of(2));
+    }
+    // What it does not use of the room that it has made, the other one gets.
+    shard.set_share(2, 0);
+    for _ in 0..8 {
+        next.by_ref().take(SLOTS as usize).for_each(|key| put(&mut shard, key));
+        write_all(&mut shard);
+    }
+    assert_eq!(shard.owed, 0);
+    shard.check();
+}

@@ -47,6 +47,7 @@ impl Shard {
                 self.release(slot);
             }
         }
+        self.halve_owed();
     }
 
     /// The flush in flight was given up: its content needs another flush.

@@ -59,11 +59,30 @@ fn may_be_chosen(guest: &GuestOptions, vms: &BTreeSet<&str>, rested: Option<Dura
     vms.contains(guest.vm.as_str()) && rested.is_none_or(|rested| rested >= rest_min)
 }
 
+/// The guests of a device that have had their turns in the current round.
+type Round = BTreeSet<String>;
+
 /// The guest that is to write to a device which has been idle for `idle`: that with the most dirty
-/// data, of those that have enough.
-fn choose(candidates: &[Candidate], idle: Duration) -> Option<&Candidate> {
+/// data, of those that have enough and have not had their turn in this round. When all have had
+/// theirs, the next round begins: how much is dirty, the guest says, and one that always says the
+/// most gets no more turns than others.
+fn choose<'c>(
+    candidates: &'c [Candidate],
+    idle: Duration,
+    round: &mut Round,
+) -> Option<&'c Candidate> {
+    if idle < IDLE_TIME {
+        return None;
+    }
     let is_due = |guest: &&Candidate| guest.dirty >= guest.dirty_min.max(1);
-    candidates.iter().filter(is_due).max_by_key(|guest| guest.dirty).filter(|_| idle >= IDLE_TIME)
+    let due: Vec<&Candidate> = candidates.iter().filter(is_due).collect();
+    if due.iter().all(|guest| round.contains(&guest.vm)) {
+        round.clear();
+    }
+    let waiting = due.into_iter().filter(|guest| !round.contains(&guest.vm));
+    let chosen = waiting.max_by_key(|guest| guest.dirty)?;
+    round.insert(chosen.vm.clone());
+    Some(chosen)
 }
 
 /// The thread that flushes guests whose devices are idle, once there has been such a guest.
@@ -170,6 +189,7 @@ fn run(daemon: &Weak<Daemon>) {
     let sys = SysDevices::default();
     let mut watched: BTreeMap<Medium, Watched> = BTreeMap::new();
     let mut flushed: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut rounds: BTreeMap<Medium, Round> = BTreeMap::new();
     let flushing: Arc<Mutex<BTreeSet<Medium>>> = Arc::default();
     let mut searched: Option<Instant> = None;
     loop {
@@ -187,6 +207,7 @@ fn run(daemon: &Weak<Daemon>) {
         }
         let media = daemon.media_of(&guests);
         watched.retain(|medium, _| media.contains(medium));
+        rounds.retain(|medium, _| media.contains(medium));
         for medium in media {
             let now = Instant::now();
             if flushing.lock().contains(&medium) {
@@ -216,7 +237,8 @@ fn run(daemon: &Weak<Daemon>) {
                 })
                 .filter_map(|guest| daemon.candidate(guest, &medium))
                 .collect();
-            if let Some(guest) = choose(&candidates, idle) {
+            let round = rounds.entry(medium.clone()).or_default();
+            if let Some(guest) = choose(&candidates, idle, round) {
                 flushed.insert(guest.vm.clone(), now);
                 begin(&daemon, guest.clone(), medium, &flushing);
             }
@@ -298,12 +320,26 @@ mod tests {
     fn the_guest_with_the_most_dirty_data_is_chosen() {
         let guests = [candidate("little", 99), candidate("some", 500), candidate("most", 900)];
         let chosen = |guests: &[Candidate], idle: Duration| {
-            choose(guests, idle).map(|guest| guest.vm.clone())
+            choose(guests, idle, &mut Round::new()).map(|guest| guest.vm.clone())
         };
         assert_eq!(chosen(&guests, IDLE_TIME).as_deref(), Some("most"));
         assert_eq!(chosen(&guests, Duration::from_millis(999)), None);
         assert_eq!(chosen(&guests[..1], IDLE_TIME), None, "too little");
         let nothing = Candidate { dirty_min: 0, ..candidate("clean", 0) };
         assert_eq!(chosen(&[nothing], IDLE_TIME), None);
+    }
+
+    #[test]
+    fn a_guest_that_always_claims_the_most_has_one_turn_in_a_round() {
+        let guests = [candidate("a", 500), candidate("liar", u64::MAX), candidate("b", 900)];
+        let mut round = Round::new();
+        let mut next = |guests: &[Candidate]| {
+            choose(guests, IDLE_TIME, &mut round).map(|guest| guest.vm.clone()).unwrap()
+        };
+        let turns: Vec<String> = (0..6).map(|_| next(&guests)).collect();
+        assert_eq!(turns, ["liar", "b", "a", "liar", "b", "a"]);
+        // Those that have nothing to write now do not hold the round up.
+        assert_eq!(next(&guests[..2]), "liar");
+        assert_eq!(next(&guests[1..2]), "liar");
     }
 }
