@@ -320,6 +320,9 @@ pub struct VhostUserStatus {
     pub recovered: u64,
     /// Whether the VMM keeps the requests in flight across a restart of the daemon.
     pub restart_safe: bool,
+    /// Whether the VMM can be told of a new size of the disk.
+    #[serde(default)]
+    pub announces_sizes: bool,
     /// Whether the guest is migrating.
     pub migrating: bool,
     /// The mapped guest memory, in bytes.

@@ -56,6 +56,9 @@ pub enum ProblemKind {
     Leaving,
     /// A queue's thread failed because of a bug in the daemon.
     QueueFailed,
+    /// A queue carries out no requests until the guest resets its device: what the guest wrote to
+    /// its ring was invalid.
+    QueueInvalid,
     /// The last VMM that connected could not be served.
     VmmRefused,
     /// A guest uses its disk, but the guest's memory is not shared with the daemon.
@@ -91,6 +94,7 @@ impl ProblemKind {
             Self::LogUnknown => "log-unknown",
             Self::Leaving => "leaving",
             Self::QueueFailed => "queue-failed",
+            Self::QueueInvalid => "queue-invalid",
             Self::VmmRefused => "vmm-refused",
             Self::MemoryNotShared => "memory-not-shared",
             Self::NotServed => "not-served",
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_kind_has_the_same_name_in_json_and_metrics() {
-        for kind in [ProblemKind::WritesLost, ProblemKind::IoErrors, ProblemKind::VmmRefused] {
+        for kind in [ProblemKind::WritesLost, ProblemKind::QueueInvalid, ProblemKind::VmmRefused] {
             let json = serde_json::to_string(&kind).unwrap();
             assert_eq!(json, format!("{:?}", kind.name()));
         }

@@ -1,7 +1,7 @@
 //! `fathom disk resize`: resizes an image, or a disk in use by a guest.
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
-use fathom_control::{Bytes, Client, parse_bytes};
+use fathom_control::{Bytes, Client, FrontendStatus, parse_bytes};
 use fathom_image::{ForeignFormat, ImageChange};
 use serde::Serialize;
 
@@ -53,35 +53,59 @@ pub(super) fn run(options: &ResizeOptions) -> CommandResult {
     let target = Target::parse(&options.size)?;
     let client = options.control.client();
     let mut note = None;
-    let (online, before, size) = if is_path(&options.disk, &client) {
+    let (served, before, size) = if is_path(&options.disk, &client) {
         let path = Path::new(&options.disk);
         let image = Image::open(path)?;
         if let Some(name) = served_as(&client, path) {
             let size = new_size(options, target, image.size)?;
-            client.resize_disk(&name, size, options.shrink)?;
-            (true, image.size, size)
+            (Some(client.resize_disk(&name, size, options.shrink)?), image.size, size)
         } else {
             let (before, size) = resize_image(options, target, &image)?;
             note = grown_table(&image, size);
-            (false, before, size)
+            (None, before, size)
         }
     } else {
         let before = client.disk(&options.disk)?.capacity_bytes;
         let size = new_size(options, target, before)?;
-        (true, before, client.resize_disk(&options.disk, size, options.shrink)?.capacity_bytes)
+        let status = client.resize_disk(&options.disk, size, options.shrink)?;
+        let size = status.capacity_bytes;
+        (Some(status), before, size)
     };
     if options.format.json {
         let disk = &options.disk;
         return output::json(&Resized {
             disk,
-            online,
+            online: served.is_some(),
             size_bytes_before: before,
             size_bytes: size,
         });
     }
-    let how = if online { ", through the daemon: guests see it at once" } else { "" };
+    let how = served.map_or_else(String::new, |status| who_sees_it(&status.frontends));
     output::text_line(&format!("{}: {} → {}{how}", options.disk, Bytes(before), exact(size)))?;
     note.map_or(Ok(()), |note| output::text_line(&note))
+}
+
+/// Who sees the new size of a disk that the daemon serves, and when.
+fn who_sees_it(frontends: &[FrontendStatus]) -> String {
+    let mut seen = Vec::new();
+    for frontend in frontends {
+        match frontend {
+            FrontendStatus::VhostUser(guest) if guest.connected => {
+                seen.push(if guest.announces_sizes {
+                    "its guest sees it at once"
+                } else {
+                    "its guest sees it after a restart, because its VMM cannot be told"
+                });
+            }
+            FrontendStatus::Nbd(export) if export.connections > 0 => {
+                seen.push("NBD clients see it when they connect again");
+            }
+            FrontendStatus::VhostUser(_) | FrontendStatus::Nbd(_) => {}
+        }
+    }
+    seen.dedup();
+    let begin = ", through the daemon";
+    if seen.is_empty() { begin.into() } else { format!("{begin}: {}", seen.join(", ")) }
 }
 
 fn new_size(options: &ResizeOptions, target: Target, before: u64) -> CommandResult<u64> {
@@ -165,7 +189,27 @@ fn grown_table(image: &Image, size: u64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use fathom_control::{NbdStatus, VhostUserStatus};
+
     use super::*;
+
+    #[test]
+    fn only_guests_that_can_be_told_see_a_new_size_at_once() {
+        let guest = |connected, announces_sizes| {
+            let socket = "a.sock".into();
+            let status =
+                VhostUserStatus { socket, connected, announces_sizes, ..Default::default() };
+            FrontendStatus::VhostUser(status)
+        };
+        let clients =
+            |connections| FrontendStatus::Nbd(NbdStatus { connections, ..NbdStatus::default() });
+        let shown = |frontends: Vec<FrontendStatus>| who_sees_it(&frontends);
+        assert_eq!(shown(vec![guest(false, false), clients(0)]), ", through the daemon");
+        assert!(shown(vec![guest(true, true)]).ends_with(": its guest sees it at once"));
+        assert!(shown(vec![guest(true, false)]).contains("after a restart"));
+        let both = shown(vec![guest(true, true), clients(2), clients(1)]);
+        assert!(both.ends_with("at once, NBD clients see it when they connect again"), "{both}");
+    }
 
     #[test]
     fn sizes_are_absolute_or_changes() {

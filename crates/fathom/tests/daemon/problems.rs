@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fathom_control::{DiskChange, ProblemKind};
+use fathom_control::{DiskChange, LayerDefinition, ProblemKind};
 use fathom_sim::FaultyDevice;
+use vhost::VhostBackend;
 
 use crate::cache::succeeds;
 use crate::nbd::Nbd;
 use crate::offload::{failing_server, wait_until_served};
 use crate::process::{Daemon, command, disk_over_nbd, image};
+use crate::vmm::{Client, RING_SIZE};
 
 /// A write's length, in bytes.
 const LENGTH: usize = 64 << 10;
@@ -154,8 +156,34 @@ fn a_full_disk_is_shown_and_can_be_removed() {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     assert!(nbd.send(1, 9, 4 << 20, LENGTH as u32, &vec![1; LENGTH]));
     daemon.until("writes to wait", || kinds(&daemon, "a") == [ProblemKind::WaitingForRoom]);
+    // Its queues cannot get other layers meanwhile, and whoever wants that hears so at once.
+    let limit = LayerDefinition::new("limit", serde_json::json!({ "total_bytes_sec": 1 << 20 }));
+    let change = DiskChange { set_layer: Some(limit), ..DiskChange::default() };
+    let begin = Instant::now();
+    let refused = daemon.client().change_disk("a", &change).unwrap_err().to_string();
+    assert!(refused.contains("wait for space"), "{refused}");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     daemon.client().remove_disk("a", true).unwrap();
     assert_eq!(nbd.reply(), Some((9, NO_SPACE)));
+    daemon.end();
+}
+
+#[test]
+fn a_queue_that_is_out_of_use_is_a_problem_until_the_guest_resets_it() {
+    let text = "[[disk]]\nname = \"a\"\nmemory = \"1M\"\n[disk.vhost_user]\nsocket = \"a.sock\"\n";
+    let daemon = Daemon::start(text);
+    let mut client = Client::start(&daemon.path("a.sock"), 2, 0);
+    client.set_available(0, RING_SIZE + 1);
+    client.kick(0);
+    daemon.until("the problem", || kinds(&daemon, "a") == [ProblemKind::QueueInvalid]);
+    let control = daemon.path("control.sock");
+    let mut info = command(control.parent().unwrap());
+    let output = info.args(["disk", "info", "a", "--control"]).arg(&control).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(shown.contains("queue-invalid: 1 queue of its guest"), "{shown}");
+    client.frontend.get_vring_base(0).unwrap();
+    daemon.until("the problem to end", || kinds(&daemon, "a").is_empty());
+    drop(client);
     daemon.end();
 }
 

@@ -243,6 +243,7 @@ impl Server {
             connections: counters.connections.load(Ordering::Relaxed),
             refused: counters.refused.load(Ordering::Relaxed),
             broken_rings: counters.broken_rings.load(Ordering::Relaxed),
+            broken_now: counters.broken_now.load(Ordering::Relaxed),
             protocol_errors: counters.protocol_errors.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
             panics: counters.panics.load(Ordering::Relaxed),
@@ -256,6 +257,7 @@ impl Server {
             status.protocol_features = live.protocol_features;
             status.memory = live.memory.length();
             status.inflight = live.inflight;
+            status.announces_sizes = live.channel.is_some();
             status.logging = live.logging;
             status.blind = live.private_memory.is_detected();
         }

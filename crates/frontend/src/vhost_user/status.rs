@@ -1,6 +1,7 @@
 //! The reported state of a vhost-user front end.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::refusal::Refusal;
 
@@ -11,6 +12,8 @@ pub(super) struct Counters {
     pub refused: AtomicU64,
     /// Rings that were stopped because their contents were invalid.
     pub broken_rings: AtomicU64,
+    /// Those of them that the guest has not reset yet.
+    pub broken_now: AtomicU64,
     /// Connections that ended with a protocol error.
     pub protocol_errors: AtomicU64,
     /// Connections accepted.
@@ -23,6 +26,31 @@ pub(super) struct Counters {
     pub lost: AtomicU64,
     /// Whether the current connection's misbehaviour has been logged.
     pub warned: AtomicBool,
+}
+
+/// A ring that is out of use, until it is dropped.
+pub(super) struct BrokenRing(Option<Arc<Counters>>);
+
+impl BrokenRing {
+    /// A ring whose contents were invalid.
+    pub(super) fn counted(counters: &Arc<Counters>) -> Self {
+        counters.broken_rings.fetch_add(1, Ordering::Relaxed);
+        counters.broken_now.fetch_add(1, Ordering::Relaxed);
+        Self(Some(Arc::clone(counters)))
+    }
+
+    /// A ring whose memory was lost, which is no fault of the guest.
+    pub(super) fn uncounted() -> Self {
+        Self(None)
+    }
+}
+
+impl Drop for BrokenRing {
+    fn drop(&mut self) {
+        if let Some(counters) = &self.0 {
+            counters.broken_now.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The state of a vhost-user front end at one instant.
@@ -40,6 +68,8 @@ pub struct VhostUserStatus {
     pub memory: u64,
     /// Whether the VMM keeps the in-flight requests across a restart of the daemon.
     pub inflight: bool,
+    /// Whether the VMM can be told of a new size.
+    pub announces_sizes: bool,
     /// Whether a live migration is being logged.
     pub logging: bool,
     /// Connections accepted since the start.
@@ -48,6 +78,8 @@ pub struct VhostUserStatus {
     pub refused: u64,
     /// Rings that were stopped because their contents were invalid.
     pub broken_rings: u64,
+    /// Those of them that the guest has not reset yet: they carry out no requests.
+    pub broken_now: u64,
     /// Connections that ended with a protocol error.
     pub protocol_errors: u64,
     /// Requests of an earlier daemon that were repeated.

@@ -27,7 +27,7 @@ use super::mailbox::Command;
 use super::private_memory::{PrivateMemory, PrivateMemoryDetector};
 use super::request::{self, Segment};
 use super::ring::Ring;
-use super::status::Counters;
+use super::status::{BrokenRing, Counters};
 
 /// The most requests that are taken before completed ones are given back: few enough that the guest
 /// works on the first while the last are being served.
@@ -103,7 +103,7 @@ pub(super) struct Worker {
     /// Until when a stop waits for requests that cannot be given back otherwise, in nanoseconds.
     finish_ns: Option<u64>,
     /// Whether the ring's contents were invalid: no more requests are taken from it.
-    broken: bool,
+    broken: Option<BrokenRing>,
     heads: Vec<u16>,
     chain: Chain,
     segments: Vec<Segment>,
@@ -151,7 +151,7 @@ impl Worker {
             positions: vec![None; size],
             deferred: Vec::new(),
             finish_ns: None,
-            broken: false,
+            broken: None,
             heads: Vec::with_capacity(BATCH),
             chain: Chain::default(),
             segments: Vec::new(),
@@ -200,7 +200,7 @@ impl Worker {
     fn is_serving(&self) -> bool {
         self.enabled
             && !self.draining
-            && !self.broken
+            && self.broken.is_none()
             && !self.stack.is_closing()
             && !self.memory_owner.is_lost()
     }
@@ -245,12 +245,12 @@ impl Worker {
     }
 
     fn break_ring(&mut self, what: &str) {
-        self.broken = true;
         if self.memory_owner.is_lost() {
             // The lost memory reads as zeroes that the guest never wrote.
+            self.broken = Some(BrokenRing::uncounted());
             return;
         }
-        self.counters.broken_rings.fetch_add(1, Ordering::Relaxed);
+        self.broken = Some(BrokenRing::counted(&self.counters));
         tracing::error!(
             disk = self.disk.name(),
             vm = self.disk.vm(),

@@ -110,7 +110,8 @@ fn a_ring_with_invalid_contents_stops_until_the_device_is_reset() {
         }
         client.kick(0);
         assert!(client.wait_for(0, Duration::from_millis(100)).is_none());
-        assert_eq!(served.server.status().broken_rings, round);
+        let status = served.server.status();
+        assert_eq!((status.broken_rings, status.broken_now), (round, 1));
         // The other queue continues.
         client.assert_works(1);
         // A reset: the ring is stopped, cleared and started again.
@@ -118,6 +119,7 @@ fn a_ring_with_invalid_contents_stops_until_the_device_is_reset() {
         client.clear(0);
         client.start_queue(0, 0);
         client.assert_works(0);
+        assert_eq!(served.server.status().broken_now, 0);
     }
 }
 

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_block::{CHANGE_TIME_MAX, Disk, RestackError};
+use fathom_block::{CHANGE_TIME_MAX, Disk, Layer, RestackError};
 use fathom_control::{
     Bytes, DiskChange, DiskDefinition, DiskStatus, Done, ErrorBody, ErrorCode, FrontendStatus,
 };
 use fathom_insight::change::{Author, ChangeKind};
+use fathom_layers::WaitForRoom;
 use parking_lot::Mutex;
 
 use super::changes::{Claims, stopping};
@@ -30,7 +31,13 @@ const REMOVAL_TIME_MAX: Duration = Duration::from_secs(20);
 fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLayer>, ErrorBody> {
     equipment.exchanging();
     let made = stack::make_layers(equipment)?;
-    disk.restack(made.list(), CHANGE_TIME_MAX).map_err(|error| {
+    let list = made.list();
+    let is_same = |(old, new): (&Arc<dyn Layer>, &Arc<dyn Layer>)| Arc::ptr_eq(old, new);
+    let before = disk.layers();
+    if before.len() != list.len() || !before.iter().zip(&list).all(is_same) {
+        check_room(disk, equipment)?;
+    }
+    disk.restack(list, CHANGE_TIME_MAX).map_err(|error| {
         let remedy = match &error {
             RestackError::Leave(..) => {
                 "repair the store beneath, then try again; the disk is served as before"
@@ -45,6 +52,20 @@ fn exchange(disk: &Arc<Disk>, equipment: &Equipment<'_>) -> Result<Vec<KeyedLaye
     })?;
     made.apply();
     Ok(made.layers)
+}
+
+/// Checks that no request of a disk waits for space: queues get other layers when they have nothing
+/// in flight, and nobody knows when that will be.
+fn check_room(disk: &Disk, equipment: &Equipment<'_>) -> Result<(), ErrorBody> {
+    let room = equipment.parts.find::<WaitForRoom>();
+    if room.is_none_or(|room| room.waiting() == 0) {
+        return Ok(());
+    }
+    let message = format!(
+        "the disk {:?} keeps its layers: its requests wait for space, and cannot change over to others",
+        disk.name()
+    );
+    Err(refusal(ErrorCode::Conflict, message, "free some space, then try again"))
 }
 
 impl Daemon {

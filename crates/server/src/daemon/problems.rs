@@ -458,6 +458,15 @@ fn of_guest(guest: VhostUserStatus) -> Vec<FoundProblem> {
         let remedy = "see the log, and restart the guest".to_owned();
         found.push(FoundProblem::new(ProblemKind::QueueFailed, message, remedy));
     }
+    if guest.broken_now > 0 {
+        let message = format!(
+            "{} of its guest carry out no requests: what the guest wrote there was invalid",
+            count(guest.broken_now, "queue")
+        );
+        let remedy =
+            "see the log, and restart the guest: a reset of its device ends this".to_owned();
+        found.push(FoundProblem::new(ProblemKind::QueueInvalid, message, remedy));
+    }
     if guest.blind {
         let Refusal { message, remedy, .. } = Refusal::of_private_memory();
         found.push(FoundProblem::new(ProblemKind::MemoryNotShared, message, remedy));

@@ -274,6 +274,7 @@ fn guest_status(
         memory_losses: guest.lost,
         recovered: guest.recovered,
         restart_safe: guest.inflight,
+        announces_sizes: guest.announces_sizes,
         migrating: guest.logging,
         guest_memory_bytes: guest.memory,
         problem,

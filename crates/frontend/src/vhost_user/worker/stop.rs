@@ -107,7 +107,7 @@ impl Worker {
     /// The requests that a stopped ring cannot give back, while nothing is in flight.
     fn unreturnable(&self) -> Vec<u16> {
         let is_kept = self.inflight.is_some() && self.log.is_none();
-        if is_kept || self.broken || self.memory_owner.is_lost() {
+        if is_kept || self.broken.is_some() || self.memory_owner.is_lost() {
             return Vec::new();
         }
         let last = self.last_deferred();
@@ -141,7 +141,7 @@ impl Worker {
     /// the count of requests taken from it.
     pub(in super::super) fn stop(&mut self) -> u16 {
         self.ended = true;
-        if self.broken || self.memory_owner.is_lost() {
+        if self.broken.is_some() || self.memory_owner.is_lost() {
             return self.ring.next_available();
         }
         let last = self.last_deferred();
