@@ -3,13 +3,15 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use fathom_control::ProblemKind;
 use fathom_sim::{DEVICE_BLOCK, FaultyDevice};
 
 use crate::cache::{BLOCK, fails, read, succeeds, write};
 use crate::nbd::{FLUSH, Nbd};
-use crate::process::{Daemon, disk_over_nbd, image};
+use crate::process::{Daemon, command, disk_over_nbd, image};
 
 const IO_ERROR: u32 = 5;
 
@@ -264,5 +266,23 @@ fn a_forged_store_takes_no_more_memory_than_indexes_may_have() {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak << 10 < memory / 100 + (300 << 20), "{peak} KiB");
+    daemon.end();
+}
+
+/// Images and stores have the data of guests, so that they are their owner's alone.
+#[test]
+fn images_and_stores_are_made_for_their_owner_alone() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    succeeds(folder.path(), &["create", "cache", "--size", "8M", "--log", "2M"]);
+    succeeds(folder.path(), &["create", "sparse", "--size", "8M", "--sparse"]);
+    for arguments in [["disk", "create", "made.img", "4M"], ["disk", "create", "a.img", "4M"]] {
+        assert!(command(folder.path()).args(arguments).status().unwrap().success());
+    }
+    let more = "layers = [{ kind = \"wal\", log = \"log\", size = \"2M\" }]\n";
+    let daemon = Daemon::start_in(folder, &disk_over_nbd(Path::new("a.img"), more));
+    for name in ["cache", "sparse", "made.img", "a.img", "log"] {
+        let mode = daemon.path(name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
     daemon.end();
 }
