@@ -27,6 +27,8 @@ pub enum AttachError {
     NoKernel,
     /// The note of this release does not have the addresses of the symbols: it is older than 6.0.
     TooOld(String),
+    /// The note is that of a 32-bit kernel of this release.
+    ThirtyTwoBits(String),
     /// The note is complete, and the structure that it names is not: it belongs to an earlier boot,
     /// or has an unknown format.
     Torn {
@@ -57,6 +59,10 @@ impl fmt::Display for AttachError {
             Self::TooOld(release) => {
                 write!(formatter, "Linux {release} is too old: 6.0 or later is needed")
             }
+            Self::ThirtyTwoBits(release) => write!(
+                formatter,
+                "Linux {release} is a 32-bit kernel: only x86-64 kernels are understood"
+            ),
             Self::Stale(release) => write!(
                 formatter,
                 "the requests do not match the structures of Linux {release}: the structures are \
@@ -90,7 +96,7 @@ impl AttachError {
             Self::NoKernel => 0,
             Self::Torn { .. } => 1,
             Self::Stale(_) => 2,
-            Self::TooOld(_) | Self::NoTypes(_) | Self::Missing { .. } => 3,
+            Self::TooOld(_) | Self::ThirtyTwoBits(_) | Self::NoTypes(_) | Self::Missing { .. } => 3,
         };
         weight(self) >= weight(other)
     }
@@ -368,6 +374,10 @@ impl Kernel {
 
     fn read(memory: &GuestMemory, note: VmcoreInfo) -> Result<Self, AttachError> {
         let release = || note.release().to_owned();
+        // The page tables, under the name that kernels of all processors have in their notes.
+        if note.symbol("swapper_pg_dir").is_some_and(|address| address >> 32 == 0) {
+            return Err(AttachError::ThirtyTwoBits(release()));
+        }
         if note.symbol("kallsyms_names").is_none() {
             return Err(AttachError::TooOld(release()));
         }

@@ -74,6 +74,9 @@ pub fn remedy(insight: &InsightStatus) -> &'static str {
         _ if contains("too old") => {
             "its disks work nevertheless; insight needs Linux 6.0 or later in the guest"
         }
+        _ if contains("32-bit") => {
+            "its disks work nevertheless; insight needs a 64-bit kernel in the guest"
+        }
         _ if contains("describe its types") => {
             "its disks work nevertheless; insight needs a kernel with CONFIG_DEBUG_INFO_BTF, as \
              distributions build theirs"
@@ -130,6 +133,7 @@ mod tests {
         let cases = [
             (AttachError::NoKernel.to_string(), "normal while it boots"),
             (AttachError::TooOld(release()).to_string(), "needs Linux 6.0"),
+            (AttachError::ThirtyTwoBits(release()).to_string(), "needs a 64-bit kernel"),
             (AttachError::Stale(release()).to_string(), "swiotlb=force"),
             (COPIED_REQUESTS.to_owned(), "swiotlb=force"),
             (AttachError::NoTypes(release()).to_string(), "needs a kernel with CONFIG_DEBUG_INFO"),

@@ -364,6 +364,16 @@ fn kernels_that_cannot_be_read() {
     followed.resolve(guest.linux.request("data"));
     assert!(followed.guest.step().unwrap() > Duration::from_secs(5));
 
+    // The note of a 32-bit kernel.
+    let guest = SyntheticGuest::new(&Shape::default());
+    let note = "OSRELEASE=6.1.0-41-686-pae\nPAGESIZE=4096\nSYMBOL(swapper_pg_dir)=c7d86000\n\
+        SYMBOL(kallsyms_names)=c7a0b6bc\nCONFIG_X86_PAE=y\n\0";
+    guest.store.write(guest.linux.shape.note, note.as_bytes());
+    guest.store.write(guest.linux.shape.note + PAGE, &[0; 64]);
+    let followed = follow(&guest);
+    assert!(matches!(followed.state(), GuestState::Blind { .. }));
+    assert!(followed.reason().contains("6.1.0-41-686-pae is a 32-bit"), "{}", followed.reason());
+
     // The description of types does not begin with the magic number.
     let guest = SyntheticGuest::new(&Shape::default());
     let kernel = guest.guest().kernel().unwrap();
