@@ -29,6 +29,7 @@ const SIZES: [u32; 5] = [16384, 4096, 8192, 32768, 65536];
 const LEVEL_MAX: u16 = 64;
 
 const TYPE_UNDO: u16 = 2;
+const TYPE_SPACE: u16 = 8;
 const TYPE_INSTANT: u16 = 18;
 const TYPE_RTREE: u16 = 17854;
 const TYPE_INDEX: u16 = 17855;
@@ -43,6 +44,8 @@ pub struct Tablespace {
     pub page_length: u32,
     /// Its number, which each page has.
     pub space: u32,
+    /// Whether its pages are compressed (`ROW_FORMAT=COMPRESSED`), which its first page tells.
+    pub is_compressed: bool,
     /// The number of the clustered index; 0 until it is known, [`SEVERAL`](Self::SEVERAL) if there
     /// are several.
     pub clustered: u64,
@@ -68,6 +71,16 @@ impl Tablespace {
         let is_placed =
             |length: u32| place.is_none_or(|place| place == u64::from(number) * u64::from(length));
         let is_known = self.page_length != 0;
+        if self.is_compressed || !is_known {
+            let length = if is_known { self.page_length } else { compressed_length(&head) };
+            if length != 0 && is_placed(length) && (!is_known || space == self.space) {
+                (self.page_length, self.space, self.is_compressed) = (length, space, true);
+                return (lsn != 0 && is_type(kind)).then_some(DatabasePage::OTHER);
+            }
+        }
+        if self.is_compressed {
+            return None;
+        }
         let length = if is_known {
             self.page_length
         } else {
@@ -149,6 +162,23 @@ impl Tablespace {
             // Above the leaves or a small root, and the clustered index is not known.
             None => page(DatabasePart::Other),
         }
+    }
+}
+
+/// The length of the pages of a compressed tablespace, from the head of its first page
+/// (`fsp0types.h`); 0 if it is not the first page of one. Compressed pages do not end with their
+/// LSN, so this is the only page that tells.
+fn compressed_length(head: &[u8; HEAD]) -> u32 {
+    let (number, kind, space) = (be32(head, 4), be16(head, 24), be32(head, 34));
+    // The header of the tablespace repeats its number.
+    if number != 0 || kind != TYPE_SPACE || space == 0 || be32(head, HEADER) != space {
+        return 0;
+    }
+    let flags = be32(head, HEADER + 16);
+    match flags >> 1 & 0xf {
+        // Without bit 0 the flags have another format.
+        size @ 1..=5 if flags & 1 != 0 => 512 << size,
+        _ => 0,
     }
 }
 
