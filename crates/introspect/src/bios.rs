@@ -6,6 +6,9 @@ use crate::vmcoreinfo::PAGE;
 
 /// The most layers of devices through which a bio is followed.
 const STACKED_MAX: usize = 16;
+/// The bits of `bi_private` of a bio of dm-io that have the number of a device
+/// (`DM_IO_MAX_REGIONS`).
+const DM_IO_DEVICES: u64 = 63;
 /// The most pages of a bio that are examined one by one.
 const PAGES_MAX: usize = 1024;
 
@@ -54,18 +57,35 @@ impl Kernel {
             let meaning = self.meanings.get(bio.end)?;
             let Meaning::Completion(completion) = meaning else { return None };
             let at = |place: Option<u64>| self.pointer(bio.private.wrapping_add(place?));
+            // A member of the structure in which the bio is embedded, at `own`.
+            let around = |own: Option<u64>, place: Option<u64>| {
+                self.pointer(bio.address.wrapping_sub(own?).wrapping_add(place?))
+            };
             let above = match completion {
                 Completion::DmClone => {
                     let target = bio.address.wrapping_sub(layout.dm_io_clone?);
                     let io = self.pointer(target.wrapping_add(layout.dm_target_io?))?;
                     self.pointer(io.wrapping_add(layout.dm_io_original?))
                 }
+                Completion::DmIo => {
+                    let io = bio.private & !DM_IO_DEVICES;
+                    let at = |place: Option<u64>| self.pointer(io.wrapping_add(place?));
+                    let callback = at(layout.dm_io_callback);
+                    if callback.and_then(|callback| self.meanings.get(callback))
+                        != Some(Meaning::DmMirror)
+                    {
+                        return Some((bio, meaning, copied));
+                    }
+                    at(layout.dm_io_context)
+                }
                 Completion::DmCrypt => {
                     copied = true;
                     at(layout.dm_crypt_bio)
                 }
-                Completion::MdClone => at(layout.md_original),
-                Completion::MdAccount => at(layout.md_account_original),
+                Completion::MdClone => around(layout.md_clone, layout.md_original),
+                Completion::MdAccount => {
+                    around(layout.md_account_clone, layout.md_account_original)
+                }
                 Completion::Raid1 => at(layout.raid1_master),
                 Completion::Raid10 => at(layout.raid10_master),
                 Completion::Chain => Some(bio.private),

@@ -53,6 +53,8 @@ pub(crate) struct Btf<'b> {
 pub(crate) struct Member {
     /// The offset in the structure, in bytes.
     pub offset: u64,
+    /// Of a bit field, its first bit in the byte at the offset; otherwise 0.
+    pub bit: u8,
     type_number: u32,
 }
 
@@ -184,13 +186,14 @@ impl<'b> Btf<'b> {
     /// as members of the structure.
     pub fn member(&self, structure: &str, path: &str) -> Option<Member> {
         let mut number = self.named(structure)?;
-        let mut offset = 0;
+        let (mut offset, mut bit) = (0, 0);
         for name in path.split('.') {
             let member = self.member_of(number, name, 0)?;
             offset += member.offset;
+            bit = member.bit;
             number = self.strip(member.type_number)?;
         }
-        Some(Member { offset, type_number: number })
+        Some(Member { offset, bit, type_number: number })
     }
 
     fn member_of(&self, number: u32, name: &str, depth: usize) -> Option<Member> {
@@ -208,7 +211,7 @@ impl<'b> Btf<'b> {
             let offset = u64::from(bits / 8);
             let own = part.string(own)?;
             if own == name.as_bytes() {
-                return Some(Member { offset, type_number });
+                return Some(Member { offset, bit: (bits % 8) as u8, type_number });
             }
             if own.is_empty() {
                 let inner = self.strip(type_number)?;

@@ -41,11 +41,14 @@ pub(crate) enum Completion {
     BtrfsStripe,
     /// A device-mapper clone, which is embedded in a `dm_target_io`.
     DmClone,
+    /// A bio of dm-io, with `io` in `bi_private`, whose low bits have the number of a device.
+    DmIo,
     /// A bio of dm-crypt, with `dm_crypt_io` in `bi_private`.
     DmCrypt,
-    /// A clone of md, with `md_io_clone` in `bi_private`.
+    /// A clone of md, which is embedded in a `md_io_clone`. Only kernels before 7.2 also have the
+    /// address of that structure in `bi_private`.
     MdClone,
-    /// A bio that md accounts, with `md_io_acct` in `bi_private`.
+    /// A clone of md, which is embedded in a `md_io_acct`.
     MdAccount,
     /// A bio of RAID 1, with `r1bio` in `bi_private`.
     Raid1,
@@ -106,8 +109,10 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     // Targets of device mapper that replace the completion of a clone.
     ("full_bio_end_io", Completion::DmClone),
     ("overwrite_endio", Completion::DmClone),
-    // Device mapper's own copies and structures.
-    ("endio", Completion::Kind(Kind::Device)),
+    ("integrity_end_io", Completion::DmClone),
+    ("verity_end_io", Completion::DmClone),
+    // Device mapper's own copies and structures, and what dm-mirror writes.
+    ("endio", Completion::DmIo),
     ("bio_complete", Completion::Kind(Kind::Device)),
     // Bcache's own copies and structures, and the requests that it caches.
     ("btree_node_read_endio", Completion::Kind(Kind::Device)),
@@ -132,6 +137,11 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("raid10_end_read_request", Completion::Raid10),
     ("raid10_end_write_request", Completion::Raid10),
     ("super_written", Completion::Kind(Kind::Device)),
+    // md's own copies.
+    ("end_sync_read", Completion::Kind(Kind::Device)),
+    ("end_sync_write", Completion::Kind(Kind::Device)),
+    ("end_reshape_read", Completion::Kind(Kind::Device)),
+    ("end_reshape_write", Completion::Kind(Kind::Device)),
     ("bio_chain_endio", Completion::Chain),
     ("submit_bio_wait_endio", Completion::Waited),
     ("bio_wait_end_io", Completion::Waited),
@@ -148,13 +158,21 @@ pub(crate) enum Meaning {
     BtrfsCompressed,
     /// The operations of XFS's buffers with parts of directories.
     XfsDirectory,
+    /// The function that dm-io calls for dm-mirror, with the bio that dm-mirror got.
+    DmMirror,
 }
+
+/// The functions that dm-io calls at the end of what dm-mirror writes and reads.
+const MIRROR: &[(&str, Meaning)] =
+    &[("write_callback", Meaning::DmMirror), ("read_callback", Meaning::DmMirror)];
 
 /// All names whose addresses have a meaning.
 pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     let completions =
         COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
-    completions.chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
+    completions
+        .chain(MIRROR.iter().copied())
+        .chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
 }
 
 /// The most entries of a table. Without a limit, a guest could make each lookup search a crowded

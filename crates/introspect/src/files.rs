@@ -6,7 +6,7 @@ use fathom_insight::{Facts, Name, Names};
 
 use crate::kernel::Kernel;
 use crate::paging::printable;
-use crate::systems::FileSystem;
+use crate::systems::{FileSystem, JournalSectors};
 
 /// The most parts of a path.
 const DEPTH_MAX: usize = 128;
@@ -30,6 +30,11 @@ const TYPE_MASK: u64 = 0o17_0000;
 const TYPE_DIRECTORY: u64 = 0o04_0000;
 const TYPE_REGULAR: u64 = 0o10_0000;
 const TYPE_LINK: u64 = 0o12_0000;
+/// The flag of an inode of a directory that ignores case (`S_CASEFOLD`).
+const FLAG_CASEFOLD: u64 = 1 << 15;
+/// The flag of a dentry that is not known to be connected to the root (`DCACHE_DISCONNECTED`).
+const DISCONNECTED: u32 = 1 << 5;
+
 /// The nature of the inode of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Nature {
@@ -39,6 +44,8 @@ pub(crate) enum Nature {
     Directory,
     /// An inode for the file system's own structures.
     Internal,
+    /// An inode with content of other files, which the file system moves. Whose it is, is unknown.
+    Mover,
     /// A block device with a mounted file system: the page has structures of that file system.
     Mounted(Mounted),
     /// A block device without a mounted file system.
@@ -201,15 +208,20 @@ impl FileCache {
         let system = self.system(kernel, names, super_block, now_ns)?;
         let is_hidden = || Self::is_inaccessible(kernel, address);
         let internal = system.row.own.has(number, is_hidden)?;
+        let is_mover = match system.row.is_mover {
+            Some(is_mover) if !internal && mode == TYPE_REGULAR => is_mover(kernel, address)?,
+            _ => false,
+        };
         let nature = match mode {
             _ if internal => Nature::Internal,
+            _ if is_mover => Nature::Mover,
             TYPE_REGULAR | TYPE_LINK => Nature::File,
             TYPE_DIRECTORY => Nature::Directory,
             _ => return None,
         };
         let mut facts =
             Facts { file_system: system.type_name, device: system.device, ..Facts::default() };
-        if nature != Nature::Internal {
+        if !matches!(nature, Nature::Internal | Nature::Mover) {
             facts.inode = number;
             facts.file_size = kernel.u64(address + layout.inode_size)?;
             facts.owner = kernel.u32(address + layout.inode_owner)?;
@@ -223,13 +235,15 @@ impl FileCache {
                 let name = entry.dentry.wrapping_add(layout.dentry_name);
                 entry.text = kernel.u64(name.wrapping_add(layout.name_text))?;
                 entry.hash = kernel.u64(name.wrapping_add(layout.name_hash))?;
-                let chain = entry.dentry.wrapping_add(layout.dentry_hash + 8);
-                entry.is_unlinked = kernel.u64(chain)? == 0;
+                let chain = kernel.u64(entry.dentry.wrapping_add(layout.dentry_hash + 8))?;
+                let is_unlinked = is_unlinked(kernel, &entry, chain);
+                entry.is_unlinked = is_unlinked.unwrap_or(true);
                 // The dentry points back to the inode, unless it is torn.
                 let back =
                     layout.dentry_inode.and_then(|at| kernel.u64(entry.dentry.wrapping_add(at)));
-                if layout.dentry_inode.is_none() || back == Some(address) {
-                    let path = path(kernel, entry.dentry, &mut self.steps);
+                let is_own = layout.dentry_inode.is_none() || back == Some(address);
+                if is_own && is_unlinked.is_some() {
+                    let path = path(kernel, &entry, nature, &mut self.steps);
                     facts.path = path.map_or(Name::NONE, |path| names.number(&path));
                 }
             }
@@ -340,7 +354,48 @@ fn is_same_name(kernel: &Kernel, entry: &Entry) -> bool {
     dentry.u64(layout.dentry_parent) == Some(entry.parent)
         && dentry.u64(layout.dentry_name.wrapping_add(layout.name_text)) == Some(entry.text)
         && dentry.u64(layout.dentry_name.wrapping_add(layout.name_hash)) == Some(entry.hash)
-        && dentry.u64(layout.dentry_hash + 8).map(|chain| chain == 0) == Some(entry.is_unlinked)
+        && dentry.u64(layout.dentry_hash + 8).is_some_and(|chain| {
+            if chain != 0 {
+                return !entry.is_unlinked;
+            }
+            is_unlinked(kernel, entry, chain) == Some(entry.is_unlinked)
+        })
+}
+
+/// Whether the name of an inode has been removed: its dentry is in no hash chain (`chain` is null).
+/// In a folder that ignores case, the dentry of a new file is in none either, until the name is
+/// looked up again. `None` if the folder is torn.
+#[cold]
+fn is_unlinked(kernel: &Kernel, entry: &Entry, chain: u64) -> Option<bool> {
+    if chain != 0 {
+        return Some(false);
+    }
+    let layout = &kernel.layout;
+    let folder = kernel.pointer(entry.dentry.wrapping_add(layout.dentry_parent))?;
+    let folder = kernel.pointer(folder.wrapping_add(layout.dentry_inode?))?;
+    let mode = u64::from(kernel.u32(folder.wrapping_add(layout.inode_mode))?);
+    let is_folder = folder % 8 == 0
+        && mode & TYPE_MASK == TYPE_DIRECTORY
+        && kernel.u64(folder.wrapping_add(layout.inode_sb))? == entry.super_block;
+    if !is_folder {
+        return None;
+    }
+    let flags = u64::from(kernel.u32(folder.wrapping_add(layout.inode_flags?))?);
+    let links = kernel.u32(entry.address.wrapping_add(layout.inode_links?))?;
+    Some(flags & FLAG_CASEFOLD == 0 || links == 0)
+}
+
+/// Whether a dentry without a parent is the root of a directory tree. A file that was opened by its
+/// handle, as an NFS server does, may have such a dentry too: its place in the tree is not known.
+fn is_root(kernel: &Kernel, dentry: u64, super_block: u64, is_directory: bool) -> bool {
+    let layout = &kernel.layout;
+    let root = layout.sb_root.and_then(|place| kernel.u64(super_block.wrapping_add(place)));
+    if root == Some(dentry) {
+        return true;
+    }
+    // The root of a snapshot of NILFS2 is not the file system's.
+    let flags = layout.dentry_flags.and_then(|place| kernel.u32(dentry.wrapping_add(place)));
+    is_directory && flags.is_some_and(|flags| flags & DISCONNECTED == 0)
 }
 
 fn read_system(kernel: &Kernel, names: &Names, address: u64, now_ns: u64) -> Option<System> {
@@ -381,6 +436,15 @@ impl Kernel {
             .is_some_and(|(journal, sector)| journal.contains(&sector))
     }
 
+    /// How the place of the journal of the file system with this super block is found. `None` if
+    /// the type of the file system records no place.
+    pub(crate) fn journal_place(&self, super_block: u64) -> Option<&'static JournalSectors> {
+        let layout = &self.layout;
+        let kind = self.pointer(super_block.wrapping_add(layout.sb_type))?;
+        let name = self.text(self.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
+        FileSystem::of(&name).journal_sectors.as_ref()
+    }
+
     /// Whether content on the `block_device` at `content` can be in a bio for the one at `device`;
     /// 0 is an unknown device. Content on a device that consists of other devices can be in a bio
     /// for any device.
@@ -403,11 +467,9 @@ impl Kernel {
 /// counted from the start of the device. `None` if the file system has no journal, has it
 /// elsewhere, or does not record its place.
 fn journal_sectors(kernel: &Kernel, super_block: u64) -> Option<Range<u64>> {
-    let layout = &kernel.layout;
-    let kind = kernel.pointer(super_block.wrapping_add(layout.sb_type))?;
-    let name = kernel.text(kernel.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
-    let private = kernel.pointer(super_block.wrapping_add(layout.sb_private?))?;
-    (FileSystem::of(&name).journal_sectors.as_ref()?.get)(kernel, super_block, private)
+    let journal = kernel.journal_place(super_block)?;
+    let private = kernel.pointer(super_block.wrapping_add(kernel.layout.sb_private?))?;
+    (journal.get)(kernel, super_block, private)
 }
 
 /// Counts a step; `None` when there were too many.
@@ -440,20 +502,23 @@ fn super_block_of(kernel: &Kernel, bdev: u64, steps: &mut u32) -> Option<u64> {
     None
 }
 
-/// The path from a file system's root to a dentry. The path of an unlinked file ends with a space
-/// and `(deleted)`.
-fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
+/// The path from a file system's root to the dentry of an entry, whose inode has this nature. The
+/// path of an unlinked file ends with a space and `(deleted)`.
+fn path(kernel: &Kernel, entry: &Entry, nature: Nature, steps: &mut u32) -> Option<String> {
     let layout = &kernel.layout;
+    let mut dentry = entry.dentry;
     let mut parts: Vec<String> = Vec::new();
     let mut length = 0;
-    // A name that is in no hash chain has been unlinked (`d_hash.pprev` is null).
-    let unlinked = kernel.u64(dentry.wrapping_add(layout.dentry_hash + 8))? == 0;
     loop {
         let parent = kernel.pointer(dentry.wrapping_add(layout.dentry_parent))?;
         step(steps)?;
         let name = name(kernel, dentry)?;
         if parent == dentry {
+            let is_directory = nature == Nature::Directory || !parts.is_empty();
             match (name.as_str(), parts.is_empty()) {
+                ("/", _) if !is_root(kernel, dentry, entry.super_block, is_directory) => {
+                    return None;
+                }
                 ("/", true) => return Some("/".to_owned()),
                 ("/", false) => break,
                 // It is in no directory tree: memory that a process uses as a file.
@@ -474,7 +539,7 @@ fn path(kernel: &Kernel, mut dentry: u64, steps: &mut u32) -> Option<String> {
         path.push('/');
         path.push_str(part);
     }
-    if unlinked {
+    if entry.is_unlinked {
         path.push_str(" (deleted)");
     }
     Some(path)

@@ -27,6 +27,19 @@ pub(crate) enum KallsymsError {
     Torn(&'static str),
 }
 
+/// The objects that belong to a function: a compiler adds a dot and a number to their names.
+const LOCAL: &[&[u8]] = &[b"no_open_fops"];
+
+/// The name of an object without the number that a compiler has added.
+fn without_number(text: &[u8]) -> &[u8] {
+    let name = || {
+        let name = LOCAL.iter().find(|name| text.starts_with(name))?;
+        let number = text[name.len()..].strip_prefix(b".")?;
+        (!number.is_empty() && number.iter().all(u8::is_ascii_digit)).then_some(*name)
+    };
+    name().unwrap_or(text)
+}
+
 /// An encoding of addresses: computes an address from the base and from an entry's place and
 /// offset.
 type Encoding = fn(u64, (u64, u32)) -> u64;
@@ -80,7 +93,7 @@ pub(crate) fn find<'n>(
         stream.name(&tokens, &mut name, &mut total).ok_or(KallsymsError::Torn("kallsyms_names"))?;
         let entry = || Some((places.wrapping_add(4 * index as u64), offset(index)?));
         // The first character is the symbol's type.
-        let text = name.get(1..).unwrap_or_default();
+        let text = without_number(name.get(1..).unwrap_or_default());
         if text == b"init_top_pgt" {
             anchor = entry();
         }

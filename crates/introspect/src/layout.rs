@@ -63,6 +63,8 @@ macro_rules! layout {
             $(pub $own: Option<u64>,)*
             /// Whether `btrfs_bio.inode` points to a `btrfs_inode` rather than to an `inode`.
             pub btrfs_inode_is_own: bool,
+            /// The byte, and the bit in it, that mark a `btrfs_bio` as that of a scrub.
+            pub btrfs_scrub: Option<(u64, u8)>,
         }
 
         impl Layout {
@@ -78,6 +80,9 @@ macro_rules! layout {
                     $($size: types.size($size_structure).ok_or($size_structure)?,)*
                     $($own: types.size($own_structure),)*
                     btrfs_inode_is_own: types.points_to("btrfs_bio", "inode", "btrfs_inode"),
+                    btrfs_scrub: types
+                        .member("btrfs_bio", "is_scrub")
+                        .map(|member| (member.offset, member.bit)),
                 })
             }
         }
@@ -141,7 +146,7 @@ layout! {
         inode_write_hint: "inode" "i_write_hint";
         bio_group: "bio" "bi_blkg";
         bio_device: "bio" "bi_bdev";
-        bio_vector_done: "bio" "bi_iter.bi_bvec_done";
+        bio_vector_done: "bio" "bi_iter.bi_bvec_done" | "bi_iter.bi_offset";
         vector_length: "bio_vec" "bv_len";
         vector_offset: "bio_vec" "bv_offset";
         blkg_blkcg: "blkcg_gq" "blkcg";
@@ -167,8 +172,12 @@ layout! {
         dm_io_clone: "dm_target_io" "clone";
         dm_target_io: "dm_target_io" "io";
         dm_io_original: "dm_io" "orig_bio";
+        dm_io_callback: "io" "callback";
+        dm_io_context: "io" "context";
         dm_crypt_bio: "dm_crypt_io" "base_bio";
+        md_clone: "md_io_clone" "bio_clone";
         md_original: "md_io_clone" "orig_bio";
+        md_account_clone: "md_io_acct" "bio_clone";
         md_account_original: "md_io_acct" "orig_bio";
         raid1_master: "r1bio" "master_bio";
         raid10_master: "r10bio" "master_bio";
@@ -187,6 +196,8 @@ layout! {
         btrfs_dio_inode: "btrfs_dio_private" "inode";
         btrfs_compressed_inode: "compressed_bio" "inode";
         btrfs_inode_inode: "btrfs_inode" "vfs_inode";
+        btrfs_inode_root: "btrfs_inode" "root";
+        btrfs_root_number: "btrfs_root" "root_key.objectid";
         btrfs_stripe_context: "btrfs_io_stripe" "bioc";
         btrfs_context_bio: "btrfs_io_context" "orig_bio";
         block_device_inode: "bdev_inode" "vfs_inode";
@@ -196,6 +207,10 @@ layout! {
         block_device_holder: "block_device" "bd_holder";
         disk_device: "gendisk" "part0";
         dentry_inode: "dentry" "d_inode";
+        dentry_flags: "dentry" "d_flags";
+        sb_root: "super_block" "s_root";
+        inode_flags: "inode" "i_flags";
+        inode_links: "inode" "i_nlink";
         journal_superblock: "journal_s" "j_sb_buffer";
         ext4_journal: "ext4_sb_info" "s_journal";
         xfs_log: "xfs_mount" "m_log";

@@ -239,7 +239,9 @@ impl Resolver {
         let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
             self.unknown_function(bio.end);
             let doubt = Some(Doubt::new(bio, view, false));
-            return Verdict::Each(Each { doubt, ..each });
+            return self
+                .by_place(kernel, bio, other)
+                .unwrap_or(Verdict::Each(Each { doubt, ..each }));
         };
         let doubt = |is_known| Some(Doubt::new(&bio, view, is_known));
         let verdict = match completion {
@@ -260,12 +262,15 @@ impl Resolver {
             // The kernel also waits in this way for I/O to its own memory, and the page cache for
             // the rest of a partly written page. Private memory is that of a process with I/O to a
             // device (`dd`).
-            Completion::Waited if self.is_in_journal(kernel, &bio, other) => {
-                Verdict::All(sure(Kind::Journal))
-            }
             Completion::Waited => {
-                Verdict::Each(Each { anonymous: Kind::Device, doubt: doubt(true), ..each })
+                self.by_place(kernel, &bio, other).unwrap_or(Verdict::Each(Each {
+                    anonymous: Kind::Device,
+                    doubt: doubt(true),
+                    ..each
+                }))
             }
+            // Whether it is a mirror's depends on one pointer.
+            Completion::DmIo => Verdict::All(likely(Kind::Device)),
             Completion::Kind(kind) | Completion::OfBuffer(Some(kind)) => Verdict::All(sure(kind)),
             Completion::OfBuffer(None) => {
                 Verdict::Each(Each { buffer: bio.private, sector: bio.sector, ..each })
@@ -374,8 +379,15 @@ impl Resolver {
     /// The evidence of Btrfs, which embeds its bios in structures that lead to the inode.
     fn btrfs(&mut self, kernel: &Kernel, bio: &Bio, now_ns: u64) -> Option<Verdict> {
         let layout = &kernel.layout;
+        let own = bio.address.wrapping_sub(layout.btrfs_bio_bio?);
+        // A scrub, or the replacement of a device, copies everything by its place, for which it
+        // uses the inode of the trees.
+        if let Some((place, bit)) = layout.btrfs_scrub {
+            if kernel.u8(own.wrapping_add(place))? >> bit & 1 != 0 {
+                return Some(Verdict::All(Facts::default()));
+            }
+        }
         let find = || {
-            let own = bio.address.wrapping_sub(layout.btrfs_bio_bio?);
             let end = kernel.meanings.get(kernel.u64(own.wrapping_add(layout.btrfs_bio_end?))?);
             let direct = end == Some(Meaning::BtrfsDirect);
             if let Some(place) = layout.btrfs_bio_inode {
@@ -387,7 +399,7 @@ impl Resolver {
             let place = match end? {
                 Meaning::BtrfsDirect => layout.btrfs_dio_inode?,
                 Meaning::BtrfsCompressed => layout.btrfs_compressed_inode?,
-                Meaning::Completion(_) | Meaning::XfsDirectory => return None,
+                Meaning::Completion(_) | Meaning::XfsDirectory | Meaning::DmMirror => return None,
             };
             let private = kernel.pointer(own.wrapping_add(layout.btrfs_bio_private?))?;
             Some((kernel.pointer(private.wrapping_add(place))?, direct))
@@ -406,14 +418,15 @@ impl Resolver {
         let found = inode.and_then(|inode| self.caches.files.inode(kernel, names, inode, now_ns));
         // Direct I/O is possible only for files and devices.
         let found = found.filter(|found| {
-            kind != Kind::Direct || matches!(found.nature, Nature::File | Nature::Device)
+            let can_be_direct = matches!(found.nature, Nature::File | Nature::Device);
+            found.nature != Nature::Mover && (kind != Kind::Direct || can_be_direct)
         });
         let mut facts = found.map(|found| found.facts).unwrap_or_default();
         facts.kind = match found.map(|found| found.nature) {
             Some(Nature::Internal | Nature::Mounted(_)) => Kind::Metadata,
             Some(Nature::Device) => Kind::Device,
             Some(Nature::Directory) => Kind::Directory,
-            Some(Nature::File) | None => kind,
+            Some(Nature::File | Nature::Mover) | None => kind,
         };
         facts.source = InsightSource::Bio;
         facts.confidence = if found.is_some() { Confidence::Sure } else { Confidence::Likely };
@@ -427,16 +440,23 @@ impl Resolver {
         }
     }
 
-    /// Whether a bio is for the part of a device that contains the journal of the file system that
-    /// is mounted from it: a file system reads its journal before the mount completes.
-    fn is_in_journal(&mut self, kernel: &Kernel, bio: &Bio, other: Kind) -> bool {
+    /// The evidence of the place of a bio, which neither its function nor its pages identify: the
+    /// journal of the file system that is mounted from the device has a known place. A file system
+    /// reads its journal before the mount completes, perhaps just after its module was loaded.
+    /// Until the module is known, nothing is.
+    fn by_place(&mut self, kernel: &Kernel, bio: &Bio, other: Kind) -> Option<Verdict> {
         // A file system marks reads of its own structures; programs that read devices do not.
         if other != Kind::Metadata || bio.device == 0 {
-            return false;
+            return None;
         }
-        let super_block = self.caches.files.super_block_of(kernel, bio.device);
-        super_block
-            .is_some_and(|super_block| kernel.is_in_journal(super_block, bio.device, bio.sector))
+        let super_block = self.caches.files.super_block_of(kernel, bio.device)?;
+        let journal = kernel.journal_place(super_block)?;
+        if !(journal.is_known)(&kernel.layout) {
+            self.unknown_function(super_block);
+            return Some(Verdict::All(Facts::default()));
+        }
+        let is_in_journal = kernel.is_in_journal(super_block, bio.device, bio.sector);
+        is_in_journal.then(|| Verdict::All(sure(Kind::Journal)))
     }
 
     /// Handles an unknown completion function: it may belong to a module that was loaded later.
@@ -454,4 +474,9 @@ impl Resolver {
 /// The facts of data whose kind a bio's completion function proves.
 fn sure(kind: Kind) -> Facts {
     Facts { kind, source: InsightSource::Bio, confidence: Confidence::Sure, ..Facts::default() }
+}
+
+/// The facts of data whose kind a bio's completion function suggests.
+fn likely(kind: Kind) -> Facts {
+    Facts { confidence: Confidence::Likely, ..sure(kind) }
 }

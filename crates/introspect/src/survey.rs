@@ -51,7 +51,7 @@ impl Kernel {
                 let inode = files.inode(self, names, inode, 0)?;
                 let mut facts = inode.facts;
                 facts.kind = match inode.nature {
-                    Nature::File => Kind::Data,
+                    Nature::File | Nature::Mover => Kind::Data,
                     Nature::Directory => Kind::Directory,
                     Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
                     Nature::Device => Kind::Device,

@@ -4,7 +4,7 @@
 //! All other file systems are read according to [`OTHER`].
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use fathom_insight::Kind;
 
@@ -25,6 +25,9 @@ pub(crate) struct FileSystem {
     pub journal_buffer: Option<fn(&Kernel, u64) -> Option<u64>>,
     /// The sectors of the block device that contain the journal.
     pub journal_sectors: Option<JournalSectors>,
+    /// Returns whether an inode, by its address, has content of other files, which the file system
+    /// moves; `None` if that is not known.
+    pub is_mover: Option<fn(&Kernel, u64) -> Option<bool>>,
     /// The symbols of the file system's functions and operations.
     pub symbols: &'static [(&'static str, Meaning)],
 }
@@ -119,25 +122,28 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
             ],
         )
     },
-    FileSystem::new(
-        &["btrfs"],
-        // The inode of all extent buffers.
-        OwnInodes::Numbers(&[1]),
-        &[
-            ("btrfs_simple_end_io", ends(Completion::Btrfs)),
-            ("btrfs_orig_write_end_io", ends(Completion::Btrfs)),
-            ("btrfs_raid56_end_io", ends(Completion::Btrfs)),
-            ("btrfs_end_bio", ends(Completion::Btrfs)),
-            ("btrfs_clone_write_end_io", ends(Completion::BtrfsStripe)),
-            ("btrfs_end_super_write", ends(Completion::Kind(Kind::Metadata))),
-            ("btrfs_end_dio_bio", Meaning::BtrfsDirect),
-            ("btrfs_dio_end_io", Meaning::BtrfsDirect),
-            ("end_compressed_bio_read", Meaning::BtrfsCompressed),
-            ("end_compressed_bio_write", Meaning::BtrfsCompressed),
-            ("end_bbio_compressed_read", Meaning::BtrfsCompressed),
-            ("end_bbio_compressed_write", Meaning::BtrfsCompressed),
-        ],
-    ),
+    FileSystem {
+        is_mover: Some(is_btrfs_mover),
+        ..FileSystem::new(
+            &["btrfs"],
+            // The inode of all extent buffers.
+            OwnInodes::Numbers(&[1]),
+            &[
+                ("btrfs_simple_end_io", ends(Completion::Btrfs)),
+                ("btrfs_orig_write_end_io", ends(Completion::Btrfs)),
+                ("btrfs_raid56_end_io", ends(Completion::Btrfs)),
+                ("btrfs_end_bio", ends(Completion::Btrfs)),
+                ("btrfs_clone_write_end_io", ends(Completion::BtrfsStripe)),
+                ("btrfs_end_super_write", ends(Completion::Kind(Kind::Metadata))),
+                ("btrfs_end_dio_bio", Meaning::BtrfsDirect),
+                ("btrfs_dio_end_io", Meaning::BtrfsDirect),
+                ("end_compressed_bio_read", Meaning::BtrfsCompressed),
+                ("end_compressed_bio_write", Meaning::BtrfsCompressed),
+                ("end_bbio_compressed_read", Meaning::BtrfsCompressed),
+                ("end_bbio_compressed_write", Meaning::BtrfsCompressed),
+            ],
+        )
+    },
     FileSystem::new(
         &["f2fs"],
         // The inodes of nodes and of the segments' tables.
@@ -199,6 +205,7 @@ impl FileSystem {
             has_marked_journal: false,
             journal_buffer: None,
             journal_sectors: None,
+            is_mover: None,
             symbols,
         }
     }
@@ -238,6 +245,24 @@ fn at(kernel: &Kernel, address: u64, place: Option<u64>) -> Option<u64> {
 
 fn number(kernel: &Kernel, address: u64, place: Option<u64>) -> Option<u64> {
     Some(u64::from(kernel.u32(address.wrapping_add(place?))?))
+}
+
+/// The numbers of Btrfs's trees: of the first tree of files, of those of other subvolumes, and of
+/// the tree with the inodes through which a balance moves content. The numbers of those inodes are
+/// also numbers of other files elsewhere.
+const BTRFS_FILES: u64 = 5;
+const BTRFS_SUBVOLUMES: RangeInclusive<u64> = 256..=-256_i64 as u64;
+const BTRFS_RELOCATION: u64 = -9_i64 as u64;
+
+fn is_btrfs_mover(kernel: &Kernel, inode: u64) -> Option<bool> {
+    let layout = &kernel.layout;
+    let own = inode.wrapping_sub(layout.btrfs_inode_inode?);
+    let root = at(kernel, own, layout.btrfs_inode_root).filter(|root| root % 8 == 0)?;
+    match kernel.u64(root.wrapping_add(layout.btrfs_root_number?))? {
+        BTRFS_RELOCATION => Some(true),
+        number if number == BTRFS_FILES || BTRFS_SUBVOLUMES.contains(&number) => Some(false),
+        _ => None,
+    }
 }
 
 fn xfs_log(kernel: &Kernel, super_block: u64, private: u64) -> Option<Range<u64>> {
@@ -334,6 +359,10 @@ mod tests {
                 format!("inodes below {first} but the root, {root}; those that cannot be opened")
             }
             OwnInodes::HiddenUnknown => "inodes that cannot be opened are `unknown`".to_owned(),
+        };
+        let own = match row.is_mover {
+            Some(_) => format!("{own}; what a balance moves is `unknown`"),
+            None => own,
         };
         let mut journal = Vec::new();
         for (symbol, meaning) in row.symbols {

@@ -98,79 +98,124 @@ fn f2fs() -> Result<()> {
     scene.end()
 }
 
-/// The newest kernel in Debian's backports. The environment variable `FATHOM_GUEST_KERNEL` selects
-/// another kernel of `scripts/guest-kernel`.
+/// The name of the newest kernel in Debian's backports. The environment variable
+/// `FATHOM_GUEST_KERNEL` selects another kernel of `scripts/guest-kernel`.
+fn newest() -> String {
+    std::env::var("FATHOM_GUEST_KERNEL").unwrap_or_else(|_| "newest".to_owned())
+}
+
 #[test]
 fn the_newest_kernel() -> Result<()> {
-    let kernel = std::env::var("FATHOM_GUEST_KERNEL").unwrap_or_else(|_| "newest".to_owned());
-    let Some(mut scene) = Scene::start(&kernel, 400)? else { return Ok(()) };
+    let Some(mut scene) = Scene::start(&newest(), 400)? else { return Ok(()) };
     println!("Linux {}", scene.guest.check("uname -r")?.trim());
     scene.rows(&["mkfs.ext4 -q -F -b 4096", "mkfs.xfs -f", "mkfs.btrfs -f"])?;
     scene.device()?;
     scene.end()
 }
 
-/// Encryption over a logical volume over a partition: the pages of requests are not those of the
-/// file system. Device mapper does not support write-zeroes, so mkfs zeroes the inode tables;
-/// otherwise the kernel would do it later.
-#[test]
-fn ext4_encrypted_on_a_logical_volume() -> Result<()> {
-    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
-    scene.prepare(
-        "echo ',,8e' | sfdisk /dev/vdb
-        pvcreate /dev/vdb1; vgcreate group /dev/vdb1
-        lvcreate -Zn -Wn -l 100%FREE -n volume group; volume=/dev/mapper/group-volume
-        echo secret > /run/key
-        cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $volume /run/key
-        cryptsetup open --key-file /run/key $volume secret
-        mkfs.ext4 -b 4096 -E lazy_itable_init=0 /dev/mapper/secret; mount /dev/mapper/secret /mnt",
-    )?;
-    scene.phases("/mnt")?;
-    scene.end()
+/// A stack of devices and file systems on the disk.
+struct Stack {
+    name: &'static str,
+    /// The commands that make the stack and mount it.
+    make: &'static str,
+    /// The folder in which programs work.
+    folder: &'static str,
+    /// The commands that take it apart after /mnt was unmounted.
+    remove: &'static str,
 }
 
-/// One half of a mirror.
-#[test]
-fn xfs_on_a_mirror() -> Result<()> {
-    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
-    scene.prepare(
-        "modprobe raid1
-        mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean /dev/vdb missing
-        mkfs.xfs /dev/md0; mount /dev/md0 /mnt",
-    )?;
-    scene.phases("/mnt")?;
-    scene.end()
+/// The stacks. Device mapper does not support write-zeroes, so mkfs zeroes the inode tables;
+/// otherwise the kernel would do it later. One disk has all members of an array that are there.
+const STACKS: [Stack; 4] = [
+    // The pages of requests are not those of the file system.
+    Stack {
+        name: "ext4 on LUKS on a logical volume on a partition",
+        make: "echo ',,8e' | sfdisk /dev/vdb
+            pvcreate /dev/vdb1; vgcreate group /dev/vdb1
+            lvcreate -Zn -Wn -l 100%FREE -n volume group; volume=/dev/mapper/group-volume
+            echo secret > /run/key
+            cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $volume /run/key
+            cryptsetup open --key-file /run/key $volume secret
+            mkfs.ext4 -b 4096 -E lazy_itable_init=0 /dev/mapper/secret
+            mount /dev/mapper/secret /mnt",
+        folder: "/mnt",
+        remove: "cryptsetup close secret; vgchange -an group; sfdisk --delete /dev/vdb",
+    },
+    Stack {
+        name: "XFS on one half of RAID 1",
+        make: "mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean /dev/vdb missing
+            mkfs.xfs -f /dev/md0; mount /dev/md0 /mnt",
+        folder: "/mnt",
+        remove: "mdadm --stop /dev/md0",
+    },
+    // A container's writes to an overlay reach the file system below.
+    Stack {
+        name: "an overlay on ext4 on RAID 0",
+        make: "mdadm --create /dev/md0 --run --force --level=0 --raid-devices=1 /dev/vdb
+            mkfs.ext4 -F -b 4096 /dev/md0; mount /dev/md0 /mnt
+            cd /mnt; mkdir -p lower upper work /run/merged; modprobe overlay
+            mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work /run/merged",
+        folder: "/run/merged",
+        remove: "mdadm --stop /dev/md0",
+    },
+    Stack {
+        name: "ext4 on LUKS on a logical volume on one half of RAID 10",
+        make: "mdadm --create /dev/md0 --run --level=10 --raid-devices=2 --assume-clean /dev/vdb missing
+            pvcreate /dev/md0; vgcreate group /dev/md0
+            lvcreate -Zn -Wn -l 100%FREE -n volume group; volume=/dev/mapper/group-volume
+            cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $volume /run/key
+            cryptsetup open --key-file /run/key $volume secret
+            mkfs.ext4 -F -b 4096 -E lazy_itable_init=0 /dev/mapper/secret
+            mount /dev/mapper/secret /mnt",
+        folder: "/mnt",
+        remove: "cryptsetup close secret; vgchange -an group; mdadm --stop /dev/md0",
+    },
+];
+
+impl Scene {
+    /// A swap partition and a swap file.
+    fn swap(&mut self) -> Result<()> {
+        let swap = "/usr/lib/fathom/phases / swap";
+        self.prepare("mkswap /dev/vdb; swapon /dev/vdb")?;
+        let whole = "--swap /dev/vdb";
+        let before = Truth::of(&self.guest, whole)?;
+        self.phase("swap partition", swap, &before, whole)?;
+        self.prepare("swapoff /dev/vdb")?;
+        self.mount("mkfs.ext4 -F")?;
+        self.prepare(
+            "dd if=/dev/zero of=/mnt/swapfile bs=1M count=64 conv=fsync status=none
+            chmod 600 /mnt/swapfile; mkswap /mnt/swapfile; swapon /mnt/swapfile",
+        )?;
+        let before = Truth::of(&self.guest, "/mnt")?;
+        self.phase("swap file", swap, &before, "/mnt")?;
+        self.prepare("swapoff /mnt/swapfile; umount /mnt")
+    }
+
+    /// A kernel's [`STACKS`], and swap, one after the other.
+    fn stacks(mut self) -> Result<()> {
+        for stack in &STACKS {
+            self.prepare(stack.make)?;
+            let mut truth = Truth::of(&self.guest, "/mnt")?;
+            for phase in ["write", "change", "cold"] {
+                let name = format!("{}: {phase}", stack.name);
+                let script = format!("/usr/lib/fathom/phases {} {phase}", stack.folder);
+                truth = self.phase(&name, &script, &truth, "/mnt")?;
+            }
+            self.prepare("cd /; ! mountpoint -q /run/merged || umount /run/merged; umount /mnt")?;
+            self.prepare(stack.remove)?;
+            self.guest.check("blkdiscard -f /dev/vdb")?;
+        }
+        self.swap()?;
+        self.end()
+    }
 }
 
-/// A container's writes to an overlay reach the file system below.
 #[test]
-fn an_overlay_on_ext4() -> Result<()> {
-    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
-    scene.mount("mkfs.ext4 -b 4096")?;
-    scene.prepare(
-        "cd /mnt; mkdir lower upper work /run/merged; modprobe overlay
-        mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work /run/merged",
-    )?;
-    scene.phases("/run/merged")?;
-    scene.end()
+fn stacks_with_the_default_kernel() -> Result<()> {
+    Scene::start("default", 400)?.map_or(Ok(()), Scene::stacks)
 }
 
 #[test]
-fn swap_partition_and_file() -> Result<()> {
-    let Some(mut scene) = Scene::start("default", 400)? else { return Ok(()) };
-    let swap = "/usr/lib/fathom/phases / swap";
-    scene.prepare("mkswap /dev/vdb; swapon /dev/vdb")?;
-    let whole = "--swap /dev/vdb";
-    let before = Truth::of(&scene.guest, whole)?;
-    scene.phase("swap partition", swap, &before, whole)?;
-    scene.prepare("swapoff /dev/vdb")?;
-    scene.mount("mkfs.ext4 -F")?;
-    scene.prepare(
-        "dd if=/dev/zero of=/mnt/swapfile bs=1M count=64 conv=fsync status=none
-        chmod 600 /mnt/swapfile; mkswap /mnt/swapfile; swapon /mnt/swapfile",
-    )?;
-    let before = Truth::of(&scene.guest, "/mnt")?;
-    scene.phase("swap file", swap, &before, "/mnt")?;
-    scene.prepare("swapoff /mnt/swapfile")?;
-    scene.end()
+fn stacks_with_the_newest_kernel() -> Result<()> {
+    Scene::start(&newest(), 400)?.map_or(Ok(()), Scene::stacks)
 }

@@ -64,6 +64,7 @@ impl Scene {
                     let right = match part.kind {
                         Kind::Data | Kind::Direct => label.is_some() && label == part.path,
                         Kind::Unknown | Kind::Device => part.path.is_none(),
+                        Kind::Directory => label.is_none(),
                         _ => label.is_none() && part.path.is_none(),
                     };
                     seen += u64::from(part.path.is_some());
@@ -295,4 +296,86 @@ fn bcache() -> Result<()> {
     );
     scene.expect_known("back", &moved, &["read", "write"]);
     scene.end()
+}
+
+/// The write of a file and its read, and the number of times that each block is written.
+fn check_file(scene: &mut Scene, name: &str, copies: u64) -> Result<()> {
+    let (_, moved) = scene.labelled(name, "label /file 1000 > /mnt/file; sync; cold /mnt/file")?;
+    scene.expect(
+        name,
+        &moved,
+        &[("write", Kind::Data, "/file", copies * 1000), ("read", Kind::Data, "/file", 1000)],
+    );
+    scene.expect_known(name, &moved, &["read", "write"]);
+    scene.prepare("umount /mnt")
+}
+
+/// Device mapper's mirrors and checksums.
+fn mirrors_and_checksums(scene: &mut Scene) -> Result<()> {
+    if !scene.has("mirrors", "dm-mod dm-mirror dm-integrity", "dmsetup integritysetup")? {
+        return Ok(());
+    }
+    scene.prepare(
+        "for half in 0 1; do
+            dmsetup create half$half --table \"0 131072 linear $disk $((half * 131072))\"
+        done
+        dmsetup create mirror --table \
+            '0 131072 mirror core 2 1024 nosync 2 /dev/mapper/half0 0 /dev/mapper/half1 0'
+        mkfs.ext4 -q -b 4096 -E lazy_itable_init=0,nodiscard /dev/mapper/mirror
+        mount /dev/mapper/mirror /mnt",
+    )?;
+    check_file(scene, "mirror", 2)?;
+    scene.prepare(
+        "dmsetup remove mirror; blkdiscard -f $disk
+        set -- --integrity sha256 --integrity-no-journal
+        integritysetup format -q \"$@\" --tag-size 32 /dev/mapper/half0
+        integritysetup open \"$@\" /dev/mapper/half0 checked
+        mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,nodiscard /dev/mapper/checked
+        mount /dev/mapper/checked /mnt",
+    )?;
+    check_file(scene, "checksums", 1)?;
+    scene.prepare("integritysetup close checked; dmsetup remove half0 half1; blkdiscard -f $disk")
+}
+
+/// File systems that move content, that have trees in the page cache, or that ignore case.
+fn content_of_file_systems(scene: &mut Scene) -> Result<()> {
+    scene.prepare("mkfs.btrfs -q -f $disk; mount $disk /mnt")?;
+    let write = "label /file 1000 > /mnt/file; sync";
+    scene.labelled("Btrfs", write)?;
+    scene.labelled("scrub", "btrfs scrub start -B /mnt > /dev/null")?;
+    scene.labelled("balance", "btrfs balance start -d /mnt > /dev/null; sync")?;
+    scene.prepare("umount /mnt; blkdiscard -f $disk")?;
+    if scene.has("NILFS2", "nilfs2", "mkfs.nilfs2")? {
+        scene.prepare("mkfs.nilfs2 -q -f $disk; mount -i -t nilfs2 $disk /mnt")?;
+        scene.labelled("the nodes of a tree", &format!("{write}; cold /mnt/file"))?;
+        scene.prepare("umount /mnt; blkdiscard -f $disk")?;
+    }
+    scene.prepare(
+        "mkfs.ext4 -q -F -O casefold -b 4096 -E lazy_itable_init=0,nodiscard $disk
+        mount $disk /mnt; mkdir /mnt/folder; chattr +F /mnt/folder",
+    )?;
+    // The kernel forgets the name when the file is closed.
+    let new = "label /folder/new 100 |
+        dd of=/mnt/folder/new bs=64k iflag=fullblock conv=fsync status=none";
+    let (_, moved) = scene.labelled("a folder without case", new)?;
+    let expected = [("write", Kind::Data, "/folder/new", 100)];
+    scene.expect("a folder without case", &moved, &expected);
+    scene.prepare("umount /mnt; blkdiscard -f $disk")
+}
+
+fn layers_and_content(kernel: &str) -> Result<()> {
+    let Some(mut scene) = Scene::start(kernel, 400)? else { return Ok(()) };
+    mirrors_and_checksums(&mut scene)?;
+    content_of_file_systems(&mut scene)?;
+    scene.end()
+}
+
+#[test]
+fn layers_and_content_with_the_plain_kernel() -> Result<()> {
+    layers_and_content(&kernel())
+}
+
+#[test]
+fn layers_and_content_with_the_newest_kernel() -> Result<()> {
+    layers_and_content("newest")
 }

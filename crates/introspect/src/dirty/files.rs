@@ -137,7 +137,7 @@ impl Walk<'_> {
         let found = self.cache.inode(self.kernel, self.names, inode, 0)?;
         let mut facts = found.facts;
         facts.kind = match found.nature {
-            Nature::File => Kind::Data,
+            Nature::File | Nature::Mover => Kind::Data,
             Nature::Directory => Kind::Directory,
             Nature::Internal | Nature::Mounted(_) => Kind::Metadata,
             Nature::Device => Kind::Device,

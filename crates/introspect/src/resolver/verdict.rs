@@ -59,12 +59,8 @@ impl Doubt {
         let is_moved = match inode.nature {
             // Buffers of devices are written under their own locks, without these flags.
             Nature::Device | Nature::Mounted(_) => true,
-            Nature::File | Nature::Directory | Nature::Internal => {
-                if self.is_write {
-                    transfer.is_written
-                } else {
-                    transfer.is_read
-                }
+            Nature::File | Nature::Directory | Nature::Internal | Nature::Mover => {
+                if self.is_write { transfer.is_written } else { transfer.is_read }
             }
         };
         is_moved && kernel.may_lie_on(inode.device, self.device)
@@ -177,6 +173,7 @@ impl Resolver {
         facts.kind = match found.nature {
             Nature::File => Kind::Data,
             Nature::Directory => Kind::Directory,
+            Nature::Mover => return Default::default(),
             Nature::Mounted(mounted) if is_journal_buffer(kernel, mounted, found.device, each) => {
                 Kind::Journal
             }

@@ -65,7 +65,7 @@ impl Linux {
         let (kernel, btrfs, xfs) = descriptions(shape);
         let mut all = kernel.clone();
         all.add(types::BTRFS);
-        all.add(if shape.recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });
+        all.add(btrfs_bios(shape));
         all.add(types::XFS);
         let mut builder = Builder::new(store, shape, all);
 
@@ -80,6 +80,7 @@ impl Linux {
         let zone_counts = builder.room(8 * 8, 8);
         let total = builder.variable(COUNTS.total);
         let expire = builder.variable(3000);
+        let no_operations = builder.variable(0);
         let writeback = builder.variable(500);
         let init_task = builder.room(1024, 64);
         // Two pointers to nodes, or the only node.
@@ -118,6 +119,8 @@ impl Linux {
             ("vm_zone_stat".into(), image(zone_counts), b'B'),
             ("_totalram_pages".into(), total, b'B'),
             ("dirty_expire_interval".into(), expire, b'D'),
+            // An object of a function, to whose name the compiler adds a number.
+            ("no_open_fops.7".into(), no_operations, b'r'),
             (
                 if shape.recent { "node_data" } else { "contig_page_data" }.into(),
                 image(nodes),
@@ -199,6 +202,7 @@ impl Linux {
             device_super: builder.physical(device_super),
             super_blocks: builder.image(super_blocks),
             init_task: builder.image(init_task),
+            no_operations,
             dirty: dirty::Globals {
                 nodes,
                 node_count,
@@ -237,6 +241,15 @@ impl Linux {
     }
 }
 
+/// The types around the bios of the module `btrfs`.
+fn btrfs_bios(shape: &Shape) -> &'static str {
+    match (shape.seven, shape.recent) {
+        (true, _) => types::BTRFS_SEVEN,
+        (false, true) => types::BTRFS_RECENT,
+        (false, false) => types::BTRFS_EARLY,
+    }
+}
+
 /// The types of the kernel, of the module `btrfs` and of the module `xfs`.
 fn descriptions(shape: &Shape) -> (Description, Description, Description) {
     let recent = shape.recent;
@@ -244,7 +257,7 @@ fn descriptions(shape: &Shape) -> (Description, Description, Description) {
     kernel.add(if shape.seven { types::SEVEN } else { types::BEFORE_SEVEN });
     kernel.add(if recent { types::RECENT } else { types::EARLY });
     let mut btrfs = Description::parse(types::BTRFS);
-    btrfs.add(if recent { types::BTRFS_RECENT } else { types::BTRFS_EARLY });
+    btrfs.add(btrfs_bios(shape));
     (kernel, btrfs, Description::parse(types::XFS))
 }
 

@@ -33,7 +33,7 @@ pub const MUTATION: usize = 12;
 
 /// Pointers that no other structure in the kernel's memory confirms. A wrong one may therefore give
 /// another result.
-const UNCHECKED: [&str; 6] = [
+const UNCHECKED: [&str; 8] = [
     // The text is any text at the address.
     "dentry.d_name.name",
     "kernfs_node.name",
@@ -42,6 +42,10 @@ const UNCHECKED: [&str; 6] = [
     "dentry.d_hash.pprev",
     // A device without a file system is reported as a device.
     "super_block.s_bdev",
+    // Any operations but those of an inode that cannot be opened are a file's.
+    "inode.i_fop",
+    // A number.
+    "btrfs_root.root_key.objectid",
     // Any function but Btrfs's special ones completes I/O of content.
     "btrfs_bio.end_io",
 ];

@@ -47,6 +47,7 @@ impl Builder<'_> {
         self.set(super_block, "super_block.s_type", file_system);
         self.set(super_block, "super_block.s_bdev", device);
         self.set(super_block, "super_block.s_fs_info", 0);
+        self.set(super_block, "super_block.s_root", 0);
         self.set_text(super_block, "super_block.s_id", id);
         super_block
     }
@@ -56,6 +57,7 @@ impl Builder<'_> {
         let super_block = self.super_block(kind, id, device);
         let inode = self.inode(super_block, root, DIRECTORY, PAGE);
         let root = self.name(0, "/", inode);
+        self.set(super_block, "super_block.s_root", root);
         Mount { super_block, root }
     }
 
@@ -65,6 +67,9 @@ impl Builder<'_> {
         self.set(inode, "inode.i_ino", number);
         self.set(inode, "inode.i_size", size);
         self.set(inode, "inode.i_dentry", 0);
+        self.set(inode, "inode.i_fop", 0);
+        self.set_u32(inode, "inode.i_flags", 0);
+        self.set_u32(inode, "inode.i_nlink", 1);
         self.set_u32(inode, "inode.i_generation", number as u32 ^ 0x5555);
         let data = self.at(inode, "inode.i_data");
         self.set(inode, "inode.i_mapping", data);
@@ -83,6 +88,9 @@ impl Builder<'_> {
         let outer = self.make("btrfs_inode");
         let inode = self.at(outer, "btrfs_inode.vfs_inode");
         self.fill_inode(inode, mount.super_block, number, mode, size);
+        let root = self.make("btrfs_root");
+        self.set(root, "btrfs_root.root_key.objectid", 5);
+        self.set(outer, "btrfs_inode.root", root);
         (outer, inode)
     }
 
@@ -90,6 +98,7 @@ impl Builder<'_> {
     pub fn name(&mut self, parent: u64, text: &str, inode: u64) -> u64 {
         let name = self.make("dentry");
         self.set(name, "dentry.d_parent", if parent == 0 { name } else { parent });
+        self.set_u32(name, "dentry.d_flags", 0);
         let letters = if text.len() < 40 {
             self.set_text(name, "dentry.d_iname", text);
             self.at(name, "dentry.d_iname")
@@ -114,10 +123,31 @@ impl Builder<'_> {
         self.set(name, "dentry.d_hash.pprev", 0);
     }
 
+    /// The dentry of an inode that was opened by its handle.
+    pub fn open_by_handle(&mut self, inode: u64) -> u64 {
+        let name = self.name(0, "/", inode);
+        self.set_u32(name, "dentry.d_flags", 1 << 5);
+        name
+    }
+
+    /// A file in a folder that ignores case, to which no dentry leads yet but its own.
+    pub fn new_file(&mut self, mount: Mount, number: u64, is_removed: bool) -> u64 {
+        let folder = self.inode(mount.super_block, number, DIRECTORY, PAGE);
+        self.set_u32(folder, "inode.i_flags", 1 << 15);
+        let folder = self.name(mount.root, "Folder", folder);
+        let file = self.inode(mount.super_block, number + 1, REGULAR, PAGE);
+        self.set_u32(file, "inode.i_nlink", u32::from(!is_removed));
+        let name = self.name(folder, "new", file);
+        self.unlink(name);
+        file
+    }
+
     /// The dentries of nested directories. Returns the last.
-    pub fn directories(&mut self, mut parent: u64, path: &str) -> u64 {
+    pub fn directories(&mut self, mount: Mount, path: &str) -> u64 {
+        let mut parent = mount.root;
         for part in path.split('/') {
-            parent = self.name(parent, part, 0);
+            let inode = self.inode(mount.super_block, 50, DIRECTORY, PAGE);
+            parent = self.name(parent, part, inode);
         }
         parent
     }

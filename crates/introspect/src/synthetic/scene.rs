@@ -30,6 +30,8 @@ pub(crate) struct Globals {
     pub device_super: u64,
     pub super_blocks: u64,
     pub init_task: u64,
+    /// The operations of an inode that cannot be opened.
+    pub no_operations: u64,
     pub dirty: dirty::Globals,
 }
 
@@ -78,14 +80,14 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     builder.set(ext4.super_block, "super_block.s_fs_info", info);
 
     // Files.
-    let mail = builder.directories(ext4.root, "srv/mail");
+    let mail = builder.directories(ext4, "srv/mail");
     let inbox = builder.inode(ext4.super_block, 131, REGULAR, 20_000);
     builder.name(mail, "inbox", inbox);
     builder.set_u32(inbox, "inode.i_uid", 33);
     let outbox = builder.inode(ext4.super_block, 132, REGULAR, 5 << 20);
     builder.name(mail, LONG, outbox);
     let database = builder.inode(ext4.super_block, 140, REGULAR, 1 << 30);
-    let db = builder.directories(ext4.root, "var/lib/db");
+    let db = builder.directories(ext4, "var/lib/db");
     builder.name(db, "main.db", database);
     builder.set_u32(database, "inode.i_write_hint", 0xff02);
     let gone = builder.inode(ext4.super_block, 150, REGULAR, 4096);
@@ -95,8 +97,10 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let disk_image = builder.inode(xfs.super_block, 200, REGULAR, 3 << 30);
     builder.name(xfs.root, "image", disk_image);
     let (btrfs_outer, btrfs_file) = builder.btrfs_inode(btrfs, 257, REGULAR, 70_000);
-    let name = builder.directories(btrfs.root, "home");
+    let name = builder.directories(btrfs, "home");
     builder.name(name, "data", btrfs_file);
+    // The inode of a balance has a number that another file has too.
+    let (moved_outer, moved) = builder.btrfs_inode(btrfs, 257, REGULAR, 1 << 20);
     let (tree_outer, tree) = builder.btrfs_inode(btrfs, 1, 0, 1 << 40);
     let nodes = builder.inode(f2fs.super_block, 1, REGULAR, 1 << 30);
     let directory = builder.inode(f2fs.super_block, 4, DIRECTORY, PAGE);
@@ -201,6 +205,25 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         ..on_ext4.clone()
     };
     stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_facts, "/web"));
+    // Names that say less than they seem to, and those that say more.
+    let handle = stage.builder.inode(ext4.super_block, 160, REGULAR, PAGE);
+    stage.builder.open_by_handle(handle);
+    let folder = stage.builder.inode(ext4.super_block, 161, DIRECTORY, PAGE);
+    let folder = stage.builder.open_by_handle(folder);
+    let inside = stage.builder.inode(ext4.super_block, 162, REGULAR, PAGE);
+    stage.builder.name(folder, "inside", inside);
+    let new = stage.builder.new_file(ext4, 163, false);
+    let removed = stage.builder.new_file(ext4, 165, true);
+    for (name, file, inode, path) in [
+        ("opened by handle", handle, 160, ""),
+        ("in a folder opened by handle", inside, 162, ""),
+        ("new in a folder without case", new, 164, "/Folder/new"),
+        ("removed in a folder without case", removed, 166, "/Folder/new (deleted)"),
+    ] {
+        let page = stage.builder.cache(file);
+        let reported = NamedFacts { inode, file_size: PAGE, path: path.into(), ..on_ext4.clone() };
+        stage.one(name, Bio { end: "ext4_end_bio", ..bio }, page, &with(&reported, "/web"));
+    }
     let reserved_page = stage.builder.cache(reserved);
     stage.one(
         "own inode",
@@ -361,31 +384,40 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     }
 
     // Layers of devices.
+    for (name, end) in [("dm-linear", "clone_endio"), ("dm-integrity", "integrity_end_io")] {
+        let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+        let clone = stage.dm_clone(original, Bio { end, ..bio });
+        stage.one(name, clone, inbox_page, &inbox_facts);
+    }
     let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
-    let io = stage.holder("dm_io", "dm_io.orig_bio", original);
-    let target = stage.holder("dm_target_io", "dm_target_io.io", io);
-    let clone = stage.builder.at(target, "dm_target_io.clone");
-    let linear = Bio { address: clone, end: "clone_endio", ..bio };
-    stage.one("dm-linear", linear, inbox_page, &inbox_facts);
+    let mirror = stage.dm_clone(original, Bio { end: "clone_endio", ..bio });
+    let mirror = stage.above(&mirror);
+    for (name, callback, reported) in [
+        ("dm-mirror", "write_callback", &inbox_facts),
+        ("dm-io", "unknown_end_io", &with(&likely(Kind::Device, InsightSource::Bio), "/web")),
+    ] {
+        let io = stage.holder("io", "io.context", mirror);
+        let callback = stage.builder.function(callback);
+        stage.builder.set(io, "io.callback", callback);
+        // The low bits have the number of the mirror's half.
+        stage.one(name, Bio { end: "endio", private: io | 1, ..bio }, inbox_page, reported);
+    }
     let vectors = stage.vectors(&[more[0]]);
     let original = stage.above(&Bio { end: "mpage_end_io", vectors, ..in_job });
     let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", original);
     let crypt = Bio { end: "crypt_endio", private: crypt, ..in_job };
     stage.one("dm-crypt", crypt, private, &outbox_facts);
-    let layers: [[&'static str; 4]; 3] = [
+    for [name, structure, member, end] in [
         ["raid1", "r1bio", "r1bio.master_bio", "raid1_end_write_request"],
         ["raid10", "r10bio", "r10bio.master_bio", "raid10_end_read_request"],
-        if recent {
-            ["md", "md_io_clone", "md_io_clone.orig_bio", "md_end_clone_io"]
-        } else {
-            ["md", "md_io_acct", "md_io_acct.orig_bio", "md_end_io_acct"]
-        },
-    ];
-    for [name, structure, member, end] in layers {
+    ] {
         let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
         let holder = stage.holder(structure, member, original);
         stage.one(name, Bio { end, private: holder, ..bio }, inbox_page, &inbox_facts);
     }
+    let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+    let clone = stage.md_clone(original, bio);
+    stage.one("md", clone, inbox_page, &inbox_facts);
     let rest = stage.above(&Bio { end: "ext4_end_bio", ..bio });
     stage.one(
         "split",
@@ -398,6 +430,13 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let mirror = stage.holder("r1bio", "r1bio.master_bio", original);
     let half = stage.above(&Bio { end: "raid1_end_write_request", private: mirror, ..in_job });
     let crypt = stage.holder("dm_crypt_io", "dm_crypt_io.base_bio", half);
+    // RAID 10, which submits parts of the clone that md accounts.
+    let original = stage.above(&Bio { end: "ext4_end_bio", ..bio });
+    let clone = stage.md_clone(original, bio);
+    let clone = stage.above(&clone);
+    let mirror = stage.holder("r10bio", "r10bio.master_bio", clone);
+    let part = Bio { end: "raid10_end_read_request", private: mirror, ..bio };
+    stage.one("raid10 on md's clone", part, inbox_page, &inbox_facts);
     // The first page of the file system's own bio has the facts.
     let stacked = Bio { end: "crypt_endio", private: crypt, ..in_job };
     stage.one("raid1 on dm-crypt", stacked, private, &outbox_facts);
@@ -427,6 +466,21 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         ..sure(Kind::Data, InsightSource::Page)
     };
     stage.one("xfs data", Bio { end: "xfs_end_bio", ..bio }, image_page, &reported);
+    let hidden = stage.builder.inode(xfs.super_block, 300, REGULAR, PAGE);
+    stage.builder.set(hidden, "inode.i_fop", globals.no_operations);
+    let hidden_page = stage.builder.cache(hidden);
+    let reported = NamedFacts {
+        file_system: "xfs".into(),
+        device: "dm-0".into(),
+        cgroup: "/web".into(),
+        ..sure(Kind::Metadata, InsightSource::Page)
+    };
+    stage.one("xfs hidden", Bio { end: "xfs_end_bio", ..bio }, hidden_page, &reported);
+    // The module has no description of the log here, whose place is unknown.
+    for (name, end) in [("xfs recovery", "bio_wait_end_io"), ("xfs chain", "unknown_end_io")] {
+        let bio = Bio { end, device: dm0.device, size: PAGE, ..in_root };
+        stage.submit(name, META, &[bio], &[(private, PAGE)], &[with(&unknown, "/")]);
+    }
 
     // Btrfs.
     let on_btrfs = NamedFacts {
@@ -478,6 +532,19 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let stripe = stage.holder("btrfs_io_stripe", "btrfs_io_stripe.bioc", context);
     let copy = Bio { end: "btrfs_clone_write_end_io", private: stripe, ..bio };
     stage.one("btrfs stripe", copy, page, &data_facts);
+    // A balance moves content of others, a scrub copies everything by its place.
+    let root = stage.builder.make("btrfs_root");
+    stage.builder.set(root, "btrfs_root.root_key.objectid", -9_i64 as u64);
+    stage.builder.set(moved_outer, "btrfs_inode.root", root);
+    let address = embedded(&mut stage, moved_outer, "btrfs_something_else", 0);
+    let page = stage.builder.cache(moved);
+    stage.one("btrfs balance", Bio { address, ..simple }, page, &with(&unknown, "/web"));
+    if stage.builder.shape.seven {
+        let address = embedded(&mut stage, tree_outer, "btrfs_something_else", 0);
+        let scrub = address - stage.builder.at(0, "btrfs_bio.bio");
+        stage.builder.set_u32(scrub, "btrfs_bio.is_scrub", 1);
+        stage.one("btrfs scrub", Bio { address, ..simple }, private, &with(&unknown, "/web"));
+    }
     let reported = with(&sure(Kind::Metadata, InsightSource::Bio), "/");
     stage.one("btrfs super", Bio { end: "btrfs_end_super_write", ..in_root }, private, &reported);
 

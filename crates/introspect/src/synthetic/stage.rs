@@ -128,6 +128,26 @@ impl Stage<'_, '_> {
         holder
     }
 
+    /// The bio with which device mapper replaces `original`.
+    pub(super) fn dm_clone(&mut self, original: u64, bio: Bio) -> Bio {
+        let io = self.holder("dm_io", "dm_io.orig_bio", original);
+        let target = self.holder("dm_target_io", "dm_target_io.io", io);
+        Bio { address: self.builder.at(target, "dm_target_io.clone"), ..bio }
+    }
+
+    /// The bio with which md replaces `original`: it is embedded in a structure that refers to
+    /// `original`. Up to 7.1, the bio also has the address of the structure.
+    pub(super) fn md_clone(&mut self, original: u64, bio: Bio) -> Bio {
+        let [structure, end, original_of, clone] = if self.builder.shape.recent {
+            ["md_io_clone", "md_end_clone_io", "md_io_clone.orig_bio", "md_io_clone.bio_clone"]
+        } else {
+            ["md_io_acct", "md_end_io_acct", "md_io_acct.orig_bio", "md_io_acct.bio_clone"]
+        };
+        let holder = self.holder(structure, original_of, original);
+        let private = if self.builder.shape.seven { 0 } else { holder };
+        Bio { address: self.builder.at(holder, clone), end, private, ..bio }
+    }
+
     /// A bio of a buffer. The completion function is the buffer's; from 7.2 on, the bio's.
     pub(super) fn of_buffer(&mut self, end: &'static str, bio: Bio) -> Bio {
         let buffer = self.builder.make("buffer_head");

@@ -10,10 +10,10 @@ pub(crate) const COMMON: &str = "
     xa_node 576: shift 0, offset 1, parent 8 *xa_node, array 16 *xarray, slots 40, marks 552
     address_space 192: host 0 *inode, i_pages 8 xarray, a_ops 104
     -inode_lists 16: i_dentry 0, i_rcu 0
-    inode 640: i_mode 0, i_uid 4, i_gid 8, i_sb 40 *super_block, i_mapping 48 *address_space,\
-        i_ino 64, i_size 80, i_write_hint 143, i_io_list 232 list_head, - 288 -inode_lists, i_data 368 address_space, i_generation 568
+    inode 640: i_mode 0, i_uid 4, i_gid 8, i_flags 12, i_sb 40 *super_block, i_mapping 48 *address_space,\
+        i_ino 64, i_nlink 72, i_size 80, i_write_hint 143, i_io_list 232 list_head, - 288 -inode_lists, i_fop 352, i_data 368 address_space, i_generation 568
     super_block 512: s_list 0 list_head, s_dev 16, s_type 40 *file_system_type, s_bdev 96 *block_device,\
-        s_bdi 104 *backing_dev_info, s_fs_info 176, s_id 200
+        s_bdi 104 *backing_dev_info, s_root 112 *dentry, s_fs_info 176, s_id 200
     file_system_type 72: name 0, fs_flags 8
     -qstr_numbers 8: hash 0, len 4
     -qstr_union 8: - 0 -qstr_numbers, hash_len 0
@@ -29,7 +29,6 @@ pub(crate) const COMMON: &str = "
     backing_dev_info 1160: id 0, bdi_list 32 list_head, wb_list 904 list_head, dev 1032, dev_name 1040, owner 1104 *device
     bdi_writeback 808: bdi 0 *backing_dev_info, b_dirty 24 list_head, b_io 40 list_head, b_more_io 56 list_head,\
         b_dirty_time 72 list_head, stat 96, bdi_node 576 list_head
-    bvec_iter! 20: bi_sector 0, bi_size 8, bi_idx 12, bi_bvec_done 16
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
     bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
@@ -60,6 +59,7 @@ pub(crate) const COMMON: &str = "
     cgroup 1024: self 0 cgroup_subsys_state, flags 200, kn 248 *kernfs_node
     dm_target_io 256: magic 0, io 16 *dm_io, clone 64 bio
     dm_io 320: magic 0, orig_bio 32 *bio
+    io 64: error_bits 0, count 8, client 16, callback 24, context 32
     dm_crypt_io 256: cc 0, base_bio 8 *bio
     r1bio 128: remaining 0, master_bio 56 *bio
     r10bio 128: remaining 0, master_bio 48 *bio
@@ -83,6 +83,7 @@ pub(crate) const BEFORE_SEVEN: &str = "
     dentry_alias 16: d_alias 0 hlist_node
     dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, d_name 32 qstr, d_inode 48 *inode,\
         d_iname 56, d_u 176 dentry_alias
+    bvec_iter! 20: bi_sector 0, bi_size 8, bi_idx 12, bi_bvec_done 16
     buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_end_io 56, b_private 64
 ";
 
@@ -95,13 +96,14 @@ pub(crate) const SEVEN: &str = "
     -dentry_name 16: __d_name 0 qstr, d_name 0 qstr
     dentry 192: d_flags 0, d_hash 8 hlist_node, d_parent 24 *dentry, - 32 -dentry_name, d_inode 48 *inode,\
         d_iname 56, - 176 -dentry_alias
+    bvec_iter! 20: bi_sector 0, bi_size 8, bi_idx 12, bi_offset 16
     buffer_head 104: b_state 0, b_page 16, b_blocknr 24, b_bdev 48, b_private 64
 ";
 
 /// The types of kernels like 6.1.
 pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
-    md_io_acct 160: orig_bio 0 *bio, start_time 8
+    md_io_acct 160: orig_bio 0 *bio, start_time 8, bio_clone 16 bio
     bd_holder_disk 32: list 0 list_head, bdev 16 *block_device, refcnt 24
     enum pageflags: PG_locked 0, PG_uptodate 2, PG_dirty 3, PG_waiters 7, PG_slab 9, PG_writeback 15, PG_head 16
 ";
@@ -109,7 +111,7 @@ pub(crate) const EARLY: &str = "
 /// The corresponding types of kernels like 6.12.
 pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
-    md_io_clone 176: mddev 0, orig_bio 8 *bio
+    md_io_clone 176: mddev 0, orig_bio 8 *bio, bio_clone 32 bio
     bd_holder_disk 32: list 0 list_head, holder_dir 16 *kobject, refcnt 24
     enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_dirty 4, PG_waiters 7, PG_head 6
     enum64 pagetype: PGTY_buddy 240, PGTY_slab 245
@@ -125,9 +127,15 @@ pub(crate) const BTRFS_EARLY: &str = "
 pub(crate) const BTRFS_RECENT: &str = "
     btrfs_bio 320: inode 8 *btrfs_inode, file_offset 16, end_io 64, private 72, bio 128 bio
 ";
+/// The same of kernels like 7.2.
+pub(crate) const BTRFS_SEVEN: &str = "
+    btrfs_bio! 320: inode 8 *btrfs_inode, file_offset 16, end_io 64, private 72, is_scrub 90, bio 128 bio
+";
 /// The other types of the module `btrfs`.
 pub(crate) const BTRFS: &str = "
-    btrfs_inode 1024: root 0, location 8, vfs_inode 320 inode
+    btrfs_key 17: objectid 0, type 8, offset 9
+    btrfs_root 512: node 0, root_key 48 btrfs_key
+    btrfs_inode 1024: root 0 *btrfs_root, location 8, vfs_inode 320 inode
     btrfs_fs_info 512: flags 0, fs_devices 32 *btrfs_fs_devices
     btrfs_fs_devices 256: fsid 0, devices 64 list_head
     btrfs_device 256: dev_list 0 list_head, bdev 24 *block_device
@@ -175,6 +183,9 @@ pub(crate) const FUNCTIONS: &[&str] = &[
     "f2fs_write_end_io",
     "clone_endio",
     "crypt_endio",
+    "integrity_end_io",
+    "endio",
+    "write_callback",
     "md_end_clone_io",
     "md_end_io_acct",
     "raid1_end_write_request",

@@ -60,6 +60,29 @@ fn members_by_path() {
 }
 
 #[test]
+fn bits_of_a_structure() {
+    let words = [
+        // An integer, and a structure with bit fields: a number of 8 bits, and bit 13.
+        1,
+        1 << 24,
+        4,
+        32, //
+        5,
+        STRUCT | 1 << 31 | 2,
+        4,
+        9,
+        1,
+        8 << 24,
+        13,
+        1,
+        1 << 24 | 0xd,
+    ];
+    let btf = Btf::new(raw(&words, b"\0int\0bit\0one\0two\0"), None).unwrap();
+    let place = |name| btf.member("bit", name).map(|member| (member.offset, member.bit));
+    assert_eq!((place("one"), place("two")), (Some((0, 0)), Some((1, 5))));
+}
+
+#[test]
 fn a_modules_description_extends_its_kernels() {
     let kernel = Description::parse("base 8: x 0\nshared 24: one 0, two 16").encode(None, 2);
     let module =

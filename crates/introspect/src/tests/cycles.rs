@@ -130,15 +130,18 @@ fn layers_above_themselves() {
     let bio = craft.bio_of("split");
     craft.set(bio, layout.bio_private, bio);
     assert_eq!(craft.reported("split").path, "/srv/mail/inbox", "by its page");
-    for name in ["raid1", "raid10", "md"] {
+    for name in ["raid1", "raid10"] {
         let bio = craft.bio_of(name);
         let holder = craft.get(bio + layout.bio_private);
-        let places = [layout.raid1_master, layout.raid10_master, layout.md_account_original];
-        for place in places.into_iter().flatten() {
+        for place in [layout.raid1_master, layout.raid10_master].into_iter().flatten() {
             craft.set(holder, place, bio);
         }
         assert_eq!(craft.reported(name).path, "/srv/mail/inbox", "{name}");
     }
+    let clone = craft.bio_of("md");
+    let holder = clone - layout.md_account_clone.unwrap();
+    craft.set(holder + layout.md_account_original.unwrap(), 0, clone);
+    assert_eq!(craft.reported("md").path, "/srv/mail/inbox");
     let clone = craft.bio_of("dm-linear");
     let target = clone - layout.dm_io_clone.unwrap();
     let io = craft.get(target + layout.dm_target_io.unwrap());

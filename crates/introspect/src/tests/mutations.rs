@@ -119,9 +119,10 @@ fn manipulate(what: &'static str, shape: &Shape, effort: Effort, runs: u64) {
     let sum = Sum::of(what, &mut subject, effort, 0..runs);
     let unexplained = &sum.outcome.unexplained;
     assert!(unexplained.len() as u64 <= 1 + runs / CHANCE, "{what}:\n{}", unexplained.join("\n"));
-    // Otherwise the test has no effect.
+    // Otherwise the test has no effect. A few manipulations affect all requests, so the number of
+    // unsure facts depends on chance.
     assert!(sum.attached * 4 > runs * 3);
-    assert!(sum.outcome.same > sum.outcome.unsure && sum.outcome.unsure > runs / 10);
+    assert!(sum.outcome.same > sum.outcome.unsure && sum.outcome.unsure > runs / 20);
 }
 
 #[test]
