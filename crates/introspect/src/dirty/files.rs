@@ -156,12 +156,15 @@ impl Walk<'_> {
             0 => Some(0),
             // The only page is at index 0. Its mark is in the tree's flags, whose position depends
             // on the kernel's configuration; the page has the same mark.
-            root if root.trailing_zeros() >= 2 => {
-                let flags = self.pages.flags(self.kernel, root)?;
-                Some(flags >> self.kernel.dirty.dirty_bit? & 1)
-            }
+            root if root.trailing_zeros() >= 2 => self.is_dirty(root).map(u64::from),
             root => self.marked_in_node(root, 0, tree, None),
         }
+    }
+
+    /// Whether the page whose structure is at an address is dirty.
+    fn is_dirty(&mut self, page: u64) -> Option<bool> {
+        let flags = self.pages.flags(self.kernel, page)?;
+        Some(flags >> self.kernel.dirty.dirty_bit? & 1 != 0)
     }
 
     /// The number of marked pages below an entry that refers to a node.
@@ -210,7 +213,13 @@ impl Walk<'_> {
                 {
                     count += 1;
                 }
-                count << shift
+                // A page that Btrfs has truncated in part keeps its mark in the tree until it is
+                // written next, and is no longer dirty.
+                match count << shift {
+                    1 => 1,
+                    _ if !self.is_dirty(child)? => 0,
+                    pages => pages,
+                }
             };
             sum = sum.checked_add(pages)?;
         }

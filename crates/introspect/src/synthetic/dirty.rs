@@ -38,6 +38,9 @@ pub const MAPPED: (u64, u64) = (2, 1);
 #[cfg(test)]
 pub const ENTRIES: u64 = 5 + 512;
 
+/// The place and the order of a large page that is marked in the tree, but is no longer dirty.
+const STALE: (u64, u32) = (70_016, 4);
+
 /// The variables of the image.
 pub(crate) struct Globals {
     /// The addresses of the array of nodes or of the only node.
@@ -178,11 +181,21 @@ impl Builder<'_> {
         self.set_entry(place, "xa_node.slots", value);
     }
 
+    /// The structure of a page that is dirty or not.
+    fn flagged_page(&mut self, is_dirty: bool) -> u64 {
+        let page = self.room_page();
+        let page = self.page(page);
+        let bit = if self.shape.recent { 1 << 4 } else { 1 << 3 };
+        self.set(page, "page.flags", 0x17_ffff_c000_0020 | if is_dirty { bit } else { 0 });
+        page
+    }
+
     /// Marks pages of an inode as dirty, in a tree of this height.
     fn mark(&mut self, inode: u64, height: u32, entries: &Entries) {
         let mapping = self.at(inode, "inode.i_data");
         let tree = self.at(mapping, "address_space.i_pages");
-        let any_page = self.page(self.shape.room.0);
+        let any_page = self.flagged_page(true);
+        let clean_page = self.flagged_page(false);
         // The address, the shift, the first bits of the indexes, and the marks of each node.
         let mut nodes: Vec<(u64, u32, u64, u64)> = Vec::new();
         let mut root = 0;
@@ -206,7 +219,8 @@ impl Builder<'_> {
                 let (node, _, _, marks) = nodes[place];
                 self.set(node, "xa_node.marks", marks);
                 if shift == 0 {
-                    self.set_slot(node, slot, any_page);
+                    let is_stale = (*index, *order) == STALE;
+                    self.set_slot(node, slot, if is_stale { clean_page } else { any_page });
                     for sibling in 1..1_u64 << order {
                         self.set_slot(node, slot + sibling, slot << 2 | 2);
                     }
@@ -390,7 +404,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals, objects: &Obje
 
     // The files: in one node; in a tree of three levels with a large page; a single page.
     builder.mark(inbox, 1, &[(0, 0), (63, 0)]);
-    builder.mark(database, 3, &[(70_000, 0), (4096 + 16, 4)]);
+    builder.mark(database, 3, &[(70_000, 0), (4096 + 16, 4), STALE]);
     builder.mark(image, 2, &[(0, 0), (1, 0), (64, 0), (4095, 0)]);
     builder.mark(data, 1, &[(5, 1), (7, 0)]);
     let tree = builder.at(gone, "inode.i_data.i_pages");
