@@ -152,6 +152,25 @@ impl Builder<'_> {
         parent
     }
 
+    /// Files whose dentries say less than they seem to, or more: the name of the request, the
+    /// inode, its number, and the path.
+    pub fn odd_names(&mut self, mount: Mount) -> [(&'static str, u64, u64, &'static str); 4] {
+        let handle = self.inode(mount.super_block, 160, REGULAR, PAGE);
+        self.open_by_handle(handle);
+        let folder = self.inode(mount.super_block, 161, DIRECTORY, PAGE);
+        let folder = self.open_by_handle(folder);
+        let inside = self.inode(mount.super_block, 162, REGULAR, PAGE);
+        self.name(folder, "inside", inside);
+        let new = self.new_file(mount, 163, false);
+        let removed = self.new_file(mount, 165, true);
+        [
+            ("opened by handle", handle, 160, ""),
+            ("in a folder opened by handle", inside, 162, ""),
+            ("new in a folder without case", new, 164, "/Folder/new"),
+            ("removed in a folder without case", removed, 166, "/Folder/new (deleted)"),
+        ]
+    }
+
     /// A page of an inode's content that is in write-back.
     pub fn cache(&mut self, inode: u64) -> u64 {
         let page = self.cache_idle(inode);

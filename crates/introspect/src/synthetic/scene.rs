@@ -205,21 +205,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         ..on_ext4.clone()
     };
     stage.one("deleted", Bio { end: "ext4_end_bio", ..bio }, gone_page, &with(&gone_facts, "/web"));
-    // Names that say less than they seem to, and those that say more.
-    let handle = stage.builder.inode(ext4.super_block, 160, REGULAR, PAGE);
-    stage.builder.open_by_handle(handle);
-    let folder = stage.builder.inode(ext4.super_block, 161, DIRECTORY, PAGE);
-    let folder = stage.builder.open_by_handle(folder);
-    let inside = stage.builder.inode(ext4.super_block, 162, REGULAR, PAGE);
-    stage.builder.name(folder, "inside", inside);
-    let new = stage.builder.new_file(ext4, 163, false);
-    let removed = stage.builder.new_file(ext4, 165, true);
-    for (name, file, inode, path) in [
-        ("opened by handle", handle, 160, ""),
-        ("in a folder opened by handle", inside, 162, ""),
-        ("new in a folder without case", new, 164, "/Folder/new"),
-        ("removed in a folder without case", removed, 166, "/Folder/new (deleted)"),
-    ] {
+    for (name, file, inode, path) in stage.builder.odd_names(ext4) {
         let page = stage.builder.cache(file);
         let reported = NamedFacts { inode, file_size: PAGE, path: path.into(), ..on_ext4.clone() };
         stage.one(name, Bio { end: "ext4_end_bio", ..bio }, page, &with(&reported, "/web"));
