@@ -33,11 +33,8 @@ fn a_dropped_reactor_ends_its_operations_in_flight() {
     let pending = reactor.pending();
     reactor.watch_always(owner, 3, reader.as_fd());
     assert_eq!(pending.count(), 0);
-    let read = opcode::Read::new(
-        types::Fd(reader.as_raw_fd()),
-        memory.as_mut_ptr(),
-        memory.len() as u32,
-    );
+    let read =
+        opcode::Read::new(types::Fd(reader.as_raw_fd()), memory.as_mut_ptr(), memory.len() as u32);
     // SAFETY: the memory outlives the reactor, which ends the read.
     unsafe { reactor.push(owner, 3, read.build()) };
     reactor.submit().unwrap();

@@ -216,6 +216,21 @@ fn hosts_that_violate_the_protocol_are_disconnected() {
     case.finish();
 }
 
+/// Connections of an address that never identify themselves take each other's places.
+#[test]
+fn connections_without_a_host_lock_no_host_out() {
+    let mut case = Case::new();
+    let silent: Vec<TcpStream> = (0..600).map(|_| case.connect()).collect();
+    let feed = Feed::default();
+    let begin = std::time::Instant::now();
+    let late = host(&feed, plain("late", &case.centre.address().to_string()), 0);
+    case.run_until(|| feed.is_wanted());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(case.watch.status().refused >= 600 - 64, "{}", case.watch.status().refused);
+    drop((silent, late));
+    case.finish();
+}
+
 #[test]
 fn hosts_without_a_valid_certificate_are_refused() {
     let (authority, other) = (Authority::new(), Authority::new());

@@ -9,6 +9,7 @@ mod budget;
 mod merge;
 mod session;
 mod status;
+mod strangers;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -37,10 +38,14 @@ use crate::streams;
 use budget::MemoryBudget;
 use merge::{Merge, RowsReport};
 
+use strangers::Strangers;
+
 pub use status::{CentreStatus, HostState, HostStatus, Refusal};
 
 /// The most connections.
 const CONNECTIONS_MAX: usize = 512;
+/// The most connections whose hosts have not identified themselves yet.
+const STRANGERS_MAX: usize = 64;
 /// The most hosts that the centre remembers.
 const HOSTS_MAX: usize = 1024;
 /// The most messages that wait for the engine, and the most that it processes before it advances
@@ -107,6 +112,7 @@ struct Shared {
     refused: AtomicU64,
     watermark_ns: AtomicU64,
     connections: AtomicUsize,
+    strangers: Strangers,
     numbers: AtomicU64,
     ending: AtomicBool,
     /// The engine's thread, if it also waits for other processes.
@@ -260,6 +266,7 @@ impl Centre {
             refused: AtomicU64::new(0),
             watermark_ns: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
+            strangers: Strangers::default(),
             numbers: AtomicU64::new(1),
             ending: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -508,25 +515,43 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, sender: &SyncSender<Mess
     }
     while !shared.is_ending() {
         match listener.accept() {
-            Ok((stream, address)) => serve(stream, &address.to_string(), shared, sender),
+            Ok((stream, address)) => serve(stream, address, shared, sender),
             // There is no connection, or no descriptor for it.
             Err(_) => std::thread::sleep(ACCEPT_PAUSE),
         }
     }
 }
 
-/// Serves a connection on its own thread.
-fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
-    if shared.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-        shared.refuse(address, "there are too many connections".into());
-        return;
-    }
+/// Serves a connection on its own thread. If there are too many, it takes the place of the oldest one
+/// whose host has not identified itself, or is refused if there is none.
+fn serve(
+    stream: TcpStream,
+    address: SocketAddr,
+    shared: &Arc<Shared>,
+    sender: &SyncSender<Message>,
+) {
+    let connections = shared.connections.fetch_add(1, Ordering::AcqRel);
     let guard = ConnectionGuard(Arc::clone(shared));
-    let (sender, address) = (sender.clone(), address.to_owned());
+    let address_text = address.to_string();
+    let is_full = connections >= CONNECTIONS_MAX;
+    if is_full || shared.strangers.len() >= STRANGERS_MAX {
+        let dropped = shared.strangers.drop_oldest();
+        // The threads of those that were dropped before may be about to end.
+        let is_too_full = connections >= CONNECTIONS_MAX + STRANGERS_MAX;
+        if is_too_full || is_full && dropped.is_none() {
+            return shared.refuse(&address_text, "there are too many connections".into());
+        }
+        if let Some(dropped) = dropped {
+            shared.refuse(&dropped.to_string(), "another connection took its place".into());
+        }
+    }
+    let Ok(stranger) = shared.strangers.add(address, &stream) else { return };
+    let sender = sender.clone();
     let thread = std::thread::Builder::new().name("host".into());
-    let spawned = thread.spawn(move || session::serve(stream, &address, &guard.0, &sender));
+    let spawned =
+        thread.spawn(move || session::serve(stream, stranger, &address_text, &guard.0, &sender));
     if let Err(error) = spawned {
+        shared.strangers.remove(stranger);
         shared.refuse("", format!("cannot start a thread: {error}"));
     }
 }

@@ -38,8 +38,16 @@ const LIMITED: &str =
     "its version has the stream IOstream alone, and sends nothing of other streams";
 
 /// Serves a connection until it ends.
-pub fn serve(stream: TcpStream, address: &str, shared: &Arc<Shared>, sender: &SyncSender<Message>) {
-    let identified = match identify(stream, shared) {
+pub fn serve(
+    stream: TcpStream,
+    stranger: u64,
+    address: &str,
+    shared: &Arc<Shared>,
+    sender: &SyncSender<Message>,
+) {
+    let identified = identify(stream, shared);
+    shared.strangers.remove(stranger);
+    let identified = match identified {
         Ok(identified) => identified,
         Err(error) => return shared.refuse(address, error.to_string()),
     };
