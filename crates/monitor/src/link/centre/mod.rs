@@ -522,8 +522,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, sender: &SyncSender<Mess
     }
 }
 
-/// Serves a connection on its own thread. If there are too many, it takes the place of the oldest one
-/// whose host has not identified itself, or is refused if there is none.
+/// Serves a connection on its own thread. If there are too many, it takes the place of the oldest
+/// one whose host has not identified itself, or is refused if there is none.
 fn serve(
     stream: TcpStream,
     address: SocketAddr,
