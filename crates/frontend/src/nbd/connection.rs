@@ -89,7 +89,6 @@ pub(super) fn serve(socket: OwnedFd, entered: Entered) {
     };
     let Handshake { channel, input, .. } = handshake;
     let export = Arc::clone(&agreement.export);
-    control.admit();
     control.set_export(export.name(), agreement.mode.name());
     // Added before the disk is opened, so that the connection misses no change of the disk.
     if !export.enter(control) {
@@ -222,6 +221,8 @@ impl Handshake<'_> {
                     negotiation.secured();
                 }
                 Step::Transmit(agreement) => {
+                    // As soon as the client knows, its place is its own.
+                    self.control.admit();
                     self.send()?;
                     self.input.drain(..used);
                     return Ok(agreement);
