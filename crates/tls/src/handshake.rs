@@ -1,12 +1,14 @@
-//! Handshakes on sockets with timeouts, and the name of the peer.
+//! Handshakes on sockets with timeouts and on streams of tokio, and the name of the peer.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
+use std::pin::Pin;
 use std::time::Instant;
 
 use openssl::nid::Nid;
-use openssl::ssl::{HandshakeError, MidHandshakeSslStream, Ssl, SslStream};
-use openssl::x509::X509Ref;
+use openssl::ssl::{self, HandshakeError, Ssl, SslRef, SslStream};
+use openssl::x509::{X509Ref, X509VerifyResult};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Tls;
 
@@ -39,6 +41,28 @@ impl Tls {
         name: &str,
         end: Instant,
     ) -> io::Result<SslStream<TcpStream>> {
+        shake_hands(self.to_server(name)?.connect(stream), end)
+    }
+
+    /// Performs the handshake with a server on a stream of tokio. The server's certificate must
+    /// have the name `name`. The caller limits the time.
+    ///
+    /// # Errors
+    /// When the handshake fails. The text is for the operator.
+    pub async fn secure<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+        name: &str,
+    ) -> io::Result<tokio_openssl::SslStream<S>> {
+        let mut stream = tokio_openssl::SslStream::new(self.to_server(name)?, stream)?;
+        match Pin::new(&mut stream).connect().await {
+            Ok(()) => Ok(stream),
+            Err(error) => Err(failure(stream.ssl(), &error)),
+        }
+    }
+
+    /// A connection to a server whose certificate must have the name `name`.
+    fn to_server(&self, name: &str) -> io::Result<Ssl> {
         let mut ssl = Ssl::new(&self.context)?;
         if let Ok(address) = name.parse() {
             ssl.param_mut().set_ip(address)?;
@@ -46,7 +70,7 @@ impl Tls {
             ssl.set_hostname(name)?;
             ssl.param_mut().set_host(name)?;
         }
-        shake_hands(ssl.connect(stream), end)
+        Ok(ssl)
     }
 }
 
@@ -65,21 +89,23 @@ fn shake_hands(mut handshake: Handshake, end: Instant) -> io::Result<SslStream<T
             }
             Err(HandshakeError::WouldBlock(middle)) => handshake = middle.handshake(),
             Err(HandshakeError::SetupFailure(error)) => return Err(error.into()),
-            Err(HandshakeError::Failure(middle)) => return Err(failure(&middle)),
+            Err(HandshakeError::Failure(middle)) => {
+                return Err(failure(middle.ssl(), middle.error()));
+            }
         }
     }
 }
 
 /// The error of a failed handshake, with a text for the operator.
-fn failure(middle: &MidHandshakeSslStream<TcpStream>) -> io::Error {
-    let verified = middle.ssl().verify_result();
-    let reason = if verified == openssl::x509::X509VerifyResult::OK {
-        match middle.error().ssl_error() {
+fn failure(ssl: &SslRef, error: &ssl::Error) -> io::Error {
+    let verified = ssl.verify_result();
+    let reason = if verified == X509VerifyResult::OK {
+        match error.ssl_error() {
             Some(stack) => stack
                 .errors()
                 .last()
                 .map_or_else(String::new, |error| error.reason().unwrap_or("unknown").to_owned()),
-            None => match middle.error().io_error() {
+            None => match error.io_error() {
                 Some(error) => error.to_string(),
                 None => "the peer closed the connection".into(),
             },

@@ -1,6 +1,7 @@
 //! TLS by OpenSSL for servers and clients, with certificates or pre-shared keys (PSK) as `GnuTLS`
 //! clients use them. Callers with non-blocking streams use [`Tls::context`]; [`Tls::accept`] and
-//! [`Tls::connect`] perform handshakes on sockets with timeouts.
+//! [`Tls::connect`] perform handshakes on sockets with timeouts, [`Tls::secure`] on streams of
+//! tokio.
 //!
 //! Read [`Tls`] first. The crate must not know what is sent.
 
@@ -69,6 +70,20 @@ impl Tls {
         Ok(Self { context: builder.build() })
     }
 
+    /// A client's TLS 1.2 or newer. `authority` must have signed the servers' certificates; `own`
+    /// is this side's certificate with its private key, if servers require one.
+    ///
+    /// # Errors
+    /// See [`server`](Self::server).
+    pub fn client(authority: &Path, own: Option<(&Path, &Path)>) -> io::Result<Self> {
+        let mut builder = builder(SslMethod::tls_client(), SslVersion::TLS1_2)?;
+        set_authority(&mut builder, authority)?;
+        if let Some((certificate, key)) = own {
+            set_certificate(&mut builder, certificate, key)?;
+        }
+        Ok(Self { context: builder.build() })
+    }
+
     /// A server's TLS 1.3 with certificates on both sides.
     ///
     /// # Errors
@@ -126,23 +141,34 @@ fn builder(method: SslMethod, oldest: SslVersion) -> io::Result<SslContextBuilde
 /// Loads the files, and enables the verification of the peer's certificate if there is an
 /// authority.
 fn set_files(builder: &mut SslContextBuilder, files: &Certificates) -> io::Result<()> {
-    let Certificates { certificate, key, authority } = files;
-    for path in [certificate, key].into_iter().chain(authority) {
-        readable(path)?;
-    }
+    set_certificate(builder, &files.certificate, &files.key)?;
+    files.authority.iter().try_for_each(|authority| set_authority(builder, authority))
+}
+
+/// Loads this side's certificate and its private key.
+fn set_certificate(
+    builder: &mut SslContextBuilder,
+    certificate: &Path,
+    key: &Path,
+) -> io::Result<()> {
+    readable(certificate)?;
+    readable(key)?;
     builder
         .set_certificate_chain_file(certificate)
         .map_err(|error| unfit(certificate, "certificate", &error))?;
     builder
         .set_private_key_file(key, SslFiletype::PEM)
         .map_err(|error| unfit(key, "private key", &error))?;
-    builder.check_private_key().map_err(|error| unfit(key, "key of this certificate", &error))?;
-    if let Some(authority) = authority {
-        builder
-            .set_ca_file(authority)
-            .map_err(|error| unfit(authority, "certificate authority", &error))?;
-        builder.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
-    }
+    builder.check_private_key().map_err(|error| unfit(key, "key of this certificate", &error))
+}
+
+/// Loads the authority, and enables the verification of the peer's certificate.
+fn set_authority(builder: &mut SslContextBuilder, authority: &Path) -> io::Result<()> {
+    readable(authority)?;
+    builder
+        .set_ca_file(authority)
+        .map_err(|error| unfit(authority, "certificate authority", &error))?;
+    builder.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
     Ok(())
 }
 
@@ -175,6 +201,8 @@ mod tests {
             let error = made.unwrap_err().to_string();
             assert!(error.contains("/nowhere/server-cert.pem"), "{error}");
         }
+        let error = Tls::client(Path::new("/nowhere/ca-cert.pem"), None).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/ca-cert.pem"), "{error}");
     }
 
     #[test]

@@ -331,7 +331,7 @@ fn shown(answer: &impl fmt::Debug) -> String {
 }
 
 /// Reads a file of the options.
-pub(crate) fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
     std::fs::read(path).map_err(|error| {
         let failure = Failure::from(error).about(path.display());
         failure.advise("name a file that the daemon may read")

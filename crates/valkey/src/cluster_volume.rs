@@ -59,8 +59,6 @@ impl ClusterVolume {
             let failure = Failure::new("a volume has at most 256 GiB");
             return Err(failure.advise("choose a smaller `size`"));
         }
-        // There may be another provider already, which is as good.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let (jobs, received) = mpsc::unbounded_channel();
         let (opened, result) = std::sync::mpsc::channel();
         let (options, wanted) = (options.clone(), volume.clone());
@@ -110,7 +108,6 @@ pub fn forget(options: &ClusterOptions, name: &str) -> Result<u64, Failure> {
         let failure = Failure::new(format!("{name:?} is not the name of a volume"));
         return Err(failure.advise("correct it"));
     }
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let removed = runtime.block_on(async {
         let client = Client::connect(options).await?;

@@ -8,21 +8,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fathom_failure::Failure;
+use fathom_tls::Tls;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster_async::Connect;
 use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, Pipeline,
     RedisError, RedisFuture, Value,
 };
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::answer::AnswerBounds;
-use crate::client::{ANSWER_TIME_MAX, CONNECT_TIME_MAX, ClusterTls, read};
+use crate::client::{ANSWER_TIME_MAX, CONNECT_TIME_MAX, ClusterTls};
 
 /// The most connections of a client: a node may name any number of others.
 const CONNECTIONS_MAX: usize = 2048;
@@ -30,7 +27,7 @@ const CONNECTIONS_MAX: usize = 2048;
 /// How the connections of a client are made.
 #[derive(Clone, Default)]
 pub(crate) struct Way {
-    tls: Option<TlsConnector>,
+    tls: Option<Tls>,
     /// Each connection has a part in it.
     connections: Arc<()>,
 }
@@ -47,7 +44,7 @@ impl Way {
     /// # Errors
     /// If one of them cannot be used.
     pub(crate) fn new(tls: Option<&ClusterTls>) -> Result<Self, Failure> {
-        let tls = tls.map(connector).transpose()?;
+        let tls = tls.map(client).transpose()?;
         Ok(Self { tls, ..Self::default() })
     }
 
@@ -61,31 +58,12 @@ impl Way {
     }
 }
 
-fn connector(tls: &ClusterTls) -> Result<TlsConnector, Failure> {
-    let wrong = |path: &std::path::Path, error: &dyn std::fmt::Display| {
-        let failure = Failure::new(format!("{}: {error}", path.display()));
-        failure.advise("name a file that the daemon can use")
-    };
-    let certificates = |path: &std::path::PathBuf| {
-        let bytes = read(path)?;
-        let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-        all.map_err(|error| wrong(path, &error))
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&tls.authority)? {
-        roots.add(certificate).map_err(|error| wrong(&tls.authority, &error))?;
-    }
-    let builder = ClientConfig::builder().with_root_certificates(roots);
-    let config = match &tls.own {
-        Some((certificate, key)) => {
-            let chain = certificates(certificate)?;
-            let private = PrivateKeyDer::from_pem_slice(&read(key)?);
-            let private = private.map_err(|error| wrong(key, &error))?;
-            builder.with_client_auth_cert(chain, private).map_err(|error| wrong(key, &error))?
-        }
-        None => builder.with_no_client_auth(),
-    };
-    Ok(TlsConnector::from(Arc::new(config)))
+/// Reads the files of TLS.
+fn client(files: &ClusterTls) -> Result<Tls, Failure> {
+    let own = files.own.as_ref().map(|(certificate, key)| (&**certificate, &**key));
+    Tls::client(&files.authority, own).map_err(|error| {
+        Failure::new(error.to_string()).advise("name a file that the daemon can use")
+    })
 }
 
 /// A stream that ends when a node sends more than an answer has.
@@ -157,9 +135,7 @@ async fn connect(info: &redis::ConnectionInfo, way: Way) -> Result<BoundedConnec
     let Some(tls) = way.tls else {
         return start(info, stream, way.connections).await;
     };
-    let name = ServerName::try_from(host.clone())
-        .map_err(|_| RedisError::from((ErrorKind::InvalidClientConfig, "a node has no name")))?;
-    start(info, tls.connect(name, stream).await?, way.connections).await
+    start(info, tls.secure(stream, host).await?, way.connections).await
 }
 
 /// Begins the protocol on a stream.
