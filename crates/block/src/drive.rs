@@ -211,12 +211,19 @@ impl<S: RequestSource> Drive<S> {
                 busy = true;
             }
         }
-        if busy && self.reactor.has_unsubmitted() {
+        if busy {
+            self.submit();
+        }
+        busy
+    }
+
+    /// Submits what is queued. Makes no system call if there is nothing.
+    fn submit(&mut self) {
+        if self.reactor.has_unsubmitted() {
             if let Err(error) = self.reactor.submit() {
                 self.fail(&error);
             }
         }
-        busy
     }
 
     /// Passes `event` to its owner.
@@ -314,19 +321,19 @@ impl<S: RequestSource> Drive<S> {
             deadline_ns = deadline_ns.min(leaving.until_ns).min(leaving.left_deadline_ns(start_ns));
             deadline_ns = deadline_ns.min(leaving.source.stack().deadline_ns().unwrap_or(u64::MAX));
         }
-        if self.reactor.has_unsubmitted() {
-            if let Err(error) = self.reactor.submit() {
-                self.fail(&error);
-            }
-        }
         let spin = usize::from(awaited);
-        let Some(now_ns) = self.poll(spin, start_ns, deadline_ns) else { return };
+        let poll_ns = self.spins[spin].limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
+        if poll_ns > 0 {
+            self.submit();
+        }
+        let Some(now_ns) = self.poll(spin, start_ns, poll_ns) else { return };
         for index in 0..self.sources.len() {
             if self.sources[index].arm(&mut self.reactor) {
                 self.sources[..=index].iter_mut().for_each(RequestSource::disarm);
-                return;
+                return self.submit();
             }
         }
+        // Submits, too: a thread that does not poll makes one system call.
         let limit = (deadline_ns != u64::MAX)
             .then(|| Duration::from_nanos(deadline_ns.saturating_sub(now_ns)));
         if let Err(error) = self.reactor.wait(limit) {
@@ -336,11 +343,9 @@ impl<S: RequestSource> Drive<S> {
         self.spins[spin].slept(self.clock.now_ns().saturating_sub(start_ns));
     }
 
-    /// Polls for work. Returns `None` if there is some, otherwise the time at the end of the poll,
-    /// in nanoseconds.
-    fn poll(&mut self, spin: usize, start_ns: u64, deadline_ns: u64) -> Option<u64> {
-        let limit_ns =
-            self.spins[spin].limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));
+    /// Polls for work, for at most `limit_ns` nanoseconds. Returns `None` if there is some,
+    /// otherwise the time at the end of the poll, in nanoseconds.
+    fn poll(&mut self, spin: usize, start_ns: u64, limit_ns: u64) -> Option<u64> {
         let mut now_ns = start_ns;
         while now_ns - start_ns < limit_ns {
             for _ in 0..POLLS {

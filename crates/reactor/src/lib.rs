@@ -126,6 +126,8 @@ pub struct Reactor {
     rounds: u64,
     /// How long the drop waits for operations in flight.
     drain_limit: Duration,
+    /// Whether completions are deferred until the thread enters the kernel.
+    defers: bool,
     /// Whether the kernel's flag for deferred work is ignored. Another processor may set the flag
     /// after this processor has already done the work; a thread that respected it then would never
     /// sleep. The flag is respected again after the next push or sleep.
@@ -146,11 +148,11 @@ impl Reactor {
             .setup_cqsize(entries * 4)
             .setup_clamp()
             .build(entries);
-        let ring = match modern {
-            Ok(ring) => ring,
+        let (ring, defers) = match modern {
+            Ok(ring) => (ring, true),
             // Kernels before 6.1 have no deferred task work.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?
+                (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false)
             }
             Err(error) => return Err(error),
         };
@@ -167,6 +169,7 @@ impl Reactor {
             unsubmitted: 0,
             rounds: 0,
             drain_limit: DRAIN_LIMIT,
+            defers,
             false_alarm: false,
         })
     }
@@ -272,6 +275,29 @@ impl Reactor {
         self.in_flight += 1;
         // SAFETY: the caller keeps the entry's memory and descriptors valid until its event.
         unsafe { self.enqueue(owner.0, token, entry) };
+    }
+
+    /// Queues `entry`, which has an event only if it fails. It must never wait, so that the kernel
+    /// carries it out within the call that submits it. It has succeeded if it has had no event by
+    /// the time at which [`is_settled`](Self::is_settled) is true. Needs a reactor that
+    /// [defers](Self::defers_completions).
+    ///
+    /// # Safety
+    /// All memory and descriptors that `entry` names must stay valid until then.
+    pub unsafe fn push_silent(&mut self, owner: OperationOwner, token: u64, entry: squeue::Entry) {
+        let entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+        // SAFETY: the caller keeps the entry's memory and descriptors valid.
+        unsafe { self.enqueue(owner.0 | USES_NO_MEMORY, token, entry) };
+    }
+
+    /// Whether the kernel has taken all entries, and all events up to now have been collected.
+    pub fn is_settled(&mut self) -> bool {
+        self.unsubmitted == 0 && !self.is_ready() && !self.ring.submission().cq_overflow()
+    }
+
+    /// Whether completions are deferred until the thread enters the kernel: since Linux 6.1.
+    pub fn defers_completions(&self) -> bool {
+        self.defers
     }
 
     /// # Safety

@@ -30,6 +30,7 @@ mod lost_writes;
 mod metrics;
 mod monitor;
 mod nbd;
+mod nbd_calls;
 mod neighbours;
 mod offload;
 mod overwrite;

@@ -60,7 +60,8 @@ impl Socket {
     }
 }
 
-fn message(segments: &mut [libc::iovec]) -> libc::msghdr {
+/// A message of the segments, which must stay where they are while it is used.
+pub(super) fn message(segments: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all zeroes is a message without address, segments and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = segments.as_mut_ptr();
@@ -159,6 +160,14 @@ impl Channel {
     /// When the channel is closed.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
         self.socket().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// The socket of a plain channel.
+    pub fn plain(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Plain(socket) => Some(socket.as_fd()),
+            Self::Secure(_) | Self::Closed => None,
+        }
     }
 
     /// A second descriptor of the socket.

@@ -7,7 +7,7 @@ use std::io;
 
 use fathom_block::{Allocation, Extent, Request};
 
-use super::channel::{Channel, is_blocked};
+use super::channel::{Channel, is_blocked, message};
 use super::wire::{
     BASE_ALLOCATION_ID, EXTENDED_REPLY_MAGIC, Mode, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     chunk, state,
@@ -99,6 +99,8 @@ pub struct Replies {
     /// The number of bytes of the first reply that have been sent.
     sent: usize,
     segments: Vec<libc::iovec>,
+    /// A message of the segments, at a place of its own.
+    message: Box<libc::msghdr>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -110,6 +112,7 @@ impl Replies {
             queue: VecDeque::with_capacity(64),
             sent: 0,
             segments: Vec::with_capacity(128),
+            message: Box::new(message(&mut [])),
             spare: Vec::new(),
         }
     }
@@ -117,6 +120,24 @@ impl Replies {
     /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// The number of replies that have not been sent completely.
+    pub fn count(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether the queue has at most `count` replies of together at most `length` bytes.
+    pub fn is_within(&self, count: usize, length: usize) -> bool {
+        self.queue.len() <= count && self.queue.iter().map(Reply::length).sum::<usize>() <= length
+    }
+
+    /// A message of the first replies, of all if they have less than [`SEGMENTS_MAX`] segments. It
+    /// is valid until the queue is changed.
+    pub fn message(&mut self) -> *const libc::msghdr {
+        self.gather();
+        *self.message = message(&mut self.segments);
+        &raw const *self.message
     }
 
     /// The length of the next reply to send, in bytes.
@@ -228,31 +249,12 @@ impl Replies {
         while !self.queue.is_empty() {
             self.gather();
             // SAFETY: the segments point to headers and bodies of queued replies.
-            let mut sent = match unsafe { channel.send(&mut self.segments) } {
+            let sent = match unsafe { channel.send(&mut self.segments) } {
                 Ok(count) => count,
                 Err(error) if is_blocked(&error) => return Ok(false),
                 Err(error) => return Err(error),
             };
-            while let Some(reply) = self.queue.front() {
-                let left = reply.length() - self.sent;
-                if sent < left {
-                    self.sent += sent;
-                    break;
-                }
-                sent -= left;
-                self.sent = 0;
-                let Some(reply) = self.queue.pop_front() else { break };
-                match reply.body {
-                    Body::None => done(None, reply.charged),
-                    Body::Data(request) => done(Some(request), reply.charged),
-                    Body::Bytes(bytes) => {
-                        if self.spare.len() < SPARE_MAX {
-                            self.spare.push(bytes);
-                        }
-                        done(None, reply.charged);
-                    }
-                }
-            }
+            self.advance(sent, &mut done);
         }
         if channel.has_staged() {
             return match channel.flush() {
@@ -262,6 +264,31 @@ impl Replies {
             };
         }
         Ok(true)
+    }
+
+    /// Removes the replies whose bytes are among the next `sent` bytes. Calls `done` as
+    /// [`send`](Self::send) does.
+    pub fn advance(&mut self, mut sent: usize, mut done: impl FnMut(Option<Box<Request>>, u64)) {
+        while let Some(reply) = self.queue.front() {
+            let left = reply.length() - self.sent;
+            if sent < left {
+                self.sent += sent;
+                break;
+            }
+            sent -= left;
+            self.sent = 0;
+            let Some(reply) = self.queue.pop_front() else { break };
+            match reply.body {
+                Body::None => done(None, reply.charged),
+                Body::Data(request) => done(Some(request), reply.charged),
+                Body::Bytes(bytes) => {
+                    if self.spare.len() < SPARE_MAX {
+                        self.spare.push(bytes);
+                    }
+                    done(None, reply.charged);
+                }
+            }
+        }
     }
 
     /// Collects the segments to send next.

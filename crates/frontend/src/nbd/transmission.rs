@@ -6,9 +6,11 @@
 //! that a client may have in flight are bounded in number and bytes (see `budget`). At the limit
 //! its socket is not read, so the client waits as it would for a slow disk.
 //!
-//! A thread that serves one connection reads its socket repeatedly while there is work. A thread
-//! that serves several has the kernel watch the sockets that had no more bytes.
+//! A thread that serves one connection reads its socket repeatedly while there is work, and leaves
+//! the wait for more to the kernel, together with the last replies (see `exchange`). A thread that
+//! serves several has the kernel watch the sockets that had no more bytes.
 
+mod exchange;
 mod intake;
 mod leaving;
 mod outcome;
@@ -29,6 +31,7 @@ use super::negotiation::Agreement;
 use super::reply::{Answered, Replies};
 use super::threads::Seat;
 use super::wire::{Mode, RequestHeader, command};
+use exchange::Exchange;
 
 /// The length of the buffer that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
@@ -56,6 +59,8 @@ const SOCKET_READABLE: u64 = 1;
 const SOCKET_WRITABLE: u64 = 2;
 const WOKEN: u64 = 3;
 const HUNG_UP: u64 = 4;
+const RECEIVED: u64 = 5;
+const SENT: u64 = 6;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -137,6 +142,8 @@ pub struct Transmission {
     /// Whether the last attempt to send was incomplete.
     blocked_before: bool,
     answered: u64,
+    /// The number of answered requests that other threads know of.
+    published: u64,
     bytes_read: u64,
     bytes_written: u64,
     phase: Phase,
@@ -147,6 +154,7 @@ pub struct Transmission {
     readable_watched: bool,
     writable_watched: bool,
     blocked: bool,
+    exchange: Exchange,
     /// Requests that were taken back from the disk's layers, because these change.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     deferred: Vec<Box<Request>>,
@@ -163,6 +171,8 @@ pub struct Transmission {
     took: bool,
     polls: u32,
     ended: bool,
+    /// Whether the thread's ring has failed.
+    failed: bool,
     // After the stack: the disk is released before the export and the listener see the end.
     presence: Presence,
     seat: Seat,
@@ -191,6 +201,7 @@ impl Transmission {
         reactor.watch_always(owner, WOKEN, control.borrow());
         reactor.watch_hang_up(owner, HUNG_UP, channel.descriptor()?);
         let client = export.disk().leftovers().client();
+        let exchange = Exchange::new(&channel, reactor);
         let mut input = vec![0; INPUT_LENGTH.max(left_over.len())].into_boxed_slice();
         input[..left_over.len()].copy_from_slice(left_over);
         Ok(Self {
@@ -218,6 +229,7 @@ impl Transmission {
             progress_ns: 0,
             blocked_before: false,
             answered: 0,
+            published: 0,
             bytes_read: 0,
             bytes_written: 0,
             phase: Phase::Open,
@@ -229,11 +241,13 @@ impl Transmission {
             readable_watched: false,
             writable_watched: false,
             blocked: false,
+            exchange,
             unparsed: true,
             drained: false,
             took: false,
             polls: 0,
             ended: false,
+            failed: false,
             presence,
             seat,
         })
@@ -316,7 +330,7 @@ impl Transmission {
     /// were any.
     fn discard(&mut self, since_ns: u64) -> bool {
         self.ended |= self.stack.now_ns().saturating_sub(since_ns) > HANG_UP_NS;
-        if self.ended || self.drained || self.readable_watched {
+        if self.ended || self.drained || self.readable_watched || self.exchange.is_receiving() {
             return false;
         }
         match self.channel.receive(&mut [], &mut self.input) {
@@ -330,7 +344,9 @@ impl Transmission {
     /// Has the kernel watch the socket for the events that the connection waits for.
     fn watch(&mut self, reactor: &mut Reactor) {
         let parting = matches!(self.phase, Phase::Parting { .. });
-        let readable = (parting || self.accepts_input()) && !self.readable_watched;
+        let readable = (parting || self.accepts_input())
+            && !self.readable_watched
+            && !self.exchange.is_receiving();
         let writable = self.blocked
             && matches!(self.phase, Phase::Open | Phase::Closing { .. })
             && !self.writable_watched;
@@ -359,12 +375,15 @@ impl Transmission {
         resumes
     }
 
-    /// Publishes the counters for other threads.
-    fn publish(&self) {
-        self.control.requests.store(self.answered, Ordering::Relaxed);
+    /// Publishes the counters for other threads, as if the next `sending` replies had been sent.
+    fn publish(&mut self, sending: usize) {
+        // A counter never falls.
+        self.published = self.published.max(self.answered + sending as u64);
+        self.control.requests.store(self.published, Ordering::Relaxed);
         self.control.bytes_read.store(self.bytes_read, Ordering::Relaxed);
         self.control.bytes_written.store(self.bytes_written, Ordering::Relaxed);
-        self.control.in_flight.store(self.in_flight as u64, Ordering::Relaxed);
+        let in_flight = self.in_flight.saturating_sub(sending);
+        self.control.in_flight.store(in_flight as u64, Ordering::Relaxed);
     }
 }
 
@@ -381,6 +400,9 @@ impl RequestSource for Transmission {
         if let Phase::Parting { since_ns } = self.phase {
             return self.discard(since_ns);
         }
+        if self.exchange.is_sending() {
+            return false;
+        }
         if !self.unparsed && (self.drained || !self.receive(reactor)) {
             return false;
         }
@@ -395,6 +417,9 @@ impl RequestSource for Transmission {
     }
 
     fn give(&mut self, reactor: &mut Reactor) -> bool {
+        if !self.settle(reactor) {
+            return true;
+        }
         self.take_back(reactor);
         let mut busy = self.reap(reactor);
         if busy {
@@ -403,12 +428,12 @@ impl RequestSource for Transmission {
                 self.fail(&error);
             }
         }
-        if !self.blocked {
+        if !self.blocked && !self.holds_replies() {
             busy |= self.send();
         }
         let took = std::mem::take(&mut self.took);
         if busy || took {
-            self.publish();
+            self.publish(0);
         }
         if !self.seat.is_alone() {
             if self.drained || self.blocked {
@@ -428,6 +453,9 @@ impl RequestSource for Transmission {
             self.part();
             busy = true;
         }
+        if self.ended {
+            self.stop_receiving(reactor);
+        }
         busy
     }
 
@@ -437,6 +465,8 @@ impl RequestSource for Transmission {
                 self.readable_watched = false;
                 self.drained = false;
             }
+            RECEIVED => self.received(event.result),
+            SENT => self.sent(event.result),
             HUNG_UP => self.hung_up = true,
             SOCKET_WRITABLE => {
                 self.writable_watched = false;
@@ -463,6 +493,9 @@ impl RequestSource for Transmission {
     }
 
     fn rest(&mut self, now_ns: u64, reactor: &mut Reactor) -> u64 {
+        if self.exchange(reactor) {
+            return now_ns;
+        }
         let mut deadline_ns = match self.phase {
             Phase::Open | Phase::Lost => u64::MAX,
             // After that, only requests in flight are waited for.
@@ -496,16 +529,18 @@ impl RequestSource for Transmission {
     fn fail(&mut self, error: &io::Error) {
         self.lose(Ending::Unable(io::Error::new(error.kind(), error.to_string())));
         self.ended = true;
+        self.failed = true;
     }
 
     fn is_ended(&self) -> bool {
-        self.ended
+        self.ended && (self.failed || !self.exchange.is_receiving())
     }
 }
 
 impl Drop for Transmission {
     fn drop(&mut self) {
-        self.publish();
+        self.publish(0);
+        self.leave_exchange();
         self.end_leftovers();
         self.budget.give(self.borrowed, self.export.borrowed());
         self.budget.leave(&self.control);

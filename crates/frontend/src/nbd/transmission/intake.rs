@@ -51,7 +51,7 @@ impl Transmission {
 
     /// Receives the available bytes of the socket. Returns whether there were any.
     pub(super) fn receive(&mut self, reactor: &mut Reactor) -> bool {
-        if self.readable_watched || !self.accepts_input() {
+        if self.readable_watched || self.exchange.is_receiving() || !self.accepts_input() {
             return false;
         }
         if self.begin > 0 && self.input.len() - self.end < self.input.len() / 2 {
