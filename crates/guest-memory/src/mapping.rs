@@ -425,7 +425,7 @@ impl Mapping {
         }
         let page = match system.f_type {
             HUGETLBFS => (system.f_bsize as u64).max(4096),
-            _ => rustix::param::page_size() as u64,
+            _ => page_size(),
         };
         let skip = offset % page;
         let mapped = length
@@ -505,6 +505,14 @@ impl Drop for Mapping {
         // SAFETY: mapped in `new` with this length, and no user of the mapping remains.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
+}
+
+/// The size of the host's pages, in bytes. `rustix` reads it from the auxiliary vector, which is
+/// not a program's own under valgrind.
+fn page_size() -> u64 {
+    // SAFETY: the call has no conditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).unwrap_or(4096)
 }
 
 /// Seals `file` against truncation. Files without seals, or whose owner allows no further seals,
