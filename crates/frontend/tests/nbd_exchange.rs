@@ -5,8 +5,10 @@
 
 mod nbd_common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fathom_frontend::nbd::{BUDGET_MIN, RequestBudget};
 use nbd_common::{Client, MIB, MODES, Mode, READ, Server, WRITE, disk};
 
 const LENGTH: u64 = 4096;
@@ -122,4 +124,42 @@ fn a_second_client_on_the_thread_of_a_resting_one_is_served() {
     wait_until("the first has left", || server.listener.connections().is_empty());
     let mut third = server.client("a", Mode::Simple);
     assert_eq!(third.read(0, 512), [9; 512]);
+}
+
+/// A client that once did not read for a moment has as much time later as any other, and no more.
+#[test]
+fn a_client_that_has_waited_once_may_wait_again() {
+    let (first, second) = (disk("a", 64 * MIB), disk("b", 64 * MIB));
+    let server = Server::with(&[&first, &second], |options| {
+        options.budget = Arc::new(RequestBudget::new(BUDGET_MIN, BUDGET_MIN));
+    });
+    let mut client = server.client("a", Mode::Simple);
+    let id = server.listener.connections()[0].id;
+    let mut sent = 0;
+    while counts(&server).1 == 0 {
+        client.send(READ, 0, 0, LARGE, &[]);
+        sent += 1;
+        assert!(sent < BLOCKS, "the socket takes everything");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for _ in 0..sent {
+        assert_eq!(client.receive().1.error, 0);
+    }
+    wait_until("everything is answered", || counts(&server) == (sent, 0));
+    // Longer than a reply of the next length may take.
+    std::thread::sleep(Duration::from_secs(5));
+    // One client takes all memory of its export, so that the other one waits for it.
+    let mut others = [server.client("b", Mode::Simple), server.client("b", Mode::Simple)];
+    for other in &mut others {
+        other.send(READ, 0, 0, BUDGET_MIN / 2, &[]);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    client.send(READ, 0, 0, 4 * MIB, &[]);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(client.receive().1.data.len() as u64, 4 * MIB);
+    // But not for ever, although its next request is awaited, too.
+    client.send(READ, 0, 0, 4 * MIB, &[]);
+    wait_until("the client is cut off", || {
+        server.listener.connections().iter().all(|connection| connection.id != id)
+    });
 }

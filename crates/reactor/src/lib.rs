@@ -122,6 +122,10 @@ pub struct Reactor {
     backlog: VecDeque<squeue::Entry>,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
+    /// The number of all entries so far.
+    queued: u64,
+    /// Of so many of them, all events that their submission had have been collected.
+    settled: u64,
     /// The number of calls that may have taken time: see [`Reactor::rounds`].
     rounds: u64,
     /// How long the drop waits for operations in flight.
@@ -167,6 +171,8 @@ impl Reactor {
             in_flight: 0,
             backlog: VecDeque::new(),
             unsubmitted: 0,
+            queued: 0,
+            settled: 0,
             rounds: 0,
             drain_limit: DRAIN_LIMIT,
             defers,
@@ -279,20 +285,35 @@ impl Reactor {
 
     /// Queues `entry`, which has an event only if it fails. It must never wait, so that the kernel
     /// carries it out within the call that submits it. It has succeeded if it has had no event by
-    /// the time at which [`is_settled`](Self::is_settled) is true. Needs a reactor that
-    /// [defers](Self::defers_completions).
+    /// the time at which [`is_settled`](Self::is_settled) is true for the number that this returns.
+    /// Needs a reactor that [defers](Self::defers_completions).
     ///
     /// # Safety
     /// All memory and descriptors that `entry` names must stay valid until then.
-    pub unsafe fn push_silent(&mut self, owner: OperationOwner, token: u64, entry: squeue::Entry) {
+    pub unsafe fn push_silent(
+        &mut self,
+        owner: OperationOwner,
+        token: u64,
+        entry: squeue::Entry,
+    ) -> u64 {
         let entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
         // SAFETY: the caller keeps the entry's memory and descriptors valid.
         unsafe { self.enqueue(owner.0 | USES_NO_MEMORY, token, entry) };
+        self.queued
     }
 
-    /// Whether the kernel has taken all entries, and all events up to now have been collected.
-    pub fn is_settled(&mut self) -> bool {
-        self.unsubmitted == 0 && !self.is_ready() && !self.ring.submission().cq_overflow()
+    /// Whether the kernel has taken the entry with this number, and the event that it may have had
+    /// then has been collected.
+    pub fn is_settled(&mut self, number: u64) -> bool {
+        if self.ring.completion().is_empty() && !self.ring.submission().cq_overflow() {
+            self.settled = self.taken();
+        }
+        self.settled >= number
+    }
+
+    /// The number of entries that the kernel has taken.
+    fn taken(&self) -> u64 {
+        self.queued - self.unsubmitted as u64
     }
 
     /// Whether completions are deferred until the thread enters the kernel: since Linux 6.1.
@@ -306,6 +327,7 @@ impl Reactor {
         debug_assert!(token <= TOKEN_MASK);
         let entry = entry.user_data((u64::from(mark) << TOKEN_BITS) | (token & TOKEN_MASK));
         self.unsubmitted += 1;
+        self.queued += 1;
         self.false_alarm = false;
         if !self.backlog.is_empty() {
             self.backlog.push_back(entry);
@@ -481,9 +503,11 @@ impl Reactor {
         !self.ring.completion().is_empty() || self.has_deferred()
     }
 
-    /// Whether the kernel has completions as deferred work, unless the flag is a false alarm.
+    /// Whether the kernel has completions that it posts when the thread enters it: as deferred
+    /// work, unless the flag is a false alarm, or because the completion queue was full.
     fn has_deferred(&mut self) -> bool {
-        !self.false_alarm && self.ring.submission().taskrun()
+        let queue = self.ring.submission();
+        !self.false_alarm && queue.taskrun() || queue.cq_overflow()
     }
 
     /// The number of calls that submitted, waited or collected. While it does not change, so little
@@ -509,7 +533,7 @@ impl Reactor {
     pub fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.rounds += 1;
         if self.ring.completion().is_empty() && self.has_deferred() {
-            // Completions are deferred task work: entering the kernel posts them.
+            // Entering the kernel posts them.
             self.fill();
             let now = Timespec::new();
             match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&now)) {
@@ -521,6 +545,7 @@ impl Reactor {
             }
             self.false_alarm = self.ring.completion().is_empty();
         }
+        let taken = self.taken();
         for entry in self.ring.completion() {
             let data = entry.user_data();
             let mark = (data >> TOKEN_BITS) as u16;
@@ -552,6 +577,9 @@ impl Reactor {
                 continue;
             }
             events.push(Event { owner, group, token, result: entry.result(), more });
+        }
+        if !self.ring.submission().cq_overflow() {
+            self.settled = taken;
         }
         while let Some((owner, token)) = self.lingering.pop() {
             self.unwatch(owner, token);

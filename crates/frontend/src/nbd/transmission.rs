@@ -449,7 +449,7 @@ impl RequestSource for Transmission {
         if !self.deferred.is_empty() {
             busy |= self.repeat_deferred(reactor);
         }
-        if !busy && self.is_finished() {
+        if !busy && !self.ended && self.is_finished() {
             self.part();
             busy = true;
         }

@@ -6,8 +6,8 @@
 //! begins to poll or to sleep. While it polls, it finds the bytes without system calls.
 //!
 //! - The **reply** is carried out within the call that submits it, and has an event only if not all
-//!   of its bytes were sent. Until the reactor [is settled](Reactor::is_settled), nobody touches
-//!   the queue of replies.
+//!   of its bytes were sent. Until it [is settled](Reactor::is_settled), nobody touches the queue
+//!   of replies.
 //! - The **receipt** waits in the kernel for bytes. It fills the empty input. The connection does
 //!   not end before it has.
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 use fathom_block::RequestSource as _;
 use fathom_reactor::{Event, OperationOwner, Reactor};
 use io_uring::{opcode, squeue, types};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 
 use super::super::channel::Channel;
 use super::super::reply::Replies;
@@ -41,8 +41,8 @@ const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAIT
 #[derive(Debug)]
 pub(super) struct Exchange {
     is_possible: bool,
-    /// Whether replies are in the ring.
-    sending: bool,
+    /// The number of the replies' entry in the ring, if they are there.
+    sending: Option<u64>,
     /// Whether the receipt of the next bytes is in the ring.
     receiving: bool,
     /// Whether the receipt is cancelled.
@@ -56,12 +56,12 @@ impl Exchange {
     pub(super) fn new(channel: &Channel, reactor: &Reactor) -> Self {
         let is_plain = channel.plain().is_some();
         let is_possible = is_plain && reactor.defers_completions() && is_known_kernel();
-        Self { is_possible, sending: false, receiving: false, cancelled: false, rounds: 0 }
+        Self { is_possible, sending: None, receiving: false, cancelled: false, rounds: 0 }
     }
 
     /// Whether replies are in the ring: the queue of replies must not be touched.
     pub(super) fn is_sending(&self) -> bool {
-        self.sending
+        self.sending.is_some()
     }
 
     /// Whether the next bytes arrive through the ring: the input must not be touched.
@@ -100,7 +100,9 @@ impl Transmission {
     /// not rest.
     pub(super) fn exchange(&mut self, reactor: &mut Reactor) -> bool {
         let is_held = std::mem::take(&mut self.exchange.rounds) > 0;
-        let socket = self.channel.plain().filter(|_| self.awaits_bytes());
+        // Replies do not wait for what the kernel would carry out before them.
+        let may_wait = !(is_held && reactor.has_unsubmitted());
+        let socket = self.channel.plain().filter(|_| may_wait && self.awaits_bytes());
         let Some(socket) = socket.map(|socket| types::Fd(socket.as_raw_fd())) else {
             if is_held {
                 self.send();
@@ -111,10 +113,10 @@ impl Transmission {
         if is_held {
             let entry = opcode::SendMsg::new(socket, self.replies.message());
             let entry = entry.flags(SEND_FLAGS as u32).build();
-            // SAFETY: until the reactor is settled, nobody touches the replies, and the connection
+            // SAFETY: until the entry is settled, nobody touches the replies, and the connection
             // keeps its socket; if the thread fails before, both are never freed.
-            unsafe { reactor.push_silent(self.owner, SENT, entry) };
-            self.exchange.sending = true;
+            let number = unsafe { reactor.push_silent(self.owner, SENT, entry) };
+            self.exchange.sending = Some(number);
             self.publish(self.replies.count());
         }
         if !self.exchange.receiving && !self.readable_watched {
@@ -130,7 +132,7 @@ impl Transmission {
     /// The replies in the ring were not sent completely: `result` is the number of bytes, or an
     /// error that sending the rest will find.
     pub(super) fn sent(&mut self, result: i32) {
-        if std::mem::take(&mut self.exchange.sending) {
+        if self.exchange.sending.take().is_some() {
             self.complete_replies(usize::try_from(result).unwrap_or(0));
             // The rest is not held: the socket is full, or broken.
             self.exchange.rounds = ROUNDS_MAX;
@@ -141,11 +143,9 @@ impl Transmission {
     /// Completes the replies in the ring if it is known that they were sent. Returns whether the
     /// ring has no replies.
     pub(super) fn settle(&mut self, reactor: &mut Reactor) -> bool {
-        if !self.exchange.sending {
-            return true;
-        }
-        if reactor.is_settled() {
-            self.exchange.sending = false;
+        let Some(number) = self.exchange.sending else { return true };
+        if reactor.is_settled(number) {
+            self.exchange.sending = None;
             self.complete_replies(usize::MAX);
             return true;
         }
@@ -159,6 +159,8 @@ impl Transmission {
 
     /// Removes the replies among the next `sent` bytes.
     fn complete_replies(&mut self, sent: usize) {
+        // If the rest has to wait, it waits since then.
+        self.blocked_before = false;
         let Self { replies, stack, in_flight, in_flight_bytes, answered, .. } = self;
         replies.advance(sent, |request, charged| {
             if let Some(request) = request {
@@ -207,7 +209,7 @@ impl Transmission {
 
     /// Never frees what the ring of a failed thread may still use.
     pub(super) fn leave_exchange(&mut self) {
-        if !self.exchange.sending && !self.exchange.receiving {
+        if !self.exchange.is_sending() && !self.exchange.receiving {
             return;
         }
         if let Ok(socket) = self.channel.descriptor() {
@@ -249,6 +251,8 @@ impl Trial {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, peer) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Whatever the host's default is, it does not take all bytes.
+        sockopt::set_socket_send_buffer_size(&socket, LENGTH_MAX)?;
         let mut bytes = vec![1; 1 << 20];
         let mut segment =
             Box::new(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
@@ -288,8 +292,10 @@ impl Trial {
         let entry = opcode::SendMsg::new(types::Fd(self.socket.as_raw_fd()), message);
         let entry = entry.flags(SEND_FLAGS as u32).build();
         // SAFETY: the trial keeps bytes, message and sockets until the reactor has been dropped.
-        unsafe { self.reactor.push_silent(self.owner, SENT, entry) };
-        self.result()
+        let number = unsafe { self.reactor.push_silent(self.owner, SENT, entry) };
+        self.reactor.submit()?;
+        // An event does not come later.
+        if self.reactor.is_settled(number) { Ok(None) } else { self.result() }
     }
 
     /// Submits what is queued, and returns the result of an event if there is one.
