@@ -9,12 +9,17 @@
 
 use crate::hash;
 
-/// The samples of [`Curve::new`]: a curve takes less than 64 KiB.
+/// The samples of [`Curve::new`]: a curve takes less than 84 KiB.
 const SAMPLES: usize = 2048;
-/// The buckets of distances for each power of two.
-const STEPS: u64 = 16;
+/// The samples of [`Curve::precise`], at most.
+const SAMPLES_MAX: usize = 1 << 18;
+/// The buckets of distances for each power of two, at least and at most, and the samples for each
+/// of them: with more samples, distances are known more exactly.
+const STEPS_MIN: usize = 16;
+const STEPS_MAX: usize = 1024;
+const SAMPLES_OF_STEP: usize = 128;
 /// The powers of two that distances have; greater distances count as the greatest.
-const OCTAVES: u64 = 40;
+const OCTAVES: u64 = 32;
 
 /// The miss-ratio curve of a stream of requests for blocks.
 ///
@@ -29,9 +34,11 @@ pub struct Curve {
     hashes: Vec<u64>,
     /// For each place of the table, when its key was last requested: its position in the order.
     positions: Vec<u32>,
+    /// For each place of the table, the requests for its key.
+    counts: Vec<u16>,
     samples: usize,
     /// The Fenwick tree over the positions: 1 for the last request of each sampled key.
-    tree: Vec<u16>,
+    tree: Vec<u32>,
     /// The next position.
     next: u32,
     ratios: MissRatios,
@@ -40,10 +47,17 @@ pub struct Curve {
 /// The miss ratios of a curve, without what is needed to continue it.
 #[derive(Clone, Debug)]
 pub struct MissRatios {
+    scale: Scale,
     /// The requests by stack distance.
     distances: Vec<f64>,
+    /// The least and the greatest distance in each bucket.
+    spans: Vec<(u32, u32)>,
     /// The sampled requests, each with the requests that it stands for.
     weight: f64,
+    /// How much the choice of the samples can change of `weight`: the variance, by stack distance,
+    /// and in all. A key with many requests has a large part of it.
+    variances: Vec<f32>,
+    variance: f64,
     /// All requests.
     requests: f64,
 }
@@ -55,12 +69,18 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// An empty curve of less than 64 KiB.
+    /// An empty curve of less than 84 KiB.
     pub fn new() -> Self {
         Self::with_samples(SAMPLES)
     }
 
-    /// An empty curve that follows at most `samples` keys, from 16 to 32768. More keys have a
+    /// An empty curve that is exact to a 1024th of the size for up to 262,144 keys, and close to it
+    /// for more. It takes up to 12 MiB.
+    pub fn precise() -> Self {
+        Self::with_samples(SAMPLES_MAX)
+    }
+
+    /// An empty curve that follows at most `samples` keys, from 16 to 262,144. More keys have a
     /// smaller error; see `docs/cache.md`.
     pub fn with_samples(samples: usize) -> Self {
         Self::with_share(samples, 1.0)
@@ -69,19 +89,27 @@ impl Curve {
     /// The same, but from the first request on only this share of the keys is followed, from 0 to
     /// 1. Most requests then cost a comparison.
     pub fn with_share(samples: usize, share: f64) -> Self {
-        let samples_max = samples.clamp(16, 1 << 15);
+        let samples_max = samples.clamp(16, SAMPLES_MAX);
         let places = (samples_max * 3 / 2).next_power_of_two();
+        let steps = (samples_max / SAMPLES_OF_STEP).next_power_of_two();
+        let steps = steps.clamp(STEPS_MIN, STEPS_MAX) as u64;
+        let buckets = (steps * (OCTAVES + 1)) as usize;
         Self {
             samples_max,
             threshold: ((u64::MAX as f64 * share) as u64).max(1 << 32),
             hashes: vec![0; places],
             positions: vec![0; places],
+            counts: vec![0; places],
             samples: 0,
             tree: vec![0; 2 * samples_max + 1],
             next: 0,
             ratios: MissRatios {
-                distances: vec![0.0; (STEPS * (OCTAVES + 1)) as usize],
+                scale: Scale(steps),
+                distances: vec![0.0; buckets],
+                spans: vec![(u32::MAX, 0); buckets],
                 weight: 0.0,
+                variances: vec![0.0; buckets],
+                variance: 0.0,
                 requests: 0.0,
             },
         }
@@ -128,14 +156,19 @@ impl Curve {
         }
         let weight = self.weight_of_sample();
         let place = self.place(hash);
+        let is_known = self.hashes[place] == hash;
+        let count = if is_known { self.counts[place] } else { 0 };
+        self.counts[place] = count.saturating_add(u16::from(is_request));
+        let variance = weight * (weight - 1.0) * f64::from(self.counts[place]);
         if is_request {
             self.ratios.weight += weight;
+            self.ratios.variance += variance;
         }
-        if self.hashes[place] == hash {
+        if is_known {
             let position = self.positions[place];
             if is_request {
                 let between = self.samples - self.count_up_to(position);
-                self.ratios.distances[bucket((between as f64 * weight) as u64)] += weight;
+                self.ratios.hit((between as f64 * weight) as u64, weight, variance);
             }
             self.add(position, false);
         } else {
@@ -169,7 +202,9 @@ impl Curve {
             }
             let way = place.wrapping_sub(other as usize) & mask;
             if way >= place.wrapping_sub(hole) & mask {
-                (self.hashes[hole], self.positions[hole]) = (other, self.positions[place]);
+                self.hashes[hole] = other;
+                self.positions[hole] = self.positions[place];
+                self.counts[hole] = self.counts[place];
                 hole = place;
             }
         }
@@ -205,7 +240,7 @@ impl Curve {
     fn count_up_to(&self, position: u32) -> usize {
         let (mut index, mut count) = (position as usize + 1, 0);
         while index > 0 {
-            count += usize::from(self.tree[index]);
+            count += self.tree[index] as usize;
             index &= index - 1;
         }
         count
@@ -214,26 +249,29 @@ impl Curve {
     /// Drops a quarter of the sampled keys.
     fn lower_threshold(&mut self) {
         self.threshold = self.threshold / 4 * 3;
-        let kept: Vec<(u64, u32)> =
-            self.entries().filter(|(hash, _)| *hash < self.threshold).collect();
+        let kept: Vec<(u64, u32, u16)> =
+            self.entries().filter(|(hash, ..)| *hash < self.threshold).collect();
         self.hashes.fill(0);
         self.samples = kept.len();
-        for (hash, position) in kept {
+        for (hash, position, count) in kept {
             let place = self.place(hash);
-            (self.hashes[place], self.positions[place]) = (hash, position);
+            self.hashes[place] = hash;
+            (self.positions[place], self.counts[place]) = (position, count);
         }
         self.renumber();
     }
 
-    fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
-        let all = self.hashes.iter().copied().zip(self.positions.iter().copied());
-        all.filter(|(hash, _)| *hash != 0)
+    /// The sampled keys: the hash, the position, the requests.
+    fn entries(&self) -> impl Iterator<Item = (u64, u32, u16)> {
+        let places = self.hashes.iter().zip(&self.positions).zip(&self.counts);
+        let all = places.map(|((hash, position), count)| (*hash, *position, *count));
+        all.filter(|(hash, ..)| *hash != 0)
     }
 
     /// Gives the sampled keys the first positions, in their order.
     fn renumber(&mut self) {
         let mut order: Vec<(u32, u64)> =
-            self.entries().map(|(hash, position)| (position, hash)).collect();
+            self.entries().map(|(hash, position, _)| (position, hash)).collect();
         order.sort_unstable();
         self.tree.fill(0);
         self.next = 0;
@@ -275,7 +313,9 @@ impl Curve {
     pub fn decay(&mut self, factor: f64) {
         let factor = factor.clamp(0.0, 1.0);
         self.ratios.distances.iter_mut().for_each(|count| *count *= factor);
+        self.ratios.variances.iter_mut().for_each(|count| *count *= factor as f32);
         self.ratios.weight *= factor;
+        self.ratios.variance *= factor;
         self.ratios.requests *= factor;
     }
 
@@ -284,12 +324,24 @@ impl Curve {
         size_of::<Self>()
             + size_of_val(&self.hashes[..])
             + size_of_val(&self.positions[..])
+            + size_of_val(&self.counts[..])
             + size_of_val(&self.tree[..])
             + size_of_val(&self.ratios.distances[..])
+            + size_of_val(&self.ratios.variances[..])
     }
 }
 
 impl MissRatios {
+    /// Counts a sampled request with this distance.
+    fn hit(&mut self, distance: u64, weight: f64, variance: f64) {
+        let bucket = self.scale.bucket(distance);
+        self.distances[bucket] += weight;
+        self.variances[bucket] += variance as f32;
+        let distance = u32::try_from(distance).unwrap_or(u32::MAX);
+        let (least, greatest) = self.spans[bucket];
+        self.spans[bucket] = (least.min(distance), greatest.max(distance));
+    }
+
     /// The number of requests.
     pub fn requests(&self) -> f64 {
         self.requests
@@ -298,36 +350,60 @@ impl MissRatios {
     /// The share of requests that would miss an LRU cache of this number of blocks; 1 without any
     /// requests.
     pub fn at(&self, blocks: u64) -> f64 {
-        let hits: f64 = self.distances[..bucket(blocks)].iter().sum();
-        self.ratio(hits, blocks)
+        let end = self.scale.bucket(blocks);
+        let below: f64 = (0..end).map(|index| self.hits(index)).sum();
+        // In the bucket in which the size lies, distances count as evenly spread.
+        let (least, greatest) = self.spans[end];
+        let wanted = blocks.saturating_sub(least.into()) as f64;
+        let width = f64::from(greatest.saturating_sub(least)) + 1.0;
+        self.ratio(below + self.hits(end) * (wanted / width).min(1.0), blocks)
     }
 
-    /// The miss ratio of a size, given the requests in the buckets below it.
-    fn ratio(&self, mut hits: f64, blocks: u64) -> f64 {
+    /// The requests whose distance lies in a bucket.
+    ///
+    /// The sampled keys have more or fewer requests than they stand for. The difference is most
+    /// likely to belong where the choice of the samples matters most: each bucket, and the first
+    /// requests, get the part of it that they have of the variance. What is missing beyond the
+    /// standard deviation belongs to keys that are requested so often that none like them was
+    /// sampled, and has the smallest distance. (SHARDS-adj gives all of the difference the smallest
+    /// distance, which is wrong where most keys are requested rarely.)
+    fn hits(&self, bucket: usize) -> f64 {
+        let difference = self.requests - self.weight;
+        // The counts of a key's requests are 1, 2, and so on: their sum is half of the square.
+        let likely = difference.min((2.0 * self.variance).sqrt());
+        let part = match self.variance {
+            variance if variance > 0.0 => f64::from(self.variances[bucket]) / variance,
+            _ => 0.0,
+        };
+        let rest = if bucket == 0 { difference - likely } else { 0.0 };
+        (self.distances[bucket] + likely * part + rest).max(0.0)
+    }
+
+    /// The miss ratio of a size, given the hits.
+    fn ratio(&self, hits: f64, blocks: u64) -> f64 {
         if self.requests <= 0.0 || blocks == 0 {
             return 1.0;
         }
-        // A part of the bucket in which the size lies.
-        let end = bucket(blocks);
-        let (low, high) = (lower_bound(end), lower_bound(end + 1));
-        hits +=
-            self.distances[end] * blocks.saturating_sub(low) as f64 / (high - low).max(1) as f64;
-        // The sampled keys have more or fewer requests than others. The difference belongs to keys
-        // that are requested often, and so it has the smallest distance (SHARDS-adj).
-        hits += self.requests - self.weight;
         (1.0 - hits / self.requests).clamp(0.0, 1.0)
     }
 
-    /// The curve at each size at which it falls: the number of blocks, and the miss ratio.
+    /// The curve at the sizes between which it falls evenly: the number of blocks, and the miss
+    /// ratio.
     pub fn points(&self) -> Vec<(u64, f64)> {
         let mut points = vec![(0, 1.0)];
         let mut hits = 0.0;
-        for (index, count) in self.distances.iter().enumerate() {
-            hits += count;
-            if *count > 0.0 {
-                let size = lower_bound(index + 1);
-                points.push((size, self.ratio(hits, size)));
+        for (index, (least, greatest)) in self.spans.iter().enumerate() {
+            let count = self.hits(index);
+            if count <= 0.0 {
+                continue;
             }
+            let (least, end) =
+                (u64::from(*least).min((*greatest).into()), u64::from(*greatest) + 1);
+            if points.last().is_some_and(|(size, _)| *size < least) {
+                points.push((least, self.ratio(hits, least)));
+            }
+            hits += count;
+            points.push((end, self.ratio(hits, end)));
         }
         points
     }
@@ -383,24 +459,21 @@ pub enum Touch {
     Removal,
 }
 
-/// The bucket of a distance.
-fn bucket(distance: u64) -> usize {
-    let distance = distance.min((1 << OCTAVES) - 1);
-    if distance < STEPS {
-        return distance as usize;
-    }
-    let shift = u64::from(distance.ilog2()) - u64::from(STEPS.ilog2());
-    (STEPS * shift + (distance >> shift)) as usize
-}
+/// The buckets of distances: so many for each power of two, which is a power of two, too.
+#[derive(Clone, Copy, Debug)]
+struct Scale(u64);
 
-/// The least distance of a bucket.
-fn lower_bound(bucket: usize) -> u64 {
-    let bucket = bucket as u64;
-    if bucket < 2 * STEPS {
-        return bucket;
+impl Scale {
+    /// The bucket of a distance.
+    fn bucket(self, distance: u64) -> usize {
+        let Self(steps) = self;
+        let distance = distance.min((1 << OCTAVES) - 1);
+        if distance < steps {
+            return distance as usize;
+        }
+        let shift = u64::from(distance.ilog2()) - u64::from(steps.ilog2());
+        (steps * shift + (distance >> shift)) as usize
     }
-    let shift = bucket / STEPS - 1;
-    (STEPS + bucket % STEPS) << shift
 }
 
 #[cfg(test)]
@@ -472,7 +545,7 @@ mod tests {
                 curve.record(*key);
             }
             let exact = Exact::of(&keys);
-            for blocks in 1..2 * STEPS {
+            for blocks in 1..2 * STEPS_MIN as u64 {
                 let (expected, ratio) = (exact.miss_ratio(blocks), curve.miss_ratio(blocks));
                 assert!((expected - ratio).abs() < 1e-9, "{seed}, {blocks}: {expected} {ratio}");
             }
@@ -524,7 +597,7 @@ mod tests {
                 curve.sample(Curve::hash(key), touch);
                 assert_eq!(curve.samples, stack.keys.len());
             }
-            for blocks in 1..2 * STEPS {
+            for blocks in 1..2 * STEPS_MIN as u64 {
                 let (expected, ratio) = (stack.miss_ratio(blocks), curve.miss_ratio(blocks));
                 assert!((expected - ratio).abs() < 1e-9, "{seed}, {blocks}: {expected} {ratio}");
             }
@@ -581,7 +654,7 @@ mod tests {
             for key in &keys {
                 curve.record(*key);
             }
-            assert!(curve.memory_bytes() <= 64 << 10, "{}", curve.memory_bytes());
+            assert!(curve.memory_bytes() <= 84 << 10, "{}", curve.memory_bytes());
             let exact = Exact::of(&keys);
             let sizes: Vec<u64> = (1..=50).map(|step| step * 2500).collect();
             let errors =
@@ -607,17 +680,79 @@ mod tests {
         assert!((curve.miss_ratio(900) - 1.0).abs() < 1e-9);
         let points = curve.points();
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 >= pair[1].1));
+        let sizes: Vec<u64> = points.iter().map(|(size, _)| *size).collect();
+        assert_eq!(sizes, [0, 999, 1000]);
         curve.decay(0.5);
         assert!((curve.requests() - 5000.0).abs() < 1e-9);
         assert!((curve.miss_ratio(1100) - 0.1).abs() < 1e-9);
     }
 
+    /// The least distance of a bucket.
+    fn lower_bound(steps: u64, bucket: usize) -> u64 {
+        let bucket = bucket as u64;
+        if bucket < 2 * steps {
+            return bucket;
+        }
+        let shift = bucket / steps - 1;
+        (steps + bucket % steps) << shift
+    }
+
     #[test]
     fn buckets_are_in_order() {
-        for distance in (0..10_000).chain((10..OCTAVES).map(|shift| (1 << shift) + 7)) {
-            let bucket = bucket(distance);
-            assert!(lower_bound(bucket) <= distance && distance < lower_bound(bucket + 1));
+        for steps in [STEPS_MIN as u64, STEPS_MAX as u64] {
+            let scale = Scale(steps);
+            for distance in (0..10_000).chain((10..OCTAVES).map(|shift| (1 << shift) + 7)) {
+                let bucket = scale.bucket(distance);
+                let bounds = lower_bound(steps, bucket)..lower_bound(steps, bucket + 1);
+                assert!(bounds.contains(&distance), "{distance}");
+            }
+            assert!(scale.bucket(u64::MAX) < (steps * (OCTAVES + 1)) as usize);
         }
-        assert!(bucket(u64::MAX) < (STEPS * (OCTAVES + 1)) as usize);
+    }
+
+    /// Nearly all blocks are requested once or twice, far apart: if few of these are sampled, the
+    /// rest are no hits of small caches.
+    #[test]
+    fn blocks_that_are_requested_rarely_are_no_hits_of_small_caches() {
+        let mut errors = Vec::new();
+        for seed in 0..20 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let keys: Vec<u64> =
+                (0..150_000).map(|_| seed << 40 | random.u64(0..100_000)).collect();
+            let mut curve = Curve::new();
+            for key in &keys {
+                curve.record(*key);
+            }
+            let exact = Exact::of(&keys);
+            for size in (1..40).map(|percent| percent * 1000) {
+                errors.push((exact.miss_ratio(size) - curve.miss_ratio(size)).abs());
+            }
+        }
+        let most = errors.iter().copied().fold(0.0, f64::max);
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        println!("mean error {mean:.4}, greatest error {most:.4}");
+        assert!(mean < 0.008 && most < 0.04, "{mean} {most}");
+    }
+
+    #[test]
+    fn a_precise_curve_is_close_at_every_size() {
+        // A loop, whose curve falls at one size, and scans among requests with a skew.
+        for keys in [
+            (0..300_000).map(|number| number % 60_000).collect(),
+            workload(3, 400_000, 80_000),
+            workload(5, 600_000, 400_000),
+        ] {
+            let mut curve = Curve::precise();
+            for key in &keys {
+                curve.record(*key);
+            }
+            assert!(curve.memory_bytes() < 12 << 20, "{}", curve.memory_bytes());
+            let exact = Exact::of(&keys);
+            let distinct = keys.iter().collect::<std::collections::HashSet<_>>().len() as u64;
+            for size in (1..=100).map(|percent| distinct * percent / 100) {
+                let (ratio, expected) = (curve.miss_ratio(size), exact.miss_ratio(size));
+                assert!((ratio - expected).abs() < 0.01, "{size}: {ratio} {expected}");
+            }
+        }
     }
 }

@@ -151,7 +151,7 @@ mod tests {
         requests(&mut curve, hot, now_ns);
         assert!((curve.share() - 1.0).abs() < 1e-9);
         assert!(curve.ratios().at(1100) < 0.05 && curve.ratios().at(500) > 0.4);
-        assert!(curve.memory_bytes() < 80 << 10, "{}", curve.memory_bytes());
+        assert!(curve.memory_bytes() < 100 << 10, "{}", curve.memory_bytes());
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub fn run(options: &ReplayOptions) -> CommandResult {
             candidates.push(Candidate { size: *size, policy: *policy, simulation });
         }
     }
-    let mut curve = options.curve.then(Curve::new);
+    let mut curve = options.curve.then(Curve::precise);
     let began = Instant::now();
     let mut trace = Trace::open(&options.trace, &options.times.options(false))?;
     let mut is_warm = options.warmup.0 == 0;

@@ -31,9 +31,9 @@ pub(crate) use queue::{Account, Looked};
 pub const GROUPS: usize = 16;
 /// The time of a generation of a curve: it shows the requests of the last one to two.
 const GENERATION_NS: u64 = 3_600_000_000_000;
-/// The blocks that the curve of a disk follows in each generation: at most 64 KiB.
+/// The blocks that the curve of a disk follows in each generation: at most 84 KiB.
 const DISK_SAMPLES: usize = 2048;
-/// The blocks that the curve of a control group follows in each generation: at most 36 KiB.
+/// The blocks that the curve of a control group follows in each generation: at most 48 KiB.
 const GROUP_SAMPLES: usize = 1024;
 /// The blocks of a cache that a new curve follows at most, so that few requests cost more than a
 /// comparison: half of the samples.

@@ -161,7 +161,7 @@ fn the_most_active_groups_have_places_in_bounded_memory() {
     let found = snapshot.groups.iter().find(|group| &*group.cgroup == "/busy").expect("a place");
     assert!(found.counts.reads > 9_000 && found.counts.reads < 10_000);
     assert!((found.curve.ratios.requests() - found.counts.reads as f64).abs() < 1e-6);
-    assert!(snapshot.memory_bytes < 1300 << 10, "{}", snapshot.memory_bytes);
+    assert!(snapshot.memory_bytes < 1700 << 10, "{}", snapshot.memory_bytes);
     assert_eq!(snapshot.total().reads, 30_000);
     // It keeps its place against many others that read less.
     for number in 0..50_000_u64 {
