@@ -22,6 +22,7 @@ pub fn width(wanted: &[bool]) -> usize {
 }
 
 /// Parses a decimal integer of 64 bits.
+#[inline]
 pub fn integer(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', rest @ ..] => (true, rest),
@@ -31,17 +32,11 @@ pub fn integer(bytes: &[u8]) -> Option<i64> {
     if digits.is_empty() {
         return None;
     }
-    let mut value = 0_i64;
     if digits.len() <= 18 {
-        for &byte in digits {
-            let digit = byte.wrapping_sub(b'0');
-            if digit > 9 {
-                return None;
-            }
-            value = value * 10 + i64::from(digit);
-        }
+        let value = small(digits)?;
         return Some(if negative { -value } else { value });
     }
+    let mut value = 0_i64;
     for &byte in digits {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
@@ -51,6 +46,44 @@ pub fn integer(bytes: &[u8]) -> Option<i64> {
         value = value.checked_mul(10)?.checked_sub(i64::from(digit))?;
     }
     if negative { Some(value) } else { value.checked_neg() }
+}
+
+/// The value of at most 18 digits.
+fn small(digits: &[u8]) -> Option<i64> {
+    let (first, last) = match digits.split_last_chunk() {
+        Some((first, last)) => (first, Some(eight(*last)?)),
+        None => (digits, None),
+    };
+    let mut value = 0_i64;
+    for &byte in first {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + i64::from(digit);
+    }
+    Some(last.map_or(value, |last| value * 100_000_000 + last))
+}
+
+/// The value of eight digits, which is computed for all of them at once.
+fn eight(digits: [u8; 8]) -> Option<i64> {
+    // The first digit is the lowest byte.
+    let word = u64::from_le_bytes(digits);
+    let values = word.wrapping_sub(each(b'0'));
+    // Bytes below '0' set the highest bit of the difference, others that are not digits that of the
+    // sum.
+    if (values | word.wrapping_add(each(0x7f - b'9'))) & each(0x80) != 0 {
+        return None;
+    }
+    // Neighbours become one number of twice the bits: ten times the first, plus the second.
+    let pairs = values.wrapping_mul((10 << 8) + 1) >> 8 & 0x00ff_00ff_00ff_00ff;
+    let fours = pairs.wrapping_mul((100 << 16) + 1) >> 16 & 0x0000_ffff_0000_ffff;
+    Some((fours.wrapping_mul((10_000 << 32) + 1) >> 32) as i64)
+}
+
+/// A word of eight equal bytes.
+pub const fn each(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
 }
 
 /// Parses an integer that is not negative.
@@ -211,6 +244,21 @@ mod tests {
     fn integers_have_64_bits() {
         for good in [0, 1, -1, 999_999_999_999_999_999, i64::MAX, i64::MIN, i64::MIN + 1] {
             assert_eq!(integer(good.to_string().as_bytes()), Some(good));
+        }
+        for digits in 1..=19 {
+            let number: i64 = "1029384756473829105"[..digits].parse().unwrap();
+            let text = number.to_string();
+            assert_eq!(integer(text.as_bytes()), Some(number));
+            assert_eq!(integer(format!("-{text}").as_bytes()), Some(-number));
+            for at in 0..digits {
+                for byte in 0..=255_u8 {
+                    let mut bytes = text.clone().into_bytes();
+                    bytes[at] = byte;
+                    let is_sign = at == 0 && digits > 1 && b"+-".contains(&byte);
+                    let expected = byte.is_ascii_digit() || is_sign;
+                    assert_eq!(integer(&bytes).is_some(), expected, "{at} of {bytes:?}");
+                }
+            }
         }
         assert_eq!(integer(b"+0000000000000000000000000007"), Some(7));
         for bad in ["", "-", "+", "1.0", " 1", "9223372036854775808", "-9223372036854775809", "1-"]

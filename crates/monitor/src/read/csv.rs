@@ -9,8 +9,8 @@ use fathom_cql::Type;
 use fathom_cql::catalog::StreamSchema;
 use memchr::memchr;
 
-use super::columns::{FIELD_MAX, count, integer, place, value, width};
-use super::intern::{TextColumn, Texts};
+use super::columns::{FIELD_MAX, count, each, integer, place, value, width};
+use super::intern::{TextColumn, Texts, is_same};
 use super::lines::{End, LINE_MAX, Lines};
 use super::{
     BATCH_ROWS, Batch, Condition, ReadError, ReadOptions, ReadReport, Reader, Tally, TimeUnit,
@@ -217,7 +217,7 @@ impl Layout {
     fn is_wanted(&self, record: Record<'_>) -> bool {
         let Some(conditions) = &self.conditions else { return true };
         let holds = |&(at, ref text): &(usize, Arc<str>)| {
-            record.field(at).is_none_or(|(bytes, _)| bytes == text.as_bytes())
+            record.field(at).is_none_or(|(bytes, _)| is_same(bytes, text.as_bytes()))
         };
         conditions.iter().any(|all| all.iter().all(holds))
     }
@@ -364,11 +364,6 @@ impl Fields {
         ends.push((record.len() as u32, false));
         Record { bytes: record, ends, gap: 1 }
     }
-}
-
-/// A word of eight equal bytes.
-const fn each(byte: u8) -> u64 {
-    u64::from_ne_bytes([byte; 8])
 }
 
 /// Finds a byte in a word: sets the highest bit of each equal byte.

@@ -44,8 +44,9 @@ impl Texts {
     /// A text, and its place among the recent texts.
     fn find(&mut self, bytes: &[u8]) -> (usize, &Arc<str>) {
         let place = self.place(bytes);
-        let is =
-            |text: &Option<Arc<str>>| text.as_ref().is_some_and(|text| text.as_bytes() == bytes);
+        let is = |text: &Option<Arc<str>>| {
+            text.as_ref().is_some_and(|text| is_same(text.as_bytes(), bytes))
+        };
         let place = if is(&self.recent[place]) {
             place
         } else if is(&self.recent[place ^ 1]) {
@@ -91,6 +92,21 @@ impl Texts {
             add(word);
         }
         (hash >> 54) as usize % RECENT
+    }
+}
+
+/// Whether two texts are equal. Most are short, and are compared without a call.
+#[inline]
+pub fn is_same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() || one.len() > 16 {
+        return one == other;
+    }
+    match (one.first_chunk::<8>(), other.first_chunk::<8>()) {
+        // The last eight bytes overlap with the first ones, or follow them.
+        (Some(first), Some(other_first)) => {
+            first == other_first && one.last_chunk::<8>() == other.last_chunk()
+        }
+        _ => one.iter().eq(other),
     }
 }
 
@@ -171,6 +187,20 @@ mod tests {
             for row in 0..9000 {
                 let is = if row % 5 == 4 { Value::Null } else { Value::text(&text(row)) };
                 assert_eq!(column.value(row), is, "row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn texts_of_any_length_are_compared() {
+        for length in 0..40_u8 {
+            let text: Vec<u8> = (0..length).collect();
+            assert!(is_same(&text, &text.clone()));
+            assert!(!is_same(&text, &[&text[..], b"x"].concat()));
+            for at in 0..text.len() {
+                let mut other = text.clone();
+                other[at] ^= 0x80;
+                assert!(!is_same(&text, &other), "byte {at} of {length}");
             }
         }
     }
