@@ -14,6 +14,8 @@ pub enum ColumnValues {
     Nulls(usize),
     /// Integers, none of them null.
     Integers(Vec<i64>),
+    /// Floats, none of them null.
+    Floats(Vec<f64>),
     /// Any values.
     Values(Vec<Value>),
     /// Indices into another column: for columns with few distinct values.
@@ -32,6 +34,7 @@ impl ColumnValues {
         match self {
             Self::Nulls(count) => *count,
             Self::Integers(integers) => integers.len(),
+            Self::Floats(floats) => floats.len(),
             Self::Values(values) => values.len(),
             Self::Indexed(_, rows) => rows.len(),
         }
@@ -51,6 +54,7 @@ impl ColumnValues {
         match self {
             Self::Nulls(_) => 0,
             Self::Integers(integers) => size_of_val(&**integers),
+            Self::Floats(floats) => size_of_val(&**floats),
             Self::Values(values) => size_of_val(&**values) + values.iter().map(text).sum::<usize>(),
             Self::Indexed(of, rows) => of.bytes() + size_of_val(&***rows),
         }
@@ -61,6 +65,7 @@ impl ColumnValues {
         match self {
             Self::Nulls(count) => *count = rows.min(*count),
             Self::Integers(integers) => integers.truncate(rows),
+            Self::Floats(floats) => floats.truncate(rows),
             Self::Values(values) => values.truncate(rows),
             Self::Indexed(_, of) => Rc::make_mut(of).truncate(rows),
         }
@@ -71,6 +76,7 @@ impl ColumnValues {
         let new = match self {
             Self::Nulls(_) | Self::Indexed(..) => Self::Nulls(0),
             Self::Integers(_) => Self::Integers(Vec::with_capacity(capacity)),
+            Self::Floats(_) => Self::Floats(Vec::with_capacity(capacity)),
             Self::Values(_) => Self::Values(Vec::with_capacity(capacity)),
         };
         std::mem::replace(self, new)
@@ -81,6 +87,7 @@ impl ColumnValues {
     pub fn push(&mut self, value: Value) {
         match (&mut *self, value) {
             (Self::Integers(integers), Value::Integer(integer)) => integers.push(integer),
+            (Self::Floats(floats), Value::Float(number)) => floats.push(number + 0.0),
             (Self::Values(values), Value::Float(number)) => values.push(Value::Float(number + 0.0)),
             (Self::Values(values), value) => values.push(value),
             (Self::Nulls(count), Value::Null) => *count += 1,
@@ -94,11 +101,29 @@ impl ColumnValues {
     pub(crate) fn push_copy(&mut self, value: &Value) {
         match (&mut *self, value) {
             (Self::Integers(integers), Value::Integer(integer)) => integers.push(*integer),
+            (Self::Floats(floats), Value::Float(number)) => floats.push(number + 0.0),
             (Self::Values(values), Value::Integer(integer)) => {
                 values.push(Value::Integer(*integer));
             }
             (Self::Values(values), Value::Float(number)) => values.push(Value::Float(number + 0.0)),
             (_, value) => self.push(value.clone()),
+        }
+    }
+
+    /// Adds copies of two values.
+    #[inline]
+    pub(crate) fn push_copies(&mut self, one: &Value, other: &Value) {
+        match (&mut *self, one, other) {
+            (Self::Integers(integers), Value::Integer(one), Value::Integer(other)) => {
+                integers.extend([*one, *other]);
+            }
+            (Self::Floats(floats), Value::Float(one), Value::Float(other)) => {
+                floats.extend([one + 0.0, other + 0.0]);
+            }
+            _ => {
+                self.push_copy(one);
+                self.push_copy(other);
+            }
         }
     }
 
@@ -109,6 +134,7 @@ impl ColumnValues {
             *self = match value {
                 Value::Null => Self::Nulls(0),
                 Value::Integer(_) => Self::Integers(Vec::new()),
+                Value::Float(_) => Self::Floats(Vec::new()),
                 _ => Self::Values(Vec::new()),
             };
         } else {
@@ -143,6 +169,7 @@ impl ColumnValues {
         match other {
             Self::Nulls(_) => self.push(Value::Null),
             Self::Integers(integers) => self.push_integer(integers[row]),
+            Self::Floats(floats) => self.push(Value::Float(floats[row])),
             Self::Values(values) => self.push(values[row].clone()),
             Self::Indexed(of, rows) => self.push(of.value(rows[row] as usize)),
         }
@@ -157,6 +184,7 @@ impl ColumnValues {
         match self {
             Self::Nulls(_) => Value::Null,
             Self::Integers(integers) => Value::Integer(integers[row]),
+            Self::Floats(floats) => Value::Float(floats[row]),
             Self::Values(values) => values[row].clone(),
             Self::Indexed(of, rows) => of.value(rows[row] as usize),
         }
@@ -168,6 +196,7 @@ impl ColumnValues {
         match (self, place) {
             (Self::Nulls(_), place) => *place = Value::Null,
             (Self::Integers(integers), place) => *place = Value::Integer(integers[row]),
+            (Self::Floats(floats), place) => *place = Value::Float(floats[row]),
             (Self::Values(values), place) => put(place, &values[row]),
             (Self::Indexed(of, rows), place) => of.read(rows[row] as usize, place),
         }
@@ -176,7 +205,7 @@ impl ColumnValues {
     /// Replaces each integer.
     pub(crate) fn map_integers(&mut self, map: impl Fn(i64) -> i64) {
         match self {
-            Self::Nulls(_) => {}
+            Self::Nulls(_) | Self::Floats(_) => {}
             Self::Integers(integers) => integers.iter_mut().for_each(|each| *each = map(*each)),
             Self::Values(values) => {
                 for value in values {
@@ -195,6 +224,9 @@ impl ColumnValues {
             Self::Nulls(_) => Self::Nulls(rows.len()),
             Self::Integers(integers) => {
                 Self::Integers(rows.iter().map(|&row| integers[row as usize]).collect())
+            }
+            Self::Floats(floats) => {
+                Self::Floats(rows.iter().map(|&row| floats[row as usize]).collect())
             }
             Self::Values(values) => {
                 Self::Values(rows.iter().map(|&row| values[row as usize].clone()).collect())
@@ -255,6 +287,7 @@ impl ColumnValues {
             (Self::Values(values), value) => values[row] == *value,
             (Self::Nulls(_), value) => value.is_null(),
             (Self::Indexed(of, rows), value) => of.is(rows[row] as usize, value),
+            (Self::Floats(floats), value) => Value::Float(floats[row]) == *value,
             (Self::Integers(_), _) => false,
         }
     }
@@ -265,6 +298,7 @@ impl ColumnValues {
         match self {
             Self::Nulls(_) => Value::Null.hash(state),
             Self::Integers(integers) => integers[row].hash(state),
+            Self::Floats(floats) => Value::Float(floats[row]).hash(state),
             Self::Values(values) => match &values[row] {
                 Value::Integer(integer) => integer.hash(state),
                 other => other.hash(state),
@@ -276,9 +310,46 @@ impl ColumnValues {
     pub(crate) fn is_null(&self, row: usize) -> bool {
         match self {
             Self::Nulls(_) => true,
-            Self::Integers(_) => false,
+            Self::Integers(_) | Self::Floats(_) => false,
             Self::Values(values) => values[row].is_null(),
             Self::Indexed(of, rows) => of.is_null(rows[row] as usize),
+        }
+    }
+}
+
+/// The values of a column, for loops over many rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ColumnView<'c> {
+    Nulls,
+    Integers(&'c [i64]),
+    Floats(&'c [f64]),
+    Values(&'c [Value]),
+    Indexed(&'c ColumnValues, &'c [u32]),
+}
+
+impl<'c> ColumnView<'c> {
+    pub(crate) fn new(column: &'c ColumnValues) -> Self {
+        match column {
+            ColumnValues::Nulls(_) => Self::Nulls,
+            ColumnValues::Integers(integers) => Self::Integers(integers),
+            ColumnValues::Floats(floats) => Self::Floats(floats),
+            ColumnValues::Values(values) => Self::Values(values),
+            ColumnValues::Indexed(of, rows) => Self::Indexed(of, rows),
+        }
+    }
+
+    /// Replaces a value with the value of a row.
+    #[inline]
+    pub(crate) fn read(self, row: usize, place: &mut Value) {
+        match self {
+            Self::Nulls => *place = Value::Null,
+            Self::Integers(integers) => *place = Value::Integer(integers[row]),
+            Self::Floats(floats) => *place = Value::Float(floats[row]),
+            Self::Values(values) => put(place, &values[row]),
+            Self::Indexed(ColumnValues::Values(values), rows) => {
+                put(place, &values[rows[row] as usize]);
+            }
+            Self::Indexed(of, rows) => of.read(rows[row] as usize, place),
         }
     }
 }
@@ -340,6 +411,8 @@ mod tests {
             vec![Value::Null, Value::Integer(1), Value::text("a")],
             vec![Value::Integer(1), Value::Null, Value::Integer(1)],
             vec![Value::Float(-0.0), Value::Boolean(true), Value::Integer(7)],
+            vec![Value::Float(-0.0), Value::Float(f64::NAN), Value::Float(0.0), Value::Float(-1.5)],
+            vec![Value::Integer(1), Value::Float(1.0), Value::Float(1.0)],
         ];
         for values in values {
             let column: ColumnValues = values.iter().cloned().collect();

@@ -490,6 +490,10 @@ mod tests {
             "select a.ReqId, b.ReqId from IOstream [range 9 nanoseconds] as a
              left join IOstream [now] as b on a.Size = b.Size",
             "select Size from IOstream where Size > 3",
+            "select VDisk, sum(Size), avg(Size), variance(Size), stddev(Size), min(Size), max(Size),
+             sum(distinct Size), avg(distinct Size), sum(Size * 0.1), avg(Size * 0.1),
+             max(distinct Size), variance(Size * 0.1)
+             from IOstream [range 40 nanoseconds] group by VDisk",
         ];
         let (mut changes, mut late) = (0, 0);
         for seed in 0..200 {

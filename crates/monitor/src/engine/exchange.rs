@@ -119,6 +119,7 @@ enum PackedCounts {
 enum PackedColumn {
     Nulls,
     Integers(Vec<i64>),
+    Floats(Vec<f64>),
     Values(Vec<Value>),
     /// Distinct values, and for each row the index of its value.
     Indexed(Vec<Value>, Vec<u32>),
@@ -154,6 +155,7 @@ impl PackedColumn {
         match column {
             ColumnValues::Nulls(_) => Self::Nulls,
             ColumnValues::Integers(integers) => Self::Integers(integers[rows].to_vec()),
+            ColumnValues::Floats(floats) => Self::Floats(floats[rows].to_vec()),
             ColumnValues::Values(values) => Self::of_values(&values[rows]),
             ColumnValues::Indexed(of, at) => {
                 // Only the values that occur, in the order of their first rows.
@@ -194,6 +196,7 @@ impl PackedColumn {
         let column = match self {
             Self::Nulls => ColumnValues::Nulls(rows),
             Self::Integers(integers) => ColumnValues::Integers(integers),
+            Self::Floats(floats) => ColumnValues::Floats(floats),
             Self::Values(values) => ColumnValues::Values(values),
             Self::Indexed(values, rows) => {
                 let known = values.len() as u32;
@@ -346,6 +349,7 @@ mod tests {
             texts,
             mixed,
             indexed,
+            ColumnValues::Floats(vec![0.5, f64::NAN, -1.0, 0.0]),
             ColumnValues::Nulls(4),
         ];
         let columns = columns.into_iter().map(Rc::new).collect();

@@ -10,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::build::Stateful;
 use super::run::{Change, Run, RunBuilder, in_order};
 use super::state::AggregateState;
-use crate::columns::{ColumnValues, hash_of};
+use crate::columns::{ColumnValues, ColumnView, hash_of};
 
 /// A group.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ struct Group {
     hash: u64,
     /// The number of its rows.
     rows: i64,
+    /// See [`Groups::states`].
     states: Vec<AggregateState>,
     /// The aggregates of its row in the relation; `None` if the relation has no row of the group.
     shown: Option<Vec<Value>>,
@@ -64,14 +65,32 @@ impl<'k> Combinations<'k> {
     }
 }
 
+/// Changes the count of an aggregate's value in a row. Without an argument each row counts.
+#[inline]
+fn change(state: &mut AggregateState, argument: Option<ColumnView<'_>>, row: usize, count: i64) {
+    match argument {
+        None => state.add_integer(0, count),
+        Some(ColumnView::Nulls) => {}
+        Some(ColumnView::Integers(integers)) => state.add_integer(integers[row], count),
+        Some(ColumnView::Floats(floats)) => state.add(&Value::Float(floats[row]), count),
+        Some(ColumnView::Values(values)) => state.add(&values[row], count),
+        Some(ColumnView::Indexed(ColumnValues::Values(values), rows)) => {
+            state.add(&values[rows[row] as usize], count);
+        }
+        Some(ColumnView::Indexed(of, rows)) => state.add(&of.value(rows[row] as usize), count),
+    }
+}
+
 /// The groups of a relation. The relation's first columns are the keys; the others are the
 /// arguments of the aggregates that have one.
 #[derive(Debug)]
 pub(super) struct Groups {
     keys: usize,
-    aggregates: Vec<Aggregate>,
-    /// For each aggregate, the column of its argument.
-    arguments: Vec<Option<usize>>,
+    /// The aggregates, each with the position of its state.
+    aggregates: Vec<(Aggregate, usize)>,
+    /// The states of each group: an aggregate, and the column of its argument. Several aggregates
+    /// may have one state.
+    states: Vec<(Aggregate, Option<usize>)>,
     hasher: DefaultHashBuilder,
     /// The places of groups in `all`, by their keys.
     table: HashTable<u32>,
@@ -100,16 +119,25 @@ impl Groups {
     /// in which they entered.
     pub(super) fn new(keys: usize, aggregates: Vec<Aggregate>, reuses: bool) -> Self {
         let mut next = keys;
-        let arguments = aggregates.iter().map(|aggregate| {
-            aggregate.argument.as_ref().map(|_| {
+        let mut states: Vec<(Aggregate, Option<usize>)> = Vec::new();
+        let aggregates = aggregates.into_iter().map(|aggregate| {
+            let argument = aggregate.argument.as_ref().map(|_| {
                 next += 1;
                 next - 1
-            })
+            });
+            let known = states.iter().position(|(of, _)| AggregateState::is_shared(of, &aggregate));
+            let state = known.unwrap_or_else(|| {
+                states.push((aggregate.clone(), argument));
+                states.len() - 1
+            });
+            (aggregate, state)
         });
+        let aggregates: Vec<_> = aggregates.collect();
         Self {
             keys,
-            arguments: arguments.collect(),
+            values: aggregates.iter().map(|_| Value::Null).collect(),
             aggregates,
+            states,
             hasher: DefaultHashBuilder::default(),
             table: HashTable::new(),
             all: Vec::new(),
@@ -121,13 +149,12 @@ impl Groups {
             touched: Vec::new(),
             numbered: Vec::new(),
             shown: Vec::new(),
-            values: Vec::new(),
             builder: RunBuilder::default(),
         }
     }
 
     /// Computes the changes of the groups from the inserted and deleted rows of an epoch.
-    pub(super) fn epoch(&mut self, runs: &[Run]) -> Vec<Run> {
+    pub(super) fn epoch<'r>(&mut self, runs: &'r [Run]) -> Vec<Run> {
         if runs.iter().all(|run| run.len() == 0) {
             return Vec::new();
         }
@@ -141,15 +168,20 @@ impl Groups {
             }
             self.places[number] = places;
         }
+        let argument = |run: &'r Run, column| {
+            run.column(column).map_or(ColumnView::Nulls, |column| ColumnView::new(column))
+        };
+        let arguments: Vec<Vec<_>> = runs
+            .iter()
+            .map(|run| self.states.iter().map(|(_, of)| of.map(|of| argument(run, of))).collect())
+            .collect();
         let mut changes = std::mem::take(&mut self.changes);
         in_order(runs, &mut changes);
         for instant in changes.chunk_by(|one, next| one.time == next.time) {
             for change in instant {
-                let run = &runs[change.run as usize];
-                let first = run.rows().start;
-                let row = change.row as usize;
-                let place = self.places[change.run as usize][row - first];
-                self.change(place, run, row);
+                let (run, row) = (change.run as usize, change.row as usize);
+                let place = self.places[run][row - runs[run].rows().start];
+                self.change(place, &arguments[run], row, runs[run].count(row));
             }
             self.show(instant[0].time);
         }
@@ -231,7 +263,7 @@ impl Groups {
     }
 
     fn add(&mut self, hash: u64, key: Vec<Value>) -> u32 {
-        let states = self.aggregates.iter().map(AggregateState::new).collect();
+        let states = self.states.iter().map(|(of, _)| AggregateState::new(of)).collect();
         let group = Group { key, hash, rows: 0, states, shown: None, touched: false, number: None };
         let place = if let Some(place) = self.free.pop() {
             self.all[place as usize] = group;
@@ -245,24 +277,11 @@ impl Groups {
         place
     }
 
-    fn change(&mut self, place: u32, run: &Run, row: usize) {
+    fn change(&mut self, place: u32, arguments: &[Option<ColumnView<'_>>], row: usize, count: i64) {
         let group = &mut self.all[place as usize];
-        let count = run.count(row);
         group.rows += count;
-        for (state, argument) in group.states.iter_mut().zip(&self.arguments) {
-            match argument.map(|argument| run.column(argument).map(|column| &**column)) {
-                // Without an argument each row counts.
-                None => state.add_integer(0, count),
-                Some(Some(ColumnValues::Integers(integers))) => {
-                    state.add_integer(integers[row], count);
-                }
-                Some(Some(ColumnValues::Values(values))) => state.add(&values[row], count),
-                Some(Some(ColumnValues::Indexed(of, rows))) => match &**of {
-                    ColumnValues::Values(values) => state.add(&values[rows[row] as usize], count),
-                    other => state.add(&other.value(rows[row] as usize), count),
-                },
-                Some(Some(ColumnValues::Nulls(_)) | None) => {}
-            }
+        for (state, argument) in group.states.iter_mut().zip(arguments) {
+            change(state, *argument, row, count);
         }
         if !group.touched {
             group.touched = true;
@@ -281,26 +300,31 @@ impl Groups {
             });
             let is = group.rows > 0;
             if is {
-                self.values.resize_with(self.aggregates.len(), || Value::Null);
-                let states = self.aggregates.iter().zip(&mut group.states);
-                for (place, (aggregate, state)) in self.values.iter_mut().zip(states) {
-                    state.show(aggregate, place);
+                for (place, (aggregate, state)) in self.values.iter_mut().zip(&self.aggregates) {
+                    group.states[*state].show(aggregate, place);
                 }
             }
-            if let Some(shown) = &mut group.shown {
-                if is && *shown == self.values {
-                    continue;
+            match &mut group.shown {
+                Some(shown) if is => {
+                    if *shown == self.values {
+                        continue;
+                    }
+                    self.builder.push_replaced(time, shown, &self.values);
+                    self.shown.extend([number, number]);
+                    // The vectors are swapped: nothing is copied.
+                    std::mem::swap(shown, &mut self.values);
                 }
-                self.builder.push(time, -1, shown);
-                self.shown.push(number);
-            }
-            if is {
-                self.builder.push(time, 1, &self.values);
-                self.shown.push(number);
-                // The vectors are swapped: nothing is copied.
-                std::mem::swap(group.shown.get_or_insert_default(), &mut self.values);
-            } else {
-                group.shown = None;
+                Some(shown) => {
+                    self.builder.push(time, -1, shown);
+                    self.shown.push(number);
+                    group.shown = None;
+                }
+                None if is => {
+                    self.builder.push(time, 1, &self.values);
+                    self.shown.push(number);
+                    group.shown = Some(self.values.clone());
+                }
+                None => {}
             }
         }
     }

@@ -1,12 +1,13 @@
 //! The results of queries.
 
 use std::cell::RefCell;
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 use fathom_cql::Value;
 
 use super::run::{Change, Epoch, Run, in_order};
-use crate::columns::ColumnValues;
+use crate::columns::{ColumnValues, ColumnView};
 
 /// A change of a query's result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,16 +77,22 @@ impl Ranks {
         }
     }
 
-    fn of(&self, row: usize) -> Option<u64> {
-        self.rows.get(row.wrapping_sub(self.first)).copied()
+    /// The rank of a row; 0 for all rows if there are no ranks.
+    #[inline]
+    fn of(&self, row: usize) -> u64 {
+        self.rows.get(row.wrapping_sub(self.first)).copied().unwrap_or(0)
     }
 }
+
+/// A changed row of an instant, and its rank.
+type Ranked = (u64, Change);
 
 /// Reports the net changes of runs.
 #[derive(Debug, Default)]
 pub(super) struct Reporter {
     changes: Vec<Change>,
     ranks: Ranks,
+    instant: Vec<Ranked>,
     row: Vec<Value>,
 }
 
@@ -93,43 +100,67 @@ impl Reporter {
     /// Calls `sink` for each net change, in order of time, and within an instant in order of the
     /// rows.
     pub(super) fn report(&mut self, runs: &[Run], mut sink: impl FnMut(u64, i64, &[Value])) {
-        let Self { changes, ranks, row } = self;
+        let Self { changes, ranks, instant, row } = self;
         in_order(runs, changes);
         if changes.windows(2).any(|pair| pair[0].time == pair[1].time) {
             ranks.find(runs);
         }
+        let views: Vec<Vec<ColumnView<'_>>> = runs
+            .iter()
+            .map(|run| run.columns().iter().map(|column| ColumnView::new(column)).collect())
+            .collect();
         let of = |change: &Change| (&runs[change.run as usize], change.row as usize);
-        for instant in changes.chunk_by_mut(|one, next| one.time == next.time) {
-            let time = instant[0].time;
-            let compare = |left: &Change, right: &Change| {
-                let ((left, left_row), (right, right_row)) = (of(left), of(right));
-                let order = ranks.of(left_row).cmp(&ranks.of(right_row));
-                order.then_with(|| left.compare(left_row, right, right_row, ranks.columns))
-            };
-            // Whether the comparisons of the sort have found equal rows.
-            let mut any_equal = false;
-            if let [one, next] = instant {
-                // The usual case: the old and the new row of one group.
-                let order = compare(one, next);
-                any_equal = order.is_eq();
-                if order.is_gt() {
-                    instant.swap(0, 1);
-                }
-            } else if instant.len() > 2 {
-                instant.sort_by(|left, right| {
-                    let order = compare(left, right);
-                    any_equal |= order.is_eq();
-                    order
-                });
+        let mut report = |change: &Change, count: i64| {
+            let views = &views[change.run as usize];
+            row.resize_with(views.len(), || Value::Null);
+            for (view, place) in views.iter().zip(&mut *row) {
+                view.read(change.row as usize, place);
             }
+            sink(change.time, count, row);
+        };
+        let compare = |(rank, left): &Ranked, (other_rank, right): &Ranked| {
+            rank.cmp(other_rank).then_with(|| {
+                let ((left, left_row), (right, right_row)) = (of(left), of(right));
+                left.compare(left_row, right, right_row, ranks.columns)
+            })
+        };
+        for same_time in changes.chunk_by(|one, next| one.time == next.time) {
+            instant.clear();
+            instant.extend(same_time.iter().map(|change| (ranks.of(change.row as usize), *change)));
+            let any_equal = sort(instant, compare);
             for same in instant.chunk_by(|one, next| any_equal && compare(one, next).is_eq()) {
-                let count: i64 = same.iter().map(of).map(|(run, row)| run.count(row)).sum();
+                let counts = same.iter().map(|(_, change)| of(change));
+                let count: i64 = counts.map(|(run, row)| run.count(row)).sum();
                 if count != 0 {
-                    let (run, at) = of(&same[0]);
-                    run.read(at, row);
-                    sink(time, count, row);
+                    report(&same[0].1, count);
                 }
             }
         }
     }
+}
+
+/// The most rows that are sorted by insertion, which is faster for a few.
+const FEW: usize = 8;
+
+/// Sorts the rows of an instant; equal ones keep their order. Returns whether there are equal rows.
+#[inline]
+fn sort(rows: &mut [Ranked], compare: impl Fn(&Ranked, &Ranked) -> Ordering) -> bool {
+    let mut any_equal = false;
+    let mut compare = |left: &Ranked, right: &Ranked| {
+        let order = compare(left, right);
+        any_equal |= order.is_eq();
+        order
+    };
+    if rows.len() > FEW {
+        rows.sort_by(compare);
+        return any_equal;
+    }
+    for end in 1..rows.len() {
+        let mut at = end;
+        while at > 0 && compare(&rows[at - 1], &rows[at]).is_gt() {
+            rows.swap(at - 1, at);
+            at -= 1;
+        }
+    }
+    any_equal
 }

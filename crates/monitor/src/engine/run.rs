@@ -204,6 +204,7 @@ impl RunBuilder {
     }
 
     /// Begins a row. The caller adds its values, one to each of the `width` columns.
+    #[inline]
     pub(super) fn begin(&mut self, time: u64, count: i64, width: usize) -> &mut [ColumnValues] {
         if count != 1 && self.counts.is_empty() {
             self.counts.resize(self.times.len(), 1);
@@ -219,9 +220,24 @@ impl RunBuilder {
     }
 
     /// Adds a row.
+    #[inline]
     pub(super) fn push(&mut self, time: u64, count: i64, row: &[Value]) {
         for (column, value) in self.begin(time, count, row.len()).iter_mut().zip(row) {
             column.push_copy(value);
+        }
+    }
+
+    /// Adds a row that is deleted, and the row that takes its place.
+    #[inline]
+    pub(super) fn push_replaced(&mut self, time: u64, old: &[Value], new: &[Value]) {
+        self.counts.resize(self.times.len(), 1);
+        self.counts.extend([-1, 1]);
+        self.times.extend([time, time]);
+        if self.columns.len() < new.len() {
+            self.columns.resize_with(new.len(), ColumnValues::default);
+        }
+        for (column, (old, new)) in self.columns.iter_mut().zip(old.iter().zip(new)) {
+            column.push_copies(old, new);
         }
     }
 

@@ -57,7 +57,23 @@ impl AggregateState {
         }
     }
 
+    /// Whether two aggregates, whose states get the same changes, can have one state.
+    pub(super) fn is_shared(one: &Aggregate, other: &Aggregate) -> bool {
+        use AggregateFunction as Function;
+        // A function with an equal state for the same values.
+        let like = |function| match function {
+            Function::Average => Function::Sum,
+            Function::Maximum => Function::Minimum,
+            Function::StandardDeviation => Function::Variance,
+            other => other,
+        };
+        one.argument == other.argument
+            && one.distinct == other.distinct
+            && like(one.function) == like(other.function)
+    }
+
     /// Changes the count of an integer.
+    #[inline]
     pub(super) fn add_integer(&mut self, integer: i64, count: i64) {
         match self {
             Self::Count(all) => *all += count,
@@ -74,6 +90,7 @@ impl AggregateState {
     }
 
     /// Changes the count of a value.
+    #[inline]
     pub(super) fn add(&mut self, value: &Value, count: i64) {
         if value.is_null() {
             return;

@@ -43,7 +43,7 @@ impl Texts {
         match column {
             ColumnValues::Values(values) => self.note(values),
             ColumnValues::Indexed(of, _) => self.note_column(of),
-            ColumnValues::Integers(_) | ColumnValues::Nulls(_) => {}
+            ColumnValues::Integers(_) | ColumnValues::Floats(_) | ColumnValues::Nulls(_) => {}
         }
     }
 

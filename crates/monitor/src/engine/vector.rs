@@ -59,18 +59,15 @@ fn compare(column: &ColumnValues, operator: BinaryOperator, literal: &Value, row
             Operator::Greater => keep(rows, |row| of[row] > literal),
             _ => keep(rows, |row| of[row] >= literal),
         },
+        (ColumnValues::Floats(of), literal @ Value::Float(_)) => {
+            let test = test(operator);
+            keep(rows, |row| test(Value::Float(of[row]).cmp(literal)));
+        }
         (ColumnValues::Values(_), Value::Text(_)) if operator == Operator::Equal => {
             keep(rows, |row| column.is(row, literal));
         }
         (ColumnValues::Values(values), literal) if !literal.is_null() => {
-            let test = match operator {
-                Operator::Equal => Ordering::is_eq,
-                Operator::NotEqual => Ordering::is_ne,
-                Operator::Less => Ordering::is_lt,
-                Operator::LessOrEqual => Ordering::is_le,
-                Operator::Greater => Ordering::is_gt,
-                _ => Ordering::is_ge,
-            };
+            let test = test(operator);
             let kind = literal.kind();
             keep(rows, |row| values[row].kind() == kind && test(values[row].cmp(literal)));
         }
@@ -85,6 +82,18 @@ fn compare(column: &ColumnValues, operator: BinaryOperator, literal: &Value, row
             keep(rows, |row| is_one[at[row] as usize]);
         }
         _ => rows.clear(),
+    }
+}
+
+/// The test of an order by which a comparison is true.
+fn test(operator: BinaryOperator) -> fn(Ordering) -> bool {
+    match operator {
+        BinaryOperator::Equal => Ordering::is_eq,
+        BinaryOperator::NotEqual => Ordering::is_ne,
+        BinaryOperator::Less => Ordering::is_lt,
+        BinaryOperator::LessOrEqual => Ordering::is_le,
+        BinaryOperator::Greater => Ordering::is_gt,
+        _ => Ordering::is_ge,
     }
 }
 

@@ -42,7 +42,11 @@ impl Range {
 
     fn arrive(&self, run: &Run, entering: &mut Vec<Run>, exiting: &mut Vec<Run>) {
         // An instant beyond the range of time is never reached.
-        let enters = |time: u64| time.checked_next_multiple_of(self.slide);
+        let enters = |time: u64| match self.slide {
+            // The usual case needs no division.
+            1 => Some(time),
+            slide => time.checked_next_multiple_of(slide),
+        };
         let exits = |time: u64| time.checked_add(self.length).and_then(enters);
         // A row that enters and leaves at the same instant is never in the window.
         let is_there = |row: &usize| {

@@ -330,6 +330,9 @@ impl Column {
             Values::Integers(integers) => {
                 integers[rows].iter().for_each(|integer| self.push(&Value::Integer(*integer)));
             }
+            Values::Floats(floats) => {
+                floats[rows].iter().for_each(|number| self.push(&Value::Float(*number)));
+            }
             Values::Values(values) => values[rows].iter().for_each(|value| self.push(value)),
             Values::Indexed(of, at) => {
                 at[rows].iter().for_each(|row| self.push(&of.value(*row as usize)));
