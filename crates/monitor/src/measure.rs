@@ -91,10 +91,11 @@ pub fn measure(
     let mut sent = vec![Sent::default(); fragments.len()];
     let mut advance = |engine: &mut Engine, time_ns| {
         engine.advance(time_ns, &mut |delta| {
-            let fragment = &mut sent[delta.query];
             let rows = delta.count.unsigned_abs();
-            fragment.rows += rows;
-            fragment.bytes += rows * (frames[delta.query] + bytes(delta.row));
+            for &fragment in delta.queries {
+                sent[fragment].rows += rows;
+                sent[fragment].bytes += rows * (frames[fragment] + bytes(delta.row));
+            }
         });
     };
     let (mut latest_ns, mut event_bytes) = (0, 0);

@@ -93,6 +93,21 @@ pub trait ResultSink {
     /// See [`begin`](Self::begin).
     fn delta(&mut self, query: usize, time_ns: i64, count: i64, row: &[Value]) -> io::Result<()>;
 
+    /// Changes the results of several queries in the same way, as [`delta`](Self::delta) does for
+    /// one: a single call, because hundreds of queries may have the same result.
+    ///
+    /// # Errors
+    /// See [`begin`](Self::begin).
+    fn deltas(
+        &mut self,
+        queries: &[usize],
+        time_ns: i64,
+        count: i64,
+        row: &[Value],
+    ) -> io::Result<()> {
+        queries.iter().try_for_each(|&query| self.delta(query, time_ns, count, row))
+    }
+
     /// Makes all results so far visible. Called if events are live.
     ///
     /// # Errors
@@ -536,7 +551,11 @@ fn pass_results<T>(
     let mut written = Ok(());
     let done = work(&mut |delta| {
         if written.is_ok() {
-            written = sink.delta(delta.query, delta.time_ns as i64, delta.count, delta.row);
+            let Delta { queries, time_ns, count, row } = delta;
+            written = match *queries {
+                [query] => sink.delta(query, time_ns as i64, count, row),
+                _ => sink.deltas(queries, time_ns as i64, count, row),
+            };
         }
     });
     written.map(|()| done)

@@ -207,13 +207,17 @@ fn by_hosts(script: &Script, events: &str) -> ResultChanges {
     let mut centre = Engine::new(parts.fragments.len(), &parts.centre);
     for host in hosts.values_mut() {
         host.advance(last + 1, &mut |sent| {
-            centre.change(sent.query, sent.time_ns, sent.row, sent.count);
+            for &fragment in sent.queries {
+                centre.change(fragment, sent.time_ns, sent.row, sent.count);
+            }
         });
     }
     let mut changes = ResultChanges::new();
     centre.advance(last + 1, &mut |delta| {
-        let at = (delta.query, delta.time_ns as i64, delta.row.to_vec());
-        *changes.entry(at).or_default() += delta.count;
+        for &query in delta.queries {
+            let at = (query, delta.time_ns as i64, delta.row.to_vec());
+            *changes.entry(at).or_default() += delta.count;
+        }
     });
     changes
 }

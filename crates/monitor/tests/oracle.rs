@@ -70,7 +70,9 @@ fn added_and_removed(case: &Case, added_ns: i64, removed_ns: i64) -> [Changes; 2
     let mut engine = Engine::new(case.catalog.streams.len(), plans);
     let mut changes = [Changes::new(), Changes::new()];
     let mut take = |delta: Delta<'_>| {
-        changes[delta.query].push((delta.time_ns as i64, delta.row.to_vec(), delta.count));
+        for &query in delta.queries {
+            changes[query].push((delta.time_ns as i64, delta.row.to_vec(), delta.count));
+        }
     };
     let mut inputs: Vec<_> = case.inputs.iter().collect();
     inputs.sort_by_key(|input| input.time_ns);

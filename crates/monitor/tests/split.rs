@@ -37,7 +37,9 @@ impl Host<'_> {
             self.engine.push(input.source, input.time_ns as u64, &input.row);
         }
         self.engine.advance(time_ns as u64, &mut |sent| {
-            centre.change(sent.query, sent.time_ns, sent.row, sent.count);
+            for &fragment in sent.queries {
+                centre.change(fragment, sent.time_ns, sent.row, sent.count);
+            }
         });
         assert_eq!(self.engine.statistics().late, 0);
     }

@@ -51,7 +51,9 @@ fn centre(plan: &Plan, inputs: &[InputRow]) -> Changes {
             engine.push(input.source, input.time_ns as u64, &input.row);
         }
         engine.advance(UNTIL as u64 + 1, &mut |sent| {
-            centre.change(sent.query, sent.time_ns, sent.row, sent.count);
+            for &fragment in sent.queries {
+                centre.change(fragment, sent.time_ns, sent.row, sent.count);
+            }
         });
     }
     let mut changes = BTreeMap::new();

@@ -333,11 +333,12 @@ impl Engine {
             }
         }
         for (output, epoch) in self.results.take() {
-            self.reporter.report(&epoch.runs, |time_ns, count, row| {
-                for &query in &self.queries[output] {
-                    sink(Delta { query, time_ns, count, row });
-                }
-            });
+            let queries = &self.queries[output];
+            if !queries.is_empty() {
+                self.reporter.report(&epoch.runs, |time_ns, count, row| {
+                    sink(Delta { queries, time_ns, count, row });
+                });
+            }
         }
     }
 

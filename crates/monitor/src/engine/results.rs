@@ -9,11 +9,11 @@ use fathom_cql::Value;
 use super::run::{Change, Epoch, Run, in_order};
 use crate::columns::{ColumnValues, ColumnView};
 
-/// A change of a query's result.
+/// A change of the result that one or more queries have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Delta<'a> {
-    /// The query's number: its position among the plans.
-    pub query: usize,
+    /// The numbers of the queries: their positions among the plans.
+    pub queries: &'a [usize],
     /// The instant, in nanoseconds.
     pub time_ns: u64,
     /// The change of the row's count. For a stream, the number of times the row arrives.

@@ -24,7 +24,8 @@ impl ResultSink for Results {
 #[test]
 fn events_in_any_order_within_the_lateness_count() {
     let text = "BlktapTS,Type,Size\n5,Q,8\n3,Q,1\n9,R,8\n9,R,1\n20,Q,4\n1,Q,7\n";
-    let script = "select sum(Size) from IOstream [range 4 nanoseconds]; select Size from IOstream";
+    let script = "select sum(Size) from IOstream [range 4 nanoseconds]; select Size from IOstream;
+        select sum(Size) from IOstream [range 4 nanoseconds]";
     let script = Script::prepare(script, &[], ParseOptions::default()).unwrap();
     let (schema, options) = (script.schema(), ReadOptions::default());
     let mut reader =
@@ -55,6 +56,7 @@ fn events_in_any_order_within_the_lateness_count() {
             (20, 1, 4)
         ]
     );
+    assert_eq!(of(2), of(0), "queries with the same result");
     assert_eq!(of(1), [(1, 1, 7), (3, 1, 1), (5, 1, 8), (9, 1, 1), (9, 1, 8), (20, 1, 4)]);
     assert_eq!((summary.read.events, summary.late), (6, 0));
 }

@@ -60,9 +60,9 @@ struct FragmentOutput {
 
 impl FragmentOutput {
     /// Adds a change to the output.
-    fn add(&mut self, delta: &Delta<'_>, outbox: &mut Outbox) {
+    fn add(&mut self, fragment: usize, delta: &Delta<'_>, outbox: &mut Outbox) {
         self.hold(delta);
-        let (fragment, is_stream) = (delta.query as u16, self.held.is_none());
+        let (fragment, is_stream) = (fragment as u16, self.held.is_none());
         self.writer.add(delta.time_ns as i64, delta.row, delta.count, &mut |block, rows| {
             send(fragment, is_stream, &block, rows, outbox);
         });
@@ -198,8 +198,10 @@ impl Runner {
         while let Some(end_ns) = steps.next(&self.limit) {
             let outputs = &mut self.outputs;
             self.engine.advance(end_ns, &mut |delta| {
-                if let Some(output) = outputs.get_mut(delta.query) {
-                    output.add(&delta, outbox);
+                for &fragment in delta.queries {
+                    if let Some(output) = outputs.get_mut(fragment) {
+                        output.add(fragment, &delta, outbox);
+                    }
                 }
             });
             self.check()?;
