@@ -304,11 +304,12 @@ impl Guest {
 
     /// The error, extended by the ends of the console and of QEMU's output.
     pub fn explained(&self, error: &Error) -> Error {
-        Error::new(format!(
+        let error = Error::new(format!(
             "{error}\n--- the guest's console ---\n{}\n--- QEMU's output ---\n{}",
             tail(&self.console(), 40),
             tail(&self.process.output(), 20)
-        ))
+        ));
+        if self.process.has_failed_to_emulate() { error.of_emulation() } else { error }
     }
 }
 

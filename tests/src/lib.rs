@@ -53,7 +53,7 @@ pub use channel::{Output, Ticket};
 pub use classified::{Classified, Kind, Part};
 pub use comparison::{Comparison, Row};
 pub use daemon::Daemon;
-pub use error::{Error, Result};
+pub use error::{Error, Result, despite_emulation};
 pub use guest::{Builder, Disk, Guest};
 pub use process::Process;
 pub use qemu::Qemu;

@@ -14,6 +14,9 @@ use crate::{Error, Result, until};
 
 /// The signal of a failed assertion.
 const SIGABRT: i32 = 6;
+/// An assertion of QEMU that sometimes fails when a guest with several emulated processors is
+/// reset: one still has addresses of the memory before.
+const EMULATION_FAILURE: &str = "iotlb_to_section: Assertion";
 
 /// A running program. It is killed when the value is dropped or the test process ends.
 #[derive(Debug)]
@@ -55,6 +58,11 @@ impl Process {
     /// When the system call fails.
     pub fn status(&self) -> Result<Option<ExitStatus>> {
         Ok(self.child.lock().try_wait()?)
+    }
+
+    /// Whether the program is a QEMU whose emulation of a processor has failed.
+    pub fn has_failed_to_emulate(&self) -> bool {
+        self.has_aborted() && self.output().contains(EMULATION_FAILURE)
     }
 
     /// Whether the program has ended by a failed assertion of its own (SIGABRT).

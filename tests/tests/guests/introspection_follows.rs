@@ -3,7 +3,8 @@
 
 use fathom_control::InsightState;
 use fathom_tests::{
-    Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served, patience, until,
+    Assets, Classified, Daemon, Disk, Guest, Kind, Result, Served, despite_emulation, patience,
+    until,
 };
 
 /// Writes files until the name of one is found in the reports about the disk's requests: the daemon
@@ -35,6 +36,10 @@ fn is_understood(daemon: &Daemon, guest: &Guest, name: &str, release: &str) -> R
 
 #[test]
 fn introspection_follows_a_guest_to_its_next_kernel() -> Result<()> {
+    despite_emulation(follow)
+}
+
+fn follow() -> Result<()> {
     let assets = Assets::get()?;
     let Some(kernel) = assets.kernel("default")? else { return Ok(()) };
     let release = kernel.release.clone();

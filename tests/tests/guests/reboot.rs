@@ -1,10 +1,14 @@
 //! A guest that boots from a Fathom disk is rebooted, and reset during its writes. Its durable data
 //! persists, the file system recovers by its journal alone, and the daemon has refused no request.
 
-use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4};
+use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4, despite_emulation};
 
 #[test]
 fn reboots_and_resets_lose_nothing() -> Result<()> {
+    despite_emulation(reboots_and_resets)
+}
+
+fn reboots_and_resets() -> Result<()> {
     let daemon = Daemon::serve(&[Served::root("root")])?;
     let disk = Disk::vhost_user(daemon.path("root.sock")).queues(2);
     let guest = Guest::builder().root(disk).start()?;
