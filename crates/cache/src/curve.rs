@@ -327,6 +327,7 @@ impl Curve {
             + size_of_val(&self.counts[..])
             + size_of_val(&self.tree[..])
             + size_of_val(&self.ratios.distances[..])
+            + size_of_val(&self.ratios.spans[..])
             + size_of_val(&self.ratios.variances[..])
     }
 }
