@@ -157,19 +157,12 @@ impl Transmission {
         false
     }
 
-    /// Removes the replies among the next `sent` bytes.
-    fn complete_replies(&mut self, sent: usize) {
+    /// Removes the replies among the next `count` bytes.
+    fn complete_replies(&mut self, count: usize) {
         // If the rest has to wait, it waits since then.
         self.blocked_before = false;
-        let Self { replies, stack, in_flight, in_flight_bytes, answered, .. } = self;
-        replies.advance(sent, |request, charged| {
-            if let Some(request) = request {
-                stack.recycle(request);
-            }
-            *in_flight -= 1;
-            *in_flight_bytes -= charged;
-            *answered += 1;
-        });
+        let (replies, _, sent) = self.sending();
+        replies.advance(count, sent);
     }
 
     /// The receipt has ended: `result` is the number of bytes, or a negated `errno`.

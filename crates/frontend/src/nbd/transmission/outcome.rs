@@ -3,6 +3,8 @@
 use fathom_block::{ErrorKind, Operation, Outcome, Request};
 use fathom_reactor::Reactor;
 
+use super::super::channel::Channel;
+use super::super::reply::Replies;
 use super::super::wire::{RequestHeader, command, error, flag};
 use super::{Ending, Phase, Slot, Transmission, answered};
 
@@ -80,21 +82,31 @@ impl Transmission {
         self.stack.recycle(request);
     }
 
-    /// Sends replies. Returns whether any were sent completely.
-    pub(super) fn send(&mut self) -> bool {
-        if self.replies.is_empty() && !self.channel.has_staged() {
-            return false;
-        }
-        let before = self.answered;
+    /// The replies, the channel, and what is done for each reply that has been sent: it is counted,
+    /// and its request recycled.
+    pub(super) fn sending(
+        &mut self,
+    ) -> (&mut Replies, &mut Channel, impl FnMut(Option<Box<Request>>, u64)) {
         let Self { replies, channel, stack, in_flight, in_flight_bytes, answered, .. } = self;
-        let result = replies.send(channel, |request, charged| {
+        let sent = |request, charged| {
             if let Some(request) = request {
                 stack.recycle(request);
             }
             *in_flight -= 1;
             *in_flight_bytes -= charged;
             *answered += 1;
-        });
+        };
+        (replies, channel, sent)
+    }
+
+    /// Sends replies. Returns whether any were sent completely.
+    pub(super) fn send(&mut self) -> bool {
+        if self.replies.is_empty() && !self.channel.has_staged() {
+            return false;
+        }
+        let before = self.answered;
+        let (replies, channel, sent) = self.sending();
+        let result = replies.send(channel, sent);
         self.repay();
         match result {
             Ok(everything) => {
