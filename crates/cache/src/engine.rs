@@ -3,14 +3,14 @@
 //! A new block enters the small queue, a part of the slots. If it is hit there, it moves to
 //! the main queue when its turn comes; otherwise it leaves the cache, and the ghosts remember it. A
 //! block that the ghosts remember enters the main queue at once. A block of the main queue that has
-//! been hit gets another round for each hit, at most three. The part is that of the ranks'
-//! [`Probation`](crate::ranks::Probation).
+//! been hit gets another round for each hit, up to a limit. The part, the limit, and how long
+//! ghosts count are those of the ranks' [`Base`].
 //!
 //! The main queue consists of one queue for each level. The first block of a level lives longer
 //! than that of the level below by a fixed ratio. Blocks of high levels skip the small queue as
-//! long as their level leaves room for it. If all blocks have one level, and the small queue has a
-//! tenth of the slots, this is S3-FIFO. Where levels depend on the meaning of blocks, those with
-//! one also skip the small queue while slots are free.
+//! long as their level leaves room for it. If all blocks have one level, this is S3-FIFO with the
+//! base of this name, and CLOCK without a small queue. Where levels depend on the meaning of
+//! blocks, those with one also skip the small queue while slots are free.
 //!
 //! A hit only counts: it moves nothing. A block that the caller removes leaves its entry in a
 //! queue, because entries are not linked both ways. Such a stale entry is dropped when its turn
@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use crate::ghost::Ghost;
 use crate::queues::Queues;
-use crate::ranks::{LEVELS, Ranks};
+use crate::ranks::{Base, LEVELS, Ranks};
 use crate::slots::{QUEUES, STALE_MAX, SlotStates};
 
 /// The number of blocks that a search for a victim passes over. The next one is taken even if it
@@ -175,7 +175,8 @@ impl Engine {
         self.remove(slot, pool);
         self.time = self.time.wrapping_add(1);
         let level = self.ranks.level(group);
-        let is_known = self.ranks.is_use(group) && self.ghost.contains(hash);
+        let Base { small_percent, ghost_periods, .. } = self.ranks.base();
+        let is_known = self.ranks.is_use(group) && self.ghost.contains(hash, ghost_periods);
         if is_known {
             self.ghost.remove(hash);
         }
@@ -188,7 +189,7 @@ impl Engine {
         let is_filling = self.ranks.fills(group)
             && (self.blocks as usize) < self.slots.count()
             && self.is_small_due();
-        let skips = is_known || is_high || is_filling;
+        let skips = is_known || is_high || is_filling || small_percent == 0;
         let queue = if skips { main_queue(level) } else { SMALL };
         self.enter(slot, queue, 0, group, pool);
     }
@@ -255,7 +256,7 @@ impl Engine {
             steps += 1;
             let (slot, queue) = self.next(pool, self.source(pool), &pool_of)?;
             let mut state = self.slots.get(slot);
-            let hits = state.hits();
+            let hits = state.hits().min(self.ranks.base().rounds);
             let target = main_queue(self.ranks.level(state.group()));
             // A block whose group has become worth more since then is moved, too.
             let is_kept = hits > 0 || queue != SMALL && target > queue;
@@ -287,13 +288,13 @@ impl Engine {
 
     /// Whether a block of a small queue leaves next.
     fn is_small_due(&self) -> bool {
-        self.held(SMALL) >= self.percent(self.ranks.probation().small_percent).max(1)
+        self.held(SMALL) >= self.percent(self.ranks.base().small_percent).max(1)
     }
 
     /// The blocks of a level from which on further blocks do not skip the small queue: so many that
     /// there are still blocks in the small queue, which leave before them.
     fn level_max(&self) -> u32 {
-        self.percent((100 - SPARE_PERCENT).saturating_sub(self.ranks.probation().small_percent))
+        self.percent((100 - SPARE_PERCENT).saturating_sub(self.ranks.base().small_percent))
     }
 
     /// A part of the slots.

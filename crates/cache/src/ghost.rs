@@ -83,11 +83,13 @@ impl Ghost {
         self.swept = due;
     }
 
-    /// Whether a hash is recorded.
-    pub fn contains(&self, hash: u64) -> bool {
+    /// Whether a hash is recorded, in the present period or in those before it: `periods` of them,
+    /// of which the record has seven.
+    pub fn contains(&self, hash: u64, periods: u8) -> bool {
         let (set, fingerprint) = self.place(hash);
         let mask = !(PERIODS as u16 - 1);
-        let same = |entry: &u16| entry & mask == fingerprint && self.age(*entry) <= AGE_MAX;
+        let end = u64::from(periods).min(AGE_MAX + 1);
+        let same = |entry: &u16| entry & mask == fingerprint && self.age(*entry) < end;
         self.sets[set].iter().any(same)
     }
 
@@ -122,13 +124,20 @@ mod tests {
             }
             let found = |keys: std::ops::Range<u64>| {
                 let count = keys.end - keys.start;
-                keys.filter(|key| ghost.contains(hash(*key))).count() as f64 / count as f64
+                keys.filter(|key| ghost.contains(hash(*key), 7)).count() as f64 / count as f64
             };
             // Full sets lose some entries early.
             assert!(found(9 * entries + entries / 2..10 * entries) > 0.97);
             assert!(found(9 * entries..10 * entries) > 0.85);
             assert!(found(0..8 * entries) < 0.004);
             assert!(found(20 * entries..40 * entries) < 0.004);
+            let recent = |keys: std::ops::Range<u64>| {
+                let count = keys.end - keys.start;
+                keys.filter(|key| ghost.contains(hash(*key), 2)).count() as f64 / count as f64
+            };
+            assert!(recent(10 * entries - entries / 8..10 * entries) > 0.97);
+            assert!(recent(9 * entries..10 * entries - 2 * entries / 5) < 0.004);
+            assert!(!ghost.contains(hash(10 * entries - 1), 0));
         }
     }
 
@@ -136,8 +145,8 @@ mod tests {
     fn a_removed_key_is_forgotten() {
         let mut ghost = Ghost::new(100, 100);
         ghost.insert(hash(7));
-        assert!(ghost.contains(hash(7)));
+        assert!(ghost.contains(hash(7), 7));
         ghost.remove(hash(7));
-        assert!(!ghost.contains(hash(7)));
+        assert!(!ghost.contains(hash(7), 7));
     }
 }

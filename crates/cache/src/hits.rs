@@ -21,8 +21,8 @@ const BURST: u64 = 8192;
 /// What the replacements of a cache need to know of one queue's hits.
 ///
 /// A hit of a block whose state says everything already changes nothing in its replacement, so that
-/// the queue does not need the lock of its shard. What the policy `auto` learns of it waits in a
-/// list of the queue.
+/// the queue does not need the lock of its shard. What the policies `none` and `auto` learn of it
+/// waits in a list of the queue.
 #[derive(Debug)]
 pub struct Hits {
     learner: Option<Arc<Learner>>,

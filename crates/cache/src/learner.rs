@@ -1,4 +1,4 @@
-//! What the shards of a cache with the policy `auto` learn together.
+//! What the shards of a cache learn together.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,9 +26,8 @@ pub struct Observation {
 }
 
 impl Learner {
-    /// For a cache of this number of slots.
-    pub fn new(slots: u64) -> Self {
-        let trials = Trials::new(slots);
+    /// Follows these trials.
+    pub fn new(trials: Trials) -> Self {
         Self {
             threshold: trials.threshold(),
             trials: Mutex::new(trials),

@@ -22,19 +22,33 @@ const COST_WRITE_SEQUENTIAL: usize = COSTS - 2;
 /// Costs below this one, in nanoseconds, are the lowest; each further one has four times the cost.
 const COST_BASE_SHIFT: u32 = 12;
 
-/// What new blocks have to pass: the small queue.
+/// How the queues treat blocks of one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probation {
+pub struct Base {
     /// The blocks that the small queue has at least before one of them leaves, in percent of the
-    /// slots.
+    /// slots. With 0, there is no small queue: new blocks enter the main queue.
     pub small_percent: u8,
+    /// The rounds that a block of the main queue gets at most.
+    pub rounds: u8,
+    /// How long the blocks are remembered that have left the small queue, in periods of the ghosts,
+    /// of which seven are about the time in which as many blocks leave as the cache has slots.
+    pub ghost_periods: u8,
 }
 
-impl Probation {
-    /// That of S3-FIFO.
-    pub const TENTH: Self = Self { small_percent: 10 };
+impl Base {
+    /// S3-FIFO.
+    pub const S3_FIFO: Self = Self { small_percent: 10, rounds: 3, ghost_periods: 7 };
+    /// CLOCK: all blocks are in one queue, in which a block that was hit gets one more round. It is
+    /// near to LRU.
+    pub const CLOCK: Self = Self { small_percent: 0, rounds: 1, ghost_periods: 0 };
+    /// New blocks leave at once unless they are hit or remembered: the main queue does not change
+    /// by blocks that are requested once.
+    pub const STRICT: Self = Self { small_percent: 1, rounds: 3, ghost_periods: 7 };
+    /// Only what was used lately counts: blocks are remembered for a short time, and hits of the
+    /// main queue are forgotten after one round.
+    pub const BRIEF: Self = Self { small_percent: 10, rounds: 1, ghost_periods: 2 };
     /// Nearly all slots are for blocks that are worth more than others.
-    pub const NARROW: Self = Self { small_percent: 2 };
+    pub const NARROW: Self = Self { small_percent: 2, rounds: 3, ghost_periods: 7 };
 }
 
 /// The levels of groups.
@@ -50,7 +64,7 @@ pub struct Ranks {
     /// Whether a write is a use of its block, although its class is known.
     uses_writes: bool,
     shift: u32,
-    probation: Probation,
+    base: Base,
 }
 
 impl Ranks {
@@ -64,15 +78,14 @@ impl Ranks {
             fills: false,
             uses_writes: true,
             shift: LEVEL_SHIFT,
-            probation: Probation::TENTH,
+            base: Base::S3_FIFO,
         }
     }
 
     /// The classes 0 to 5 of the Sky paper's Table 6 are the levels. Rows of databases are one
     /// level above the lowest, which other classes have, such as indices. Journals are refused.
     pub fn sky() -> Self {
-        let mut ranks =
-            Self { high: 1, shift: SKY_SHIFT, probation: Probation::NARROW, ..Self::equal() };
+        let mut ranks = Self { high: 1, shift: SKY_SHIFT, base: Base::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             let level = match class {
@@ -92,7 +105,7 @@ impl Ranks {
     /// time. Blocks without a meaning are treated as if they were all alike.
     pub fn guess() -> Self {
         let mut ranks =
-            Self { fills: true, uses_writes: false, probation: Probation::NARROW, ..Self::equal() };
+            Self { fills: true, uses_writes: false, base: Base::NARROW, ..Self::equal() };
         for group in 0..GROUPS {
             let class = (group / COSTS) as u8;
             ranks.set(group, guess(class, is_write(group)), class == CLASS_JOURNAL);
@@ -134,14 +147,14 @@ impl Ranks {
         self.fills && group / COSTS != usize::from(CLASS_UNKNOWN)
     }
 
-    /// The same with another small queue.
-    pub fn with_probation(self, probation: Probation) -> Self {
-        Self { probation, ..self }
+    /// All groups have one level, which is treated like this.
+    pub fn of_base(base: Base) -> Self {
+        Self { base, ..Self::equal() }
     }
 
-    /// What new blocks have to pass.
-    pub fn probation(&self) -> Probation {
-        self.probation
+    /// How the queues treat blocks of one level.
+    pub fn base(&self) -> Base {
+        self.base
     }
 
     /// The ratio of lives of neighbouring levels, as a power of two.

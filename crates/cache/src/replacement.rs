@@ -10,6 +10,7 @@ use crate::hits::Hits;
 use crate::learner::Learner;
 use crate::ranks::{Ranks, class, group};
 use crate::slots::SlotStates;
+use crate::trials::Trials;
 
 /// The most slots of a [`Replacement`].
 pub const SLOTS_MAX: u32 = 1 << 31;
@@ -29,7 +30,7 @@ fn pool(pools: &[(u64, usize)], key: u64) -> usize {
 /// What decides which blocks are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// The classes of blocks are ignored.
+    /// The classes of blocks are ignored. What new blocks have to pass follows what misses least.
     None,
     /// Blocks of higher classes are kept longer, as in the Sky paper.
     Sky,
@@ -78,8 +79,8 @@ pub struct Replacement {
     engine: Engine,
     /// The disks with a share, and their pools.
     pools: Vec<(u64, usize)>,
-    /// What the policy `auto` learns, for all shards of a cache, and the number of the levels that
-    /// this shard follows.
+    /// What the policies `none` and `auto` learn, for all shards of a cache, and the number of the
+    /// levels that this shard follows.
     learner: Option<Arc<Learner>>,
     version: u32,
 }
@@ -101,7 +102,12 @@ impl Replacement {
     }
 
     fn learner(options: &ReplacementOptions, slots: u64) -> Option<Arc<Learner>> {
-        (options.policy == Policy::Auto).then(|| Arc::new(Learner::new(slots)))
+        let trials = match options.policy {
+            Policy::None => Trials::of_bases(slots),
+            Policy::Sky => return None,
+            Policy::Auto => Trials::of_classes(slots),
+        };
+        Some(Arc::new(Learner::new(trials)))
     }
 
     fn part(options: &ReplacementOptions, slots_max: u32, learner: Option<Arc<Learner>>) -> Self {
