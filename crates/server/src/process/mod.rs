@@ -5,3 +5,4 @@ pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod notify;
 pub(crate) mod run;
+mod text;

@@ -25,6 +25,7 @@ use crate::daemon::stack::{refusal, socket_refusal};
 use crate::features::keep;
 use crate::process::journal::Journal;
 use crate::process::notify::notify;
+use crate::process::text;
 
 const SIGHUP: &str = "SIGHUP";
 /// The longest pause between two attempts to listen at the address of `/metrics`.
@@ -292,6 +293,7 @@ fn announce(daemon: &Daemon, configured: usize) {
         took_us % 1000,
         daemon.control_socket().display()
     );
+    text::give_back();
 }
 
 /// Runs `work` on a new thread, which does not wait for other work. `None` if the thread cannot be
