@@ -1,5 +1,7 @@
 //! The reports of the daemon's `log` layer about a request and its parts.
 
+use std::collections::HashMap;
+
 /// A request as the daemon reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classified {
@@ -34,6 +36,8 @@ pub struct Part {
     pub cgroup: Option<String>,
     /// The name of the process.
     pub process: Option<String>,
+    /// The number of the process.
+    pub process_id: Option<u32>,
 }
 
 /// A kind of data, as the daemon names it.
@@ -77,22 +81,38 @@ impl Kind {
 impl Classified {
     /// The requests among the lines of a log, in order; other lines are skipped.
     ///
-    /// A line is `… #ID OPERATION OFFSET+LENGTH FLAG… | LENGTH KIND key=value… | …`.
+    /// A line is `… #ID OPERATION OFFSET+LENGTH FLAG… | LENGTH KIND key=value… | …`. The line of a
+    /// completed request, with the flag `done`, may have what was learned of the parts meanwhile.
     ///
     /// # Errors
     /// With the line that begins like a request but is malformed.
     pub fn parse_log(text: &str) -> crate::Result<Vec<Self>> {
-        let mut requests = Vec::new();
+        let mut requests: Vec<Self> = Vec::new();
+        // The place of the last request of each number.
+        let mut places = HashMap::new();
         for line in text.lines() {
             let parsed = Self::parse(line)
                 .map_err(|what| crate::Error::new(format!("{what} in the line: {line}")))?;
-            requests.extend(parsed);
+            match parsed {
+                Some((id, false, request)) => {
+                    places.insert(id, requests.len());
+                    requests.push(request);
+                }
+                Some((id, true, done)) if !done.parts.is_empty() => {
+                    let request = places.get(&id).and_then(|place| requests.get_mut(*place));
+                    if let Some(request) = request.filter(|request| request.offset == done.offset) {
+                        request.parts = done.parts;
+                    }
+                }
+                _ => {}
+            }
         }
         Ok(requests)
     }
 
-    /// The request of a line; `None` if the line is not a request.
-    fn parse(line: &str) -> Result<Option<Self>, String> {
+    /// The number of a line's request, whether it has completed, and the request; `None` if the
+    /// line is not of a request, or that has failed.
+    fn parse(line: &str) -> Result<Option<(u64, bool, Self)>, String> {
         let words = words(line);
         let is_id = |word: &String| {
             word.strip_prefix('#').is_some_and(|id| !id.is_empty() && id.parse::<u64>().is_ok())
@@ -106,9 +126,11 @@ impl Classified {
             return Ok(None);
         };
         let flags = rest.iter().take_while(|word| *word != "|");
-        if flags.clone().any(|word| word == "done" || word == "failed") {
+        if flags.clone().any(|word| word == "failed") {
             return Ok(None);
         }
+        let is_done = flags.clone().any(|word| word == "done");
+        let id = words[start][1..].parse().map_err(|_| "a number".to_owned())?;
         let mut request = Self { operation: operation.clone(), offset, length, parts: Vec::new() };
         let mut position = offset;
         for words in rest[flags.count()..].split(|word| word == "|").skip(1) {
@@ -119,7 +141,7 @@ impl Classified {
         if !request.parts.is_empty() && position != offset + length {
             return Err(format!("parts of {} bytes", position - offset));
         }
-        Ok(Some(request))
+        Ok(Some((id, is_done, request)))
     }
 }
 
@@ -143,6 +165,7 @@ impl Part {
                 "path" => part.path = Some(value.to_owned()),
                 "cgroup" => part.cgroup = Some(value.to_owned()),
                 "process" => part.process = Some(value.to_owned()),
+                "pid" => part.process_id = value.parse().ok(),
                 _ => {}
             }
         }
@@ -217,6 +240,7 @@ main #10 discard 0+4096 failed 3 ns: input/output error"#;
             path: Some("/a b | \"c\"\u{7f}\\".to_owned()),
             cgroup: Some("/web".to_owned()),
             process: Some("fio".to_owned()),
+            process_id: Some(12),
         };
         let metadata = Part {
             offset: 8192,

@@ -2,6 +2,7 @@
 
 use crate::completion::{Completion, Meaning};
 use crate::kernel::Kernel;
+use crate::submitters::Submission;
 use crate::vmcoreinfo::PAGE;
 
 /// The most layers of devices through which a bio is followed.
@@ -147,12 +148,13 @@ impl Kernel {
         state().unwrap_or(false)
     }
 
-    /// The inode and the waiting task of direct I/O.
+    /// The inode and the task of direct I/O: the one that waits for it, or the one of the process
+    /// that submitted it.
     pub(crate) fn direct_io(
         &self,
         completion: Completion,
         private: u64,
-    ) -> (Option<u64>, Option<u64>) {
+    ) -> (Option<u64>, Submission) {
         let layout = &self.layout;
         let at = |place: Option<u64>| self.pointer(private.wrapping_add(place?));
         if matches!(completion, Completion::IomapDirect | Completion::IomapSimple) {
@@ -160,22 +162,26 @@ impl Kernel {
                 Completion::IomapSimple => (layout.iomap_simple_iocb, None),
                 _ => (layout.iomap_dio_iocb, layout.iomap_dio_waiter),
             };
-            let Some(iocb) = at(iocb) else { return (None, None) };
+            let Some(iocb) = at(iocb) else { return (None, Submission::Unknown) };
             let inode = || {
                 let file = self.pointer(iocb.wrapping_add(layout.kiocb_file))?;
                 self.pointer(file.wrapping_add(layout.file_inode))
             };
             // I/O without a completion callback is synchronous: a task waits for it.
             let waits = self.u64(iocb.wrapping_add(layout.kiocb_complete)) == Some(0);
-            let waiter = if waits { at(waiter) } else { None };
-            return (inode(), waiter);
+            let task = if waits { Submission::of(at(waiter)) } else { self.submitter(iocb) };
+            return (inode(), task);
         }
         let is_async = layout
             .dio_is_async
             .and_then(|place| self.u64(private.wrapping_add(place)))
             .is_some_and(|is_async| is_async & 0xff != 0);
-        let waiter = if is_async { None } else { at(layout.dio_waiter) };
-        (at(layout.dio_inode), waiter)
+        let task = if is_async {
+            at(layout.dio_block).map_or(Submission::Unknown, |iocb| self.submitter(iocb))
+        } else {
+            Submission::of(at(layout.dio_waiter))
+        };
+        (at(layout.dio_inode), task)
     }
 
     /// The first page of a bio: the address of its `struct page`.

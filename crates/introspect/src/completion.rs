@@ -7,6 +7,7 @@
 
 use fathom_insight::Kind;
 
+use crate::submitters::{SUBMITTERS, Submitter};
 use crate::systems::FILE_SYSTEMS;
 
 /// The submitter of a bio, by its completion function (or of a buffer, by the buffer's).
@@ -31,6 +32,9 @@ pub(crate) enum Completion {
     Direct,
     /// Direct I/O of a block device, with `blkdev_dio` in `bi_private`.
     Device,
+    /// Direct I/O of a block device in one bio, which is embedded in a `blkdev_dio`. No task waits
+    /// for it.
+    DeviceEmbedded,
     /// Direct I/O of a block device, with the waiting task in `bi_private`.
     DeviceSimple,
     /// An `xfs_buf` in `bi_private`: its operations distinguish directories from other metadata.
@@ -97,7 +101,7 @@ pub(crate) const COMPLETIONS: &[(&str, Completion)] = &[
     ("dio_bio_end_io", Completion::Direct),
     ("dio_bio_end_aio", Completion::Direct),
     ("blkdev_bio_end_io", Completion::Device),
-    ("blkdev_bio_end_io_async", Completion::Device),
+    ("blkdev_bio_end_io_async", Completion::DeviceEmbedded),
     ("blkdev_bio_end_io_simple", Completion::DeviceSimple),
     // Swap.
     ("end_swap_bio_read", Completion::Kind(Kind::Swap)),
@@ -160,11 +164,21 @@ pub(crate) enum Meaning {
     XfsDirectory,
     /// The function that dm-io calls for dm-mirror, with the bio that dm-mirror got.
     DmMirror,
+    /// The function that completes the I/O of a control block.
+    Submitter(Submitter),
+    /// The function that wakes a task which waits for a page.
+    PageWait,
+    /// The function that continues a request of `io_uring` which waits for a page.
+    RingPageWait,
 }
 
 /// The functions that dm-io calls at the end of what dm-mirror writes and reads.
 const MIRROR: &[(&str, Meaning)] =
     &[("write_callback", Meaning::DmMirror), ("read_callback", Meaning::DmMirror)];
+
+/// The functions of entries in the lists of those that wait for pages.
+const PAGE_WAITS: &[(&str, Meaning)] =
+    &[("wake_page_function", Meaning::PageWait), ("io_async_buf_func", Meaning::RingPageWait)];
 
 /// All names whose addresses have a meaning.
 pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
@@ -172,6 +186,8 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
         COMPLETIONS.iter().map(|(name, completion)| (*name, Meaning::Completion(*completion)));
     completions
         .chain(MIRROR.iter().copied())
+        .chain(PAGE_WAITS.iter().copied())
+        .chain(SUBMITTERS.iter().map(|(name, owner)| (*name, Meaning::Submitter(*owner))))
         .chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
 }
 

@@ -140,6 +140,8 @@ pub(crate) struct Places {
     pub writeback_bit: Option<u64>,
     /// The bit of `page.flags` of a page that a task waits for.
     pub waiters_bit: Option<u64>,
+    /// The table of the lists of those that wait for pages.
+    pub page_waits: Option<u64>,
     /// The operations of an inode that cannot be opened.
     pub no_operations: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks a page of a slab.
@@ -167,6 +169,7 @@ impl Places {
             uptodate_bit: bit("pageflags", "PG_uptodate"),
             writeback_bit: bit("pageflags", "PG_writeback"),
             waiters_bit: bit("pageflags", "PG_waiters"),
+            page_waits: symbol("folio_wait_table"),
             no_operations: symbol("no_open_fops"),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: bit("jbd_state_bits", "BH_JWrite"),
@@ -270,6 +273,7 @@ const PLACES: &[&str] = &[
     "nr_cpu_ids",
     "__per_cpu_offset",
     "bdi_list",
+    "folio_wait_table",
 ];
 
 /// The bits of a request's flags by name.

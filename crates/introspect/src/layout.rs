@@ -160,14 +160,49 @@ layout! {
         node_name: "kernfs_node" "name";
         node_parent: "kernfs_node" "__parent" | "parent";
         task_leader: "task_struct" "group_leader";
+        task_stack: "task_struct" "stack";
+        task_signal: "task_struct" "signal";
+        task_thread: "task_struct" "thread_node";
+        signal_threads: "signal_struct" "thread_head";
+        wait_list: "wait_queue_head" "head";
+        wait_link: "wait_queue_entry" "entry";
+        wait_function: "wait_queue_entry" "func";
+        wait_private: "wait_queue_entry" "private";
+        page_wait_page: "wait_page_queue" "folio" | "page";
+        page_wait_entry: "wait_page_queue" "wait";
+        completion_waiters: "completion" "wait.task_list";
+        waiter_link: "swait_queue" "task_list";
+        waiter_task: "swait_queue" "task";
         iomap_dio_iocb: "iomap_dio" "iocb";
         iomap_simple_iocb: "iomap_dio_simple" "iocb";
         iomap_simple_bio: "iomap_dio_simple" "bio";
         iomap_dio_waiter: "iomap_dio" "submit.waiter";
+        dio_block: "dio" "iocb";
         dio_inode: "dio" "inode";
         dio_waiter: "dio" "waiter";
         dio_is_async: "dio" "is_async";
         device_dio_waiter: "blkdev_dio" "waiter";
+        device_dio_block: "blkdev_dio" "iocb";
+        device_dio_bio: "blkdev_dio" "bio";
+        ring_task: "io_kiocb" "task";
+        ring_context: "io_kiocb" "tctx";
+        ring_context_task: "io_uring_task" "task";
+        aio_block: "aio_kiocb" "rw";
+        aio_context: "aio_kiocb" "ki_ctx";
+        context_number: "kioctx" "id";
+        context_ring: "kioctx" "aio_ring_file";
+        table_count: "kioctx_table" "nr";
+        table_entries: "kioctx_table" "table";
+        backing_block: "backing_aio" "iocb";
+        backing_original: "backing_aio" "orig_iocb";
+        overlay_block: "ovl_aio_req" "iocb";
+        overlay_original: "ovl_aio_req" "orig_iocb";
+        mapping_areas: "address_space" "i_mmap.rb_root.rb_node";
+        node_left: "rb_node" "rb_left";
+        node_right: "rb_node" "rb_right";
+        area_link: "vm_area_struct" "shared.rb";
+        memory_contexts: "mm_struct" "ioctx_table";
+        memory_owner: "mm_struct" "owner";
         xfs_buffer_ops: "xfs_buf" "b_ops";
         dm_io_clone: "dm_target_io" "clone";
         dm_target_io: "dm_target_io" "io";
@@ -194,6 +229,7 @@ layout! {
         btrfs_bio_end: "btrfs_bio" "end_io";
         btrfs_bio_private: "btrfs_bio" "private";
         btrfs_dio_inode: "btrfs_dio_private" "inode";
+        btrfs_dio_bio: "btrfs_dio_private" "bio";
         btrfs_compressed_inode: "compressed_bio" "inode";
         btrfs_inode_inode: "btrfs_inode" "vfs_inode";
         btrfs_inode_root: "btrfs_inode" "root";
@@ -283,5 +319,6 @@ layout! {
     }
     optional_sizes {
         counter_size: "percpu_counter";
+        wait_list_size: "wait_queue_head";
     }
 }

@@ -31,6 +31,7 @@ mod pages;
 mod paging;
 mod pieces;
 mod resolver;
+mod submitters;
 mod survey;
 #[cfg(any(test, feature = "synthetic"))]
 pub mod synthetic;

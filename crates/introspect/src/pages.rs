@@ -2,6 +2,7 @@
 
 use fathom_guest_memory::MemoryWindow;
 
+use crate::completion::Meaning;
 use crate::kernel::Kernel;
 use crate::vmcoreinfo::PAGE;
 
@@ -19,6 +20,12 @@ const GROUP_OTHERS: u64 = 3;
 /// largest page has 1 GiB, and its structures 16 MiB. No page structure has an address above such a
 /// word.
 const MASK_LOW: u64 = (1 << 30) - 1;
+
+/// The hash of a page in the table of those that wait (`hash_ptr`), the bits that it has there
+/// (`PAGE_WAIT_TABLE_BITS`), and the entries of a list that are examined.
+const WAIT_FACTOR: u64 = 0x61c8_8646_80b5_83eb;
+const WAIT_BITS: u32 = 8;
+const WAITERS_MAX: u32 = 64;
 
 /// The use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +97,16 @@ impl PageCache {
             page = kernel.memory.window(self.physical(kernel, head)?);
         }
         Some((page.u64(layout.page_mapping)?, page.u64(layout.page_flags)?))
+    }
+
+    /// The first task that waits until the content of the page at a guest-physical address is
+    /// there.
+    pub fn waiter(&mut self, kernel: &Kernel, physical: u64) -> Option<u64> {
+        let address = kernel.page_of(physical);
+        let (_, flags, head) = kernel.head(address, |address| self.physical(kernel, address))?;
+        // The bit may be set although no task waits any more.
+        let waiters = kernel.places.waiters_bit?;
+        if flags >> waiters & 1 == 0 { None } else { kernel.page_waiter(head) }
     }
 
     /// The flags of the page whose structure is at `address`.
@@ -193,6 +210,39 @@ impl Kernel {
         self.head(self.page_of(physical), place).is_some_and(|(_, flags, _)| {
             has(flags, self.places.waiters_bit) && has(flags, self.places.writeback_bit)
         })
+    }
+
+    /// The first task that waits for the page whose structure is at `page`, from the list of those
+    /// that wait for pages with the same hash.
+    #[cold]
+    fn page_waiter(&self, page: u64) -> Option<u64> {
+        let layout = &self.layout;
+        let number = page.wrapping_mul(WAIT_FACTOR) >> (64 - WAIT_BITS);
+        let list = self
+            .places
+            .page_waits?
+            .wrapping_add(number.wrapping_mul(layout.wait_list_size?))
+            .wrapping_add(layout.wait_list?);
+        let (mut before, mut link) = (list, self.pointer(list)?);
+        for _ in 0..WAITERS_MAX {
+            // Each link points back.
+            if link == list || self.u64(link.wrapping_add(8))? != before {
+                return None;
+            }
+            let entry = link.wrapping_sub(layout.wait_link?);
+            let wait = entry.wrapping_sub(layout.page_wait_entry?);
+            if self.u64(wait.wrapping_add(layout.page_wait_page?))? == page {
+                let private = self.pointer(entry.wrapping_add(layout.wait_private?))?;
+                let function = self.u64(entry.wrapping_add(layout.wait_function?))?;
+                return match self.meanings.get(function)? {
+                    Meaning::PageWait => Some(private),
+                    Meaning::RingPageWait => self.ring_task(private),
+                    _ => None,
+                };
+            }
+            (before, link) = (link, self.pointer(link)?);
+        }
+        None
     }
 
     /// Whether an address is a possible address of a `struct page`.

@@ -15,6 +15,8 @@ use crate::guest::{EVENT_MISMATCH, EVENT_REQUEST, EVENT_UNKNOWN_FUNCTION, Guest,
 use crate::kernel::Kernel;
 use crate::pages::{PageCache, PageUse};
 use crate::pieces::Pieces;
+use crate::submitters::Submission;
+use crate::tasks::StackCache;
 use verdict::{Doubt, Each, Verdict};
 
 /// The most bios of a request that are examined: 254 pages of buffers of 512 bytes have 2,032. The
@@ -23,6 +25,8 @@ const BIOS_MAX: usize = 2048;
 /// The number of consecutive requests that do not match the kernel's structures, after which the
 /// kernel is doubtful.
 const MISMATCHES_MAX: u32 = 8;
+/// The pages of a read that are examined for a process that waits for them, from the first one on.
+const AWAITED_MAX: usize = 16;
 /// The number of unknown completion functions that are remembered. The modules are read again once
 /// for each.
 const UNKNOWN_FUNCTIONS_MAX: usize = 32;
@@ -66,6 +70,7 @@ struct Caches {
     files: FileCache,
     groups: GroupCache,
     pages: PageCache,
+    stacks: StackCache,
 }
 
 impl Resolver {
@@ -136,6 +141,60 @@ impl Resolver {
                 self.guest.notify(EVENT_MISMATCH, request.header);
             }
         }
+    }
+
+    /// Adds the processes that wait for the pages of a read to its insight, whose data has arrived
+    /// and not been reported to the guest yet. `pages` are those of [`resolve`](Self::resolve).
+    /// Parts with a process keep it.
+    pub fn find_readers(&mut self, pages: impl Iterator<Item = (u64, u64)>, insight: &mut Insight) {
+        if self.generation != self.guest.generation() {
+            return;
+        }
+        let Some(kernel) = self.kernel.take() else { return };
+        let names = self.guest.names();
+        let places = &mut self.caches.pages;
+        let mut left = AWAITED_MAX;
+        let mut offset = 0;
+        'pages: for (mut address, length) in pages {
+            let end = address.saturating_add(length);
+            while address < end {
+                if left == 0 {
+                    break 'pages;
+                }
+                left -= 1;
+                let count = (4096 - address % 4096).min(end - address);
+                // The part of these bytes, which is the whole if there are no parts.
+                let part = insight
+                    .parts
+                    .iter()
+                    .position(|part| (part.offset..part.offset + part.length).contains(&offset));
+                let facts = part.map_or(insight.facts, |part| insight.parts[part].facts);
+                let can_wait =
+                    facts.process_id == 0 && !matches!(facts.kind, Kind::Direct | Kind::Journal);
+                let reader = if can_wait {
+                    places.waiter(&kernel, address).and_then(|task| kernel.task(task))
+                } else {
+                    None
+                };
+                if let Some(reader) = reader {
+                    let process = names.number(&reader.command);
+                    let found = Facts { process, process_id: reader.process_id, ..facts };
+                    if let Some(part) = part {
+                        insight.parts[part].facts = found;
+                    }
+                    // Those of most bytes.
+                    if insight.facts == facts {
+                        insight.facts = found;
+                    }
+                    if insight.parts.is_empty() {
+                        break 'pages;
+                    }
+                }
+                offset += count;
+                address += count;
+            }
+        }
+        self.kernel = Some(kernel);
     }
 
     /// Follows the request's bios. `None` if it is not a request of this kernel.
@@ -262,13 +321,14 @@ impl Resolver {
             // The kernel also waits in this way for I/O to its own memory, and the page cache for
             // the rest of a partly written page. Private memory is that of a process with I/O to a
             // device (`dd`).
-            Completion::Waited => {
-                self.by_place(kernel, &bio, other).unwrap_or(Verdict::Each(Each {
+            Completion::Waited => self.by_place(kernel, &bio, other).unwrap_or_else(|| {
+                Verdict::Each(Each {
                     anonymous: Kind::Device,
                     doubt: doubt(true),
+                    waiter: self.caches.stacks.waiter(kernel, bio.private, view.now_ns),
                     ..each
-                }))
-            }
+                })
+            }),
             // Whether it is a mirror's depends on one pointer.
             Completion::DmIo => Verdict::All(likely(Kind::Device)),
             Completion::Kind(kind) | Completion::OfBuffer(Some(kind)) => Verdict::All(sure(kind)),
@@ -282,7 +342,7 @@ impl Resolver {
             Completion::IomapDirect | Completion::IomapSimple | Completion::Direct => {
                 Verdict::All(self.of_direct_io(kernel, &bio, completion, view.now_ns))
             }
-            Completion::Device | Completion::DeviceSimple => {
+            Completion::Device | Completion::DeviceEmbedded | Completion::DeviceSimple => {
                 Verdict::All(self.of_device_io(kernel, &bio, completion))
             }
             Completion::XfsBuffer => {
@@ -330,7 +390,7 @@ impl Resolver {
         }
     }
 
-    /// The file of direct I/O, and the process that waits for it.
+    /// The file of direct I/O, and its process.
     #[inline]
     fn of_direct_io(
         &mut self,
@@ -343,22 +403,35 @@ impl Resolver {
             (Completion::IomapSimple, Some(place)) => bio.address.wrapping_sub(place),
             _ => bio.private,
         };
-        let (inode, waiter) = kernel.direct_io(completion, private);
+        let (inode, task) = kernel.direct_io(completion, private);
         let mut facts = self.file(kernel, inode, Kind::Direct, now_ns);
-        self.add_process(kernel, waiter, &mut facts);
+        self.add_submitter(kernel, task, &mut facts);
         facts
     }
 
-    /// The process that waits for direct I/O of a block device.
+    /// The process of direct I/O of a block device.
     #[inline]
     fn of_device_io(&mut self, kernel: &Kernel, bio: &Bio, completion: Completion) -> Facts {
         let mut facts = sure(Kind::Device);
-        let waiter = match (completion, kernel.layout.device_dio_waiter) {
-            (Completion::DeviceSimple, _) => Some(bio.private),
-            (_, Some(place)) => kernel.pointer(bio.private.wrapping_add(place)),
-            (_, None) => None,
+        let layout = &kernel.layout;
+        let dio = match completion {
+            Completion::DeviceSimple => {
+                self.add_process(kernel, Some(bio.private), &mut facts);
+                return facts;
+            }
+            Completion::DeviceEmbedded => {
+                layout.device_dio_bio.map(|place| bio.address.wrapping_sub(place))
+            }
+            _ => Some(bio.private),
         };
-        self.add_process(kernel, waiter, &mut facts);
+        let at = |place: Option<u64>| kernel.pointer(dio?.wrapping_add(place?));
+        // One word has the task that waits, or the control block.
+        if completion == Completion::Device {
+            self.add_process(kernel, at(layout.device_dio_waiter), &mut facts);
+        }
+        if let Some(block) = at(layout.device_dio_block).filter(|_| facts.process_id == 0) {
+            self.add_submitter(kernel, kernel.submitter(block), &mut facts);
+        }
         facts
     }
 
@@ -399,14 +472,22 @@ impl Resolver {
             let place = match end? {
                 Meaning::BtrfsDirect => layout.btrfs_dio_inode?,
                 Meaning::BtrfsCompressed => layout.btrfs_compressed_inode?,
-                Meaning::Completion(_) | Meaning::XfsDirectory | Meaning::DmMirror => return None,
+                Meaning::Completion(_)
+                | Meaning::XfsDirectory
+                | Meaning::DmMirror
+                | Meaning::Submitter(_)
+                | Meaning::PageWait
+                | Meaning::RingPageWait => return None,
             };
             let private = kernel.pointer(own.wrapping_add(layout.btrfs_bio_private?))?;
             Some((kernel.pointer(private.wrapping_add(place))?, direct))
         };
         let (inode, direct) = find()?;
         let kind = if direct { Kind::Direct } else { Kind::Data };
-        let facts = self.file(kernel, Some(inode), kind, now_ns);
+        let mut facts = self.file(kernel, Some(inode), kind, now_ns);
+        if direct {
+            self.add_submitter(kernel, btrfs_submitter(kernel, own, inode), &mut facts);
+        }
         let known = facts.kind == Kind::Metadata || facts.inode != 0;
         known.then_some(Verdict::All(facts))
     }
@@ -440,6 +521,14 @@ impl Resolver {
         }
     }
 
+    fn add_submitter(&mut self, kernel: &Kernel, submission: Submission, facts: &mut Facts) {
+        match submission {
+            Submission::Task(task) => self.add_process(kernel, Some(task), facts),
+            Submission::Function(function) => self.unknown_function(function),
+            Submission::Unknown => {}
+        }
+    }
+
     /// The evidence of the place of a bio, which neither its function nor its pages identify: the
     /// journal of the file system that is mounted from the device has a known place. A file system
     /// reads its journal before the mount completes, perhaps just after its module was loaded.
@@ -469,6 +558,22 @@ impl Resolver {
         self.unknown_functions_count += 1;
         self.guest.notify(EVENT_UNKNOWN_FUNCTION, 0);
     }
+}
+
+/// Who submitted direct I/O of Btrfs, from the `btrfs_bio` at `own` and the inode.
+fn btrfs_submitter(kernel: &Kernel, own: u64, inode: u64) -> Submission {
+    let layout = &kernel.layout;
+    let find = || {
+        let mut private = kernel.pointer(own.wrapping_add(layout.btrfs_bio_private?))?;
+        // At first, Btrfs's own structure was between, with a bio for all of the I/O.
+        if let Some(place) = layout.btrfs_dio_bio {
+            let bio = private.wrapping_add(place);
+            private = kernel.pointer(bio.wrapping_add(layout.bio_private))?;
+        }
+        let (found, submission) = kernel.direct_io(Completion::IomapDirect, private);
+        (found == Some(inode)).then_some(submission)
+    };
+    find().unwrap_or(Submission::Unknown)
 }
 
 /// The facts of data whose kind a bio's completion function proves.

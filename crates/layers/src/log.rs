@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Facts, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Outcome,
-    Request,
+    Capabilities, Facts, Kind, Layer, LayerPart, Observer, ObserverPosition, OpenContext,
+    Operation, Outcome, Request,
 };
 use fathom_failure::Failure;
 use fathom_insight::Names;
@@ -109,7 +109,8 @@ struct Shared {
 /// ```
 ///
 /// If the meaning of a request is known, its line describes each part in order: the length, and
-/// [the facts in words](Facts::describe).
+/// [the facts in words](Facts::describe). The line of a completed read does so again if a process
+/// waits for its data.
 pub struct Log {
     shared: Arc<Mutex<Shared>>,
     prefix: Arc<str>,
@@ -306,6 +307,13 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
     }
 }
 
+/// Whether a process waits for the data of a request, which was not known when it came.
+fn has_reader(request: &Request) -> bool {
+    let is_read = |facts: &Facts| facts.process_id != 0 && facts.kind != Kind::Direct;
+    request.operation == Operation::Read
+        && request.insight.parts(request.length).any(|part| is_read(&part.facts))
+}
+
 impl Observer for LogQueue {
     fn down(&mut self, requests: &mut [Box<Request>], place: ObserverPosition<'_>) {
         for request in requests {
@@ -322,12 +330,15 @@ impl Observer for LogQueue {
         for (request, outcome) in requests {
             let now_ns = place.now_ns();
             let took_ns = now_ns.saturating_sub(place.word(request));
-            self.shared.lock().write(now_ns, |line, _| {
+            self.shared.lock().write(now_ns, |line, names| {
                 describe(line, &self.prefix, request);
                 let _ = match outcome {
                     Ok(()) => write!(line, " done {took_ns} ns"),
                     Err(error) => write!(line, " failed {took_ns} ns: {error}"),
                 };
+                if has_reader(request) {
+                    explain(line, names, request);
+                }
             });
         }
     }

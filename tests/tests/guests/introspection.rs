@@ -100,7 +100,7 @@ fn f2fs() -> Result<()> {
 
 /// The name of the newest kernel in Debian's backports. The environment variable
 /// `FATHOM_GUEST_KERNEL` selects another kernel of `scripts/guest-kernel`.
-fn newest() -> String {
+pub(crate) fn newest() -> String {
     std::env::var("FATHOM_GUEST_KERNEL").unwrap_or_else(|_| "newest".to_owned())
 }
 

@@ -17,6 +17,7 @@ mod memory_hotplug;
 mod migration;
 mod not_shared;
 mod offload;
+mod processes;
 mod pull;
 mod reboot;
 mod reconnect;

@@ -27,11 +27,17 @@ impl Scene {
     /// Boots a kernel of `scripts/guest-kernel` with a disk of `mib` MiB. Returns `None` if the
     /// kernel is not available.
     pub fn start(kernel: &str, mib: u64) -> Result<Option<Self>> {
+        Self::start_above(kernel, mib, "")
+    }
+
+    /// The same with further layers beneath the log, each after a comma.
+    pub fn start_above(kernel: &str, mib: u64, layers: &str) -> Result<Option<Self>> {
         let assets = Assets::get()?;
         let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
-        let daemon = Daemon::serve(&[Served::sparse("disk", mib)
-            .with("classify = true")
-            .with("layers = [{ kind = 'log', file = 'requests', lines_per_second_max = 0 }]")])?;
+        let daemon =
+            Daemon::serve(&[Served::sparse("disk", mib).with("classify = true").with(&format!(
+                "layers = [{{ kind = 'log', file = 'requests', lines_per_second_max = 0 }}{layers}]"
+            ))])?;
         let guest = Guest::builder()
             .kernel(kernel)
             .root(Disk::snapshot_of(&assets.root))

@@ -37,6 +37,8 @@ pub(super) struct Each {
     /// Set if the pages may be the memory of a process's own I/O to a device. The bio then has to
     /// be for the device of the page's content.
     pub doubt: Option<Doubt>,
+    /// The task that waits for the bio, if it is known.
+    pub waiter: Option<u64>,
 }
 
 /// A bio that may not belong to the page cache.
@@ -105,6 +107,12 @@ impl Resolver {
                 push(size, found);
             }
             Verdict::Each(each) => {
+                let mut waiter = Facts::default();
+                self.add_process(kernel, each.waiter, &mut waiter);
+                let mut push = |length, (facts, file_offset): (Facts, Option<u64>)| {
+                    let Facts { process, process_id, .. } = waiter;
+                    push(length, (Facts { process, process_id, ..facts }, file_offset));
+                };
                 let mut left = size;
                 while left > 0 {
                     let Some((address, length)) = pieces.next(left) else {

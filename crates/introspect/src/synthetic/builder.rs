@@ -167,6 +167,15 @@ impl<'s> Builder<'s> {
         }
     }
 
+    /// The address of a stack of a task, of which only the last page has content.
+    pub fn stack(&mut self) -> u64 {
+        let start = self.next_vmalloc.next_multiple_of(4 * PAGE);
+        self.next_vmalloc = start + 5 * PAGE;
+        let page = self.room_page();
+        self.map(start + 3 * PAGE, page, 12);
+        start
+    }
+
     /// Allocates pages that are contiguous in the virtual range of modules or of `vmalloc`, and in
     /// reverse order in memory.
     pub fn scattered(&mut self, length: u64, module: bool) -> u64 {

@@ -89,6 +89,7 @@ impl Linux {
         let processor_count = builder.room(8, 8);
         let processor_offsets = builder.room(8 * 2, 8);
         let bdi_list = builder.room(16, 8);
+        let page_waits = builder.room(256 * 24, 64);
         for (place, pages) in [
             (node_counts + 8 * 20, COUNTS.dirty),
             (node_counts + 8 * 21, COUNTS.writeback),
@@ -130,6 +131,7 @@ impl Linux {
             ("nr_cpu_ids".into(), image(processor_count), b'D'),
             ("__per_cpu_offset".into(), image(processor_offsets), b'D'),
             ("bdi_list".into(), image(bdi_list), b'D'),
+            ("folio_wait_table".into(), image(page_waits), b'b'),
             ("dirty_writeback_interval".into(), writeback, b'D'),
             ("init_task".into(), image(init_task), b'D'),
             ("init_top_pgt".into(), image(root), b'D'),
@@ -203,6 +205,7 @@ impl Linux {
             super_blocks: builder.image(super_blocks),
             init_task: builder.image(init_task),
             no_operations,
+            page_waits: builder.image(page_waits),
             dirty: dirty::Globals {
                 nodes,
                 node_count,

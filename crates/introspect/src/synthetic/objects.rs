@@ -180,6 +180,38 @@ impl Builder<'_> {
         page
     }
 
+    /// A page of an inode's content that is being read, for which entries of the list at
+    /// `page_waits` wait: each has a function and its private word.
+    pub fn cache_awaited(
+        &mut self,
+        inode: u64,
+        page_waits: u64,
+        entries: &[(&str, u64)],
+        others: u64,
+    ) -> u64 {
+        let page = self.cache_idle(inode);
+        let structure = self.page(page);
+        // Locked, without content, with waiters.
+        self.set(structure, "page.flags", 0x17_ffff_c000_0000 | 1 | 1 << 7);
+        let number = structure.wrapping_mul(0x61c8_8646_80b5_83eb) >> 56;
+        let list = page_waits + 24 * number + 8;
+        let wait = |builder: &mut Self, page: u64, function: &str, private: u64| {
+            let wait = builder.make("wait_page_queue");
+            builder.set(wait, "wait_page_queue.folio", page);
+            builder.set(wait, "wait_page_queue.wait.private", private);
+            let function = builder.function(function);
+            builder.set(wait, "wait_page_queue.wait.func", function);
+            builder.at(wait, "wait_page_queue.wait.entry")
+        };
+        let foreign = self.page(others);
+        let mut links = vec![wait(self, foreign, "wake_page_function", 0)];
+        for (function, private) in entries {
+            links.push(wait(self, structure, function, *private));
+        }
+        self.chain("wait_queue_entry.entry", list, &links);
+        page
+    }
+
     /// A page of an inode's content that is not being transferred.
     pub fn cache_idle(&mut self, inode: u64) -> u64 {
         let page = self.room_page();
@@ -293,11 +325,101 @@ impl Builder<'_> {
         self.set_text(task, "task_struct.comm", command);
     }
 
+    /// The lists of the threads of processes.
+    pub fn link_threads(&mut self, processes: &[&[u64]]) {
+        for threads in processes {
+            let signal = self.make("signal_struct");
+            let mut nodes = Vec::new();
+            for thread in *threads {
+                self.set(*thread, "task_struct.signal", signal);
+                nodes.push(self.at(*thread, "task_struct.thread_node"));
+            }
+            let head = self.at(signal, "signal_struct.thread_head");
+            self.chain("task_struct.thread_node", head, &nodes);
+        }
+    }
+
+    /// A `completion` on the new stack of a task, which waits for it, or is about to.
+    pub fn stack_completion(&mut self, task: u64, waits: bool) -> u64 {
+        const STACK: u64 = 16 << 10;
+        let stack = self.stack();
+        self.set(task, "task_struct.stack", stack);
+        let completion = stack + STACK - 512;
+        let list = self.at(completion, "completion.wait.task_list");
+        let waiter = stack + STACK - 256;
+        self.set(waiter, "swait_queue.task", task);
+        let node = self.at(waiter, "swait_queue.task_list");
+        let nodes: &[u64] = if waits { &[node] } else { &[] };
+        self.chain("swait_queue.task_list", list, nodes);
+        completion
+    }
+
     /// A task in new room.
     pub fn task(&mut self, leader: u64, process_id: u32, command: &str) -> u64 {
         let task = self.make("task_struct");
         self.fill_task(task, leader, process_id, command);
         task
+    }
+
+    /// A control block of I/O to an open file by `io_uring`, for a task.
+    pub fn ring_block(&mut self, file: u64, task: u64) -> u64 {
+        let request = self.make("io_kiocb");
+        if self.shape.recent {
+            let context = self.make("io_uring_task");
+            self.set(context, "io_uring_task.task", task);
+            self.set(request, "io_kiocb.tctx", context);
+        } else {
+            self.set(request, "io_kiocb.task", task);
+        }
+        self.block(request, file, "io_complete_rw")
+    }
+
+    /// A control block of I/O to an open file by libaio. The context belongs to a process with a
+    /// child, which has the ring in its memory, too.
+    pub fn context_block(&mut self, file: u64, owner: u64, child: u64) -> u64 {
+        let context = self.make("kioctx");
+        self.set_u32(context, "kioctx.id", 3);
+        let tables = [owner, child].map(|task| {
+            let table = self.make("kioctx_table");
+            self.set_u32(table, "kioctx_table.nr", 4);
+            let memory = self.make("mm_struct");
+            self.set(memory, "mm_struct.ioctx_table", table);
+            self.set(memory, "mm_struct.owner", task);
+            let area = self.make("vm_area_struct");
+            self.set(area, "vm_area_struct.vm_mm", memory);
+            (table, self.at(area, "vm_area_struct.shared.rb"))
+        });
+        let [(table, node), (_, root)] = tables;
+        self.set(table + 24, "kioctx_table.table", context);
+        self.set(root, "rb_node.rb_right", node);
+        let mapping = self.make("address_space");
+        self.set(mapping, "address_space.i_mmap.rb_root.rb_node", root);
+        let ring = self.make("file");
+        self.set(ring, "file.f_mapping", mapping);
+        self.set(context, "kioctx.aio_ring_file", ring);
+        let request = self.make("aio_kiocb");
+        self.set(request, "aio_kiocb.ki_ctx", context);
+        self.block(request, file, "aio_complete_rw")
+    }
+
+    /// The control block of a file system above another one, for that of a program.
+    pub fn stacked_block(&mut self, file: u64, original: u64) -> u64 {
+        let [structure, own, member, end] = if self.shape.recent {
+            ["backing_aio", "backing_aio.iocb", "backing_aio.orig_iocb", "backing_aio_rw_complete"]
+        } else {
+            ["ovl_aio_req", "ovl_aio_req.iocb", "ovl_aio_req.orig_iocb", "ovl_aio_rw_complete"]
+        };
+        let request = self.make(structure);
+        self.set(request, member, original);
+        let block = self.at(request, own);
+        self.block(block, file, end)
+    }
+
+    fn block(&mut self, block: u64, file: u64, end: &str) -> u64 {
+        self.set(block, "kiocb.ki_filp", file);
+        let end = self.function(end);
+        self.set(block, "kiocb.ki_complete", end);
+        block
     }
 
     /// An open file.

@@ -20,7 +20,7 @@ pub struct SyntheticRequest {
     pub view: RequestView,
     /// The request's memory: guest-physical addresses and lengths.
     pub pieces: Vec<(u64, u64)>,
-    /// The true facts about the request.
+    /// The true facts about the request, with the processes that wait for its data.
     pub truth: Vec<NamedFacts>,
 }
 
@@ -32,6 +32,8 @@ pub(crate) struct Globals {
     pub init_task: u64,
     /// The operations of an inode that cannot be opened.
     pub no_operations: u64,
+    /// The table of the lists of those that wait for pages.
+    pub page_waits: u64,
     pub dirty: dirty::Globals,
 }
 
@@ -123,6 +125,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let list = [init, worker, postgres].map(|task| builder.at(task, "task_struct.tasks"));
     let head = builder.at(globals.init_task, "task_struct.tasks");
     builder.chain("task_struct.tasks", head, &list);
+    builder.link_threads(&[&[init], &[worker], &[postgres, thread]]);
 
     let queue = builder.make("request_queue");
     builder.set(queue, "request_queue.disk", vda1.disk);
@@ -276,6 +279,21 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let reported = with(&sure(Kind::Metadata, InsightSource::Bio), "/");
     stage.one("bitmap", bio_of, device_page, &reported);
     let raw_page = stage.builder.cache(vdb.inode);
+    // Pages that are being read, for which a process waits.
+    let opened = stage.builder.open(inbox);
+    let block = stage.builder.ring_block(opened, thread);
+    let read = NamedFacts { process: "postgres".into(), process_id: 77, ..inbox_facts.clone() };
+    for (name, entries, reported) in [
+        ("a reader", &[("wake_page_function", thread)][..], &read),
+        ("a reader by io_uring", &[("io_async_buf_func", block)], &read),
+        ("a waiter of another kind", &[("autoremove_wake_function", thread)], &inbox_facts),
+        ("no reader", &[], &inbox_facts),
+    ] {
+        let table = globals.page_waits;
+        let page = stage.builder.cache_awaited(inbox, table, entries, inbox_page);
+        stage.one(name, Bio { end: "mpage_end_io", ..bio }, page, reported);
+    }
+
     let bio_of = stage.of_buffer("end_buffer_async_write", in_root);
     let reported = NamedFacts { device: "vdb".into(), ..sure(Kind::Device, InsightSource::Page) };
     stage.one("device", bio_of, raw_page, &with(&reported, "/"));
@@ -308,6 +326,38 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
             &reported,
         );
     }
+    let child = stage.builder.task(0, 78, "child");
+    let blocks = [
+        ("iomap, io_uring", stage.builder.ring_block(file, thread)),
+        ("iomap, libaio", stage.builder.context_block(file, postgres, child)),
+    ];
+    let stacked = stage.builder.stacked_block(file, blocks[1].1);
+    let twice = stage.builder.stacked_block(file, stacked);
+    for (name, block) in blocks.into_iter().chain([("iomap, overlay", twice)]) {
+        let dio = stage.holder("iomap_dio", "iomap_dio.iocb", block);
+        // The rest of a word that others use.
+        stage.builder.set(dio, "iomap_dio.submit.waiter", child);
+        let bio = Bio { end: "iomap_dio_bio_end_io", private: dio, ..in_job };
+        stage.one(name, bio, private, &process(&database_facts));
+    }
+    let dio = stage.holder("dio", "dio.inode", inbox);
+    stage.builder.set(dio, "dio.iocb", blocks[1].1);
+    stage.builder.set_u32(dio, "dio.is_async", 1);
+    let bio_of = Bio { end: "dio_bio_end_aio", private: dio, ..bio };
+    stage.one("direct, libaio", bio_of, more[0], &process(&inbox_facts));
+    let of_device = NamedFacts {
+        kind: Kind::Device,
+        cgroup: "/web".into(),
+        confidence: Confidence::Sure,
+        ..process(&unknown)
+    };
+    let dio = stage.holder("blkdev_dio", "blkdev_dio.iocb", blocks[0].1);
+    let address = stage.builder.at(dio, "blkdev_dio.bio");
+    let bio_of = Bio { end: "blkdev_bio_end_io_async", address, ..bio };
+    stage.one("device, io_uring", bio_of, private, &of_device);
+    let dio = stage.holder("blkdev_dio", "blkdev_dio.iocb", blocks[1].1);
+    let bio_of = Bio { end: "blkdev_bio_end_io", private: dio, ..bio };
+    stage.one("device, libaio", bio_of, private, &of_device);
     let dio = stage.holder("dio", "dio.inode", inbox);
     stage.builder.set(dio, "dio.waiter", postgres);
     stage.one(
@@ -342,6 +392,13 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let waited = Bio { end: "submit_bio_wait_endio", ..bio };
     let reported = with(&likely(Kind::Device, InsightSource::Bio), "/web");
     stage.one("device waited", waited, private, &reported);
+    let completions = [(thread, true), (init, false)];
+    let [waits, will_wait] =
+        completions.map(|(task, waits)| stage.builder.stack_completion(task, waits));
+    let waiter = NamedFacts { process: "postgres".into(), process_id: 77, ..reported.clone() };
+    stage.one("device, a waiter", Bio { private: waits, ..waited }, private, &waiter);
+    let waiter = NamedFacts { process: "systemd".into(), process_id: 1, ..reported };
+    stage.one("device, a task", Bio { private: will_wait, ..waited }, private, &waiter);
     let foreign = Bio { end: "unknown_end_io", ..bio };
     let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_facts.clone() };
     stage.one("unknown function", foreign, inbox_page, &reported);
@@ -507,6 +564,18 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let reported =
         NamedFacts { kind: Kind::Direct, source: InsightSource::Bio, ..data_facts.clone() };
     stage.one("btrfs direct", Bio { address, ..simple }, private, &reported);
+    let opened = stage.builder.open(btrfs_file);
+    let block = stage.builder.ring_block(opened, thread);
+    let mut owner = stage.holder("iomap_dio", "iomap_dio.iocb", block);
+    if !recent {
+        let whole = stage.holder("btrfs_dio_private", "btrfs_dio_private.inode", btrfs_file);
+        let bio = stage.builder.at(whole, "btrfs_dio_private.bio");
+        stage.builder.set(bio, "bio.bi_private", owner);
+        owner = whole;
+    }
+    let address = embedded(&mut stage, btrfs_outer, "btrfs_end_dio_bio", owner);
+    let reported = process(&data_facts);
+    stage.one("btrfs direct, io_uring", Bio { address, ..simple }, private, &reported);
     let owner =
         if recent { 0 } else { stage.holder("compressed_bio", "compressed_bio.inode", btrfs_file) };
     let address = embedded(&mut stage, btrfs_outer, "end_compressed_bio_read", owner);

@@ -8,7 +8,10 @@ pub(crate) const COMMON: &str = "
     -page_words 40: lru 0 list_head, mapping 16, index 24, private 32
     xarray 16: xa_lock 0, xa_flags 4, xa_head 8
     xa_node 576: shift 0, offset 1, parent 8 *xa_node, array 16 *xarray, slots 40, marks 552
-    address_space 192: host 0 *inode, i_pages 8 xarray, a_ops 104
+    rb_node 24: __rb_parent_color 0, rb_right 8, rb_left 16
+    rb_root 8: rb_node 0 *rb_node
+    rb_root_cached 16: rb_root 0 rb_root, rb_leftmost 8
+    address_space 192: host 0 *inode, i_pages 8 xarray, i_mmap 40 rb_root_cached, a_ops 104
     -inode_lists 16: i_dentry 0, i_rcu 0
     inode 640: i_mode 0, i_uid 4, i_gid 8, i_flags 12, i_sb 40 *super_block, i_mapping 48 *address_space,\
         i_ino 64, i_nlink 72, i_size 80, i_write_hint 143, i_io_list 232 list_head, - 288 -inode_lists, i_fop 352, i_data 368 address_space, i_generation 568
@@ -32,20 +35,34 @@ pub(crate) const COMMON: &str = "
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
     bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
-    task_struct 1024: flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct,\
-        mm 464 *mm_struct, comm 704
+    signal_struct 1024: sigcnt 0, thread_head 16 list_head
+    task_struct 1024: stack 32, flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct,\
+        mm 464 *mm_struct, signal 480 *signal_struct, thread_node 496 list_head, comm 704
+    wait_queue_head 24: lock 0, head 8 list_head
+    wait_queue_entry 40: flags 0, private 8, func 16, entry 24 list_head
+    wait_page_queue 56: folio 0 *page, bit_nr 8, wait 16 wait_queue_entry
+    swait_queue_head 24: lock 0, task_list 8 list_head
+    swait_queue 24: task 0 *task_struct, task_list 8 list_head
+    completion 32: done 0, wait 8 swait_queue_head
     maple_tree 16: ma_flags 4, ma_root 8
     maple_node 256: parent 0, slot 8
     maple_range_64 256: parent 0, pivot 8, slot 128
     maple_arange_64 248: parent 0, pivot 8, slot 80, gap 160
-    mm_struct 256: mm_mt 64 maple_tree, pgd 120, mm_users 132
-    vm_area_struct 176: vm_start 0, vm_end 8, vm_mm 16 *mm_struct, vm_flags 32, vm_pgoff 120, vm_file 128 *file
+    mm_struct 256: mm_mt 64 maple_tree, pgd 120, mm_users 132, ioctx_table 136 *kioctx_table, owner 144 *task_struct
+    -area_links 32: rb 0 rb_node, rb_subtree_last 24
+    vm_area_struct 176: vm_start 0, vm_end 8, vm_mm 16 *mm_struct, vm_flags 32, shared 48 -area_links, vm_pgoff 120,\
+        vm_file 128 *file
     file 232: f_mode 20, f_mapping 24 *address_space, f_inode 32 *inode
     kiocb 48: ki_filp 0 *file, ki_pos 8, ki_complete 16
+    -aio_union 48: ki_filp 0 *file, rw 0 kiocb
+    aio_kiocb 192: - 0 -aio_union, ki_ctx 64 *kioctx
+    kioctx 640: users 0, aio_ring_file 560 *file, id 568
+    kioctx_table 64: rcu 0, nr 16, table 24
+    io_uring_task 128: cached_refs 0, task 16 *task_struct
     -iomap_submit 16: iter 0, waiter 8 *task_struct
     -iomap_union 32: submit 0 -iomap_submit, aio 0
     iomap_dio! 96: iocb 0 *kiocb, dops 8, size 24, flags 44, - 48 -iomap_union
-    dio 704: inode 8 *inode, waiter 40 *task_struct, is_async 60
+    dio 704: inode 8 *inode, iocb 16 *kiocb, waiter 40 *task_struct, is_async 60
     -blkdev_union 8: iocb 0 *kiocb, waiter 0 *task_struct
     blkdev_dio 208: - 0 -blkdev_union, size 8, bio 64 bio
     block_device 320: bd_start_sect 0, bd_disk 24 *gendisk, bd_holder 48, bd_device 64 device, bd_holder_dir 200 *kobject
@@ -103,6 +120,8 @@ pub(crate) const SEVEN: &str = "
 /// The types of kernels like 6.1.
 pub(crate) const EARLY: &str = "
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
+    io_kiocb 232: file 0 *file, opcode 64, task 96 *task_struct
+    ovl_aio_req 64: iocb 0 kiocb, ref 48, orig_iocb 56 *kiocb
     md_io_acct 160: orig_bio 0 *bio, start_time 8, bio_clone 16 bio
     bd_holder_disk 32: list 0 list_head, bdev 16 *block_device, refcnt 24
     enum pageflags: PG_locked 0, PG_uptodate 2, PG_dirty 3, PG_waiters 7, PG_slab 9, PG_writeback 15, PG_head 16
@@ -111,6 +130,8 @@ pub(crate) const EARLY: &str = "
 /// The corresponding types of kernels like 6.12.
 pub(crate) const RECENT: &str = "
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
+    io_kiocb 232: file 0 *file, opcode 64, tctx 104 *io_uring_task
+    backing_aio 72: iocb 8 kiocb, ref 56, orig_iocb 64 *kiocb
     md_io_clone 176: mddev 0, orig_bio 8 *bio, bio_clone 32 bio
     bd_holder_disk 32: list 0 list_head, holder_dir 16 *kobject, refcnt 24
     enum pageflags: PG_locked 0, PG_writeback 1, PG_uptodate 3, PG_dirty 4, PG_waiters 7, PG_head 6
@@ -120,7 +141,7 @@ pub(crate) const RECENT: &str = "
 /// The module `btrfs` whose bios refer to an inode only through their private structures.
 pub(crate) const BTRFS_EARLY: &str = "
     btrfs_bio 320: file_offset 8, end_io 64, private 72, bio 128 bio
-    btrfs_dio_private 128: inode 0 *inode, file_offset 8
+    btrfs_dio_private 192: inode 0 *inode, file_offset 8, bio 24 bio
     compressed_bio 128: inode 8 *inode, start 16
 ";
 /// The module `btrfs` whose bios refer to Btrfs's own inode.
@@ -179,6 +200,14 @@ pub(crate) const FUNCTIONS: &[&str] = &[
     "ext4_end_bitmap_read",
     "blkdev_bio_end_io",
     "blkdev_bio_end_io_simple",
+    "blkdev_bio_end_io_async",
+    "io_complete_rw",
+    "wake_page_function",
+    "io_async_buf_func",
+    "autoremove_wake_function",
+    "aio_complete_rw",
+    "backing_aio_rw_complete",
+    "ovl_aio_rw_complete",
     "end_swap_bio_write",
     "f2fs_write_end_io",
     "clone_endio",

@@ -160,7 +160,7 @@ fn the_running_kernel_is_distinguished_from_an_earlier_one() {
         let old = Shape { note: first * PAGE, ..Shape::default() };
         let new = Shape {
             note: second * PAGE,
-            room: (4 << 20, 512 << 10),
+            room: (4 << 20, 640 << 10),
             release: "6.2.0-new".into(),
             slide: 0x40_0000,
             direct: 0xffff_9000_0000_0000,

@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fathom_block::{
-    Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, ObserverPosition,
+    Buffers, Capabilities, GuestAddress, Layer, LayerPart, Observed, Observer, ObserverPosition,
     OpenContext, Operation, Outcome, Request, SECTOR_SIZE,
 };
 use fathom_failure::Failure;
-use fathom_insight::{ClassTable, Names};
+use fathom_insight::{ClassTable, Insight, Names};
 use fathom_introspect::{RequestView, Resolver};
 use fathom_options::Key;
 use parking_lot::Mutex;
@@ -238,21 +238,48 @@ impl ClassifyQueue {
             now_ns,
         };
         let (buffers, insight) = request.buffers_and_insight();
-        let pages =
-            buffers.addresses().iter().zip(buffers.segments()).filter_map(|(address, segment)| {
-                Some((address.as_ref()?.0, segment.iov_len as u64))
-            });
         let table = &self.table;
-        let resolved =
-            catch_unwind(AssertUnwindSafe(|| resolver.resolve(&view, pages, table, insight)));
+        let resolved = catch_unwind(AssertUnwindSafe(|| {
+            resolver.resolve(&view, pages(buffers), table, insight);
+        }));
         if resolved.is_err() {
-            let io_priority = insight.io_priority;
-            insight.clear();
-            insight.io_priority = io_priority;
-            self.resolver = None;
-            self.shared.failures.fetch_add(1, Ordering::Relaxed);
+            self.fail(insight);
         }
     }
+
+    /// Adds the processes that wait for the data of a read, which has arrived.
+    fn find_readers(&mut self, request: &mut Observed<'_>) {
+        if request.header.is_none() || self.shared.slot.generation() != self.generation {
+            return;
+        }
+        let Some(resolver) = &mut self.resolver else { return };
+        let (buffers, insight) = request.buffers_and_insight();
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            resolver.find_readers(pages(buffers), insight);
+        }));
+        if found.is_err() {
+            self.fail(insight);
+        }
+    }
+
+    /// Continues without a resolver after its panic.
+    #[cold]
+    fn fail(&mut self, insight: &mut Insight) {
+        let io_priority = insight.io_priority;
+        insight.clear();
+        insight.io_priority = io_priority;
+        self.resolver = None;
+        self.shared.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The guest-physical addresses and the lengths of a request's memory.
+fn pages(buffers: &Buffers) -> impl Iterator<Item = (u64, u64)> + '_ {
+    buffers
+        .addresses()
+        .iter()
+        .zip(buffers.segments())
+        .filter_map(|(address, segment)| Some((address.as_ref()?.0, segment.iov_len as u64)))
 }
 
 impl Observer for ClassifyQueue {
@@ -272,12 +299,14 @@ impl Observer for ClassifyQueue {
     }
 
     fn arrive(&mut self, requests: &mut [(Box<Request>, Outcome)], place: ObserverPosition<'_>) {
-        if self.databases.is_none() {
+        if self.databases.is_none() && self.resolver.is_none() {
             return;
         }
         for (request, outcome) in requests {
             if outcome.is_ok() && request.operation == Operation::Read {
-                self.find_databases(&mut place.observe(request), true);
+                let mut request = place.observe(request);
+                self.find_readers(&mut request);
+                self.find_databases(&mut request, true);
             }
         }
     }

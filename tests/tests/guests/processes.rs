@@ -1,0 +1,299 @@
+//! The process of each request of direct I/O, by each way in which programs submit it, and of reads
+//! for which a process waits.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use fathom_tests::{Classified, Error, Kind, Part, Result};
+
+use crate::scene::{Scene, kernel};
+
+/// A place for files, the modules that it needs, and the commands that make and remove it.
+struct Place {
+    name: &'static str,
+    modules: &'static str,
+    make: &'static str,
+    remove: &'static str,
+}
+
+const PLACES: [Place; 6] = [
+    Place {
+        name: "ext4",
+        modules: "ext4",
+        make: "mkfs.ext4 -q -F /dev/vdb; mount /dev/vdb /mnt",
+        remove: "umount /mnt",
+    },
+    Place {
+        name: "xfs",
+        modules: "xfs",
+        make: "mkfs.xfs -q -f /dev/vdb; mount /dev/vdb /mnt",
+        remove: "umount /mnt",
+    },
+    // With checksums, newer kernels write through the page cache.
+    Place {
+        name: "btrfs",
+        modules: "btrfs",
+        make: "mkfs.btrfs -q -f /dev/vdb; mount -o nodatasum /dev/vdb /mnt",
+        remove: "umount /mnt",
+    },
+    Place {
+        name: "f2fs",
+        modules: "f2fs",
+        make: "mkfs.f2fs -q -f /dev/vdb; mount /dev/vdb /mnt",
+        remove: "umount /mnt",
+    },
+    Place {
+        name: "overlay on ext4",
+        modules: "overlay",
+        make: "mkfs.ext4 -q -F /dev/vdb; mount /dev/vdb /srv; mkdir /srv/lower /srv/upper /srv/work
+            mount -t overlay -o lowerdir=/srv/lower,upperdir=/srv/upper,workdir=/srv/work all /mnt",
+        remove: "umount /mnt; umount /srv",
+    },
+    Place {
+        name: "ext4 on LUKS on a logical volume",
+        modules: "dm_crypt",
+        make: "pvcreate -ff -y /dev/vdb; vgcreate group /dev/vdb; lvcreate -Zn -Wn -l 100%FREE -n volume group
+            echo secret > /run/key; volume=/dev/mapper/group-volume
+            cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $volume /run/key
+            cryptsetup open --key-file /run/key $volume secret
+            mkfs.ext4 -q -E lazy_itable_init=0 /dev/mapper/secret; mount /dev/mapper/secret /mnt",
+        remove: "umount /mnt; cryptsetup close secret; vgremove -f group; pvremove /dev/vdb",
+    },
+];
+
+/// The jobs of fio: the names of their files, and their ways to submit I/O. With `--thread`, a
+/// thread submits it, and the process is fio's first one.
+const JOBS: [(&str, &str); 7] = [
+    ("psync", "--ioengine=psync"),
+    ("libaio", "--ioengine=libaio"),
+    ("uring", "--ioengine=io_uring"),
+    ("fixed", "--ioengine=io_uring --fixedbufs --registerfiles"),
+    ("poll", "--ioengine=io_uring --sqthread_poll=1"),
+    ("libaio-thread", "--ioengine=libaio --thread"),
+    ("uring-thread", "--ioengine=io_uring --thread"),
+];
+
+/// A command that runs all jobs, and prints the name and the process of each. `file` is an option
+/// of a job by its number and name.
+fn jobs(file: impl Fn(usize, &str) -> String) -> String {
+    let mut script = String::new();
+    for (number, (name, options)) in JOBS.iter().enumerate() {
+        // A shell's number is that of the program in its place.
+        let _ = writeln!(
+            script,
+            "sh -c 'echo \"{name} main $$\"; exec fio --name={name} {} --direct=1 --bs=4k --iodepth=8 \
+             --rw=randrw --norandommap --size=1m --io_size=400k {options} > /run/fio-{name}' &",
+            file(number, name)
+        );
+    }
+    script.push_str(
+        "wait; for job in psync libaio uring fixed poll libaio-thread uring-thread; do
+            sed -n \"s/^$job: .* pid=\\([0-9]*\\):.*/$job job \\1/p\" /run/fio-$job
+        done",
+    );
+    script
+}
+
+/// The process of each job, from the output of [`jobs`].
+fn processes_of_jobs(output: &str) -> Result<BTreeMap<String, u32>> {
+    let mut found = BTreeMap::new();
+    for line in output.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, of, number] = words[..] else { continue };
+        // A job's own number is that of a process, or of a thread.
+        if (of == "main") == name.ends_with("thread") {
+            let number = number.parse().map_err(|_| Error::new(format!("no number: {line:?}")))?;
+            found.insert(name.to_owned(), number);
+        }
+    }
+    if found.len() == JOBS.len() {
+        return Ok(found);
+    }
+    Err(Error::new(format!("fio has not run all jobs: {output}")))
+}
+
+impl Scene {
+    /// Notes each part of direct I/O that has another process than the job to which it belongs.
+    /// `job` returns the name of the job of a part; `None` if it is of none.
+    fn check_processes(
+        &mut self,
+        place: &str,
+        requests: &[Classified],
+        processes: &BTreeMap<String, u32>,
+        job: impl Fn(&Classified, &Part) -> Option<String>,
+    ) {
+        // The right ones, those without a process, and the wrong ones of each job.
+        let mut counts: BTreeMap<String, [u32; 3]> = BTreeMap::new();
+        let mut examples = Vec::new();
+        for request in requests {
+            for part in &request.parts {
+                if !matches!(part.kind, Kind::Direct | Kind::Device) {
+                    continue;
+                }
+                let Some(job) = job(request, part) else { continue };
+                let expected = processes.get(&job).copied();
+                let is_right =
+                    part.process_id == expected && part.process.as_deref() == Some("fio");
+                let outcome = match part.process_id {
+                    _ if is_right => 0,
+                    None => 1,
+                    Some(_) => 2,
+                };
+                if outcome > 0 && examples.len() < 4 {
+                    examples.push(format!("{job} ({expected:?}): {part:?}"));
+                }
+                counts.entry(job).or_default()[outcome] += 1;
+            }
+        }
+        println!("{place}: requests with the right process, with none, with a wrong one");
+        for (job, [right, none, wrong]) in &counts {
+            println!("  {job:14} {right:5} {none:5} {wrong:5}");
+        }
+        let all = JOBS.iter().all(|(job, _)| {
+            counts.get(*job).is_some_and(|[right, none, wrong]| *right >= 50 && none + wrong == 0)
+        });
+        let problem = format!("{counts:?}, for example {examples:#?}");
+        self.note(place, if all { Ok(()) } else { Err(Error::new(problem)) });
+    }
+
+    /// All ways to submit direct I/O to files in /mnt.
+    fn direct(&mut self, place: &str) -> Result<()> {
+        // The files have their blocks, and modules that were loaded with the first requests are
+        // known.
+        let files = JOBS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
+        self.prepare(&format!(
+            "for file in {files}; do dd if=/dev/urandom of=/mnt/$file bs=64k count=16; done; sync
+            fio --name=first --filename=/mnt/first --size=64k --rw=write --direct=1 --ioengine=libaio; sleep 2"
+        ))?;
+        let script = format!(
+            "{{ {}; }} > /run/jobs 2>&1",
+            jobs(|_, name| format!("--filename=/mnt/{name}"))
+        );
+        let requests = self.requests(&script)?;
+        let processes = processes_of_jobs(&self.guest.check("cat /run/jobs")?)?;
+        self.check_processes(place, &requests, &processes, |_, part| {
+            let path = part.path.as_deref().filter(|_| part.kind == Kind::Direct)?;
+            path.rsplit('/').next().map(str::to_owned)
+        });
+        Ok(())
+    }
+
+    /// All ways to submit direct I/O to the disk itself.
+    fn direct_to_disk(&mut self) -> Result<()> {
+        const STEP: u64 = 16 << 20;
+        let script = format!(
+            "{{ {}; }} > /run/jobs 2>&1",
+            jobs(|number, _| format!("--filename=/dev/vdb --offset={}", number as u64 * STEP))
+        );
+        let requests = self.requests(&script)?;
+        let processes = processes_of_jobs(&self.guest.check("cat /run/jobs")?)?;
+        self.check_processes("the disk", &requests, &processes, |request, _| {
+            JOBS.get((request.offset / STEP) as usize).map(|(name, _)| (*name).to_owned())
+        });
+        Ok(())
+    }
+}
+
+/// Programs that read files through the page cache, each with the number of its process before its
+/// own output. `read-N` is the file of the N-th program.
+const READERS: [(&str, &str); 5] = [
+    ("cat", "exec cat /mnt/read-0 > /dev/null"),
+    ("dd", "exec dd if=/mnt/read-1 of=/dev/null bs=4k"),
+    (
+        "pread",
+        "exec fio --name=job --filename=/mnt/read-2 --thread --ioengine=psync --rw=randread --bs=4k \
+         --size=1m --invalidate=1 --fadvise_hint=random",
+    ),
+    (
+        "mmap",
+        "exec fio --name=job --filename=/mnt/read-3 --thread --ioengine=mmap --rw=randread --bs=4k \
+         --size=1m --invalidate=1",
+    ),
+    (
+        "io_uring",
+        "exec fio --name=job --filename=/mnt/read-4 --thread --ioengine=io_uring --iodepth=4 --rw=randread \
+         --bs=4k --size=1m --invalidate=1 --fadvise_hint=random",
+    ),
+];
+
+impl Scene {
+    /// The readers of files in /mnt: a request for which nobody waits has no process, and no other
+    /// process than the reader is ever reported.
+    fn readers(&mut self, place: &str) -> Result<()> {
+        let mut script = "rm -f /run/readers; echo 3 > /proc/sys/vm/drop_caches\n".to_owned();
+        for (number, (_, command)) in READERS.iter().enumerate() {
+            self.prepare(&format!(
+                "dd if=/dev/urandom of=/mnt/read-{number} bs=64k count=16; sync"
+            ))?;
+            let _ = writeln!(
+                script,
+                "sh -c 'echo \"read-{number} $$\" >> /run/readers; {command}' > /dev/null 2>&1"
+            );
+        }
+        let requests = self.requests(&script)?;
+        let output = self.guest.check("cat /run/readers")?;
+        let lines = output.lines().filter_map(|line| line.split_once(' '));
+        let numbers: BTreeMap<String, u32> = lines
+            .filter_map(|(name, number)| Some((name.to_owned(), number.parse().ok()?)))
+            .collect();
+        // The right ones, those without a process, and the wrong ones of each file.
+        let mut counts: BTreeMap<String, [u32; 3]> = BTreeMap::new();
+        let reads = requests.iter().filter(|request| request.operation == "read");
+        for part in reads.flat_map(|request| &request.parts) {
+            let name = part.path.as_deref().and_then(|path| path.rsplit('/').next());
+            let Some(name) = name.filter(|name| numbers.contains_key(*name)) else { continue };
+            let outcome = match part.process_id {
+                None => 1,
+                number if number == numbers.get(name).copied() => 0,
+                Some(_) => 2,
+            };
+            counts.entry(name.to_owned()).or_default()[outcome] += 1;
+        }
+        println!("{place}: reads with their reader, with none, with another one");
+        for (number, (what, _)) in READERS.iter().enumerate() {
+            let [right, none, wrong] =
+                counts.get(&format!("read-{number}")).copied().unwrap_or_default();
+            println!("  {what:10} {right:5} {none:5} {wrong:5}");
+            // Single reads are awaited, unless the guest's processor is busy with something else
+            // until the data is there; read-ahead is partly there before it is needed.
+            let is_single = number >= 2;
+            if wrong > 0 || right == 0 || is_single && right < 2 * none {
+                let problem = format!("{what}: {right} right, {none} without, {wrong} wrong");
+                self.note(place, Err(Error::new(problem)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All ways with a kernel. A disk takes some time for a request, in which its reader begins to
+/// wait.
+fn processes(kernel: &str) -> Result<()> {
+    let Some(mut scene) = Scene::start_above(kernel, 400, ", { kind = 'delay', time = '2ms' }")?
+    else {
+        return Ok(());
+    };
+    for place in &PLACES {
+        if !scene.has(place.name, place.modules, "")? {
+            continue;
+        }
+        scene.prepare(place.make)?;
+        scene.direct(place.name)?;
+        scene.readers(place.name)?;
+        scene.prepare(&format!("{}; blkdiscard -f /dev/vdb", place.remove))?;
+    }
+    scene.direct_to_disk()?;
+    scene.end()
+}
+
+/// The oldest kernel, with all modules.
+#[test]
+fn processes_of_requests() -> Result<()> {
+    processes(&kernel())
+}
+
+/// The newest kernel.
+#[test]
+fn processes_of_requests_of_the_newest_kernel() -> Result<()> {
+    processes(&crate::introspection::newest())
+}
