@@ -14,6 +14,16 @@ impl IoClass {
     pub const UNIQUE: Self = Self(32);
 }
 
+/// The class that an application names in the ten bits of an I/O priority that Linux leaves for
+/// hints (3 to 12), as `guest/fathom.h` and `docs/hints.md` define it. The highest bit marks a hint
+/// of this kind; drivers of other devices use small numbers. `None` for any other priority.
+pub fn class_of_hint(io_priority: u16) -> Option<IoClass> {
+    const MARK: u16 = 1 << 9;
+    let hint = io_priority >> 3 & 0x3ff;
+    let class = hint & !MARK;
+    (hint & MARK != 0 && class <= IoClass::UNIQUE.0.into()).then_some(IoClass(class as u8))
+}
+
 /// The rules that assign a class to a request. The default is Table 6 of the Sky paper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassTable {
@@ -70,11 +80,15 @@ impl ClassTable {
     }
 
     /// The class that an application requests by its I/O priority (`ioprio_set(2)` of Linux, in the
-    /// virtio header). The real-time class has the class of metadata, the idle class has class 0,
-    /// and any other has none.
+    /// virtio header): that of its [hint](class_of_hint), at most the class of metadata. Without a
+    /// hint, the real-time class has the class of metadata, the idle class has class 0, and any
+    /// other has none.
     pub fn class_of_priority(&self, io_priority: u16) -> Option<IoClass> {
         /// The position of the class in a priority, in bits (`IOPRIO_CLASS_SHIFT`).
         const SHIFT: u32 = 13;
+        if let Some(class) = class_of_hint(io_priority) {
+            return Some(if class == IoClass::UNIQUE { class } else { class.min(self.metadata) });
+        }
         match io_priority >> SHIFT {
             1 => Some(self.metadata),
             3 => Some(IoClass(0)),
@@ -115,6 +129,15 @@ mod tests {
         assert_eq!(table.class(Kind::Swap, 0), None);
         assert_eq!(table.class_of_priority(1 << 13 | 4), Some(IoClass(5)));
         assert_eq!(table.class_of_priority(3 << 13), Some(IoClass(0)));
+        // Hints: whatever the priority is otherwise, and no others.
+        let hint = |class: u16| 2 << 13 | (1 << 9 | class) << 3 | 4;
+        for (class, expected) in [(0, 0), (4, 4), (5, 5), (31, 5), (32, 32)] {
+            assert_eq!(table.class_of_priority(hint(class)), Some(IoClass(expected)), "{class}");
+        }
+        assert_eq!(table.class_of_priority(hint(4) | 3 << 13), Some(IoClass(4)));
+        for other in [hint(33), hint(511), 2 << 13 | 7 << 3 | 4, 2 << 13 | 0x1ff << 3] {
+            assert_eq!(table.class_of_priority(other), None, "{other:#x}");
+        }
         assert_eq!(
             (table.class_of_priority(0), table.class_of_priority(2 << 13 | 7)),
             (None, None)

@@ -29,7 +29,7 @@ mod ring;
 pub mod stream;
 mod waiters;
 
-pub use class::{ClassError, ClassTable, IoClass};
+pub use class::{ClassError, ClassTable, IoClass, class_of_hint};
 pub use database::{Database, DatabasePart, DatabaseSystem};
 pub use kind::{Confidence, InsightSource, Kind};
 pub use names::{Name, Names};

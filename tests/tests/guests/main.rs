@@ -8,6 +8,7 @@ mod dirty;
 mod filesystems;
 mod flush;
 mod harness;
+mod hints;
 mod introspection;
 mod introspection_follows;
 mod introspection_layers;

@@ -1,5 +1,6 @@
 //! Describes a request in sentences for operators.
 use fathom_control::{Bytes, FactsStatus, SlowRequest, count};
+use fathom_insight::{IoClass, class_of_hint};
 
 use super::{describe, group::container_name};
 use crate::output::{latency, text::clean};
@@ -150,8 +151,14 @@ pub fn source(facts: &FactsStatus) -> String {
     format!("{source}; {confidence}")
 }
 
-/// The I/O priority set by the guest, as `ionice` names it; empty if none is set.
+/// The I/O priority set by the guest, as `ionice` names it, or the class that an application asks
+/// for; empty if none is set.
 pub fn priority(priority: u16) -> String {
+    match class_of_hint(priority) {
+        Some(IoClass::UNIQUE) => return "the application writes unique content".into(),
+        Some(IoClass(class)) => return format!("the application asks for class {class}"),
+        None => {}
+    }
     let level = priority & 7;
     match priority >> 13 {
         0 => String::new(),
@@ -264,6 +271,9 @@ pub mod tests {
         assert_eq!(flag("new"), "new");
         assert_eq!(priority(0), "");
         assert_eq!(priority(2 << 13 | 4), "best-effort, level 4");
+        let hint = |class: u16| priority(2 << 13 | (1 << 9 | class) << 3 | 4);
+        assert_eq!(hint(3), "the application asks for class 3");
+        assert_eq!(hint(32), "the application writes unique content");
         assert!(source(&request().facts).contains("sure"));
         assert_eq!(source(&FactsStatus::default()), "");
     }

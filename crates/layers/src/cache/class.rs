@@ -3,7 +3,7 @@
 use fathom_cache::{
     CLASS_INDEX, CLASS_JOURNAL, CLASS_LOG, CLASS_NAMED, CLASS_SWAP, CLASS_TABLE, CLASS_UNKNOWN,
 };
-use fathom_insight::{DatabasePart, Insight, Kind};
+use fathom_insight::{DatabasePart, Insight, IoClass, Kind};
 
 /// The class of a request with this insight.
 pub(super) fn class(insight: &Insight) -> u8 {
@@ -13,6 +13,8 @@ pub(super) fn class(insight: &Insight) -> u8 {
         (_, DatabasePart::Table, _) => CLASS_TABLE,
         (_, DatabasePart::Index, _) => CLASS_INDEX,
         (_, DatabasePart::Log, _) => CLASS_LOG,
+        // That the content is unique says nothing of its next use.
+        (_, _, Some(IoClass::UNIQUE)) => CLASS_UNKNOWN,
         (_, _, Some(class)) => class.0.min(CLASS_NAMED - 1),
         (_, _, None) => CLASS_UNKNOWN,
     }
@@ -20,8 +22,6 @@ pub(super) fn class(insight: &Insight) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use fathom_insight::IoClass;
-
     use super::*;
 
     #[test]
@@ -42,6 +42,8 @@ mod tests {
         // The host's table of classes cannot give the number of a class that has a name.
         insight.class = Some(IoClass(31));
         assert_eq!(class(&insight), CLASS_NAMED - 1);
+        insight.class = Some(IoClass::UNIQUE);
+        assert_eq!(class(&insight), CLASS_UNKNOWN);
         insight.facts.kind = Kind::Journal;
         assert_eq!(class(&insight), CLASS_JOURNAL);
     }
