@@ -14,9 +14,8 @@ pub(super) fn class(insight: &Insight) -> u8 {
         (_, DatabasePart::Index, _) => CLASS_INDEX,
         (_, DatabasePart::Log, _) => CLASS_LOG,
         // That the content is unique says nothing of its next use.
-        (_, _, Some(IoClass::UNIQUE)) => CLASS_UNKNOWN,
+        (_, _, Some(IoClass::UNIQUE) | None) => CLASS_UNKNOWN,
         (_, _, Some(class)) => class.0.min(CLASS_NAMED - 1),
-        (_, _, None) => CLASS_UNKNOWN,
     }
 }
 
