@@ -321,7 +321,7 @@ impl GuestMemory {
     /// The place of `length` bytes at an address, for a look without a lease.
     #[inline]
     fn place_to_look(&self, address: u64, length: u64) -> Option<*mut u8> {
-        #[cfg(feature = "recording")]
+        #[cfg(all(feature = "recording", debug_assertions))]
         crate::recording::note(address, length);
         self.place(address, length)
     }

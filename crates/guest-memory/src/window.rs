@@ -10,7 +10,7 @@ use crate::memory::GuestMemory;
 /// a page long, and keeps a lease.
 pub struct MemoryWindow<'m> {
     _memory: PhantomData<&'m GuestMemory>,
-    #[cfg(feature = "recording")]
+    #[cfg(all(feature = "recording", debug_assertions))]
     address: u64,
     place: *const u8,
     /// The offsets at which there are eight bytes are below this; 0 if there is no memory.
@@ -24,11 +24,14 @@ impl MemoryWindow<'_> {
     /// # Safety
     /// They must be mapped at `place` for the lifetime of the window.
     #[inline]
-    #[cfg_attr(not(feature = "recording"), expect(unused_variables))]
+    #[cfg_attr(
+        not(all(feature = "recording", debug_assertions)),
+        expect(unused_variables, reason = "only recordings need it")
+    )]
     pub(crate) unsafe fn new(address: u64, place: *const u8, length: u64, kept: Kept) -> Self {
         Self {
             _memory: PhantomData,
-            #[cfg(feature = "recording")]
+            #[cfg(all(feature = "recording", debug_assertions))]
             address,
             place,
             words: length.saturating_sub(7),
@@ -49,7 +52,7 @@ impl MemoryWindow<'_> {
         if offset >= self.words || place as u64 % length != 0 {
             return None;
         }
-        #[cfg(feature = "recording")]
+        #[cfg(all(feature = "recording", debug_assertions))]
         crate::recording::note(self.address + offset, length);
         Some(place)
     }

@@ -37,13 +37,13 @@ impl Sites {
 }
 
 /// The number of reads on this thread.
-#[cfg(any(test, feature = "recording"))]
+#[cfg(all(any(test, feature = "recording"), debug_assertions))]
 pub(crate) fn count() -> u64 {
     fathom_guest_memory::recording::count()
 }
 
 /// Runs `act`. Returns its result and the words that it read.
-#[cfg(any(test, feature = "recording"))]
+#[cfg(all(any(test, feature = "recording"), debug_assertions))]
 pub(crate) fn record<T>(_memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
     let (result, ranges) = fathom_guest_memory::recording::record(act);
     let ranges: Vec<_> =
@@ -52,13 +52,13 @@ pub(crate) fn record<T>(_memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, S
 }
 
 /// Without recording, the number of reads is unknown: 0.
-#[cfg(not(any(test, feature = "recording")))]
+#[cfg(not(all(any(test, feature = "recording"), debug_assertions)))]
 pub(crate) fn count() -> u64 {
     0
 }
 
 /// Runs `act`. Without recording, returns its result and all words of the memory.
-#[cfg(not(any(test, feature = "recording")))]
+#[cfg(not(all(any(test, feature = "recording"), debug_assertions)))]
 pub(crate) fn record<T>(memory: &GuestMemory, act: impl FnOnce() -> T) -> (T, Sites) {
     let touched = memory.regions().iter().flat_map(|region| region.touched(0));
     let pages = touched.flat_map(|(start, end)| (start..end).step_by(256).map(|at| (at, 256)));
