@@ -82,7 +82,7 @@ pub struct Facts {
     /// The path of the control group (container or service) to which the request is charged; `/` is
     /// the root group.
     pub cgroup: Name,
-    /// The command of the process that waits for the request, if it is known.
+    /// The command of the process that submitted the request or waits for it, if it is known.
     pub process: Name,
     /// The number of this process; 0 if unknown.
     pub process_id: u32,
