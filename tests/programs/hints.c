@@ -71,6 +71,7 @@ int main(int count, char **arguments)
     check(ipreadv(disk, vector, 2, 16 * STEP, 0) == 2 * SIZE, "ipreadv");
 
     /* A read through the page cache at 18. */
+    check(posix_fadvise(buffered, 0, 0, POSIX_FADV_DONTNEED) == 0, "advice");
     check(posix_fadvise(buffered, 0, 0, POSIX_FADV_RANDOM) == 0, "advice");
     check(ipread(buffered, buffer, SIZE, 18 * STEP, 3) == SIZE, "buffered");
 

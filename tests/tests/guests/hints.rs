@@ -45,6 +45,30 @@ fn program(folder: &Path) -> Result<(PathBuf, u64)> {
     Ok((image, length))
 }
 
+/// The class of the first request at each place while `act` runs, as a query sees them for a time.
+fn watched(
+    daemon: &Daemon,
+    time: &str,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<BTreeMap<u64, Option<u16>>> {
+    let query = "select Sector, Class from IOstream where Type = 'Q' and Size > 0";
+    let rows = thread::scope(|scope| {
+        let query = scope.spawn(|| daemon.command(&["query", query, "--for", time, "--csv"]));
+        let acted = act();
+        let found = query.join().map_err(|_| Error::new("the query failed"))?;
+        acted.and(found)
+    })?;
+    let mut classes = BTreeMap::new();
+    for line in String::from_utf8_lossy(&rows.stdout).lines().skip(1) {
+        let Some((sector, class)) = line.split_once(',') else { continue };
+        let sector: u64 = sector.parse().map_err(|_| Error::new(format!("not a row: {line}")))?;
+        if sector % STEP_SECTORS == 0 {
+            classes.entry(sector / STEP_SECTORS).or_insert(class.parse().ok());
+        }
+    }
+    Ok(classes)
+}
+
 /// The classes of the program's first requests by their places, in a guest with this kernel.
 /// Returns `None` if the kernel is not available.
 fn classes(kernel: &str) -> Result<Option<BTreeMap<u64, Option<u16>>>> {
@@ -59,23 +83,16 @@ fn classes(kernel: &str) -> Result<Option<BTreeMap<u64, Option<u16>>>> {
         .disk(Disk::snapshot_of(image))
         .start()?;
     guest.check(&format!("head -c {length} /dev/vdc > /run/hints; chmod +x /run/hints"))?;
-    let query = "select Sector, Class from IOstream where Type = 'Q' and Size > 0";
-    let rows = thread::scope(|scope| {
-        let query = scope.spawn(|| daemon.command(&["query", query, "--for", "6s", "--csv"]));
-        // The query has begun before the program does.
-        thread::sleep(Duration::from_secs(2));
-        let ran = guest.check("/run/hints /dev/vdb");
-        let found = query.join().map_err(|_| Error::new("the query failed"))?;
-        assert_eq!(ran?.trim(), "right");
-        found
-    })?;
-    let rows = String::from_utf8_lossy(&rows.stdout).into_owned();
     let mut classes = BTreeMap::new();
-    for line in rows.lines().skip(1) {
-        let Some((sector, class)) = line.split_once(',') else { continue };
-        let sector: u64 = sector.parse().map_err(|_| Error::new(format!("not a row: {line}")))?;
-        if sector % STEP_SECTORS == 0 {
-            classes.entry(sector / STEP_SECTORS).or_insert(class.parse().ok());
+    // On a busy machine, the query may begin late, or end before the program.
+    for (before, all) in [(2, "6s"), (4, "12s"), (10, "30s")] {
+        classes = watched(&daemon, all, || {
+            thread::sleep(Duration::from_secs(before));
+            assert_eq!(guest.check("/run/hints /dev/vdb")?.trim(), "right");
+            Ok(())
+        })?;
+        if [CALLS[0].0, PLAIN[2]].iter().all(|place| classes.contains_key(place)) {
+            break;
         }
     }
     guest.check_console()?;

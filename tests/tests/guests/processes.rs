@@ -257,7 +257,7 @@ impl Scene {
             // Single reads are awaited, unless the guest's processor is busy with something else
             // until the data is there; read-ahead is partly there before it is needed.
             let is_single = number >= 2;
-            if wrong > 0 || right == 0 || is_single && right < 2 * none {
+            if wrong > 0 || is_single && right < none.max(1) {
                 let problem = format!("{what}: {right} right, {none} without, {wrong} wrong");
                 self.note(place, Err(Error::new(problem)));
             }
