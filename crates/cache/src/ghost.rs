@@ -122,19 +122,18 @@ mod tests {
             for key in 0..10 * entries {
                 ghost.insert(hash(key));
             }
-            let found = |keys: std::ops::Range<u64>| {
+            let share = |keys: std::ops::Range<u64>, periods: u8| {
                 let count = keys.end - keys.start;
-                keys.filter(|key| ghost.contains(hash(*key), 7)).count() as f64 / count as f64
+                let found = keys.filter(|key| ghost.contains(hash(*key), periods)).count();
+                found as f64 / count as f64
             };
+            let found = |keys| share(keys, 7);
             // Full sets lose some entries early.
             assert!(found(9 * entries + entries / 2..10 * entries) > 0.97);
             assert!(found(9 * entries..10 * entries) > 0.85);
             assert!(found(0..8 * entries) < 0.004);
             assert!(found(20 * entries..40 * entries) < 0.004);
-            let recent = |keys: std::ops::Range<u64>| {
-                let count = keys.end - keys.start;
-                keys.filter(|key| ghost.contains(hash(*key), 2)).count() as f64 / count as f64
-            };
+            let recent = |keys| share(keys, 2);
             assert!(recent(10 * entries - entries / 8..10 * entries) > 0.97);
             assert!(recent(9 * entries..10 * entries - 2 * entries / 5) < 0.004);
             assert!(!ghost.contains(hash(10 * entries - 1), 0));

@@ -307,7 +307,7 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
     }
 }
 
-/// Whether a process waits for the data of a request, which was not known when it came.
+/// Whether a process waits for the data of a request, which may not have been known when it came.
 fn has_reader(request: &Request) -> bool {
     let is_read = |facts: &Facts| facts.process_id != 0 && facts.kind != Kind::Direct;
     request.operation == Operation::Read

@@ -73,6 +73,20 @@ const JOBS: [(&str, &str); 7] = [
     ("uring-thread", "--ioengine=io_uring --thread"),
 ];
 
+/// The names of all jobs, as a shell's list.
+fn names() -> String {
+    JOBS.map(|(name, _)| name).join(" ")
+}
+
+/// Whether the process of a part is the expected one (0), unknown (1) or another one (2).
+fn outcome(part: &Part, expected: Option<u32>) -> usize {
+    match part.process_id {
+        None => 1,
+        number if number == expected => 0,
+        Some(_) => 2,
+    }
+}
+
 /// A command that runs all jobs, and prints the name and the process of each. `file` is an option
 /// of a job by its number and name.
 fn jobs(file: impl Fn(usize, &str) -> String) -> String {
@@ -86,10 +100,12 @@ fn jobs(file: impl Fn(usize, &str) -> String) -> String {
             file(number, name)
         );
     }
-    script.push_str(
-        "wait; for job in psync libaio uring fixed poll libaio-thread uring-thread; do
+    let _ = write!(
+        script,
+        "wait; for job in {}; do
             sed -n \"s/^$job: .* pid=\\([0-9]*\\):.*/$job job \\1/p\" /run/fio-$job
         done",
+        names()
     );
     script
 }
@@ -132,12 +148,9 @@ impl Scene {
                 }
                 let Some(job) = job(request, part) else { continue };
                 let expected = processes.get(&job).copied();
-                let is_right =
-                    part.process_id == expected && part.process.as_deref() == Some("fio");
-                let outcome = match part.process_id {
-                    _ if is_right => 0,
-                    None => 1,
-                    Some(_) => 2,
+                let outcome = match outcome(part, expected) {
+                    0 if part.process.as_deref() != Some("fio") => 2,
+                    outcome => outcome,
                 };
                 if outcome > 0 && examples.len() < 4 {
                     examples.push(format!("{job} ({expected:?}): {part:?}"));
@@ -160,10 +173,10 @@ impl Scene {
     fn direct(&mut self, place: &str) -> Result<()> {
         // The files have their blocks, and modules that were loaded with the first requests are
         // known.
-        let files = JOBS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
         self.prepare(&format!(
-            "for file in {files}; do dd if=/dev/urandom of=/mnt/$file bs=64k count=16; done; sync
-            fio --name=first --filename=/mnt/first --size=64k --rw=write --direct=1 --ioengine=libaio; sleep 2"
+            "for file in {}; do dd if=/dev/urandom of=/mnt/$file bs=64k count=16; done; sync
+            fio --name=first --filename=/mnt/first --size=64k --rw=write --direct=1 --ioengine=libaio; sleep 2",
+            names()
         ))?;
         let script = format!(
             "{{ {}; }} > /run/jobs 2>&1",
@@ -242,11 +255,7 @@ impl Scene {
         for part in reads.flat_map(|request| &request.parts) {
             let name = part.path.as_deref().and_then(|path| path.rsplit('/').next());
             let Some(name) = name.filter(|name| numbers.contains_key(*name)) else { continue };
-            let outcome = match part.process_id {
-                None => 1,
-                number if number == numbers.get(name).copied() => 0,
-                Some(_) => 2,
-            };
+            let outcome = outcome(part, numbers.get(name).copied());
             counts.entry(name.to_owned()).or_default()[outcome] += 1;
         }
         println!("{place}: reads with their reader, with none, with another one");
