@@ -191,7 +191,10 @@ impl Builder {
                 return Ok(guest);
             }
             match guest.wait_until_ready(1, crate::patience(self.ready_seconds)) {
-                Err(error) if starts < STARTS_MAX && guest.process().has_aborted() => {
+                Err(error)
+                    if starts < STARTS_MAX
+                        && (guest.process().has_aborted() || guest.has_lost_a_timer()) =>
+                {
                     println!("QEMU is started again: {error}");
                     starts += 1;
                 }

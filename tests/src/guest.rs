@@ -64,9 +64,18 @@ impl Guest {
             if console.contains("Kernel panic") {
                 return Err(Error::new("the guest's kernel panicked"));
             }
+            if times == 1 && lost_a_timer(&console) {
+                return Err(Error::new("a processor of the guest has lost its timer"));
+            }
             Ok((console.matches("fathom-guest ready").count() >= times).then_some(()))
         })
         .map_err(|error| self.explained(&error))
+    }
+
+    /// Whether a processor of the guest waits for a timer interrupt that was lost. QEMU's emulation
+    /// loses one now and then.
+    pub(crate) fn has_lost_a_timer(&self) -> bool {
+        lost_a_timer(&self.console())
     }
 
     /// Whether the guest carries out a command within `limit`.
@@ -309,7 +318,8 @@ impl Guest {
             tail(&self.console(), 40),
             tail(&self.process.output(), 20)
         ));
-        if self.process.has_failed_to_emulate() { error.of_emulation() } else { error }
+        let is_of_emulation = self.process.has_failed_to_emulate() || self.has_lost_a_timer();
+        if is_of_emulation { error.of_emulation() } else { error }
     }
 }
 
@@ -319,6 +329,12 @@ impl Drop for Guest {
             eprintln!("--- the guest's console ---\n{}\n---", tail(&self.console(), 40));
         }
     }
+}
+
+/// Whether a kernel has reported twice, 21 s apart, that a timer it waits for does not fire. A slow
+/// host can cause one report.
+fn lost_a_timer(console: &str) -> bool {
+    console.matches("timer wakeup didn't happen").count() >= 2
 }
 
 /// The time of a line of the kernel, in seconds since its start.
@@ -342,6 +358,14 @@ fn complaint(console: &str) -> Option<&str> {
         seconds(line).is_some_and(|at| restarts.iter().any(|end| (0.0..1.0).contains(&(end - at))))
     };
     console.lines().filter(complains).find(|line| !is_at_end(line))
+}
+
+#[test]
+fn a_lost_timer_is_one_that_is_reported_again() {
+    let report =
+        "[   43.4] rcu: rcu_preempt kthread timer wakeup didn't happen for 5251 jiffies!\n";
+    assert!(!lost_a_timer(report));
+    assert!(lost_a_timer(&report.repeat(2)));
 }
 
 #[test]
