@@ -74,13 +74,16 @@ class Report:
             cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:])]
             self.lines.append("  ".join([f"{row[0]:{widths[0]}}", *cells]).rstrip())
 
-    def aim(self, text, figure, limit, unit=""):
+    def aim(self, text, figure, limit, unit="", remark=""):
         """Checks the aim that a figure is at most the limit."""
         met = figure.median <= limit
         sure = figure.half is None or abs(figure.median - limit) > figure.half
-        doubt = "" if sure else ", but the difference is within the confidence interval"
-        self.aims.append({"aim": text, "met": met, "sure": sure, "limit": limit, **figure.json()})
-        self.say(f"{'met' if met else 'NOT MET'}: {text} ({figure.text(unit=unit)}){doubt}")
+        doubt = "" if sure else "the difference is within the confidence interval"
+        beside = "; ".join(part for part in (f"± {figure.half:.2f}" if figure.half else "", remark, doubt) if part)
+        self.aims.append({"aim": text, "met": met, "sure": sure, "limit": limit, "unit": unit, "beside": beside,
+                          **figure.json()})
+        remarks = "".join(f"; {part}" for part in (remark, doubt) if part)
+        self.say(f"{'met' if met else 'NOT MET'}: {text} ({figure.text(unit=unit)}){remarks}")
 
     def check(self, samples):
         """Reports whether the measurements saw all events."""

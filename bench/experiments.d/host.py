@@ -103,9 +103,10 @@ def rate_line(report, samples, depth):
 def within(report, text, figure, limit, rate):
     """Checks an aim in points. Also reports the highest rate of events at which it would hold, if the
     cost is proportional to the rate."""
+    remark = ""
     if figure.median > 0:
-        text += f"; at this cost for an event, up to {rate * limit / figure.median:,.0f} events/s"
-    report.aim(text, figure, limit, " points")
+        remark = f"at this cost for an event, up to {rate * limit / figure.median:,.0f} events/s"
+    report.aim(text, figure, limit, " points", remark)
 
 
 def one(options):
@@ -154,7 +155,7 @@ def one(options):
         for name in ("B1", "Q0"):
             left = ratio(full[name], full["B0"], requests_per_second)
             loss = Figure(100 * (1 - value) for value in left.values)
-            report.aim(f"{name} takes at most 2 % of the throughput", loss, 2.0, " %")
+            report.aim(f"{title}: {name} takes at most 2 % of the throughput", loss, 2.0, " %")
         report.check(full)
         data[title] = full
     report.data = {"samples": samples, "throughput": data}
