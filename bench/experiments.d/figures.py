@@ -77,7 +77,7 @@ class Report:
     def aim(self, text, figure, limit, unit="", remark=""):
         """Checks the aim that a figure is at most the limit."""
         met = figure.median <= limit
-        sure = figure.half is None or abs(figure.median - limit) > figure.half
+        sure = not figure.half or abs(figure.median - limit) > figure.half
         doubt = "" if sure else "the difference is within the confidence interval"
         beside = "; ".join(part for part in (f"± {figure.half:.2f}" if figure.half else "", remark, doubt) if part)
         self.aims.append({"aim": text, "met": met, "sure": sure, "limit": limit, "unit": unit, "beside": beside,
