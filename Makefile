@@ -41,7 +41,7 @@ test:
 
 build:
 	@scripts/install run
-	$(CARGO) build --release --workspace --bins --examples
+	$(CARGO) build --release --workspace --lib --bins --examples
 
 check:
 	@scripts/test check
@@ -57,7 +57,7 @@ soak:
 
 bench:
 	@scripts/install bench
-	$(CARGO) build --release --workspace --bins --examples
+	$(CARGO) build --release --workspace --lib --bins --examples
 	@bench/all
 
 fuzz:

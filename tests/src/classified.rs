@@ -38,6 +38,10 @@ pub struct Part {
     pub process: Option<String>,
     /// The number of the process.
     pub process_id: Option<u32>,
+    /// The start of the process, in hundredths of a second since the guest's boot.
+    pub process_start: Option<u64>,
+    /// What the process has to do with the request.
+    pub role: Option<String>,
 }
 
 /// A kind of data, as the daemon names it.
@@ -118,12 +122,16 @@ impl Classified {
             word.strip_prefix('#').is_some_and(|id| !id.is_empty() && id.parse::<u64>().is_ok())
         };
         let Some(start) = words.iter().position(is_id) else { return Ok(None) };
-        let [operation, range, rest @ ..] = &words[start + 1..] else { return Ok(None) };
-        let Some((offset, length)) = range
-            .split_once('+')
-            .and_then(|(offset, length)| Some((offset.parse().ok()?, length.parse().ok()?)))
-        else {
-            return Ok(None);
+        let [operation, rest @ ..] = &words[start + 1..] else { return Ok(None) };
+        let range = rest.first().and_then(|range| {
+            let (offset, length) = range.split_once('+')?;
+            Some((offset.parse().ok()?, length.parse().ok()?))
+        });
+        let (offset, length, rest) = match range {
+            Some((offset, length)) => (offset, length, &rest[1..]),
+            // A flush has no range.
+            None if operation == "flush" => (0, 0, rest),
+            None => return Ok(None),
         };
         let flags = rest.iter().take_while(|word| *word != "|");
         if flags.clone().any(|word| word == "failed") {
@@ -166,6 +174,8 @@ impl Part {
                 "cgroup" => part.cgroup = Some(value.to_owned()),
                 "process" => part.process = Some(value.to_owned()),
                 "pid" => part.process_id = value.parse().ok(),
+                "started" => part.process_start = value.parse().ok(),
+                "role" => part.role = Some(value.to_owned()),
                 _ => {}
             }
         }
@@ -221,7 +231,7 @@ mod tests {
     #[test]
     fn a_request_in_parts() {
         let text = r#"
-2026-11-22T00:00:00Z INFO main: #7 write 4096+12288 fua | 4096 data source=page inode=12 size=30 fs="ext4" device="vda1" path="/a b | \"c\"\u{7f}\\" cgroup="/web" process="fio" pid=12 | 8192 metadata source=flags
+2026-11-22T00:00:00Z INFO main: #7 write 4096+12288 fua | 4096 data source=page inode=12 size=30 fs="ext4" device="vda1" path="/a b | \"c\"\u{7f}\\" cgroup="/web" process="fio" pid=12 started=345 role=submitter | 8192 metadata source=flags
 main #7 write 4096+12288 fua done 81250 ns
 main #8 read 0+512
 main #9 flush
@@ -241,6 +251,8 @@ main #10 discard 0+4096 failed 3 ns: input/output error"#;
             cgroup: Some("/web".to_owned()),
             process: Some("fio".to_owned()),
             process_id: Some(12),
+            process_start: Some(345),
+            role: Some("submitter".into()),
         };
         let metadata = Part {
             offset: 8192,

@@ -33,6 +33,7 @@ mod log;
 mod monitor;
 mod offload;
 mod process;
+mod processes;
 mod query;
 mod random;
 mod record;
@@ -76,6 +77,8 @@ pub enum Command {
     Files(usage::FilesOptions),
     /// Show data in guests' memory that they have not written yet
     Dirty(dirty::DirtyOptions),
+    /// Show what processes of guests read and write, and what they wait for
+    Processes(processes::ProcessesOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Make a guest write its dirty data
@@ -129,6 +132,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Offload(command) => offload::run(command).map(done),
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
+        Command::Processes(options) => processes::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Flush(options) => flush::run(options).map(done),
         Command::Query(options) => query::run(options).map(done),

@@ -175,6 +175,12 @@ pub struct FactsStatus {
     /// The number of the process.
     #[serde(skip_serializing_if = "is_zero")]
     pub process_id: u64,
+    /// The start of the process, in nanoseconds since the guest's boot, to a hundredth of a second.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub process_start_ns: u64,
+    /// What the process has to do with the request: `submitter`, `waiter` or `writer`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub process_role: String,
     /// The database system of the data: `sqlite`, `innodb` or `postgresql`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub database_system: String,

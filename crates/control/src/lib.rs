@@ -33,6 +33,7 @@ mod log;
 mod monitor;
 mod offload;
 mod problem;
+mod processes;
 mod query;
 mod statistics;
 mod stream;
@@ -86,6 +87,9 @@ pub use offload::{
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
 pub use problem::{Problem, ProblemKind};
+pub use processes::{
+    CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,
+};
 pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::{AnswerStream, Recording, RecordingQuery};
@@ -107,6 +111,7 @@ pub mod endpoints {
     pub use crate::log::DECIDE_LOG;
     pub use crate::monitor::MONITOR;
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
+    pub use crate::processes::PROCESSES;
     pub use crate::query::QUERIES;
     pub use crate::statistics::STATISTICS;
     pub use crate::stream::RECORDING;

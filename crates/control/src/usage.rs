@@ -95,6 +95,9 @@ pub struct UsageRow {
     /// The number of the process.
     #[serde(skip_serializing_if = "is_zero")]
     pub process_id: u64,
+    /// The start of the process, in nanoseconds since the guest's boot, to a hundredth of a second.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub process_start_ns: u64,
     /// The type of the file system.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub file_system: String,

@@ -95,12 +95,13 @@ record! {
         database_system: u8,
         /// `DbPart`: the number of the [`DatabasePart`](crate::DatabasePart); 0 is none.
         database_part: u8,
-        /// 0, for later use.
-        spare_byte: u8,
+        /// `ProcessRole`: the number of the [`ProcessRole`](crate::ProcessRole); 0 is none.
+        process_role: u8,
         /// `DbIndex`: the number of the table or index within its database; 0 if unknown.
         database_index: u32,
-        /// 0, for later use.
-        spare: u32,
+        /// The start of the process, in hundredths of a second since the guest's boot, modulo 2³²;
+        /// 0 if unknown. `ProcessStart` has it in nanoseconds.
+        process_start: u32,
     }
 }
 
@@ -143,9 +144,9 @@ mod tests {
             held_by: 31,
             database_system: 32,
             database_part: 33,
-            spare_byte: 34,
+            process_role: 34,
             database_index: 0x2324_2526,
-            spare: 0x2728_292a,
+            process_start: 0x2728_292a,
         };
         assert_eq!(Event::from_words(event.to_words()), event);
     }

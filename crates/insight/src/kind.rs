@@ -128,6 +128,37 @@ impl Confidence {
     }
 }
 
+/// What the process of a request has to do with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ProcessRole {
+    /// The process is unknown.
+    #[default]
+    None = 0,
+    /// It submitted the request, by direct I/O or a flush of its own.
+    Submitter = 1,
+    /// It waits for the request: for data that it reads, or for data or a journal that it has asked
+    /// to be written.
+    Waiter = 2,
+    /// It wrote the data, perhaps long before the guest's kernel wrote it back.
+    Writer = 3,
+}
+
+impl ProcessRole {
+    /// Every role, in the order of its number.
+    pub const ALL: [Self; 4] = [Self::None, Self::Submitter, Self::Waiter, Self::Writer];
+
+    /// The name used in events, logs and the control interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Submitter => "submitter",
+            Self::Waiter => "waiter",
+            Self::Writer => "writer",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +175,9 @@ mod tests {
         }
         for (number, confidence) in Confidence::ALL.into_iter().enumerate() {
             assert_eq!(confidence as usize, number);
+        }
+        for (number, role) in ProcessRole::ALL.into_iter().enumerate() {
+            assert_eq!(role as usize, number);
         }
     }
 }

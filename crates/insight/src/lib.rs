@@ -31,7 +31,7 @@ mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass, class_of_hint};
 pub use database::{Database, DatabasePart, DatabaseSystem};
-pub use kind::{Confidence, InsightSource, Kind};
+pub use kind::{Confidence, InsightSource, Kind, ProcessRole};
 pub use names::{Name, Names};
 pub use part::{Facts, Insight, Part, RequestFlags};
 pub use record::Record;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::class::{ClassTable, IoClass};
 use crate::database::{Database, DatabaseSystem};
-use crate::kind::{Confidence, InsightSource, Kind};
+use crate::kind::{Confidence, InsightSource, Kind, ProcessRole};
 use crate::names::{Name, Names};
 
 /// The flags of the guest kernel's request (`REQ_…` of Linux).
@@ -82,10 +82,16 @@ pub struct Facts {
     /// The path of the control group (container or service) to which the request is charged; `/` is
     /// the root group.
     pub cgroup: Name,
-    /// The command of the process that submitted the request or waits for it, if it is known.
+    /// The command of the process that submitted the request, waits for it or wrote its data, if it
+    /// is known.
     pub process: Name,
     /// The number of this process; 0 if unknown.
     pub process_id: u32,
+    /// The start of this process, in hundredths of a second since the guest's boot, modulo 2³²; 0
+    /// if unknown. The number and the start identify a process: numbers are used again.
+    pub process_start: u32,
+    /// What this process has to do with the request.
+    pub process_role: ProcessRole,
     /// The part of a database that the bytes belong to.
     pub database: Database,
 }
@@ -121,6 +127,12 @@ impl Facts {
         }
         if self.process_id != 0 {
             write!(out, " pid={}", self.process_id)?;
+            if self.process_start != 0 {
+                write!(out, " started={}", self.process_start)?;
+            }
+            if self.process_role != ProcessRole::None {
+                write!(out, " role={}", self.process_role.name())?;
+            }
         }
         let Database { system, part, index } = self.database;
         if system != DatabaseSystem::None {

@@ -37,6 +37,10 @@ pub(crate) enum Completion {
     DeviceEmbedded,
     /// Direct I/O of a block device, with the waiting task in `bi_private`.
     DeviceSimple,
+    /// A part of XFS's log, with its buffer (`xlog_in_core`) in `bi_private`.
+    XfsLog,
+    /// A flush of a device of Btrfs, with the `completion` that is waited for in `bi_private`.
+    BtrfsBarrier,
     /// An `xfs_buf` in `bi_private`: its operations distinguish directories from other metadata.
     XfsBuffer,
     /// Btrfs: the structure in which the bio is embedded determines the meaning.
@@ -170,6 +174,8 @@ pub(crate) enum Meaning {
     PageWait,
     /// The function that continues a request of `io_uring` which waits for a page.
     RingPageWait,
+    /// A function that wakes the task that has put itself into a list.
+    TaskWait,
 }
 
 /// The functions that dm-io calls at the end of what dm-mirror writes and reads.
@@ -180,6 +186,12 @@ const MIRROR: &[(&str, Meaning)] =
 const PAGE_WAITS: &[(&str, Meaning)] =
     &[("wake_page_function", Meaning::PageWait), ("io_async_buf_func", Meaning::RingPageWait)];
 
+/// The functions of entries in the lists of those that wait for something else.
+const TASK_WAITS: &[(&str, Meaning)] = &[
+    ("autoremove_wake_function", Meaning::TaskWait),
+    ("default_wake_function", Meaning::TaskWait),
+];
+
 /// All names whose addresses have a meaning.
 pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     let completions =
@@ -187,6 +199,7 @@ pub(crate) fn meanings() -> impl Iterator<Item = (&'static str, Meaning)> {
     completions
         .chain(MIRROR.iter().copied())
         .chain(PAGE_WAITS.iter().copied())
+        .chain(TASK_WAITS.iter().copied())
         .chain(SUBMITTERS.iter().map(|(name, owner)| (*name, Meaning::Submitter(*owner))))
         .chain(FILE_SYSTEMS.iter().flat_map(|row| row.symbols.iter().copied()))
 }

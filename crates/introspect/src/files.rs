@@ -439,10 +439,15 @@ impl Kernel {
     /// How the place of the journal of the file system with this super block is found. `None` if
     /// the type of the file system records no place.
     pub(crate) fn journal_place(&self, super_block: u64) -> Option<&'static JournalSectors> {
+        self.system_of(super_block)?.journal_sectors.as_ref()
+    }
+
+    /// The row of the file system with this super block.
+    pub(crate) fn system_of(&self, super_block: u64) -> Option<&'static FileSystem> {
         let layout = &self.layout;
         let kind = self.pointer(super_block.wrapping_add(layout.sb_type))?;
         let name = self.text(self.pointer(kind.wrapping_add(layout.type_name))?, 32)?;
-        FileSystem::of(&name).journal_sectors.as_ref()
+        Some(FileSystem::of(&name))
     }
 
     /// Whether content on the `block_device` at `content` can be in a bio for the one at `device`;

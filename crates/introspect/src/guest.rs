@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
+use fathom_intercept::Writers;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::dirty::DiskObject;
@@ -120,6 +121,8 @@ struct Inner {
     /// The sum of the counts of the dropped resolvers.
     past: ResolverCounts,
     kernel: Option<Arc<Kernel>>,
+    /// The table of the writers of its pages, if it is intercepted.
+    writers: Option<Arc<Writers>>,
     /// The objects of the guest's disks, for as long as another owner has them too.
     disks: Vec<Arc<DiskObject>>,
     status: GuestStatus,
@@ -185,6 +188,24 @@ impl Guest {
     /// The guest's kernel; `None` if none is attached.
     pub fn kernel(&self) -> Option<Arc<Kernel>> {
         self.inner().kernel.clone()
+    }
+
+    /// Uses a table of the writers of pages for the kernel with this number
+    /// ([`GuestStatus::kernels`]). Returns whether that is the guest's kernel.
+    pub fn set_writers(&self, kernel: u64, writers: Option<Arc<Writers>>) -> bool {
+        let mut inner = self.inner();
+        if inner.kernel.is_none() || inner.status.kernels != kernel {
+            return false;
+        }
+        inner.writers = writers;
+        drop(inner);
+        self.generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// The table of the writers of pages.
+    pub fn writers(&self) -> Option<Arc<Writers>> {
+        self.inner().writers.clone()
     }
 
     /// Whether a process waits until one of the pages with these guest-physical addresses has been
@@ -373,6 +394,7 @@ impl Guest {
         if kernel.is_none() {
             // The next kernel has other objects.
             inner.disks.iter().for_each(|disk| disk.clear());
+            inner.writers = None;
         }
         inner.status.state = state;
         inner.kernel = kernel.map(Arc::new);

@@ -142,6 +142,14 @@ pub(crate) struct Places {
     pub waiters_bit: Option<u64>,
     /// The table of the lists of those that wait for pages.
     pub page_waits: Option<u64>,
+    /// The bit of `page.flags` of a page that has to be written.
+    pub dirty_bit: Option<u64>,
+    /// The function that marks pages of files as dirty.
+    pub page_dirtied: Option<u64>,
+    /// The place of the pointer to the current task, in the area of each processor.
+    pub current: Option<u64>,
+    /// The kernel's clock, with its lock.
+    pub clock: Option<u64>,
     /// The operations of an inode that cannot be opened.
     pub no_operations: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks a page of a slab.
@@ -170,6 +178,13 @@ impl Places {
             writeback_bit: bit("pageflags", "PG_writeback"),
             waiters_bit: bit("pageflags", "PG_waiters"),
             page_waits: symbol("folio_wait_table"),
+            dirty_bit: bit("pageflags", "PG_dirty"),
+            page_dirtied: symbol("__folio_mark_dirty"),
+            current: symbol("current_task").or_else(|| {
+                let member = types.kernel.member("pcpu_hot", "current_task")?;
+                Some(symbol("pcpu_hot")?.wrapping_add(member.offset))
+            }),
+            clock: symbol("tk_core").or_else(|| symbol("timekeeper_data")),
             no_operations: symbol("no_open_fops"),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: bit("jbd_state_bits", "BH_JWrite"),
@@ -274,6 +289,11 @@ const PLACES: &[&str] = &[
     "__per_cpu_offset",
     "bdi_list",
     "folio_wait_table",
+    "tk_core",
+    "timekeeper_data",
+    "__folio_mark_dirty",
+    "current_task",
+    "pcpu_hot",
 ];
 
 /// The bits of a request's flags by name.

@@ -65,6 +65,9 @@ macro_rules! layout {
             pub btrfs_inode_is_own: bool,
             /// The byte, and the bit in it, that mark a `btrfs_bio` as that of a scrub.
             pub btrfs_scrub: Option<(u64, u8)>,
+            /// The byte, and the bit in it, with the list of a `blk_flush_queue` whose requests
+            /// wait for the flush that runs.
+            pub flush_running: Option<(u64, u8)>,
         }
 
         impl Layout {
@@ -82,6 +85,9 @@ macro_rules! layout {
                     btrfs_inode_is_own: types.points_to("btrfs_bio", "inode", "btrfs_inode"),
                     btrfs_scrub: types
                         .member("btrfs_bio", "is_scrub")
+                        .map(|member| (member.offset, member.bit)),
+                    flush_running: types
+                        .member("blk_flush_queue", "flush_running_idx")
                         .map(|member| (member.offset, member.bit)),
                 })
             }
@@ -163,6 +169,30 @@ layout! {
         task_stack: "task_struct" "stack";
         task_signal: "task_struct" "signal";
         task_thread: "task_struct" "thread_node";
+        task_start: "task_struct" "start_boottime" | "real_start_time";
+        task_state: "task_struct" "__state" | "state";
+        task_flags: "task_struct" "flags";
+        task_number: "task_struct" "pid";
+        task_parent: "task_struct" "real_parent";
+        task_files: "task_struct" "files";
+        task_account: "task_struct" "ioac";
+        task_groups: "task_struct" "cgroups";
+        groups_default: "css_set" "dfl_cgrp";
+        signal_account: "signal_struct" "ioac";
+        account_read: "task_io_accounting" "read_bytes";
+        account_dirtied: "task_io_accounting" "write_bytes";
+        account_cancelled: "task_io_accounting" "cancelled_write_bytes";
+        files_table: "files_struct" "fdt";
+        file_count: "fdtable" "max_fds";
+        file_list: "fdtable" "fd";
+        registers_call: "pt_regs" "orig_ax";
+        registers_segment: "pt_regs" "cs";
+        registers_first: "pt_regs" "di";
+        registers_second: "pt_regs" "si";
+        registers_third: "pt_regs" "dx";
+        clock_of_core: "tk_data" "timekeeper";
+        clock_seconds: "timekeeper" "ktime_sec";
+        clock_suspended: "timekeeper" "offs_boot";
         signal_threads: "signal_struct" "thread_head";
         wait_list: "wait_queue_head" "head";
         wait_link: "wait_queue_entry" "entry";
@@ -170,6 +200,19 @@ layout! {
         wait_private: "wait_queue_entry" "private";
         page_wait_page: "wait_page_queue" "folio" | "page";
         page_wait_entry: "wait_page_queue" "wait";
+        page_wait_bit: "wait_page_queue" "bit_nr";
+        request_context: "request" "mq_hctx";
+        request_flush_link: "request" "flush.list" | "queuelist";
+        context_flush: "blk_mq_hw_ctx" "fq";
+        flush_request: "blk_flush_queue" "flush_rq";
+        flush_lists: "blk_flush_queue" "flush_queue";
+        journal_waiters: "journal_s" "j_wait_done_commit";
+        xfs_log_waiters: "xlog_in_core" "ic_force_wait";
+        f2fs_segments: "f2fs_sb_info" "sm_info";
+        f2fs_control: "f2fs_sm_info" "fcc_info";
+        f2fs_dispatched: "flush_cmd_control" "dispatch_list";
+        f2fs_command_link: "flush_cmd" "llnode";
+        f2fs_command_wait: "flush_cmd" "wait";
         completion_waiters: "completion" "wait.task_list";
         waiter_link: "swait_queue" "task_list";
         waiter_task: "swait_queue" "task";
@@ -320,5 +363,6 @@ layout! {
     optional_sizes {
         counter_size: "percpu_counter";
         wait_list_size: "wait_queue_head";
+        registers_size: "pt_regs";
     }
 }

@@ -38,6 +38,8 @@ pub(crate) enum PageUse {
         memory_group: u64,
         /// The place of the page in the content, in pages, if the kernel has it.
         index: Option<u64>,
+        /// The number of the page, or of the first one of the larger page that it is part of.
+        frame: u64,
         /// Whether the page cache itself reads or writes the page now.
         transfer: Transfer,
     },
@@ -99,14 +101,23 @@ impl PageCache {
         Some((page.u64(layout.page_mapping)?, page.u64(layout.page_flags)?))
     }
 
-    /// The first task that waits until the content of the page at a guest-physical address is
-    /// there.
-    pub fn waiter(&mut self, kernel: &Kernel, physical: u64) -> Option<u64> {
-        let address = kernel.page_of(physical);
+    /// The first task that waits until the content of the page whose structure is at `address` is
+    /// there, or, of a write, until the page has been written back.
+    pub fn waiter(&mut self, kernel: &Kernel, address: u64, is_write: bool) -> Option<u64> {
         let (_, flags, head) = kernel.head(address, |address| self.physical(kernel, address))?;
         // The bit may be set although no task waits any more.
         let waiters = kernel.places.waiters_bit?;
-        if flags >> waiters & 1 == 0 { None } else { kernel.page_waiter(head) }
+        let places = &kernel.places;
+        let awaited = if is_write { places.writeback_bit } else { places.locked_bit };
+        if flags >> waiters & 1 == 0 { None } else { kernel.page_waiter(head, awaited?) }
+    }
+
+    /// The number of the page at a guest-physical address, or of the first one of the larger page
+    /// that it is part of, and whether it has to be written.
+    pub fn dirty_frame(&mut self, kernel: &Kernel, physical: u64) -> Option<(u64, bool)> {
+        let address = kernel.page_of(physical);
+        let (_, flags, head) = kernel.head(address, |address| self.physical(kernel, address))?;
+        Some((kernel.frame_of(head), flags >> kernel.places.dirty_bit? & 1 != 0))
     }
 
     /// The flags of the page whose structure is at `address`.
@@ -155,7 +166,8 @@ impl PageCache {
         // A part of a larger page has its own place after that of the first.
         let part = address.wrapping_sub(head) / layout.page_size;
         let index = layout.page_index.and_then(|place| page.u64(place)?.checked_add(part));
-        Some(PageUse::Cached { inode, memory_group, index, transfer })
+        let frame = kernel.frame_of(head);
+        Some(PageUse::Cached { inode, memory_group, index, frame, transfer })
     }
 }
 
@@ -172,6 +184,12 @@ impl Kernel {
     /// The address of the `struct page` of a guest-physical address.
     pub(crate) fn page_of(&self, physical: u64) -> u64 {
         self.places.pages.wrapping_add((physical / PAGE).wrapping_mul(self.layout.page_size))
+    }
+
+    /// The number of the page whose structure is at `address`, which is one.
+    fn frame_of(&self, address: u64) -> u64 {
+        let offset = address.wrapping_sub(self.places.pages);
+        if self.layout.page_size == 64 { offset / 64 } else { offset / self.layout.page_size }
     }
 
     /// The structure of the page at `address`, or of the first page if that is a part of a larger
@@ -212,10 +230,10 @@ impl Kernel {
         })
     }
 
-    /// The first task that waits for the page whose structure is at `page`, from the list of those
-    /// that wait for pages with the same hash.
+    /// The first task that waits for a bit of the flags of the page whose structure is at `page`,
+    /// from the list of those that wait for pages with the same hash.
     #[cold]
-    fn page_waiter(&self, page: u64) -> Option<u64> {
+    fn page_waiter(&self, page: u64, bit: u64) -> Option<u64> {
         let layout = &self.layout;
         let number = page.wrapping_mul(WAIT_FACTOR) >> (64 - WAIT_BITS);
         let list = self
@@ -231,7 +249,9 @@ impl Kernel {
             }
             let entry = link.wrapping_sub(layout.wait_link?);
             let wait = entry.wrapping_sub(layout.page_wait_entry?);
-            if self.u64(wait.wrapping_add(layout.page_wait_page?))? == page {
+            if self.u64(wait.wrapping_add(layout.page_wait_page?))? == page
+                && u64::from(self.u32(wait.wrapping_add(layout.page_wait_bit?))?) == bit
+            {
                 let private = self.pointer(entry.wrapping_add(layout.wait_private?))?;
                 let function = self.u64(entry.wrapping_add(layout.wait_function?))?;
                 return match self.meanings.get(function)? {

@@ -1,10 +1,14 @@
 //! The resolver of a queue: finds the meaning of its requests.
 
 mod verdict;
+mod waiters;
 
 use std::sync::Arc;
 
-use fathom_insight::{ClassTable, Confidence, Facts, Insight, InsightSource, Kind, RequestFlags};
+use fathom_insight::{
+    ClassTable, Confidence, Facts, Insight, InsightSource, Kind, ProcessRole, RequestFlags,
+};
+use fathom_intercept::Writers;
 
 use crate::bios::Bio;
 use crate::completion::{Completion, Meaning};
@@ -25,8 +29,6 @@ const BIOS_MAX: usize = 2048;
 /// The number of consecutive requests that do not match the kernel's structures, after which the
 /// kernel is doubtful.
 const MISMATCHES_MAX: u32 = 8;
-/// The pages of a read that are examined for a process that waits for them, from the first one on.
-const AWAITED_MAX: usize = 16;
 /// The number of unknown completion functions that are remembered. The modules are read again once
 /// for each.
 const UNKNOWN_FUNCTIONS_MAX: usize = 32;
@@ -48,6 +50,13 @@ pub struct RequestView {
     pub now_ns: u64,
 }
 
+impl RequestView {
+    /// Whether the request is a flush, which has no range.
+    fn is_flush(&self) -> bool {
+        !self.carries_data && self.length == 0
+    }
+}
+
 /// Reads a guest's structures for the requests of one queue. Only the queue's thread uses it. It
 /// caches files and groups, and checks a cached entry against the guest's memory before each use.
 pub struct Resolver {
@@ -58,6 +67,10 @@ pub struct Resolver {
     knows_object: bool,
     generation: u64,
     kernel: Option<Arc<Kernel>>,
+    /// The table of the writers of pages, if the guest is intercepted.
+    writers: Option<Arc<Writers>>,
+    /// Whether the current request changes the disk.
+    is_write: bool,
     caches: Caches,
     mismatches: u32,
     unknown_functions: [u64; UNKNOWN_FUNCTIONS_MAX],
@@ -86,6 +99,8 @@ impl Resolver {
             knows_object: false,
             generation: 0,
             kernel: None,
+            writers: None,
+            is_write: false,
             caches: Caches::default(),
             mismatches: 0,
             unknown_functions: [0; UNKNOWN_FUNCTIONS_MAX],
@@ -111,6 +126,7 @@ impl Resolver {
         if self.generation != self.guest.generation() {
             self.generation = self.guest.generation();
             self.kernel = self.guest.kernel();
+            self.writers = self.guest.writers();
             self.caches = Caches::default();
             self.knows_object = false;
             self.mismatches = 0;
@@ -124,6 +140,7 @@ impl Resolver {
             return;
         };
         self.counts.request();
+        self.is_write = request.is_write;
         let found = self.follow_bios(&kernel, request, pages, insight).is_some();
         if found && !self.knows_object && request.carries_data {
             self.knows_object = true;
@@ -141,60 +158,6 @@ impl Resolver {
                 self.guest.notify(EVENT_MISMATCH, request.header);
             }
         }
-    }
-
-    /// Adds the processes that wait for the pages of a read to its insight, whose data has arrived
-    /// and not been reported to the guest yet. `pages` are those of [`resolve`](Self::resolve).
-    /// Parts with a process keep it.
-    pub fn find_readers(&mut self, pages: impl Iterator<Item = (u64, u64)>, insight: &mut Insight) {
-        if self.generation != self.guest.generation() {
-            return;
-        }
-        let Some(kernel) = self.kernel.take() else { return };
-        let names = self.guest.names();
-        let places = &mut self.caches.pages;
-        let mut left = AWAITED_MAX;
-        let mut offset = 0;
-        'pages: for (mut address, length) in pages {
-            let end = address.saturating_add(length);
-            while address < end {
-                if left == 0 {
-                    break 'pages;
-                }
-                left -= 1;
-                let count = (4096 - address % 4096).min(end - address);
-                // The part of these bytes, which is the whole if there are no parts.
-                let part = insight
-                    .parts
-                    .iter()
-                    .position(|part| (part.offset..part.offset + part.length).contains(&offset));
-                let facts = part.map_or(insight.facts, |part| insight.parts[part].facts);
-                let can_wait =
-                    facts.process_id == 0 && !matches!(facts.kind, Kind::Direct | Kind::Journal);
-                let reader = if can_wait {
-                    places.waiter(&kernel, address).and_then(|task| kernel.task(task))
-                } else {
-                    None
-                };
-                if let Some(reader) = reader {
-                    let process = names.number(&reader.command);
-                    let found = Facts { process, process_id: reader.process_id, ..facts };
-                    if let Some(part) = part {
-                        insight.parts[part].facts = found;
-                    }
-                    // Those of most bytes.
-                    if insight.facts == facts {
-                        insight.facts = found;
-                    }
-                    if insight.parts.is_empty() {
-                        break 'pages;
-                    }
-                }
-                offset += count;
-                address += count;
-            }
-        }
-        self.kernel = Some(kernel);
     }
 
     /// Follows the request's bios. `None` if it is not a request of this kernel.
@@ -221,6 +184,10 @@ impl Resolver {
             }
         }
         insight.flags = kernel.request_flags(flags);
+        if view.is_flush() {
+            self.add_flusher(kernel, view, insight);
+            return Some(());
+        }
         let mut pieces = Pieces::new(pages);
         let (mut sector, mut left) = (view.sector, view.length);
         for _ in 0..BIOS_MAX {
@@ -332,6 +299,10 @@ impl Resolver {
             // Whether it is a mirror's depends on one pointer.
             Completion::DmIo => Verdict::All(likely(Kind::Device)),
             Completion::Kind(kind) | Completion::OfBuffer(Some(kind)) => Verdict::All(sure(kind)),
+            Completion::XfsLog => Verdict::All(sure(Kind::Journal)),
+            Completion::BtrfsBarrier => {
+                Verdict::Each(Each { waiter: kernel.completion_waiter(bio.private), ..each })
+            }
             Completion::OfBuffer(None) => {
                 Verdict::Each(Each { buffer: bio.private, sector: bio.sector, ..each })
             }
@@ -416,7 +387,7 @@ impl Resolver {
         let layout = &kernel.layout;
         let dio = match completion {
             Completion::DeviceSimple => {
-                self.add_process(kernel, Some(bio.private), &mut facts);
+                self.add_process(kernel, Some(bio.private), ProcessRole::Submitter, &mut facts);
                 return facts;
             }
             Completion::DeviceEmbedded => {
@@ -427,7 +398,8 @@ impl Resolver {
         let at = |place: Option<u64>| kernel.pointer(dio?.wrapping_add(place?));
         // One word has the task that waits, or the control block.
         if completion == Completion::Device {
-            self.add_process(kernel, at(layout.device_dio_waiter), &mut facts);
+            let task = at(layout.device_dio_waiter);
+            self.add_process(kernel, task, ProcessRole::Submitter, &mut facts);
         }
         if let Some(block) = at(layout.device_dio_block).filter(|_| facts.process_id == 0) {
             self.add_submitter(kernel, kernel.submitter(block), &mut facts);
@@ -477,7 +449,8 @@ impl Resolver {
                 | Meaning::DmMirror
                 | Meaning::Submitter(_)
                 | Meaning::PageWait
-                | Meaning::RingPageWait => return None,
+                | Meaning::RingPageWait
+                | Meaning::TaskWait => return None,
             };
             let private = kernel.pointer(own.wrapping_add(layout.btrfs_bio_private?))?;
             Some((kernel.pointer(private.wrapping_add(place))?, direct))
@@ -514,16 +487,27 @@ impl Resolver {
         facts
     }
 
-    fn add_process(&self, kernel: &Kernel, task: Option<u64>, facts: &mut Facts) {
+    /// Adds the process of a task, if there is one.
+    fn add_process(
+        &self,
+        kernel: &Kernel,
+        task: Option<u64>,
+        role: ProcessRole,
+        facts: &mut Facts,
+    ) {
         if let Some(task) = task.and_then(|task| kernel.task(task)) {
             facts.process = self.guest.names().number(&task.command);
             facts.process_id = task.process_id;
+            facts.process_start = task.start;
+            facts.process_role = role;
         }
     }
 
     fn add_submitter(&mut self, kernel: &Kernel, submission: Submission, facts: &mut Facts) {
         match submission {
-            Submission::Task(task) => self.add_process(kernel, Some(task), facts),
+            Submission::Task(task) => {
+                self.add_process(kernel, Some(task), ProcessRole::Submitter, facts);
+            }
             Submission::Function(function) => self.unknown_function(function),
             Submission::Unknown => {}
         }

@@ -28,6 +28,9 @@ pub(crate) struct FileSystem {
     /// Returns whether an inode, by its address, has content of other files, which the file system
     /// moves; `None` if that is not known.
     pub is_mover: Option<fn(&Kernel, u64) -> Option<bool>>,
+    /// Returns a task that waits until the file system has made its journal durable or flushed its
+    /// disk, from the address of the file system's private structure.
+    pub waiter: Option<fn(&Kernel, u64) -> Option<u64>>,
     /// The symbols of the file system's functions and operations.
     pub symbols: &'static [(&'static str, Meaning)],
 }
@@ -89,6 +92,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
     FileSystem {
         has_marked_journal: true,
         journal_buffer: Some(ext4_journal_buffer),
+        waiter: Some(ext4_waiter),
         ..FileSystem::new(
             &["ext4"],
             EXT,
@@ -113,7 +117,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
             &[
                 ("xfs_end_bio", ends(Completion::OneFile)),
                 ("xfs_buf_bio_end_io", ends(Completion::XfsBuffer)),
-                ("xlog_bio_end_io", ends(Completion::Kind(Kind::Journal))),
+                ("xlog_bio_end_io", ends(Completion::XfsLog)),
                 ("xfs_dir3_block_buf_ops", Meaning::XfsDirectory),
                 ("xfs_dir3_data_buf_ops", Meaning::XfsDirectory),
                 ("xfs_dir3_free_buf_ops", Meaning::XfsDirectory),
@@ -135,6 +139,7 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
                 ("btrfs_end_bio", ends(Completion::Btrfs)),
                 ("btrfs_clone_write_end_io", ends(Completion::BtrfsStripe)),
                 ("btrfs_end_super_write", ends(Completion::Kind(Kind::Metadata))),
+                ("btrfs_end_empty_barrier", ends(Completion::BtrfsBarrier)),
                 ("btrfs_end_dio_bio", Meaning::BtrfsDirect),
                 ("btrfs_dio_end_io", Meaning::BtrfsDirect),
                 ("end_compressed_bio_read", Meaning::BtrfsCompressed),
@@ -144,15 +149,18 @@ pub(crate) static FILE_SYSTEMS: [FileSystem; 11] = [
             ],
         )
     },
-    FileSystem::new(
-        &["f2fs"],
-        // The inodes of nodes and of the segments' tables.
-        OwnInodes::Numbers(&[1, 2]),
-        &[
-            ("f2fs_read_end_io", ends(Completion::Pages)),
-            ("f2fs_write_end_io", ends(Completion::Pages)),
-        ],
-    ),
+    FileSystem {
+        waiter: Some(f2fs_waiter),
+        ..FileSystem::new(
+            &["f2fs"],
+            // The inodes of nodes and of the segments' tables.
+            OwnInodes::Numbers(&[1, 2]),
+            &[
+                ("f2fs_read_end_io", ends(Completion::Pages)),
+                ("f2fs_write_end_io", ends(Completion::Pages)),
+            ],
+        )
+    },
     FileSystem::new(
         &["jfs"],
         OwnInodes::Hidden,
@@ -206,6 +214,7 @@ impl FileSystem {
             journal_buffer: None,
             journal_sectors: None,
             is_mover: None,
+            waiter: None,
             symbols,
         }
     }
@@ -236,6 +245,22 @@ fn ext4_journal_buffer(kernel: &Kernel, super_block: u64) -> Option<u64> {
     let private = kernel.pointer(super_block.wrapping_add(layout.sb_private?))?;
     let journal = kernel.pointer(private.wrapping_add(layout.ext4_journal?))?;
     kernel.pointer(journal.wrapping_add(layout.journal_superblock?))
+}
+
+/// A task that waits for a commit of the journal (`jbd2_log_wait_commit`).
+fn ext4_waiter(kernel: &Kernel, private: u64) -> Option<u64> {
+    let journal = at(kernel, private, kernel.layout.ext4_journal)?;
+    kernel.first_waiter(journal.wrapping_add(kernel.layout.journal_waiters?))
+}
+
+/// A task that waits for the thread that flushes for all of them (`f2fs_issue_flush`).
+fn f2fs_waiter(kernel: &Kernel, private: u64) -> Option<u64> {
+    let layout = &kernel.layout;
+    let segments = at(kernel, private, layout.f2fs_segments)?;
+    let control = at(kernel, segments, layout.f2fs_control)?;
+    let link = at(kernel, control, layout.f2fs_dispatched)?;
+    let command = link.wrapping_sub(layout.f2fs_command_link?);
+    kernel.completion_waiter(command.wrapping_add(layout.f2fs_command_wait?))
 }
 
 /// The pointer at a member of a structure.
@@ -367,8 +392,11 @@ mod tests {
         let mut journal = Vec::new();
         for (symbol, meaning) in row.symbols {
             let Meaning::Completion(completion) = meaning else { continue };
-            let kinds =
-                [Completion::Kind(Kind::Journal), Completion::OfBuffer(Some(Kind::Journal))];
+            let kinds = [
+                Completion::Kind(Kind::Journal),
+                Completion::OfBuffer(Some(Kind::Journal)),
+                Completion::XfsLog,
+            ];
             if kinds.contains(completion) {
                 journal.push(format!("I/O that `{symbol}` completes"));
             }

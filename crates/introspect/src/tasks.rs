@@ -16,7 +16,14 @@ pub struct Task {
     pub process_id: u32,
     /// The command's name, at most 15 bytes.
     pub command: String,
+    /// The start, in hundredths of a second since the guest's boot, modulo 2³²; 0 if unknown.
+    pub start: u32,
 }
+
+/// The flag of a task that is a thread of the kernel (`PF_KTHREAD`).
+const KERNEL_THREAD: u32 = 0x0020_0000;
+/// The length of a tick of a process's start, in nanoseconds.
+const TICK_NS: u64 = 10_000_000;
 
 impl Kernel {
     /// The current processes (thread groups), including kernel threads but not the idle tasks. A
@@ -54,13 +61,33 @@ impl Kernel {
         }
         let command = self.text(named.wrapping_add(self.layout.task_command), COMMAND_MAX)?;
         // Process numbers are below PID_MAX_LIMIT.
-        ((1..=4 << 20).contains(&process_id) && !command.is_empty())
-            .then_some(Task { process_id, command })
+        let start = self.start_ns(named).map_or(0, start_of);
+        ((1..=4 << 20).contains(&process_id) && !command.is_empty()).then_some(Task {
+            process_id,
+            command,
+            start,
+        })
+    }
+
+    /// The start of a task, in nanoseconds since the guest's boot.
+    pub(crate) fn start_ns(&self, task: u64) -> Option<u64> {
+        self.u64(task.wrapping_add(self.layout.task_start?))
+    }
+
+    /// Whether a task is a thread of the kernel.
+    pub(crate) fn is_kernel_thread(&self, task: u64) -> bool {
+        let flags = || self.u32(task.wrapping_add(self.layout.task_flags?));
+        flags().is_some_and(|flags| flags & KERNEL_THREAD != 0)
     }
 }
 
+/// The start of a process in hundredths of a second, from nanoseconds.
+pub(crate) fn start_of(start_ns: u64) -> u32 {
+    (start_ns / TICK_NS) as u32
+}
+
 /// The size and the alignment of a kernel stack (`THREAD_SIZE`).
-const STACK: u64 = 16 << 10;
+pub(crate) const STACK: u64 = 16 << 10;
 /// The number of stacks in a queue's cache; a power of two.
 const STACKS: usize = 64;
 /// The threads that a search examines, the youngest processes first, and the shortest time between
@@ -110,7 +137,7 @@ impl StackCache {
 
 impl Kernel {
     /// The first task that waits for a `completion`.
-    fn completion_waiter(&self, completion: u64) -> Option<u64> {
+    pub(crate) fn completion_waiter(&self, completion: u64) -> Option<u64> {
         let layout = &self.layout;
         let list = completion.wrapping_add(layout.completion_waiters?);
         let first = self.pointer(list)?;

@@ -79,7 +79,7 @@ fn queue(store: &Store, linux: &Linux) -> Resolver {
 }
 
 /// The names of the measured requests in the synthetic guest.
-const CASES: [&str; 17] = [
+const CASES: [&str; 20] = [
     "data",
     "one file",
     "merged",
@@ -93,14 +93,30 @@ const CASES: [&str; 17] = [
     "device, a waiter",
     "no reader",
     "a reader",
+    "a waiter for write-back",
+    "flush, a process",
+    "flush, jbd2",
     "dm-crypt",
     "raid1 on dm-crypt",
     "btrfs data",
     "unknown function",
 ];
 
-/// Those that read: their readers are looked for when the data arrives.
-const READS: [&str; 2] = ["no reader", "a reader"];
+/// What the layer `classify` does with a request: finds its meaning when it comes, and the processes
+/// that wait for it when it has been carried out.
+#[inline(always)]
+fn resolve(
+    resolver: &mut Resolver,
+    request: &SyntheticRequest,
+    now_ns: u64,
+    table: &ClassTable,
+    insight: &mut Insight,
+) {
+    let view = RequestView { now_ns, ..request.view };
+    insight.clear();
+    resolver.resolve(&view, request.pieces.iter().copied(), table, black_box(insight));
+    resolver.find_waiters(&view, request.pieces.iter().copied(), black_box(insight));
+}
 
 /// Announces the next batch. A profiler finds this function and the next by their names.
 #[inline(never)]
@@ -121,13 +137,7 @@ fn counted(
     let mut insight = Insight::default();
     for _ in 0..count {
         *now_ns += step_ns;
-        let view = RequestView { now_ns: *now_ns, ..request.view };
-        insight.clear();
-        let pages = request.pieces.iter().copied();
-        resolver.resolve(&view, pages, &table, black_box(&mut insight));
-        if READS.contains(&request.name) {
-            resolver.find_readers(request.pieces.iter().copied(), black_box(&mut insight));
-        }
+        resolve(resolver, request, *now_ns, &table, &mut insight);
     }
 }
 
@@ -167,13 +177,7 @@ fn requests(shape: &Shape) {
                     let start = Instant::now();
                     for _ in 0..count {
                         now_ns += step_ns;
-                        let view = RequestView { now_ns, ..request.view };
-                        insight.clear();
-                        let pages = request.pieces.iter().copied();
-                        resolver.resolve(&view, pages, &table, &mut insight);
-                        if READS.contains(&name) {
-                            resolver.find_readers(request.pieces.iter().copied(), &mut insight);
-                        }
+                        resolve(&mut resolver, request, now_ns, &table, &mut insight);
                     }
                     start.elapsed().as_nanos() as u64 / u64::from(count)
                 })

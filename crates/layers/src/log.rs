@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fathom_block::{
-    Capabilities, Facts, Kind, Layer, LayerPart, Observer, ObserverPosition, OpenContext,
-    Operation, Outcome, Request,
+    Capabilities, Facts, Layer, LayerPart, Observer, ObserverPosition, OpenContext, Outcome,
+    Request,
 };
 use fathom_failure::Failure;
-use fathom_insight::Names;
+use fathom_insight::{Names, ProcessRole};
 use fathom_options::{Check, Key};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -307,11 +307,10 @@ fn explain(line: &mut String, names: &Names, request: &Request) {
     }
 }
 
-/// Whether a process waits for the data of a request, which may not have been known when it came.
-fn has_reader(request: &Request) -> bool {
-    let is_read = |facts: &Facts| facts.process_id != 0 && facts.kind != Kind::Direct;
-    request.operation == Operation::Read
-        && request.insight.parts(request.length).any(|part| is_read(&part.facts))
+/// Whether a process waits for a request, which may not have been known when it came.
+fn has_waiter(request: &Request) -> bool {
+    let mut parts = request.insight.parts(request.length);
+    parts.any(|part| part.facts.process_role == ProcessRole::Waiter)
 }
 
 impl Observer for LogQueue {
@@ -336,7 +335,7 @@ impl Observer for LogQueue {
                     Ok(()) => write!(line, " done {took_ns} ns"),
                     Err(error) => write!(line, " failed {took_ns} ns: {error}"),
                 };
-                if has_reader(request) {
+                if has_waiter(request) {
                     explain(line, names, request);
                 }
             });

@@ -27,3 +27,4 @@ mod scene;
 mod schedule;
 mod truth;
 mod two_guests;
+mod writers;

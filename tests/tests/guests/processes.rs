@@ -1,5 +1,5 @@
-//! The process of each request of direct I/O, by each way in which programs submit it, and of reads
-//! for which a process waits.
+//! The process of each request of direct I/O, by each way in which programs submit it, and of
+//! reads, writes and flushes for which a process waits; the list of all processes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -275,6 +275,191 @@ impl Scene {
     }
 }
 
+/// Programs that make what they write durable, each with the number of its process before its own
+/// output: after each write, or by `sync`.
+const SYNCERS: [(&str, &str); 3] = [
+    (
+        "fsync",
+        "exec fio --name=job --filename=/mnt/sync-0 --thread --ioengine=psync --rw=write --bs=4k \
+         --size=400k --fsync=1",
+    ),
+    (
+        "fdatasync",
+        "exec fio --name=job --filename=/mnt/sync-1 --thread --ioengine=psync --rw=randwrite --bs=4k \
+         --size=1m --io_size=200k --fdatasync=1",
+    ),
+    ("sync", "exec sync"),
+];
+
+impl Scene {
+    /// Programs that wait until their data is durable: a flush is that of the program, and no other
+    /// process than it, or a thread of the kernel, is ever reported.
+    fn syncers(&mut self, place: &str) -> Result<()> {
+        println!("{place}: flushes, journal writes and data writes with their process, with none,");
+        println!("  with a thread of the kernel, with another one");
+        for (number, (what, command)) in SYNCERS.iter().enumerate() {
+            self.prepare(&format!(
+                "dd if=/dev/urandom of=/mnt/sync-{number} bs=64k count=16; sync; sleep 0.2
+                for file in $(seq 20); do echo $file > /mnt/new-{number}-$file; done; sleep 0.1"
+            ))?;
+            let start = self.uptime()?;
+            let script = format!("sh -c 'echo $$ > /run/syncer; {command}' > /dev/null 2>&1");
+            // The data of what was prepared is written before, but for `sync`.
+            if *what != "sync" {
+                self.guest.check("sync")?;
+            }
+            let requests = self.requests(&script)?;
+            let own = self.guest.check("cat /run/syncer")?.trim().parse().ok();
+            let end = self.uptime()?;
+            let mut counts: BTreeMap<&str, [u32; 4]> = BTreeMap::new();
+            let mut examples = Vec::new();
+            let mut kernel_threads = BTreeMap::new();
+            for request in &requests {
+                for part in &request.parts {
+                    let kind = match (request.operation.as_str(), part.kind) {
+                        ("flush", _) => "flush",
+                        ("write", Kind::Journal) => "journal",
+                        ("write", Kind::Data) => "data",
+                        _ => continue,
+                    };
+                    let outcome = match part.process_id {
+                        None => 1,
+                        number if number == own => 0,
+                        Some(number) if self.is_of_kernel(number, &mut kernel_threads)? => 2,
+                        Some(_) => 3,
+                    };
+                    // The start of the process is that of the program.
+                    let started = part.process_start.unwrap_or(0);
+                    let is_right = outcome != 0 || (start..=end).contains(&(started / 100));
+                    if outcome == 3 || !is_right {
+                        examples.push(format!("{own:?}, {start} to {end} s: {part:?}"));
+                    }
+                    counts.entry(kind).or_default()[outcome] += 1;
+                }
+                if request.operation == "flush" && request.parts.is_empty() {
+                    counts.entry("flush").or_default()[1] += 1;
+                }
+            }
+            println!("  {what:10} {counts:?}");
+            let [right, none, kernel, _] = counts.get("flush").copied().unwrap_or_default();
+            let is_enough = *what == "sync" || right >= 4 * (none + kernel) && right >= 20;
+            if !is_enough || !examples.is_empty() {
+                let problem = format!("{what}: {counts:?}, for example {examples:#?}");
+                self.note(place, Err(Error::new(problem)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The time since the guest's boot, in seconds.
+    fn uptime(&self) -> Result<u64> {
+        let text = self.guest.check("cat /proc/uptime")?;
+        let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
+        seconds.ok_or_else(|| Error::new(format!("no time: {text}")))
+    }
+
+    /// Whether a process is a thread of the kernel. `known` has those that were examined.
+    fn is_of_kernel(&self, number: u32, known: &mut BTreeMap<u32, bool>) -> Result<bool> {
+        if let Some(is_it) = known.get(&number) {
+            return Ok(*is_it);
+        }
+        let process = format!("/proc/{number}");
+        let command = format!(
+            "if [ -d {process} ] && ! readlink {process}/exe > /dev/null; then echo kernel; fi"
+        );
+        let is_it = !self.guest.check(&command)?.trim().is_empty();
+        known.insert(number, is_it);
+        Ok(is_it)
+    }
+
+    /// The list of processes, compared with the guest's own before and after.
+    fn list(&mut self) -> Result<()> {
+        let busy = self.guest.spawn(
+            "exec fio --name=job --filename=/mnt/busy --thread --ioengine=psync --rw=randwrite --bs=4k \
+             --size=1m --time_based --runtime=6 --fsync=1",
+        )?;
+        self.guest.check("sleep 1")?;
+        let before = self.own_list()?;
+        let client = self.daemon.client();
+        let ask = || client.processes(Some("disk")).map_err(|error| Error::new(error.to_string()));
+        let mut waiting = 0;
+        for _ in 0..200 {
+            let report = ask()?;
+            let fio = report.guests[0].processes.iter().filter(|process| process.command == "fio");
+            let calls = fio.flat_map(|process| &process.calls);
+            waiting += calls
+                .filter(|call| {
+                    let path = call.file.as_ref().map(|file| file.path.as_str());
+                    ["fsync", "pwrite64"].contains(&call.call.as_str()) && path == Some("/busy")
+                })
+                .count();
+        }
+        let report = ask()?;
+        let after = self.own_list()?;
+        self.guest.finish(busy)?;
+        let guest = &report.guests[0];
+        println!(
+            "{} processes in {} µs; of 200 reports, {waiting} had fio's call",
+            guest.processes.len(),
+            guest.count_ns / 1000
+        );
+        let mut wrong = Vec::new();
+        let mut known = 0;
+        for (number, [parent, start, threads, read, dirtied, cancelled]) in &before {
+            let Some(later) = after.get(number).filter(|later| later[1] == *start) else {
+                continue;
+            };
+            let is_it = |process: &&fathom_control::ProcessInfo| process.process_id == *number;
+            let Some(process) = guest.processes.iter().find(is_it) else {
+                wrong.push(format!("{number} is missing"));
+                continue;
+            };
+            let between = |early: &u64, late: &u64, value: Option<u64>| {
+                value.is_some_and(|value| (*early..=*late).contains(&value))
+            };
+            let is_right = process.parent_id == *parent
+                && process.start_ns.map(|ns| ns / 10_000_000) == Some(*start)
+                && between(threads, &later[2], Some(process.threads))
+                && between(read, &later[3], process.read_bytes)
+                && between(dirtied, &later[4], process.dirtied_bytes)
+                && between(cancelled, &later[5], process.cancelled_bytes);
+            if !is_right {
+                wrong.push(format!("{process:?}, not {:?} to {later:?}", before[number]));
+            }
+            known += 1;
+        }
+        let is_near =
+            guest.uptime_ns.is_some_and(|ns| ns / 1_000_000_000 <= self.uptime().unwrap_or(0));
+        if !guest.is_whole || known < 10 || waiting < 50 || !is_near || !wrong.is_empty() {
+            let uptime_ns = guest.uptime_ns;
+            let problem =
+                format!("{known} known, {waiting} calls, up {uptime_ns:?} ns, {wrong:#?}");
+            self.note("the list", Err(Error::new(problem)));
+        }
+        Ok(())
+    }
+
+    /// The guest's own list of its processes: parent, start in hundredths of a second, number of
+    /// threads, and the account of I/O, by their numbers.
+    fn own_list(&self) -> Result<BTreeMap<u64, [u64; 6]>> {
+        let output = self.guest.check(
+            "cd /proc; for process in [0-9]*; do
+                stat=$(sed 's/.*) //' $process/stat 2> /dev/null) || continue
+                io=$(awk '/_bytes/ { printf \"%s \", $2 }' $process/io 2> /dev/null) || continue
+                set -- $stat; parent=$2 threads=${18} start=${20}
+                echo $process $parent $start $threads $io
+            done",
+        )?;
+        let lines = output.lines().filter_map(|line| {
+            let numbers: Vec<u64> =
+                line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+            let (number, rest) = numbers.split_first()?;
+            Some((*number, rest.try_into().ok()?))
+        });
+        Ok(lines.collect())
+    }
+}
+
 /// All ways with a kernel. A disk takes some time for a request, in which its reader begins to
 /// wait.
 fn processes(kernel: &str) -> Result<()> {
@@ -289,6 +474,10 @@ fn processes(kernel: &str) -> Result<()> {
         scene.prepare(place.make)?;
         scene.direct(place.name)?;
         scene.readers(place.name)?;
+        scene.syncers(place.name)?;
+        if place.name == "ext4" {
+            scene.list()?;
+        }
         scene.prepare(&format!("{}; blkdiscard -f /dev/vdb", place.remove))?;
     }
     scene.direct_to_disk()?;

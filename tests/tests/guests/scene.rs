@@ -1,6 +1,7 @@
 //! A guest with one classified disk whose requests are logged, for comparison with the truth.
 
 use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
 
 use fathom_tests::{
     Assets, Classified, Comparison, Daemon, Disk, Error, Guest, Result, Served, Truth,
@@ -32,17 +33,39 @@ impl Scene {
 
     /// The same with further layers beneath the log, each after a comma.
     pub fn start_above(kernel: &str, mib: u64, layers: &str) -> Result<Option<Self>> {
+        Self::start_with(kernel, mib, layers, "", |_| None)
+    }
+
+    /// The same with the plugin for QEMU.
+    pub fn start_intercepted(kernel: &str, mib: u64, plugin: &Path) -> Result<Option<Self>> {
+        let table = "[intercept]\nsocket = 'intercept.sock'\n";
+        Self::start_with(kernel, mib, "", table, |daemon| {
+            let socket = daemon.path("intercept.sock");
+            Some(format!("{},socket={}", plugin.display(), socket.display()))
+        })
+    }
+
+    fn start_with(
+        kernel: &str,
+        mib: u64,
+        layers: &str,
+        tables: &str,
+        plugin: impl FnOnce(&Daemon) -> Option<String>,
+    ) -> Result<Option<Self>> {
         let assets = Assets::get()?;
         let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
-        let daemon =
-            Daemon::serve(&[Served::sparse("disk", mib).with("classify = true").with(&format!(
-                "layers = [{{ kind = 'log', file = 'requests', lines_per_second_max = 0 }}{layers}]"
-            ))])?;
-        let guest = Guest::builder()
+        let disk = Served::sparse("disk", mib).with("classify = true").with(&format!(
+            "layers = [{{ kind = 'log', file = 'requests', lines_per_second_max = 0 }}{layers}]"
+        ));
+        let daemon = Daemon::serve_with(&[disk], tables)?;
+        let mut guest = Guest::builder()
             .kernel(kernel)
             .root(Disk::snapshot_of(&assets.root))
-            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2))
-            .start()?;
+            .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2));
+        if let Some(plugin) = plugin(&daemon) {
+            guest = guest.argument("-plugin").argument(plugin);
+        }
+        let guest = guest.start()?;
         Ok(Some(Self { daemon, guest, problems: Vec::new() }))
     }
 

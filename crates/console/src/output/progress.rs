@@ -2,6 +2,7 @@
 //! line every ten seconds.
 use std::{
     io::{self, IsTerminal},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -76,6 +77,31 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Waits for some time. On a terminal, a bar shows it if it is long.
+pub fn wait(label: &str, time: Duration) {
+    const STEP: Duration = Duration::from_millis(100);
+    let end = Instant::now() + time;
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let shown = (time > DELAY && io::stderr().is_terminal()).then(|| {
+        let target = ProgressDrawTarget::stderr_with_hz(BARS_PER_SECOND);
+        bar(label, milliseconds(time), target)
+    });
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        if let Some(bar) = &shown {
+            bar.set_message(format!("{} left", time_left(left.as_secs_f64())));
+            bar.set_position(milliseconds(time.saturating_sub(left)));
+        }
+        thread::sleep(left.min(STEP));
+    }
+    if let Some(bar) = shown {
+        bar.finish_and_clear();
     }
 }
 

@@ -61,6 +61,14 @@ pub fn machine(disk: &DiskUsage) -> &str {
 
 /// Adds rows for counts without rows, and for the control groups of `ever` that were idle.
 fn complete(mut disk: DiskUsage, ever: &DiskUsage) -> DiskUsage {
+    // Flushes whose process or container is known.
+    for row in &mut disk.rows {
+        let UsageCounts { read, write, other } = &row.counts;
+        let has_flushes = read.is_empty() && write.is_empty() && !other.is_empty();
+        if row.kind == "unknown" && has_flushes && other.bytes == 0 {
+            row.kind = FLUSHES.into();
+        }
+    }
     let unknown = UsageCounts { other: UsageCount::default(), ..disk.unknown.clone() };
     // A flush concerns all written data, regardless of its writer.
     let flushes = UsageCounts { other: disk.unknown.other.clone(), ..UsageCounts::default() };

@@ -308,7 +308,15 @@ fn add_facts(sheet: &mut Sheet, facts: &FactsStatus) {
     sheet.fact_if_any("file system", clean(&system));
     sheet.fact_if_any("container", clean(&facts.cgroup));
     if facts.process_id != 0 {
-        sheet.fact("process", super::describe::process(&facts.process, facts.process_id));
+        let mut process = super::describe::process(&facts.process, facts.process_id);
+        if !facts.process_role.is_empty() {
+            process += &format!(", its {}", clean(&facts.process_role));
+        }
+        if facts.process_start_ns != 0 {
+            let seconds = facts.process_start_ns as f64 / 1e9;
+            process += &format!(", started {seconds:.2} s after the guest");
+        }
+        sheet.fact("process", process);
     }
     sheet.fact_if_any("expected life", words::lifetime(facts.write_hint));
     sheet.fact_if_any("known from", words::source(facts));

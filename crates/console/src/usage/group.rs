@@ -126,9 +126,10 @@ fn container(row: &UsageRow) -> &str {
     if has_no_owner(row) { &row.kind } else { &row.cgroup }
 }
 
-/// Whether a row has no owner: flushes and evicted rows.
+/// Whether a row has no owner: flushes of nobody who is known, and evicted rows.
 fn has_no_owner(row: &UsageRow) -> bool {
-    row.kind == FLUSHES || row.kind == FOLDED
+    let is_known = !row.process.is_empty() || !row.cgroup.is_empty();
+    row.kind == FLUSHES && !is_known || row.kind == FOLDED
 }
 
 impl Scope {

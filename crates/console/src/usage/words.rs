@@ -46,6 +46,9 @@ fn action(request: &SlowRequest) -> String {
     let mut text = match request.operation.as_str() {
         "read" => format!("A read of {size} from {object}"),
         "write" => format!("A write of {size} to {object}"),
+        "flush" if request.facts.kind == "journal" => {
+            "A flush of the disk's cache for a journal".into()
+        }
         "flush" => "A flush of the disk's cache".into(),
         "discard" => format!("A discard of {size}"),
         "write-zeroes" => format!("Zeroing {size}"),
@@ -53,7 +56,12 @@ fn action(request: &SlowRequest) -> String {
     };
     let facts = &request.facts;
     if !facts.process.is_empty() {
-        text += &format!(", by process {}", describe::process(&facts.process, facts.process_id));
+        let process = describe::process(&facts.process, facts.process_id);
+        text += &match facts.process_role.as_str() {
+            "waiter" => format!(", for which process {process} waits"),
+            "writer" => format!(", written by process {process}"),
+            _ => format!(", by process {process}"),
+        };
     }
     match facts.cgroup.as_str() {
         "" => {}

@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 16] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 17] = [
     crate::disk::ENDPOINTS,
     crate::log::ENDPOINTS,
     crate::configuration::ENDPOINTS,
@@ -31,6 +31,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 16] = [
     crate::usage::ENDPOINTS,
     crate::insight::ENDPOINTS,
     crate::dirty::ENDPOINTS,
+    crate::processes::ENDPOINTS,
     crate::flush::ENDPOINTS,
     crate::query::ENDPOINTS,
     crate::stream::ENDPOINTS,

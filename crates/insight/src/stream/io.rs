@@ -29,6 +29,7 @@ const HOLDERS: &[&str] = &["limit", "schedule", "wal", "offload"];
 const SYSTEMS: &[&str] = &["sqlite", "innodb", "postgresql"];
 const PARTS: &[&str] = &["table", "index", "log", "other"];
 const SOURCES: &[&str] = &["flags", "page", "bio", "calls", "application"];
+const ROLES: &[&str] = &["submitter", "waiter", "writer"];
 const CONFIDENCES: &[&str] = &["likely", "sure"];
 const ERRORS: &[&str] = &[
     "input/output error",
@@ -94,12 +95,14 @@ const COLUMNS: &[StreamColumn<Event, Labels>] = &[
     column("DbSystem", Get::Word(SYSTEMS, |event| event.database_system)),
     column("DbPart", Get::Word(PARTS, |event| event.database_part)),
     column("DbIndex", Get::Number(|event| some(event.database_index.into()))),
+    column("ProcessRole", Get::Word(ROLES, |event| event.process_role)),
+    column("ProcessStart", Get::Number(|event| some(u64::from(event.process_start) * 10_000_000))),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Confidence, DatabasePart, DatabaseSystem, InsightSource, Kind};
+    use crate::{Confidence, DatabasePart, DatabaseSystem, InsightSource, Kind, ProcessRole};
 
     #[test]
     fn words_are_the_names_of_the_numbers() {
@@ -107,6 +110,7 @@ mod tests {
         assert_eq!(SYSTEMS, &DatabaseSystem::ALL.map(DatabaseSystem::name)[1..]);
         assert_eq!(PARTS, &DatabasePart::ALL.map(DatabasePart::name)[1..]);
         assert_eq!(SOURCES, &InsightSource::ALL.map(InsightSource::name)[1..]);
+        assert_eq!(ROLES, &ProcessRole::ALL.map(ProcessRole::name)[1..]);
         assert_eq!(CONFIDENCES, &Confidence::ALL.map(Confidence::name)[1..]);
     }
 }

@@ -9,7 +9,7 @@ const TIME_INTERVAL: u64 = 1024;
 /// The steps that are left for one count, and its end. All lists and counters of a guest, and all
 /// tries, share one: each of them has a limit of its own, but a guest chooses how many there are.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     left: Cell<u64>,
     end: Instant,
     /// The lines that are read, if they are to be remembered.
@@ -18,7 +18,7 @@ pub(super) struct Budget {
 
 impl Budget {
     /// A budget of so many steps, for a count that takes at most `time`.
-    pub(super) fn new(steps: u64, time: Duration) -> Self {
+    pub(crate) fn new(steps: u64, time: Duration) -> Self {
         Self { left: Cell::new(steps), end: Instant::now() + time, lines: None }
     }
 
@@ -45,7 +45,7 @@ impl Budget {
     }
 
     /// Uses up steps. `None` from then on if there are not enough, or if the time is over.
-    pub(super) fn take(&self, steps: u64) -> Option<()> {
+    pub(crate) fn take(&self, steps: u64) -> Option<()> {
         let before = self.left.get();
         let after = before.checked_sub(steps).filter(|after| {
             before / TIME_INTERVAL == after / TIME_INTERVAL || Instant::now() < self.end

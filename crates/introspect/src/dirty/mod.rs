@@ -34,7 +34,7 @@ use std::time::Duration;
 use crate::kernel::Kernel;
 use crate::layout::Types;
 use crate::vmcoreinfo::PAGE;
-use budget::Budget;
+pub(crate) use budget::Budget;
 
 pub(crate) use devices::KnownSuperBlocks;
 pub use files::{DirtyFile, DirtyFiles};

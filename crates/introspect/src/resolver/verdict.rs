@@ -1,7 +1,7 @@
 //! The evidence that a bio gives about its bytes, and the facts that follow for its pieces of
 //! memory.
 
-use fathom_insight::{Confidence, Facts, Insight, InsightSource, Kind};
+use fathom_insight::{Confidence, Facts, Insight, InsightSource, Kind, ProcessRole};
 
 use super::{RequestView, Resolver};
 use crate::bios::Bio;
@@ -87,6 +87,26 @@ impl Resolver {
             insight.push_at(length, Facts { cgroup, ..facts }, file_offset);
         };
         match verdict {
+            Verdict::All(facts) if facts.kind == Kind::Data && self.finds_writers() => {
+                let mut left = size;
+                while left > 0 {
+                    let Some((address, length)) = pieces.next(left) else {
+                        push(left, (*facts, None));
+                        break;
+                    };
+                    left -= length;
+                    for (address, count) in pages_of(address, length) {
+                        let mut own = *facts;
+                        let page = kernel.page_of(address);
+                        if let Some(PageUse::Cached { frame, .. }) =
+                            self.caches.pages.page(kernel, page)
+                        {
+                            self.add_writer(frame, &mut own);
+                        }
+                        push(count, (own, None));
+                    }
+                }
+            }
             Verdict::All(facts) => {
                 pieces.skip(size);
                 push(size, (*facts, None));
@@ -94,6 +114,11 @@ impl Resolver {
             Verdict::Page(page, each) => {
                 pieces.skip(size);
                 push(size, self.page(kernel, *page, *each, group, now_ns));
+            }
+            // Each page has its own writer.
+            Verdict::First if self.finds_writers() => {
+                let each = Verdict::Each(Each::default());
+                self.add_parts(kernel, &each, size, group, pieces, now_ns, insight);
             }
             Verdict::First => {
                 let first = pieces.next(size);
@@ -108,10 +133,14 @@ impl Resolver {
             }
             Verdict::Each(each) => {
                 let mut waiter = Facts::default();
-                self.add_process(kernel, each.waiter, &mut waiter);
+                self.add_process(kernel, each.waiter, ProcessRole::Submitter, &mut waiter);
                 let mut push = |length, (facts, file_offset): (Facts, Option<u64>)| {
-                    let Facts { process, process_id, .. } = waiter;
-                    push(length, (Facts { process, process_id, ..facts }, file_offset));
+                    let Facts { process, process_id, process_start, process_role, .. } = waiter;
+                    let own = match process_id {
+                        0 => facts,
+                        _ => Facts { process, process_id, process_start, process_role, ..facts },
+                    };
+                    push(length, (own, file_offset));
                 };
                 let mut left = size;
                 while left > 0 {
@@ -119,15 +148,10 @@ impl Resolver {
                         push(left, Default::default());
                         break;
                     };
-                    // A piece may consist of several pages that are contiguous by chance.
-                    let (mut address, mut rest) = (address, length);
-                    while rest > 0 {
-                        let count = (4096 - address % 4096).min(rest);
+                    for (address, count) in pages_of(address, length) {
                         let page = kernel.page_of(address);
                         let (facts, page_offset) = self.page(kernel, page, *each, group, now_ns);
                         push(count, (facts, page_offset.map(|offset| offset + address % 4096)));
-                        address = address.wrapping_add(count);
-                        rest -= count;
                     }
                     left -= length;
                 }
@@ -148,15 +172,15 @@ impl Resolver {
         let found = self.caches.pages.page(kernel, page);
         let names = self.guest.names();
         let inode = match found {
-            Some(PageUse::Cached { inode, memory_group, index, transfer }) => self
+            Some(PageUse::Cached { inode, memory_group, index, frame, transfer }) => self
                 .caches
                 .files
                 .inode(kernel, names, inode, now_ns)
                 .filter(|inode| each.doubt.is_none_or(|doubt| doubt.is_of(kernel, inode, transfer)))
-                .map(|inode| (inode, memory_group, index)),
+                .map(|inode| (inode, memory_group, index, frame)),
             _ => None,
         };
-        let Some((found, memory_group, index)) = inode else {
+        let Some((found, memory_group, index, frame)) = inode else {
             let (kind, source) = match found {
                 // Memory of a process: private, or of a mapped file.
                 Some(PageUse::Anonymous | PageUse::Cached { .. })
@@ -192,6 +216,9 @@ impl Resolver {
         let is_known =
             each.doubt.is_none_or(|doubt| doubt.is_known && doubt.device == found.device);
         facts.confidence = if is_known { Confidence::Sure } else { Confidence::Likely };
+        if found.nature == Nature::File && self.finds_writers() {
+            self.add_writer(frame, &mut facts);
+        }
         // If the blocks are not charged to a group, the pages of a file may still be.
         if found.nature == Nature::File
             && memory_group != 0
@@ -210,6 +237,19 @@ impl Resolver {
             .filter(|offset| *offset <= i64::MAX as u64 - 4096);
         (facts, file_offset)
     }
+}
+
+/// The pages of a piece of memory, which may be contiguous by chance: the address and the length of
+/// the part of the piece in each.
+pub(super) fn pages_of(address: u64, length: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (mut address, mut rest) = (address, length);
+    std::iter::from_fn(move || {
+        let count = (4096 - address % 4096).min(rest);
+        let page = (address, count);
+        address = address.wrapping_add(count);
+        rest -= count;
+        (count > 0).then_some(page)
+    })
 }
 
 /// Whether a buffer of a mounted file system belongs to its journal.

@@ -55,6 +55,11 @@ pub struct KernelCounts {
 pub const COUNTS: KernelCounts =
     KernelCounts { dirty: 5, writeback: 2, file: 40, free: 60, total: 128 };
 
+/// The place of the pointer to the current task, in the area of each processor.
+pub const CURRENT_PLACE: u64 = 0x1_fbc0;
+/// The time since the boot of every synthetic kernel, in nanoseconds.
+pub const UPTIME_NS: u64 = 1_005_000_000_000;
+
 impl Linux {
     /// Builds a kernel.
     ///
@@ -67,6 +72,7 @@ impl Linux {
         all.add(types::BTRFS);
         all.add(btrfs_bios(shape));
         all.add(types::XFS);
+        let all_types = all.clone();
         let mut builder = Builder::new(store, shape, all);
 
         // The image, from the beginning of the room on: variables, types, symbols.
@@ -90,6 +96,14 @@ impl Linux {
         let processor_offsets = builder.room(8 * 2, 8);
         let bdi_list = builder.room(16, 8);
         let page_waits = builder.room(256 * 24, 64);
+        let clock = builder.room(512, 64);
+        let timekeeper = clock + 8;
+        let of_clock = |member: &str| all_types.offset(member).expect("a member");
+        store.write_u64(
+            timekeeper + of_clock("timekeeper.ktime_sec"),
+            UPTIME_NS / 1_000_000_000 - 5,
+        );
+        store.write_u64(timekeeper + of_clock("timekeeper.offs_boot"), 5_000_000_000);
         for (place, pages) in [
             (node_counts + 8 * 20, COUNTS.dirty),
             (node_counts + 8 * 21, COUNTS.writeback),
@@ -110,6 +124,12 @@ impl Linux {
             ("_text".into(), image(shape.room.0), b'T'),
             ("fixed_percpu_data".into(), 0, b'A'),
             ("some_percpu_counter".into(), 0x1a00, b'A'),
+            // Kernels from 6.2 to 6.14 have the current task in a structure.
+            if shape.recent && !shape.seven {
+                ("pcpu_hot".into(), CURRENT_PLACE - 8, b'A')
+            } else {
+                ("current_task".into(), CURRENT_PLACE, b'A')
+            },
             ("page_offset_base".into(), page_offset_base, b'D'),
             ("vmemmap_base".into(), vmemmap_base, b'D'),
             ("blockdev_superblock".into(), device_super, b'D'),
@@ -132,6 +152,7 @@ impl Linux {
             ("__per_cpu_offset".into(), image(processor_offsets), b'D'),
             ("bdi_list".into(), image(bdi_list), b'D'),
             ("folio_wait_table".into(), image(page_waits), b'b'),
+            (if shape.seven { "timekeeper_data" } else { "tk_core" }.into(), image(clock), b'd'),
             ("dirty_writeback_interval".into(), writeback, b'D'),
             ("init_task".into(), image(init_task), b'D'),
             ("init_top_pgt".into(), image(root), b'D'),

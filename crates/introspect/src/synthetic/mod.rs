@@ -7,6 +7,7 @@ mod builder;
 mod bytes;
 mod description;
 pub(crate) mod dirty;
+mod flushes;
 mod linux;
 mod mutation;
 mod objects;
@@ -18,7 +19,7 @@ mod symbols;
 mod types;
 
 pub use answer::NamedFacts;
-pub use linux::{COUNTS, KernelCounts, Linux};
+pub use linux::{COUNTS, CURRENT_PLACE, KernelCounts, Linux, UPTIME_NS};
 pub use mutation::{Effort, MutationOutcome, MutationSubject, READS_MAX, fuzz_introspection};
 pub use scene::SyntheticRequest;
 pub use store::Store;

@@ -197,7 +197,7 @@ impl MutationSubject {
         let mut insight = Insight::default();
         let before = reads::count();
         self.resolver.resolve(&view, request.pieces.iter().copied(), &self.table, &mut insight);
-        self.resolver.find_readers(request.pieces.iter().copied(), &mut insight);
+        self.resolver.find_waiters(&view, request.pieces.iter().copied(), &mut insight);
         let reads = reads::count() - before;
         check(&insight, view.length, &self.names);
         (NamedFacts::all(view.length, &insight, &self.names), reads)

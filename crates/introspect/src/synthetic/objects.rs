@@ -8,6 +8,11 @@ pub(crate) const REGULAR: u32 = 0o10_0644;
 pub(crate) const DIRECTORY: u32 = 0o04_0755;
 const BLOCK_DEVICE: u32 = 0o06_0600;
 
+/// The start of a process, in nanoseconds since the guest's boot.
+pub(crate) fn start_ns(process_id: u32) -> u64 {
+    1_005_000_000 * u64::from(process_id)
+}
+
 /// A mounted file system.
 #[derive(Clone, Copy)]
 pub(crate) struct Mount {
@@ -30,6 +35,7 @@ pub(crate) struct Device {
 #[derive(Clone, Copy)]
 pub(crate) struct SyntheticGroup {
     pub node: u64,
+    pub cgroup: u64,
     /// The state to which bios refer.
     pub block: u64,
     /// The state to which pages refer.
@@ -180,24 +186,31 @@ impl Builder<'_> {
         page
     }
 
-    /// A page of an inode's content that is being read, for which entries of the list at
-    /// `page_waits` wait: each has a function and its private word.
+    /// A page of an inode's content that is being read, or written back, for which entries of the
+    /// list at `page_waits` wait: each has a function and its private word.
     pub fn cache_awaited(
         &mut self,
         inode: u64,
         page_waits: u64,
         entries: &[(&str, u64)],
         others: u64,
+        is_write: bool,
     ) -> u64 {
         let page = self.cache_idle(inode);
         let structure = self.page(page);
-        // Locked, without content, with waiters.
-        self.set(structure, "page.flags", 0x17_ffff_c000_0000 | 1 | 1 << 7);
+        // Locked and without content, or in write-back; with waiters.
+        let bit = match (is_write, self.shape.recent) {
+            (false, _) => 0,
+            (true, false) => 15,
+            (true, true) => 1,
+        };
+        self.set(structure, "page.flags", 0x17_ffff_c000_0000 | 1 << bit | 1 << 7);
         let number = structure.wrapping_mul(0x61c8_8646_80b5_83eb) >> 56;
         let list = page_waits + 24 * number + 8;
         let wait = |builder: &mut Self, page: u64, function: &str, private: u64| {
             let wait = builder.make("wait_page_queue");
             builder.set(wait, "wait_page_queue.folio", page);
+            builder.set_u32(wait, "wait_page_queue.bit_nr", bit);
             builder.set(wait, "wait_page_queue.wait.private", private);
             let function = builder.function(function);
             builder.set(wait, "wait_page_queue.wait.func", function);
@@ -314,7 +327,7 @@ impl Builder<'_> {
         let memory = self.make("mem_cgroup");
         self.set(memory, "mem_cgroup.css.cgroup", cgroup);
         self.set(memory, "mem_cgroup.css.serial_nr", serial + 1);
-        SyntheticGroup { node, block, memory }
+        SyntheticGroup { node, cgroup, block, memory }
     }
 
     /// Fills in the task at `task`: a thread of the process of `leader` (0 for a new process).
@@ -323,10 +336,43 @@ impl Builder<'_> {
         self.set_u32(task, "task_struct.tgid", process_id);
         self.set(task, "task_struct.group_leader", if leader == 0 { task } else { leader });
         self.set_text(task, "task_struct.comm", command);
+        self.set_u32(task, "task_struct.flags", 0);
+        self.set_u32(task, "task_struct.__state", 0);
+        self.set(task, "task_struct.start_boottime", start_ns(process_id));
     }
 
-    /// The lists of the threads of processes.
-    pub fn link_threads(&mut self, processes: &[&[u64]]) {
+    /// Lets a thread sleep in `fsync` of an open file, without being woken by signals.
+    pub fn sleep_in_fsync(&mut self, thread: u64, file: u64) {
+        const STACK: u64 = 16 << 10;
+        const FSYNC: u64 = 74;
+        let pad = if self.shape.seven { 16 } else { 0 };
+        let stack = self.stack();
+        self.set(thread, "task_struct.stack", stack);
+        self.set_u32(thread, "task_struct.__state", 2);
+        let registers = stack + STACK - pad - self.types.size("pt_regs");
+        self.set(registers, "pt_regs.cs", 0x33);
+        self.set(registers, "pt_regs.orig_ax", FSYNC);
+        self.set(registers, "pt_regs.di", 3);
+        let files = self.make("files_struct");
+        let table = self.make("fdtable");
+        let list = self.make("fdtable");
+        self.set(files, "files_struct.fdt", table);
+        self.set_u32(table, "fdtable.max_fds", 4);
+        self.set(table, "fdtable.fd", list);
+        self.set(list + 24, "fdtable.max_fds", file);
+        self.set(thread, "task_struct.files", files);
+    }
+
+    /// Sets an account of I/O to `unit`, twice and three times that.
+    pub fn account(&mut self, address: u64, unit: u64) {
+        self.set(address, "task_io_accounting.read_bytes", unit);
+        self.set(address, "task_io_accounting.write_bytes", 2 * unit);
+        self.set(address, "task_io_accounting.cancelled_write_bytes", 3 * unit);
+    }
+
+    /// The lists of the threads of processes. Returns the structure that the threads of each share.
+    pub fn link_threads(&mut self, processes: &[&[u64]]) -> Vec<u64> {
+        let mut signals = Vec::new();
         for threads in processes {
             let signal = self.make("signal_struct");
             let mut nodes = Vec::new();
@@ -336,7 +382,16 @@ impl Builder<'_> {
             }
             let head = self.at(signal, "signal_struct.thread_head");
             self.chain("task_struct.thread_node", head, &nodes);
+            signals.push(signal);
         }
+        signals
+    }
+
+    /// Puts a task into a control group.
+    pub fn belong(&mut self, task: u64, group: &SyntheticGroup) {
+        let set = self.make("css_set");
+        self.set(set, "css_set.dfl_cgrp", group.cgroup);
+        self.set(task, "task_struct.cgroups", set);
     }
 
     /// A `completion` on the new stack of a task, which waits for it, or is about to.
@@ -345,13 +400,22 @@ impl Builder<'_> {
         let stack = self.stack();
         self.set(task, "task_struct.stack", stack);
         let completion = stack + STACK - 512;
-        let list = self.at(completion, "completion.wait.task_list");
         let waiter = stack + STACK - 256;
         self.set(waiter, "swait_queue.task", task);
         let node = self.at(waiter, "swait_queue.task_list");
+        let list = self.at(completion, "completion.wait.task_list");
         let nodes: &[u64] = if waits { &[node] } else { &[] };
         self.chain("swait_queue.task_list", list, nodes);
         completion
+    }
+
+    /// Lets a task wait for a `completion`.
+    pub fn complete_for(&mut self, completion: u64, task: u64) {
+        let waiter = self.make("swait_queue");
+        self.set(waiter, "swait_queue.task", task);
+        let node = self.at(waiter, "swait_queue.task_list");
+        let list = self.at(completion, "completion.wait.task_list");
+        self.chain("swait_queue.task_list", list, &[node]);
     }
 
     /// A task in new room.

@@ -7,6 +7,7 @@ use super::PAGE;
 use super::answer::NamedFacts;
 use super::builder::Builder;
 use super::dirty;
+use super::flushes;
 use super::objects::{DIRECTORY, REGULAR};
 use super::stage::{Bio, Stage};
 use crate::resolver::RequestView;
@@ -122,10 +123,24 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let postgres = builder.task(0, 77, "postgres");
     let thread = builder.task(postgres, 77, "worker");
     let worker = builder.task(0, 9, "kworker/0:1");
+    builder.set_u32(worker, "task_struct.flags", 0x0020_0000);
     let list = [init, worker, postgres].map(|task| builder.at(task, "task_struct.tasks"));
     let head = builder.at(globals.init_task, "task_struct.tasks");
     builder.chain("task_struct.tasks", head, &list);
-    builder.link_threads(&[&[init], &[worker], &[postgres, thread]]);
+    let sleeper = builder.task(postgres, 77, "sleeper");
+    let opened = builder.open(database);
+    builder.sleep_in_fsync(sleeper, opened);
+    let signals = builder.link_threads(&[&[init], &[worker], &[postgres, thread, sleeper]]);
+    builder.set(postgres, "task_struct.real_parent", init);
+    builder.belong(postgres, &job);
+    let accounts = [
+        builder.at(postgres, "task_struct.ioac"),
+        builder.at(sleeper, "task_struct.ioac"),
+        builder.at(signals[2], "signal_struct.ioac"),
+    ];
+    for (account, unit) in accounts.into_iter().zip([10, 100, 1000]) {
+        builder.account(account, unit);
+    }
 
     let queue = builder.make("request_queue");
     builder.set(queue, "request_queue.disk", vda1.disk);
@@ -284,14 +299,17 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let block = stage.builder.ring_block(opened, thread);
     let read = NamedFacts { process: "postgres".into(), process_id: 77, ..inbox_facts.clone() };
     for (name, entries, reported) in [
-        ("a reader", &[("wake_page_function", thread)][..], &read),
+        ("a waiter for write-back", &[("wake_page_function", thread)][..], &read),
+        ("a reader", &[("wake_page_function", thread)], &read),
         ("a reader by io_uring", &[("io_async_buf_func", block)], &read),
         ("a waiter of another kind", &[("autoremove_wake_function", thread)], &inbox_facts),
         ("no reader", &[], &inbox_facts),
     ] {
         let table = globals.page_waits;
-        let page = stage.builder.cache_awaited(inbox, table, entries, inbox_page);
+        let is_write = name == "a waiter for write-back";
+        let page = stage.builder.cache_awaited(inbox, table, entries, inbox_page, is_write);
         stage.one(name, Bio { end: "mpage_end_io", ..bio }, page, reported);
+        stage.requests.last_mut().expect("a request").view.is_write = is_write;
     }
 
     let bio_of = stage.of_buffer("end_buffer_async_write", in_root);
@@ -399,6 +417,20 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     stage.one("device, a waiter", Bio { private: waits, ..waited }, private, &waiter);
     let waiter = NamedFacts { process: "systemd".into(), process_id: 1, ..reported };
     stage.one("device, a task", Bio { private: will_wait, ..waited }, private, &waiter);
+    let objects = flushes::Objects {
+        vda: vda1,
+        vdb,
+        vdd,
+        f2fs,
+        journal,
+        web,
+        root,
+        thread,
+        completion: waits,
+        worker,
+        page: private,
+    };
+    flushes::build(&mut stage, &objects);
     let foreign = Bio { end: "unknown_end_io", ..bio };
     let reported = NamedFacts { confidence: Confidence::Likely, ..inbox_facts.clone() };
     stage.one("unknown function", foreign, inbox_page, &reported);
@@ -551,6 +583,9 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
     let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
     let data_facts = NamedFacts { source, ..data_facts };
     stage.one("btrfs data", Bio { address, ..simple }, page, &data_facts);
+    let cached = stage.builder.cache(btrfs_file);
+    let address = embedded(&mut stage, btrfs_outer, "btrfs_something_else", 0);
+    stage.one("btrfs cached", Bio { address, ..simple }, cached, &data_facts);
     let tree_page = if recent { private } else { stage.builder.cache(tree) };
     let address = embedded(&mut stage, tree_outer, "btrfs_something_else", 0);
     let reported = NamedFacts { kind: Kind::Metadata, source, ..on_btrfs.clone() };
@@ -655,7 +690,7 @@ pub(crate) fn build(builder: &mut Builder<'_>, globals: &Globals) -> Scene {
         ("/d".to_owned(), 1),
         ("/f".to_owned(), 1),
         ("/image".to_owned(), 1),
-        ("/home/data".to_owned(), u64::from(!recent)),
+        ("/home/data".to_owned(), 1 + u64::from(!recent)),
     ];
     let cached = cached.into_iter().filter(|(_, pages)| *pages > 0);
     Scene {

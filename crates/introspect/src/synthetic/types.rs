@@ -21,7 +21,10 @@ pub(crate) const COMMON: &str = "
     -qstr_numbers 8: hash 0, len 4
     -qstr_union 8: - 0 -qstr_numbers, hash_len 0
     qstr 16: - 0 -qstr_union, name 8
-    request 256: q 0 *request_queue, cmd_flags 24, rq_flags 28, __data_len 44, __sector 48, bio 56 *bio
+    request 256: q 0 *request_queue, mq_hctx 16 *blk_mq_hw_ctx, cmd_flags 24, rq_flags 28, __data_len 44, __sector 48,\
+        bio 56 *bio, - 96 -request_lists
+    blk_mq_hw_ctx 512: state 0, fq 128 *blk_flush_queue
+    blk_flush_queue 64: flush_running_idx 4, flush_queue 16, flush_rq 48 *request
     request_queue 512: queuedata 8, disk 88 *gendisk
     gendisk 512: major 0, disk_name 12, part0 48 *block_device, bdi 64 *backing_dev_info, slave_bdevs 80 list_head
     kobject 64: name 0, parent 24 *kobject
@@ -35,9 +38,16 @@ pub(crate) const COMMON: &str = "
     bio 136: bi_next 0 *bio, bi_bdev 8, bi_opf 16, bi_iter 32 bvec_iter, bi_end_io 56, bi_private 64,\
         bi_blkg 72 *blkcg_gq, bi_io_vec 112 *bio_vec
     bio_vec 16: bv_page 0 *page, bv_len 8, bv_offset 12
-    signal_struct 1024: sigcnt 0, thread_head 16 list_head
-    task_struct 1024: stack 32, flags 44, tasks 256 list_head, pid 400, tgid 404, group_leader 448 *task_struct,\
-        mm 464 *mm_struct, signal 480 *signal_struct, thread_node 496 list_head, comm 704
+    task_io_accounting 56: rchar 0, read_bytes 32, write_bytes 40, cancelled_write_bytes 48
+    signal_struct 1024: sigcnt 0, thread_head 16 list_head, ioac 512 task_io_accounting
+    css_set 256: subsys 0, dfl_cgrp 128 *cgroup
+    files_struct 704: count 0, fdt 32 *fdtable
+    fdtable 56: max_fds 0, fd 8
+    pt_regs 168: r15 0, dx 96, si 104, di 112, orig_ax 120, ip 128, cs 136
+    timekeeper 280: ktime_sec 144, offs_boot 168
+    task_struct 1024: __state 24, stack 32, flags 44, tasks 256 list_head, real_parent 408 *task_struct, pid 400, tgid 404, group_leader 448 *task_struct,\
+        mm 464 *mm_struct, signal 480 *signal_struct, thread_node 496 list_head, start_boottime 560,\
+        files 568 *files_struct, ioac 576 task_io_accounting, cgroups 640 *css_set, comm 704
     wait_queue_head 24: lock 0, head 8 list_head
     wait_queue_entry 40: flags 0, private 8, func 16, entry 24 list_head
     wait_page_queue 56: folio 0 *page, bit_nr 8, wait 16 wait_queue_entry
@@ -67,7 +77,11 @@ pub(crate) const COMMON: &str = "
     blkdev_dio 208: - 0 -blkdev_union, size 8, bio 64 bio
     block_device 320: bd_start_sect 0, bd_disk 24 *gendisk, bd_holder 48, bd_device 64 device, bd_holder_dir 200 *kobject
     bdev_inode 960: bdev 0 block_device, vfs_inode 320 inode
-    journal_s 256: j_sb_buffer 24 *buffer_head
+    journal_s 256: j_sb_buffer 24 *buffer_head, j_wait_done_commit 64 wait_queue_head
+    f2fs_sb_info 128: sb 0, sm_info 16 *f2fs_sm_info
+    f2fs_sm_info 64: sit_info 0, fcc_info 8 *flush_cmd_control
+    flush_cmd_control 64: f2fs_issue_flush 0, dispatch_list 40
+    flush_cmd 64: wait 0 completion, llnode 32, ret 40
     ext4_sb_info 512: s_desc_size 0, s_journal 200 *journal_s
     cgroup_subsys_state 200: cgroup 0 *cgroup, ss 8, serial_nr 88
     mem_cgroup 512: id 0, css 16 cgroup_subsys_state
@@ -119,6 +133,8 @@ pub(crate) const SEVEN: &str = "
 
 /// The types of kernels like 6.1.
 pub(crate) const EARLY: &str = "
+    request_flush 32: seq 0, list 8 list_head, saved_end_io 24
+    -request_lists 32: flush 0 request_flush
     kernfs_node 128: count 0, parent 8 *kernfs_node, name 16, priv 96
     io_kiocb 232: file 0 *file, opcode 64, task 96 *task_struct
     ovl_aio_req 64: iocb 0 kiocb, ref 48, orig_iocb 56 *kiocb
@@ -129,6 +145,9 @@ pub(crate) const EARLY: &str = "
 
 /// The corresponding types of kernels like 6.12.
 pub(crate) const RECENT: &str = "
+    -request_lists 32: queuelist 0 list_head
+    tk_data 512: seq 0, timekeeper 8 timekeeper
+    pcpu_hot 64: preempt_count 0, current_task 8 *task_struct
     kernfs_node 128: count 0, __parent 8 *kernfs_node, name 16, priv 96
     io_kiocb 232: file 0 *file, opcode 64, tctx 104 *io_uring_task
     backing_aio 72: iocb 8 kiocb, ref 56, orig_iocb 64 *kiocb
@@ -169,6 +188,7 @@ pub(crate) const BTRFS_SYMBOLS: &[&str] = &[
     "btrfs_clone_write_end_io",
     "btrfs_end_dio_bio",
     "btrfs_end_super_write",
+    "btrfs_end_empty_barrier",
     "end_compressed_bio_read",
     "btrfs_something_else",
 ];
@@ -176,6 +196,7 @@ pub(crate) const BTRFS_SYMBOLS: &[&str] = &[
 /// The module `xfs`.
 pub(crate) const XFS: &str = "
     xfs_buf 384: b_rhash_key 8, b_ops 296, b_mount 304
+    xlog_in_core 512: ic_force_wait 0 wait_queue_head, ic_offset 64
 ";
 /// The functions and operations of `xfs`.
 pub(crate) const XFS_SYMBOLS: &[&str] = &[
@@ -205,6 +226,8 @@ pub(crate) const FUNCTIONS: &[&str] = &[
     "wake_page_function",
     "io_async_buf_func",
     "autoremove_wake_function",
+    "default_wake_function",
+    "__folio_mark_dirty",
     "aio_complete_rw",
     "backing_aio_rw_complete",
     "ovl_aio_rw_complete",

@@ -13,10 +13,12 @@ mod memory;
 mod mutations;
 mod paging;
 mod plugged;
+mod processes;
 mod reuse;
 mod scribble;
 mod tunables;
 mod waiters;
+mod writers;
 
 use std::sync::Arc;
 

@@ -76,7 +76,7 @@ fn requests_stay_within_bounds_and_are_right_again_at_the_end() {
             let view = RequestView { now_ns, ..request.view };
             let (mut insight, before) = (Insight::default(), reads::count());
             resolver.resolve(&view, request.pieces.iter().copied(), &table, &mut insight);
-            resolver.find_readers(request.pieces.iter().copied(), &mut insight);
+            resolver.find_waiters(&view, request.pieces.iter().copied(), &mut insight);
             assert!(reads::count() - before <= READS_MAX);
             check(&insight, view.length, &guest.names);
             if is_checked {

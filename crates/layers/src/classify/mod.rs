@@ -229,14 +229,7 @@ impl ClassifyQueue {
             self.follow();
         }
         let Some(resolver) = &mut self.resolver else { return };
-        let view = RequestView {
-            header: header.0,
-            sector: request.offset / SECTOR_SIZE,
-            length: request.length,
-            carries_data: request.operation.carries_data(),
-            is_write: request.operation.modifies(),
-            now_ns,
-        };
+        let view = view(request, header, now_ns);
         let (buffers, insight) = request.buffers_and_insight();
         let table = &self.table;
         let resolved = catch_unwind(AssertUnwindSafe(|| {
@@ -247,15 +240,17 @@ impl ClassifyQueue {
         }
     }
 
-    /// Adds the processes that wait for the data of a read, which has arrived.
-    fn find_readers(&mut self, request: &mut Observed<'_>) {
-        if request.header.is_none() || self.shared.slot.generation() != self.generation {
+    /// Adds the processes that wait for a request, which has been carried out.
+    fn find_waiters(&mut self, request: &mut Observed<'_>, now_ns: u64) {
+        let Some(header) = request.header else { return };
+        if self.shared.slot.generation() != self.generation {
             return;
         }
         let Some(resolver) = &mut self.resolver else { return };
+        let view = view(request, header, now_ns);
         let (buffers, insight) = request.buffers_and_insight();
         let found = catch_unwind(AssertUnwindSafe(|| {
-            resolver.find_readers(pages(buffers), insight);
+            resolver.find_waiters(&view, pages(buffers), insight);
         }));
         if found.is_err() {
             self.fail(insight);
@@ -273,8 +268,20 @@ impl ClassifyQueue {
     }
 }
 
+/// The disk's view of a request with a header.
+fn view(request: &Request, header: GuestAddress, now_ns: u64) -> RequestView {
+    RequestView {
+        header: header.0,
+        sector: request.offset / SECTOR_SIZE,
+        length: request.length,
+        carries_data: request.operation.carries_data(),
+        is_write: request.operation.modifies(),
+        now_ns,
+    }
+}
+
 /// The guest-physical addresses and the lengths of a request's memory.
-fn pages(buffers: &Buffers) -> impl Iterator<Item = (u64, u64)> + '_ {
+fn pages(buffers: &Buffers) -> impl Iterator<Item = (u64, u64)> + Clone + '_ {
     buffers
         .addresses()
         .iter()
@@ -302,11 +309,16 @@ impl Observer for ClassifyQueue {
         if self.databases.is_none() && self.resolver.is_none() {
             return;
         }
+        let now_ns = place.round_ns();
         for (request, outcome) in requests {
-            if outcome.is_ok() && request.operation == Operation::Read {
+            let is_awaited =
+                matches!(request.operation, Operation::Read | Operation::Write | Operation::Flush);
+            if outcome.is_ok() && is_awaited {
                 let mut request = place.observe(request);
-                self.find_readers(&mut request);
-                self.find_databases(&mut request, true);
+                self.find_waiters(&mut request, now_ns);
+                if request.operation == Operation::Read {
+                    self.find_databases(&mut request, true);
+                }
             }
         }
     }

@@ -20,6 +20,7 @@ struct Key {
     cgroup: Name,
     process: Name,
     process_id: u32,
+    process_start: u32,
     kind: Kind,
     database: Database,
 }
@@ -47,6 +48,7 @@ impl Key {
             cgroup: facts.cgroup,
             process: facts.process,
             process_id: facts.process_id,
+            process_start: facts.process_start,
             kind: facts.kind,
             database: facts.database,
         }
@@ -132,6 +134,8 @@ pub struct UsageSubject {
     pub process: Option<Arc<str>>,
     /// The number of the process; 0 if unknown.
     pub process_id: u32,
+    /// Its start, in hundredths of a second since the guest's boot; 0 if unknown.
+    pub process_start: u32,
     /// The part of a database.
     pub database: Database,
 }
@@ -266,6 +270,7 @@ impl Table {
             cgroup: text(key.cgroup),
             process: text(key.process),
             process_id: key.process_id,
+            process_start: key.process_start,
             database: key.database,
         };
         self.instances += 1;

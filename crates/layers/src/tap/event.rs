@@ -105,7 +105,8 @@ pub(super) fn record(
         database_system: facts.database.system as u8,
         database_part: facts.database.part as u8,
         database_index: facts.database.index,
-        ..Event::default()
+        process_role: facts.process_role as u8,
+        process_start: facts.process_start,
     }
 }
 

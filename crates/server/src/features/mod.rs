@@ -8,18 +8,20 @@ pub(crate) mod dirty;
 pub(crate) mod events;
 pub(crate) mod flush;
 pub(crate) mod guests;
+pub(crate) mod intercept;
 pub(crate) mod keep;
 pub(crate) mod log;
 pub(crate) mod monitor;
 pub(crate) mod nbd;
 pub(crate) mod offload;
+pub(crate) mod processes;
 pub(crate) mod queries;
 
 use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 13] = [
+pub(crate) static FEATURES: [&dyn Feature; 15] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -28,6 +30,8 @@ pub(crate) static FEATURES: [&dyn Feature; 13] = [
     &devices::feature::Devices,
     &guests::feature::Guests,
     &dirty::feature::Dirty,
+    &processes::feature::GuestsProcesses,
+    &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,
     &monitor::feature::Centre,

@@ -4,5 +4,6 @@ pub(crate) mod command;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod notify;
+pub(crate) mod packets;
 pub(crate) mod run;
 mod text;

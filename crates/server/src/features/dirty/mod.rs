@@ -18,54 +18,19 @@ use fathom_insight::Names;
 use fathom_introspect::{Dirty, DirtyFile, DiskObject, Kernel, WrittenPages};
 
 use super::dirty::written::{INTERVAL_MAX, Shares, WrittenCount};
-use super::guests::usage::{insight_of, vm_of};
+use super::guests::select::SelectedGuest;
+use super::guests::usage::insight_of;
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
-use crate::features::guests::{DiskGuest, GuestView, Introspection};
+use crate::features::guests::{DiskGuest, GuestView};
 
 /// The most files of a guest in a report.
 const FILES_MAX: usize = 10_000;
 /// The longest time for which the memory of all guests of a report is searched for page tables.
 const TABLES_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A guest, the name of its machine, and its disks.
-type Selected = (GuestView, String, Vec<Arc<Served>>);
-
 impl Daemon {
-    /// All guests, or those with a name, a number or a disk `selected`.
-    ///
-    /// # Errors
-    /// When there is no such guest.
-    fn selected_guests(&self, selected: Option<&str>) -> Result<Vec<Selected>, ErrorBody> {
-        let served = self.served();
-        let guests = self.part::<Arc<Introspection>>().guests().into_iter().filter_map(|view| {
-            let disks: Vec<Arc<Served>> = view
-                .disks
-                .iter()
-                .filter_map(|name| served.iter().find(|served| served.disk.name() == name))
-                .cloned()
-                .collect();
-            let vm = vm_of(&served, &view.disks).to_owned();
-            let is_selected = selected.is_none_or(|name| {
-                vm == name
-                    || view.disks.iter().any(|disk| disk == name)
-                    || view.number.to_string() == name
-            });
-            is_selected.then_some((view, vm, disks))
-        });
-        let guests: Vec<Selected> = guests.collect();
-        if let Some(name) = selected.filter(|_| guests.is_empty()) {
-            return Err(refusal(
-                ErrorCode::NotFound,
-                format!("no guest is called {name}, and none whose memory is read has this disk"),
-                "`fathom dirty` lists the guests; the disk needs `classify = true` and a running \
-                 guest",
-            ));
-        }
-        Ok(guests)
-    }
-
     /// Begins to count what guests write in `interval`. The caller waits for it and hands the
     /// result to [`Self::dirty`].
     pub(crate) fn begin_written(
@@ -81,7 +46,8 @@ impl Daemon {
             ));
         }
         let guests = self.selected_guests(selected)?;
-        let guests = guests.into_iter().map(|(view, _, disks)| (view.number, view.memory, disks));
+        let guests =
+            guests.into_iter().map(|guest| (guest.view.number, guest.view.memory, guest.disks));
         Ok(WrittenCount::begin(guests.collect()))
     }
 
@@ -96,12 +62,12 @@ impl Daemon {
         let mut written = written.map(WrittenCount::end).unwrap_or_default();
         let mut shares = Shares::new(TABLES_TIME_MAX, views.len());
         let mut guests = Vec::new();
-        let kernels: Vec<_> = views.iter().map(|(view, ..)| view.kernel.clone()).collect();
+        let kernels: Vec<_> = views.iter().map(|guest| guest.view.kernel.clone()).collect();
         let mut following = kernels.iter().skip(1);
-        for (view, vm, disks) in views {
+        for SelectedGuest { view, vm, disks } in views {
             // What the next count reads comes while this one is made.
             following.next().into_iter().flatten().for_each(|kernel| kernel.expect_dirty());
-            let names = self.part::<Arc<Introspection>>().names();
+            let names = self.names();
             let number = view.number;
             let mut counted = count(view, &vm, &disks, names, query, shares.next());
             counted.written = written.remove(&number);

@@ -152,8 +152,8 @@ mod tests {
             database_system: 2,
             database_part: 2,
             database_index: 17,
-            spare_byte: 0,
-            spare: 0,
+            process_role: 2,
+            process_start: 18,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The identity of a guest's memory.
 
 use fathom_guest_memory::{GuestMemory, Region};
+use fathom_intercept::MemoryFile;
 
 /// The identity of a guest's memory: the same files at the same places.
 pub(super) type Identity = Vec<RegionIdentity>;
@@ -12,6 +13,13 @@ pub(super) struct RegionIdentity {
     file_offset: u64,
     guest_address: u64,
     length: u64,
+}
+
+impl RegionIdentity {
+    /// The file that has the region.
+    pub(super) fn file(&self) -> MemoryFile {
+        MemoryFile { device: self.device, inode: self.inode }
+    }
 }
 
 /// The identity of `memory`.

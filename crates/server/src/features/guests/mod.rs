@@ -9,6 +9,7 @@ mod disk;
 pub(crate) mod feature;
 mod memory;
 pub(crate) mod metrics;
+pub(crate) mod select;
 pub(crate) mod usage;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +20,7 @@ use std::time::Instant;
 
 use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
+use fathom_intercept::MemoryFile;
 use fathom_introspect::{Guest, GuestState, GuestStatus, Kernel};
 use parking_lot::Mutex;
 
@@ -49,6 +51,8 @@ struct Shared {
     ending: AtomicBool,
     /// Called by the thread when a guest's kernel has been found.
     attached: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Called by the thread when a guest's kernel has been found or lost.
+    changed: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// The number of guests so far.
     count: AtomicU64,
 }
@@ -96,6 +100,21 @@ impl Introspection {
     /// has an effect.
     pub(crate) fn on_attached(&self, call: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.attached.set(Box::new(call));
+    }
+
+    /// Adds a function that is called when a guest's kernel has been found or lost. It must not
+    /// block.
+    pub(crate) fn on_change(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.shared.changed.lock().push(Box::new(call));
+    }
+
+    /// The guest with memory in one of these files.
+    pub(crate) fn guest_in(&self, files: &[MemoryFile]) -> Option<Arc<Guest>> {
+        let guests = self.shared.guests.lock().clone();
+        guests.iter().rev().find_map(|followed| {
+            let has_it = followed.identity.iter().any(|region| files.contains(&region.file()));
+            has_it.then(|| Arc::clone(&followed.guest))
+        })
     }
 
     /// The most control groups of a disk with separate metrics.
@@ -263,9 +282,9 @@ impl Followed {
         }
     }
 
-    /// Does the pending work. Sets `has_attached` if it has found a kernel. Returns the time of the
+    /// Does the pending work. Adds what has become of its state to `news`. Returns the time of the
     /// next step.
-    fn step(&self, has_attached: &mut bool) -> Option<Instant> {
+    fn step(&self, news: &mut News) -> Option<Instant> {
         let mut again = self.again.lock();
         let late = again.is_some_and(|again| again <= Instant::now());
         if self.due.swap(false, Ordering::AcqRel) || late {
@@ -276,17 +295,17 @@ impl Followed {
             if failed {
                 self.failed.store(true, Ordering::Relaxed);
             }
-            *has_attached |= self.log_change();
+            self.log_change(news);
         }
         *again
     }
 
-    /// Logs the state of the guest if it has changed. Returns whether a kernel has been found.
-    fn log_change(&self) -> bool {
+    /// Logs the state of the guest if it has changed.
+    fn log_change(&self, news: &mut News) {
         let status = self.status();
         let mut logged = self.logged.lock();
         if (&logged.0, logged.1) == (&status.state, status.kernels) {
-            return false;
+            return;
         }
         *logged = (status.state.clone(), status.kernels);
         let disk = self.users.lock().first().map(|user| user.disk.to_string()).unwrap_or_default();
@@ -306,8 +325,18 @@ impl Followed {
                 tracing::warn!(disk, "the guest's requests are not understood: {reason}");
             }
         }
-        status.state == GuestState::Attached
+        news.has_changed = true;
+        news.has_attached |= status.state == GuestState::Attached;
     }
+}
+
+/// What has become of guests' states.
+#[derive(Default)]
+struct News {
+    /// Whether a kernel has been found.
+    has_attached: bool,
+    /// Whether a kernel has been found or lost.
+    has_changed: bool,
 }
 
 impl Shared {
@@ -316,10 +345,13 @@ impl Shared {
         while !self.ending.load(Ordering::Acquire) {
             let guests = self.guests.lock().clone();
             let sound = guests.iter().filter(|guest| !guest.failed.load(Ordering::Relaxed));
-            let mut has_attached = false;
-            let next = sound.filter_map(|guest| guest.step(&mut has_attached)).min();
-            if let Some(call) = self.attached.get().filter(|_| has_attached) {
+            let mut news = News::default();
+            let next = sound.filter_map(|guest| guest.step(&mut news)).min();
+            if let Some(call) = self.attached.get().filter(|_| news.has_attached) {
                 call();
+            }
+            if news.has_changed {
+                self.changed.lock().iter().for_each(|call| call());
             }
             // The thread must not keep guests alive while it sleeps.
             drop(guests);

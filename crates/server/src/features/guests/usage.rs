@@ -8,7 +8,7 @@ use fathom_control::{
     InsightState, InsightStatus, PartStatus, SlowReport, SlowRequest, UsageCount, UsageCounts,
     UsageReport, UsageRow,
 };
-use fathom_insight::{Name, Names};
+use fathom_insight::{Name, Names, ProcessRole};
 use fathom_introspect::{GuestState, GuestStatus};
 use fathom_layers::Classify;
 use fathom_layers::classify::{
@@ -175,6 +175,11 @@ fn usage_of(served: &Served) -> DiskUsage {
     usage
 }
 
+/// The start of a process in nanoseconds, from hundredths of a second.
+fn start_ns(start: u32) -> u64 {
+    u64::from(start) * 10_000_000
+}
+
 fn row(row: classify::UsageRow) -> UsageRow {
     let text = |text: Option<Arc<str>>| text.as_deref().unwrap_or_default().to_owned();
     let subject = row.subject;
@@ -183,6 +188,7 @@ fn row(row: classify::UsageRow) -> UsageRow {
         cgroup: text(subject.cgroup),
         process: text(subject.process),
         process_id: subject.process_id.into(),
+        process_start_ns: start_ns(subject.process_start),
         file_system: text(subject.file_system),
         device: text(subject.device),
         inode: subject.inode,
@@ -285,6 +291,11 @@ fn facts(facts: &Facts, names: &Names) -> FactsStatus {
         cgroup: text(facts.cgroup),
         process: text(facts.process),
         process_id: facts.process_id.into(),
+        process_start_ns: start_ns(facts.process_start),
+        process_role: match facts.process_role {
+            ProcessRole::None => String::new(),
+            role => role.name().into(),
+        },
         database_system: facts.database.system.name().into(),
         database_part: facts.database.part.name().into(),
         database_index: facts.database.index.into(),

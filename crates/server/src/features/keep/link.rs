@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 
 use fathom_backend::Left;
 use parking_lot::Mutex;
-use rustix::fs::Mode;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -32,6 +31,7 @@ use rustix::net::{
 };
 
 use super::{Held, NAME_LENGTH_MAX, descriptors};
+use crate::process::packets;
 
 /// The longest time that the other side may take, for each message.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(2);
@@ -97,29 +97,6 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
         return Ok(socket);
     }
     Err(io::Error::other(format!("{} belongs to another user", path.display())))
-}
-
-/// Listens at `path`, only for this user, in place of a socket without a listener.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::FileTypeExt;
-    if let Ok(metadata) = std::fs::symlink_metadata(path) {
-        if !metadata.file_type().is_socket() {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        std::fs::remove_file(path)?;
-    }
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // A socket that is bound to a path keeps its mode from before: the path is never open to
-    // others.
-    rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, 8)?;
-    Ok(socket)
 }
 
 /// The connection.
@@ -251,7 +228,7 @@ impl Link {
     /// Starts the process. It has none of the daemon's descriptors, and neither its session nor its
     /// folder.
     fn start(&self) -> io::Result<Child> {
-        let listener = listen(&self.path)?;
+        let listener = packets::listen(&self.path)?;
         Command::new("/proc/self/exe")
             .arg0("fathom")
             .arg("keep")

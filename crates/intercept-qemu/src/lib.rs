@@ -1,0 +1,267 @@
+//! A plugin for QEMU that notes which process of an emulated guest writes each page.
+//!
+//! Read [`page_dirtied`] first. The crate must not know anything of the daemon but
+//! `fathom-intercept`.
+//!
+//! QEMU loads the plugin with `-plugin libfathom_intercept_qemu.so,socket=PATH`. The plugin
+//! connects to the daemon at that socket, which tells it where the guest's kernel marks pages as
+//! dirty. Without a daemon, or without a guest that the daemon understands, nothing is intercepted,
+//! and the guest runs as without the plugin. `docs/interception.md` describes it.
+
+#![allow(unsafe_code)]
+#![warn(missing_docs)]
+
+mod api;
+mod guest;
+mod level;
+mod link;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use fathom_intercept::{Places, Slots, Writer, Writers};
+
+use api::{Api, Registers};
+use guest::GuestMemory;
+
+/// The most processors with a memory of their last process.
+const PROCESSORS: usize = 256;
+/// The flag of a task that is a thread of the kernel (`PF_KTHREAD`).
+const KERNEL_THREAD: u32 = 0x0020_0000;
+
+/// The level of QEMU's interface, which QEMU reads after it has loaded the plugin.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(4);
+
+/// Sets the level when the plugin is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static SET_LEVEL: extern "C" fn() = set_level;
+
+extern "C" fn set_level() {
+    let level = catch_unwind(level::current).unwrap_or(4);
+    qemu_plugin_version.store(level, Ordering::Relaxed);
+}
+
+/// What is intercepted of a kernel.
+pub(crate) struct Active {
+    places: Places,
+    memory: GuestMemory,
+    writers: Arc<Writers>,
+    slots: Mutex<Slots>,
+}
+
+/// What a processor has last seen.
+#[derive(Default)]
+struct Processor {
+    /// The base of its area, for the kernel with this number.
+    base: AtomicU64,
+    epoch: AtomicU64,
+    /// The writer whose slot is known.
+    last: Mutex<(Writer, u32)>,
+}
+
+/// The plugin.
+pub(crate) struct Plugin {
+    id: u64,
+    api: Api,
+    /// The daemon's socket.
+    socket: PathBuf,
+    /// What is to be intercepted.
+    active: RwLock<Option<Arc<Active>>>,
+    /// The number of the kernel whose function is to be intercepted, and of the one whose is; 0 is
+    /// none.
+    wanted: AtomicU64,
+    hooked: AtomicU64,
+    /// Whether QEMU is about to take all calls away.
+    is_resetting: AtomicBool,
+    has_thread: AtomicBool,
+    first: AtomicUsize,
+    base: AtomicUsize,
+    processors: Vec<Processor>,
+}
+
+static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+
+impl Plugin {
+    /// Intercepts this from now on, or nothing.
+    pub(crate) fn set(&self, active: Option<Active>) {
+        let epoch = active.as_ref().map_or(0, |active| match active.places.page_dirtied {
+            0 => 0,
+            _ => active.places.epoch,
+        });
+        *self.active.write().unwrap_or_else(PoisonError::into_inner) = active.map(Arc::new);
+        self.wanted.store(epoch, Ordering::Release);
+    }
+
+    fn active(&self) -> Option<Arc<Active>> {
+        self.active.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets QEMU translate everything again if something else is to be intercepted.
+    fn follow(&self) {
+        let is_followed =
+            self.wanted.load(Ordering::Acquire) == self.hooked.load(Ordering::Acquire);
+        if !is_followed && !self.is_resetting.swap(true, Ordering::AcqRel) {
+            self.api.reset(self.id, reset);
+        }
+    }
+}
+
+/// Calls `act` with the plugin. A failure must not reach QEMU.
+fn with(act: impl FnOnce(&'static Plugin)) {
+    if let Some(plugin) = PLUGIN.get() {
+        let _ = catch_unwind(AssertUnwindSafe(|| act(plugin)));
+    }
+}
+
+extern "C" fn processor_begins(_id: u64, _processor: c_uint) {
+    with(|plugin| {
+        let Registers { first, base } = plugin.api.registers();
+        plugin.first.store(first, Ordering::Relaxed);
+        plugin.base.store(base, Ordering::Relaxed);
+        if first == 0 || base == 0 {
+            eprintln!(
+                "fathom: this QEMU does not name the registers rdi and gs_base: nothing is intercepted"
+            );
+            return;
+        }
+        // Not before: QEMU may have become another process, which has no other threads.
+        if !plugin.has_thread.swap(true, Ordering::AcqRel) {
+            link::begin(plugin);
+        }
+    });
+}
+
+extern "C" fn processor_resumes(_id: u64, _processor: c_uint) {
+    with(Plugin::follow);
+}
+
+/// Hooks the function in a block that contains its beginning.
+extern "C" fn block_translated(_id: u64, block: *mut c_void) {
+    with(|plugin| {
+        plugin.follow();
+        let hooked = plugin.hooked.load(Ordering::Acquire);
+        if hooked == 0 {
+            return;
+        }
+        if let Some(active) = plugin.active().filter(|active| active.places.epoch == hooked) {
+            plugin.api.hook(block, active.places.page_dirtied, page_dirtied);
+        }
+    });
+}
+
+/// Called by QEMU when it has taken all calls away.
+extern "C" fn reset(id: u64) {
+    with(|plugin| {
+        plugin.hooked.store(plugin.wanted.load(Ordering::Acquire), Ordering::Release);
+        plugin.api.register_calls(id, processor_begins, processor_resumes, block_translated);
+        plugin.is_resetting.store(false, Ordering::Release);
+    });
+}
+
+/// Called each time that the guest's kernel marks a page of a file as dirty: notes the process.
+extern "C" fn page_dirtied(processor: c_uint, _data: *mut c_void) {
+    with(|plugin| {
+        if let Some(active) = plugin.active() {
+            active.writers.count_stop();
+            let _ = active.note(plugin, processor as usize);
+        }
+    });
+}
+
+impl Active {
+    fn note(&self, plugin: &Plugin, processor: usize) -> Option<()> {
+        let places = &self.places;
+        let page = plugin.api.register(plugin.first.load(Ordering::Relaxed));
+        let offset = page.wrapping_sub(places.pages);
+        if offset % places.page_size != 0 {
+            return None;
+        }
+        let processor = plugin.processors.get(processor)?;
+        let mut base = processor.base.load(Ordering::Relaxed);
+        if processor.epoch.load(Ordering::Relaxed) != places.epoch {
+            base = plugin.api.register(plugin.base.load(Ordering::Relaxed));
+            processor.base.store(base, Ordering::Relaxed);
+            // Slots belong to one table, and each kernel has its own.
+            *processor.last.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+            processor.epoch.store(places.epoch, Ordering::Relaxed);
+        }
+        let current = base.wrapping_add(places.current);
+        let task = self.memory.u64(current).or_else(|| plugin.api.read(current))?;
+        let leader = self.memory.u64(task.wrapping_add(places.task_leader))?;
+        let command = leader.wrapping_add(places.task_command);
+        let mut writer = Writer {
+            process_id: self.memory.u32(leader.wrapping_add(places.task_process))?,
+            start_ns: self.memory.u64(leader.wrapping_add(places.task_start))?,
+            ..Writer::default()
+        };
+        // A text need not be aligned to eight bytes.
+        for (place, part) in writer.command.chunks_exact_mut(4).enumerate() {
+            let word = self.memory.u32(command.wrapping_add(4 * place as u64))?;
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+        let flags = self.memory.u32(task.wrapping_add(places.task_flags))?;
+        let mut last = processor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != writer || last.1 == 0 {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = (writer, slots.slot(&self.writers, &writer));
+        }
+        // A thread of the kernel that continues the write-back of a page is not its writer.
+        let keeps = flags & KERNEL_THREAD != 0;
+        self.writers.note(offset / places.page_size, last.1, keeps);
+        Some(())
+    }
+}
+
+/// The value of an argument `name=value`.
+fn argument(count: c_int, values: *const *const c_char, name: &str) -> Option<String> {
+    (0..usize::try_from(count).ok()?).find_map(|place| {
+        // SAFETY: QEMU passes `count` texts.
+        let text = unsafe { CStr::from_ptr(*values.add(place)) }.to_str().ok()?;
+        let (key, value) = text.split_once('=')?;
+        (key == name).then(|| value.to_owned())
+    })
+}
+
+/// Called by QEMU once. Never fails: QEMU would end.
+#[unsafe(no_mangle)]
+pub extern "C" fn qemu_plugin_install(
+    id: u64,
+    _info: *const c_void,
+    count: c_int,
+    values: *const *const c_char,
+) -> c_int {
+    let _ = catch_unwind(|| {
+        let Some(socket) = argument(count, values, "socket") else {
+            eprintln!("fathom: nothing is intercepted: the plugin needs the argument socket=PATH");
+            return;
+        };
+        let api = match Api::find() {
+            Ok(api) => api,
+            Err(name) => {
+                eprintln!("fathom: nothing is intercepted: this QEMU has no function {name}");
+                return;
+            }
+        };
+        let plugin = PLUGIN.get_or_init(|| Plugin {
+            id,
+            api,
+            socket: socket.into(),
+            active: RwLock::default(),
+            wanted: AtomicU64::new(0),
+            hooked: AtomicU64::new(0),
+            is_resetting: AtomicBool::new(false),
+            has_thread: AtomicBool::new(false),
+            first: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            processors: (0..PROCESSORS).map(|_| Processor::default()).collect(),
+        });
+        plugin.api.register_calls(id, processor_begins, processor_resumes, block_translated);
+    });
+    0
+}

@@ -1,0 +1,54 @@
+//! The connection to the daemon.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fathom_intercept::{Hello, PLACES_LENGTH, Places, Slots, Writers, receive, send};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::guest::{GuestMemory, shared_files};
+use crate::{Active, Plugin};
+
+/// The pause between attempts to reach the daemon.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Begins to follow the daemon, on a thread of its own.
+pub fn begin(plugin: &'static Plugin) {
+    let begun = std::thread::Builder::new().name("fathom-intercept".into()).spawn(move || {
+        loop {
+            // Without a daemon, nobody reads what is noted.
+            let _ = follow(plugin);
+            plugin.set(None);
+            std::thread::sleep(PAUSE);
+        }
+    });
+    if let Err(error) = begun {
+        eprintln!("fathom: nothing is intercepted: no thread: {error}");
+    }
+}
+
+/// Follows the daemon until the connection ends.
+fn follow(plugin: &Plugin) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(&plugin.socket)?)?;
+    send(socket.as_fd(), &Hello { files: shared_files() }.to_bytes(), None)?;
+    let mut writers: Option<Arc<Writers>> = None;
+    while let Some((bytes, file)) = receive::<PLACES_LENGTH>(socket.as_fd())? {
+        let places = Places::from_bytes(&bytes).map_err(io::Error::other)?;
+        if let Some(file) = file {
+            writers = Some(Arc::new(Writers::open(&file)?));
+        }
+        let Some(writers) = &writers else { continue };
+        let is_sound = places.page_size != 0 && places.epoch != 0;
+        plugin.set(is_sound.then(|| Active {
+            memory: GuestMemory::map(&places.regions, places.direct),
+            writers: Arc::clone(writers),
+            slots: Mutex::<Slots>::default(),
+            places,
+        }));
+    }
+    Ok(())
+}

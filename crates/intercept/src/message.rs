@@ -1,0 +1,270 @@
+//! The messages between the daemon and an interceptor: words of 64 bits, little-endian.
+
+use std::fmt;
+
+/// The first word of each message: `FATHOMIC`.
+const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMIC");
+/// The version of the messages and of the table of writers.
+pub(crate) const VERSION: u64 = 1;
+/// The most files with a guest's memory that an interceptor names.
+pub const MEMORY_FILES_MAX: usize = 16;
+/// The most regions of a guest's memory.
+pub const REGIONS_MAX: usize = 8;
+
+const HELLO_WORDS: usize = 3 + 2 * MEMORY_FILES_MAX;
+const PLACES_FIXED: usize = 16;
+const PLACES_WORDS: usize = PLACES_FIXED + 5 * REGIONS_MAX;
+/// The length of [`Hello`], in bytes.
+pub const HELLO_LENGTH: usize = 8 * HELLO_WORDS;
+/// The length of [`Places`], in bytes.
+pub const PLACES_LENGTH: usize = 8 * PLACES_WORDS;
+
+/// Why a message is not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageError {
+    /// It is not a message of this kind.
+    Foreign,
+    /// It has this version.
+    Version(u64),
+    /// A number in it is too large.
+    TooMany,
+}
+
+impl fmt::Display for MessageError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => formatter.write_str("it is no message of an interceptor"),
+            Self::Version(version) => {
+                write!(formatter, "it has version {version}, and this program has {VERSION}")
+            }
+            Self::TooMany => formatter.write_str("it has more parts than a message may have"),
+        }
+    }
+}
+
+impl std::error::Error for MessageError {}
+
+/// A file with memory of a guest, by its device and inode on the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryFile {
+    /// The device (`st_dev`).
+    pub device: u64,
+    /// The inode (`st_ino`).
+    pub inode: u64,
+}
+
+/// The first message of an interceptor: the files that its process has mapped, by which the daemon
+/// recognises the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// The files, at most [`MEMORY_FILES_MAX`].
+    pub files: Vec<MemoryFile>,
+}
+
+impl Hello {
+    /// The message as bytes. Further files are left out.
+    pub fn to_bytes(&self) -> [u8; HELLO_LENGTH] {
+        let mut words = [0; HELLO_WORDS];
+        let files = &self.files[..self.files.len().min(MEMORY_FILES_MAX)];
+        (words[0], words[1], words[2]) = (MAGIC, VERSION, files.len() as u64);
+        for (file, words) in files.iter().zip(words[3..].chunks_exact_mut(2)) {
+            words.copy_from_slice(&[file.device, file.inode]);
+        }
+        bytes(&words)
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// When the bytes are no such message of this version.
+    pub fn from_bytes(bytes: &[u8; HELLO_LENGTH]) -> Result<Self, MessageError> {
+        let words: [u64; HELLO_WORDS] = words(bytes);
+        check(words[0], words[1])?;
+        let count = usize::try_from(words[2]).ok().filter(|count| *count <= MEMORY_FILES_MAX);
+        let count = count.ok_or(MessageError::TooMany)?;
+        let files = words[3..].chunks_exact(2).take(count);
+        Ok(Self {
+            files: files.map(|pair| MemoryFile { device: pair[0], inode: pair[1] }).collect(),
+        })
+    }
+}
+
+/// A region of a guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionPlace {
+    /// The guest-physical address.
+    pub address: u64,
+    /// The length, in bytes.
+    pub length: u64,
+    /// The file that has it.
+    pub file: MemoryFile,
+    /// The offset in the file, in bytes.
+    pub offset: u64,
+}
+
+/// Where a guest's kernel has what an interceptor needs. Addresses are virtual addresses of the
+/// kernel, all other places are offsets in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// A number that changes with each kernel, and is never 0.
+    pub epoch: u64,
+    /// The function that marks pages of files as dirty (`__folio_mark_dirty`); 0 if nothing is to
+    /// be intercepted.
+    pub page_dirtied: u64,
+    /// The structure of page number 0 (`vmemmap_base`).
+    pub pages: u64,
+    /// The length of the structure of a page.
+    pub page_size: u64,
+    /// The beginning of the map of all memory (`page_offset_base`).
+    pub direct: u64,
+    /// The place of the pointer to the current task, in the area of a processor.
+    pub current: u64,
+    /// Members of `task_struct`: `group_leader`, `tgid`, `start_boottime`, `comm`, `flags`.
+    pub task_leader: u64,
+    /// See [`task_leader`](Self::task_leader).
+    pub task_process: u64,
+    /// See [`task_leader`](Self::task_leader).
+    pub task_start: u64,
+    /// See [`task_leader`](Self::task_leader).
+    pub task_command: u64,
+    /// See [`task_leader`](Self::task_leader).
+    pub task_flags: u64,
+    /// The regions of the guest's memory, at most [`REGIONS_MAX`].
+    pub regions: Vec<RegionPlace>,
+}
+
+impl Places {
+    /// The message as bytes. Further regions are left out.
+    pub fn to_bytes(&self) -> [u8; PLACES_LENGTH] {
+        let mut words = [0; PLACES_WORDS];
+        let regions = &self.regions[..self.regions.len().min(REGIONS_MAX)];
+        words[..14].copy_from_slice(&[
+            MAGIC,
+            VERSION,
+            self.epoch,
+            self.page_dirtied,
+            self.pages,
+            self.page_size,
+            self.direct,
+            self.current,
+            self.task_leader,
+            self.task_process,
+            self.task_start,
+            self.task_command,
+            self.task_flags,
+            regions.len() as u64,
+        ]);
+        for (region, words) in regions.iter().zip(words[PLACES_FIXED..].chunks_exact_mut(5)) {
+            let MemoryFile { device, inode } = region.file;
+            words.copy_from_slice(&[region.address, region.length, device, inode, region.offset]);
+        }
+        bytes(&words)
+    }
+
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// When the bytes are no such message of this version.
+    pub fn from_bytes(bytes: &[u8; PLACES_LENGTH]) -> Result<Self, MessageError> {
+        let words: [u64; PLACES_WORDS] = words(bytes);
+        check(words[0], words[1])?;
+        let count = usize::try_from(words[13]).ok().filter(|count| *count <= REGIONS_MAX);
+        let count = count.ok_or(MessageError::TooMany)?;
+        let regions = words[PLACES_FIXED..].chunks_exact(5).take(count);
+        Ok(Self {
+            epoch: words[2],
+            page_dirtied: words[3],
+            pages: words[4],
+            page_size: words[5],
+            direct: words[6],
+            current: words[7],
+            task_leader: words[8],
+            task_process: words[9],
+            task_start: words[10],
+            task_command: words[11],
+            task_flags: words[12],
+            regions: regions
+                .map(|words| RegionPlace {
+                    address: words[0],
+                    length: words[1],
+                    file: MemoryFile { device: words[2], inode: words[3] },
+                    offset: words[4],
+                })
+                .collect(),
+        })
+    }
+}
+
+fn check(magic: u64, version: u64) -> Result<(), MessageError> {
+    match (magic, version) {
+        (MAGIC, VERSION) => Ok(()),
+        (MAGIC, version) => Err(MessageError::Version(version)),
+        _ => Err(MessageError::Foreign),
+    }
+}
+
+fn bytes<const WORDS: usize, const BYTES: usize>(words: &[u64; WORDS]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn words<const WORDS: usize, const BYTES: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(place);
+        *word = u64::from_le_bytes(eight);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_keep_every_field() {
+        let file = |number| MemoryFile { device: number, inode: number + 1 };
+        let hello = Hello { files: (0..5).map(|number| file(10 * number)).collect() };
+        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
+        let region = |number| RegionPlace {
+            address: number,
+            length: number + 1,
+            file: file(number + 2),
+            offset: number + 4,
+        };
+        let places = Places {
+            epoch: 1,
+            page_dirtied: 2,
+            pages: 3,
+            page_size: 4,
+            direct: 5,
+            current: 6,
+            task_leader: 7,
+            task_process: 8,
+            task_start: 9,
+            task_command: 10,
+            task_flags: 11,
+            regions: (1..=8).map(|number| region(100 * number)).collect(),
+        };
+        assert_eq!(Places::from_bytes(&places.to_bytes()), Ok(places.clone()));
+        let many = Places { regions: vec![region(1); 9], ..places };
+        assert_eq!(Places::from_bytes(&many.to_bytes()).unwrap().regions.len(), REGIONS_MAX);
+    }
+
+    #[test]
+    fn other_bytes_are_refused() {
+        assert_eq!(Hello::from_bytes(&[0; HELLO_LENGTH]), Err(MessageError::Foreign));
+        let mut bytes = Hello::default().to_bytes();
+        bytes[16] = 17;
+        assert_eq!(Hello::from_bytes(&bytes), Err(MessageError::TooMany));
+        bytes[8] = 9;
+        assert_eq!(Hello::from_bytes(&bytes), Err(MessageError::Version(9)));
+        let mut bytes = Places::default().to_bytes();
+        bytes[13 * 8 + 7] = 1;
+        assert_eq!(Places::from_bytes(&bytes), Err(MessageError::TooMany));
+    }
+}

@@ -1,0 +1,40 @@
+//! Where an interceptor finds what it needs in a kernel.
+
+use fathom_intercept::{MemoryFile, Places, REGIONS_MAX, RegionPlace};
+
+use crate::kernel::Kernel;
+
+impl Kernel {
+    /// Where an interceptor finds the function that marks pages as dirty, and the process that
+    /// calls it. `None` if the kernel does not have them, or its memory has too many regions.
+    pub fn interception(&self) -> Option<Places> {
+        let (layout, places) = (&self.layout, &self.places);
+        let regions = self.memory.regions();
+        if regions.len() > REGIONS_MAX {
+            return None;
+        }
+        let regions = regions.iter().map(|region| {
+            let (device, inode) = region.file_identity();
+            RegionPlace {
+                address: region.start,
+                length: region.length,
+                file: MemoryFile { device, inode },
+                offset: region.file_offset,
+            }
+        });
+        Some(Places {
+            epoch: 0,
+            page_dirtied: places.page_dirtied?,
+            pages: places.pages,
+            page_size: layout.page_size,
+            direct: self.space.direct_start(),
+            current: places.current?,
+            task_leader: layout.task_leader?,
+            task_process: layout.task_process,
+            task_start: layout.task_start?,
+            task_command: layout.task_command,
+            task_flags: layout.task_flags?,
+            regions: regions.collect(),
+        })
+    }
+}

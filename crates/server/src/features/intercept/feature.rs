@@ -1,0 +1,84 @@
+//! The interception of guests, as a feature of the daemon.
+
+use std::sync::{Arc, OnceLock};
+
+use fathom_control::{ErrorBody, ErrorCode, ReloadReport};
+use fathom_failure::Failure;
+
+use super::Interceptors;
+use super::options::InterceptOptions;
+use crate::configuration::{Configuration, SectionKind};
+use crate::daemon::Daemon;
+use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::parts::Parts;
+use crate::daemon::stack::refusal;
+use crate::daemon::stop::Task;
+use crate::features::guests::Introspection;
+
+/// The listener, if one is configured.
+#[derive(Default)]
+struct Listener(OnceLock<(InterceptOptions, Interceptors)>);
+
+/// The writers of pages, by interceptors in the processes of virtual machines.
+pub(crate) struct Interception;
+
+impl Feature for Interception {
+    fn sections(&self) -> Vec<SectionKind> {
+        vec![SectionKind::of::<InterceptOptions>()]
+    }
+
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(Listener::default());
+    }
+
+    fn begin(
+        &self,
+        daemon: &Arc<Daemon>,
+        start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        let Some(placed) = start.configuration.one::<InterceptOptions>() else {
+            return Ok(Vec::new());
+        };
+        if stage == Beginning::Observers {
+            let options = placed.definition.clone();
+            let guests = Arc::clone(daemon.part::<Arc<Introspection>>());
+            let begun = Interceptors::listen(&options.socket, guests).map_err(|error| {
+                let path = options.socket.display();
+                let message = format!("interceptors cannot connect to {path}: {error}");
+                let remedy = "set another `socket` in [intercept], or remove what is there";
+                ErrorBody::from(Failure::new(message).advise(remedy))
+            });
+            match begun {
+                Ok(interceptors) => {
+                    let _ = daemon.part::<Listener>().0.set((options, interceptors));
+                }
+                Err(refused) if start.is_strict => return Err(refused),
+                Err(refused) => tracing::error!("{}: {}", refused.message, refused.remedy),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn reread(&self, daemon: &Arc<Daemon>, new: &Configuration, report: &mut ReloadReport) {
+        let new = new.one::<InterceptOptions>().map(|placed| &placed.definition);
+        let current = daemon.part::<Listener>().0.get().map(|(options, _)| options);
+        if new != current {
+            let refused = refusal(
+                ErrorCode::Conflict,
+                "[intercept] cannot change while the daemon runs",
+                "restart it",
+            );
+            report.refused.push(refused.to_string());
+        }
+    }
+
+    fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
+        if stage == Ending::Observers {
+            if let Some((_, interceptors)) = daemon.part::<Listener>().0.get() {
+                interceptors.end();
+            }
+        }
+        Vec::new()
+    }
+}
