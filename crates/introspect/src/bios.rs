@@ -190,6 +190,15 @@ impl Kernel {
         self.pointer(self.vector(bio)?.wrapping_add(layout.vector_page))
     }
 
+    /// The page of the piece of a bio with this number, whether or not that has been transferred: the
+    /// address of its `struct page`.
+    pub(crate) fn page_at(&self, bio: &Bio, number: u64) -> Option<u64> {
+        let layout = &self.layout;
+        let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
+        let vector = vectors.wrapping_add(number.wrapping_mul(layout.vector_size));
+        self.pointer(vector.wrapping_add(layout.vector_page))
+    }
+
     /// The address of the current `bio_vec` of a bio.
     fn vector(&self, bio: &Bio) -> Option<u64> {
         let layout = &self.layout;

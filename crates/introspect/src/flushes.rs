@@ -39,7 +39,12 @@ impl Kernel {
                     return None;
                 }
                 let waiting = link.wrapping_sub(layout.request_flush_link?);
-                bios[count] = self.u64(waiting.wrapping_add(layout.request_bio))?;
+                // When its data has been written, a request has only its last bio.
+                let bio = self.u64(waiting.wrapping_add(layout.request_bio))?;
+                bios[count] = match layout.request_last_bio {
+                    Some(place) if bio == 0 => self.u64(waiting.wrapping_add(place))?,
+                    _ => bio,
+                };
                 count += usize::from(bios[count] != 0);
                 (before, link) = (link, self.pointer(link)?);
             }

@@ -202,6 +202,7 @@ layout! {
         page_wait_entry: "wait_page_queue" "wait";
         page_wait_bit: "wait_page_queue" "bit_nr";
         request_context: "request" "mq_hctx";
+        request_last_bio: "request" "biotail";
         request_flush_link: "request" "flush.list" | "queuelist";
         context_flush: "blk_mq_hw_ctx" "fq";
         flush_request: "blk_flush_queue" "flush_rq";

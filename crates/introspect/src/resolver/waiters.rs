@@ -186,6 +186,12 @@ impl Resolver {
             self.add_process(kernel, waiter, ProcessRole::Waiter, &mut facts);
         }
         if facts.process_id == 0 {
+            // Data that has to be durable, in a page that is locked until then.
+            let page = kernel.page_at(bio, 0);
+            let waiter = page.and_then(|page| self.caches.pages.waiter(kernel, page, false));
+            self.add_process(kernel, waiter, ProcessRole::Waiter, &mut facts);
+        }
+        if facts.process_id == 0 {
             self.add_process(kernel, task, ProcessRole::Submitter, &mut facts);
         }
         facts
