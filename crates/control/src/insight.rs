@@ -117,6 +117,10 @@ pub struct GuestInfo {
     pub insight: InsightStatus,
     /// The kernel's counters; `None` if no kernel is known.
     pub counters: Option<GuestCounters>,
+    /// The stops of the guest by its interceptor since its kernel was found; absent if it is not
+    /// intercepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stops: Option<u64>,
 }
 
 /// A guest kernel's counters of its memory, in bytes; 0 if a counter cannot be read.

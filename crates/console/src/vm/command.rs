@@ -17,6 +17,8 @@ pub struct QemuDisk {
 pub struct Machine {
     pub qemu: Qemu,
     pub accelerator: Accelerator,
+    /// A plugin of QEMU, with its arguments.
+    pub plugin: Option<String>,
     pub name: String,
     pub kind: String,
     pub cpu: Option<String>,
@@ -82,6 +84,9 @@ impl Machine {
         if let Some(qmp) = &self.qmp {
             add(&["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())]);
         }
+        if let Some(plugin) = &self.plugin {
+            add(&["-plugin", plugin]);
+        }
         if self.daemonize {
             add(&["-daemonize"]);
         }
@@ -131,6 +136,7 @@ mod tests {
         Machine {
             qemu: Qemu { path: "qemu-system-x86_64".into(), version, version_text: String::new() },
             accelerator: Accelerator::Tcg,
+            plugin: None,
             name: "guest".into(),
             kind: "q35".into(),
             cpu: None,

@@ -48,6 +48,7 @@ Examples:
   fathom vm --image root.img --kernel vmlinuz --initrd initrd.img \\
             --append 'console=ttyS0 root=/dev/vda'
   fathom vm --disk root --print                       only print QEMU's command line
+  fathom vm --disk root --accel tcg --intercept /run/fathom/intercept.sock
   fathom vm --image root.img -- -nographic -snapshot  options for QEMU itself
 
 The exit status is QEMU's.")]
@@ -119,6 +120,10 @@ pub struct VmOptions {
     /// A socket for QEMU's machine protocol
     #[arg(long, value_name = "PATH")]
     qmp: Option<PathBuf>,
+    /// Let the daemon learn which process of the guest writes which data, through the socket of its
+    /// table [intercept]; only for emulated guests
+    #[arg(long, value_name = "SOCKET", requires = "disk")]
+    intercept: Option<PathBuf>,
     /// Leave QEMU running in the background
     #[arg(long)]
     daemonize: bool,
@@ -180,7 +185,10 @@ pub fn run(options: &VmOptions) -> CommandResult<u8> {
             ));
     }
     let (accelerator, why_not_kvm) = accelerator::choose(options.accel, &qemu);
-    let machine = machine(options, qemu, accelerator, disks);
+    let mut machine = machine(options, qemu, accelerator, disks);
+    if let Some(socket) = &options.intercept {
+        machine.plugin = Some(plugin(socket, accelerator)?);
+    }
     if options.print {
         return print(options, &machine, why_not_kvm, &embedded).map(|()| 0);
     }
@@ -206,6 +214,7 @@ fn machine(
     let serial = if options.daemonize { "null" } else { "mon:stdio" };
     Machine {
         accelerator,
+        plugin: None,
         name: options.name.clone(),
         kind: options.machine.clone().unwrap_or_else(|| kind.into()),
         cpu: options.cpu.clone(),
@@ -223,6 +232,24 @@ fn machine(
         extra: options.extra.clone(),
         qemu,
     }
+}
+
+/// The plugin that intercepts a guest, with its argument.
+fn plugin(socket: &Path, accelerator: Accelerator) -> CommandResult<String> {
+    const NAME: &str = "libfathom_intercept_qemu.so";
+    if accelerator != Accelerator::Tcg {
+        return Err(Failure::new("guests under KVM cannot be intercepted")
+            .advise("add `--accel tcg`, or leave --intercept out"));
+    }
+    let program = std::env::current_exe().ok();
+    let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
+    let found = beside.into_iter().chain([Path::new("/usr/lib/fathom").join(NAME)]);
+    let plugin = found.into_iter().find(|path| path.exists()).ok_or_else(|| {
+        Failure::new(format!("there is no {NAME}"))
+            .advise("`make build` makes it beside the program `fathom`; or copy it to /usr/lib/fathom")
+    })?;
+    let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
+    Ok(format!("{},socket={}", escaped(&plugin), escaped(&absolute(socket))))
 }
 
 fn print(

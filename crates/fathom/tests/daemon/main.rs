@@ -18,6 +18,7 @@ mod flushes;
 mod folders;
 mod giants;
 mod idle;
+mod intercept;
 mod keepsakes;
 mod kept_caches;
 mod limit;

@@ -87,6 +87,8 @@ pub(crate) struct GuestView {
     pub memory: GuestMemory,
     /// Its kernel, if known.
     pub kernel: Option<Arc<Kernel>>,
+    /// The stops by its interceptor, if it is intercepted.
+    pub stops: Option<u64>,
 }
 
 impl Introspection {
@@ -279,6 +281,7 @@ impl Followed {
             memory_bytes: self.guest.memory().length(),
             memory: self.guest.memory().clone(),
             kernel: self.guest.kernel(),
+            stops: self.guest.writers().map(|writers| writers.stops()),
         }
     }
 

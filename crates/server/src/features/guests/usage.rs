@@ -85,6 +85,7 @@ impl Daemon {
                 }
             }),
             disks: view.disks,
+            stops: view.stops,
         };
         GuestList {
             time_ns: Clock::System.now_ns(),

@@ -10,6 +10,7 @@ use super::options::InterceptOptions;
 use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
+use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 use crate::daemon::stop::Task;
@@ -70,6 +71,17 @@ impl Feature for Interception {
                 "restart it",
             );
             report.refused.push(refused.to_string());
+        }
+    }
+
+    fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
+        let name = "fathom_guest_stops_total";
+        page.family(name, "counter", "Stops of the guest by its interceptor.");
+        for guest in scrape.daemon.guests().guests {
+            if let Some(stops) = guest.stops {
+                let number = guest.number.to_string();
+                page.sample(name, &[("guest", &number), ("vm", &guest.vm)], stops as f64);
+            }
         }
     }
 
