@@ -245,8 +245,9 @@ fn plugin(socket: &Path, accelerator: Accelerator) -> CommandResult<String> {
     let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
     let found = beside.into_iter().chain([Path::new("/usr/lib/fathom").join(NAME)]);
     let plugin = found.into_iter().find(|path| path.exists()).ok_or_else(|| {
-        Failure::new(format!("there is no {NAME}"))
-            .advise("`make build` makes it beside the program `fathom`; or copy it to /usr/lib/fathom")
+        Failure::new(format!("there is no {NAME}")).advise(
+            "`make build` makes it beside the program `fathom`; or copy it to /usr/lib/fathom",
+        )
     })?;
     let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
     Ok(format!("{},socket={}", escaped(&plugin), escaped(&absolute(socket))))
