@@ -1,15 +1,15 @@
-//! The functions of QEMU and GLib that the plugin uses, looked up when it is loaded.
+//! The functions of QEMU and `GLib` that the plugin uses, looked up when it is loaded.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-/// GLib's array of bytes.
+/// `GLib`'s array of bytes.
 #[repr(C)]
 pub struct ByteArray {
     data: *mut u8,
     length: c_uint,
 }
 
-/// GLib's array.
+/// `GLib`'s array.
 #[repr(C)]
 struct Array {
     data: *mut c_char,

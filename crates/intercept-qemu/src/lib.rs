@@ -9,6 +9,8 @@
 //! and the guest runs as without the plugin. `docs/interception.md` describes it.
 
 #![allow(unsafe_code)]
+// Addresses of guests and offsets of mappings are checked for it.
+#![allow(clippy::cast_ptr_alignment)]
 #![warn(missing_docs)]
 
 mod api;
@@ -20,9 +22,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use fathom_intercept::{Places, Slots, Writer, Writers};
+use parking_lot::{Mutex, RwLock};
 
 use api::{Api, Registers};
 use guest::GuestMemory;
@@ -94,12 +97,12 @@ impl Plugin {
             0 => 0,
             _ => active.places.epoch,
         });
-        *self.active.write().unwrap_or_else(PoisonError::into_inner) = active.map(Arc::new);
+        *self.active.write() = active.map(Arc::new);
         self.wanted.store(epoch, Ordering::Release);
     }
 
     fn active(&self) -> Option<Arc<Active>> {
-        self.active.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.active.read().clone()
     }
 
     /// Lets QEMU translate everything again if something else is to be intercepted.
@@ -188,7 +191,7 @@ impl Active {
             base = plugin.api.register(plugin.base.load(Ordering::Relaxed));
             processor.base.store(base, Ordering::Relaxed);
             // Slots belong to one table, and each kernel has its own.
-            *processor.last.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+            *processor.last.lock() = Default::default();
             processor.epoch.store(places.epoch, Ordering::Relaxed);
         }
         let current = base.wrapping_add(places.current);
@@ -206,9 +209,9 @@ impl Active {
             part.copy_from_slice(&word.to_le_bytes());
         }
         let flags = self.memory.u32(task.wrapping_add(places.task_flags))?;
-        let mut last = processor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = processor.last.lock();
         if last.0 != writer || last.1 == 0 {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.slots.lock();
             *last = (writer, slots.slot(&self.writers, &writer));
         }
         // A thread of the kernel that continues the write-back of a page is not its writer.

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_intercept::{Hello, PLACES_LENGTH, Places, Slots, Writers, receive, send};
+use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::guest::{GuestMemory, shared_files};

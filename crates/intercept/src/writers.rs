@@ -16,6 +16,8 @@
 //! Either side may write anything: what is read is checked, and a wrong entry costs an insight.
 
 #![allow(unsafe_code)]
+// The mapping is aligned to pages, and each offset is checked.
+#![allow(clippy::cast_ptr_alignment)]
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

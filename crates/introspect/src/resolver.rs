@@ -316,15 +316,7 @@ impl Resolver {
             Completion::Device | Completion::DeviceEmbedded | Completion::DeviceSimple => {
                 Verdict::All(self.of_device_io(kernel, &bio, completion))
             }
-            Completion::XfsBuffer => {
-                let ops = kernel
-                    .layout
-                    .xfs_buffer_ops
-                    .and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
-                let directory =
-                    ops.and_then(|ops| kernel.meanings.get(ops)) == Some(Meaning::XfsDirectory);
-                Verdict::All(sure(if directory { Kind::Directory } else { Kind::Metadata }))
-            }
+            Completion::XfsBuffer => Verdict::All(of_xfs_buffer(kernel, &bio)),
             Completion::Btrfs => {
                 self.btrfs(kernel, &bio, view.now_ns).unwrap_or(Verdict::Each(each))
             }
@@ -542,6 +534,14 @@ impl Resolver {
         self.unknown_functions_count += 1;
         self.guest.notify(EVENT_UNKNOWN_FUNCTION, 0);
     }
+}
+
+/// The facts about a buffer of XFS.
+fn of_xfs_buffer(kernel: &Kernel, bio: &Bio) -> Facts {
+    let place = kernel.layout.xfs_buffer_ops;
+    let operations = place.and_then(|place| kernel.u64(bio.private.wrapping_add(place)));
+    let meaning = operations.and_then(|operations| kernel.meanings.get(operations));
+    sure(if meaning == Some(Meaning::XfsDirectory) { Kind::Directory } else { Kind::Metadata })
 }
 
 /// Who submitted direct I/O of Btrfs, from the `btrfs_bio` at `own` and the inode.

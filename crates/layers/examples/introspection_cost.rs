@@ -104,7 +104,7 @@ const CASES: [&str; 20] = [
 
 /// What the layer `classify` does with a request: finds its meaning when it comes, and the processes
 /// that wait for it when it has been carried out.
-#[inline(always)]
+#[inline]
 fn resolve(
     resolver: &mut Resolver,
     request: &SyntheticRequest,

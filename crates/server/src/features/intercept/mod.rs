@@ -176,7 +176,7 @@ impl Link {
         match hello {
             Ok(hello) => self.files = Some(hello.files),
             Err(error) => {
-                tracing::warn!("the message of an interceptor is not understood: {error}")
+                tracing::warn!("the message of an interceptor is not understood: {error}");
             }
         }
         self.files.is_some()
