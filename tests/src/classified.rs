@@ -234,11 +234,13 @@ mod tests {
 2026-11-22T00:00:00Z INFO main: #7 write 4096+12288 fua | 4096 data source=page inode=12 size=30 fs="ext4" device="vda1" path="/a b | \"c\"\u{7f}\\" cgroup="/web" process="fio" pid=12 started=345 role=submitter | 8192 metadata source=flags
 main #7 write 4096+12288 fua done 81250 ns
 main #8 read 0+512
-main #9 flush
+main #9 flush | 0 journal process="mail" pid=3
 12 lines dropped
 main #10 discard 0+4096 failed 3 ns: input/output error"#;
         let requests = Classified::parse_log(text).unwrap();
-        let [write, read] = &requests[..] else { panic!("{requests:?}") };
+        let [write, read, flush] = &requests[..] else { panic!("{requests:?}") };
+        assert_eq!((flush.operation.as_str(), flush.parts.len()), ("flush", 1));
+        assert_eq!(flush.parts[0].process_id, Some(3));
         assert_eq!((write.operation.as_str(), write.offset, write.length), ("write", 4096, 12288));
         let data = Part {
             offset: 4096,

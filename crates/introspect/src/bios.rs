@@ -190,8 +190,8 @@ impl Kernel {
         self.pointer(self.vector(bio)?.wrapping_add(layout.vector_page))
     }
 
-    /// The page of the piece of a bio with this number, whether or not that has been transferred: the
-    /// address of its `struct page`.
+    /// The page of the piece of a bio with this number, whether or not that has been transferred:
+    /// the address of its `struct page`.
     pub(crate) fn page_at(&self, bio: &Bio, number: u64) -> Option<u64> {
         let layout = &self.layout;
         let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;

@@ -22,7 +22,8 @@ const THREADS_MAX: u64 = 1 << 17;
 const CALLS_MAX: usize = 1 << 14;
 /// The longest time of a search.
 const TIME_MAX: Duration = Duration::from_secs(2);
-/// The bytes that a kernel may leave free above the saved registers (`TOP_OF_KERNEL_STACK_PADDING`).
+/// The bytes that a kernel may leave free above the saved registers
+/// (`TOP_OF_KERNEL_STACK_PADDING`).
 const PADS: [u64; 2] = [0, 16];
 /// The code segment of 64-bit programs (`__USER_CS`).
 const USER_SEGMENT: u64 = 0x33;

@@ -102,8 +102,8 @@ const CASES: [&str; 20] = [
     "unknown function",
 ];
 
-/// What the layer `classify` does with a request: finds its meaning when it comes, and the processes
-/// that wait for it when it has been carried out.
+/// What the layer `classify` does with a request: finds its meaning when it comes, and the
+/// processes that wait for it when it has been carried out.
 #[inline]
 fn resolve(
     resolver: &mut Resolver,

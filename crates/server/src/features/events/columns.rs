@@ -183,7 +183,7 @@ mod tests {
         };
         let expected = "1 E w 2 3 4 vm disk /a.img 17   journal 7 11 /a 12 ext4 /web fio 13 vda \
                         input/output error 6 10 hit 8 page sure 14 16 limit 14000 innodb index \
-                        17";
+                        17 waiter 180000000";
         let shown: Vec<String> = row(&event, &labels).iter().map(Value::to_string).collect();
         assert_eq!(shown.join(" "), expected);
         // Unknown values are null.

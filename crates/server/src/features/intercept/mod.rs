@@ -1,8 +1,8 @@
 //! Interceptors of guests: the daemon tells each where its guest's kernel has what it needs, and
 //! gives it a table for the writers of pages.
 //!
-//! One thread follows all interceptors. It sleeps until one connects or leaves, or a kernel is found
-//! or lost.
+//! One thread follows all interceptors. It sleeps until one connects or leaves, or a kernel is
+//! found or lost.
 
 pub(crate) mod feature;
 pub(crate) mod options;
