@@ -1,6 +1,6 @@
 //! A plugin for QEMU that notes which process of an emulated guest writes each page.
 //!
-//! Read [`page_dirtied`] first. The crate must not know anything of the daemon but
+//! Read [`qemu_plugin_install`] first. The crate must not know anything of the daemon but
 //! `fathom-intercept`.
 //!
 //! QEMU loads the plugin with `-plugin libfathom_intercept_qemu.so,socket=PATH`. The plugin
