@@ -192,15 +192,25 @@ impl Guest {
 
     /// Uses a table of the writers of pages for the kernel with this number
     /// ([`GuestStatus::kernels`]). Returns whether that is the guest's kernel.
-    pub fn set_writers(&self, kernel: u64, writers: Option<Arc<Writers>>) -> bool {
+    pub fn set_writers(&self, kernel: u64, writers: Arc<Writers>) -> bool {
         let mut inner = self.inner();
         if inner.kernel.is_none() || inner.status.kernels != kernel {
             return false;
         }
-        inner.writers = writers;
+        inner.writers = Some(writers);
         drop(inner);
         self.generation.fetch_add(1, Ordering::Release);
         true
+    }
+
+    /// Uses this table no longer.
+    pub fn remove_writers(&self, writers: &Arc<Writers>) {
+        let mut inner = self.inner();
+        if inner.writers.as_ref().is_some_and(|used| Arc::ptr_eq(used, writers)) {
+            inner.writers = None;
+            drop(inner);
+            self.generation.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// The table of the writers of pages.

@@ -120,8 +120,8 @@ pub struct VmOptions {
     /// A socket for QEMU's machine protocol
     #[arg(long, value_name = "PATH")]
     qmp: Option<PathBuf>,
-    /// Let the daemon learn which process of the guest writes which data, through the socket that its
-    /// configuration has in `intercept`; only for emulated guests
+    /// Let the daemon learn which process of the guest writes which data, through the socket that
+    /// its configuration has in `intercept`; only for emulated guests
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     intercept: Option<PathBuf>,
     /// Leave QEMU running in the background

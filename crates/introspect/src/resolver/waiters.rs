@@ -14,6 +14,9 @@ use crate::tasks::start_of;
 /// The pages of a request that are examined for a process that waits for them, from the first one
 /// on.
 const AWAITED_MAX: usize = 16;
+/// The pages of a write whose writers are forgotten when it has been carried out. What is left of a
+/// longer one stays until the page is changed again.
+const FORGOTTEN_MAX: usize = 8192;
 
 impl Resolver {
     /// Adds the processes that wait for a request to its insight. The request has been carried out,
@@ -236,7 +239,8 @@ impl Resolver {
     /// next may not be seen.
     fn forget_writers(&mut self, kernel: &Kernel, pages: impl Iterator<Item = (u64, u64)>) {
         let Some(writers) = &self.writers else { return };
-        for (address, _) in pages.flat_map(|(address, length)| pages_of(address, length)) {
+        let pages = pages.flat_map(|(address, length)| pages_of(address, length));
+        for (address, _) in pages.take(FORGOTTEN_MAX) {
             // The entry is read first: if the page is changed after that, it gets another one.
             let frame = self.caches.pages.dirty_frame(kernel, address).map(|(frame, _)| frame);
             let Some(frame) = frame else { continue };

@@ -39,8 +39,8 @@ fn each_page_has_its_own_writer() {
         let mut resolver = guest.resolver();
         let (writers, _file) = Writers::create(synthetic.memory.end()).unwrap();
         let writers = Arc::new(writers);
-        assert!(!guest.set_writers(guest.status().kernels + 1, Some(Arc::clone(&writers))));
-        assert!(guest.set_writers(guest.status().kernels, Some(Arc::clone(&writers))));
+        assert!(!guest.set_writers(guest.status().kernels + 1, Arc::clone(&writers)));
+        assert!(guest.set_writers(guest.status().kernels, Arc::clone(&writers)));
         let mut slots = Slots::default();
         let [first, second] = [writer(500, "first"), writer(501, "second\u{1b}[m")]
             .map(|writer| slots.slot(&writers, &writer));
@@ -97,9 +97,20 @@ fn each_page_has_its_own_writer() {
         // Metadata has no writer.
         writers.note(frame("metadata"), first, false);
         assert_eq!(resolve("metadata", true).0[0].1, 0);
-        // The table is gone with the kernel.
+        // Who removes an earlier table leaves the one in use.
+        let (other, _file) = Writers::create(synthetic.memory.end()).unwrap();
         writers.note(frame("data"), first, false);
-        guest.set_writers(guest.status().kernels, None);
+        guest.remove_writers(&Arc::new(other));
+        assert_eq!(resolve("data", true).0, [(1, 500, writer)]);
+        writers.note(frame("data"), first, false);
+        guest.remove_writers(&writers);
         assert!(guest.writers().is_none());
+        assert_eq!(resolve("data", true).0, [(1, 0, none)]);
+        // Lengths without an end are no loop.
+        let (table, _file) = Writers::create(synthetic.memory.end()).unwrap();
+        assert!(guest.set_writers(guest.status().kernels, Arc::new(table)));
+        assert_eq!(resolve("data", true).0, [(1, 0, none)]);
+        let view = synthetic.linux.request("data").view;
+        resolver.find_waiters(&view, [(7, u64::MAX)].into_iter(), &mut Insight::default());
     }
 }

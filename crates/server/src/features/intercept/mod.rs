@@ -89,15 +89,23 @@ struct Link {
     since: Instant,
     /// The files with its guest's memory, once it has named them.
     files: Option<Vec<MemoryFile>>,
-    /// The guest and the number of its kernel for which it has a table.
+    /// The guest and the number of its kernel that it follows, and their table, if there is one.
     of: Option<(Arc<Guest>, u64)>,
+    writers: Option<Arc<Writers>>,
+}
+
+impl Link {
+    /// Follows nothing any more.
+    fn leave(&mut self) {
+        if let Some(((guest, _), writers)) = self.of.take().zip(self.writers.take()) {
+            guest.remove_writers(&writers);
+        }
+    }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some((guest, kernel)) = self.of.take() {
-            guest.set_writers(kernel, None);
-        }
+        self.leave();
     }
 }
 
@@ -156,7 +164,13 @@ impl Thread {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         while self.links.len() < INTERCEPTORS_MAX {
             let Ok(socket) = accept_with(&self.socket, flags) else { return };
-            self.links.push(Link { socket, since: Instant::now(), files: None, of: None });
+            self.links.push(Link {
+                socket,
+                since: Instant::now(),
+                files: None,
+                of: None,
+                writers: None,
+            });
         }
     }
 }
@@ -202,9 +216,7 @@ impl Link {
         if is_same {
             return Ok(());
         }
-        if let Some((guest, kernel)) = self.of.take() {
-            guest.set_writers(kernel, None);
-        }
+        self.leave();
         *epochs += 1;
         let Some((guest, kernel)) = found else {
             // Nothing is intercepted until there is a kernel again.
@@ -224,8 +236,9 @@ impl Link {
             return Ok(());
         };
         let (writers, file) = Writers::create(guest.memory().end())?;
-        if guest.set_writers(kernel, Some(Arc::new(writers))) {
-            self.of = Some((guest, kernel));
+        let writers = Arc::new(writers);
+        if guest.set_writers(kernel, Arc::clone(&writers)) {
+            (self.of, self.writers) = (Some((guest, kernel)), Some(writers));
             let message = Places { epoch: *epochs, ..places }.to_bytes();
             send(self.socket.as_fd(), &message, Some(file.as_fd()))?;
             tracing::info!("the writers of a guest's pages are noted");
