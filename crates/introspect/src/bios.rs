@@ -186,25 +186,26 @@ impl Kernel {
 
     /// The first page of a bio: the address of its `struct page`.
     pub(crate) fn first_page(&self, bio: &Bio) -> Option<u64> {
-        let layout = &self.layout;
-        self.pointer(self.vector(bio)?.wrapping_add(layout.vector_page))
+        self.pointer(self.vector(bio)?.wrapping_add(self.layout.vector_page))
     }
 
     /// The page of the piece of a bio with this number, whether or not that has been transferred:
     /// the address of its `struct page`.
     pub(crate) fn page_at(&self, bio: &Bio, number: u64) -> Option<u64> {
-        let layout = &self.layout;
-        let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
-        let vector = vectors.wrapping_add(number.wrapping_mul(layout.vector_size));
-        self.pointer(vector.wrapping_add(layout.vector_page))
+        self.pointer(self.vector_at(bio, number)?.wrapping_add(self.layout.vector_page))
     }
 
     /// The address of the current `bio_vec` of a bio.
     fn vector(&self, bio: &Bio) -> Option<u64> {
+        let index = self.u32(bio.address.wrapping_add(self.layout.bio_vector_index))?;
+        self.vector_at(bio, u64::from(index.min(256)))
+    }
+
+    /// The address of the `bio_vec` of a bio with this number.
+    fn vector_at(&self, bio: &Bio, number: u64) -> Option<u64> {
         let layout = &self.layout;
         let vectors = self.pointer(bio.address.wrapping_add(layout.bio_vectors))?;
-        let index = self.u32(bio.address.wrapping_add(layout.bio_vector_index))?;
-        Some(vectors.wrapping_add(u64::from(index.min(256)) * layout.vector_size))
+        Some(vectors.wrapping_add(number.wrapping_mul(layout.vector_size)))
     }
 
     /// Whether `holds` is true for all pages of a bio. It is called with the address of each

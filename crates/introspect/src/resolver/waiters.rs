@@ -85,43 +85,34 @@ impl Resolver {
         if !can_any_wait {
             return;
         }
-        let mut left = AWAITED_MAX;
         let mut offset = 0;
-        for (mut address, length) in pages {
-            let end = address.saturating_add(length);
-            while address < end {
-                if left == 0 {
+        let pages = pages.flat_map(|(address, length)| pages_of(address, length));
+        for (address, count) in pages.take(AWAITED_MAX) {
+            // The part of these bytes, which is the whole if there are no parts.
+            let part = insight
+                .parts
+                .iter()
+                .position(|part| (part.offset..part.offset + part.length).contains(&offset));
+            let facts = part.map_or(insight.facts, |part| insight.parts[part].facts);
+            let mut found = facts;
+            if can_wait(&facts) {
+                let page = kernel.page_of(address);
+                let task = self.caches.pages.waiter(kernel, page, view.is_write);
+                self.add_process(kernel, task, ProcessRole::Waiter, &mut found);
+            }
+            if found.process_id != facts.process_id {
+                if let Some(part) = part {
+                    insight.parts[part].facts = found;
+                }
+                // Those of most bytes.
+                if insight.facts == facts {
+                    insight.facts = found;
+                }
+                if insight.parts.is_empty() {
                     return;
                 }
-                left -= 1;
-                let count = (4096 - address % 4096).min(end - address);
-                // The part of these bytes, which is the whole if there are no parts.
-                let part = insight
-                    .parts
-                    .iter()
-                    .position(|part| (part.offset..part.offset + part.length).contains(&offset));
-                let facts = part.map_or(insight.facts, |part| insight.parts[part].facts);
-                let mut found = facts;
-                if can_wait(&facts) {
-                    let page = kernel.page_of(address);
-                    let task = self.caches.pages.waiter(kernel, page, view.is_write);
-                    self.add_process(kernel, task, ProcessRole::Waiter, &mut found);
-                }
-                if found.process_id != facts.process_id {
-                    if let Some(part) = part {
-                        insight.parts[part].facts = found;
-                    }
-                    // Those of most bytes.
-                    if insight.facts == facts {
-                        insight.facts = found;
-                    }
-                    if insight.parts.is_empty() {
-                        return;
-                    }
-                }
-                offset += count;
-                address += count;
             }
+            offset += count;
         }
     }
 
