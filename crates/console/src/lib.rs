@@ -32,6 +32,7 @@ pub mod load;
 mod log;
 mod monitor;
 mod offload;
+mod patterns;
 mod process;
 mod processes;
 mod query;
@@ -79,6 +80,8 @@ pub enum Command {
     Dirty(dirty::DirtyOptions),
     /// Show what processes of guests read and write, and what they wait for
     Processes(processes::ProcessesOptions),
+    /// Show which files of guests were copied or encrypted
+    Patterns(patterns::PatternsOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Make a guest write its dirty data
@@ -133,6 +136,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Files(options) => usage::files(options).map(done),
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::Processes(options) => processes::run(options).map(done),
+        Command::Patterns(options) => patterns::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Flush(options) => flush::run(options).map(done),
         Command::Query(options) => query::run(options).map(done),

@@ -32,6 +32,7 @@ mod insight;
 mod log;
 mod monitor;
 mod offload;
+mod patterns;
 mod problem;
 mod processes;
 mod query;
@@ -86,6 +87,10 @@ pub use offload::{
     OffloadAction, OffloadAnswer, OffloadDisk, OffloadForecast, OffloadHistory, OffloadQuery,
     OffloadReport, OffloadRequest, OffloadSample, OffloadState,
 };
+pub use patterns::{
+    CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,
+    PatternsQuery, PatternsReport,
+};
 pub use problem::{Problem, ProblemKind};
 pub use processes::{
     CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,
@@ -111,6 +116,7 @@ pub mod endpoints {
     pub use crate::log::DECIDE_LOG;
     pub use crate::monitor::MONITOR;
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
+    pub use crate::patterns::PATTERNS;
     pub use crate::processes::PROCESSES;
     pub use crate::query::QUERIES;
     pub use crate::statistics::STATISTICS;

@@ -71,6 +71,8 @@ pub enum ProblemKind {
     MonitorLink,
     /// The folder of changes in use is not the one that the configuration had before.
     FolderReplaced,
+    /// Many files of the guest are encrypted by one process, or in one container.
+    EncryptionInProgress,
     /// A thread of the daemon failed because of a bug.
     ThreadFailed,
     /// A kind of a newer daemon.
@@ -101,6 +103,7 @@ impl ProblemKind {
             Self::ListenerClosed => "listener-closed",
             Self::MonitorLink => "monitor-link",
             Self::FolderReplaced => "folder-replaced",
+            Self::EncryptionInProgress => "encryption-in-progress",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",
         }

@@ -94,6 +94,9 @@ pub struct Facts {
     pub process_role: ProcessRole,
     /// The part of a database that the bytes belong to.
     pub database: Database,
+    /// Whether the bytes on the disk are not those of the file: the guest encrypts or compresses
+    /// them on their way.
+    pub is_transformed: bool,
 }
 
 impl Facts {

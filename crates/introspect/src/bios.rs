@@ -27,6 +27,15 @@ pub(crate) struct Bio {
     pub device: u64,
 }
 
+/// What layers of devices do with the pages of a bio.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Passage {
+    /// They transfer copies.
+    pub is_copied: bool,
+    /// They encrypt them.
+    pub is_encrypted: bool,
+}
+
 impl Kernel {
     /// Copies a bio. The members lie close together, so the copy touches two cache lines.
     #[inline]
@@ -50,10 +59,10 @@ impl Kernel {
     }
 
     /// Follows a bio through the layers of devices to the bio that a file system submitted. Returns
-    /// that bio, the meaning of its completion, and whether a layer transfers copies of its pages.
-    pub(crate) fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, bool)> {
+    /// that bio, the meaning of its completion, and what becomes of its pages on their way.
+    pub(crate) fn origin(&self, bio: &Bio) -> Option<(Bio, Meaning, Passage)> {
         let layout = &self.layout;
-        let (mut bio, mut copied) = (*bio, false);
+        let (mut bio, mut passage) = (*bio, Passage::default());
         for _ in 0..STACKED_MAX {
             let meaning = self.meanings.get(bio.end)?;
             let Meaning::Completion(completion) = meaning else { return None };
@@ -75,12 +84,12 @@ impl Kernel {
                     if callback.and_then(|callback| self.meanings.get(callback))
                         != Some(Meaning::DmMirror)
                     {
-                        return Some((bio, meaning, copied));
+                        return Some((bio, meaning, passage));
                     }
                     at(layout.dm_io_context)
                 }
                 Completion::DmCrypt => {
-                    copied = true;
+                    passage = Passage { is_copied: true, is_encrypted: true };
                     at(layout.dm_crypt_bio)
                 }
                 Completion::MdClone => around(layout.md_clone, layout.md_original),
@@ -96,7 +105,7 @@ impl Kernel {
                         self.pointer(search.wrapping_add(layout.bcache_search_original?))?;
                     // Data that is not in the cache is read into bcache's own pages.
                     let vectors = |bio: u64| self.pointer(bio.wrapping_add(layout.bio_vectors));
-                    copied |= vectors(original)? != vectors(bio.address)?;
+                    passage.is_copied |= vectors(original)? != vectors(bio.address)?;
                     Some(original)
                 }
                 Completion::BcacheInsert => self.bcache_inserted(&bio),
@@ -115,12 +124,12 @@ impl Kernel {
                     let context = at(layout.btrfs_stripe_context)?;
                     self.pointer(context.wrapping_add(layout.btrfs_context_bio?))
                 }
-                _ => return Some((bio, meaning, copied)),
+                _ => return Some((bio, meaning, passage)),
             };
             bio = self.bio(above.filter(|above| *above != 0)?)?;
             if completion == Completion::BtrfsStripe {
                 let meaning = Meaning::Completion(Completion::Btrfs);
-                return Some((bio, meaning, copied));
+                return Some((bio, meaning, passage));
             }
         }
         None

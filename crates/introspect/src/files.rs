@@ -32,6 +32,8 @@ const TYPE_REGULAR: u64 = 0o10_0000;
 const TYPE_LINK: u64 = 0o12_0000;
 /// The flag of an inode of a directory that ignores case (`S_CASEFOLD`).
 const FLAG_CASEFOLD: u64 = 1 << 15;
+/// The flag of an inode whose content its file system encrypts (`S_ENCRYPTED`).
+const FLAG_ENCRYPTED: u64 = 1 << 14;
 /// The flag of a dentry that is not known to be connected to the root (`DCACHE_DISCONNECTED`).
 const DISCONNECTED: u32 = 1 << 5;
 
@@ -225,6 +227,10 @@ impl FileCache {
             facts.inode = number;
             facts.file_size = kernel.u64(address + layout.inode_size)?;
             facts.owner = kernel.u32(address + layout.inode_owner)?;
+            if let Some(place) = layout.inode_flags {
+                let flags = u64::from(kernel.u32(address + place)?);
+                facts.is_transformed = flags & FLAG_ENCRYPTED != 0;
+            }
             if let Some(place) = layout.inode_write_hint {
                 facts.write_hint = (kernel.u32(address + place)? & 0xff) as u8;
             }

@@ -71,6 +71,8 @@ pub struct Resolver {
     writers: Option<Arc<Writers>>,
     /// Whether the current request changes the disk.
     is_write: bool,
+    /// Whether the guest encrypts or compresses the bytes of the current bio.
+    is_transformed: bool,
     caches: Caches,
     mismatches: u32,
     unknown_functions: [u64; UNKNOWN_FUNCTIONS_MAX],
@@ -101,6 +103,7 @@ impl Resolver {
             kernel: None,
             writers: None,
             is_write: false,
+            is_transformed: false,
             caches: Caches::default(),
             mismatches: 0,
             unknown_functions: [0; UNKNOWN_FUNCTIONS_MAX],
@@ -256,19 +259,21 @@ impl Resolver {
             Kind::Unknown
         };
         let each = Each { other, ..Each::default() };
+        self.is_transformed = false;
         // Most bios are the page cache's, without a layer of devices.
         match kernel.meanings.get(bio.end) {
             Some(Meaning::Completion(Completion::OneFile)) => return Verdict::First,
             Some(Meaning::Completion(Completion::Pages)) => return Verdict::Each(each),
             _ => {}
         }
-        let Some((bio, Meaning::Completion(completion), copied)) = kernel.origin(bio) else {
+        let Some((bio, Meaning::Completion(completion), passage)) = kernel.origin(bio) else {
             self.unknown_function(bio.end);
             let doubt = Some(Doubt::new(bio, view, false));
             return self
                 .by_place(kernel, bio, other)
                 .unwrap_or(Verdict::Each(Each { doubt, ..each }));
         };
+        self.is_transformed = passage.is_encrypted;
         let doubt = |is_known| Some(Doubt::new(&bio, view, is_known));
         let verdict = match completion {
             Completion::OneFile => Verdict::First,
@@ -322,10 +327,10 @@ impl Resolver {
             }
         };
         match verdict {
-            Verdict::First if copied => kernel
+            Verdict::First if passage.is_copied => kernel
                 .first_page(&bio)
                 .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
-            Verdict::Each(each) if copied => self
+            Verdict::Each(each) if passage.is_copied => self
                 .only_page(kernel, &bio)
                 .map_or(Verdict::Each(each), |page| Verdict::Page(page, each)),
             verdict => verdict,
@@ -424,9 +429,11 @@ impl Resolver {
                 return Some(Verdict::All(Facts::default()));
             }
         }
-        let find = || {
+        let mut is_compressed = false;
+        let mut find = || {
             let end = kernel.meanings.get(kernel.u64(own.wrapping_add(layout.btrfs_bio_end?))?);
             let direct = end == Some(Meaning::BtrfsDirect);
+            is_compressed = end == Some(Meaning::BtrfsCompressed);
             if let Some(place) = layout.btrfs_bio_inode {
                 let inode = kernel.pointer(own.wrapping_add(place))?;
                 let offset = if layout.btrfs_inode_is_own { layout.btrfs_inode_inode? } else { 0 };
@@ -448,6 +455,7 @@ impl Resolver {
             Some((kernel.pointer(private.wrapping_add(place))?, direct))
         };
         let (inode, direct) = find()?;
+        self.is_transformed |= is_compressed;
         let kind = if direct { Kind::Direct } else { Kind::Data };
         let mut facts = self.file(kernel, Some(inode), kind, now_ns);
         if direct {

@@ -20,9 +20,10 @@ use crate::cache::{CacheHost, Caches};
 use crate::{LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 8] = [
+pub const KINDS: [LayerKind; 9] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
+    LayerKind::of::<crate::patterns::PatternsOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::limit::LimitOptions>(),
@@ -39,6 +40,8 @@ pub enum Rank {
     Meaning,
     /// Counts requests.
     Count,
+    /// Sees what the guest reads and writes: what it does with its files.
+    Pattern,
     /// Shows requests, or imitates a slow or broken disk.
     Trial,
     /// Limits what the guest may do.

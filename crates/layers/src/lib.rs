@@ -8,6 +8,7 @@
 //! | [`Classify`] | finds out what requests of a guest mean, and accounts for them |
 //! | [`Passthrough`] | passes all requests unchanged: an example of a layer |
 //! | [`Tap`] | counts and measures requests, and emits events for requests and responses |
+//! | [`Patterns`] | recognises copies and encryption of files by their content |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
@@ -41,6 +42,7 @@ mod log;
 pub mod offload;
 mod opened;
 mod passthrough;
+pub mod patterns;
 mod room;
 mod schedule;
 pub mod tap;
@@ -57,6 +59,7 @@ pub use log::{Log, LogOptions, LogSink};
 pub use offload::Offload;
 pub use opened::Opened;
 pub use passthrough::Passthrough;
+pub use patterns::Patterns;
 pub use room::WaitForRoom;
 pub use schedule::{Schedule, ScheduleDevices, ScheduleOptions};
 pub use tap::Tap;

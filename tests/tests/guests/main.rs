@@ -18,6 +18,7 @@ mod memory_hotplug;
 mod migration;
 mod not_shared;
 mod offload;
+mod patterns;
 mod processes;
 mod pull;
 mod reboot;

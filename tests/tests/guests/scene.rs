@@ -33,16 +33,29 @@ impl Scene {
 
     /// The same with further layers beneath the log, each after a comma.
     pub fn start_above(kernel: &str, mib: u64, layers: &str) -> Result<Option<Self>> {
-        Self::start_with(kernel, mib, layers, "", |_| None)
+        Self::start_with(kernel, mib, layers, "", |_| None, Vec::new())
     }
 
     /// The same with the plugin for QEMU.
     pub fn start_intercepted(kernel: &str, mib: u64, plugin: &Path) -> Result<Option<Self>> {
+        Self::start_intercepted_above(kernel, mib, plugin, "", Vec::new())
+    }
+
+    /// The same with further layers, each after a comma, and further disks: the first is
+    /// `/dev/vdc`.
+    pub fn start_intercepted_above(
+        kernel: &str,
+        mib: u64,
+        plugin: &Path,
+        layers: &str,
+        disks: Vec<Disk>,
+    ) -> Result<Option<Self>> {
         let table = "[intercept]\nsocket = 'intercept.sock'\n";
-        Self::start_with(kernel, mib, "", table, |daemon| {
+        let argument = |daemon: &Daemon| {
             let socket = daemon.path("intercept.sock");
             Some(format!("{},socket={}", plugin.display(), socket.display()))
-        })
+        };
+        Self::start_with(kernel, mib, layers, table, argument, disks)
     }
 
     fn start_with(
@@ -51,6 +64,7 @@ impl Scene {
         layers: &str,
         tables: &str,
         plugin: impl FnOnce(&Daemon) -> Option<String>,
+        disks: Vec<Disk>,
     ) -> Result<Option<Self>> {
         let assets = Assets::get()?;
         let Some(kernel) = assets.kernel(kernel)? else { return Ok(None) };
@@ -62,6 +76,7 @@ impl Scene {
             .kernel(kernel)
             .root(Disk::snapshot_of(&assets.root))
             .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2));
+        guest = disks.into_iter().fold(guest, |guest, disk| guest.disk(disk));
         if let Some(plugin) = plugin(&daemon) {
             guest = guest.argument("-plugin").argument(plugin);
         }

@@ -9,7 +9,7 @@ use fathom_tests::{Error, Kind, Result, accelerator, patience, until};
 use crate::scene::{Scene, kernel};
 
 /// The plugin, beside the daemon's binary.
-fn plugin() -> Result<PathBuf> {
+pub(crate) fn plugin() -> Result<PathBuf> {
     let path = fathom_tests::Daemon::binary()?.with_file_name("libfathom_intercept_qemu.so");
     if path.exists() {
         return Ok(path);

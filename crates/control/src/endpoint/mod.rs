@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 17] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 18] = [
     crate::disk::ENDPOINTS,
     crate::log::ENDPOINTS,
     crate::configuration::ENDPOINTS,
@@ -32,6 +32,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 17] = [
     crate::insight::ENDPOINTS,
     crate::dirty::ENDPOINTS,
     crate::processes::ENDPOINTS,
+    crate::patterns::ENDPOINTS,
     crate::flush::ENDPOINTS,
     crate::query::ENDPOINTS,
     crate::stream::ENDPOINTS,

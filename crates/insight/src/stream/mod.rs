@@ -6,9 +6,11 @@
 
 mod changes;
 mod io;
+mod patterns;
 
 pub use changes::Changes;
 pub use io::IoStream;
+pub use patterns::Patterns;
 
 use crate::Record;
 
@@ -137,7 +139,8 @@ fn columns<S: Stream>() -> Vec<ColumnKind> {
 /// All streams. Blocks of live recordings have the position of their stream in this table, so a new
 /// stream is added at the end. `IOstream` is first: it is the stream of files and programs that
 /// know a single one.
-pub static STREAMS: [StreamKind; 2] = [StreamKind::of::<IoStream>(), StreamKind::of::<Changes>()];
+pub static STREAMS: [StreamKind; 3] =
+    [StreamKind::of::<IoStream>(), StreamKind::of::<Changes>(), StreamKind::of::<Patterns>()];
 
 /// The position of a stream in [`STREAMS`], by its name in any case.
 pub fn position(name: &str) -> Option<usize> {

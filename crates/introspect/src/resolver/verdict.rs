@@ -82,9 +82,11 @@ impl Resolver {
         now_ns: u64,
         insight: &mut Insight,
     ) {
+        let is_transformed = self.is_transformed;
         let mut push = |length, (facts, file_offset): (Facts, Option<u64>)| {
             let cgroup = if facts.cgroup.is_some() { facts.cgroup } else { group.name };
-            insight.push_at(length, Facts { cgroup, ..facts }, file_offset);
+            let is_transformed = facts.is_transformed || is_transformed && facts.inode != 0;
+            insight.push_at(length, Facts { cgroup, is_transformed, ..facts }, file_offset);
         };
         match verdict {
             Verdict::All(facts) if facts.kind == Kind::Data && self.finds_writers() => {
@@ -98,14 +100,30 @@ impl Resolver {
                     for (address, count) in pages_of(address, length) {
                         let mut own = *facts;
                         let page = kernel.page_of(address);
-                        if let Some(PageUse::Cached { frame, .. }) =
+                        let mut offset = None;
+                        if let Some(PageUse::Cached { frame, index, .. }) =
                             self.caches.pages.page(kernel, page)
                         {
                             self.add_writer(frame, &mut own);
+                            offset = offset_of(index).map(|offset| offset + address % 4096);
                         }
-                        push(count, (own, None));
+                        push(count, (own, offset));
                     }
                 }
+            }
+            // The bio is contiguous in its file.
+            Verdict::All(facts) if facts.kind == Kind::Data => {
+                let first = pieces.next(size);
+                let offset = first.and_then(|(address, length)| {
+                    pieces.skip(size - length);
+                    let page = kernel.page_of(address);
+                    let Some(PageUse::Cached { index, .. }) = self.caches.pages.page(kernel, page)
+                    else {
+                        return None;
+                    };
+                    offset_of(index).map(|offset| offset + address % 4096)
+                });
+                push(size, (*facts, offset));
             }
             Verdict::All(facts) => {
                 pieces.skip(size);
@@ -230,13 +248,14 @@ impl Resolver {
                 place.and_then(|state| self.caches.groups.group(kernel, names, state, now_ns));
             facts.cgroup = group.unwrap_or_default().name;
         }
-        // An offset that no file can have is not one.
-        let file_offset = index
-            .filter(|_| found.nature == Nature::File)
-            .and_then(|index| index.checked_mul(4096))
-            .filter(|offset| *offset <= i64::MAX as u64 - 4096);
-        (facts, file_offset)
+        (facts, offset_of(index.filter(|_| found.nature == Nature::File)))
     }
+}
+
+/// The offset of a page in its file, in bytes. One that no file can have is not one.
+fn offset_of(index: Option<u64>) -> Option<u64> {
+    let offset = index.and_then(|index| index.checked_mul(4096));
+    offset.filter(|offset| *offset <= i64::MAX as u64 - 4096)
 }
 
 /// The pages of a piece of memory, which may be contiguous by chance: the address and the length of

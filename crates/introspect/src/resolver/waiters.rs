@@ -60,8 +60,8 @@ impl Resolver {
         }
         let mut find = || {
             let bio = kernel.memory.u64(first_bio(kernel, view)?)?;
-            let (bio, _, is_copied) = kernel.origin(&kernel.bio(bio)?)?;
-            let page = kernel.first_page(&bio).filter(|_| is_copied)?;
+            let (bio, _, passage) = kernel.origin(&kernel.bio(bio)?)?;
+            let page = kernel.first_page(&bio).filter(|_| passage.is_copied)?;
             self.caches.pages.waiter(kernel, page, true)
         };
         let task = find();

@@ -229,10 +229,15 @@ impl Daemon {
         self.problems.wake.notify_one();
     }
 
+    /// What wakes the watch for a check.
+    pub(crate) fn problem_waker(&self) -> impl Fn() + Send + Sync + 'static {
+        let wake = Arc::clone(&self.problems.wake);
+        move || wake.notify_one()
+    }
+
     /// Wakes the watch when requests of a disk fail.
     pub(crate) fn watch_disk(&self, served: &Served) {
-        let wake = Arc::clone(&self.problems.wake);
-        served.disk.failures().watch(move || wake.notify_one());
+        served.disk.failures().watch(self.problem_waker());
     }
 
     /// Checks for problems now, and stores the result.

@@ -14,6 +14,7 @@ pub(crate) mod log;
 pub(crate) mod monitor;
 pub(crate) mod nbd;
 pub(crate) mod offload;
+pub(crate) mod patterns;
 pub(crate) mod processes;
 pub(crate) mod queries;
 
@@ -21,7 +22,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 15] = [
+pub(crate) static FEATURES: [&dyn Feature; 16] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -31,6 +32,7 @@ pub(crate) static FEATURES: [&dyn Feature; 15] = [
     &guests::feature::Guests,
     &dirty::feature::Dirty,
     &processes::feature::GuestsProcesses,
+    &patterns::feature::FilePatterns,
     &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,

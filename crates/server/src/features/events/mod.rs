@@ -12,6 +12,7 @@ mod columns;
 pub(crate) mod feature;
 mod feed;
 mod listener;
+mod patterns;
 mod producer;
 pub(crate) mod requests;
 mod source;
@@ -60,6 +61,9 @@ pub(crate) const IO_STREAM: usize = 0;
 
 /// The position of `Changes` in [`STREAMS`].
 const CHANGES: usize = 1;
+
+/// The position of `Patterns` in [`STREAMS`].
+const PATTERNS: usize = 2;
 
 /// A set of streams, by their positions in [`STREAMS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +226,8 @@ mod tests {
 
     #[test]
     fn the_positions_of_the_streams_are_those_of_the_table() {
-        assert_eq!((STREAMS[IO_STREAM].name, STREAMS[CHANGES].name), ("IOstream", "Changes"));
+        let names = [IO_STREAM, CHANGES, PATTERNS].map(|stream| STREAMS[stream].name);
+        assert_eq!(names, ["IOstream", "Changes", "Patterns"]);
         let both = StreamSet::of(["iostream", "Changes"]).unwrap();
         assert_eq!((both, StreamSet::of(["IOstream"]).unwrap()), (StreamSet::ALL, StreamSet::IO));
         assert!(StreamSet::of(["else"]).is_err());

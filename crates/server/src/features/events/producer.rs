@@ -14,10 +14,11 @@ use fathom_layers::tap::TapReader;
 use super::changes::ChangesOfDaemon;
 use super::collector::Outgoing;
 use super::columns::{SourceTexts, Texts};
+use super::patterns::PatternsOfDisks;
 use crate::daemon::Daemon;
 
 /// The producers of all streams.
-pub(super) static PRODUCERS: [&dyn Producer; 2] = [&Taps, &ChangesOfDaemon];
+pub(super) static PRODUCERS: [&dyn Producer; 3] = [&Taps, &ChangesOfDaemon, &PatternsOfDisks];
 
 /// What has the events of a stream.
 pub(super) trait Producer: Sync {

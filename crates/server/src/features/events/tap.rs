@@ -23,10 +23,14 @@ pub(super) fn equip(disk: &mut Equipment<'_>) {
 }
 
 fn make(definition: &DiskDefinition, number: u64) -> Tap {
-    let labels = tap::Labels {
+    Tap::new(number as u32, labels_of(definition))
+}
+
+/// What all events of a disk have in common.
+pub(super) fn labels_of(definition: &DiskDefinition) -> tap::Labels {
+    tap::Labels {
         vm_name: definition.vm.clone(),
         virtual_disk: definition.name.clone(),
         physical_disk: physical_disk(definition),
-    };
-    Tap::new(number as u32, labels)
+    }
 }
