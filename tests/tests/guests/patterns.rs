@@ -80,7 +80,8 @@ const COPY: [(&str, &str); 6] = [
     ("cp", "cp --reflink=never /mnt/copies/source /mnt/copies/cp"),
     ("dd", "dd if=/mnt/copies/source of=/mnt/copies/dd bs=64k 2> /dev/null"),
     ("rsync", "rsync /mnt/copies/source /mnt/copies/rsync"),
-    ("cat", "cat /mnt/copies/source > /mnt/copies/cat"),
+    // Without the pipe it would refer to the same blocks on file systems that can.
+    ("cat", "cat /mnt/copies/source | cat > /mnt/copies/cat"),
     (
         "extracted",
         "tar -C /mnt/copies -cf /mnt/copies/all.tar source; mkdir /mnt/copies/x; sync; echo 3 > /proc/sys/vm/drop_caches; \
@@ -95,6 +96,14 @@ const COPY: [(&str, &str); 6] = [
 /// The size of the file that is copied, in bytes; the last page is not full.
 const COPIED: u64 = 8_003_000;
 
+/// A kept query about encryption in progress.
+const QUERY: &str = "
+[[query]]
+name = 'encryption'
+cql = \"select VDisk, Process, Files from Patterns where Pattern = 'encryption-in-progress'\"
+action = { log = 'warning' }
+";
+
 impl Scene {
     fn patterns(&self) -> Result<DiskPatterns> {
         let report = self
@@ -103,6 +112,13 @@ impl Scene {
             .patterns(Some("disk"))
             .map_err(|error| Error::new(error.to_string()))?;
         report.disks.into_iter().next().ok_or_else(|| Error::new("there are no patterns"))
+    }
+
+    /// Whether encryption in progress is a problem of the disk.
+    fn is_problem(&self) -> Result<bool> {
+        let status = self.daemon.client().disk("disk");
+        let problems = status.map_err(|error| Error::new(error.to_string()))?.problems;
+        Ok(problems.iter().any(|problem| problem.kind == ProblemKind::EncryptionInProgress))
     }
 
     /// Programs that encrypt, and others. Each file system has a new layer, with empty tables.
@@ -137,15 +153,9 @@ impl Scene {
                 self.note(place, Err(Error::new(format!("{name}: {states:?}"))));
             }
         }
-        until("the problem", patience(10), || {
-            let problems = self
-                .daemon
-                .client()
-                .disk("disk")
-                .map_err(|error| Error::new(error.to_string()))?
-                .problems;
-            let mut kinds = problems.iter().map(|problem| problem.kind);
-            Ok(kinds.any(|kind| kind == ProblemKind::EncryptionInProgress).then_some(()))
+        until("the problem", patience(10), || Ok(self.is_problem()?.then_some(())))?;
+        until("the action of the query", patience(10), || {
+            Ok(self.daemon.log().contains("query encryption: VDisk").then_some(()))
         })?;
         let before = self.patterns()?.encrypted_count;
         self.prepare(&format!("export PATH=$PATH:/tools\n{INNOCENT}"))?;
@@ -158,6 +168,47 @@ impl Scene {
         println!("{place}: random {:?}, wrong {:?}", names(&random), names(&wrong));
         if !wrong.is_empty() || found.encrypted_count != before {
             self.note(place, Err(Error::new(format!("wrong: {:?}", names(&wrong)))));
+        }
+        Ok(())
+    }
+
+    /// File systems whose bytes on the disk are not those of the files: nothing is said of them.
+    fn transformed(&mut self) -> Result<()> {
+        const WAYS: [(&str, &str, &str, &str); 2] = [
+            (
+                "LUKS",
+                "dm_crypt",
+                "printf x | cryptsetup -q luksFormat --pbkdf pbkdf2 --pbkdf-force-iterations 1000 /dev/vdb -
+                printf x | cryptsetup -q open /dev/vdb secret --key-file -
+                mkfs.ext4 -q -F /dev/mapper/secret; mount /dev/mapper/secret /mnt",
+                "umount /mnt; cryptsetup close secret",
+            ),
+            (
+                "compressed Btrfs",
+                "btrfs",
+                "mkfs.btrfs -q -f /dev/vdb; mount -o compress-force=zstd /dev/vdb /mnt",
+                "umount /mnt",
+            ),
+        ];
+        for (name, module, make, end) in WAYS {
+            if !self.has(name, module, "cryptsetup")? {
+                continue;
+            }
+            let before = self.patterns()?;
+            self.prepare(&format!(
+                "{make}
+                for i in $(seq 6); do seq $((i * 7000)) $((i * 7000 + 90000)) > /mnt/report-$i.txt; done
+                sync; echo 3 > /proc/sys/vm/drop_caches; cat /mnt/* > /dev/null
+                cp --reflink=never /mnt/report-1.txt /mnt/again.txt; sync; {end}"
+            ))?;
+            let after = self.patterns()?;
+            let bytes = after.transformed_bytes - before.transformed_bytes;
+            println!("{name}: {bytes} bytes were not examined");
+            let found = |of: &DiskPatterns| (of.encrypted_count, of.random_count, of.copies_count);
+            if found(&before) != found(&after) || bytes < 100_000 {
+                let files: Vec<_> = after.encrypted.iter().map(|file| &file.file.path).collect();
+                self.note(name, Err(Error::new(format!("{bytes} bytes, {files:?}"))));
+            }
         }
         Ok(())
     }
@@ -201,8 +252,9 @@ impl Scene {
 /// encrypts is named, and nothing else is taken for encryption.
 fn patterns_of(kernel: &str) -> Result<()> {
     let tools = Disk::snapshot_of(Assets::get()?.tools()?);
-    let layers = ", { kind = 'patterns', memory = '32MiB', alarm_files = 8 }";
-    let started = Scene::start_intercepted_above(kernel, 512, &plugin()?, layers, vec![tools])?;
+    let layers = ", { kind = 'patterns', memory = '32MiB', alarm_files = 8, alarm_time = '30s' }";
+    let started =
+        Scene::start_intercepted_above(kernel, 512, &plugin()?, layers, QUERY, vec![tools])?;
     let Some(mut scene) = started else {
         println!("Skipped: there is no kernel {kernel}");
         return Ok(());
@@ -218,6 +270,9 @@ fn patterns_of(kernel: &str) -> Result<()> {
         scene.note(name, copies);
         scene.prepare("umount /mnt")?;
     }
+    let transformed = scene.transformed();
+    scene.note("transformed", transformed);
+    until("the end of the problem", patience(60), || Ok((!scene.is_problem()?).then_some(())))?;
     scene.end()
 }
 

@@ -38,24 +38,25 @@ impl Scene {
 
     /// The same with the plugin for QEMU.
     pub fn start_intercepted(kernel: &str, mib: u64, plugin: &Path) -> Result<Option<Self>> {
-        Self::start_intercepted_above(kernel, mib, plugin, "", Vec::new())
+        Self::start_intercepted_above(kernel, mib, plugin, "", "", Vec::new())
     }
 
-    /// The same with further layers, each after a comma, and further disks: the first is
-    /// `/dev/vdc`.
+    /// The same with further layers, each after a comma, further tables of the configuration, and
+    /// further disks: the first is `/dev/vdc`.
     pub fn start_intercepted_above(
         kernel: &str,
         mib: u64,
         plugin: &Path,
         layers: &str,
+        tables: &str,
         disks: Vec<Disk>,
     ) -> Result<Option<Self>> {
-        let table = "[intercept]\nsocket = 'intercept.sock'\n";
+        let table = format!("[intercept]\nsocket = 'intercept.sock'\n{tables}");
         let argument = |daemon: &Daemon| {
             let socket = daemon.path("intercept.sock");
             Some(format!("{},socket={}", plugin.display(), socket.display()))
         };
-        Self::start_with(kernel, mib, layers, table, argument, disks)
+        Self::start_with(kernel, mib, layers, &table, argument, disks)
     }
 
     fn start_with(

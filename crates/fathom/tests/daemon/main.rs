@@ -36,6 +36,7 @@ mod neighbours;
 mod offload;
 mod overwrite;
 mod parquet;
+mod patterns;
 mod pieces;
 mod power;
 mod problems;

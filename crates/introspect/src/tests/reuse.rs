@@ -20,6 +20,15 @@ impl Queue {
         Self { guest, resolver }
     }
 
+    /// Whether the bytes of a request are not those of their file.
+    fn is_transformed(&mut self, name: &str) -> bool {
+        let request = self.guest.linux.request(name);
+        let mut insight = Insight::default();
+        let pieces = request.pieces.iter().copied();
+        self.resolver.resolve(&request.view, pieces, &ClassTable::default(), &mut insight);
+        insight.facts.is_transformed
+    }
+
     fn reported(&mut self, name: &str) -> NamedFacts {
         let request = self.guest.linux.request(name);
         let view = RequestView { now_ns: 5_000_000_000, ..request.view };
@@ -138,4 +147,20 @@ fn mounts_and_unmounts_of_a_device_are_detected_immediately() {
     queue.set(super_block + layout.sb_device, device);
     queue.set(holder, super_block);
     assert_eq!(queue.reported("metadata"), mounted);
+}
+
+#[test]
+fn bytes_that_the_guest_encrypts_or_compresses_are_marked() {
+    let mut queue = Queue::new();
+    for (name, is_transformed) in [
+        ("data", false),
+        ("dm-linear", false),
+        ("dm-crypt", true),
+        ("raid1 on dm-crypt", true),
+        ("one file", false),
+        ("btrfs compressed", true),
+        ("data", false),
+    ] {
+        assert_eq!(queue.is_transformed(name), is_transformed, "{name}");
+    }
 }

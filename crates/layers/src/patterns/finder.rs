@@ -378,7 +378,7 @@ impl Finder {
         let path = self.names.text(file.path);
         let is_unmarked = path.as_deref().is_some_and(is_unmarked);
         let verdict = match evidence {
-            Some((Evidence::Format, _)) => Verdict::Encrypted,
+            Some((Evidence::Format | Evidence::Overwritten, _)) => Verdict::Encrypted,
             Some(_) if !is_unmarked => Verdict::Encrypted,
             _ if is_random => Verdict::Random,
             _ => Verdict::None,

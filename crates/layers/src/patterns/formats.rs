@@ -282,8 +282,8 @@ pub(super) fn promises_format(path: &str) -> bool {
 pub(super) fn is_unmarked(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.rsplit_once('.').is_some_and(|(_, last)| {
-        // Parts of an archive have numbers.
-        let is_part = last.bytes().all(|byte| byte.is_ascii_digit());
+        // Parts of an archive have numbers; versions of libraries have fewer digits.
+        let is_part = last.len() >= 3 && last.bytes().all(|byte| byte.is_ascii_digit());
         is_part || UNMARKED.contains(&&*last.to_ascii_lowercase())
     })
 }

@@ -31,8 +31,8 @@ use fathom_block::{
     Operation, Outcome, Request,
 };
 use fathom_failure::Failure;
-use fathom_insight::Names;
 use fathom_insight::pattern::Pattern;
+use fathom_insight::{Facts, Names};
 use fathom_options::{Bytes, Check, Key, Nanoseconds};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -173,6 +173,14 @@ impl Patterns {
         let (copies, encrypted) = finder.records();
         let in_progress = finder.in_progress(now_ns);
         PatternsSnapshot { counts: finder.counts(), copies, encrypted, in_progress }
+    }
+
+    /// Examines content that is not of a request, at `offset` of a file, at `now_ns`: for
+    /// evaluations with files of the host.
+    pub fn examine(&self, facts: &Facts, offset: u64, data: &[u8], is_write: bool, now_ns: u64) {
+        let content = Content { facts, offset, is_in_file: true, data, now_ns };
+        let mut finder = self.shared.finder.lock();
+        if is_write { finder.write(content) } else { finder.read(content) }
     }
 
     /// Who encrypts many files, at `now_ns` of the stack's clock.
