@@ -198,7 +198,7 @@ impl Scene {
             self.prepare(&format!(
                 "{make}
                 for i in $(seq 6); do seq $((i * 7000)) $((i * 7000 + 90000)) > /mnt/report-$i.txt; done
-                sync; echo 3 > /proc/sys/vm/drop_caches; cat /mnt/* > /dev/null
+                sync; echo 3 > /proc/sys/vm/drop_caches; cat /mnt/report-* > /dev/null
                 cp --reflink=never /mnt/report-1.txt /mnt/again.txt; sync; {end}"
             ))?;
             let after = self.patterns()?;

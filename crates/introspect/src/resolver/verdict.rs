@@ -98,30 +98,20 @@ impl Resolver {
                     };
                     left -= length;
                     for (address, count) in pages_of(address, length) {
+                        let (frame, offset) = self.cached(kernel, address).unzip();
                         let mut own = *facts;
-                        let page = kernel.page_of(address);
-                        let mut offset = None;
-                        if let Some(PageUse::Cached { frame, index, .. }) =
-                            self.caches.pages.page(kernel, page)
-                        {
+                        if let Some(frame) = frame {
                             self.add_writer(frame, &mut own);
-                            offset = offset_of(index).map(|offset| offset + address % 4096);
                         }
-                        push(count, (own, offset));
+                        push(count, (own, offset.flatten()));
                     }
                 }
             }
             // The bio is contiguous in its file.
             Verdict::All(facts) if facts.kind == Kind::Data => {
-                let first = pieces.next(size);
-                let offset = first.and_then(|(address, length)| {
+                let offset = pieces.next(size).and_then(|(address, length)| {
                     pieces.skip(size - length);
-                    let page = kernel.page_of(address);
-                    let Some(PageUse::Cached { index, .. }) = self.caches.pages.page(kernel, page)
-                    else {
-                        return None;
-                    };
-                    offset_of(index).map(|offset| offset + address % 4096)
+                    self.cached(kernel, address)?.1
                 });
                 push(size, (*facts, offset));
             }
@@ -139,8 +129,7 @@ impl Resolver {
                 self.add_parts(kernel, &each, size, group, pieces, now_ns, insight);
             }
             Verdict::First => {
-                let first = pieces.next(size);
-                let found = first.map_or_else(Default::default, |(address, length)| {
+                let found = pieces.next(size).map_or_else(Default::default, |(address, length)| {
                     pieces.skip(size - length);
                     let page = kernel.page_of(address);
                     let (facts, page_offset) =
@@ -175,6 +164,17 @@ impl Resolver {
                 }
             }
         }
+    }
+
+    /// The number of the page of the page cache at an address, or of the first one of the larger
+    /// page that it is part of, and the offset of the address in its file.
+    fn cached(&mut self, kernel: &Kernel, address: u64) -> Option<(u64, Option<u64>)> {
+        let page = kernel.page_of(address);
+        let Some(PageUse::Cached { frame, index, .. }) = self.caches.pages.page(kernel, page)
+        else {
+            return None;
+        };
+        Some((frame, offset_of(index).map(|offset| offset + address % 4096)))
     }
 
     /// The facts about the content of the page whose `struct page` is at an address, and the offset

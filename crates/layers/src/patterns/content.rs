@@ -86,7 +86,7 @@ impl Frequencies {
     pub fn look(&self) -> Look {
         match self.statistic() {
             None => Look::Unclear,
-            Some(_) if self.counts.iter().any(|count| *count == self.total) => Look::Unclear,
+            Some(_) if self.counts.contains(&self.total) => Look::Unclear,
             Some(statistic) if statistic <= PAGE_MAX => Look::Random,
             Some(_) => Look::Plain,
         }

@@ -1,6 +1,6 @@
 //! The files of a disk whose content was read or written lately: a bounded table.
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
 use fathom_insight::{Facts, Name};
 use hashbrown::DefaultHashBuilder;
@@ -141,7 +141,7 @@ pub(super) enum Verdict {
 
 /// The table.
 pub(super) struct Files {
-    files: Box<[File]>,
+    all: Box<[File]>,
     /// Frequencies of byte values, each with the number of its current use.
     samples: Box<[(u32, Frequencies)]>,
     next_sample: usize,
@@ -153,7 +153,7 @@ pub(super) struct Files {
 impl Files {
     pub fn new() -> Self {
         Self {
-            files: (0..FILES).map(|_| File::default()).collect(),
+            all: (0..FILES).map(|_| File::default()).collect(),
             samples: (0..SAMPLES).map(|_| (0, Frequencies::default())).collect(),
             next_sample: 0,
             ticket: 0,
@@ -164,7 +164,7 @@ impl Files {
 
     /// The memory of the table, in bytes.
     pub fn memory(&self) -> u64 {
-        (size_of_val(&*self.files) + size_of_val(&*self.samples)) as u64
+        (size_of_val(&*self.all) + size_of_val(&*self.samples)) as u64
     }
 
     /// The file with these facts, which is added if it is new. Of the files that compete for its
@@ -172,10 +172,8 @@ impl Files {
     /// another path than before.
     pub fn find(&mut self, facts: &Facts) -> (FileId, bool) {
         let key = FileKey::of(facts);
-        let mut hasher = self.hasher.build_hasher();
-        key.hash(&mut hasher);
-        let first = hasher.finish() as usize & (FILES / WAYS - 1);
-        let set = &mut self.files[first * WAYS..][..WAYS];
+        let first = self.hasher.hash_one(key) as usize & (FILES / WAYS - 1);
+        let set = &mut self.all[first * WAYS..][..WAYS];
         self.clock = self.clock.wrapping_add(1);
         let clock = self.clock;
         let age = |file: &File| match file.version {
@@ -197,18 +195,18 @@ impl Files {
 
     /// The file of a reference; `None` if its place has another.
     pub fn get(&self, id: FileId) -> Option<&File> {
-        self.files.get(usize::from(id.place)).filter(|file| file.version == id.version)
+        self.all.get(usize::from(id.place)).filter(|file| file.version == id.version)
     }
 
     /// The file of a reference, to be changed.
     pub fn get_mut(&mut self, id: FileId) -> Option<&mut File> {
-        self.files.get_mut(usize::from(id.place)).filter(|file| file.version == id.version)
+        self.all.get_mut(usize::from(id.place)).filter(|file| file.version == id.version)
     }
 
     /// Adds the frequencies of a page to the sample of a file. With too many incomplete samples,
     /// the one that was begun first is begun again.
     pub fn add(&mut self, id: FileId, page: &Frequencies) {
-        let Some(file) = self.files.get_mut(usize::from(id.place)) else { return };
+        let Some(file) = self.all.get_mut(usize::from(id.place)) else { return };
         let place = usize::from(file.sample.frequencies);
         let is_own = file.sample.ticket != 0 && self.samples[place].0 == file.sample.ticket;
         if is_own {
@@ -231,7 +229,7 @@ impl Files {
 
     /// Ends the sample of a file. Returns whether its bytes are random; `None` if it has too few.
     pub fn end_sample(&mut self, id: FileId) -> Option<bool> {
-        let file = self.files.get_mut(usize::from(id.place))?;
+        let file = self.all.get_mut(usize::from(id.place))?;
         let place = usize::from(file.sample.frequencies);
         let is_own = file.sample.ticket != 0 && self.samples[place].0 == file.sample.ticket;
         file.sample.ticket = 0;

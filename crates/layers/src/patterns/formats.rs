@@ -248,7 +248,8 @@ fn is_sound(bytes: &[u8]) -> bool {
     first == 0xff && (is_mpeg && has_rate || matches!(second, 0xf0 | 0xf1 | 0xf8 | 0xf9))
 }
 
-/// Whether a message of OpenPGP begins with the packet of a session key (RFC 9580, section 5.1 and
+/// Whether a message of `OpenPGP` begins with the packet of a session key (RFC 9580, section 5.1
+/// and
 /// 5.3): the tag, a length, and a version that exists.
 fn is_openpgp(bytes: &[u8]) -> bool {
     let Some(&[tag, length, third, fourth]) = bytes.first_chunk() else { return false };

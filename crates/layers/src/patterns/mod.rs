@@ -353,9 +353,9 @@ impl PatternsQueue {
                         now_ns,
                     };
                     if is_write {
-                        finder.write(content)
+                        finder.write(content);
                     } else {
-                        finder.read(content)
+                        finder.read(content);
                     }
                     done += copied as u64;
                 }
