@@ -240,7 +240,7 @@ impl Scene {
             println!("{place}, {name}: {bytes} of {COPIED} bytes of {sources:?} by {by:?}");
             let is_from =
                 sources.iter().all(|path| ["/copies/source", "/copies/all.tar"].contains(path));
-            if bytes < COPIED * 99 / 100 || bytes > COPIED + 8192 || !is_from {
+            if !(COPIED * 99 / 100..=COPIED + 8192).contains(&bytes) || !is_from {
                 self.note(place, Err(Error::new(format!("{name}: {bytes} bytes of {sources:?}"))));
             }
         }

@@ -77,7 +77,7 @@ impl Scene {
             .kernel(kernel)
             .root(Disk::snapshot_of(&assets.root))
             .disk(Disk::vhost_user(daemon.path("disk.sock")).queues(2));
-        guest = disks.into_iter().fold(guest, |guest, disk| guest.disk(disk));
+        guest = disks.into_iter().fold(guest, fathom_tests::Builder::disk);
         if let Some(plugin) = plugin(&daemon) {
             guest = guest.argument("-plugin").argument(plugin);
         }

@@ -12,7 +12,7 @@ use super::content::PAGE;
 use super::files::FileId;
 
 /// A sector, in bytes.
-const SECTOR: usize = 512;
+pub(super) const SECTOR: usize = 512;
 /// The entries that compete for a place.
 const WAYS: usize = 4;
 /// The least content that is a copy, unless it is all of a file: 64 KiB. Less may be equal by
@@ -98,6 +98,13 @@ impl Fingerprints {
         entry.map(Entry::found)
     }
 
+    /// Whether the page of a file at `offset` begins with a sector.
+    pub fn begins_with(&self, sector: &[u8], file: FileId, offset: u64) -> bool {
+        let (place, tag) = self.place(self.hash(sector));
+        let is_own = |entry: &Entry| entry.tag == tag && entry.found() == Found { file, offset };
+        sector.len() == SECTOR && self.entries[place].iter().any(is_own)
+    }
+
     /// Whether the content whose first sector is `sector` may be in the table.
     fn has_sector(&self, sector: &[u8]) -> bool {
         let (place, tag) = self.place(self.hash(sector));
@@ -160,17 +167,21 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Adds a page that was found.
-    pub fn add(&mut self, found: Found, target_offset: u64) {
-        let delta = found.offset.wrapping_sub(target_offset) as i64;
-        let page = PAGE as u64;
-        if self.bytes > 0 && self.source == found.file && self.delta == delta {
-            self.bytes += page;
-            self.unreported += page;
+    /// Adds a page that was found, or the `bytes` of it that exist.
+    pub fn add(&mut self, found: Found, target_offset: u64, bytes: u64) {
+        if self.continues(found, target_offset) {
+            self.bytes += bytes;
+            self.unreported += bytes;
         } else {
-            *self =
-                Self { source: found.file, delta, bytes: page, unreported: page, is_known: false };
+            let delta = found.offset.wrapping_sub(target_offset) as i64;
+            let source = found.file;
+            *self = Self { source, delta, bytes, unreported: bytes, is_known: false };
         }
+    }
+
+    /// The place in the source that belongs to a place in the target.
+    pub fn source_of(&self, target_offset: u64) -> u64 {
+        target_offset.wrapping_add_signed(self.delta)
     }
 
     /// Where in `data`, which is at `offset` of the target, the next page of the source would
@@ -230,7 +241,7 @@ mod tests {
             for at in places {
                 let found = table.find(table.of(&archive[at..]).unwrap()).unwrap();
                 assert_eq!(found, Found { file: first, offset: (at - shift) as u64 });
-                run.add(found, at as u64);
+                run.add(found, at as u64, 4096);
                 let next = run.next_in(at as u64 + 1).unwrap();
                 assert_eq!((at + 1 + next) % PAGE, shift % PAGE);
             }
@@ -266,14 +277,14 @@ mod tests {
         let (first, second) = ids();
         let mut run = Run::default();
         for page in 0..3_u64 {
-            run.add(Found { file: first, offset: page * 4096 }, page * 4096);
+            run.add(Found { file: first, offset: page * 4096 }, page * 4096, 4096);
         }
         assert!(run.is_copy(3 * 4096, 3 * 4096) && run.is_copy(9000, 9000));
         assert!(!run.is_copy(3 * 4096, 4 * 4096) && !run.is_copy(5 * 4096, 5 * 4096));
         // Another place of the same source, or another source, begins another run.
-        run.add(Found { file: first, offset: 0 }, 4 * 4096);
+        run.add(Found { file: first, offset: 0 }, 4 * 4096, 4096);
         assert!(!run.is_copy(3 * 4096, 3 * 4096));
-        run.add(Found { file: second, offset: 4096 }, 5 * 4096);
+        run.add(Found { file: second, offset: 4096 }, 5 * 4096, 4096);
         assert_eq!(run.unreported, 4096);
     }
 }

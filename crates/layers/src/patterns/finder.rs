@@ -9,7 +9,7 @@ use fathom_insight::{Facts, Kind, Name, Names, Ring};
 use super::PatternsOptions;
 use super::alarm::{Actor, Alarms, EncryptionInProgress, Threshold};
 use super::content::{Frequencies, Look, PAGE};
-use super::copies::{Fingerprints, Run};
+use super::copies::{Fingerprints, Found, Run, SECTOR};
 use super::files::{File, FileId, Files, Process, Sample, Verdict, parts_of};
 use super::formats::{Start, is_unmarked, promises_format};
 use super::plain::Plains;
@@ -467,52 +467,95 @@ impl Finder {
     fn find_copies(&mut self, id: FileId, content: Content<'_>) {
         let Content { data, offset, now_ns, .. } = content;
         let mut at = 0;
-        while at + PAGE <= data.len() {
+        loop {
             // While a copy goes on, only the place of its next page is examined.
             let run = self.files.get(id).map(|file| file.run).unwrap_or_default();
             let expected = run.next_in(offset.saturating_add(at as u64)).map(|next| at + next);
-            if let Some(place) = expected.filter(|place| place + PAGE <= data.len()) {
-                if self.examine(id, content, place, Some(&run)) {
-                    at = place + PAGE;
+            if let Some(place) = expected.filter(|place| *place < data.len()) {
+                if let Some(length) = self.follow(id, content, place, &run) {
+                    at = place + length;
                     continue;
                 }
             }
+            if at + PAGE > data.len() {
+                break;
+            }
             // Any place within the next page.
-            let end = (at + 2 * PAGE - 512).min(data.len());
+            let end = (at + 2 * PAGE - SECTOR).min(data.len());
             let candidates: Vec<usize> = self.prints.candidates(&data[at..end]).collect();
-            let found =
-                candidates.iter().find(|place| self.examine(id, content, at + *place, None));
+            let found = candidates.iter().find(|place| self.examine(id, content, at + *place));
             at += found.map_or(PAGE, |place| place + PAGE);
         }
         self.report_old(now_ns);
     }
 
-    /// Whether the page at a place of `content` has the content of another file; only of the one
-    /// that `run` copies, if there is one. It is then added to the copy.
-    fn examine(
+    /// Adds the page of `content` at a place to a copy that goes on, if it continues it. Returns the
+    /// length of the page, or of what there is of it.
+    fn follow(
         &mut self,
         id: FileId,
         content: Content<'_>,
         place: usize,
-        run: Option<&Run>,
-    ) -> bool {
-        let offset = content.offset.saturating_add(place as u64);
-        let print = self.prints.of(&content.data[place..]);
-        let Some(found) = print.and_then(|print| self.prints.find(print)) else { return false };
-        if found.file == id || run.is_some_and(|run| !run.continues(found, offset)) {
-            return false;
+        run: &Run,
+    ) -> Option<usize> {
+        let target = content.offset.saturating_add(place as u64);
+        let rest = &content.data[place..];
+        let print = self.prints.of(rest);
+        if let Some(found) = print.and_then(|print| self.prints.find(print)) {
+            if found.file != id && run.continues(found, target) {
+                self.advance(id, content, found, target, PAGE as u64);
+                return Some(PAGE);
+            }
         }
+        // The rest of the page is in the next request, or the source ends within it: its first
+        // sector has to do.
+        let found = Found { file: run.source, offset: run.source_of(target) };
+        let source = self.files.get(found.file)?;
+        let left = source.size.saturating_sub(found.offset).min(PAGE as u64) as usize;
+        let is_cut = rest.len() < PAGE || left < PAGE;
+        let is_next = is_cut
+            && left >= SECTOR
+            && run.is_known
+            && found.file != id
+            && self.prints.begins_with(rest.get(..SECTOR)?, found.file, found.offset);
+        if !is_next {
+            return None;
+        }
+        self.advance(id, content, found, target, left as u64);
+        Some(left.next_multiple_of(SECTOR).min(rest.len()))
+    }
+
+    /// Whether the page at a place of `content` has the content of another file. A copy then begins
+    /// or goes on.
+    fn examine(&mut self, id: FileId, content: Content<'_>, place: usize) -> bool {
+        let target = content.offset.saturating_add(place as u64);
+        let print = self.prints.of(&content.data[place..]);
+        let found = print.and_then(|print| self.prints.find(print));
+        let Some(found) = found.filter(|found| found.file != id) else { return false };
+        self.advance(id, content, found, target, PAGE as u64)
+    }
+
+    /// Adds `bytes` at the place `target` of a file to its copy. `false` if the source is not known
+    /// any more.
+    fn advance(
+        &mut self,
+        id: FileId,
+        content: Content<'_>,
+        found: Found,
+        target: u64,
+        bytes: u64,
+    ) -> bool {
         let Some(source_size) = self.files.get(found.file).map(|source| source.size) else {
             return false;
         };
         let Some(file) = self.files.get_mut(id) else { return false };
         // What was found of another copy is reported before.
-        if file.run.is_known && !file.run.continues(found, offset) {
+        if file.run.is_known && !file.run.continues(found, target) {
             self.report_copy(id, content.now_ns);
         }
         let Some(file) = self.files.get_mut(id) else { return false };
         let had_unreported = file.run.is_known && file.run.unreported > 0;
-        file.run.add(found, offset);
+        file.run.add(found, target, bytes);
         if !file.run.is_copy(file.size, source_size) {
             return true;
         }
