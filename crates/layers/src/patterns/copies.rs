@@ -179,6 +179,11 @@ impl Run {
         }
     }
 
+    /// The bytes that were found in a row.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The place in the source that belongs to a place in the target.
     pub fn source_of(&self, target_offset: u64) -> u64 {
         target_offset.wrapping_add_signed(self.delta)

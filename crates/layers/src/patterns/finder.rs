@@ -287,12 +287,13 @@ impl Finder {
         if process.is_known() {
             file.writer = process;
         }
-        if self.options.encryption && content.is_in_file {
-            self.judge(id, content);
-        }
+        // A copy of an encrypted file is not encryption, so copies are looked for first.
         if self.options.copies {
             self.find_copies(id, content);
             self.add_prints(id, content);
+        }
+        if self.options.encryption && content.is_in_file {
+            self.judge(id, content);
         }
     }
 
@@ -327,6 +328,11 @@ impl Finder {
                 }
             }
             self.end_sample(id, content);
+        }
+        // A beginning that says it needs no sample.
+        let file = self.files.get(id);
+        if file.is_some_and(|it| it.start == Start::Encrypted && it.verdict == Verdict::None) {
+            self.conclude(id, content);
         }
     }
 
@@ -363,14 +369,25 @@ impl Finder {
     fn conclude(&mut self, id: FileId, content: Content<'_>) {
         let Some(file) = self.files.get(id) else { return };
         let count = (file.size / SAMPLE).clamp(1, SAMPLES);
-        if u64::from(file.sample.complete) < count || file.size < SIZE_MIN {
+        let is_enough = match file.start {
+            Start::Encrypted => file.sample.written + PAGE as u64 > file.size.min(EVERY),
+            Start::Unknown | Start::Plain | Start::Format | Start::Random => {
+                u64::from(file.sample.complete) >= count && file.size >= SIZE_MIN
+            }
+        };
+        // Of a copy most of what was written is known.
+        let is_copy = file.run.is_known && file.run.bytes() * 4 >= file.sample.written * 3;
+        if !is_enough || is_copy {
             return;
         }
         let mask = (1_u8 << count) - 1;
         let is_random = file.sample.results & mask == mask;
         let before = file.verdict;
         let evidence = match file.start {
-            Start::Encrypted => Some((Evidence::Format, None)),
+            Start::Encrypted => {
+                let source = self.plains.source_of(id, file, &self.files, content.now_ns);
+                Some((Evidence::Format, source))
+            }
             Start::Random if is_random => self.evidence(id, file, content.now_ns),
             Start::Unknown | Start::Plain | Start::Format | Start::Random => None,
         };
@@ -447,6 +464,13 @@ impl Finder {
         self.counts.encrypted_files += 1;
         let encryption = event(PatternKind::Encryption);
         self.push(encryption);
+        // Files that come encrypted from elsewhere are not encryption in progress.
+        let is_made_here = record.evidence != Some(Evidence::Format)
+            || record.source_path.is_some()
+            || self.files.get(id).is_some_and(|file| file.is_plain);
+        if !is_made_here {
+            return;
+        }
         let (path, threshold) = (record.file.path, self.threshold());
         let state = self.alarms.note(actor, path, bytes, content.now_ns, threshold);
         if let Some(state) = state {

@@ -143,14 +143,40 @@ fn encrypted_files_have_a_sign() {
     let events = scene.events();
     let of = |kind: PatternKind| events.iter().filter(move |event| event.kind == kind as u8);
     assert_eq!(of(PatternKind::Encryption).count(), 7);
-    // The fifth file is encryption in progress, and so is the eighth.
+    // The first two may have come from elsewhere. With the last one, five were made here.
     assert_eq!(of(PatternKind::EncryptionInProgress).count(), 1);
     let states = scene.finder.in_progress(scene.now_ns);
-    assert_eq!((states.len(), states[0].files, states[0].paths.len()), (1, 7, 3));
+    assert_eq!((states.len(), states[0].files, states[0].paths.len()), (1, 5, 3));
     assert!(scene.finder.in_progress(scene.now_ns + 61_000_000_000).is_empty());
     // A file is reported once.
     scene.transfer(&facts, &random(10, 700_000), true);
     assert_eq!(scene.encrypted().len(), 7);
+}
+
+#[test]
+fn copies_of_encrypted_files_are_not_encryption() {
+    let mut scene = Scene::new();
+    for (number, size) in [2000, 6000, 300_000, 3 << 20].into_iter().enumerate() {
+        let content = with_start(b"Salted__", number as u64, size);
+        let source = scene.facts(&format!("/a/{number}.enc"), size);
+        scene.transfer(&source, &content, false);
+        scene.write(&format!("/b/{number}.enc"), &content);
+        assert_eq!(scene.encrypted(), []);
+        // What is encrypted in place of the copy, is.
+        let facts = Facts {
+            inode: scene.inode,
+            path: scene.names.number(&format!("/b/{number}.enc")),
+            ..source
+        };
+        if number == 3 {
+            scene.transfer(&facts, &with_start(b"Salted__", 9, size), true);
+            assert_eq!(scene.encrypted().len(), 1);
+        }
+    }
+    // A small one that was not read before.
+    scene.write("/c/small.enc", &with_start(b"Salted__", 7, 500));
+    assert_eq!(scene.encrypted().len(), 2);
+    assert!(scene.finder.in_progress(scene.now_ns).is_empty());
 }
 
 #[test]
