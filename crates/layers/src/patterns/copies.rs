@@ -3,8 +3,8 @@
 //! The table has a fingerprint of each 4 KiB of a file that were read or written lately: of their
 //! first sector, which is what is looked for, and of all of them. Archives have files at any
 //! multiple of 512 bytes, so each sector that is written is looked for; while a copy goes on, only
-//! the sector where its next page begins. Pages whose first sector has one value only, such as
-//! zeroes, are not in the table.
+//! the sector where its next page begins. Pages that have one value only, such as zeroes, are not
+//! in the table.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -73,10 +73,14 @@ impl Fingerprints {
     pub fn of(&self, page: &[u8]) -> Option<Fingerprint> {
         let page: &[u8; PAGE] = page.first_chunk()?;
         let sector = &page[..SECTOR];
-        if sector[1..] == sector[..SECTOR - 1] {
+        if page[1..] == page[..PAGE - 1] {
             return None;
         }
-        Some(Fingerprint { sector: self.hash(sector), page: self.hash(page) })
+        let of_page = self.hash(page);
+        // Many pages begin with zeroes: they are found while a copy goes on, by all of their bytes.
+        let is_common = sector[1..] == sector[..SECTOR - 1];
+        let of_sector = if is_common { of_page } else { self.hash(sector) };
+        Some(Fingerprint { sector: of_sector, page: of_page })
     }
 
     fn hash(&self, bytes: &[u8]) -> u64 {

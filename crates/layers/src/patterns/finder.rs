@@ -513,8 +513,8 @@ impl Finder {
         self.report_old(now_ns);
     }
 
-    /// Adds the page of `content` at a place to a copy that goes on, if it continues it. Returns the
-    /// length of the page, or of what there is of it.
+    /// Adds the page of `content` at a place to a copy that goes on, if it continues it. Returns
+    /// the length of the page, or of what there is of it.
     fn follow(
         &mut self,
         id: FileId,
