@@ -83,7 +83,7 @@ fn a_loss_is_seen_whose_report_a_killed_daemon_has_taken() {
     let mut folder = tempfile::tempdir().unwrap();
     for recovers in [true, false] {
         let daemon = Daemon::start_in(folder, &text);
-        assert!(is_held(&daemon.path("")), "a process has the keepsake");
+        until("a process has the keepsake", || is_held(&daemon.path("")));
         let mut nbd = connect(&daemon.path(""));
         assert_eq!((nbd.fill_block(3, 7), flush(&mut nbd)), (Some(0), 0));
         let mut lost = None;
@@ -134,7 +134,7 @@ fn nothing_is_alarmed_by_kills_of_a_sound_disk() {
     }
     // The process is of no use without the folder, and ends.
     let path = folder.path().to_owned();
-    assert!(is_held(&path));
+    until("a process has the keepsake", || is_held(&path));
     drop(folder);
     until("the end of the process", || !is_held(&path));
 }
