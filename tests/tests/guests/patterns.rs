@@ -30,8 +30,7 @@ const ENCRYPT: [(&str, &str); 4] = [
     (
         "in place",
         "for f in /mnt/a/*; do
-            openssl enc -aes-256-ctr -nosalt -K 00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff \
-                -iv 000102030405060708090a0b0c0d0e0f -in $f -out /run/out
+            openssl enc -aes-256-ctr -nosalt -K $key -iv 000102030405060708090a0b0c0d0e0f -in $f -out /run/out
             dd if=/run/out of=$f bs=64k conv=notrunc 2> /dev/null; mv $f $f.locked
         done",
     ),
@@ -52,8 +51,7 @@ const ENCRYPT: [(&str, &str); 4] = [
         "renamed",
         "i=0; for f in /mnt/d/*; do
             i=$((i + 1))
-            openssl enc -aes-256-ctr -nosalt -K 00112233445566778899aabbccddeeff00112233445566778899aabbccddeef$i \
-                -iv 000102030405060708090a0b0c0d0e0f -in $f -out /mnt/d/$(printf %08x $((i * 7919))).crypt
+            openssl enc -aes-256-ctr -nosalt -K $key -iv $(printf %032x $i) -in $f -out /mnt/d/$(printf %08x $((i * 7919))).crypt
             rm $f
         done",
     ),
@@ -125,7 +123,11 @@ impl Scene {
     fn encryption(&mut self, place: &str) -> Result<()> {
         self.prepare(SOURCES)?;
         for (number, (name, script)) in ENCRYPT.iter().enumerate() {
-            self.prepare(&format!("export PATH=$PATH:/tools GNUPGHOME=/run/gpg\n{script}"))?;
+            self.prepare(&format!(
+                "export PATH=$PATH:/tools GNUPGHOME=/run/gpg
+                key=$(echo {place} | sha256sum | head -c 64)
+{script}"
+            ))?;
             let folder = format!("/{}/", char::from(b'a' + number as u8));
             let found = self.patterns()?;
             let of = |file: &&EncryptedFile| {

@@ -200,8 +200,9 @@ impl Finder {
     }
 
     /// The file of some content, which is added if it is new.
-    fn file(&mut self, facts: &Facts) -> FileId {
+    fn file(&mut self, facts: &Facts, now_ns: u64) -> FileId {
         let (id, is_new) = self.files.find(facts);
+        let mut is_other = false;
         let Some(file) = self.files.get_mut(id) else { return id };
         if facts.cgroup.is_some() {
             file.cgroup = facts.cgroup;
@@ -216,9 +217,16 @@ impl Finder {
                     file.is_plain = false;
                     file.verdict = Verdict::None;
                     file.sample = Sample::default();
+                    is_other = true;
                     file.start = Start::Unknown;
                 }
                 (file.folder, file.stem, file.path) = (folder, stem, facts.path);
+            }
+        }
+        if is_other {
+            self.report_copy(id, now_ns);
+            if let Some(file) = self.files.get_mut(id) {
+                file.run = Run::default();
             }
         }
         id
@@ -226,7 +234,7 @@ impl Finder {
 
     /// Examines content that was read.
     pub fn read(&mut self, content: Content<'_>) {
-        let id = self.file(content.facts);
+        let id = self.file(content.facts, content.now_ns);
         self.counts.examined_bytes += content.data.len() as u64;
         let Some(file) = self.files.get_mut(id) else { return };
         let process = Process::of(content.facts);
@@ -280,7 +288,7 @@ impl Finder {
 
     /// Examines content that is written.
     pub fn write(&mut self, content: Content<'_>) {
-        let id = self.file(content.facts);
+        let id = self.file(content.facts, content.now_ns);
         self.counts.examined_bytes += content.data.len() as u64;
         let Some(file) = self.files.get_mut(id) else { return };
         let process = Process::of(content.facts);

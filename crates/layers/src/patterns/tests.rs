@@ -173,9 +173,16 @@ fn copies_of_encrypted_files_are_not_encryption() {
             assert_eq!(scene.encrypted().len(), 1);
         }
     }
+    // The number of a deleted copy is used again.
+    let plain = text(11, 300_000);
+    scene.write("/d/plain", &plain);
+    let copy = scene.write("/d/copy", &plain);
+    let again = Facts { path: scene.names.number("/e/new.enc"), ..copy };
+    scene.transfer(&again, &with_start(b"Salted__", 12, 300_000), true);
+    assert_eq!(scene.encrypted().len(), 2);
     // A small one that was not read before.
     scene.write("/c/small.enc", &with_start(b"Salted__", 7, 500));
-    assert_eq!(scene.encrypted().len(), 2);
+    assert_eq!(scene.encrypted().len(), 3);
     assert!(scene.finder.in_progress(scene.now_ns).is_empty());
 }
 
