@@ -533,15 +533,19 @@ impl Finder {
         let target = content.offset.saturating_add(place as u64);
         let rest = &content.data[place..];
         let print = self.prints.of(rest);
-        if let Some(found) = print.and_then(|print| self.prints.find(print)) {
-            if found.file != id && run.continues(found, target) {
-                self.advance(id, content, found, target, PAGE as u64);
-                return Some(PAGE);
-            }
+        let other = print.and_then(|print| self.prints.find(print));
+        let found = Found { file: run.source, offset: run.source_of(target) };
+        // A page that the source has several times is noted once; one of zeroes is not noted.
+        let is_next = match other {
+            Some(other) => other.file == found.file && (other == found || run.is_known),
+            None => run.is_known && print.is_none() && rest.len() >= PAGE,
+        };
+        if is_next && found.file != id && self.files.get(found.file)?.size > found.offset {
+            self.advance(id, content, found, target, PAGE as u64);
+            return Some(PAGE);
         }
         // The rest of the page is in the next request, or the source ends within it: its first
         // sector has to do.
-        let found = Found { file: run.source, offset: run.source_of(target) };
         let source = self.files.get(found.file)?;
         let left = source.size.saturating_sub(found.offset).min(PAGE as u64) as usize;
         let is_cut = rest.len() < PAGE || left < PAGE;

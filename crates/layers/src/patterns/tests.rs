@@ -285,6 +285,18 @@ fn copies_name_their_sources() {
 }
 
 #[test]
+fn pages_that_occur_twice_belong_to_copies() {
+    let mut scene = Scene::new();
+    let mut content = random(1, 1 << 20);
+    content[300_000..400_000].fill(0);
+    content.copy_within(0..40_960, 500_000 / 4096 * 4096);
+    scene.write("/a/program", &content);
+    scene.write("/b/program", &content);
+    let expected = ("/b/program".to_owned(), "/a/program".to_owned(), 1 << 20);
+    assert_eq!(scene.copies(), [expected]);
+}
+
+#[test]
 fn archives_have_copies_at_sectors() {
     let mut scene = Scene::new();
     let (one, two) = (text(1, 1 << 20), random(2, 300_000));
