@@ -392,6 +392,8 @@ impl Finder {
         let is_random = file.sample.results & mask == mask;
         let before = file.verdict;
         let evidence = match file.start {
+            // Its source need not be looked for again.
+            Start::Encrypted if before == Verdict::Encrypted => return,
             Start::Encrypted => {
                 let source = self.plains.source_of(id, file, &self.files, content.now_ns);
                 Some((Evidence::Format, source))
@@ -400,21 +402,21 @@ impl Finder {
             Start::Unknown | Start::Plain | Start::Format | Start::Random => None,
         };
         let is_random = is_random && file.start == Start::Random && file.size >= RANDOM_MIN;
-        let path = self.names.text(file.path);
-        let is_unmarked = path.as_deref().is_some_and(is_unmarked);
+        let is_unmarked = || self.names.text(file.path).is_some_and(|path| is_unmarked(&path));
         let verdict = match evidence {
             Some((Evidence::Format | Evidence::Overwritten, _)) => Verdict::Encrypted,
-            Some(_) if !is_unmarked => Verdict::Encrypted,
+            Some(_) if !is_unmarked() => Verdict::Encrypted,
             _ if is_random => Verdict::Random,
             _ => Verdict::None,
         };
-        let has_changed = verdict != before;
+        if verdict == before {
+            return;
+        }
         if let Some(file) = self.files.get_mut(id) {
             file.verdict = verdict;
         }
         match verdict {
             Verdict::None => {}
-            Verdict::Encrypted | Verdict::Random if !has_changed => {}
             Verdict::Random if before == Verdict::Encrypted => {}
             Verdict::Random => self.report_file(id, None, content),
             Verdict::Encrypted => self.report_file(id, evidence, content),
