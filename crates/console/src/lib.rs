@@ -28,6 +28,7 @@ mod failure;
 mod flush;
 mod generate;
 mod inspect;
+mod lifetimes;
 pub mod load;
 mod log;
 mod monitor;
@@ -82,6 +83,8 @@ pub enum Command {
     Processes(processes::ProcessesOptions),
     /// Show which files of guests were copied or encrypted
     Patterns(patterns::PatternsOptions),
+    /// Show how long what guests write lives until it is overwritten or deleted
+    Lifetimes(lifetimes::LifetimesOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
     /// Make a guest write its dirty data
@@ -137,6 +140,7 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Dirty(options) => dirty::run(options).map(done),
         Command::Processes(options) => processes::run(options).map(done),
         Command::Patterns(options) => patterns::run(options).map(done),
+        Command::Lifetimes(options) => lifetimes::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
         Command::Flush(options) => flush::run(options).map(done),
         Command::Query(options) => query::run(options).map(done),

@@ -29,6 +29,7 @@ mod error;
 mod flush;
 mod http;
 mod insight;
+mod lifetimes;
 mod log;
 mod monitor;
 mod offload;
@@ -81,6 +82,7 @@ pub use insight::{
     DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
     PartStatus, SlowQuery, SlowReport, SlowRequest,
 };
+pub use lifetimes::{DiskLifetimes, GroupedBy, LifetimesGroup, LifetimesQuery, LifetimesReport};
 pub use log::{LogAnswer, LogDecision, LogRequest};
 pub use monitor::MonitorStatus;
 pub use offload::{
@@ -113,6 +115,7 @@ pub mod endpoints {
     };
     pub use crate::flush::FLUSH_GUEST;
     pub use crate::insight::{GUESTS, SLOW};
+    pub use crate::lifetimes::LIFETIMES;
     pub use crate::log::DECIDE_LOG;
     pub use crate::monitor::MONITOR;
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};

@@ -69,6 +69,9 @@ pub struct Facts {
     pub write_hint: u8,
     /// The file's number in its file system; 0 if there is no file or it is unknown.
     pub inode: u64,
+    /// The address of the file's inode in the guest's memory, by which it is found again; 0 if
+    /// unknown.
+    pub inode_address: u64,
     /// The file's size in bytes at the time of the request; 0 if unknown.
     pub file_size: u64,
     /// The file's owner, a user number of the guest; 0 for root and if unknown.

@@ -225,6 +225,7 @@ impl FileCache {
             Facts { file_system: system.type_name, device: system.device, ..Facts::default() };
         if !matches!(nature, Nature::Internal | Nature::Mover) {
             facts.inode = number;
+            facts.inode_address = address;
             facts.file_size = kernel.u64(address + layout.inode_size)?;
             facts.owner = kernel.u32(address + layout.inode_owner)?;
             if let Some(place) = layout.inode_flags {

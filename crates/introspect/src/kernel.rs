@@ -150,6 +150,10 @@ pub(crate) struct Places {
     pub current: Option<u64>,
     /// The kernel's clock, with its lock.
     pub clock: Option<u64>,
+    /// The ticks since some time, which inodes note when they become dirty.
+    pub ticks: Option<u64>,
+    /// The clock that counts these ticks.
+    pub tick_source: Option<u64>,
     /// The operations of an inode that cannot be opened.
     pub no_operations: Option<u64>,
     /// The value of the highest byte of `page.page_type` that marks a page of a slab.
@@ -185,6 +189,8 @@ impl Places {
                 Some(symbol("pcpu_hot")?.wrapping_add(member.offset))
             }),
             clock: symbol("tk_core").or_else(|| symbol("timekeeper_data")),
+            ticks: symbol("jiffies").or_else(|| symbol("jiffies_64")),
+            tick_source: symbol("clocksource_jiffies"),
             no_operations: symbol("no_open_fops"),
             slab_type: types.enumerator("pagetype", "PGTY_slab").map(|value| value as u32),
             journal_bit: bit("jbd_state_bits", "BH_JWrite"),
@@ -291,6 +297,9 @@ const PLACES: &[&str] = &[
     "folio_wait_table",
     "tk_core",
     "timekeeper_data",
+    "jiffies",
+    "jiffies_64",
+    "clocksource_jiffies",
     "__folio_mark_dirty",
     "current_task",
     "pcpu_hot",

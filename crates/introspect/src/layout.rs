@@ -291,6 +291,10 @@ layout! {
         sb_root: "super_block" "s_root";
         inode_flags: "inode" "i_flags";
         inode_links: "inode" "i_nlink";
+        inode_hashed: "inode" "i_hash.pprev";
+        inode_dirtied: "inode" "dirtied_when";
+        source_factor: "clocksource" "mult";
+        source_shift: "clocksource" "shift";
         journal_superblock: "journal_s" "j_sb_buffer";
         ext4_journal: "ext4_sb_info" "s_journal";
         xfs_log: "xfs_mount" "m_log";

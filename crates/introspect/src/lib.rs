@@ -28,6 +28,7 @@ mod interception;
 mod kallsyms;
 mod kernel;
 mod layout;
+mod lives;
 mod modules;
 mod pages;
 mod paging;
@@ -53,6 +54,7 @@ pub use dirty::{
 pub use guest::{COPIED_REQUESTS, Guest, GuestState, GuestStatus};
 pub use image::open_image;
 pub use kernel::{AttachError, Kernel};
+pub use lives::{FileState, PresentFile};
 pub use processes::{Process, Processes, WaitingCall};
 pub use resolver::{RequestView, Resolver};
 pub use survey::CachedFile;

@@ -17,13 +17,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::cache::{CacheHost, Caches};
-use crate::{LimitGroups, LogSink, ScheduleDevices};
+use crate::{GuestSlot, LimitGroups, LogSink, ScheduleDevices};
 
 /// The kinds that need only this crate.
-pub const KINDS: [LayerKind; 9] = [
+pub const KINDS: [LayerKind; 10] = [
     LayerKind::of::<crate::tap::TapOptions>(),
     LayerKind::of::<crate::classify::ClassifyOptions>(),
     LayerKind::of::<crate::patterns::PatternsOptions>(),
+    LayerKind::of::<crate::lifetimes::LifetimesOptions>(),
     LayerKind::of::<crate::delay::DelayOptions>(),
     LayerKind::of::<crate::fault::FaultOptions>(),
     LayerKind::of::<crate::limit::LimitOptions>(),
@@ -124,6 +125,8 @@ pub struct LayerContext<'a> {
     /// Reports whether processes of the disk's guest wait for requests, if the disk's guest is
     /// examined.
     pub waiters: Option<&'a Arc<dyn Waiters>>,
+    /// The place of the disk's guest, which is empty while its memory is not examined.
+    pub guest: Option<&'a Arc<GuestSlot>>,
     /// The layers of the disk that other components use as well, which exist already.
     pub shared: &'a [Arc<dyn Layer>],
 }

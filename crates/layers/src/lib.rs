@@ -9,6 +9,7 @@
 //! | [`Passthrough`] | passes all requests unchanged: an example of a layer |
 //! | [`Tap`] | counts and measures requests, and emits events for requests and responses |
 //! | [`Patterns`] | recognises copies and encryption of files by their content |
+//! | [`Lifetimes`] | finds out how long what a guest writes lives |
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
@@ -37,6 +38,7 @@ pub mod classify;
 mod delay;
 mod fault;
 mod kind;
+pub mod lifetimes;
 mod limit;
 mod log;
 pub mod offload;
@@ -45,15 +47,17 @@ mod passthrough;
 pub mod patterns;
 mod room;
 mod schedule;
+mod slot;
 pub mod tap;
 pub mod wal;
 
 pub use cache::Cache;
 pub use change_notes::ChangeNotes;
-pub use classify::{Classify, GuestSlot};
+pub use classify::Classify;
 pub use delay::{Delay, DelayOptions, DelayTime};
 pub use fault::{Fault, FaultEffect, FaultOptions, FaultRule};
 pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepared, Rank};
+pub use lifetimes::Lifetimes;
 pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
 pub use offload::Offload;
@@ -62,6 +66,7 @@ pub use passthrough::Passthrough;
 pub use patterns::Patterns;
 pub use room::WaitForRoom;
 pub use schedule::{Schedule, ScheduleDevices, ScheduleOptions};
+pub use slot::GuestSlot;
 pub use tap::Tap;
 pub use wal::Wal;
 

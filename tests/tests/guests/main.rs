@@ -13,6 +13,7 @@ mod introspection;
 mod introspection_follows;
 mod introspection_layers;
 mod introspection_systems;
+mod lifetimes;
 mod limit;
 mod memory_hotplug;
 mod migration;

@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 18] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 19] = [
     crate::disk::ENDPOINTS,
     crate::log::ENDPOINTS,
     crate::configuration::ENDPOINTS,
@@ -33,6 +33,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 18] = [
     crate::dirty::ENDPOINTS,
     crate::processes::ENDPOINTS,
     crate::patterns::ENDPOINTS,
+    crate::lifetimes::ENDPOINTS,
     crate::flush::ENDPOINTS,
     crate::query::ENDPOINTS,
     crate::stream::ENDPOINTS,

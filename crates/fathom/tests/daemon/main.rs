@@ -21,6 +21,7 @@ mod idle;
 mod intercept;
 mod keepsakes;
 mod kept_caches;
+mod lifetimes;
 mod limit;
 mod limits;
 mod live;

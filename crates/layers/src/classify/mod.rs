@@ -10,7 +10,6 @@
 mod cells;
 mod databases;
 mod groups;
-mod slot;
 mod slow;
 mod table;
 mod usage;
@@ -35,11 +34,11 @@ pub use cells::{
     Account, Accounts, Direction, LATENCY_STEPS, TotalsSnapshot, latency_of_step, latency_step,
 };
 pub use groups::{GROUP_OTHER, GroupAccount, GroupSnapshot};
-pub use slot::GuestSlot;
 pub use slow::SlowRequest;
 pub use table::{UsageRow, UsageSubject};
 pub use usage::{UsageOptions, UsageSnapshot};
 
+use crate::GuestSlot;
 use crate::kind::{LayerContext, LayerOptions, Rank};
 use databases::{DatabaseQueue, Databases};
 use usage::{Usage, UsageQueue};

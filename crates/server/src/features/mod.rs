@@ -10,6 +10,7 @@ pub(crate) mod flush;
 pub(crate) mod guests;
 pub(crate) mod intercept;
 pub(crate) mod keep;
+pub(crate) mod lifetimes;
 pub(crate) mod log;
 pub(crate) mod monitor;
 pub(crate) mod nbd;
@@ -22,7 +23,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 16] = [
+pub(crate) static FEATURES: [&dyn Feature; 17] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -33,6 +34,7 @@ pub(crate) static FEATURES: [&dyn Feature; 16] = [
     &dirty::feature::Dirty,
     &processes::feature::GuestsProcesses,
     &patterns::feature::FilePatterns,
+    &lifetimes::feature::ContentLifetimes,
     &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,

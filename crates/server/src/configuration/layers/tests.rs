@@ -30,8 +30,18 @@ fn every_option_is_documented_with_its_default() {
 fn a_layer_is_the_same_from_toml_json_and_flags() {
     let kinds: Vec<&str> = kinds().map(|kind| kind.name).collect();
     let expected = [
-        "tap", "classify", "patterns", "delay", "fault", "limit", "schedule", "cache", "log",
-        "wal", "offload",
+        "tap",
+        "classify",
+        "patterns",
+        "lifetimes",
+        "delay",
+        "fault",
+        "limit",
+        "schedule",
+        "cache",
+        "log",
+        "wal",
+        "offload",
     ];
     assert_eq!(kinds, expected);
     let json = serde_json::json!({ "kind": "delay", "time": "5ms", "operations": "read" });

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use fathom_block::{Backend, Disk, Layer};
 use fathom_control::{DiskDefinition, ErrorBody};
 use fathom_insight::{Names, Waiters};
+use fathom_layers::GuestSlot;
 use fathom_layers::cache::CacheHost;
 
 use super::layers::{KeyedLayer, LayerKey};
@@ -62,6 +63,8 @@ pub(crate) struct Equipment<'a> {
     pub names: Arc<Names>,
     /// Who waits for requests in the guest, if that is known.
     pub waiters: Option<Arc<dyn Waiters>>,
+    /// The place of the guest, which is empty while its memory is not examined.
+    pub guest: Option<Arc<GuestSlot>>,
     /// What a cache needs of the daemon.
     pub cache_host: Option<Box<dyn CacheHost + 'a>>,
 }
@@ -90,6 +93,7 @@ impl<'a> Equipment<'a> {
             fitted: Vec::new(),
             names: Arc::default(),
             waiters: None,
+            guest: None,
             cache_host: None,
         };
         let equipped = FEATURES.iter().try_for_each(|feature| feature.equip(&mut equipment));

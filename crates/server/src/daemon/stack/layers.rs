@@ -240,6 +240,7 @@ pub(crate) fn make_layers(equipment: &Equipment<'_>) -> Result<NewLayers, ErrorB
         memory: &|size| Ok(Arc::new(Memory::open_large(size)?) as Arc<dyn Backend>),
         capacity: equipment.home.capacity(),
         waiters: equipment.waiters.as_ref(),
+        guest: equipment.guest.as_ref(),
         shared: &equipment.named,
     };
     let listed: Vec<LayerDefinition> = implied.chain(definition.layers.iter().cloned()).collect();

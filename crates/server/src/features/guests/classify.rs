@@ -25,6 +25,7 @@ pub(super) fn equip(disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
         DiskGuest::new(introspection, &definition.name, is_wanted)
     });
     disk.names = Arc::clone(guest.names());
+    disk.guest = Some(Arc::clone(guest.slot()));
     if is_wanted {
         let table = class_table(definition)?;
         let (had, number) = (disk.had::<Classify>(), disk.had::<AccountsNumber>());

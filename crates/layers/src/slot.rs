@@ -46,12 +46,12 @@ impl GuestSlot {
     }
 
     /// A number that differs after each change.
-    pub(super) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
     /// The guest and its generation; `None` while another thread is changing the slot.
-    pub(super) fn try_guest(&self) -> Option<(u64, Option<Arc<Guest>>)> {
+    pub(crate) fn try_guest(&self) -> Option<(u64, Option<Arc<Guest>>)> {
         let place = self.guest.try_lock()?;
         Some((self.generation(), place.clone()))
     }

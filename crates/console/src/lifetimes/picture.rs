@@ -1,0 +1,216 @@
+//! A picture of lifetimes (SVG): the share of the written bytes that died within each time, as in
+//! Figures 4 and 5 of the Sky paper.
+
+use std::fmt::Write as _;
+
+use fathom_control::{DiskLifetimes, GroupedBy, Histogram, LifetimesGroup};
+
+use super::{AGES, labels, percent};
+use crate::output::svg::{self, escape};
+use crate::output::text::{shorten, shorten_front};
+
+const WIDTH: f64 = 1040.0;
+const HEIGHT: f64 = 520.0;
+/// The edges of the plot.
+const LEFT: f64 = 76.0;
+const RIGHT: f64 = 720.0;
+const TOP: f64 = 84.0;
+const BOTTOM: f64 = 448.0;
+/// The shortest and the longest time, in nanoseconds.
+const FROM_NS: f64 = 1e8;
+const TO_NS: f64 = 86_400e9;
+/// The most lines of groups.
+const GROUPS_MAX: usize = 10;
+/// The width of names in the legend, in characters.
+const NAME_WIDTH: usize = 30;
+/// Colours that are told apart by people who do not see all colours (after Okabe and Ito), and then
+/// darker ones.
+const COLOURS: [&str; GROUPS_MAX] = [
+    "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#7a4ea3", "#00655b",
+    "#a3123f", "#5c6670",
+];
+/// The colour of the disk's own lines.
+const DISK: &str = "#0b4f8a";
+
+struct Line<'a> {
+    name: String,
+    colour: &'a str,
+    /// The pattern of a broken line.
+    dashes: &'a str,
+    born: u64,
+    lives: &'a Histogram,
+}
+
+impl Line<'_> {
+    fn share(&self, died: u64) -> f64 {
+        (died as f64 / self.born.max(1) as f64).min(1.0)
+    }
+}
+
+fn x(age_ns: f64) -> f64 {
+    let part = (age_ns / FROM_NS).ln() / (TO_NS / FROM_NS).ln();
+    LEFT + (RIGHT - LEFT) * part.clamp(0.0, 1.0)
+}
+
+fn y(share: f64) -> f64 {
+    BOTTOM - (BOTTOM - TOP) * share.clamp(0.0, 1.0)
+}
+
+/// The picture of a disk's lifetimes.
+pub fn draw(disk: &DiskLifetimes) -> String {
+    let mut lines = Vec::new();
+    let is_disk = |group: &&LifetimesGroup| group.by == GroupedBy::Disk;
+    if let Some(whole) = disk.groups.iter().find(is_disk) {
+        let (born, colour) = (whole.born_bytes, DISK);
+        let lives = &whole.lifetimes;
+        lines.push(Line { name: "the whole disk".into(), colour, dashes: "", born, lives });
+        let (name, lives) = ("overwritten blocks alone".into(), &whole.naive_lifetimes);
+        lines.push(Line { name, colour, dashes: "6 5", born, lives });
+    }
+    let groups = disk.groups.iter().filter(|group| group.by != GroupedBy::Disk);
+    let groups = groups.filter(|group| group.born_bytes > 0);
+    lines.extend(groups.zip(COLOURS).map(|(group, colour)| {
+        let (by, name) = labels(group);
+        let (name, born) = (format!("{by} {name}"), group.born_bytes);
+        Line { name, colour, dashes: "", born, lives: &group.lifetimes }
+    }));
+    let mut picture = svg::begin(WIDTH, HEIGHT);
+    head(&mut picture, disk);
+    axes(&mut picture);
+    // The disk's lines are above those of its groups.
+    for line in lines.iter().rev() {
+        curve(&mut picture, line);
+    }
+    legend(&mut picture, &lines);
+    picture.push_str("</svg>\n");
+    picture
+}
+
+fn head(picture: &mut String, disk: &DiskLifetimes) {
+    let title = format!("How long what is written to {} lives", shorten(&disk.disk, 40));
+    let note = format!(
+        "share of the written bytes that were overwritten, truncated or deleted within this time; \
+         {} of the blocks are followed",
+        percent(disk.share),
+    );
+    let _ = writeln!(
+        picture,
+        "<text x=\"{LEFT}\" y=\"32\" font-size=\"19\" font-weight=\"600\">{}</text>\n\
+         <text x=\"{LEFT}\" y=\"53\" fill=\"#68727c\">{}</text>",
+        escape(&title),
+        escape(&note),
+    );
+}
+
+fn axes(picture: &mut String) {
+    for percent in (0..=100).step_by(20) {
+        let y = y(f64::from(percent) / 100.0);
+        let _ = writeln!(
+            picture,
+            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{RIGHT}\" y2=\"{y:.1}\" stroke=\"#e3e7eb\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{percent} %</text>",
+            LEFT - 10.0,
+            y + 4.5,
+        );
+    }
+    for (age, name) in std::iter::once((FROM_NS as u64, "0.1s")).chain(AGES) {
+        let x = x(age as f64);
+        let _ = writeln!(
+            picture,
+            "<line x1=\"{x:.1}\" y1=\"{BOTTOM}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#9aa4ad\"/>\
+             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
+            BOTTOM + 5.0,
+            BOTTOM + 22.0,
+        );
+    }
+    let _ = writeln!(
+        picture,
+        "<line x1=\"{LEFT}\" y1=\"{BOTTOM}\" x2=\"{RIGHT}\" y2=\"{BOTTOM}\" stroke=\"#9aa4ad\"/>\n\
+         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">lifetime</text>",
+        f64::midpoint(LEFT, RIGHT),
+        BOTTOM + 46.0,
+    );
+}
+
+fn curve(picture: &mut String, line: &Line<'_>) {
+    let mut points = format!("{LEFT:.1},{:.1} ", y(0.0));
+    let (mut died, mut above) = (0_u64, 0.0);
+    for (index, bytes) in &line.lives.buckets {
+        died = died.saturating_add(*bytes);
+        let (x, share) = (x(Histogram::value_max(*index) as f64), line.share(died));
+        // Points that nobody can tell apart are left out.
+        if share - above > 0.002 || died == line.lives.count() {
+            let _ = write!(points, "{x:.1},{:.1} {x:.1},{:.1} ", y(above), y(share));
+            above = share;
+        }
+    }
+    let _ = write!(points, "{RIGHT:.1},{:.1}", y(above));
+    let width = if line.colour == DISK { 3.0 } else { 1.8 };
+    let _ = writeln!(
+        picture,
+        "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"{width}\" stroke-dasharray=\"{}\" \
+         stroke-linejoin=\"round\" points=\"{points}\"/>",
+        line.colour, line.dashes,
+    );
+}
+
+/// The lines' names, and the shares that died.
+fn legend(picture: &mut String, lines: &[Line<'_>]) {
+    let left = RIGHT + 24.0;
+    let _ = writeln!(
+        picture,
+        "<g font-size=\"12\"><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" \
+         fill=\"#68727c\">died</text>",
+        WIDTH - 14.0,
+        TOP - 2.0,
+    );
+    for (row, line) in lines.iter().enumerate() {
+        let y = TOP + 20.0 + row as f64 * 22.0;
+        let _ = writeln!(
+            picture,
+            "<line x1=\"{left}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{}\" \
+             stroke-width=\"3\" stroke-dasharray=\"{}\"/><text x=\"{:.1}\" y=\"{y:.1}\">{}</text>\
+             <text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{}</text>",
+            y - 4.0,
+            left + 22.0,
+            y - 4.0,
+            line.colour,
+            line.dashes,
+            left + 28.0,
+            escape(&shorten_front(&line.name, NAME_WIDTH)),
+            WIDTH - 14.0,
+            percent(line.share(line.lives.count())),
+        );
+    }
+    picture.push_str("</g>\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::disk, *};
+
+    #[test]
+    fn a_picture_has_the_naive_view_and_groups() {
+        let picture = draw(&disk());
+        assert_eq!(picture.matches("<polyline").count(), 7);
+        for part in ["overwritten blocks alone", "the whole disk", "80 %", "20 %", "lifetime"] {
+            assert!(picture.contains(part), "{part} is missing:\n{picture}");
+        }
+    }
+
+    #[test]
+    fn anything_can_be_drawn() {
+        let mut disk = disk();
+        for name in ["</text><script>", "\u{0}\u{ffff}\u{1b}\u{202e}\"'&", &"日".repeat(5000)] {
+            disk.disk = name.into();
+            disk.groups[3].name = name.into();
+            disk.groups[3].lifetimes.record(u64::MAX, u64::MAX);
+            disk.groups[3].lifetimes.record(0, u64::MAX);
+            let picture = draw(&disk);
+            assert!(!picture.contains("<script") && !picture.contains("NaN"), "{name}");
+            assert!(picture.len() < 30_000 && !picture.contains('\u{202e}'));
+            assert_eq!(picture.matches('<').count(), picture.matches('>').count());
+        }
+        assert!(draw(&DiskLifetimes::default()).ends_with("</svg>\n"));
+    }
+}
