@@ -10,7 +10,7 @@ use super::scene::{self, SyntheticRequest};
 use super::store::Store;
 use super::symbols::{self, Addresses};
 use super::types;
-use super::{PAGE, Shape};
+use super::{PAGE, Shape, TICKS};
 
 /// A kernel in a [`Store`].
 pub struct Linux {
@@ -96,6 +96,8 @@ impl Linux {
         let processor_offsets = builder.room(8 * 2, 8);
         let bdi_list = builder.room(16, 8);
         let page_waits = builder.room(256 * 24, 64);
+        let ticks = builder.variable(TICKS);
+        let tick_source = builder.room(128, 64);
         let clock = builder.room(512, 64);
         let timekeeper = clock + 8;
         let of_clock = |member: &str| all_types.offset(member).expect("a member");
@@ -104,6 +106,10 @@ impl Linux {
             UPTIME_NS / 1_000_000_000 - 5,
         );
         store.write_u64(timekeeper + of_clock("timekeeper.offs_boot"), 5_000_000_000);
+        // 250 ticks a second.
+        store
+            .write(tick_source + of_clock("clocksource.mult"), &(4_000_000_u32 << 8).to_le_bytes());
+        store.write(tick_source + of_clock("clocksource.shift"), &8_u32.to_le_bytes());
         for (place, pages) in [
             (node_counts + 8 * 20, COUNTS.dirty),
             (node_counts + 8 * 21, COUNTS.writeback),
@@ -153,6 +159,8 @@ impl Linux {
             ("bdi_list".into(), image(bdi_list), b'D'),
             ("folio_wait_table".into(), image(page_waits), b'b'),
             (if shape.seven { "timekeeper_data" } else { "tk_core" }.into(), image(clock), b'd'),
+            ("jiffies".into(), ticks, b'D'),
+            ("clocksource_jiffies".into(), image(tick_source), b'd'),
             ("dirty_writeback_interval".into(), writeback, b'D'),
             ("init_task".into(), image(init_task), b'D'),
             ("init_top_pgt".into(), image(root), b'D'),

@@ -34,6 +34,8 @@ pub(crate) use types::{BEFORE_SEVEN, COMMON, EARLY};
 
 /// The size of a page, in bytes.
 const PAGE: u64 = 4096;
+/// The ticks of the clock, 250 a second.
+const TICKS: u64 = 4_294_967_296;
 
 /// The properties of a synthetic kernel.
 #[derive(Clone, Debug)]

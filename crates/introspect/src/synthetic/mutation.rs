@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fathom_guest_memory::GuestMemory;
-use fathom_insight::{ClassTable, Confidence, Insight, Kind, Names};
+use fathom_insight::{ClassTable, Confidence, Facts, Insight, Kind, Names};
 
 use super::answer::NamedFacts;
 use super::builder::Words;
@@ -238,7 +238,14 @@ impl MutationSubject {
         let tasks = kernel.tasks();
         assert!(tasks.len() <= 1 << 16);
         assert!(tasks.iter().all(|task| task.command.len() <= 16 * 3));
+        let processes = kernel.processes(&self.names).processes;
+        assert!(processes.iter().all(|process| process.calls.len() <= process.threads as usize));
         let files = kernel.cached_files(&self.names);
+        for file in &files {
+            let Facts { inode, inode_address, .. } = file.facts;
+            let _ = kernel.file_state(inode_address, inode);
+            assert!(kernel.dirty_for_ns(inode_address).is_none_or(|age| age <= 3_600_000_000_000));
+        }
         let pages: u64 = files.iter().map(|file| file.pages).sum();
         assert!(pages <= self.memory.length() / 4096);
         let _ = kernel.read_again();

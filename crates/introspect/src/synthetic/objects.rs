@@ -1,7 +1,7 @@
 //! The objects of a kernel: file systems, files, devices, control groups and tasks.
 
-use super::PAGE;
 use super::builder::Builder;
+use super::{PAGE, TICKS};
 
 /// The kinds of inodes.
 pub(crate) const REGULAR: u32 = 0o10_0644;
@@ -76,6 +76,8 @@ impl Builder<'_> {
         self.set(inode, "inode.i_fop", 0);
         self.set_u32(inode, "inode.i_flags", 0);
         self.set_u32(inode, "inode.i_nlink", 1);
+        self.set(inode, "inode.i_hash.pprev", super_block);
+        self.set(inode, "inode.dirtied_when", TICKS - 750);
         self.set_u32(inode, "inode.i_generation", number as u32 ^ 0x5555);
         let data = self.at(inode, "inode.i_data");
         self.set(inode, "inode.i_mapping", data);

@@ -14,7 +14,7 @@ pub(crate) const COMMON: &str = "
     address_space 192: host 0 *inode, i_pages 8 xarray, i_mmap 40 rb_root_cached, a_ops 104
     -inode_lists 16: i_dentry 0, i_rcu 0
     inode 640: i_mode 0, i_uid 4, i_gid 8, i_flags 12, i_sb 40 *super_block, i_mapping 48 *address_space,\
-        i_ino 64, i_nlink 72, i_size 80, i_write_hint 143, i_io_list 232 list_head, - 288 -inode_lists, i_fop 352, i_data 368 address_space, i_generation 568
+        i_ino 64, i_nlink 72, i_size 80, i_write_hint 143, i_io_list 232 list_head, i_hash 256 hlist_node, dirtied_when 272, - 288 -inode_lists, i_fop 352, i_data 368 address_space, i_generation 568
     super_block 512: s_list 0 list_head, s_dev 16, s_type 40 *file_system_type, s_bdev 96 *block_device,\
         s_bdi 104 *backing_dev_info, s_root 112 *dentry, s_fs_info 176, s_id 200
     file_system_type 72: name 0, fs_flags 8
@@ -44,6 +44,7 @@ pub(crate) const COMMON: &str = "
     files_struct 704: count 0, fdt 32 *fdtable
     fdtable 56: max_fds 0, fd 8
     pt_regs 168: r15 0, dx 96, si 104, di 112, orig_ax 120, ip 128, cs 136
+    clocksource 128: mult 24, shift 28
     timekeeper 280: ktime_sec 144, offs_boot 168
     task_struct 1024: __state 24, stack 32, flags 44, tasks 256 list_head, real_parent 408 *task_struct, pid 400, tgid 404, group_leader 448 *task_struct,\
         mm 464 *mm_struct, signal 480 *signal_struct, thread_node 496 list_head, start_boottime 560,\

@@ -9,6 +9,7 @@ mod floods;
 mod guest;
 mod image;
 mod kallsyms;
+mod lives;
 mod memory;
 mod mutations;
 mod paging;
