@@ -29,6 +29,7 @@ pub mod pattern;
 mod record;
 mod ring;
 pub mod stream;
+pub mod syscall;
 mod waiters;
 
 pub use class::{ClassError, ClassTable, IoClass, class_of_hint};

@@ -96,6 +96,8 @@ thread_local! {
 pub struct Registers {
     /// The first argument of a function.
     pub first: usize,
+    /// The stack.
+    pub stack: usize,
     /// The base of the area of a processor.
     pub base: usize,
 }
@@ -138,6 +140,7 @@ impl Api {
                 let description = &*all.add(place);
                 match CStr::from_ptr(description.name).to_bytes() {
                     b"rdi" => found.first = description.handle as usize,
+                    b"rsp" => found.stack = description.handle as usize,
                     b"gs_base" => found.base = description.handle as usize,
                     _ => {}
                 }
@@ -155,12 +158,31 @@ impl Api {
         Self::word(bytes)
     }
 
+    /// Reads a virtual address of the guest into `words`, in a call. Returns whether it could.
+    pub fn read_words(&self, address: u64, words: &mut [u64]) -> bool {
+        let array = self.bytes();
+        let length = 8 * words.len();
+        // SAFETY: QEMU checks the address. GLib keeps the length of its data.
+        let bytes = unsafe {
+            if !(self.qemu_plugin_read_memory_vaddr)(address, array, length)
+                || ((*array).length as usize) < length
+            {
+                return false;
+            }
+            std::slice::from_raw_parts((*array).data, length)
+        };
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            *word = u64::from_le_bytes(eight);
+        }
+        true
+    }
+
     /// The word at a virtual address of the guest, in a call.
     pub fn read(&self, address: u64) -> Option<u64> {
-        let bytes = self.bytes();
-        // SAFETY: QEMU checks the address.
-        let is_read = unsafe { (self.qemu_plugin_read_memory_vaddr)(address, bytes, 8) };
-        is_read.then(|| Self::word(bytes))
+        let mut word = [0];
+        self.read_words(address, &mut word).then_some(word[0])
     }
 
     /// Lets QEMU call the plugin.
@@ -186,16 +208,19 @@ impl Api {
         unsafe { (self.qemu_plugin_reset)(id, then) };
     }
 
-    /// Lets QEMU call `call` each time that the instruction of a block at an address is executed.
-    pub fn hook(&self, block: *mut c_void, address: u64, call: InstructionCall) {
+    /// Lets QEMU make a call each time that the instruction of a block at its address is executed.
+    /// The address 0 stands for none.
+    pub fn hook(&self, block: *mut c_void, hooks: &[(u64, InstructionCall)]) {
         // SAFETY: the block is QEMU's, and is used only in the call for it.
         unsafe {
             for place in 0..(self.qemu_plugin_tb_n_insns)(block) {
                 let instruction = (self.qemu_plugin_tb_get_insn)(block, place);
-                if (self.qemu_plugin_insn_vaddr)(instruction) == address {
+                let at = (self.qemu_plugin_insn_vaddr)(instruction);
+                let hook = hooks.iter().find(|(address, _)| *address == at && at != 0);
+                if let Some((_, call)) = hook {
                     (self.qemu_plugin_register_vcpu_insn_exec_cb)(
                         instruction,
-                        call,
+                        *call,
                         READS_REGISTERS,
                         std::ptr::null_mut(),
                     );

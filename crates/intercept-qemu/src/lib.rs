@@ -14,6 +14,7 @@
 #![warn(missing_docs)]
 
 mod api;
+mod calls;
 mod guest;
 mod level;
 mod link;
@@ -27,7 +28,8 @@ use std::sync::{Arc, OnceLock};
 use fathom_intercept::{Places, Slots, Writer, Writers};
 use parking_lot::{Mutex, RwLock};
 
-use api::{Api, Registers};
+use api::{Api, InstructionCall, Registers};
+use calls::Noting;
 use guest::GuestMemory;
 
 /// The most processors with a memory of their last process.
@@ -56,6 +58,10 @@ pub(crate) struct Active {
     memory: GuestMemory,
     writers: Arc<Writers>,
     slots: Mutex<Slots>,
+    /// The system calls, if they are noted.
+    noting: Option<Noting>,
+    /// The number of this translation of the guest's code.
+    translation: AtomicU64,
 }
 
 /// What a processor has last seen.
@@ -76,8 +82,8 @@ pub(crate) struct Plugin {
     socket: PathBuf,
     /// What is to be intercepted.
     active: RwLock<Option<Arc<Active>>>,
-    /// The number of the kernel whose function is to be intercepted, and of the one whose is; 0 is
-    /// none.
+    /// The number of the translation that is wanted, and of the one that QEMU uses. Each kernel, and
+    /// each function that is found later, needs another.
     wanted: AtomicU64,
     hooked: AtomicU64,
     /// Whether QEMU is about to take all calls away.
@@ -85,6 +91,7 @@ pub(crate) struct Plugin {
     has_thread: AtomicBool,
     first: AtomicUsize,
     base: AtomicUsize,
+    stack: AtomicUsize,
     processors: Vec<Processor>,
 }
 
@@ -93,12 +100,26 @@ static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 impl Plugin {
     /// Intercepts this from now on, or nothing.
     pub(crate) fn set(&self, active: Option<Active>) {
-        let epoch = active.as_ref().map_or(0, |active| match active.places.page_dirtied {
-            0 => 0,
-            _ => active.places.epoch,
-        });
-        *self.active.write() = active.map(Arc::new);
-        self.wanted.store(epoch, Ordering::Release);
+        let active = active.filter(|active| active.places.page_dirtied != 0).map(Arc::new);
+        if active.is_none() && self.active.read().is_none() {
+            return;
+        }
+        self.active.write().clone_from(&active);
+        let translation = self.wanted.load(Ordering::Acquire) + 1;
+        if let Some(active) = active {
+            active.translation.store(translation, Ordering::Release);
+        }
+        self.wanted.store(translation, Ordering::Release);
+    }
+
+    /// Lets QEMU translate the guest's code again: more of a kernel is to be intercepted.
+    fn translate_again(&self, active: &Active) {
+        let before = active.translation.load(Ordering::Acquire);
+        // Unless another kernel has taken its place.
+        let next = before + 1;
+        if self.wanted.compare_exchange(before, next, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            active.translation.store(next, Ordering::Release);
+        }
     }
 
     fn active(&self) -> Option<Arc<Active>> {
@@ -124,9 +145,10 @@ fn with(act: impl FnOnce(&'static Plugin)) {
 
 extern "C" fn processor_begins(_id: u64, _processor: c_uint) {
     with(|plugin| {
-        let Registers { first, base } = plugin.api.registers();
+        let Registers { first, stack, base } = plugin.api.registers();
         plugin.first.store(first, Ordering::Relaxed);
         plugin.base.store(base, Ordering::Relaxed);
+        plugin.stack.store(stack, Ordering::Relaxed);
         if first == 0 || base == 0 {
             eprintln!(
                 "fathom: this QEMU does not name the registers rdi and gs_base: nothing is intercepted"
@@ -144,17 +166,21 @@ extern "C" fn processor_resumes(_id: u64, _processor: c_uint) {
     with(Plugin::follow);
 }
 
-/// Hooks the function in a block that contains its beginning.
+/// Hooks the instructions in a block at which something is to be noted.
 extern "C" fn block_translated(_id: u64, block: *mut c_void) {
     with(|plugin| {
         plugin.follow();
         let hooked = plugin.hooked.load(Ordering::Acquire);
-        if hooked == 0 {
+        let Some(active) = plugin.active() else { return };
+        if active.translation.load(Ordering::Acquire) != hooked {
             return;
         }
-        if let Some(active) = plugin.active().filter(|active| active.places.epoch == hooked) {
-            plugin.api.hook(block, active.places.page_dirtied, page_dirtied);
+        let mut hooks: [(u64, InstructionCall); 3] =
+            [(active.places.page_dirtied, page_dirtied), (0, call_begins), (0, call_ends)];
+        if let Some(noting) = &active.noting {
+            (hooks[1].0, hooks[2].0) = noting.sites();
         }
+        plugin.api.hook(block, &hooks);
     });
 }
 
@@ -177,7 +203,28 @@ extern "C" fn page_dirtied(processor: c_uint, _data: *mut c_void) {
     });
 }
 
+/// Called each time that the guest's kernel is about to carry out a system call.
+extern "C" fn call_begins(processor: c_uint, _data: *mut c_void) {
+    with(|plugin| {
+        if let Some(active) = plugin.active() {
+            active.writers.count_stop();
+            let _ = active.call_begins(plugin, processor as usize);
+        }
+    });
+}
+
+/// Called each time that the guest's kernel has carried out a system call.
+extern "C" fn call_ends(processor: c_uint, _data: *mut c_void) {
+    with(|plugin| {
+        if let Some(active) = plugin.active() {
+            active.writers.count_stop();
+            let _ = active.call_ends(plugin, processor as usize);
+        }
+    });
+}
+
 impl Active {
+    /// Notes the writer of a page that becomes dirty.
     fn note(&self, plugin: &Plugin, processor: usize) -> Option<()> {
         let places = &self.places;
         let page = plugin.api.register(plugin.first.load(Ordering::Relaxed));
@@ -185,6 +232,19 @@ impl Active {
         if offset % places.page_size != 0 {
             return None;
         }
+        let task = self.task(plugin, processor)?;
+        let (writer, _) = self.writer(task)?;
+        let flags = self.memory.u32(task.wrapping_add(places.task_flags))?;
+        let slot = self.slot(plugin, processor, &writer)?;
+        // A thread of the kernel that continues the write-back of a page is not its writer.
+        let keeps = flags & KERNEL_THREAD != 0;
+        self.writers.note(offset / places.page_size, slot, keeps);
+        Some(())
+    }
+
+    /// The address of the current task of a processor that runs the kernel.
+    fn task(&self, plugin: &Plugin, processor: usize) -> Option<u64> {
+        let places = &self.places;
         let processor = plugin.processors.get(processor)?;
         let mut base = processor.base.load(Ordering::Relaxed);
         if processor.epoch.load(Ordering::Relaxed) != places.epoch {
@@ -195,7 +255,12 @@ impl Active {
             processor.epoch.store(places.epoch, Ordering::Relaxed);
         }
         let current = base.wrapping_add(places.current);
-        let task = self.memory.u64(current).or_else(|| plugin.api.read(current))?;
+        self.memory.u64(current).or_else(|| plugin.api.read(current))
+    }
+
+    /// The process of a task, and the address of its leader.
+    fn writer(&self, task: u64) -> Option<(Writer, u64)> {
+        let places = &self.places;
         let leader = self.memory.u64(task.wrapping_add(places.task_leader))?;
         let command = leader.wrapping_add(places.task_command);
         let mut writer = Writer {
@@ -208,16 +273,17 @@ impl Active {
             let word = self.memory.u32(command.wrapping_add(4 * place as u64))?;
             part.copy_from_slice(&word.to_le_bytes());
         }
-        let flags = self.memory.u32(task.wrapping_add(places.task_flags))?;
-        let mut last = processor.last.lock();
-        if last.0 != writer || last.1 == 0 {
+        Some((writer, leader))
+    }
+
+    /// The slot of a process.
+    fn slot(&self, plugin: &Plugin, processor: usize, writer: &Writer) -> Option<u32> {
+        let mut last = plugin.processors.get(processor)?.last.lock();
+        if last.0 != *writer || last.1 == 0 {
             let mut slots = self.slots.lock();
-            *last = (writer, slots.slot(&self.writers, &writer));
+            *last = (*writer, slots.slot(&self.writers, writer));
         }
-        // A thread of the kernel that continues the write-back of a page is not its writer.
-        let keeps = flags & KERNEL_THREAD != 0;
-        self.writers.note(offset / places.page_size, last.1, keeps);
-        Some(())
+        Some(last.1)
     }
 }
 
@@ -262,6 +328,7 @@ pub extern "C" fn qemu_plugin_install(
             has_thread: AtomicBool::new(false),
             first: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
+            stack: AtomicUsize::new(0),
             processors: (0..PROCESSORS).map(|_| Processor::default()).collect(),
         });
         plugin.api.register_calls(id, processor_begins, processor_resumes, block_translated);

@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use fathom_intercept::{Hello, PLACES_LENGTH, Places, Slots, Writers, receive, send};
+use fathom_intercept::{Calls, Hello, PLACES_LENGTH, Places, Slots, Writers, receive, send};
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::calls::Noting;
 use crate::guest::{GuestMemory, shared_files};
 use crate::{Active, Plugin};
 
@@ -35,19 +37,22 @@ fn follow(plugin: &Plugin) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(&plugin.socket)?)?;
-    send(socket.as_fd(), &Hello { files: shared_files() }.to_bytes(), None)?;
+    send(socket.as_fd(), &Hello { files: shared_files() }.to_bytes(), &[])?;
     let mut writers: Option<Arc<Writers>> = None;
-    while let Some((bytes, file)) = receive::<PLACES_LENGTH>(socket.as_fd())? {
+    while let Some((bytes, files)) = receive::<PLACES_LENGTH>(socket.as_fd())? {
         let places = Places::from_bytes(&bytes).map_err(io::Error::other)?;
-        if let Some(file) = file {
-            writers = Some(Arc::new(Writers::open(&file)?));
+        if let Some(file) = files.first() {
+            writers = Some(Arc::new(Writers::open(file)?));
         }
+        let calls = files.get(1).map(Calls::open).transpose()?;
         let Some(writers) = &writers else { continue };
         let is_sound = places.page_size != 0 && places.epoch != 0;
         plugin.set(is_sound.then(|| Active {
             memory: GuestMemory::map(&places.regions, places.direct),
             writers: Arc::clone(writers),
             slots: Mutex::<Slots>::default(),
+            noting: calls.map(|calls| Noting::new(places.calls, places.commands.clone(), calls)),
+            translation: AtomicU64::new(0),
             places,
         }));
     }

@@ -7,17 +7,25 @@
 //! instant where its kernel marks a page as dirty, and notes the process that wrote the page in a
 //! table in shared memory ([`Writers`]). The daemon makes the table, tells the interceptor where
 //! the guest's kernel has what it needs ([`Places`]), and reads the table when the page is written
-//! to a disk. `docs/interception.md` describes the messages and the table.
+//! to a disk. By choice it also notes the system calls of some processes, in a ring ([`Calls`]).
+//! `docs/interception.md` describes the messages, the table and the ring.
 
 #![warn(missing_docs)]
 
+mod calls;
+mod linux;
+mod mapping;
 mod message;
+mod pattern;
 mod socket;
 mod writers;
 
+pub use calls::{Call, CallFile, CallPosition, Calls};
+pub use linux::{CALLS, CallOffset, SystemCall, error_of, system_call};
 pub use message::{
-    HELLO_LENGTH, Hello, MEMORY_FILES_MAX, MemoryFile, MessageError, PLACES_LENGTH, Places,
-    REGIONS_MAX, RegionPlace,
+    CallPlaces, HELLO_LENGTH, Hello, MEMORY_FILES_MAX, MemoryFile, MessageError, PLACES_LENGTH,
+    Places, REGIONS_MAX, RegionPlace,
 };
+pub use pattern::{COMMAND_LENGTH, CommandPattern, PATTERNS_MAX};
 pub use socket::{receive, send};
 pub use writers::{Slots, Writer, Writers};

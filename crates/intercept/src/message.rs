@@ -2,17 +2,23 @@
 
 use std::fmt;
 
+use crate::pattern::{CommandPattern, PATTERNS_MAX};
+
 /// The first word of each message: `FATHOMIC`.
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMIC");
-/// The version of the messages and of the table of writers.
-pub(crate) const VERSION: u64 = 1;
+/// The version of the messages, of the table of writers and of the ring of calls.
+pub(crate) const VERSION: u64 = 2;
 /// The most files with a guest's memory that an interceptor names.
 pub const MEMORY_FILES_MAX: usize = 16;
 /// The most regions of a guest's memory.
 pub const REGIONS_MAX: usize = 8;
 
 const HELLO_WORDS: usize = 3 + 2 * MEMORY_FILES_MAX;
-const PLACES_FIXED: usize = 16;
+/// The word with the first place for calls, that of the number of patterns, and the first pattern.
+const CALLS_START: usize = 14;
+const PATTERN_COUNT: usize = CALLS_START + 9;
+const PATTERNS_START: usize = PATTERN_COUNT + 1;
+const PLACES_FIXED: usize = PATTERNS_START + 2 * PATTERNS_MAX;
 const PLACES_WORDS: usize = PLACES_FIXED + 5 * REGIONS_MAX;
 /// The length of [`Hello`], in bytes.
 pub const HELLO_LENGTH: usize = 8 * HELLO_WORDS;
@@ -129,8 +135,68 @@ pub struct Places {
     pub task_command: u64,
     /// See [`task_leader`](Self::task_leader).
     pub task_flags: u64,
+    /// Where system calls are noted.
+    pub calls: CallPlaces,
+    /// The commands of the processes whose calls are noted, at most [`PATTERNS_MAX`].
+    pub commands: Vec<CommandPattern>,
     /// The regions of the guest's memory, at most [`REGIONS_MAX`].
     pub regions: Vec<RegionPlace>,
+}
+
+/// Where a guest's kernel has what the noting of system calls needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallPlaces {
+    /// The function that carries out the system calls of 64-bit programs (`do_syscall_64`); 0 if no
+    /// calls are to be noted.
+    pub entry: u64,
+    /// Members of `task_struct`: `pid`, `files`.
+    pub task_number: u64,
+    /// See [`task_number`](Self::task_number).
+    pub task_files: u64,
+    /// `files_struct.fdt`, `fdtable.max_fds` and `fdtable.fd`.
+    pub files_table: u64,
+    /// See [`files_table`](Self::files_table).
+    pub file_count: u64,
+    /// See [`files_table`](Self::files_table).
+    pub file_list: u64,
+    /// `file.f_inode` and `file.f_pos`.
+    pub file_inode: u64,
+    /// See [`file_inode`](Self::file_inode).
+    pub file_position: u64,
+    /// `inode.i_ino`.
+    pub inode_number: u64,
+}
+
+impl CallPlaces {
+    fn to_words(self) -> [u64; 9] {
+        [
+            self.entry,
+            self.task_number,
+            self.task_files,
+            self.files_table,
+            self.file_count,
+            self.file_list,
+            self.file_inode,
+            self.file_position,
+            self.inode_number,
+        ]
+    }
+
+    fn from_words(words: [u64; 9]) -> Self {
+        let [entry, task_number, task_files, files_table, file_count, file_list, rest @ ..] = words;
+        let [file_inode, file_position, inode_number] = rest;
+        Self {
+            entry,
+            task_number,
+            task_files,
+            files_table,
+            file_count,
+            file_list,
+            file_inode,
+            file_position,
+            inode_number,
+        }
+    }
 }
 
 impl Places {
@@ -154,6 +220,12 @@ impl Places {
             self.task_flags,
             regions.len() as u64,
         ]);
+        words[CALLS_START..PATTERN_COUNT].copy_from_slice(&self.calls.to_words());
+        let commands = &self.commands[..self.commands.len().min(PATTERNS_MAX)];
+        words[PATTERN_COUNT] = commands.len() as u64;
+        for (command, words) in commands.iter().zip(words[PATTERNS_START..].chunks_exact_mut(2)) {
+            words.copy_from_slice(&command.to_words());
+        }
         for (region, words) in regions.iter().zip(words[PLACES_FIXED..].chunks_exact_mut(5)) {
             let MemoryFile { device, inode } = region.file;
             words.copy_from_slice(&[region.address, region.length, device, inode, region.offset]);
@@ -171,6 +243,11 @@ impl Places {
         let count = usize::try_from(words[13]).ok().filter(|count| *count <= REGIONS_MAX);
         let count = count.ok_or(MessageError::TooMany)?;
         let regions = words[PLACES_FIXED..].chunks_exact(5).take(count);
+        let count = usize::try_from(words[PATTERN_COUNT]).ok();
+        let count = count.filter(|count| *count <= PATTERNS_MAX).ok_or(MessageError::TooMany)?;
+        let commands = words[PATTERNS_START..].chunks_exact(2).take(count);
+        let mut calls = [0; 9];
+        calls.copy_from_slice(&words[CALLS_START..PATTERN_COUNT]);
         Ok(Self {
             epoch: words[2],
             page_dirtied: words[3],
@@ -183,6 +260,8 @@ impl Places {
             task_start: words[10],
             task_command: words[11],
             task_flags: words[12],
+            calls: CallPlaces::from_words(calls),
+            commands: commands.map(|pair| CommandPattern::from_words([pair[0], pair[1]])).collect(),
             regions: regions
                 .map(|words| RegionPlace {
                     address: words[0],
@@ -248,6 +327,8 @@ mod tests {
             task_start: 9,
             task_command: 10,
             task_flags: 11,
+            calls: CallPlaces::from_words([12, 13, 14, 15, 16, 17, 18, 19, 20]),
+            commands: vec![CommandPattern::new("postgres*").unwrap(); 3],
             regions: (1..=8).map(|number| region(100 * number)).collect(),
         };
         assert_eq!(Places::from_bytes(&places.to_bytes()), Ok(places.clone()));
@@ -265,6 +346,9 @@ mod tests {
         assert_eq!(Hello::from_bytes(&bytes), Err(MessageError::Version(9)));
         let mut bytes = Places::default().to_bytes();
         bytes[13 * 8 + 7] = 1;
+        assert_eq!(Places::from_bytes(&bytes), Err(MessageError::TooMany));
+        let mut bytes = Places::default().to_bytes();
+        bytes[PATTERN_COUNT * 8] = 17;
         assert_eq!(Places::from_bytes(&bytes), Err(MessageError::TooMany));
     }
 }

@@ -15,20 +15,15 @@
 //!
 //! Either side may write anything: what is read is checked, and a wrong entry costs an insight.
 
-#![allow(unsafe_code)]
-// The mapping is aligned to pages, and each offset is checked.
-#![allow(clippy::cast_ptr_alignment)]
-
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::mapping::Mapping;
 use crate::message::VERSION;
 
 /// The first word of the table: `FATHOMWR`.
@@ -45,6 +40,8 @@ const PAGE_COUNT: usize = 16;
 const STOPS: usize = 24;
 /// The generations of a slot, without 0.
 const GENERATIONS: u32 = (1 << 12) - 1;
+/// The bits of an entry with its slot and the generation of that.
+const SLOT_BITS: u32 = 0x0fff_ffff;
 /// The length of a command (`TASK_COMM_LEN`).
 const COMMAND: usize = 16;
 /// The highest number of a process (`PID_MAX_LIMIT`).
@@ -70,15 +67,9 @@ impl Writer {
 
 /// The table of the writers of pages.
 pub struct Writers {
-    start: NonNull<u8>,
-    length: usize,
+    mapping: Mapping,
     pages: u64,
 }
-
-// SAFETY: all accesses to the memory are atomic.
-unsafe impl Send for Writers {}
-// SAFETY: as above.
-unsafe impl Sync for Writers {}
 
 impl Writers {
     /// An empty table for the pages of a guest's memory up to the guest-physical address
@@ -122,28 +113,15 @@ impl Writers {
 
     fn map(file: &OwnedFd, length: u64, pages: u64) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidData)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at no fixed address.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file.as_fd(), 0)
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, length, pages })
+        Ok(Self { mapping: Mapping::of(file, length)?, pages })
     }
 
-    /// The number of 32 bits at an offset, a multiple of 4.
     fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset % 4 == 0 && offset + 4 <= self.length);
-        // SAFETY: within the mapping, which lives as long as `self` and is page-aligned. Its file
-        // is sealed, so that it cannot shrink.
-        unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU32>() }
+        self.mapping.word(offset)
     }
 
-    /// The number of 64 bits at an offset, a multiple of 8.
     fn wide(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset % 8 == 0 && offset + 8 <= self.length);
-        // SAFETY: as in `word`.
-        unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU64>() }
+        self.mapping.wide(offset)
     }
 
     /// The word of a page of the guest's memory, by its number.
@@ -166,9 +144,12 @@ impl Writers {
     /// The process that wrote a page last before it became dirty, if it is known.
     pub fn writer(&self, number: u64) -> Option<Writer> {
         let entry = self.entry(number);
-        if entry == 0 {
-            return None;
-        }
+        self.process(entry & SLOT_BITS).filter(|_| entry != 0)
+    }
+
+    /// The process of a slot, which is a result of [`Slots::slot`]; `None` if another process has
+    /// got the slot since.
+    pub fn process(&self, entry: u32) -> Option<Writer> {
         let slot = SLOTS_START + SLOT_LENGTH * (entry & 0xffff) as usize;
         let generation = entry >> 16 & GENERATIONS;
         let sequence = self.word(slot).load(Ordering::Acquire);
@@ -198,7 +179,7 @@ impl Writers {
         let before = page.load(Ordering::Relaxed);
         if before == 0 || !keeps {
             let counter = (before >> 28).wrapping_add(1) << 28;
-            page.store(counter | slot & 0x0fff_ffff, Ordering::Release);
+            page.store(counter | slot & SLOT_BITS, Ordering::Release);
         }
     }
 
@@ -228,13 +209,6 @@ impl Writers {
             self.wide(place + 24 + 8 * number).store(word, Ordering::Relaxed);
         }
         sequence.store(next.wrapping_add(1), Ordering::Release);
-    }
-}
-
-impl Drop for Writers {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `map`, to which no reference is left.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 

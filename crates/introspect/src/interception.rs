@@ -1,6 +1,6 @@
 //! Where an interceptor finds what it needs in a kernel.
 
-use fathom_intercept::{MemoryFile, Places, REGIONS_MAX, RegionPlace};
+use fathom_intercept::{CallPlaces, MemoryFile, Places, REGIONS_MAX, RegionPlace};
 
 use crate::kernel::Kernel;
 
@@ -34,7 +34,25 @@ impl Kernel {
             task_start: layout.task_start?,
             task_command: layout.task_command,
             task_flags: layout.task_flags?,
+            calls: self.call_places().unwrap_or_default(),
+            commands: Vec::new(),
             regions: regions.collect(),
+        })
+    }
+
+    /// Where an interceptor notes system calls.
+    fn call_places(&self) -> Option<CallPlaces> {
+        let layout = &self.layout;
+        Some(CallPlaces {
+            entry: self.places.system_call?,
+            task_number: layout.task_number?,
+            task_files: layout.task_files?,
+            files_table: layout.files_table?,
+            file_count: layout.file_count?,
+            file_list: layout.file_list?,
+            file_inode: layout.file_inode,
+            file_position: layout.file_position?,
+            inode_number: layout.inode_number,
         })
     }
 }

@@ -146,6 +146,8 @@ pub(crate) struct Places {
     pub dirty_bit: Option<u64>,
     /// The function that marks pages of files as dirty.
     pub page_dirtied: Option<u64>,
+    /// The function that carries out the system calls of 64-bit programs.
+    pub system_call: Option<u64>,
     /// The place of the pointer to the current task, in the area of each processor.
     pub current: Option<u64>,
     /// The kernel's clock, with its lock.
@@ -184,6 +186,7 @@ impl Places {
             page_waits: symbol("folio_wait_table"),
             dirty_bit: bit("pageflags", "PG_dirty"),
             page_dirtied: symbol("__folio_mark_dirty"),
+            system_call: symbol("do_syscall_64"),
             current: symbol("current_task").or_else(|| {
                 let member = types.kernel.member("pcpu_hot", "current_task")?;
                 Some(symbol("pcpu_hot")?.wrapping_add(member.offset))
@@ -301,6 +304,7 @@ const PLACES: &[&str] = &[
     "jiffies_64",
     "clocksource_jiffies",
     "__folio_mark_dirty",
+    "do_syscall_64",
     "current_task",
     "pcpu_hot",
 ];

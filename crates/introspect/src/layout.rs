@@ -359,6 +359,7 @@ layout! {
         area_flags: "vm_area_struct" "vm_flags";
         area_file: "vm_area_struct" "vm_file";
         file_mapping: "file" "f_mapping";
+        file_position: "file" "f_pos";
     }
     sizes {
         page_size: "page";

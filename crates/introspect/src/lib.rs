@@ -16,6 +16,7 @@
 
 mod bios;
 mod btf;
+mod calls;
 mod completion;
 mod counters;
 mod dirty;
@@ -46,6 +47,7 @@ mod tests;
 mod tunables;
 mod vmcoreinfo;
 
+pub use calls::CallResolver;
 pub use counters::Counters;
 pub use dirty::{
     ChangedPages, Dirty, DirtyDevice, DirtyFile, DirtyFiles, DiskObject, MappedDirty, PageSample,

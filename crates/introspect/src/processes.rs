@@ -267,11 +267,8 @@ impl Walk<'_> {
     /// The path of the control group of a task.
     fn group(&mut self, task: u64) -> Option<String> {
         let kernel = self.kernel;
-        let layout = &kernel.layout;
-        let set = kernel.pointer(task.wrapping_add(layout.task_groups?))?;
-        let group = kernel.pointer(set.wrapping_add(layout.groups_default?))?;
+        let state = kernel.group_of_task(task)?;
         self.groups.begin();
-        let state = group.wrapping_add(layout.cgroup_self?);
         let found = self.groups.group(kernel, self.names, state, 0)?;
         Some(self.names.text(found.name)?.to_string())
     }

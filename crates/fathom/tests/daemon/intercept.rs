@@ -36,12 +36,12 @@ fn strangers_are_disconnected_and_others_stay() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let files = vec![MemoryFile { device: 1, inode: 2 }];
     let known = connected(&path).unwrap();
-    send(known.as_fd(), &Hello { files }.to_bytes(), None).unwrap();
+    send(known.as_fd(), &Hello { files }.to_bytes(), &[]).unwrap();
     let silent = connected(&path).unwrap();
     let begun = Instant::now();
     for bytes in [&b"x"[..], &[0; 280], &[255; 448], &[0; 4096]] {
         let stranger = connected(&path).unwrap();
-        send(stranger.as_fd(), bytes, None).unwrap();
+        send(stranger.as_fd(), bytes, &[]).unwrap();
         assert!(is_closed(&stranger, 5), "{} bytes", bytes.len());
     }
     // A flood of connections is bounded, and ends.
@@ -52,7 +52,7 @@ fn strangers_are_disconnected_and_others_stay() {
     assert!(begun.elapsed() >= Duration::from_secs(4), "it had some time");
     assert!(!is_closed(&known, 0));
     // What says more than it should has to go.
-    send(known.as_fd(), &Hello::default().to_bytes(), None).unwrap();
+    send(known.as_fd(), &Hello::default().to_bytes(), &[]).unwrap();
     assert!(is_closed(&known, 5));
     assert!(daemon.client().guests().unwrap().guests.is_empty());
     let folder = daemon.end();

@@ -7,10 +7,12 @@
 mod changes;
 mod io;
 mod patterns;
+mod syscalls;
 
 pub use changes::Changes;
 pub use io::IoStream;
 pub use patterns::Patterns;
+pub use syscalls::{GuestLabels, Syscalls};
 
 use crate::Record;
 
@@ -139,8 +141,12 @@ fn columns<S: Stream>() -> Vec<ColumnKind> {
 /// All streams. Blocks of live recordings have the position of their stream in this table, so a new
 /// stream is added at the end. `IOstream` is first: it is the stream of files and programs that
 /// know a single one.
-pub static STREAMS: [StreamKind; 3] =
-    [StreamKind::of::<IoStream>(), StreamKind::of::<Changes>(), StreamKind::of::<Patterns>()];
+pub static STREAMS: [StreamKind; 4] = [
+    StreamKind::of::<IoStream>(),
+    StreamKind::of::<Changes>(),
+    StreamKind::of::<Patterns>(),
+    StreamKind::of::<Syscalls>(),
+];
 
 /// The position of a stream in [`STREAMS`], by its name in any case.
 pub fn position(name: &str) -> Option<usize> {

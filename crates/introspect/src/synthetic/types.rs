@@ -63,7 +63,7 @@ pub(crate) const COMMON: &str = "
     -area_links 32: rb 0 rb_node, rb_subtree_last 24
     vm_area_struct 176: vm_start 0, vm_end 8, vm_mm 16 *mm_struct, vm_flags 32, shared 48 -area_links, vm_pgoff 120,\
         vm_file 128 *file
-    file 232: f_mode 20, f_mapping 24 *address_space, f_inode 32 *inode
+    file 232: f_mode 20, f_pos 48, f_mapping 24 *address_space, f_inode 32 *inode
     kiocb 48: ki_filp 0 *file, ki_pos 8, ki_complete 16
     -aio_union 48: ki_filp 0 *file, rw 0 kiocb
     aio_kiocb 192: - 0 -aio_union, ki_ctx 64 *kioctx

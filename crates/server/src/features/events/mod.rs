@@ -16,6 +16,7 @@ mod patterns;
 mod producer;
 pub(crate) mod requests;
 mod source;
+mod syscalls;
 pub(crate) mod tap;
 
 use std::collections::BTreeSet;
@@ -64,6 +65,9 @@ const CHANGES: usize = 1;
 
 /// The position of `Patterns` in [`STREAMS`].
 const PATTERNS: usize = 2;
+
+/// The position of `Syscalls` in [`STREAMS`].
+const SYSCALLS: usize = 3;
 
 /// A set of streams, by their positions in [`STREAMS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,9 +230,9 @@ mod tests {
 
     #[test]
     fn the_positions_of_the_streams_are_those_of_the_table() {
-        let names = [IO_STREAM, CHANGES, PATTERNS].map(|stream| STREAMS[stream].name);
-        assert_eq!(names, ["IOstream", "Changes", "Patterns"]);
-        let all = StreamSet::of(["iostream", "Changes", "patterns"]).unwrap();
+        let names = [IO_STREAM, CHANGES, PATTERNS, SYSCALLS].map(|stream| STREAMS[stream].name);
+        assert_eq!(names, ["IOstream", "Changes", "Patterns", "Syscalls"]);
+        let all = StreamSet::of(["iostream", "Changes", "patterns", "syscalls"]).unwrap();
         assert_eq!((all, StreamSet::of(["IOstream"]).unwrap()), (StreamSet::ALL, StreamSet::IO));
         assert!(StreamSet::of(["else"]).is_err());
     }

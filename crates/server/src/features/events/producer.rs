@@ -15,10 +15,12 @@ use super::changes::ChangesOfDaemon;
 use super::collector::Outgoing;
 use super::columns::{SourceTexts, Texts};
 use super::patterns::PatternsOfDisks;
+use super::syscalls::CallsOfGuests;
 use crate::daemon::Daemon;
 
 /// The producers of all streams.
-pub(super) static PRODUCERS: [&dyn Producer; 3] = [&Taps, &ChangesOfDaemon, &PatternsOfDisks];
+pub(super) static PRODUCERS: [&dyn Producer; 4] =
+    [&Taps, &ChangesOfDaemon, &PatternsOfDisks, &CallsOfGuests];
 
 /// What has the events of a stream.
 pub(super) trait Producer: Sync {

@@ -228,6 +228,13 @@ impl Introspection {
         guests.iter().map(|followed| followed.view()).collect()
     }
 
+    /// The disks to which a guest's VMM is connected.
+    pub(crate) fn disks_of(&self, guest: &Arc<Guest>) -> Vec<String> {
+        let guests = self.shared.guests.lock().clone();
+        let followed = guests.iter().find(|followed| Arc::ptr_eq(&followed.guest, guest));
+        followed.map_or_else(Vec::new, |followed| followed.view().disks)
+    }
+
     /// The status of a guest.
     pub(crate) fn status(&self, guest: &Arc<Guest>) -> GuestStatus {
         let guests = self.shared.guests.lock().clone();

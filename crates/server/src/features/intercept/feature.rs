@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use fathom_control::{ErrorBody, ErrorCode, ReloadReport};
 use fathom_failure::Failure;
 
-use super::Interceptors;
 use super::options::InterceptOptions;
+use super::{Interceptors, NotedCalls};
 use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
@@ -15,6 +15,7 @@ use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 use crate::daemon::stop::Task;
 use crate::features::guests::Introspection;
+use crate::features::guests::usage::vm_of;
 
 /// The listener, if one is configured.
 #[derive(Default)]
@@ -44,12 +45,14 @@ impl Feature for Interception {
         if stage == Beginning::Observers {
             let options = placed.definition.clone();
             let guests = Arc::clone(daemon.part::<Arc<Introspection>>());
-            let begun = Interceptors::listen(&options.socket, guests).map_err(|error| {
-                let path = options.socket.display();
-                let message = format!("interceptors cannot connect to {path}: {error}");
-                let remedy = "set another `socket` in [intercept], or remove what is there";
-                ErrorBody::from(Failure::new(message).advise(remedy))
-            });
+            let begun = Interceptors::listen(&options.socket, options.patterns(), guests).map_err(
+                |error| {
+                    let path = options.socket.display();
+                    let message = format!("interceptors cannot connect to {path}: {error}");
+                    let remedy = "set another `socket` in [intercept], or remove what is there";
+                    ErrorBody::from(Failure::new(message).advise(remedy))
+                },
+            );
             match begun {
                 Ok(interceptors) => {
                     let _ = daemon.part::<Listener>().0.set((options, interceptors));
@@ -93,4 +96,16 @@ impl Feature for Interception {
         }
         Vec::new()
     }
+}
+
+/// The guests whose system calls are noted.
+pub(crate) fn noted_calls(daemon: &Daemon) -> Vec<NotedCalls> {
+    let listener = daemon.part::<Listener>().0.get();
+    let mut noted = listener.map(|(_, interceptors)| interceptors.noted()).unwrap_or_default();
+    let introspection = daemon.part::<Arc<Introspection>>();
+    let served = daemon.served();
+    for noted in &mut noted {
+        noted.vm = vm_of(&served, &introspection.disks_of(&noted.guest)).to_owned();
+    }
+    noted
 }

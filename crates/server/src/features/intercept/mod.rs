@@ -15,7 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fathom_intercept::{HELLO_LENGTH, Hello, MemoryFile, Places, Writers, receive, send};
+use fathom_intercept::{
+    CallPlaces, Calls, CommandPattern, HELLO_LENGTH, Hello, MemoryFile, Places, Writers, receive,
+    send,
+};
 use fathom_introspect::{Guest, GuestState};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -40,6 +43,22 @@ struct Shared {
     /// Wakes the thread.
     wake: OwnedFd,
     ending: AtomicBool,
+    /// The commands of the processes whose system calls are noted.
+    commands: Vec<CommandPattern>,
+    /// The guests whose system calls are noted.
+    noted: Mutex<Vec<NotedCalls>>,
+}
+
+/// A guest whose system calls are noted.
+#[derive(Clone)]
+pub(crate) struct NotedCalls {
+    /// A number that no other kernel's calls have.
+    pub number: u64,
+    /// The virtual machine, once somebody listens; may be empty.
+    pub vm: String,
+    pub guest: Arc<Guest>,
+    pub writers: Arc<Writers>,
+    pub calls: Arc<Calls>,
 }
 
 impl Shared {
@@ -54,11 +73,16 @@ impl Interceptors {
     ///
     /// # Errors
     /// When that is not possible.
-    fn listen(path: &Path, guests: Arc<Introspection>) -> io::Result<Self> {
+    fn listen(
+        path: &Path,
+        commands: Vec<CommandPattern>,
+        guests: Arc<Introspection>,
+    ) -> io::Result<Self> {
         let socket = packets::listen(path)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { wake, ending: AtomicBool::new(false) });
+        let (ending, noted) = (AtomicBool::new(false), Mutex::default());
+        let shared = Arc::new(Shared { wake, ending, commands, noted });
         let woken = Arc::downgrade(&shared);
         guests.on_change(move || {
             if let Some(shared) = woken.upgrade() {
@@ -70,6 +94,11 @@ impl Interceptors {
         let thread =
             std::thread::Builder::new().name("interceptors".into()).spawn(move || thread.run())?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)), path: path.to_owned() })
+    }
+
+    /// The guests whose system calls are noted.
+    pub(crate) fn noted(&self) -> Vec<NotedCalls> {
+        self.shared.noted.lock().clone()
     }
 
     /// Ends the thread, and with it all connections.
@@ -92,11 +121,18 @@ struct Link {
     /// The guest and the number of its kernel that it follows, and their table, if there is one.
     of: Option<(Arc<Guest>, u64)>,
     writers: Option<Arc<Writers>>,
+    /// The number of its calls among those that are noted; 0 if it has none.
+    noted: u64,
+    shared: Arc<Shared>,
 }
 
 impl Link {
     /// Follows nothing any more.
     fn leave(&mut self) {
+        let number = std::mem::take(&mut self.noted);
+        if number != 0 {
+            self.shared.noted.lock().retain(|noted| noted.number != number);
+        }
         if let Some(((guest, _), writers)) = self.of.take().zip(self.writers.take()) {
             guest.remove_writers(&writers);
         }
@@ -170,6 +206,8 @@ impl Thread {
                 files: None,
                 of: None,
                 writers: None,
+                noted: 0,
+                shared: Arc::clone(&self.shared),
             });
         }
     }
@@ -223,7 +261,7 @@ impl Link {
             return send(
                 self.socket.as_fd(),
                 &Places { epoch: *epochs, page_size: 1, ..Places::default() }.to_bytes(),
-                None,
+                &[],
             );
         };
         let places = guest.kernel().and_then(|kernel| kernel.interception());
@@ -237,12 +275,35 @@ impl Link {
         };
         let (writers, file) = Writers::create(guest.memory().end())?;
         let writers = Arc::new(writers);
-        if guest.set_writers(kernel, Arc::clone(&writers)) {
-            (self.of, self.writers) = (Some((guest, kernel)), Some(writers));
-            let message = Places { epoch: *epochs, ..places }.to_bytes();
-            send(self.socket.as_fd(), &message, Some(file.as_fd()))?;
-            tracing::info!("the writers of a guest's pages are noted");
+        if !guest.set_writers(kernel, Arc::clone(&writers)) {
+            return Ok(());
         }
+        let commands = self.shared.commands.clone();
+        let calls = match (commands.is_empty(), places.calls.entry) {
+            (true, _) => None,
+            (false, 0) => {
+                tracing::warn!("the system calls of a guest are not noted: its kernel is unknown");
+                None
+            }
+            (false, _) => Some(Calls::create()?),
+        };
+        let message = match &calls {
+            Some(_) => Places { epoch: *epochs, commands, ..places },
+            None => Places { epoch: *epochs, calls: CallPlaces::default(), ..places },
+        };
+        let mut files = vec![file.as_fd()];
+        files.extend(calls.as_ref().map(|(_, file)| file.as_fd()));
+        send(self.socket.as_fd(), &message.to_bytes(), &files)?;
+        tracing::info!("the writers of a guest's pages are noted");
+        if let Some((calls, _)) = calls {
+            self.noted = *epochs;
+            let vm = String::new();
+            let (guest, writers) = (Arc::clone(&guest), Arc::clone(&writers));
+            let noted = NotedCalls { number: *epochs, vm, guest, writers, calls: Arc::new(calls) };
+            self.shared.noted.lock().push(noted);
+            tracing::info!("the system calls of processes of a guest are noted");
+        }
+        (self.of, self.writers) = (Some((guest, kernel)), Some(writers));
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use fathom_intercept::{CommandPattern, PATTERNS_MAX};
 use fathom_options::{Check, Key, Problems, Section};
 use serde::Deserialize;
 
@@ -13,16 +14,44 @@ use crate::configuration::{Extent, FeatureSection, Placed};
 pub struct InterceptOptions {
     /// The socket's path.
     pub socket: PathBuf,
+    /// The commands of the processes whose system calls are noted.
+    pub calls: Vec<String>,
+}
+
+impl InterceptOptions {
+    /// The commands of the processes whose system calls are noted, as patterns.
+    pub(crate) fn patterns(&self) -> Vec<CommandPattern> {
+        self.calls.iter().filter_map(|text| CommandPattern::new(text)).collect()
+    }
 }
 
 impl Section for InterceptOptions {
-    const KEYS: &'static [Key] = &[Key::new(
-        "socket",
-        "",
-        "required: the path of the socket to which the plugin of a virtual machine connects",
-    )];
+    const KEYS: &'static [Key] = &[
+        Key::new(
+            "socket",
+            "",
+            "required: the path of the socket to which the plugin of a virtual machine connects",
+        ),
+        Key::new(
+            "calls",
+            "[]",
+            "the commands of the processes whose system calls are noted \
+             ([Syscalls](syscalls.md)): at most 16 patterns of 16 bytes, with `*` and `?`",
+        ),
+    ];
 
-    fn check(&self, _check: &mut Check<'_>) {}
+    fn check(&self, check: &mut Check<'_>) {
+        if self.calls.len() > PATTERNS_MAX {
+            let message = format!("`calls` has {} patterns", self.calls.len());
+            check.problem("calls", message, "use at most 16, such as \"postgres*\"");
+        }
+        for text in &self.calls {
+            if CommandPattern::new(text).is_none() {
+                let message = format!("{text:?} in `calls` is not the pattern of a command");
+                check.problem("calls", message, "use 1 to 16 bytes, such as \"postgres*\"");
+            }
+        }
+    }
 }
 
 impl FeatureSection for InterceptOptions {

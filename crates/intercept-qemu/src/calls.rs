@@ -1,0 +1,217 @@
+//! Notes the system calls of chosen processes.
+//!
+//! The function that carries out the calls of 64-bit programs is hooked at its beginning, and where
+//! it returns to, which the first stop finds on the stack. A thread is in one call at a time, so a
+//! call is matched with its end by the thread, on whatever processor it ends.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fathom_intercept::{
+    Call, CallFile, CallPlaces, Calls, CommandPattern, SystemCall, Writer, system_call,
+};
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{Active, Plugin};
+
+/// The most calls in progress. A thread that is killed in a call leaves its own behind.
+const PENDING_MAX: usize = 1 << 14;
+/// The words of `pt_regs` of x86-64, and the places of some of them.
+const REGISTERS: usize = 21;
+const R10: usize = 7;
+const R9: usize = 8;
+const R8: usize = 9;
+const RAX: usize = 10;
+const RDX: usize = 12;
+const RSI: usize = 13;
+const RDI: usize = 14;
+const CALL: usize = 15;
+const RIP: usize = 16;
+/// The length of the instruction that makes a call, to which the kernel goes back to make it again.
+const INSTRUCTION: u64 = 2;
+/// The greatest number of a descriptor that is looked up.
+const DESCRIPTOR_MAX: u64 = 1 << 20;
+/// The calls that do not end.
+const EXIT: u64 = 60;
+const EXIT_GROUP: u64 = 231;
+/// The call with which the kernel continues one that a signal has interrupted.
+const RESTART: u64 = 219;
+
+/// What is noted of a kernel.
+pub(crate) struct Noting {
+    places: CallPlaces,
+    commands: Vec<CommandPattern>,
+    ring: Calls,
+    /// Where the function returns to; 0 until it has been called.
+    return_site: AtomicU64,
+    pending: Mutex<HashMap<u64, Pending>>,
+}
+
+/// A call in progress.
+struct Pending {
+    call: Call,
+    known: Option<&'static SystemCall>,
+    /// The address of the open file whose position the call moves, or 0.
+    file: u64,
+    /// The address of the saved registers, and where the program goes on.
+    registers: u64,
+    next: u64,
+    /// Whether the kernel makes the call again.
+    is_restarted: bool,
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+impl Noting {
+    pub fn new(places: CallPlaces, commands: Vec<CommandPattern>, ring: Calls) -> Self {
+        Self { places, commands, ring, return_site: AtomicU64::new(0), pending: Mutex::default() }
+    }
+
+    /// The addresses of the kernel's instructions at which calls begin and end; 0 is none yet.
+    pub fn sites(&self) -> (u64, u64) {
+        (self.places.entry, self.return_site.load(Ordering::Acquire))
+    }
+
+    fn is_meant(&self, writer: &Writer) -> bool {
+        self.commands.iter().any(|pattern| pattern.matches(&writer.command))
+    }
+}
+
+impl Active {
+    /// A thread is about to carry out a call.
+    pub(crate) fn call_begins(&self, plugin: &Plugin, processor: usize) -> Option<()> {
+        let noting = self.noting.as_ref()?;
+        if noting.return_site.load(Ordering::Relaxed) == 0 {
+            let stack = plugin.api.register(plugin.stack.load(Ordering::Relaxed));
+            let site = plugin.api.read(stack).filter(|site| *site >> 63 == 1)?;
+            noting.return_site.store(site, Ordering::Release);
+            plugin.translate_again(self);
+        }
+        let task = self.task(plugin, processor)?;
+        let (writer, leader) = self.writer(task)?;
+        if !noting.is_meant(&writer) {
+            return None;
+        }
+        let address = plugin.api.register(plugin.first.load(Ordering::Relaxed));
+        let mut registers = [0; REGISTERS];
+        if !plugin.api.read_words(address, &mut registers) {
+            return None;
+        }
+        let number = registers[CALL];
+        let begun_ns = now_ns();
+        {
+            let mut pending = noting.pending.lock();
+            if let Some(again) = pending.get_mut(&task).filter(|pending| pending.is_restarted) {
+                // It began when the program called it.
+                if number == again.call.number || number == RESTART {
+                    (again.registers, again.is_restarted) = (address, false);
+                    again.next = registers[RIP];
+                    return Some(());
+                }
+            }
+        }
+        let places = &noting.places;
+        let arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place]);
+        let known = system_call(number);
+        let open_file =
+            |place: Option<u8>| self.open_file(plugin, task, *arguments.get(usize::from(place?))?);
+        let file = known.and_then(|known| open_file(known.file)).unwrap_or(0);
+        let source = known.and_then(|known| open_file(known.source)).unwrap_or(0);
+        let call = Call {
+            begun_ns,
+            number,
+            arguments,
+            process: self.slot(plugin, processor, &writer)?,
+            thread_id: self.memory.u32(task.wrapping_add(places.task_number))?,
+            task: leader,
+            file: self.call_file(file),
+            source: self.call_file(source),
+            ..Call::default()
+        };
+        if number == EXIT || number == EXIT_GROUP {
+            noting.ring.add(&call);
+            return Some(());
+        }
+        let pending = Pending {
+            call,
+            known,
+            file,
+            registers: address,
+            next: registers[RIP],
+            is_restarted: false,
+        };
+        let mut all = noting.pending.lock();
+        if all.len() >= PENDING_MAX && !all.contains_key(&task) {
+            all.clear();
+        }
+        all.insert(task, pending);
+        Some(())
+    }
+
+    /// A thread has carried out a call.
+    pub(crate) fn call_ends(&self, plugin: &Plugin, processor: usize) -> Option<()> {
+        let noting = self.noting.as_ref()?;
+        let task = self.task(plugin, processor)?;
+        let mut all = noting.pending.lock();
+        let address = all.get(&task)?.registers;
+        let mut registers = [0; REGISTERS - RAX];
+        if !plugin.api.read_words(address.wrapping_add(8 * RAX as u64), &mut registers) {
+            all.remove(&task);
+            return None;
+        }
+        let pending = all.get_mut(&task)?;
+        if registers[RIP - RAX] == pending.next.wrapping_sub(INSTRUCTION) {
+            pending.is_restarted = true;
+            return None;
+        }
+        let Pending { mut call, known, file, .. } = all.remove(&task)?;
+        drop(all);
+        call.duration_ns = now_ns().saturating_sub(call.begun_ns);
+        call.result = registers[0];
+        if file != 0 {
+            let position = file.wrapping_add(noting.places.file_position);
+            call.position = self.memory.u64(position).unwrap_or(0);
+        }
+        if known.is_some_and(|known| known.opens) {
+            let opened = self.open_file(plugin, task, call.result);
+            call.file = self.call_file(opened.unwrap_or(0));
+        }
+        noting.ring.add(&call);
+        Some(())
+    }
+
+    /// The address of the open file with a descriptor.
+    fn open_file(&self, plugin: &Plugin, task: u64, descriptor: u64) -> Option<u64> {
+        let places = &self.noting.as_ref()?.places;
+        // Programs use the lower half of the register.
+        let descriptor = descriptor & 0xffff_ffff;
+        if descriptor >= DESCRIPTOR_MAX {
+            return None;
+        }
+        let memory = &self.memory;
+        let files = memory.u64(task.wrapping_add(places.task_files))?;
+        let table = memory.u64(files.wrapping_add(places.files_table))?;
+        if descriptor >= u64::from(memory.u32(table.wrapping_add(places.file_count))?) {
+            return None;
+        }
+        let list = memory.u64(table.wrapping_add(places.file_list))?;
+        let entry = list.wrapping_add(8 * descriptor);
+        // A large table is not in the map of all memory.
+        let file = memory.u64(entry).or_else(|| plugin.api.read(entry))?;
+        Some(file).filter(|file| *file != 0)
+    }
+
+    fn call_file(&self, file: u64) -> CallFile {
+        let find = || {
+            let places = &self.noting.as_ref()?.places;
+            let address = self.memory.u64(file.wrapping_add(places.file_inode))?;
+            let inode = self.memory.u64(address.wrapping_add(places.inode_number))?;
+            Some(CallFile { address, inode })
+        };
+        if file == 0 { CallFile::default() } else { find().unwrap_or_default() }
+    }
+}
