@@ -28,13 +28,25 @@ const RSI: usize = 13;
 const RDI: usize = 14;
 const CALL: usize = 15;
 const RIP: usize = 16;
+const RSP: usize = 19;
+/// The words of the part of a signal's frame that is read, and the places of registers in it
+/// (`struct rt_sigframe`).
+const FRAME: usize = 23;
+const FRAME_RAX: usize = 19;
+const FRAME_RSP: usize = 21;
+const FRAME_RIP: usize = 22;
+/// The most handlers of signals that begin at once.
+const FRAMES_MAX: usize = 8;
+/// The result of a call that a program makes again after the handler of a signal (`ERESTARTSYS`).
+const INTERRUPTED: u64 = -512_i64 as u64;
 /// The length of the instruction that makes a call, to which the kernel goes back to make it again.
 const INSTRUCTION: u64 = 2;
 /// The greatest number of a descriptor that is looked up.
 const DESCRIPTOR_MAX: u64 = 1 << 20;
-/// The calls that do not end.
+/// The calls that do not end, and those after which a program goes on elsewhere.
 const EXIT: u64 = 60;
 const EXIT_GROUP: u64 = 231;
+const ELSEWHERE: [u64; 3] = [15, 59, 322];
 /// The call with which the kernel continues one that a signal has interrupted.
 const RESTART: u64 = 219;
 
@@ -156,22 +168,24 @@ impl Active {
     pub(crate) fn call_ends(&self, plugin: &Plugin, processor: usize) -> Option<()> {
         let noting = self.noting.as_ref()?;
         let task = self.task(plugin, processor)?;
-        let mut all = noting.pending.lock();
-        let address = all.get(&task)?.registers;
-        let mut registers = [0; REGISTERS - RAX];
-        if !plugin.api.read_words(address.wrapping_add(8 * RAX as u64), &mut registers) {
-            all.remove(&task);
+        let mut pending = noting.pending.lock().remove(&task)?;
+        let ended_ns = now_ns();
+        let mut registers = [0; REGISTERS];
+        if !plugin.api.read_words(pending.registers, &mut registers) {
             return None;
         }
-        let pending = all.get_mut(&task)?;
-        if registers[RIP - RAX] == pending.next.wrapping_sub(INSTRUCTION) {
+        if registers[RIP] == pending.next.wrapping_sub(INSTRUCTION) {
             pending.is_restarted = true;
+            noting.pending.lock().insert(task, pending);
             return None;
         }
-        let Pending { mut call, known, file, .. } = all.remove(&task)?;
-        drop(all);
-        call.duration_ns = now_ns().saturating_sub(call.begun_ns);
-        call.result = registers[0];
+        let Pending { mut call, known, file, next, .. } = pending;
+        call.duration_ns = ended_ns.saturating_sub(call.begun_ns);
+        call.result = if registers[RIP] == next || ELSEWHERE.contains(&call.number) {
+            registers[RAX]
+        } else {
+            before_handlers(plugin, registers[RSP], next).unwrap_or(registers[RAX])
+        };
         if file != 0 {
             let position = file.wrapping_add(noting.places.file_position);
             call.position = self.memory.u64(position).unwrap_or(0);
@@ -214,4 +228,23 @@ impl Active {
         };
         if file == 0 { CallFile::default() } else { find().unwrap_or_default() }
     }
+}
+
+/// The result of a call after which the handlers of signals run first: the program's registers are
+/// in the frame of the first of them on its stack.
+fn before_handlers(plugin: &Plugin, mut stack: u64, next: u64) -> Option<u64> {
+    for _ in 0..FRAMES_MAX {
+        let mut frame = [0; FRAME];
+        if !plugin.api.read_words(stack, &mut frame) {
+            return None;
+        }
+        if frame[FRAME_RIP] == next {
+            return Some(frame[FRAME_RAX]);
+        }
+        if frame[FRAME_RIP] == next.wrapping_sub(INSTRUCTION) {
+            return Some(INTERRUPTED);
+        }
+        stack = frame[FRAME_RSP];
+    }
+    None
 }

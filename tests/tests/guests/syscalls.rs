@@ -19,7 +19,7 @@ const WORK: &str = "
     /run/probe if=/mnt/a of=/mnt/b bs=4k count=2 oflag=append conv=notrunc,fsync 2> /dev/null
     /run/probe if=/mnt/none of=/mnt/b 2> /dev/null || true
     /run/probesh -c '/run/probe if=/mnt/a of=/dev/null bs=128k 2> /dev/null; (exit 3); echo x > /mnt/x; rm /mnt/x' || true
-    /run/probecp --reflink=never /mnt/a /mnt/copied
+    /run/probecp /mnt/a /mnt/copied
     /run/probesh -c 'trap \"\" USR1; trap : USR2; kill -USR1 $$; kill -USR2 $$; /run/probesleep 0.3' || true
     /run/probesleep 1 & sleep 0.2; kill -STOP $!; sleep 0.1; kill -CONT $!; wait
     fio --name=j --filename=/mnt/f --thread --numjobs=3 --ioengine=psync --rw=randrw --bs=4k --size=256k > /dev/null
@@ -30,11 +30,14 @@ type Truth = BTreeMap<(u64, u64, i64), u64>;
 
 /// What differs by itself: programs that begin or end, and the end of a signal's handler.
 const APART: [u64; 6] = [15, 59, 60, 219, 231, 322];
+/// The call with which the kernel continues one that a signal has interrupted.
+const RESTART: u64 = 219;
 
 /// The calls of a trace, each with the times that it took, in seconds.
 fn traced(trace: &str) -> (Truth, BTreeMap<(u64, u64), f64>) {
     let (mut calls, mut times) = (Truth::new(), BTreeMap::new());
     let mut begun: BTreeMap<u64, (u64, f64)> = BTreeMap::new();
+    let mut restarts: BTreeMap<u64, (u64, f64)> = BTreeMap::new();
     for line in trace.lines() {
         let parse = || -> Option<(u64, f64, bool, u64, i64)> {
             let (head, rest) = line.split_once(": sys_")?;
@@ -53,10 +56,24 @@ fn traced(trace: &str) -> (Truth, BTreeMap<(u64, u64), f64>) {
         };
         match parse() {
             Some((thread, time, true, number, _)) => {
+                let (number, time) = match restarts.remove(&thread) {
+                    // The kernel makes the call again: to a program it is one.
+                    Some((before, from)) if number == before || number == RESTART => (before, from),
+                    Some((before, _)) => {
+                        *calls.entry((thread, before, -512)).or_default() += 1;
+                        (number, time)
+                    }
+                    None => (number, time),
+                };
                 begun.insert(thread, (number, time));
             }
             Some((thread, time, false, number, result)) => {
                 let Some((entered, from)) = begun.remove(&thread) else { continue };
+                if (-516..=-512).contains(&result) {
+                    restarts.insert(thread, (entered, from));
+                    continue;
+                }
+                let number = if number == RESTART { entered } else { number };
                 if entered == number && !APART.contains(&number) {
                     *calls.entry((thread, number, result)).or_default() += 1;
                     *times.entry((thread, number)).or_default() += time - from;
