@@ -47,6 +47,12 @@ const DESCRIPTOR_MAX: u64 = 1 << 20;
 const EXIT: u64 = 60;
 const EXIT_GROUP: u64 = 231;
 const ELSEWHERE: [u64; 3] = [15, 59, 322];
+/// The call for anything else, and two of its requests: to refer to all of another file, whose
+/// descriptor is the next argument (`FICLONE`), or to a part of one, whose descriptor is in memory
+/// there (`FICLONERANGE`).
+const CONTROL: u64 = 16;
+const CLONE: u64 = 0x4004_9409;
+const CLONE_RANGE: u64 = 0x4020_940d;
 /// The call with which the kernel continues one that a signal has interrupted.
 const RESTART: u64 = 219;
 
@@ -132,7 +138,15 @@ impl Active {
         let open_file =
             |place: Option<u8>| self.open_file(plugin, task, *arguments.get(usize::from(place?))?);
         let file = known.and_then(|known| open_file(known.file)).unwrap_or(0);
-        let source = known.and_then(|known| open_file(known.source)).unwrap_or(0);
+        let source = match (number, arguments[1] & 0xffff_ffff) {
+            (CONTROL, CLONE) => self.open_file(plugin, task, arguments[2]),
+            (CONTROL, CLONE_RANGE) => plugin
+                .api
+                .read(arguments[2])
+                .and_then(|descriptor| self.open_file(plugin, task, descriptor)),
+            _ => known.and_then(|known| open_file(known.source)),
+        };
+        let source = source.unwrap_or(0);
         let call = Call {
             begun_ns,
             number,

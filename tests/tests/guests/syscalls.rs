@@ -196,6 +196,29 @@ impl Scene {
     }
 }
 
+impl Scene {
+    /// A copy that moves no data.
+    fn clones(&self) -> Result<()> {
+        self.prepare(
+            "umount /mnt; mkfs.xfs -q -f /dev/vdb; mount /dev/vdb /mnt
+            head -c 3000000 /dev/zero > /mnt/a; sync",
+        )?;
+        let csv = std::thread::scope(|scope| {
+            let query =
+                scope.spawn(|| self.daemon.command(&["query", QUERY, "--for", "8s", "--csv"]));
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            self.prepare("/run/probecp --reflink=always /mnt/a /mnt/cloned")?;
+            query.join().map_err(|_| Error::new("the query panicked"))?
+        })?;
+        let rows = rows(&String::from_utf8_lossy(&csv.stdout));
+        let cloned: Vec<&Row> = rows.iter().filter(|row| row.source == "/a").collect();
+        match &cloned[..] {
+            [row] if (&*row.call, &*row.path, row.result) == ("ioctl", "/cloned", 0) => Ok(()),
+            _ => Err(Error::new(format!("{cloned:?}"))),
+        }
+    }
+}
+
 /// Places, lengths and files of the calls of which they are known.
 fn of_files(rows: &[Row]) -> String {
     let mut wrong = String::new();
@@ -264,6 +287,10 @@ fn calls_of(kernel: &str) -> Result<()> {
     scene.prepare("for i in 1 2 3; do /run/probesleep 0.3; done")?;
     let found = scene.calls("ext4");
     scene.note("calls", found);
+    if scene.has("clones", "xfs", "mkfs.xfs")? {
+        let found = scene.clones();
+        scene.note("clones", found);
+    }
     scene.end()
 }
 
