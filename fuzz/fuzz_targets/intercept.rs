@@ -1,9 +1,9 @@
-//! The messages of interceptors, and the table of writers with any content.
+//! The messages of interceptors, and the table of writers and the ring of calls with any content.
 #![no_main]
 
 use std::io::Write;
 
-use fathom_intercept::{HELLO_LENGTH, Hello, PLACES_LENGTH, Places, Writers};
+use fathom_intercept::{Calls, HELLO_LENGTH, Hello, PLACES_LENGTH, Places, Writers};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -32,5 +32,20 @@ fuzz_target!(|data: &[u8]| {
             assert!(writer.process_id > 0 && !writer.command().is_empty());
         }
         writers.forget(page, writers.entry(page));
+    }
+    // A ring whose number of calls and first places have these bytes.
+    let (calls, file) = Calls::create().expect("a ring");
+    let mut position = calls.reader();
+    let mut file = std::fs::File::from(file);
+    let (head, places) = data.split_at(data.len().min(8));
+    for (start, bytes) in [(4096, places), (64, head)] {
+        use std::io::Seek;
+        file.seek(std::io::SeekFrom::Start(start)).expect("a place");
+        let _ = file.write(bytes);
+    }
+    let mut read = Vec::new();
+    for _ in 0..2 {
+        calls.read(&mut position, &mut read);
+        assert!(read.len() <= 2 << 15);
     }
 });

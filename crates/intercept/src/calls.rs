@@ -67,17 +67,10 @@ pub struct Call {
 
 impl Call {
     fn to_words(self) -> [u64; WORDS - 1] {
-        let [a, b, c, d, e, f] = self.arguments;
-        [
-            self.begun_ns,
-            self.duration_ns,
-            self.number,
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
+        let mut words = [0; WORDS - 1];
+        words[..3].copy_from_slice(&[self.begun_ns, self.duration_ns, self.number]);
+        words[3..9].copy_from_slice(&self.arguments);
+        words[9..17].copy_from_slice(&[
             self.result,
             u64::from(self.process) << 32 | u64::from(self.thread_id),
             self.task,
@@ -86,25 +79,25 @@ impl Call {
             self.source.address,
             self.source.inode,
             self.position,
-            0,
-            0,
-        ]
+        ]);
+        words
     }
 
     fn from_words(words: [u64; WORDS - 1]) -> Self {
-        let [begun_ns, duration_ns, number, a, b, c, d, e, f, result, of, task, rest @ ..] = words;
+        let [begun_ns, duration_ns, number, arguments @ .., _, _, _, _, _, _, _, _, _, _] = words;
+        let [.., result, of, task, address, inode, source, source_inode, position, _, _] = words;
         Self {
             begun_ns,
             duration_ns,
             number,
-            arguments: [a, b, c, d, e, f],
+            arguments,
             result,
             process: (of >> 32) as u32,
             thread_id: of as u32,
             task,
-            file: CallFile { address: rest[0], inode: rest[1] },
-            source: CallFile { address: rest[2], inode: rest[3] },
-            position: rest[4],
+            file: CallFile { address, inode },
+            source: CallFile { address: source, inode: source_inode },
+            position,
         }
     }
 }

@@ -197,6 +197,36 @@ impl Scene {
 }
 
 impl Scene {
+    /// Direct writes in both streams: each call takes longer than until the disk has its request.
+    fn waits(&self) -> Result<()> {
+        let page = include_str!("../../../docs/syscalls.md");
+        let queries = page.split("```sql").skip(1).filter_map(|part| part.split("```").next());
+        let query = queries.into_iter().find(|query| query.contains("Waited"));
+        let query = query.ok_or_else(|| Error::new("the page has no such query"))?;
+        let csv = std::thread::scope(|scope| {
+            let query =
+                scope.spawn(|| self.daemon.command(&["query", query, "--for", "8s", "--csv"]));
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            self.prepare("/run/probe if=/dev/zero of=/mnt/direct bs=64k count=20 oflag=direct")?;
+            query.join().map_err(|_| Error::new("the query panicked"))?
+        })?;
+        let csv = String::from_utf8_lossy(&csv.stdout).into_owned();
+        let mut count = 0;
+        for line in csv.lines().filter(|line| line.contains("probe") && line.contains("/direct")) {
+            // Rows also leave the windows.
+            let [_, "+", .., waited, took] = line.split(',').collect::<Vec<_>>()[..] else {
+                continue;
+            };
+            let times = (waited.parse::<u64>(), took.parse::<u64>());
+            let (Ok(waited), Ok(took)) = times else { return Err(Error::new(line)) };
+            if waited >= took {
+                return Err(Error::new(format!("{line}: the disk was later than the end")));
+            }
+            count += 1;
+        }
+        if count < 20 { Err(Error::new(format!("{count} of 20 writes:\n{csv}"))) } else { Ok(()) }
+    }
+
     /// A copy that moves no data.
     fn clones(&self) -> Result<()> {
         self.prepare(
@@ -287,6 +317,8 @@ fn calls_of(kernel: &str) -> Result<()> {
     scene.prepare("for i in 1 2 3; do /run/probesleep 0.3; done")?;
     let found = scene.calls("ext4");
     scene.note("calls", found);
+    let found = scene.waits();
+    scene.note("waits", found);
     if scene.has("clones", "xfs", "mkfs.xfs")? {
         let found = scene.clones();
         scene.note("clones", found);

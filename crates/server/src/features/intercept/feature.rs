@@ -105,7 +105,7 @@ pub(crate) fn noted_calls(daemon: &Daemon) -> Vec<NotedCalls> {
     let introspection = daemon.part::<Arc<Introspection>>();
     let served = daemon.served();
     for noted in &mut noted {
-        noted.vm = vm_of(&served, &introspection.disks_of(&noted.guest)).to_owned();
+        vm_of(&served, &introspection.disks_of(&noted.guest)).clone_into(&mut noted.vm);
     }
     noted
 }
