@@ -59,6 +59,9 @@ impl RequestFlags {
 /// The known facts about some bytes of a request. The texts are in a [`Names`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Facts {
+    // First, because it tells most parts of a request apart.
+    /// The file's number in its file system; 0 if there is no file or it is unknown.
+    pub inode: u64,
     /// The kind of data.
     pub kind: Kind,
     /// The source of the kind and of the file.
@@ -67,8 +70,6 @@ pub struct Facts {
     pub confidence: Confidence,
     /// The lifetime that the application expects: `RWH_WRITE_LIFE_…` of `fcntl`, 0 is not set.
     pub write_hint: u8,
-    /// The file's number in its file system; 0 if there is no file or it is unknown.
-    pub inode: u64,
     /// The address of the file's inode in the guest's memory, by which it is found again; 0 if
     /// unknown.
     pub inode_address: u64,
@@ -233,12 +234,14 @@ impl Insight {
             0 => return,
             1 => 0,
             count if count <= 16 => {
-                let total = |facts: &Facts| -> u64 {
-                    let same = self.parts.iter().filter(|part| part.facts == *facts);
-                    same.map(|part| part.length).sum()
+                // The sum of a later part lacks its earlier equals, and is not greater than theirs.
+                let total = |place: usize| -> u64 {
+                    let Part { length, facts, .. } = &self.parts[place];
+                    let later = self.parts[place + 1..].iter();
+                    let same = later.filter(|part| part.facts == *facts).map(|part| part.length);
+                    length + same.sum::<u64>()
                 };
-                let totals = self.parts.iter().map(|part| total(&part.facts));
-                first_greatest(totals)
+                first_greatest((0..count).map(total))
             }
             _ => first_greatest(self.parts.iter().map(|part| part.length)),
         };
