@@ -197,6 +197,22 @@ impl Scene {
 }
 
 impl Scene {
+    /// Waits until the calls of a program are noted again.
+    fn await_calls(&self, program: &str) -> Result<()> {
+        until("the calls of a program", patience(60), || {
+            let csv = std::thread::scope(|scope| {
+                let query =
+                    scope.spawn(|| self.daemon.command(&["query", QUERY, "--for", "3s", "--csv"]));
+                std::thread::sleep(std::time::Duration::from_secs(1));
+                self.prepare(program)?;
+                query.join().map_err(|_| Error::new("the query panicked"))?
+            })?;
+            let rows = rows(&String::from_utf8_lossy(&csv.stdout));
+            let is_noted = rows.iter().any(|row| row.call == "clock_nanosleep");
+            Ok(is_noted.then_some(()))
+        })
+    }
+
     /// Direct writes in both streams: each call takes longer than until the disk has its request.
     fn waits(&self) -> Result<()> {
         let page = include_str!("../../../docs/syscalls.md");
@@ -319,10 +335,23 @@ fn calls_of(kernel: &str) -> Result<()> {
     scene.note("calls", found);
     let found = scene.waits();
     scene.note("waits", found);
+    // A daemon that has ended leaves the guest running, and the next one goes on.
+    scene.daemon.restart()?;
+    scene.daemon.wait_for_guest("disk")?;
+    scene.prepare("echo x > /mnt/x; sync")?;
+    let found = scene.await_calls("/run/probesleep 0.1");
+    scene.note("after a restart of the daemon", found);
     if scene.has("clones", "xfs", "mkfs.xfs")? {
         let found = scene.clones();
         scene.note("clones", found);
     }
+    // Another boot has other places.
+    scene.guest.reboot()?;
+    scene.prepare(
+        "mount /dev/vdb /mnt; cp $(command -v sleep) /run/probesleep; echo x > /mnt/x; sync",
+    )?;
+    let found = scene.await_calls("/run/probesleep 0.1");
+    scene.note("after a reboot", found);
     scene.end()
 }
 
