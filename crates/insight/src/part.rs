@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     fn of(kind: Kind, inode: u64) -> Facts {
-        Facts { kind, inode, ..Facts::default() }
+        Facts { inode, kind, ..Facts::default() }
     }
 
     #[test]
