@@ -46,6 +46,9 @@ pub struct DiskLifetimes {
     pub disk: String,
     /// Its virtual machine; may be empty.
     pub vm: String,
+    /// The time of the first write, by the host's monotonic clock, in nanoseconds: nothing can have
+    /// lived for longer on the disk.
+    pub begun_ns: u64,
     /// The share of all blocks that are followed, from 0 to 1. All numbers of bytes are for all
     /// blocks, and estimates if the share is less than 1.
     pub share: f64,

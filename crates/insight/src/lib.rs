@@ -9,8 +9,9 @@
 //! The daemon reports what happens as streams of events: [`STREAMS`] is their table, and a
 //! [`Stream`] has a [`Record`] and columns, which the queries use. The tap reports each request as
 //! an [`event`]; a [`change`] is what an operator or the daemon changed, and a [`pattern`] what
-//! several requests together say about a file, and a [`syscall`] a system call of a guest's process.
-//! A [`Ring`] carries records from the thread that makes them to the one that collects them.
+//! several requests together say about a file, and a [`syscall`] a system call of a guest's
+//! process. A [`Ring`] carries records from the thread that makes them to the one that collects
+//! them.
 //!
 //! **An insight is a hint.** A guest can provide false values, and its memory changes while it is
 //! read. A wrong insight may cost time, never data.

@@ -82,8 +82,8 @@ pub(crate) struct Plugin {
     socket: PathBuf,
     /// What is to be intercepted.
     active: RwLock<Option<Arc<Active>>>,
-    /// The number of the translation that is wanted, and of the one that QEMU uses. Each kernel, and
-    /// each function that is found later, needs another.
+    /// The number of the translation that is wanted, and of the one that QEMU uses. Each kernel,
+    /// and each function that is found later, needs another.
     wanted: AtomicU64,
     hooked: AtomicU64,
     /// Whether QEMU is about to take all calls away.

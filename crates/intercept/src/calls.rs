@@ -7,8 +7,9 @@
 //!         then the words of the call
 //! ```
 //!
-//! An interceptor never waits: it writes over the oldest call. The reader counts what it has missed.
-//! Either side may write anything: what is read is checked, and a wrong call costs an insight.
+//! An interceptor never waits: it writes over the oldest call. The reader counts what it has
+//! missed. Either side may write anything: what is read is checked, and a wrong call costs an
+//! insight.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -99,7 +99,7 @@ pub fn run(options: &LifetimesOptions) -> CommandResult {
             return Err(Failure::new(format!("nothing has been written to {}", clean(&disk.disk)))
                 .advise("try again when the guest has written something"));
         }
-        std::fs::write(path, picture::draw(disk))
+        std::fs::write(path, picture::draw(disk, followed_ns(disk, report.time_ns)))
             .map_err(|error| Failure::io("write", path, &error))?;
     }
     if options.format.json {
@@ -131,11 +131,16 @@ fn arrange(groups: &mut Vec<LifetimesGroup>, sort: Option<Sort>, limit: usize) {
 
 /// The report of all disks.
 fn text(report: &LifetimesReport, width: Option<usize>, style: Style) -> String {
-    let blocks = report.disks.iter().map(|disk| of_disk(disk, width, style));
+    let blocks = report.disks.iter().map(|disk| of_disk(disk, report.time_ns, width, style));
     blocks.collect::<Vec<_>>().join("\n\n")
 }
 
-fn of_disk(disk: &DiskLifetimes, width: Option<usize>, style: Style) -> String {
+/// How long the disk is followed, in nanoseconds.
+fn followed_ns(disk: &DiskLifetimes, now_ns: u64) -> u64 {
+    now_ns.saturating_sub(disk.begun_ns)
+}
+
+fn of_disk(disk: &DiskLifetimes, now_ns: u64, width: Option<usize>, style: Style) -> String {
     let share = match disk.share {
         share if share >= 1.0 => String::new(),
         share => format!("; from {} of it", percent(share)),
@@ -151,10 +156,11 @@ fn of_disk(disk: &DiskLifetimes, width: Option<usize>, style: Style) -> String {
     if born == 0 {
         return format!("{}: nothing written yet", clean(&disk.disk));
     }
-    format!("{head}\n\n{}", table(&disk.groups).render(width, style))
+    let followed_ns = followed_ns(disk, now_ns);
+    format!("{head}\n\n{}", table(&disk.groups, followed_ns).render(width, style))
 }
 
-fn table(groups: &[LifetimesGroup]) -> Table {
+fn table(groups: &[LifetimesGroup], followed_ns: u64) -> Table {
     let mut columns = vec![
         TableColumn::text("BY"),
         TableColumn::text("NAME").flexible_path(16),
@@ -168,25 +174,27 @@ fn table(groups: &[LifetimesGroup]) -> Table {
     columns.push(TableColumn::number("DIED"));
     columns.push(TableColumn::text("CAUSE").optional().importance(3));
     let mut table = Table::new(columns);
+    let mut row = |by: &str, name: String, born: u64, lives: &Histogram, cause: String| {
+        let share = |died: u64| percent(died as f64 / born.max(1) as f64);
+        let mut cells = vec![by.to_owned(), name, Bytes(born).to_string()];
+        cells.extend(AGES.iter().map(|(age, _)| match age {
+            age if *age <= followed_ns => share(lives.count_to(*age)),
+            _ => String::new(),
+        }));
+        let died = lives.count();
+        cells.push(share(died));
+        cells.push(if died == 0 { String::new() } else { cause });
+        table.row(cells);
+    };
     for group in groups {
         let (by, name) = labels(group);
-        row(&mut table, &by, name, group.born_bytes, &group.lifetimes, cause(group));
+        row(&by, name, group.born_bytes, &group.lifetimes, cause(group));
         if group.by == GroupedBy::Disk {
             let (born, naive) = (group.born_bytes, &group.naive_lifetimes);
-            row(&mut table, "naive", String::new(), born, naive, "overwritten".into());
+            row("naive", String::new(), born, naive, "overwritten".into());
         }
     }
     table
-}
-
-fn row(table: &mut Table, by: &str, name: String, born: u64, lives: &Histogram, cause: String) {
-    let share = |died: u64| percent(died as f64 / born.max(1) as f64);
-    let mut cells = vec![by.to_owned(), name, Bytes(born).to_string()];
-    cells.extend(AGES.iter().map(|(age, _)| share(lives.count_to(*age))));
-    let died = lives.count();
-    cells.push(share(died));
-    cells.push(if died == 0 { String::new() } else { cause });
-    table.row(cells);
 }
 
 fn labels(group: &LifetimesGroup) -> (String, String) {
@@ -280,8 +288,11 @@ mod tests {
         arrange(&mut disk.groups, None, 2);
         let names: Vec<&str> = disk.groups.iter().map(|group| &*group.name).collect();
         assert_eq!(names, ["", "data", "/system.slice/web.service", "", ".tmp\u{1b}[2J"]);
-        let report = LifetimesReport { disks: vec![disk], ..LifetimesReport::default() };
+        let time_ns = 700 * SECOND_NS;
+        let report = LifetimesReport { time_ns, unix_time_ns: 0, disks: vec![disk] };
         let text = text(&report, Some(80), Style::PLAIN);
+        // An hour has not passed.
+        assert!(text.contains("10min") && !text.contains("1h"), "{text}");
         assert!(text.contains("web.service") && !text.contains('\u{1b}'), "{text}");
         assert!(text.contains("deleted 75 %") && text.contains("60 %"), "{text}");
         let naive = text.lines().find(|line| line.starts_with("naive")).unwrap();

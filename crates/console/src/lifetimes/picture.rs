@@ -56,8 +56,8 @@ fn y(share: f64) -> f64 {
     BOTTOM - (BOTTOM - TOP) * share.clamp(0.0, 1.0)
 }
 
-/// The picture of a disk's lifetimes.
-pub fn draw(disk: &DiskLifetimes) -> String {
+/// The picture of the lifetimes of a disk that has been followed for so long.
+pub fn draw(disk: &DiskLifetimes, followed_ns: u64) -> String {
     let mut lines = Vec::new();
     let is_disk = |group: &&LifetimesGroup| group.by == GroupedBy::Disk;
     if let Some(whole) = disk.groups.iter().find(is_disk) {
@@ -79,7 +79,7 @@ pub fn draw(disk: &DiskLifetimes) -> String {
     axes(&mut picture);
     // The disk's lines are above those of its groups.
     for line in lines.iter().rev() {
-        curve(&mut picture, line);
+        curve(&mut picture, line, x(followed_ns as f64));
     }
     legend(&mut picture, &lines);
     picture.push_str("</svg>\n");
@@ -132,19 +132,21 @@ fn axes(picture: &mut String) {
     );
 }
 
-fn curve(picture: &mut String, line: &Line<'_>) {
+/// A line, which ends at `end`.
+fn curve(picture: &mut String, line: &Line<'_>, end: f64) {
     let mut points = format!("{LEFT:.1},{:.1} ", y(0.0));
     let (mut died, mut above) = (0_u64, 0.0);
     for (index, bytes) in &line.lives.buckets {
         died = died.saturating_add(*bytes);
-        let (x, share) = (x(Histogram::value_max(*index) as f64), line.share(died));
+        let x = x(Histogram::value_max(*index) as f64).min(end);
+        let share = line.share(died);
         // Points that nobody can tell apart are left out.
         if share - above > 0.002 || died == line.lives.count() {
             let _ = write!(points, "{x:.1},{:.1} {x:.1},{:.1} ", y(above), y(share));
             above = share;
         }
     }
-    let _ = write!(points, "{RIGHT:.1},{:.1}", y(above));
+    let _ = write!(points, "{end:.1},{:.1}", y(above));
     let width = if line.colour == DISK { 3.0 } else { 1.8 };
     let _ = writeln!(
         picture,
@@ -191,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_picture_has_the_naive_view_and_groups() {
-        let picture = draw(&disk());
+        let picture = draw(&disk(), u64::MAX);
         assert_eq!(picture.matches("<polyline").count(), 7);
         for part in ["overwritten blocks alone", "the whole disk", "80 %", "20 %", "lifetime"] {
             assert!(picture.contains(part), "{part} is missing:\n{picture}");
@@ -206,11 +208,11 @@ mod tests {
             disk.groups[3].name = name.into();
             disk.groups[3].lifetimes.record(u64::MAX, u64::MAX);
             disk.groups[3].lifetimes.record(0, u64::MAX);
-            let picture = draw(&disk);
+            let picture = draw(&disk, 0);
             assert!(!picture.contains("<script") && !picture.contains("NaN"), "{name}");
             assert!(picture.len() < 30_000 && !picture.contains('\u{202e}'));
             assert_eq!(picture.matches('<').count(), picture.matches('>').count());
         }
-        assert!(draw(&DiskLifetimes::default()).ends_with("</svg>\n"));
+        assert!(draw(&DiskLifetimes::default(), 1).ends_with("</svg>\n"));
     }
 }

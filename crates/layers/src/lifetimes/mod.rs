@@ -107,6 +107,8 @@ pub struct Lifetimes {
 /// What is known about the lifetimes of a disk's content.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LifetimesSnapshot {
+    /// When the disk was first written, in nanoseconds of the stack's clock.
+    pub begun_ns: Option<u64>,
     /// The share of all blocks that are followed, from 0 to 1.
     pub share: f64,
     /// The blocks that are followed, those that only the naive view believes to live included.
@@ -170,6 +172,7 @@ impl Lifetimes {
         let table = self.shared.table.lock();
         let (blocks, files) = table.counts();
         LifetimesSnapshot {
+            begun_ns: table.begun_ns,
             share: table.share(),
             blocks: blocks as u64,
             files: files as u64,

@@ -98,7 +98,8 @@ pub(super) struct Table {
     /// The file that is written, which stays although it has no blocks yet.
     written: u32,
     pub groups: Groups,
-    /// When the disk was last written.
+    /// When the disk was first written, and last.
+    pub begun_ns: Option<u64>,
     pub written_ns: u64,
 }
 
@@ -115,6 +116,7 @@ impl Table {
             keys: HashMap::default(),
             written: NONE,
             groups: Groups::default(),
+            begun_ns: None,
             written_ns: 0,
         }
     }
@@ -143,6 +145,7 @@ impl Table {
     /// The content of blocks is replaced.
     pub fn write(&mut self, write: &Write<'_>, names: &Names) {
         self.written_ns = write.now_ns;
+        self.begun_ns.get_or_insert(write.now_ns);
         let Some(end) = write.offset.checked_add(write.length) else { return };
         let blocks = write.offset / BLOCK..end.div_ceil(BLOCK);
         // Without a common alignment, the place in the file is not that of one block.

@@ -120,11 +120,12 @@ impl Daemon {
 fn of_disk(served: &Served, now_ns: u64) -> Option<DiskLifetimes> {
     let layer = of(served)?;
     layer.check(now_ns);
-    let LifetimesSnapshot { share, blocks, files, living, groups } = layer.snapshot();
+    let LifetimesSnapshot { begun_ns, share, blocks, files, living, groups } = layer.snapshot();
     let groups = groups.into_iter().map(|(by, lives)| of_group(by, lives, layer.names()));
     Some(DiskLifetimes {
         disk: served.disk.name().to_owned(),
         vm: served.live().definition.vm.clone(),
+        begun_ns: begun_ns.unwrap_or(now_ns),
         share,
         blocks,
         files,
