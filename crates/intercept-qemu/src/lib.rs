@@ -86,6 +86,8 @@ pub(crate) struct Plugin {
     /// and each function that is found later, needs another.
     wanted: AtomicU64,
     hooked: AtomicU64,
+    /// The number of translations so far.
+    translations: Mutex<u64>,
     /// Whether QEMU is about to take all calls away.
     is_resetting: AtomicBool,
     has_thread: AtomicBool,
@@ -104,21 +106,24 @@ impl Plugin {
         if active.is_none() && self.active.read().is_none() {
             return;
         }
+        let mut last = self.translations.lock();
+        *last += 1;
         self.active.write().clone_from(&active);
-        let translation = self.wanted.load(Ordering::Acquire) + 1;
         if let Some(active) = active {
-            active.translation.store(translation, Ordering::Release);
+            active.translation.store(*last, Ordering::Release);
         }
-        self.wanted.store(translation, Ordering::Release);
+        self.wanted.store(*last, Ordering::Release);
     }
 
     /// Lets QEMU translate the guest's code again: more of a kernel is to be intercepted.
     fn translate_again(&self, active: &Active) {
-        let before = active.translation.load(Ordering::Acquire);
+        let mut last = self.translations.lock();
         // Unless another kernel has taken its place.
-        let next = before + 1;
-        if self.wanted.compare_exchange(before, next, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            active.translation.store(next, Ordering::Release);
+        if active.translation.load(Ordering::Acquire) == *last {
+            *last += 1;
+            // First: what is translated in between is translated again.
+            active.translation.store(*last, Ordering::Release);
+            self.wanted.store(*last, Ordering::Release);
         }
     }
 
@@ -324,6 +329,7 @@ pub extern "C" fn qemu_plugin_install(
             active: RwLock::default(),
             wanted: AtomicU64::new(0),
             hooked: AtomicU64::new(0),
+            translations: Mutex::new(0),
             is_resetting: AtomicBool::new(false),
             has_thread: AtomicBool::new(false),
             first: AtomicUsize::new(0),

@@ -28,6 +28,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(200);
 const INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// The looks take this part of a processor at most, if the longest interval allows it.
 const PART: u32 = 100;
+
 /// The thread that looks at files.
 #[derive(Default)]
 struct Checker {
