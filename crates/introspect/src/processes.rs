@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fathom_insight::{Facts, Names};
+use fathom_intercept::system_call;
 
 use crate::dirty::Budget;
 use crate::files::FileCache;
@@ -90,55 +91,10 @@ pub struct Processes {
     pub uptime_ns: Option<u64>,
 }
 
-/// A system call about files, by its number on x86-64.
-struct FileCall {
-    number: u64,
-    name: &'static str,
-    /// The argument with the descriptor of the file, if it has one.
-    file: Option<Argument>,
-    /// The argument with the descriptor of the file from which it copies.
-    source: Option<Argument>,
-}
-
-/// An argument of a system call.
-#[derive(Clone, Copy)]
-enum Argument {
-    First,
-    Second,
-    Third,
-}
-
-const fn call(number: u64, name: &'static str) -> FileCall {
-    FileCall { number, name, file: Some(Argument::First), source: None }
-}
-
-/// The calls about files in order of their numbers.
-#[rustfmt::skip]
-const CALLS: &[FileCall] = &[
-    call(0, "read"),
-    call(1, "write"),
-    call(17, "pread64"),
-    call(18, "pwrite64"),
-    call(19, "readv"),
-    call(20, "writev"),
-    FileCall { file: None, ..call(26, "msync") },
-    FileCall { source: Some(Argument::Second), ..call(40, "sendfile") },
-    call(73, "flock"),
-    call(74, "fsync"),
-    call(75, "fdatasync"),
-    call(77, "ftruncate"),
-    call(78, "getdents"),
-    FileCall { file: None, ..call(162, "sync") },
-    call(217, "getdents64"),
-    FileCall { file: Some(Argument::Third), source: Some(Argument::First), ..call(275, "splice") },
-    call(277, "sync_file_range"),
-    call(285, "fallocate"),
-    call(295, "preadv"),
-    call(296, "pwritev"),
-    call(306, "syncfs"),
-    FileCall { file: Some(Argument::Third), source: Some(Argument::First), ..call(326, "copy_file_range") },
-    call(327, "preadv2"),
-    call(328, "pwritev2"),
+/// The calls about files in which threads wait, by their numbers, in order.
+const WAITS: &[u64] = &[
+    0, 1, 17, 18, 19, 20, 26, 40, 73, 74, 75, 77, 78, 162, 217, 275, 277, 285, 295, 296, 306, 326,
+    327, 328,
 ];
 
 /// A walk through all processes.
@@ -297,13 +253,12 @@ impl Walk<'_> {
             kernel.u32(thread.wrapping_add(layout.task_state?)).filter(|state| *state != 0)?;
         let registers = kernel.registers(thread)?;
         let number = registers.u64(layout.registers_call?)?;
-        let place = CALLS.binary_search_by_key(&number, |call| call.number).ok()?;
-        let call = &CALLS[place];
-        let mut file = |argument| {
+        let call = system_call(number).filter(|_| WAITS.binary_search(&number).is_ok())?;
+        let mut file = |argument: u8| {
             let place = match argument {
-                Argument::First => layout.registers_first,
-                Argument::Second => layout.registers_second,
-                Argument::Third => layout.registers_third,
+                0 => layout.registers_first,
+                1 => layout.registers_second,
+                _ => layout.registers_third,
             };
             let inode = kernel.inode_of_descriptor(thread, registers.u64(place?)?)?;
             self.files.begin();
@@ -349,6 +304,11 @@ mod tests {
 
     #[test]
     fn calls_are_in_order() {
-        assert!(CALLS.is_sorted_by_key(|call| call.number));
+        assert!(WAITS.is_sorted());
+        for number in WAITS {
+            let call = system_call(*number).expect("a call with a name");
+            // Three of the saved registers have places.
+            assert!([call.file, call.source].into_iter().flatten().all(|argument| argument < 3));
+        }
     }
 }

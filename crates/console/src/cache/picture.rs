@@ -5,7 +5,7 @@ use fathom_control::{Bytes, CacheCurve, CacheDisk};
 
 use super::curve::{hit_ratio, useful_size};
 use super::span;
-use crate::output::svg::{self, escape};
+use crate::output::svg::{self, COLOURS, DISK, escape};
 use crate::output::text::{clean, shorten, shorten_front};
 use crate::usage::container_name;
 
@@ -27,14 +27,6 @@ const TICKS_MAX: u64 = 8;
 const GROUPS_MAX: usize = 12;
 /// The width of names in the legend, in characters.
 const NAME_WIDTH: usize = 26;
-/// Colours that are told apart by people who do not see all colours (after Okabe and Ito), and then
-/// darker ones.
-const COLOURS: [&str; 12] = [
-    "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#7a4ea3", "#00655b",
-    "#a3123f", "#5c6670", "#b07aa1", "#3b7d23",
-];
-/// The colour of the disk's own line.
-const DISK: &str = "#0b4f8a";
 
 /// A line of the picture.
 struct Line<'a> {
@@ -108,37 +100,15 @@ fn head(picture: &mut String, disk: &CacheDisk) {
         span(curve.window_ns),
         curve.sampled * 100.0,
     );
-    let _ = writeln!(
-        picture,
-        "<text x=\"{LEFT}\" y=\"32\" font-size=\"19\" font-weight=\"600\">{}</text>\n\
-         <text x=\"{LEFT}\" y=\"53\" fill=\"#68727c\">{}</text>",
-        escape(&title),
-        escape(&note),
-    );
+    svg::head(picture, LEFT, &title, &note);
 }
 
 fn axes(picture: &mut String, scale: &Scale) {
-    for percent in (0..=100).step_by(20) {
-        let y = y(f64::from(percent) / 100.0);
-        let _ = writeln!(
-            picture,
-            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{RIGHT}\" y2=\"{y:.1}\" stroke=\"#e3e7eb\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{percent} %</text>",
-            LEFT - 10.0,
-            y + 4.5,
-        );
-    }
+    svg::percents(picture, LEFT, RIGHT, y);
     let sizes = (0..=TICKS_MAX).map(|tick| scale.step.saturating_mul(tick));
     for size in sizes.take_while(|size| *size <= scale.size_max) {
-        let x = scale.x(size);
-        let _ = writeln!(
-            picture,
-            "<line x1=\"{x:.1}\" y1=\"{BOTTOM}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#9aa4ad\"/>\
-             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            BOTTOM + 5.0,
-            BOTTOM + 22.0,
-            if size == 0 { "0".to_owned() } else { Bytes(size).to_string() },
-        );
+        let label = if size == 0 { "0".to_owned() } else { Bytes(size).to_string() };
+        svg::tick(picture, scale.x(size), BOTTOM, &label);
     }
     let middle = f64::midpoint(LEFT, RIGHT);
     let _ = writeln!(

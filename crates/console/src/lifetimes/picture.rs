@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use fathom_control::{DiskLifetimes, GroupedBy, Histogram, LifetimesGroup};
 
 use super::{AGES, labels, percent};
-use crate::output::svg::{self, escape};
+use crate::output::svg::{self, COLOURS, DISK, escape};
 use crate::output::text::{shorten, shorten_front};
 
 const WIDTH: f64 = 1040.0;
@@ -23,14 +23,6 @@ const TO_NS: f64 = 86_400e9;
 const GROUPS_MAX: usize = 10;
 /// The width of names in the legend, in characters.
 const NAME_WIDTH: usize = 30;
-/// Colours that are told apart by people who do not see all colours (after Okabe and Ito), and then
-/// darker ones.
-const COLOURS: [&str; GROUPS_MAX] = [
-    "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#7a4ea3", "#00655b",
-    "#a3123f", "#5c6670",
-];
-/// The colour of the disk's own lines.
-const DISK: &str = "#0b4f8a";
 
 struct Line<'a> {
     name: String,
@@ -69,7 +61,7 @@ pub fn draw(disk: &DiskLifetimes, followed_ns: u64) -> String {
     }
     let groups = disk.groups.iter().filter(|group| group.by != GroupedBy::Disk);
     let groups = groups.filter(|group| group.born_bytes > 0);
-    lines.extend(groups.zip(COLOURS).map(|(group, colour)| {
+    lines.extend(groups.take(GROUPS_MAX).zip(COLOURS).map(|(group, colour)| {
         let (by, name) = labels(group);
         let (name, born) = (format!("{by} {name}"), group.born_bytes);
         Line { name, colour, dashes: "", born, lives: &group.lifetimes }
@@ -93,35 +85,13 @@ fn head(picture: &mut String, disk: &DiskLifetimes) {
          {} of the blocks are followed",
         percent(disk.share),
     );
-    let _ = writeln!(
-        picture,
-        "<text x=\"{LEFT}\" y=\"32\" font-size=\"19\" font-weight=\"600\">{}</text>\n\
-         <text x=\"{LEFT}\" y=\"53\" fill=\"#68727c\">{}</text>",
-        escape(&title),
-        escape(&note),
-    );
+    svg::head(picture, LEFT, &title, &note);
 }
 
 fn axes(picture: &mut String) {
-    for percent in (0..=100).step_by(20) {
-        let y = y(f64::from(percent) / 100.0);
-        let _ = writeln!(
-            picture,
-            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{RIGHT}\" y2=\"{y:.1}\" stroke=\"#e3e7eb\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{percent} %</text>",
-            LEFT - 10.0,
-            y + 4.5,
-        );
-    }
+    svg::percents(picture, LEFT, RIGHT, y);
     for (age, name) in std::iter::once((FROM_NS as u64, "0.1s")).chain(AGES) {
-        let x = x(age as f64);
-        let _ = writeln!(
-            picture,
-            "<line x1=\"{x:.1}\" y1=\"{BOTTOM}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"#9aa4ad\"/>\
-             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
-            BOTTOM + 5.0,
-            BOTTOM + 22.0,
-        );
+        svg::tick(picture, x(age as f64), BOTTOM, name);
     }
     let _ = writeln!(
         picture,

@@ -106,7 +106,7 @@ impl Daemon {
     }
 
     /// The disk `name`, or all disks.
-    fn selected(&self, name: Option<&str>) -> Result<Vec<Arc<Served>>, ErrorBody> {
+    pub(crate) fn selected(&self, name: Option<&str>) -> Result<Vec<Arc<Served>>, ErrorBody> {
         match name {
             Some(name) => Ok(vec![self.find(name)?]),
             None => Ok(self.served()),

@@ -28,10 +28,7 @@ impl Daemon {
     /// # Errors
     /// When there is no such disk, or it has no such layer.
     pub(crate) fn patterns(&self, disk: Option<&str>) -> Result<PatternsReport, ErrorBody> {
-        let served = match disk {
-            Some(name) => vec![self.find(name)?],
-            None => self.served(),
-        };
+        let served = self.selected(disk)?;
         let time_ns = Clock::System.now_ns();
         let disks: Vec<DiskPatterns> =
             served.iter().filter_map(|served| of_disk(served, time_ns)).collect();
