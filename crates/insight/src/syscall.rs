@@ -46,6 +46,15 @@ record! {
 /// The value of an unknown offset, and of no length.
 pub const UNKNOWN: u64 = u64::MAX;
 
+/// The highest number that a result can have which is an error, negated (`MAX_ERRNO` of Linux).
+const ERRNO_MAX: u64 = 4095;
+
+/// The error number of a result, if it is an error.
+pub fn error_of(result: u64) -> Option<u64> {
+    let error = result.wrapping_neg();
+    (1..=ERRNO_MAX).contains(&error).then_some(error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +82,10 @@ mod tests {
             thread_id: 17,
         };
         assert_eq!(Syscall::from_words(call.to_words()), call);
+    }
+
+    #[test]
+    fn results_of_calls_may_be_errors() {
+        assert_eq!((error_of(5), error_of(-2_i64 as u64)), (None, Some(2)));
     }
 }

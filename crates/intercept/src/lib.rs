@@ -21,7 +21,7 @@ mod socket;
 mod writers;
 
 pub use calls::{Call, CallFile, CallPosition, Calls};
-pub use linux::{CALLS, CallOffset, SystemCall, error_of, system_call};
+pub use linux::{CALLS, CallOffset, SystemCall, system_call};
 pub use message::{
     CallPlaces, HELLO_LENGTH, Hello, MEMORY_FILES_MAX, MemoryFile, MessageError, PLACES_LENGTH,
     Places, REGIONS_MAX, RegionPlace,

@@ -187,15 +187,6 @@ pub fn system_call(number: u64) -> Option<&'static SystemCall> {
     Some(&CALLS[place])
 }
 
-/// The highest number that a result can have which is an error, negated (`MAX_ERRNO`).
-const ERRNO_MAX: u64 = 4095;
-
-/// The error number of a result, if it is an error.
-pub fn error_of(result: u64) -> Option<u64> {
-    let error = result.wrapping_neg();
-    (1..=ERRNO_MAX).contains(&error).then_some(error)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +201,5 @@ mod tests {
             }
         }
         assert_eq!(system_call(1000), None);
-        assert_eq!((error_of(5), error_of(-2_i64 as u64)), (None, Some(2)));
     }
 }

@@ -1,7 +1,7 @@
 //! The stream of system calls.
 
 use super::{Get, Stream, StreamColumn, column};
-use crate::syscall::{Syscall, UNKNOWN};
+use crate::syscall::{Syscall, UNKNOWN, error_of};
 
 /// `Syscalls`: system calls of processes in guests, when they have ended.
 #[derive(Clone, Copy, Debug)]
@@ -32,12 +32,6 @@ fn known(value: impl Into<u64>) -> Option<u64> {
 
 fn is_known(value: u64) -> Option<u64> {
     Some(value).filter(|value| *value != UNKNOWN)
-}
-
-/// The error number of a result, if it is an error: the numbers are those of Linux.
-fn error_of(result: u64) -> Option<u64> {
-    let error = result.wrapping_neg();
-    (1..=4095).contains(&error).then_some(error)
 }
 
 /// All columns, in order (`docs/syscalls.md`). Those of the same names are those of `IOstream`.

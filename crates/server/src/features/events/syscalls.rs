@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use fathom_block::Clock;
 use fathom_insight::stream::{self, GuestLabels};
-use fathom_insight::syscall::{Syscall, UNKNOWN};
+use fathom_insight::syscall::{Syscall, UNKNOWN, error_of};
 use fathom_insight::{Facts, Names};
-use fathom_intercept::{Call, CallOffset, CallPosition, SystemCall, error_of, system_call};
+use fathom_intercept::{Call, CallOffset, CallPosition, SystemCall, system_call};
 use fathom_introspect::CallResolver;
 
 use super::producer::{Attached, Producer, Reading, RecordReader, Source};
