@@ -317,6 +317,8 @@ fn calls_of(kernel: &str) -> Result<()> {
     scene.prepare(
         "mount -t tracefs none /sys/kernel/tracing 2> /dev/null || true
         echo 16384 > /sys/kernel/tracing/buffer_size_kb
+        # The clock of each processor differs, and threads move.
+        echo mono > /sys/kernel/tracing/trace_clock
         for e in enter exit; do
             echo 'comm ~ \"probe*\" || comm ~ \"fio*\"' > /sys/kernel/tracing/events/raw_syscalls/sys_$e/filter
         done
