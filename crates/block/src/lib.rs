@@ -17,6 +17,7 @@
 // A new operation, kind of error or state does not compile until each match decides about it.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod access;
 mod aside;
 mod backend;
 mod background;
@@ -42,6 +43,7 @@ mod stack;
 mod waker;
 mod work;
 
+pub use access::{REQUEST_TIME_MAX, StoreAccess};
 pub use aside::StoreId;
 pub use backend::{Backend, BackendContext, BackendOpenContext, BackendQueue};
 pub use background::{Background, BackgroundScheduler, BackgroundStep, Permission};

@@ -477,7 +477,7 @@ impl Request {
     }
 
     /// Resets the box to a blank request, and keeps its memory for later use.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.operation = Operation::default();
         self.flags = Flags::default();
         self.offset = 0;

@@ -30,7 +30,6 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 #![forbid(unsafe_code)]
 
-mod access;
 mod bucket;
 pub mod cache;
 mod change_notes;

@@ -8,6 +8,8 @@ use fathom_reactor::{Event, Reactor};
 
 /// The longest time of a request.
 const TIME_MAX: Duration = Duration::from_secs(60);
+/// After so many rounds it waits between them.
+const ROUNDS_MAX: u64 = 1000;
 
 /// One queue of a disk, in real time.
 pub struct OneRequest {
@@ -72,7 +74,8 @@ impl OneRequest {
         request.buffers.copy_from(0, &bytes);
         self.stack.submit(request, &mut self.reactor);
         let end = Instant::now() + TIME_MAX;
-        loop {
+        // A simulated store advances in rounds, for which nothing is to be awaited.
+        for round in 0.. {
             self.stack.advance(&mut self.reactor);
             if let Some((request, outcome)) = self.stack.completed() {
                 request.buffers.copy_to(0, &mut bytes);
@@ -80,11 +83,13 @@ impl OneRequest {
                 return outcome.map(|()| bytes);
             }
             assert!(Instant::now() < end, "a request takes too long");
-            self.reactor.wait(Some(Duration::from_secs(1))).expect("a wait");
+            let pause = Duration::from_millis(u64::from(round > ROUNDS_MAX));
+            self.reactor.wait(Some(pause)).expect("a wait");
             self.reactor.collect(&mut self.events).expect("events");
             for event in self.events.drain(..) {
                 self.stack.event(&event, &mut self.reactor);
             }
         }
+        unreachable!("the loop has no end");
     }
 }

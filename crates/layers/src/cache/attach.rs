@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fathom_block::{Operation, Shared};
+use fathom_block::{Operation, REQUEST_TIME_MAX, Shared, StoreAccess};
 use fathom_persistence::Identity;
 use parking_lot::Mutex;
 
@@ -22,7 +22,6 @@ use super::regions::Regions;
 use super::shard::Reason;
 use super::state::Dropped;
 use super::volume::{CacheVolume, DiskState};
-use crate::access::{REQUEST_TIME_MAX, StoreAccess};
 
 const WRITER_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of the writer while no queue writes.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use fathom_block::{Backend, Operation, Shared};
+use fathom_block::{Backend, Operation, Shared, StoreAccess};
 use fathom_cache::Policy;
 use fathom_failure::{Failing, Failure};
 use fathom_persistence::{Identity, Superblock as _, Verdict};
@@ -19,7 +19,6 @@ use super::index_memory::IndexMemory;
 use super::regions::Regions;
 use super::shard::Reason;
 use super::volume::{CacheTimes, CacheVolume, DiskState};
-use crate::access::StoreAccess;
 
 /// The least size of a region of a disk, as its binary logarithm.
 pub(super) const REGION_SHIFT: u8 = 20;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
-use fathom_block::{Backend, Clock, Operation, Shared};
+use fathom_block::{Backend, Clock, Operation, Shared, StoreAccess};
 use fathom_failure::Failure;
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, Verdict};
 use fathom_wal::{
@@ -20,7 +20,6 @@ use super::opening::Opening;
 use super::recovery::RecoveryState;
 use super::switch::Carry;
 use super::{Inner, LogState, LogVolume, Opened, Region, Wal};
-use crate::access::StoreAccess;
 
 /// How long after the last noted time a daemon may have lived, if its end was not noted.
 const LIFE_TOLERANCE_NS: u64 = 10_000_000_000;

@@ -1,7 +1,7 @@
 //! What decides whether a log may be opened: its superblock, its disk, its place, its damage, and
 //! the disk's store.
 
-use fathom_block::Operation;
+use fathom_block::{Operation, StoreAccess};
 use fathom_failure::Failure;
 use fathom_persistence::{Superblock as _, Verdict};
 use fathom_wal::{
@@ -12,7 +12,6 @@ use fathom_wal::{
 use super::error::WalError;
 use super::open::{Settlement, WalOptions, read_superblock, write_checkpoint};
 use super::{LogVolume, Region};
-use crate::access::StoreAccess;
 
 /// The beginning of the name of a store that is a block device. Other names are paths.
 const DEVICE_PREFIX: &str = "device ";

@@ -6,11 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fathom_block::Backend;
+use fathom_block::{Backend, StoreAccess};
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _};
 use fathom_wal::{Owner, Scanner, Superblock};
-
-use crate::access::StoreAccess;
 
 /// The owner of the log at `offset` of a file or device if the log has changes; `None` if it has
 /// none, or if there is no sound log. Takes no lock: the log may be in use.

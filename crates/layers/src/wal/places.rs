@@ -6,14 +6,13 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_block::{Backend, Operation};
+use fathom_block::{Backend, Operation, StoreAccess};
 use fathom_failure::Failure;
 use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Verdict, erasure};
 
 use super::open::read_superblock;
 use super::volume::wait_until_closed;
 use super::{LogVolume, Settlement, Wal, WalError, WalOptions};
-use crate::access::StoreAccess;
 
 /// The most names of disks in a message.
 const NAMES_MAX: usize = 8;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use fathom_block::{ErrorKind, LayerCause, LayerProblem};
+use fathom_block::{ErrorKind, LayerCause, LayerProblem, StoreAccess};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
 use fathom_wal::{Checkpoint, Log};
 use parking_lot::Mutex;
@@ -35,7 +35,6 @@ use parking_lot::Mutex;
 use super::open::{read_superblock, rewrite, scan, write_checkpoint};
 use super::phase::Phase;
 use super::{Completion, Inner, LogState, LogVolume, Wal, WalError};
-use crate::access::StoreAccess;
 
 /// The longest pause between two attempts to [`recover`](LogVolume::recover) the logs of a volume.
 pub const RECOVERY_PAUSE_MAX: Duration = Duration::from_secs(10);

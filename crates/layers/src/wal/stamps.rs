@@ -4,13 +4,12 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use fathom_block::{LayerCause, LayerProblem};
+use fathom_block::{LayerCause, LayerProblem, StoreAccess};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Stamp, Superblock as _};
 use fathom_wal::{Checkpoint, Held, Log, Superblock};
 
 use super::Wal;
 use super::open::write_checkpoint;
-use crate::access::StoreAccess;
 
 /// Whether an image has all changes, although its mark names this log. `superblocks` is the start
 /// of the log.

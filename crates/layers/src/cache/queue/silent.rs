@@ -22,11 +22,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fathom_block::{CacheHit, Crossing, LayerCause, LayerProblem, Operation, Request};
+use fathom_block::{CacheHit, Crossing, LayerCause, LayerProblem, Operation, Request, StoreAccess};
 use fathom_persistence::Stamp;
 
 use super::{CacheQueue, Reading};
-use crate::access::StoreAccess;
 use crate::cache::attach::NO_QUEUE;
 use crate::cache::ending::{Ending, RETRY_NS, Use};
 use crate::cache::{Cache, Inner};

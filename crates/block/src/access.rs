@@ -1,18 +1,23 @@
-//! Requests to a store, one at a time, outside of any queue: for the opening of a log or a cache.
-//! These functions block.
+//! Requests to a store, one at a time, outside of any queue: for the opening of a log, a cache or
+//! a pool. These functions block.
 
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fathom_block::{Backend, Clock, Disk, DiskOptions, Operation, Stack};
 use fathom_reactor::{Event, Reactor};
 
+use crate::backend::Backend;
+use crate::clock::Clock;
+use crate::disk::{Disk, DiskOptions};
+use crate::request::Operation;
+use crate::stack::Stack;
+
 /// The time limit of one request.
-pub(crate) const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Sends requests to a store, one at a time.
-pub(crate) struct StoreAccess {
+pub struct StoreAccess {
     reactor: Reactor,
     stack: Stack,
     events: Vec<Event>,
@@ -25,7 +30,7 @@ impl StoreAccess {
     ///
     /// # Errors
     /// If the store cannot open a queue.
-    pub(crate) fn open(backend: &Arc<dyn Backend>) -> io::Result<Self> {
+    pub fn open(backend: &Arc<dyn Backend>) -> io::Result<Self> {
         Self::open_within(backend, REQUEST_TIME_MAX)
     }
 
@@ -33,7 +38,7 @@ impl StoreAccess {
     ///
     /// # Errors
     /// If the store cannot open a queue.
-    pub(crate) fn open_within(backend: &Arc<dyn Backend>, limit: Duration) -> io::Result<Self> {
+    pub fn open_within(backend: &Arc<dyn Backend>, limit: Duration) -> io::Result<Self> {
         let backend = Arc::clone(backend);
         let disk =
             Disk::new(DiskOptions::default(), Vec::new(), backend).map_err(io::Error::other)?;
@@ -46,7 +51,7 @@ impl StoreAccess {
     ///
     /// # Errors
     /// If the store fails, or does not answer within the time limit.
-    pub(crate) fn carry_out(
+    pub fn carry_out(
         &mut self,
         operation: Operation,
         offset: u64,
@@ -60,7 +65,7 @@ impl StoreAccess {
     ///
     /// # Errors
     /// As for [`carry_out`](Self::carry_out).
-    pub(crate) fn carry_out_long(
+    pub fn carry_out_long(
         &mut self,
         operation: Operation,
         offset: u64,
@@ -104,7 +109,7 @@ impl StoreAccess {
     ///
     /// # Errors
     /// As for [`carry_out`](Self::carry_out).
-    pub(crate) fn read(&mut self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    pub fn read(&mut self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length as usize];
         self.carry_out(Operation::Read, offset, &mut bytes)?;
         Ok(bytes)

@@ -1,0 +1,450 @@
+//! The volumes and snapshots of a pool, and the changes of these.
+//!
+//! A volume is a branch: a name, a size and the root of a map. A snapshot is such a root that does
+//! not change any more. A snapshot takes no time, because a root is a number: from then on, the
+//! volume copies each page of its map before it changes it. To tell its own pages from those that
+//! it shares, a volume has a *floor*: a page is its own if its birth is later. A floor only rises.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::batch::CHANGE_LENGTH_MAX;
+use crate::words::{Reader, Writer};
+
+/// The longest name of a volume or a snapshot, in bytes.
+pub const NAME_LENGTH_MAX: usize = 128;
+/// The most volumes and snapshots of a pool together.
+const ENTRIES_MAX: usize = 1 << 16;
+/// The largest volume, in bytes: its map has four levels of 512 entries.
+pub const VOLUME_SIZE_MAX: u64 = 1 << 48;
+
+/// A page of a map; 0 is none.
+pub(crate) type PageId = u32;
+/// The time of the catalogue: it counts changes that make roots immutable.
+pub(crate) type Epoch = u32;
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its number, which no other volume or snapshot of the pool ever has.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Its size, in bytes.
+    pub size: u64,
+    /// The snapshot from which it was cloned, if any.
+    pub origin: Option<u32>,
+    pub(crate) root: PageId,
+    pub(crate) floor: Epoch,
+}
+
+/// A snapshot of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its number.
+    pub id: u32,
+    /// The volume of which it is one. The volume may have been deleted.
+    pub volume: u32,
+    /// Its name, unique among the snapshots of its volume.
+    pub name: String,
+    /// The size of the volume when it was taken, in bytes.
+    pub size: u64,
+    /// When it was taken, in seconds since 1970.
+    pub time_s: u64,
+    pub(crate) root: PageId,
+}
+
+/// A change of the catalogue. The numbers of what it makes are part of it, so that a replay has the
+/// same result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Create {
+        id: u32,
+        size: u64,
+        name: String,
+    },
+    Delete {
+        id: u32,
+    },
+    Resize {
+        id: u32,
+        size: u64,
+    },
+    Rename {
+        id: u32,
+        name: String,
+    },
+    /// Snapshots of several volumes at one instant: pairs of volume and snapshot. The batches
+    /// `in_flight` are in the volumes, and not in the snapshots.
+    Snapshot {
+        members: Vec<(u32, u32)>,
+        name: String,
+        time_s: u64,
+        in_flight: Vec<u64>,
+    },
+    DeleteSnapshot {
+        id: u32,
+    },
+    Clone {
+        snapshot: u32,
+        id: u32,
+        name: String,
+    },
+    Rollback {
+        id: u32,
+        snapshot: u32,
+    },
+}
+
+/// Why a change of the catalogue is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No volume has this name.
+    NoVolume,
+    /// The volume has no snapshot with this name.
+    NoSnapshot,
+    /// The name is in use.
+    NameTaken,
+    /// The name is empty, longer than [`NAME_LENGTH_MAX`] bytes, or has unusual characters.
+    BadName,
+    /// The size is 0, larger than [`VOLUME_SIZE_MAX`], or no multiple of 512 bytes.
+    BadSize,
+    /// The pool has as many volumes and snapshots as it can have.
+    TooMany,
+    /// A disk uses the volume.
+    InUse,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::NoVolume => "the pool has no such volume",
+            Self::NoSnapshot => "the volume has no such snapshot",
+            Self::NameTaken => "the name is in use",
+            Self::BadName => {
+                "a name has 1 to 128 bytes: letters, digits and the characters . _ : + -"
+            }
+            Self::BadSize => "a size is a multiple of 512 bytes, at most 256 TiB",
+            Self::TooMany => "the pool has as many volumes and snapshots as it can have",
+            Self::InUse => "a disk uses the volume",
+        })
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Whether a volume or a snapshot may have this name.
+pub fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:+-".contains(&byte);
+    (1..=NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Whether a volume may have this size, in bytes.
+pub fn is_size(size: u64) -> bool {
+    (1..=VOLUME_SIZE_MAX).contains(&size) && size % 512 == 0
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Catalogue {
+    pub(crate) volumes: BTreeMap<u32, Volume>,
+    pub(crate) snapshots: BTreeMap<u32, Snapshot>,
+    /// The number of the next volume or snapshot.
+    pub(crate) next_id: u32,
+    /// Pages that are made now have this birth.
+    pub(crate) epoch: Epoch,
+}
+
+impl Catalogue {
+    pub(crate) fn new() -> Self {
+        Self { next_id: 1, epoch: 1, ..Self::default() }
+    }
+
+    pub(crate) fn volume(&self, name: &str) -> Result<&Volume, Refusal> {
+        self.volumes.values().find(|volume| volume.name == name).ok_or(Refusal::NoVolume)
+    }
+
+    pub(crate) fn snapshot(&self, volume: u32, name: &str) -> Result<&Snapshot, Refusal> {
+        let is_it = |snapshot: &&Snapshot| snapshot.volume == volume && snapshot.name == name;
+        self.snapshots.values().find(is_it).ok_or(Refusal::NoSnapshot)
+    }
+
+    /// Whether `count` further volumes or snapshots fit.
+    pub(crate) fn check_room(&self, count: usize) -> Result<(), Refusal> {
+        let used = self.volumes.len() + self.snapshots.len() + count;
+        let has_numbers =
+            (self.next_id as usize).checked_add(count).is_some_and(|end| end < 1 << 31);
+        if used > ENTRIES_MAX || !has_numbers { Err(Refusal::TooMany) } else { Ok(()) }
+    }
+
+    /// Whether a new volume may have this name.
+    pub(crate) fn check_name(&self, name: &str) -> Result<(), Refusal> {
+        if !is_name(name) {
+            return Err(Refusal::BadName);
+        }
+        if self.volume(name).is_ok() { Err(Refusal::NameTaken) } else { Ok(()) }
+    }
+
+    /// All roots. The pages that they lead to are in use, and no others.
+    pub(crate) fn roots(&self) -> impl Iterator<Item = PageId> {
+        let volumes = self.volumes.values().map(|volume| volume.root);
+        volumes.chain(self.snapshots.values().map(|snapshot| snapshot.root)).filter(|id| *id != 0)
+    }
+
+    /// A new epoch begins: all pages that exist now are shared, for a branch with this floor.
+    fn raise(&mut self) -> Epoch {
+        self.epoch += 1;
+        self.epoch - 1
+    }
+
+    /// Carries out a change, which was checked when it was made. `None` if it does not fit the
+    /// catalogue: then it is none of this pool. Returns whether pages may have become unused.
+    pub(crate) fn apply(&mut self, change: &Change) -> Option<bool> {
+        let mut has_garbage = false;
+        match change {
+            Change::Create { id, size, name } => {
+                let (id, size, name) = (*id, *size, name.clone());
+                self.add(Volume { id, name, size, origin: None, root: 0, floor: 0 })?;
+            }
+            Change::Delete { id } => has_garbage = self.volumes.remove(id)?.root != 0,
+            Change::Resize { id, size } => self.volumes.get_mut(id)?.size = *size,
+            Change::Rename { id, name } => self.volumes.get_mut(id)?.name.clone_from(name),
+            Change::Snapshot { members, name, time_s, .. } => {
+                let floor = self.raise();
+                for (id, snapshot) in members {
+                    let volume = self.volumes.get_mut(id)?;
+                    volume.floor = floor;
+                    let made = Snapshot {
+                        id: *snapshot,
+                        volume: *id,
+                        name: name.clone(),
+                        size: volume.size,
+                        time_s: *time_s,
+                        root: volume.root,
+                    };
+                    self.snapshots.insert(*snapshot, made);
+                    self.next_id = self.next_id.max(snapshot.checked_add(1)?);
+                }
+            }
+            Change::DeleteSnapshot { id } => has_garbage = self.snapshots.remove(id)?.root != 0,
+            Change::Clone { snapshot, id, name } => {
+                let floor = self.raise();
+                let Snapshot { size, root, .. } = *self.snapshots.get(snapshot)?;
+                let (id, name, origin) = (*id, name.clone(), Some(*snapshot));
+                self.add(Volume { id, name, size, origin, root, floor })?;
+            }
+            Change::Rollback { id, snapshot } => {
+                let floor = self.raise();
+                let Snapshot { size, root, .. } = *self.snapshots.get(snapshot)?;
+                let volume = self.volumes.get_mut(id)?;
+                has_garbage = volume.root != root;
+                (volume.root, volume.size, volume.floor) = (root, size, floor);
+            }
+        }
+        Some(has_garbage)
+    }
+
+    fn add(&mut self, volume: Volume) -> Option<()> {
+        self.next_id = self.next_id.max(volume.id.checked_add(1)?);
+        self.volumes.insert(volume.id, volume);
+        Some(())
+    }
+
+    pub(crate) fn encode(&self, out: &mut Writer) {
+        out.u32(self.next_id);
+        out.u32(self.epoch);
+        out.u32(self.volumes.len() as u32);
+        for volume in self.volumes.values() {
+            out.u32(volume.id);
+            out.u64(volume.size);
+            out.u32(volume.origin.unwrap_or(0));
+            out.u32(volume.root);
+            out.u32(volume.floor);
+            out.text(&volume.name);
+        }
+        out.u32(self.snapshots.len() as u32);
+        for snapshot in self.snapshots.values() {
+            out.u32(snapshot.id);
+            out.u32(snapshot.volume);
+            out.u64(snapshot.size);
+            out.u64(snapshot.time_s);
+            out.u32(snapshot.root);
+            out.text(&snapshot.name);
+        }
+    }
+
+    pub(crate) fn decode(input: &mut Reader<'_>) -> Option<Self> {
+        let (next_id, epoch) = (input.u32()?, input.u32()?);
+        let count = input.u32()?;
+        let volumes = input.list(count, |input| {
+            let (id, size, origin) = (input.u32()?, input.u64()?, input.u32()?);
+            let (root, floor, name) = (input.u32()?, input.u32()?, input.text()?);
+            let origin = Some(origin).filter(|origin| *origin != 0);
+            let is_sane = id != 0 && id < next_id && floor < epoch && is_size(size);
+            is_sane.then_some((id, Volume { id, name, size, origin, root, floor }))
+        })?;
+        let count = input.u32()?;
+        let snapshots = input.list(count, |input| {
+            let (id, volume, size) = (input.u32()?, input.u32()?, input.u64()?);
+            let (time_s, root, name) = (input.u64()?, input.u32()?, input.text()?);
+            let is_sane = id != 0 && id < next_id && is_size(size);
+            is_sane.then_some((id, Snapshot { id, volume, name, size, time_s, root }))
+        })?;
+        let volumes = volumes.into_iter().collect();
+        Some(Self { volumes, snapshots: snapshots.into_iter().collect(), next_id, epoch })
+    }
+}
+
+impl Change {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        match self {
+            Self::Create { id, size, name } => {
+                out.u8(1);
+                out.u32(*id);
+                out.u64(*size);
+                out.text(name);
+            }
+            Self::Delete { id } => {
+                out.u8(2);
+                out.u32(*id);
+            }
+            Self::Resize { id, size } => {
+                out.u8(3);
+                out.u32(*id);
+                out.u64(*size);
+            }
+            Self::Rename { id, name } => {
+                out.u8(4);
+                out.u32(*id);
+                out.text(name);
+            }
+            Self::Snapshot { members, name, time_s, in_flight } => {
+                out.u8(5);
+                out.u64(*time_s);
+                out.text(name);
+                out.u32(members.len() as u32);
+                for (volume, snapshot) in members {
+                    out.u32(*volume);
+                    out.u32(*snapshot);
+                }
+                out.u32(in_flight.len() as u32);
+                for sequence in in_flight {
+                    out.u64(*sequence);
+                }
+            }
+            Self::DeleteSnapshot { id } => {
+                out.u8(6);
+                out.u32(*id);
+            }
+            Self::Clone { snapshot, id, name } => {
+                out.u8(7);
+                out.u32(*snapshot);
+                out.u32(*id);
+                out.text(name);
+            }
+            Self::Rollback { id, snapshot } => {
+                out.u8(8);
+                out.u32(*id);
+                out.u32(*snapshot);
+            }
+        }
+        out.0
+    }
+
+    /// Whether a header has room for it.
+    pub(crate) fn fits(&self) -> bool {
+        self.encode().len() <= CHANGE_LENGTH_MAX
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let change = match input.u8()? {
+            1 => Self::Create { id: input.u32()?, size: input.u64()?, name: input.text()? },
+            2 => Self::Delete { id: input.u32()? },
+            3 => Self::Resize { id: input.u32()?, size: input.u64()? },
+            4 => Self::Rename { id: input.u32()?, name: input.text()? },
+            5 => {
+                let (time_s, name) = (input.u64()?, input.text()?);
+                let count = input.u32()?;
+                let members = input.list(count, |input| Some((input.u32()?, input.u32()?)))?;
+                let count = input.u32()?;
+                let in_flight = input.list(count, Reader::u64)?;
+                Self::Snapshot { members, name, time_s, in_flight }
+            }
+            6 => Self::DeleteSnapshot { id: input.u32()? },
+            7 => Self::Clone { snapshot: input.u32()?, id: input.u32()?, name: input.text()? },
+            8 => Self::Rollback { id: input.u32()?, snapshot: input.u32()? },
+            _ => return None,
+        };
+        input.0.is_empty().then_some(change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes() -> Vec<Change> {
+        let name = || "web-1".to_owned();
+        vec![
+            Change::Create { id: 1, size: 1 << 30, name: name() },
+            Change::Create { id: 2, size: 512, name: "b".into() },
+            Change::Resize { id: 1, size: 2 << 30 },
+            Change::Snapshot {
+                members: vec![(1, 3), (2, 4)],
+                name: "s".into(),
+                time_s: 99,
+                in_flight: vec![5, 7],
+            },
+            Change::Clone { snapshot: 3, id: 5, name: "c".into() },
+            Change::Rename { id: 2, name: "d".into() },
+            Change::Rollback { id: 1, snapshot: 3 },
+            Change::DeleteSnapshot { id: 4 },
+            Change::Delete { id: 2 },
+        ]
+    }
+
+    #[test]
+    fn changes_and_catalogues_are_read_as_written() {
+        let mut catalogue = Catalogue::new();
+        for change in changes() {
+            let bytes = change.encode();
+            assert_eq!(Change::decode(&bytes).as_ref(), Some(&change));
+            assert_eq!(Change::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(Change::decode(&[&bytes[..], &[0]].concat()), None);
+            catalogue.apply(&change).unwrap();
+        }
+        let mut out = Writer::default();
+        catalogue.encode(&mut out);
+        assert_eq!(Catalogue::decode(&mut Reader(&out.0)).as_ref(), Some(&catalogue));
+        for length in 0..out.0.len() {
+            assert_eq!(Catalogue::decode(&mut Reader(&out.0[..length])), None);
+        }
+        assert_eq!(catalogue.next_id, 6);
+        let names: Vec<_> = catalogue.volumes.values().map(|volume| &volume.name[..]).collect();
+        assert_eq!(names, ["web-1", "c"]);
+    }
+
+    #[test]
+    fn each_snapshot_clone_and_rollback_raises_the_floor_of_its_branch() {
+        let mut catalogue = Catalogue::new();
+        let mut floors = Vec::new();
+        for change in changes() {
+            catalogue.apply(&change).unwrap();
+            floors.push(catalogue.volumes[&1].floor);
+        }
+        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 3, 3, 3]);
+        assert_eq!((catalogue.volumes[&5].floor, catalogue.epoch), (2, 4));
+        assert_eq!(catalogue.apply(&Change::Delete { id: 2 }), None);
+        assert_eq!(catalogue.apply(&Change::Rollback { id: 1, snapshot: 4 }), None);
+    }
+
+    #[test]
+    fn names_are_plain() {
+        assert!(is_name("web.disk_1:a+b-c") && is_name(&"a".repeat(128)));
+        for name in ["", "a b", "a/b", "\u{e4}", "a\n", &"a".repeat(129)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Checks a pool without changing it: what its opening would see, each page of each map, and, by
+//! choice, the content of each block.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use fathom_block::{Backend, Shared, StoreAccess};
+
+use crate::catalogue::PageId;
+use crate::error::PoolError;
+use crate::layout::{BLOCK, BLOCK_BYTES};
+use crate::pages::{Fault, Page, Pages, WORDS};
+use crate::recover::{Recovered, find, load};
+use crate::state::State;
+use crate::tree::ROOT_LEVEL;
+
+/// The most problems that are described.
+const PROBLEMS_MAX: usize = 100;
+/// The most blocks that are read at once.
+const READ_BLOCKS_MAX: usize = 256;
+
+/// What a check has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Volumes and snapshots.
+    pub volumes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Pages of maps.
+    pub map_pages: u64,
+    /// Blocks of data to which a map refers, each counted once.
+    pub blocks: u64,
+    /// Of these, those whose content was read and is right.
+    pub verified_blocks: u64,
+    /// Places in use to which nothing refers. A walk frees them; they are no damage.
+    pub unused_places: u64,
+    /// What came after the last checkpoint.
+    pub recovered: Recovered,
+    /// The number of problems.
+    pub problem_count: u64,
+    /// The first of them, as sentences.
+    pub problems: Vec<String>,
+}
+
+impl CheckReport {
+    fn report(&mut self, problem: impl FnOnce() -> String) {
+        self.problem_count += 1;
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(problem());
+        }
+    }
+}
+
+struct Checker<'a> {
+    state: &'a Shared<State>,
+    access: StoreAccess,
+    report: CheckReport,
+    pages: BTreeSet<PageId>,
+    /// A bit for each place to which something refers.
+    referred: Vec<u64>,
+    reads_data: bool,
+}
+
+/// Checks the pool on a device, which nobody uses. Reads the content of all blocks if `reads_data`.
+/// `progress` is called with the number of checked blocks.
+///
+/// # Errors
+/// If there is no pool, or the device fails.
+pub fn check(
+    device: &Arc<dyn Backend>,
+    reads_data: bool,
+    mut progress: impl FnMut(u64),
+) -> Result<CheckReport, PoolError> {
+    let (state, recovered, access) = find(device, 1 << 12)?;
+    let layout = state.access(|state| state.layout());
+    let mut checker = Checker {
+        state: &state,
+        access,
+        report: CheckReport { recovered, ..CheckReport::default() },
+        pages: BTreeSet::new(),
+        referred: vec![0; (layout.places() as usize).div_ceil(64)],
+        reads_data,
+    };
+    let roots = state.access(|state| {
+        let volumes = state.catalogue.volumes.values();
+        let mut roots: Vec<(String, PageId)> =
+            volumes.map(|volume| (volume.name.clone(), volume.root)).collect();
+        checker.report.volumes = roots.len() as u64;
+        for snapshot in state.catalogue.snapshots.values() {
+            let volume = state.catalogue.volumes.get(&snapshot.volume);
+            let volume = volume.map_or("(deleted)", |volume| &volume.name);
+            roots.push((format!("{volume}@{}", snapshot.name), snapshot.root));
+        }
+        checker.report.snapshots = state.catalogue.snapshots.len() as u64;
+        roots
+    });
+    for (name, root) in roots {
+        if root != 0 {
+            checker.walk(&name, root, ROOT_LEVEL, 0, &mut progress)?;
+        }
+    }
+    if recovered.wrong_blocks > 0 {
+        let count = recovered.wrong_blocks;
+        checker.report.report(|| format!("{count} blocks after the last checkpoint are damaged"));
+    }
+    checker.count_unused();
+    Ok(checker.report)
+}
+
+impl Checker<'_> {
+    fn page(&mut self, id: PageId) -> Result<Option<Arc<Page>>, PoolError> {
+        for _ in 0..2 {
+            match self.state.access(|state| state.pages.get(id).cloned()) {
+                Ok(page) => return Ok(Some(page)),
+                Err(Fault::Damaged) => return Ok(None),
+                Err(Fault::Missing(id)) => match load(self.state, &mut self.access, id) {
+                    Ok(()) => {}
+                    Err(PoolError::Damaged(_)) => return Ok(None),
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes that something refers to a block. Returns whether that is new; `None` if the block is
+    /// no place, or is free.
+    fn refer(&mut self, block: u64) -> Option<bool> {
+        let place = self.state.access(|state| {
+            let place = state.layout().place(block)?;
+            state.space.is_used(place).then_some(place)
+        })?;
+        let word = self.referred.get_mut(place as usize / 64)?;
+        let is_new = *word >> (place % 64) & 1 == 0;
+        *word |= 1 << (place % 64);
+        Some(is_new)
+    }
+
+    /// Checks a page, whose first block of the volume is `first`, and what lies below it.
+    fn walk(
+        &mut self,
+        name: &str,
+        id: PageId,
+        level: u32,
+        first: u64,
+        progress: &mut impl FnMut(u64),
+    ) -> Result<(), PoolError> {
+        if !self.pages.insert(id) {
+            return Ok(());
+        }
+        let offset = first * BLOCK;
+        let Some(page) = self.page(id)? else {
+            self.report
+                .report(|| format!("{name}: the map of what begins at byte {offset} is damaged"));
+            return Ok(());
+        };
+        self.report.map_pages += 1;
+        let block = self.state.access(|state| state.pages.entry(id).block);
+        if block != 0 && self.refer(block) != Some(true) {
+            self.report
+                .report(|| format!("{name}: the place of page {id} of its map is not its own"));
+        }
+        if level == 0 {
+            self.check_leaf(name, &page, first)?;
+            progress(self.report.blocks);
+            return Ok(());
+        }
+        for index in 0..WORDS {
+            let first = first + ((index as u64) << (9 * level));
+            match Pages::child(&page, index) {
+                Ok(0) => {}
+                Ok(child) => self.walk(name, child, level - 1, first, progress)?,
+                Err(_) => self.report.report(|| format!("{name}: page {id} of its map is damaged")),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_leaf(&mut self, name: &str, page: &Page, first: u64) -> Result<(), PoolError> {
+        // Adjoining blocks, of which the first one is at this index.
+        let mut runs: Vec<(usize, usize, u64)> = Vec::new();
+        for index in 0..WORDS {
+            let offset = (first + index as u64) * BLOCK;
+            let Ok(entry) = Pages::leaf_entry(page, index) else {
+                self.report.report(|| format!("{name}: the map of byte {offset} is damaged"));
+                continue;
+            };
+            if entry.is_hole() {
+                continue;
+            }
+            match self.refer(entry.block()) {
+                Some(false) => continue,
+                Some(true) => self.report.blocks += 1,
+                None => {
+                    self.report.report(|| format!("{name}: the place of byte {offset} is free"));
+                    continue;
+                }
+            }
+            match runs.last_mut() {
+                Some((start, count, block))
+                    if *start + *count == index
+                        && *block + *count as u64 == entry.block()
+                        && *count < READ_BLOCKS_MAX =>
+                {
+                    *count += 1;
+                }
+                _ => runs.push((index, 1, entry.block())),
+            }
+        }
+        for (start, count, block) in runs.into_iter().filter(|_| self.reads_data) {
+            let bytes = self.access.read(block * BLOCK, count as u64 * BLOCK)?;
+            for (index, bytes) in (start..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                let entry = Pages::leaf_entry(page, index).unwrap_or_default();
+                if entry.has_checksum(crc32c::crc32c(bytes)) {
+                    self.report.verified_blocks += 1;
+                } else {
+                    let offset = (first + index as u64) * BLOCK;
+                    let say = || format!("{name}: the content of byte {offset} is damaged");
+                    self.report.report(say);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count_unused(&mut self) {
+        let used = self.state.access(|state| state.space.used_places());
+        let referred: u64 = self.referred.iter().map(|word| u64::from(word.count_ones())).sum();
+        self.report.unused_places = used.saturating_sub(referred);
+    }
+}

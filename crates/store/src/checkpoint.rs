@@ -1,0 +1,289 @@
+//! Writes a checkpoint: what is done next, for whoever carries out the writes.
+//!
+//! 1. The changed pages of maps go to new places.
+//! 2. The changed pages of the space map and the page table go over their copies that are not
+//!    valid, and the record goes to its place.
+//! 3. A flush makes all of that durable.
+//! 4. The superblock is written and made durable. Then the checkpoint is valid.
+
+use std::sync::Arc;
+
+use fathom_block::{ErrorKind, Operation, Outcome, Request, Shared, StoreAccess};
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
+
+use crate::layout::{BLOCK, BLOCK_BYTES};
+use crate::paged::{FrozenPages, Payload, encode};
+use crate::pages::to_bytes;
+use crate::state::{Frozen, State};
+use crate::superblock::PoolSuperblock;
+
+/// The most blocks of a write.
+const WRITE_BLOCKS_MAX: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Pages,
+    Tables,
+    Flush,
+    Superblock,
+    LastFlush,
+    Done,
+}
+
+/// The next step of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The request has been filled in and has to be carried out.
+    Submit,
+    /// Requests in flight have to complete first.
+    Wait,
+    /// The checkpoint is valid.
+    Done,
+    /// It has failed, and so has the pool.
+    Failed,
+}
+
+/// A page of a table, to be written to a block.
+struct TablePage {
+    block: u64,
+    index: u32,
+    payload: Arc<Payload>,
+}
+
+/// See the module.
+pub(crate) struct Checkpoint {
+    frozen: Frozen,
+    checksums: Vec<u32>,
+    table: FrozenPages,
+    tables: Vec<TablePage>,
+    record: Vec<u8>,
+    phase: Phase,
+    next: usize,
+    in_flight: usize,
+    has_failed: bool,
+}
+
+impl Checkpoint {
+    /// The checkpoint of this instant. `None` if the pool has no place for it, or it has failed.
+    pub(crate) fn begin(state: &Shared<State>) -> Option<Self> {
+        let frozen = state.access(|state| {
+            let frozen = state.freeze();
+            if frozen.is_none() {
+                state.damage.get_or_insert("no place is left for a checkpoint".into());
+                state.fail(ErrorKind::NoSpace);
+            }
+            frozen
+        })?;
+        let checksums = vec![0; frozen.pages.len()];
+        Some(Self {
+            record: frozen.record.encode(),
+            frozen,
+            checksums,
+            table: Vec::new(),
+            tables: Vec::new(),
+            phase: Phase::Pages,
+            next: 0,
+            in_flight: 0,
+            has_failed: false,
+        })
+    }
+
+    /// Fills in `request` with the next write or flush, or says what to wait for.
+    pub(crate) fn step(&mut self, state: &Shared<State>, request: &mut Request) -> Step {
+        loop {
+            if self.has_failed {
+                return if self.in_flight > 0 { Step::Wait } else { self.fail(state) };
+            }
+            if self.fill(state, request) {
+                self.in_flight += 1;
+                return Step::Submit;
+            }
+            if self.phase == Phase::Done {
+                return Step::Done;
+            }
+            if self.in_flight > 0 {
+                return Step::Wait;
+            }
+            self.advance(state);
+        }
+    }
+
+    /// A request has completed.
+    pub(crate) fn completed(&mut self, outcome: Outcome) {
+        self.in_flight -= 1;
+        self.has_failed |= outcome.is_err();
+    }
+
+    /// The requests in flight were lost: the phase is carried out again.
+    pub(crate) fn restart(&mut self) {
+        (self.next, self.in_flight) = (0, 0);
+    }
+
+    fn fail(&self, state: &Shared<State>) -> Step {
+        state.access(|state| {
+            let number = self.frozen.number;
+            state.damage.get_or_insert(format!("checkpoint {number} could not be written"));
+            state.fail(ErrorKind::Io);
+        });
+        state.wake();
+        Step::Failed
+    }
+
+    fn advance(&mut self, state: &Shared<State>) {
+        self.next = 0;
+        self.phase = match self.phase {
+            Phase::Pages => {
+                self.collect_tables(state);
+                Phase::Tables
+            }
+            Phase::Tables => Phase::Flush,
+            Phase::Flush => Phase::Superblock,
+            Phase::Superblock => Phase::LastFlush,
+            Phase::LastFlush | Phase::Done => {
+                state.access(|state| state.commit(&self.frozen, &self.table));
+                state.wake();
+                Phase::Done
+            }
+        };
+    }
+
+    fn collect_tables(&mut self, state: &Shared<State>) {
+        state.access(|state| {
+            self.table = state.pages_written(&self.frozen, &self.checksums);
+            let space = state.space.map();
+            let entry = |(index, payload): &(u32, Arc<Payload>), block| TablePage {
+                block,
+                index: *index,
+                payload: Arc::clone(payload),
+            };
+            let pages = self.frozen.space.iter().map(|page| entry(page, space.target(page.0)));
+            self.tables.extend(pages);
+            let table = state.pages.table();
+            let pages = self.table.iter().map(|page| entry(page, table.target(page.0)));
+            self.tables.extend(pages);
+        });
+    }
+
+    /// Fills in the next request of the phase. Returns false if it has none.
+    fn fill(&mut self, state: &Shared<State>, request: &mut Request) -> bool {
+        match self.phase {
+            Phase::Pages => self.fill_pages(request),
+            Phase::Tables => self.fill_tables(state, request),
+            Phase::Flush | Phase::LastFlush => {
+                request.operation = Operation::Flush;
+                std::mem::replace(&mut self.next, 1) == 0
+            }
+            Phase::Superblock => {
+                if std::mem::replace(&mut self.next, 1) == 1 {
+                    return false;
+                }
+                let superblock = state.access(|state| self.superblock(state));
+                put(request, superblock.offset(), SUPERBLOCK_LENGTH);
+                let bytes = superblock.encode();
+                request.buffers.copy_from(0, &bytes);
+                true
+            }
+            Phase::Done => false,
+        }
+    }
+
+    fn superblock(&self, state: &State) -> PoolSuperblock {
+        PoolSuperblock {
+            identity: state.identity,
+            key: state.key,
+            number: self.frozen.number,
+            generation: self.frozen.generation,
+            layout: state.layout(),
+            record: (self.record.len() as u32, state.key.code(&self.record)),
+        }
+    }
+
+    fn fill_pages(&mut self, request: &mut Request) -> bool {
+        let left = &self.frozen.pages[self.next..];
+        let Some((_, _, first)) = left.first() else { return false };
+        let adjoins =
+            |(index, (_, _, block)): &(usize, &(u32, _, u64))| *block == first + *index as u64;
+        let count = left.iter().take(WRITE_BLOCKS_MAX).enumerate().take_while(adjoins).count();
+        put(request, first * BLOCK, count * BLOCK_BYTES);
+        let Some(bytes) = request.buffers.owned_mut() else { return false };
+        for (index, bytes) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+            to_bytes(&left[index].1, bytes);
+            self.checksums[self.next + index] = crc32c::crc32c(bytes);
+        }
+        self.next += count;
+        true
+    }
+
+    fn fill_tables(&mut self, state: &Shared<State>, request: &mut Request) -> bool {
+        let (identity, layout) = state.access(|state| (state.identity, state.layout()));
+        if let Some(page) = self.tables.get(self.next) {
+            let bytes = encode(identity, self.frozen.number, page.index, &page.payload);
+            put(request, page.block * BLOCK, BLOCK_BYTES);
+            request.buffers.copy_from(0, &bytes[..]);
+            self.next += 1;
+            return true;
+        }
+        if self.next > self.tables.len() || self.has_failed {
+            return false;
+        }
+        self.next += 1;
+        let length = self.record.len().next_multiple_of(BLOCK_BYTES);
+        if length as u64 > u64::from(layout.record_blocks) * BLOCK {
+            state.access(|state| {
+                state.damage.get_or_insert("the record of the checkpoint has no place".into());
+            });
+            self.has_failed = true;
+            return false;
+        }
+        put(request, layout.record(self.frozen.number) * BLOCK, length);
+        if let Some(bytes) = request.buffers.owned_mut() {
+            bytes[..self.record.len()].copy_from_slice(&self.record);
+            bytes[self.record.len()..].fill(0);
+        }
+        true
+    }
+
+    /// Carries out the checkpoint of this instant, and waits for it.
+    ///
+    /// # Errors
+    /// If the pool or its device fails.
+    pub(crate) fn run(state: &Shared<State>, access: &mut StoreAccess) -> std::io::Result<()> {
+        let failed = || std::io::Error::other("a checkpoint of the pool cannot be written");
+        let mut checkpoint = Self::begin(state).ok_or_else(failed)?;
+        checkpoint.finish(state, access)
+    }
+
+    /// Carries out the rest of the checkpoint, and waits for it.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(crate) fn finish(
+        &mut self,
+        state: &Shared<State>,
+        access: &mut StoreAccess,
+    ) -> std::io::Result<()> {
+        let mut request = Request::default();
+        loop {
+            request.reset();
+            match self.step(state, &mut request) {
+                Step::Done => return Ok(()),
+                Step::Submit => {
+                    let (operation, offset) = (request.operation, request.offset);
+                    let bytes = request.buffers.owned_mut().unwrap_or_default();
+                    let done = access.carry_out(operation, offset, bytes);
+                    self.completed(done.map_err(|_| ErrorKind::Io));
+                }
+                Step::Wait | Step::Failed => {
+                    return Err(std::io::Error::other("a checkpoint of the pool failed"));
+                }
+            }
+        }
+    }
+}
+
+/// Makes a request a write of `length` bytes.
+fn put(request: &mut Request, offset: u64, length: usize) {
+    (request.operation, request.offset) = (Operation::Write, offset);
+    request.length = length as u64;
+    request.buffers.allocate(length);
+}

@@ -1,0 +1,51 @@
+//! The block store: volumes, snapshots and clones in one log on one device.
+//!
+//! Read [`Pool`] first. The crate must not know disks, layers and front ends. `docs/store.md` has
+//! the format and the rules by which nothing is lost.
+//!
+//! - [`make`]: makes a pool; [`Pool::open`]: opens one, and recovers it after a crash.
+//! - `state`: what the queues share, without I/O: `catalogue`, `space`, `pages` and `tree`.
+//! - `queue`: carries out the requests of one queue of a volume.
+//! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
+//! - [`check`]: checks a pool that nobody uses.
+//! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
+
+// A new operation, kind of error or state does not compile until each match decides about it.
+#![warn(clippy::wildcard_enum_match_arm)]
+#![forbid(unsafe_code)]
+
+mod batch;
+mod catalogue;
+mod check;
+mod checkpoint;
+mod entry;
+mod error;
+mod layout;
+mod locks;
+mod make;
+mod paged;
+mod pages;
+mod pool;
+mod queue;
+mod record;
+mod recover;
+mod seal;
+mod space;
+mod state;
+mod superblock;
+mod tree;
+mod volume;
+mod walk;
+mod words;
+
+pub use catalogue::{
+    NAME_LENGTH_MAX, Refusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
+};
+pub use check::{CheckReport, check};
+pub use error::PoolError;
+pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
+pub use make::{MakeOptions, make};
+pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX};
+pub use recover::Recovered;
+pub use state::PoolCounts;
+pub use superblock::PoolSuperblock;

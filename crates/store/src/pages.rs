@@ -1,0 +1,437 @@
+//! The pages of all maps: the page table, the pages in memory, and which of them have changed.
+//!
+//! A page has 512 words. In a leaf each is an [`Entry`](crate::entry::Entry), in a page above it
+//! the number of the page below. The page table has, for each number, where the page is on the
+//! device, its birth and its checksum. So a page that is written to a new place keeps its number,
+//! and no page above it changes.
+//!
+//! Changed pages stay in memory until a checkpoint has written them.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use fathom_persistence::bytes::{put, u32_at, u64_at};
+
+use crate::catalogue::{Epoch, PageId};
+use crate::entry::Entry;
+use crate::layout::{BLOCK_BYTES, TABLE_ENTRIES, TABLE_ENTRY};
+use crate::paged::Paged;
+
+/// The fewest pages in memory: several requests have the pages that they need at the same time.
+const CACHED_MIN: usize = 16;
+/// The words of a page.
+pub(crate) const WORDS: usize = 512;
+/// A page of a map.
+pub(crate) type Page = [u64; WORDS];
+
+/// Why a map cannot be read or changed now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// This page is not in memory.
+    Missing(PageId),
+    /// A map leads to a page or a block that does not exist.
+    Damaged,
+}
+
+/// What the page table knows of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableEntry {
+    /// The block on the device; 0 if no checkpoint has written the page yet.
+    pub(crate) block: u64,
+    /// The epoch in which it was made; 0 if there is no such page.
+    pub(crate) birth: Epoch,
+    /// The CRC-32C of its bytes.
+    pub(crate) checksum: u32,
+}
+
+#[derive(Default)]
+struct Slot {
+    page: Option<Arc<Page>>,
+    is_dirty: bool,
+    /// Whether a checkpoint writes it.
+    is_written: bool,
+    /// Whether it was used since the hand of the clock passed it.
+    is_used: Cell<bool>,
+}
+
+/// See the module.
+pub(crate) struct Pages {
+    table: Paged,
+    slots: Vec<Slot>,
+    free: Vec<PageId>,
+    /// Pages that nothing refers to. The checkpoint that is being written may.
+    dead: Vec<PageId>,
+    dirty: Vec<PageId>,
+    dirty_count: usize,
+    cached: usize,
+    hand: usize,
+    /// The most pages in memory, unless more have changed.
+    cached_max: usize,
+    /// While a walk is in progress: the pages that were found, or made since.
+    found: Option<Vec<bool>>,
+}
+
+/// The bytes of a page.
+pub(crate) fn to_bytes(page: &Page, bytes: &mut [u8]) {
+    for (target, word) in bytes.chunks_exact_mut(8).zip(page) {
+        target.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// The page with these bytes.
+pub(crate) fn from_bytes(bytes: &[u8]) -> Box<Page> {
+    let mut page = Box::new([0; WORDS]);
+    for (word, source) in page.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64_at(source, 0);
+    }
+    page
+}
+
+impl Pages {
+    /// The pages of a pool with this page table, in which pages up to `count` (exclusive) may
+    /// exist. Page 0 never does.
+    pub(crate) fn new(table: Paged, count: PageId, cached_max: usize) -> Self {
+        let mut pages = Self {
+            table,
+            slots: Vec::new(),
+            free: Vec::new(),
+            dead: Vec::new(),
+            dirty: Vec::new(),
+            dirty_count: 0,
+            cached: 0,
+            hand: 0,
+            cached_max: cached_max.max(CACHED_MIN),
+            found: None,
+        };
+        let count = u64::from(count.max(1)).min(pages.table_length()) as usize;
+        pages.slots.resize_with(count, Slot::default);
+        for id in (1..count as PageId).rev() {
+            // One that no checkpoint has written belongs to a later, lost state.
+            if pages.entry(id).block == 0 {
+                pages.set_entry(id, TableEntry::default());
+                pages.free.push(id);
+            }
+        }
+        pages
+    }
+
+    fn table_length(&self) -> u64 {
+        u64::from(self.table.count()) * TABLE_ENTRIES
+    }
+
+    /// One more than the highest page that may exist.
+    pub(crate) fn count(&self) -> PageId {
+        self.slots.len() as PageId
+    }
+
+    pub(crate) fn table(&mut self) -> &mut Paged {
+        &mut self.table
+    }
+
+    fn at(id: PageId) -> (usize, usize) {
+        let id = u64::from(id);
+        ((id / TABLE_ENTRIES) as usize, (id % TABLE_ENTRIES) as usize * TABLE_ENTRY)
+    }
+
+    /// What the table has of a page.
+    pub(crate) fn entry(&self, id: PageId) -> TableEntry {
+        if id >= self.count() {
+            return TableEntry::default();
+        }
+        let (page, at) = Self::at(id);
+        let bytes = self.table.page(page);
+        TableEntry {
+            block: u64_at(bytes, at),
+            birth: u32_at(bytes, at + 8),
+            checksum: u32_at(bytes, at + 12),
+        }
+    }
+
+    fn set_entry(&mut self, id: PageId, entry: TableEntry) {
+        if self.entry(id) == entry {
+            return;
+        }
+        let (page, at) = Self::at(id);
+        let bytes = self.table.change(page);
+        put(&mut bytes[..], at, &entry.block.to_le_bytes());
+        put(&mut bytes[..], at + 8, &entry.birth.to_le_bytes());
+        put(&mut bytes[..], at + 12, &entry.checksum.to_le_bytes());
+    }
+
+    /// Whether a branch with this floor has the page alone.
+    pub(crate) fn is_own(&self, id: PageId, floor: Epoch) -> bool {
+        self.entry(id).birth > floor
+    }
+
+    /// A page in memory.
+    pub(crate) fn get(&self, id: PageId) -> Result<&Arc<Page>, Fault> {
+        let slot = self.slots.get(id as usize).filter(|_| id != 0).ok_or(Fault::Damaged)?;
+        slot.is_used.set(true);
+        slot.page.as_ref().ok_or(Fault::Missing(id))
+    }
+
+    /// The entry of a leaf in memory.
+    pub(crate) fn leaf_entry(page: &Page, index: usize) -> Result<Entry, Fault> {
+        Entry::from_bits(page[index]).ok_or(Fault::Damaged)
+    }
+
+    /// The page below, at `index`; 0 if there is none.
+    pub(crate) fn child(page: &Page, index: usize) -> Result<PageId, Fault> {
+        PageId::try_from(page[index]).map_err(|_| Fault::Damaged)
+    }
+
+    /// A page in memory, to change.
+    pub(crate) fn change(&mut self, id: PageId) -> Result<&mut Page, Fault> {
+        let slot = self.slots.get_mut(id as usize).filter(|_| id != 0).ok_or(Fault::Damaged)?;
+        let page = slot.page.as_mut().ok_or(Fault::Missing(id))?;
+        if !slot.is_dirty {
+            slot.is_dirty = true;
+            self.dirty.push(id);
+            self.dirty_count += 1;
+        }
+        Ok(Arc::make_mut(page))
+    }
+
+    /// Makes a page.
+    fn add(&mut self, page: Box<Page>, birth: Epoch) -> Result<PageId, Fault> {
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None if u64::from(self.count()) < self.table_length() => {
+                self.slots.push(Slot::default());
+                self.count() - 1
+            }
+            None => return Err(Fault::Damaged),
+        };
+        self.find(id);
+        self.set_entry(id, TableEntry { block: 0, birth, checksum: 0 });
+        self.slots[id as usize].page = Some(Arc::from(page));
+        self.cached += 1;
+        self.change(id)?;
+        Ok(id)
+    }
+
+    /// Makes an empty page.
+    pub(crate) fn add_empty(&mut self, birth: Epoch) -> Result<PageId, Fault> {
+        self.add(Box::new([0; WORDS]), birth)
+    }
+
+    /// Copies a page for a branch that shares it. Nothing in the copy is fresh.
+    pub(crate) fn copy(
+        &mut self,
+        id: PageId,
+        is_leaf: bool,
+        birth: Epoch,
+    ) -> Result<PageId, Fault> {
+        let mut page = Box::new(**self.get(id)?);
+        if is_leaf {
+            for word in page.iter_mut() {
+                *word = Entry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
+            }
+        }
+        self.add(page, birth)
+    }
+
+    /// Whether as many pages can be made.
+    pub(crate) fn has_numbers(&self, count: usize) -> bool {
+        let left = self.table_length() - u64::from(self.count());
+        self.free.len() as u64 + left >= count as u64
+    }
+
+    /// Nothing refers to a page any more.
+    pub(crate) fn remove(&mut self, id: PageId) {
+        let Some(slot) = self.slots.get_mut(id as usize) else { return };
+        if slot.page.take().is_some() {
+            self.cached -= 1;
+        }
+        if std::mem::take(&mut slot.is_dirty) {
+            self.dirty_count -= 1;
+        }
+        self.dead.push(id);
+    }
+
+    /// Takes the removed pages, of which the next checkpoint knows nothing. Returns their blocks.
+    pub(crate) fn bury(&mut self) -> Vec<u64> {
+        let dead = std::mem::take(&mut self.dead);
+        let mut blocks = Vec::new();
+        for id in dead {
+            blocks.push(self.entry(id).block);
+            self.set_entry(id, TableEntry::default());
+            self.free.push(id);
+        }
+        blocks.retain(|block| *block != 0);
+        blocks
+    }
+
+    /// A walk begins: only pages that are found or made until its end stay.
+    pub(crate) fn begin_finding(&mut self) {
+        self.found = Some(vec![false; self.slots.len()]);
+    }
+
+    /// A walk has found a page. Returns whether that is new.
+    pub(crate) fn find(&mut self, id: PageId) -> bool {
+        let Some(found) = &mut self.found else { return false };
+        if found.len() <= id as usize {
+            found.resize(id as usize + 1, false);
+        }
+        !std::mem::replace(&mut found[id as usize], true)
+    }
+
+    /// A walk was given up.
+    pub(crate) fn forget_found(&mut self) {
+        self.found = None;
+    }
+
+    /// A walk has ended: removes the pages that it has not found.
+    pub(crate) fn sweep(&mut self) {
+        let Some(found) = self.found.take() else { return };
+        let dead: Vec<bool> = {
+            let mut dead = vec![false; self.slots.len()];
+            self.dead.iter().for_each(|id| dead[*id as usize] = true);
+            dead
+        };
+        for id in 1..self.count() {
+            let is_lost = !found.get(id as usize).copied().unwrap_or(false) && !dead[id as usize];
+            if is_lost && self.entry(id).birth != 0 {
+                self.remove(id);
+            }
+        }
+    }
+
+    /// The number of changed pages.
+    pub(crate) fn dirty_count(&self) -> usize {
+        self.dirty_count
+    }
+
+    /// Takes the changed pages, to be written.
+    pub(crate) fn freeze(&mut self) -> Vec<(PageId, Arc<Page>)> {
+        let mut ids = std::mem::take(&mut self.dirty);
+        ids.sort_unstable();
+        ids.dedup();
+        let mut frozen = Vec::with_capacity(ids.len());
+        for id in ids {
+            let slot = &mut self.slots[id as usize];
+            if let Some(page) = slot.page.as_ref().filter(|_| slot.is_dirty) {
+                frozen.push((id, Arc::clone(page)));
+                (slot.is_dirty, slot.is_written) = (false, true);
+            }
+        }
+        self.dirty_count = 0;
+        frozen
+    }
+
+    /// A checkpoint has written a page to this block.
+    pub(crate) fn written(&mut self, id: PageId, block: u64, checksum: u32) {
+        let slot = &mut self.slots[id as usize];
+        slot.is_written = false;
+        let entry = TableEntry { block, checksum, ..self.entry(id) };
+        self.set_entry(id, entry);
+    }
+
+    /// Takes a page that was read from the device, unless it has changed meanwhile.
+    pub(crate) fn insert(&mut self, id: PageId, read: TableEntry, page: Box<Page>) {
+        if self.entry(id) != read {
+            return;
+        }
+        let Some(slot) = self.slots.get_mut(id as usize) else { return };
+        if slot.page.is_none() {
+            slot.page = Some(Arc::from(page));
+            slot.is_used.set(true);
+            self.cached += 1;
+            self.evict(id);
+        }
+    }
+
+    /// Drops pages from memory that have not changed and were not used for the longest time, about,
+    /// but not page `kept`.
+    fn evict(&mut self, kept: PageId) {
+        let mut steps = 2 * self.slots.len();
+        while self.cached > self.cached_max && steps > 0 {
+            steps -= 1;
+            self.hand = (self.hand + 1) % self.slots.len();
+            let slot = &mut self.slots[self.hand];
+            let is_kept = slot.is_dirty || slot.is_written || self.hand == kept as usize;
+            if slot.page.is_none() || is_kept {
+                continue;
+            }
+            if !slot.is_used.replace(false) {
+                slot.page = None;
+                self.cached -= 1;
+            }
+        }
+    }
+
+    /// The bytes of memory that this takes.
+    pub(crate) fn memory(&self) -> u64 {
+        let slots = self.slots.len() * size_of::<Slot>();
+        self.table.memory() + (slots + self.cached * (BLOCK_BYTES + 16)) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(cached_max: usize) -> Pages {
+        Pages::new(Paged::new(100, 2), 1, cached_max)
+    }
+
+    /// Writes all changed pages, as a checkpoint does.
+    fn write(pages: &mut Pages) -> Vec<PageId> {
+        let frozen = pages.freeze();
+        for (id, _) in &frozen {
+            pages.written(*id, 1000 + u64::from(*id), 7);
+        }
+        frozen.into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn changed_pages_stay_in_memory_until_they_are_written() {
+        let mut pages = pages(2);
+        let ids: Vec<_> = (0..20).map(|_| pages.add_empty(1).unwrap()).collect();
+        assert_eq!(ids, (1..=20).collect::<Vec<_>>());
+        pages.evict(0);
+        assert_eq!((pages.cached, pages.dirty_count()), (20, 20));
+        assert_eq!(write(&mut pages), ids);
+        pages.evict(0);
+        assert_eq!(pages.cached, CACHED_MIN);
+        let missing = ids.iter().find(|id| pages.get(**id).is_err()).copied().unwrap();
+        assert_eq!(pages.get(missing).err(), Some(Fault::Missing(missing)));
+        let read = pages.entry(missing);
+        pages.insert(missing, TableEntry { block: 5, ..read }, Box::new([0; WORDS]));
+        assert!(pages.get(missing).is_err(), "it was read from another place");
+        pages.insert(missing, read, Box::new([0; WORDS]));
+        assert!(pages.get(missing).is_ok());
+        assert_eq!(pages.get(0).err(), Some(Fault::Damaged));
+        assert_eq!(pages.get(99).err(), Some(Fault::Damaged));
+    }
+
+    #[test]
+    fn a_page_that_a_checkpoint_has_does_not_change_with_the_one_in_memory() {
+        let mut pages = pages(9);
+        let id = pages.add_empty(1).unwrap();
+        pages.change(id).unwrap()[0] = 1;
+        let frozen = pages.freeze();
+        pages.change(id).unwrap()[0] = 2;
+        assert_eq!((frozen[0].1[0], pages.get(id).unwrap()[0]), (1, 2));
+        assert_eq!(pages.dirty_count(), 1);
+        pages.remove(id);
+        assert_eq!((pages.dirty_count(), pages.freeze().len()), (0, 0));
+        pages.written(id, 1234, 7);
+        assert_eq!(pages.entry(id).birth, 1, "the checkpoint has it");
+        assert_eq!(pages.bury(), [1234]);
+        assert_eq!(pages.entry(id), TableEntry::default());
+        assert_eq!(pages.add_empty(2).unwrap(), id);
+    }
+
+    #[test]
+    fn nothing_is_fresh_in_a_copied_leaf() {
+        let mut pages = pages(9);
+        let id = pages.add_empty(1).unwrap();
+        pages.change(id).unwrap()[3] = Entry::new(99, 5).fresh().bits();
+        let copy = pages.copy(id, true, 2).unwrap();
+        assert_eq!(pages.get(copy).unwrap()[3], Entry::new(99, 5).bits());
+        assert!(pages.is_own(copy, 1) && !pages.is_own(id, 1));
+        pages.change(id).unwrap()[4] = 1 << 38;
+        assert_eq!(pages.copy(id, true, 2), Err(Fault::Damaged));
+    }
+}

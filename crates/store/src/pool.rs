@@ -1,0 +1,384 @@
+//! A pool: its volumes and snapshots, and the changes of these.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use fathom_block::{Backend, Operation, Shared, StoreAccess};
+use fathom_persistence::Identity;
+use parking_lot::Mutex;
+
+use crate::batch::Header;
+use crate::batch::Run;
+use crate::catalogue::{Change, Refusal, Snapshot, Volume, is_name, is_size};
+use crate::checkpoint::Checkpoint;
+use crate::error::PoolError;
+use crate::layout::{BLOCK, BLOCK_BYTES};
+use crate::queue::Wanted;
+use crate::recover::{self, Recovered, complete};
+use crate::seal::Key;
+use crate::state::{PoolCounts, State};
+use crate::volume::StoreVolume;
+
+/// How long a change of the catalogue waits for a place.
+const PLACE_TIME_MAX: Duration = Duration::from_secs(20);
+const PLACE_INTERVAL: Duration = Duration::from_millis(5);
+/// The most volumes of a snapshot.
+pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
+
+/// The settings of an open pool.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    /// After this time a checkpoint is written if anything has changed, in nanoseconds.
+    pub checkpoint_ns: u64,
+    /// The shortest time between two walks, in nanoseconds.
+    pub walk_pause_ns: u64,
+    /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
+    pub cached_pages: usize,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self { checkpoint_ns: 30_000_000_000, walk_pause_ns: 10_000_000_000, cached_pages: 1 << 14 }
+    }
+}
+
+/// What the queues of a pool share.
+pub(crate) struct Inner {
+    pub(crate) device: Arc<dyn Backend>,
+    pub(crate) options: PoolOptions,
+    pub(crate) shared: Shared<State>,
+    pub(crate) identity: Identity,
+    pub(crate) key: Key,
+    /// The first block of the first segment.
+    pub(crate) first_segment: u64,
+    /// A checkpoint whose queue has ended.
+    pub(crate) orphan: Mutex<Option<Checkpoint>>,
+    /// When the next checkpoint is due, and the next walk may begin, in nanoseconds of the queues'
+    /// clock.
+    pub(crate) checkpoint_at_ns: AtomicU64,
+    pub(crate) walk_at_ns: AtomicU64,
+    /// Whether a queue carries out a walk.
+    pub(crate) is_walked: AtomicBool,
+    /// Held while the catalogue is changed.
+    changing: Mutex<()>,
+    recovered: Recovered,
+}
+
+/// The use of a pool's space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStatus {
+    /// The bytes of all places for blocks.
+    pub bytes: u64,
+    /// The bytes of those in use, by blocks of volumes and snapshots and by pages of maps.
+    pub used_bytes: u64,
+    /// Whether blocks may be in use that nothing refers to, so that a walk will free them.
+    pub has_garbage: bool,
+    /// The bytes of memory that the pool takes, about.
+    pub memory_bytes: u64,
+    /// Counts since the opening.
+    pub counts: PoolCounts,
+    /// What the opening found.
+    pub recovered: Recovered,
+}
+
+/// An open pool on a device. All disks with a volume of the pool must share it.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+impl Pool {
+    /// Opens the pool on a device. Blocks until what came after its last checkpoint is in the maps.
+    ///
+    /// # Errors
+    /// If there is no sound pool, or the device fails.
+    pub fn open(device: Arc<dyn Backend>, options: PoolOptions) -> Result<Self, PoolError> {
+        let (shared, recovered) = recover::recover(&device, options.cached_pages)?;
+        let (identity, key, layout) =
+            shared.access(|state| (state.identity, state.key, state.layout()));
+        let inner = Inner {
+            device,
+            options,
+            shared,
+            identity,
+            key,
+            first_segment: layout.first_segment(),
+            orphan: Mutex::default(),
+            checkpoint_at_ns: AtomicU64::new(0),
+            walk_at_ns: AtomicU64::new(0),
+            is_walked: AtomicBool::new(false),
+            changing: Mutex::default(),
+            recovered,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The identity of the pool.
+    pub fn identity(&self) -> Identity {
+        self.inner.identity
+    }
+
+    /// All volumes, in the order in which they were made.
+    pub fn volumes(&self) -> Vec<Volume> {
+        self.inner.shared.access(|state| state.catalogue.volumes.values().cloned().collect())
+    }
+
+    /// All snapshots, in the order in which they were taken.
+    pub fn snapshots(&self) -> Vec<Snapshot> {
+        self.inner.shared.access(|state| state.catalogue.snapshots.values().cloned().collect())
+    }
+
+    /// The use of the pool.
+    pub fn status(&self) -> PoolStatus {
+        let recovered = self.inner.recovered;
+        self.inner.shared.access(|state| PoolStatus {
+            bytes: state.layout().data_bytes(),
+            used_bytes: state.space.used_places() * BLOCK,
+            has_garbage: state.has_garbage || state.walk.is_some(),
+            memory_bytes: state.space.memory() + state.pages.memory(),
+            counts: state.counts,
+            recovered,
+        })
+    }
+
+    /// What was found to be wrong with the pool.
+    pub fn damage(&self) -> Option<String> {
+        self.inner.shared.access(|state| state.damage.clone())
+    }
+
+    /// A volume as a back end. While it exists, the volume is in use.
+    ///
+    /// # Errors
+    /// If there is none with this name, or it is in use.
+    pub fn volume(&self, name: &str) -> Result<Arc<dyn Backend>, PoolError> {
+        let found = self.inner.shared.access(|state| {
+            let found = state.catalogue.volume(name)?.clone();
+            if state.users.insert(found.id) { Ok(found) } else { Err(Refusal::InUse) }
+        })?;
+        let (wanted, size) = (Wanted::Volume(found.id), found.size);
+        Ok(Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size)))
+    }
+
+    /// A snapshot as a back end without changes. While it exists, the snapshot is in use.
+    ///
+    /// # Errors
+    /// If there is none with these names, or it is in use.
+    pub fn snapshot(&self, volume: &str, name: &str) -> Result<Arc<dyn Backend>, PoolError> {
+        let found = self.inner.shared.access(|state| {
+            let volume = state.catalogue.volume(volume)?.id;
+            let found = state.catalogue.snapshot(volume, name)?.clone();
+            if state.users.insert(found.id) { Ok(found) } else { Err(Refusal::InUse) }
+        })?;
+        let (wanted, size) = (Wanted::Snapshot(found.id), found.size);
+        Ok(Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size)))
+    }
+
+    /// Makes an empty volume of `size` bytes. It is durable when the call returns.
+    ///
+    /// # Errors
+    /// If name or size are not possible, or the pool fails.
+    pub fn create_volume(&self, name: &str, size: u64) -> Result<(), PoolError> {
+        self.change(|state| {
+            state.catalogue.check_name(name)?;
+            state.catalogue.check_room(1)?;
+            if !is_size(size) {
+                return Err(Refusal::BadSize);
+            }
+            let id = state.catalogue.next_id;
+            Ok(Change::Create { id, size, name: name.to_owned() })
+        })
+    }
+
+    /// Deletes a volume that is not in use. Its space becomes free later. Its snapshots stay.
+    ///
+    /// # Errors
+    /// If there is none, or it is in use.
+    pub fn delete_volume(&self, name: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let id = state.catalogue.volume(name)?.id;
+            if state.users.contains(&id) { Err(Refusal::InUse) } else { Ok(Change::Delete { id }) }
+        })
+    }
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// If there is none, or the new name is not possible.
+    pub fn rename_volume(&self, name: &str, new: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let id = state.catalogue.volume(name)?.id;
+            state.catalogue.check_name(new)?;
+            Ok(Change::Rename { id, name: new.to_owned() })
+        })
+    }
+
+    /// Takes a snapshot of several volumes at one instant, while they are used: each has what a
+    /// power loss at this instant would have left. It is durable when the call returns.
+    ///
+    /// # Errors
+    /// If a volume does not exist or has a snapshot with this name, or the pool fails.
+    pub fn take_snapshot(
+        &self,
+        volumes: &[&str],
+        name: &str,
+        time_s: u64,
+    ) -> Result<(), PoolError> {
+        self.change(|state| {
+            if !is_name(name) {
+                return Err(Refusal::BadName);
+            }
+            if volumes.len() > SNAPSHOT_VOLUMES_MAX {
+                return Err(Refusal::TooMany);
+            }
+            state.catalogue.check_room(volumes.len())?;
+            let mut members: Vec<(u32, u32)> = Vec::new();
+            for (volume, snapshot) in volumes.iter().zip(state.catalogue.next_id..) {
+                let id = state.catalogue.volume(volume)?.id;
+                let is_double = members.iter().any(|(other, _)| *other == id);
+                if is_double || state.catalogue.snapshot(id, name).is_ok() {
+                    return Err(Refusal::NameTaken);
+                }
+                members.push((id, snapshot));
+            }
+            Ok(Change::Snapshot { members, name: name.to_owned(), time_s, in_flight: Vec::new() })
+        })
+    }
+
+    /// Deletes a snapshot. What only it had becomes free later.
+    ///
+    /// # Errors
+    /// If there is none, or it is in use.
+    pub fn delete_snapshot(&self, volume: &str, name: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let volume = state.catalogue.volume(volume)?.id;
+            let id = state.catalogue.snapshot(volume, name)?.id;
+            if state.users.contains(&id) {
+                return Err(Refusal::InUse);
+            }
+            Ok(Change::DeleteSnapshot { id })
+        })
+    }
+
+    /// Makes a volume with the content of a snapshot, at once.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, or the new name is not possible.
+    pub fn clone_snapshot(&self, volume: &str, name: &str, new: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let volume = state.catalogue.volume(volume)?.id;
+            let snapshot = state.catalogue.snapshot(volume, name)?.id;
+            state.catalogue.check_name(new)?;
+            state.catalogue.check_room(1)?;
+            let id = state.catalogue.next_id;
+            Ok(Change::Clone { snapshot, id, name: new.to_owned() })
+        })
+    }
+
+    /// Gives a volume that is not in use the content and the size of one of its snapshots. Its
+    /// other snapshots stay.
+    ///
+    /// # Errors
+    /// If there is no such snapshot, or the volume is in use.
+    pub fn roll_back(&self, volume: &str, name: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let id = state.catalogue.volume(volume)?.id;
+            let snapshot = state.catalogue.snapshot(id, name)?.id;
+            if state.users.contains(&id) {
+                return Err(Refusal::InUse);
+            }
+            Ok(Change::Rollback { id, snapshot })
+        })
+    }
+
+    /// Sets the size of a volume, in bytes.
+    pub(crate) fn resize(&self, id: u32, size: u64) -> Result<(), PoolError> {
+        self.change(|_| {
+            if is_size(size) { Ok(Change::Resize { id, size }) } else { Err(Refusal::BadSize) }
+        })?;
+        let mut access = StoreAccess::open(&self.inner.device)?;
+        complete(&self.inner.shared, &mut access, |state| state.trim(id))
+    }
+
+    /// Carries out a change of the catalogue that `plan` makes, and makes it durable.
+    fn change(&self, plan: impl Fn(&State) -> Result<Change, Refusal>) -> Result<(), PoolError> {
+        let inner = &self.inner;
+        let _changing = inner.changing.lock();
+        let mut access = StoreAccess::open(&inner.device)?;
+        let end = Instant::now() + PLACE_TIME_MAX;
+        let (placed, change) = loop {
+            let mut is_full = false;
+            let placed = inner.shared.access(|state| {
+                let what = || state.damage.clone().unwrap_or_else(|| "it has failed".into());
+                if state.failed.is_some() {
+                    return Err(PoolError::Failed(what()));
+                }
+                let change = plan(state)?;
+                if !change.fits() {
+                    return Err(Refusal::TooMany.into());
+                }
+                let placed = state.place_change(change);
+                is_full = placed.is_none() && state.is_full();
+                Ok(placed)
+            })?;
+            if let Some(placed) = placed {
+                break placed;
+            }
+            if is_full || Instant::now() > end {
+                return Err(PoolError::Full);
+            }
+            let orphan = inner.orphan.lock().take();
+            if let Some(mut orphan) = orphan {
+                orphan.finish(&inner.shared, &mut access)?;
+            } else if inner.shared.access(|state| state.wants_checkpoint(false)) {
+                Checkpoint::run(&inner.shared, &mut access)?;
+            } else {
+                std::thread::sleep(PLACE_INTERVAL);
+            }
+        };
+        let header = Header {
+            generation: placed.generation,
+            sequence: placed.sequence,
+            frontier: placed.frontier,
+            runs: vec![Run::Change(change.encode())],
+        };
+        let mut block = vec![0; BLOCK_BYTES];
+        header.encode(inner.identity, &inner.key, &mut block);
+        let offset = (inner.first_segment + placed.places.header) * BLOCK;
+        let written = access
+            .carry_out(Operation::Write, offset, &mut block)
+            .and_then(|()| access.carry_out(Operation::Flush, 0, &mut []));
+        inner.shared.access(|state| {
+            state.end_batch(placed.sequence, written.is_ok());
+            if written.is_err() {
+                // It is not known whether the change was made.
+                state.damage.get_or_insert("a change of the catalogue could not be written".into());
+                state.fail(fathom_block::ErrorKind::Io);
+            }
+        });
+        inner.shared.wake();
+        Ok(written?)
+    }
+
+    /// Writes a checkpoint if anything has changed since the last one, so that the next opening has
+    /// nothing to search. Blocks for about `limit` at most for each request.
+    ///
+    /// # Errors
+    /// If that fails. The next opening takes longer then.
+    pub fn save(&self, limit: Duration) -> io::Result<()> {
+        let inner = &self.inner;
+        let mut access = StoreAccess::open_within(&inner.device, limit)?;
+        if let Some(mut orphan) = inner.orphan.lock().take() {
+            orphan.finish(&inner.shared, &mut access)?;
+        }
+        let wants = inner.shared.access(|state| {
+            state.has_changes() && !state.is_checkpointing && state.failed.is_none()
+        });
+        if wants { Checkpoint::run(&inner.shared, &mut access) } else { Ok(()) }
+    }
+
+    pub(crate) fn release(&self, id: u32) {
+        self.inner.shared.access(|state| state.users.remove(&id));
+    }
+}

@@ -1,0 +1,170 @@
+//! Checkpoints and walks, which the queues of a pool carry out among them.
+
+use std::sync::atomic::Ordering;
+
+use fathom_block::{BackendContext, Outcome, Request};
+
+use super::StoreQueue;
+use super::device::Purpose;
+use crate::checkpoint::{Checkpoint, Step};
+use crate::pages::from_bytes;
+use crate::state::State;
+use crate::walk::WalkRead;
+
+/// The most writes of a checkpoint in flight.
+const WRITES_MAX: usize = 4;
+/// The most reads of a walk in flight.
+const READS_MAX: usize = 16;
+
+/// The time between two steps of a walk that waits for reads, or for a checkpoint, in nanoseconds.
+const STEP_NS: u64 = 1_000_000;
+
+impl StoreQueue {
+    /// Begins a checkpoint if one is wanted, and goes on with that of this queue.
+    pub(super) fn checkpoint(&mut self, context: &mut BackendContext<'_>) {
+        if self.checkpoint.is_none() && !self.is_closed {
+            self.checkpoint = self.inner.orphan.lock().take().or_else(|| self.begin(context));
+        }
+        while self.in_flight_of(|purpose| matches!(purpose, Purpose::Checkpoint)) < WRITES_MAX {
+            let Some(checkpoint) = &mut self.checkpoint else { return };
+            let mut own = self.device.take();
+            match checkpoint.step(&self.inner.shared, &mut own) {
+                Step::Submit => self.device.submit(own, Purpose::Checkpoint, context),
+                Step::Wait => return self.device.give(own),
+                Step::Done | Step::Failed => {
+                    self.device.give(own);
+                    self.checkpoint = None;
+                }
+            }
+        }
+    }
+
+    fn begin(&self, context: &mut BackendContext<'_>) -> Option<Checkpoint> {
+        let pause_ns = self.inner.options.checkpoint_ns;
+        let now_ns = context.now_ns();
+        let due_ns = self.inner.checkpoint_at_ns.load(Ordering::Relaxed);
+        let (wants, has_changes) = self
+            .inner
+            .shared
+            .access(|state| (state.wants_checkpoint(now_ns >= due_ns), state.has_changes()));
+        if !wants {
+            if has_changes {
+                context.wake_at(due_ns.max(now_ns + 1_000_000));
+            }
+            return None;
+        }
+        self.inner.checkpoint_at_ns.store(now_ns.saturating_add(pause_ns), Ordering::Relaxed);
+        Checkpoint::begin(&self.inner.shared)
+    }
+
+    /// A write or flush of the checkpoint has completed.
+    pub(super) fn checkpoint_written(&mut self, own: Box<Request>, outcome: Outcome) {
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.completed(outcome);
+        }
+        self.device.give(own);
+    }
+
+    /// Begins a walk if one is wanted, and goes on with it.
+    pub(super) fn walk(&mut self, context: &mut BackendContext<'_>) {
+        if !self.is_walking && !self.begin_walk(context) {
+            return;
+        }
+        let in_flight = self.in_flight_of(|purpose| matches!(purpose, Purpose::Walk { .. }));
+        if self.is_closed {
+            if in_flight == 0 {
+                self.leave_walk();
+            }
+            return;
+        }
+        let stepped = self.inner.shared.access(|state| {
+            if state.end_walk() || state.walk.is_none() {
+                return None;
+            }
+            let reads = state.step_walk(READS_MAX.saturating_sub(in_flight)).ok()?;
+            let intervals: Vec<u64> = reads.iter().map(|_| state.begin_read()).collect();
+            Some(reads.into_iter().zip(intervals).collect::<Vec<_>>())
+        });
+        let Some(reads) = stepped else {
+            self.leave_walk();
+            let pause_ns = self.inner.options.walk_pause_ns;
+            let next_ns = context.now_ns().saturating_add(pause_ns);
+            self.inner.walk_at_ns.store(next_ns, Ordering::Relaxed);
+            return self.inner.shared.wake();
+        };
+        for (read, interval) in reads {
+            let own = self.device.read(read.entry.block, 1);
+            self.device.submit(own, Purpose::Walk { read, interval }, context);
+        }
+        // The next step belongs to the next round.
+        context.wake_at(if in_flight == 0 { 0 } else { context.now_ns() + STEP_NS });
+    }
+
+    fn begin_walk(&mut self, context: &mut BackendContext<'_>) -> bool {
+        if self.is_closed {
+            return false;
+        }
+        let now_ns = context.now_ns();
+        let at_ns = self.inner.walk_at_ns.load(Ordering::Relaxed);
+        let (wants, is_scarce) = self.inner.shared.access(|state| {
+            let wants = state.has_garbage || state.walk.is_some();
+            let may_begin = state.failed.is_none() && !state.is_checkpointing;
+            (wants && may_begin, state.space.left() == 0)
+        });
+        if !wants {
+            return false;
+        }
+        if now_ns < at_ns && !is_scarce {
+            context.wake_at(at_ns);
+            return false;
+        }
+        if self.inner.is_walked.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.is_walking = true;
+        self.inner.shared.access(State::begin_walk);
+        true
+    }
+
+    fn leave_walk(&mut self) {
+        self.is_walking = false;
+        self.inner.is_walked.store(false, Ordering::Release);
+    }
+
+    /// The queue ends in the middle of the walk.
+    pub(super) fn leave_walk_undone(&mut self) {
+        self.inner.shared.access(|state| {
+            if state.walk.is_some() {
+                state.give_up_walk();
+                state.has_garbage = true;
+            }
+        });
+        self.leave_walk();
+    }
+
+    /// A page has been read for the walk.
+    pub(super) fn walk_read(
+        &mut self,
+        (read, interval): (WalkRead, u64),
+        own: Box<Request>,
+        outcome: Outcome,
+    ) {
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
+        let right = bytes.filter(|bytes| crc32c::crc32c(bytes) == read.entry.checksum);
+        let page = right.map(from_bytes);
+        let walked = self.inner.shared.access(|state| match &page {
+            Some(page) => state.walked(&read, page),
+            None => state.not_walked(&read),
+        });
+        if walked.is_err() {
+            self.report_wrong(0, &format!("pages of maps ({})", read.id));
+        }
+        self.device.give(own);
+        self.end_interval(interval);
+    }
+
+    /// How many of the requests in flight have a purpose.
+    fn in_flight_of(&self, is_it: impl Fn(&Purpose) -> bool) -> usize {
+        self.device.in_flight().filter(|purpose| is_it(purpose)).count()
+    }
+}

@@ -1,0 +1,135 @@
+//! A queue's own requests to the device of its pool.
+
+use std::collections::HashMap;
+
+use fathom_block::{BackendContext, BackendQueue, Operation, Outcome, Request};
+
+use crate::catalogue::PageId;
+use crate::entry::Entry;
+use crate::layout::BLOCK;
+use crate::pages::TableEntry;
+use crate::walk::WalkRead;
+
+/// The bit that the numbers of own requests have, and those of guests do not.
+const OWN: u64 = 1 << 63;
+/// The most boxes that are kept.
+const KEPT_MAX: usize = 256;
+
+/// What a request to the device is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose {
+    /// A part of the batch with this sequence.
+    Batch(u64),
+    /// Some blocks of a read, from this one of those that were looked up. They are read a second
+    /// time if they have the wrong content.
+    Piece {
+        read: u64,
+        from: usize,
+        is_again: bool,
+    },
+    /// A whole read, which is the guest's own request.
+    Whole {
+        read: u64,
+    },
+    /// The block at the beginning or the end of a change, of which the change has only a part.
+    Edge {
+        change: u64,
+        edge: usize,
+        entry: Entry,
+        interval: u64,
+    },
+    /// A page of a map.
+    Load {
+        id: PageId,
+        entry: TableEntry,
+        interval: u64,
+    },
+    /// A page for the walk.
+    Walk {
+        read: WalkRead,
+        interval: u64,
+    },
+    Flush,
+    Checkpoint,
+}
+
+/// See the module.
+pub(super) struct Device {
+    queue: Box<dyn BackendQueue>,
+    purposes: HashMap<u64, Purpose>,
+    completed: Vec<(Box<Request>, Outcome)>,
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    boxes: Vec<Box<Request>>,
+    made: u64,
+}
+
+impl Device {
+    pub(super) fn new(queue: Box<dyn BackendQueue>) -> Self {
+        let (purposes, completed, boxes) = (HashMap::new(), Vec::new(), Vec::new());
+        Self { queue, purposes, completed, boxes, made: 0 }
+    }
+
+    /// A blank request.
+    pub(super) fn take(&mut self) -> Box<Request> {
+        let mut request = self.boxes.pop().unwrap_or_default();
+        self.made += 1;
+        request.id = OWN | self.made;
+        request
+    }
+
+    /// A request that reads so many blocks into memory of its own.
+    pub(super) fn read(&mut self, block: u64, count: usize) -> Box<Request> {
+        let mut request = self.take();
+        let length = count as u64 * BLOCK;
+        (request.operation, request.offset) = (Operation::Read, block * BLOCK);
+        request.length = length;
+        request.buffers.allocate(length as usize);
+        request
+    }
+
+    pub(super) fn give(&mut self, mut request: Box<Request>) {
+        if self.boxes.len() < KEPT_MAX {
+            request.reset();
+            self.boxes.push(request);
+        }
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        request: Box<Request>,
+        purpose: Purpose,
+        context: &mut BackendContext<'_>,
+    ) {
+        self.purposes.insert(request.id, purpose);
+        self.queue.submit(request, &mut context.nested(&mut self.completed));
+    }
+
+    /// Passes a call on to the queue of the device.
+    pub(super) fn call(
+        &mut self,
+        context: &mut BackendContext<'_>,
+        call: impl FnOnce(&mut dyn BackendQueue, &mut BackendContext<'_>),
+    ) {
+        call(&mut *self.queue, &mut context.nested(&mut self.completed));
+    }
+
+    /// Takes a request that has completed.
+    pub(super) fn completed(&mut self) -> Option<(Box<Request>, Outcome, Purpose)> {
+        let (request, outcome) = self.completed.pop()?;
+        let purpose = self.purposes.remove(&request.id)?;
+        Some((request, outcome, purpose))
+    }
+
+    pub(super) fn has_completed(&self) -> bool {
+        !self.completed.is_empty()
+    }
+
+    /// The purposes of the requests in flight.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = &Purpose> {
+        self.purposes.values()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.purposes.is_empty() && self.queue.is_idle()
+    }
+}

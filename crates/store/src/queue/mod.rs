@@ -1,0 +1,333 @@
+//! A queue of a volume or a snapshot.
+//!
+//! - `change`: requests that change blocks; `batch`: puts them into batches of the log.
+//! - `read`: reads of data and of pages of maps.
+//! - `background`: checkpoints and walks.
+//! - `device`: the queue's own requests to the device.
+
+mod background;
+mod batch;
+mod change;
+mod device;
+mod read;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fathom_block::{BackendContext, BackendQueue, ErrorKind, Operation, Outcome, Request, Waker};
+use fathom_reactor::{Event, Pending};
+
+use crate::catalogue::PageId;
+use crate::checkpoint::Checkpoint;
+use crate::pool::Inner;
+use crate::state::Admission;
+
+use batch::Batch;
+use change::Change;
+use device::{Device, Purpose};
+use read::Read;
+
+/// After this time a change that waits is looked at again, in nanoseconds.
+const LOOK_NS: u64 = 1_000_000;
+
+/// What a queue reads, and perhaps changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// A volume.
+    Volume(u32),
+    /// A snapshot, which does not change.
+    Snapshot(u32),
+}
+
+/// See the module.
+pub(crate) struct StoreQueue {
+    inner: Arc<Inner>,
+    wanted: Wanted,
+    device: Device,
+    waker: Waker,
+    in_kernel: Pending,
+    /// Changes, reads and requests for extents, by number.
+    changes: BTreeMap<u64, Change>,
+    reads: BTreeMap<u64, Read>,
+    made: u64,
+    /// The changes that are not completely in batches, in order.
+    pending: Vec<u64>,
+    batches: BTreeMap<u64, Batch>,
+    /// Pages that are being read, and pages that cannot be.
+    loading: BTreeSet<PageId>,
+    broken: BTreeSet<PageId>,
+    /// Requests that wait for a flush, and those that the flush in flight is for, with the last
+    /// batch that it covers.
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    unflushed: Vec<Box<Request>>,
+    #[expect(clippy::vec_box, reason = "a request travels in its box")]
+    flushing: Option<(u64, Vec<Box<Request>>)>,
+    checkpoint: Option<Checkpoint>,
+    is_walking: bool,
+    is_closed: bool,
+}
+
+impl StoreQueue {
+    pub(crate) fn new(
+        inner: Arc<Inner>,
+        wanted: Wanted,
+        device: Box<dyn BackendQueue>,
+        waker: Waker,
+        in_kernel: Pending,
+    ) -> Self {
+        Self {
+            inner,
+            wanted,
+            device: Device::new(device),
+            waker,
+            in_kernel,
+            changes: BTreeMap::new(),
+            reads: BTreeMap::new(),
+            made: 0,
+            pending: Vec::new(),
+            batches: BTreeMap::new(),
+            loading: BTreeSet::new(),
+            broken: BTreeSet::new(),
+            unflushed: Vec::new(),
+            flushing: None,
+            checkpoint: None,
+            is_walking: false,
+            is_closed: false,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.made += 1;
+        self.made
+    }
+
+    /// Continues all work that can continue now.
+    fn work(&mut self, context: &mut BackendContext<'_>) {
+        loop {
+            let mut has_loaded = false;
+            while let Some((request, outcome, purpose)) = self.device.completed() {
+                has_loaded |= matches!(purpose, Purpose::Load { .. });
+                self.returned(request, outcome, purpose, context);
+            }
+            self.apply_batches(context);
+            self.prepare_changes(context);
+            self.write_batches(context);
+            self.end_changes(context);
+            self.flush(context);
+            if has_loaded {
+                let reads: Vec<u64> = self.reads.keys().copied().collect();
+                for number in reads {
+                    self.go_on_reading(number, context);
+                }
+            }
+            self.checkpoint(context);
+            self.walk(context);
+            if !self.device.has_completed() {
+                break;
+            }
+        }
+        if !self.pending.is_empty() {
+            // A thread that is busy with other queues may not look at its wakers for a while.
+            context.wake_at(context.now_ns() + LOOK_NS);
+        }
+    }
+
+    /// A request to the device has completed.
+    fn returned(
+        &mut self,
+        request: Box<Request>,
+        outcome: Outcome,
+        purpose: Purpose,
+        context: &mut BackendContext<'_>,
+    ) {
+        match purpose {
+            Purpose::Batch(sequence) => {
+                self.device.give(request);
+                self.batch_written(sequence, outcome);
+            }
+            Purpose::Piece { read, from, is_again } => {
+                self.piece_read((read, from, is_again), request, outcome, context);
+            }
+            Purpose::Whole { read } => self.whole_read(read, request, outcome, context),
+            Purpose::Edge { change, edge, entry, interval } => {
+                self.edge_read((change, edge, entry, interval), request, outcome);
+            }
+            Purpose::Load { id, entry, interval } => {
+                self.loaded((id, entry, interval), request, outcome);
+            }
+            Purpose::Walk { read, interval } => self.walk_read((read, interval), request, outcome),
+            Purpose::Flush => self.flushed(request, outcome, context),
+            Purpose::Checkpoint => self.checkpoint_written(request, outcome),
+        }
+    }
+
+    /// Begins the waiting changes that may begin, and reads the edges of those that have begun.
+    fn prepare_changes(&mut self, context: &mut BackendContext<'_>) {
+        let Wanted::Volume(volume) = self.wanted else { return };
+        for index in 0..self.pending.len() {
+            let number = self.pending[index];
+            let Some(change) = self.changes.get_mut(&number) else { continue };
+            if !change.is_locked && change.outcome.is_ok() {
+                let admitted = self.inner.shared.attempt(&self.waker, |state| {
+                    match state.begin_change(volume, &change.range) {
+                        Admission::Wait => None,
+                        other @ (Admission::Begun | Admission::Refused(_)) => Some(other),
+                    }
+                });
+                match admitted {
+                    None => continue,
+                    Some(Admission::Refused(kind)) => change.outcome = Err(kind),
+                    Some(Admission::Begun | Admission::Wait) => change.is_locked = true,
+                }
+            }
+            if change.is_locked && !change.is_ready() {
+                self.read_edges(number, context);
+            }
+        }
+    }
+
+    /// Completes the changes of which all batches have ended.
+    fn end_changes(&mut self, context: &mut BackendContext<'_>) {
+        let Wanted::Volume(volume) = self.wanted else { return };
+        let complete = self.changes.iter().filter(|(_, change)| change.is_complete());
+        let complete: Vec<u64> = complete.map(|(number, _)| *number).collect();
+        let mut is_any = false;
+        for number in complete {
+            let Some(change) = self.changes.remove(&number) else { continue };
+            if change.is_locked {
+                self.inner.shared.access(|state| state.end_change(volume, &change.range));
+                is_any = true;
+            }
+            if change.outcome.is_ok() && change.request.flags.force_unit_access {
+                self.unflushed.push(change.request);
+            } else {
+                context.complete(change.request, change.outcome);
+            }
+        }
+        let changes = &self.changes;
+        let is_pending =
+            |number: &u64| changes.get(number).is_some_and(|change| !change.todo.is_empty());
+        self.pending.retain(is_pending);
+        if is_any {
+            self.inner.shared.wake();
+        }
+    }
+
+    /// Begins a flush of the device if a request waits for one.
+    fn flush(&mut self, context: &mut BackendContext<'_>) {
+        if self.flushing.is_some() || self.unflushed.is_empty() {
+            return;
+        }
+        let covered = self.inner.shared.access(|state| state.completed());
+        self.flushing = Some((covered, std::mem::take(&mut self.unflushed)));
+        let mut own = self.device.take();
+        own.operation = Operation::Flush;
+        self.device.submit(own, Purpose::Flush, context);
+    }
+
+    fn flushed(&mut self, own: Box<Request>, outcome: Outcome, context: &mut BackendContext<'_>) {
+        self.device.give(own);
+        let Some((covered, requests)) = self.flushing.take() else { return };
+        if outcome.is_ok() {
+            self.inner.shared.access(|state| state.flushed(covered));
+        }
+        for request in requests {
+            context.complete(request, outcome);
+        }
+    }
+}
+
+impl BackendQueue for StoreQueue {
+    fn submit(&mut self, request: Box<Request>, context: &mut BackendContext<'_>) {
+        let number = self.number();
+        match request.operation {
+            Operation::Read | Operation::Extents => {
+                self.reads.insert(number, Read::new(request));
+                self.go_on_reading(number, context);
+            }
+            Operation::Write | Operation::WriteZeroes | Operation::Discard => {
+                if !matches!(self.wanted, Wanted::Volume(_)) {
+                    return context.complete(request, Err(ErrorKind::ReadOnly));
+                }
+                self.changes.insert(number, Change::new(request));
+                self.pending.push(number);
+            }
+            Operation::Flush => self.unflushed.push(request),
+            Operation::GetId => context.complete(request, Err(ErrorKind::Unsupported)),
+        }
+        // The rest of the thread's requests come first, so that they get into the same batch.
+        context.wake_at(0);
+    }
+
+    fn event(&mut self, event: &Event, context: &mut BackendContext<'_>) {
+        self.device.call(context, |queue, context| queue.event(event, context));
+        if self.device.has_completed() {
+            self.work(context);
+        }
+    }
+
+    fn advance(&mut self, context: &mut BackendContext<'_>) {
+        self.device.call(context, |queue, context| queue.advance(context));
+        self.work(context);
+    }
+
+    fn close(&mut self, context: &mut BackendContext<'_>) {
+        self.is_closed = true;
+        self.device.call(context, |queue, context| queue.close(context));
+        self.work(context);
+    }
+
+    fn reopen(&mut self, context: &mut BackendContext<'_>) {
+        self.is_closed = false;
+        self.device.call(context, |queue, context| queue.reopen(context));
+        self.work(context);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.device.is_idle() && self.checkpoint.is_none() && !self.is_walking
+    }
+}
+
+impl Drop for StoreQueue {
+    /// Other queues take over the checkpoint and the walk. Places that the kernel may still read
+    /// or write are not used again while the pool is open.
+    fn drop(&mut self) {
+        let is_stuck = self.in_kernel.count() > 0;
+        if let Some(mut checkpoint) = self.checkpoint.take() {
+            checkpoint.restart();
+            *self.inner.orphan.lock() = Some(checkpoint);
+        }
+        if self.is_walking {
+            self.leave_walk_undone();
+        }
+        let intervals: Vec<u64> = self
+            .device
+            .in_flight()
+            .filter_map(|purpose| match purpose {
+                Purpose::Edge { interval, .. }
+                | Purpose::Load { interval, .. }
+                | Purpose::Walk { interval, .. } => Some(*interval),
+                Purpose::Batch(_)
+                | Purpose::Piece { .. }
+                | Purpose::Whole { .. }
+                | Purpose::Flush
+                | Purpose::Checkpoint => None,
+            })
+            .chain(self.reads.values().filter_map(Read::interval))
+            .collect();
+        self.inner.shared.access(|state| {
+            for sequence in self.batches.keys() {
+                state.end_batch(*sequence, false);
+            }
+            if let Wanted::Volume(volume) = self.wanted {
+                for change in self.changes.values().filter(|change| change.is_locked) {
+                    state.end_change(volume, &change.range);
+                }
+            }
+            for interval in intervals.into_iter().filter(|_| !is_stuck) {
+                state.end_read(interval);
+            }
+        });
+        self.inner.shared.wake();
+    }
+}

@@ -1,0 +1,101 @@
+//! The record of a checkpoint: all of its state that is in no page.
+//!
+//! | field | bytes |
+//! |---|---|
+//! | last sequence whose batch is in the checkpoint, unless it is among the following | 8 |
+//! | count of batches in flight, and the sequence of each | 4, 8 each |
+//! | count of segments with such batches, and the number of each | 4, 4 each |
+//! | count of segments that later batches may use, and the number of each in order of use | 4, 4 each |
+//! | pages of maps | 4 |
+//! | whether blocks may be in use that nothing refers to | 1 |
+//! | the catalogue | rest |
+//!
+//! The superblock has the length and the [code](crate::seal) of the record.
+
+use crate::catalogue::Catalogue;
+use crate::words::{Reader, Writer};
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) sequence: u64,
+    pub(crate) in_flight: Vec<u64>,
+    /// The segments that had batches in flight, or were open. Recovery reads each of them.
+    pub(crate) busy: Vec<u32>,
+    /// The segments for later batches, in the order in which they are opened.
+    pub(crate) order: Vec<u32>,
+    /// One more than the highest page of a map.
+    pub(crate) pages: u32,
+    /// Whether a walk has to find blocks that nothing refers to.
+    pub(crate) has_garbage: bool,
+    pub(crate) catalogue: Catalogue,
+}
+
+impl Record {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.sequence);
+        out.u32(self.in_flight.len() as u32);
+        for sequence in &self.in_flight {
+            out.u64(*sequence);
+        }
+        for segments in [&self.busy, &self.order] {
+            out.u32(segments.len() as u32);
+            for segment in segments {
+                out.u32(*segment);
+            }
+        }
+        out.u32(self.pages);
+        out.u8(u8::from(self.has_garbage));
+        self.catalogue.encode(&mut out);
+        out.0
+    }
+
+    /// Reads a record of a pool with so many segments.
+    pub(crate) fn decode(bytes: &[u8], segments: u32) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let sequence = input.u64()?;
+        let count = input.u32()?;
+        let in_flight = input.list(count, Reader::u64)?;
+        let mut list = || {
+            let count = input.u32()?;
+            input.list(count, |input| input.u32().filter(|segment| *segment < segments))
+        };
+        let (busy, order) = (list()?, list()?);
+        let pages = input.u32()?;
+        let has_garbage = match input.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let catalogue = Catalogue::decode(&mut input)?;
+        let record = Self { sequence, in_flight, busy, order, pages, has_garbage, catalogue };
+        let is_sane = input.0.is_empty() && record.catalogue.roots().all(|id| id < pages);
+        is_sane.then_some(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_written_and_segments_beyond_the_pool_are_refused() {
+        let record = Record {
+            sequence: 77,
+            in_flight: vec![70, 75],
+            busy: vec![3],
+            order: vec![5, 4],
+            pages: 9,
+            has_garbage: true,
+            catalogue: Catalogue::new(),
+        };
+        let bytes = record.encode();
+        assert_eq!(Record::decode(&bytes, 6).as_ref(), Some(&record));
+        assert_eq!(Record::decode(&bytes, 5), None);
+        for length in 0..bytes.len() {
+            assert_eq!(Record::decode(&bytes[..length], 6), None);
+        }
+        assert_eq!(Record::decode(&[&bytes[..], &[0]].concat(), 6), None);
+    }
+}

@@ -1,0 +1,360 @@
+//! Opens a pool: takes the latest checkpoint, and brings the batches that came after it into the
+//! maps.
+//!
+//! Batches are looked for in the segments that the checkpoint names. A header is valid if its code
+//! is right and it has the generation of the opening that the checkpoint belongs to. Each block of
+//! its data is compared with its checksum. What was not written is dropped, block by block: it was
+//! never durable. Gaps do not matter, because headers are found wherever they lie.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fathom_block::{Backend, Shared, StoreAccess};
+use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
+
+use crate::batch::{Header, Run};
+use crate::catalogue::Change;
+use crate::checkpoint::Checkpoint;
+use crate::error::PoolError;
+use crate::layout::{BLOCK, BLOCK_BYTES, Layout};
+use crate::paged::Paged;
+use crate::pages::{Fault, Pages, from_bytes};
+use crate::record::Record;
+use crate::space::{EMPTY_SEGMENTS_MAX, Space};
+use crate::state::{Parts, State};
+use crate::superblock::PoolSuperblock;
+
+/// The bytes of a table that are read at once.
+const READ_LENGTH: u64 = 1 << 20;
+
+/// What an opening has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Segments that were searched for batches.
+    pub segments: u64,
+    /// Batches that came after the last checkpoint.
+    pub batches: u64,
+    /// Their blocks.
+    pub blocks: u64,
+    /// Blocks of them that had not been written.
+    pub torn_blocks: u64,
+    /// Blocks that were durable, and have other content. They cannot be read.
+    pub wrong_blocks: u64,
+}
+
+/// The latest checkpoint of a pool, as it is on the device.
+pub(crate) struct Latest {
+    pub(crate) superblock: PoolSuperblock,
+    pub(crate) record: Record,
+    pub(crate) space: Space,
+    pub(crate) pages: Pages,
+}
+
+/// The valid superblock of the pool on a device.
+///
+/// # Errors
+/// If there is none, or the device is too short for the pool.
+pub(crate) fn read_superblock(
+    access: &mut StoreAccess,
+    capacity: u64,
+) -> Result<PoolSuperblock, PoolError> {
+    let length = 2 * SUPERBLOCK_LENGTH as u64;
+    let copies = access.read(0, length.min(capacity))?;
+    let superblock = PoolSuperblock::select(&copies).map_err(PoolError::NoPool)?;
+    let layout = superblock.layout;
+    let needed = layout.block(layout.places()) * BLOCK;
+    if capacity < needed {
+        return Err(PoolError::TooShort(needed));
+    }
+    Ok(superblock)
+}
+
+/// Reads the latest checkpoint.
+///
+/// # Errors
+/// If the device fails or has no sound checkpoint.
+pub(crate) fn read_latest(
+    access: &mut StoreAccess,
+    capacity: u64,
+    cached_pages: usize,
+) -> Result<Latest, PoolError> {
+    let superblock = read_superblock(access, capacity)?;
+    let mut layout = superblock.layout;
+    let (length, code) = superblock.record;
+    let offset = layout.record(superblock.number) * BLOCK;
+    let mut bytes = access.read(offset, u64::from(length).next_multiple_of(BLOCK))?;
+    bytes.truncate(length as usize);
+    let record = (superblock.key.code(&bytes) == code)
+        .then(|| Record::decode(&bytes, layout.segments))
+        .flatten()
+        .ok_or_else(|| PoolError::Damaged("the record of its last checkpoint".into()))?;
+    // The device may have grown.
+    if let Some(segments) = layout.segments_on(capacity) {
+        layout.segments = segments.max(layout.segments);
+    }
+    let space = Paged::new(layout.space_map(), layout.space_pages);
+    let space = read_table(access, &superblock, layout.space_map(), space, "space map")?;
+    let table = Paged::new(layout.page_table(), layout.table_pages);
+    let table = read_table(access, &superblock, layout.page_table(), table, "page table")?;
+    let pages = Pages::new(table, record.pages, cached_pages);
+    Ok(Latest { record, space: Space::new(layout, space), pages, superblock })
+}
+
+fn read_table(
+    access: &mut StoreAccess,
+    superblock: &PoolSuperblock,
+    first: u64,
+    mut table: Paged,
+    name: &str,
+) -> Result<Paged, PoolError> {
+    let length = 2 * u64::from(table.count()) * BLOCK;
+    let mut index = 0;
+    for start in (0..length).step_by(READ_LENGTH as usize) {
+        let bytes = access.read(first * BLOCK + start, READ_LENGTH.min(length - start))?;
+        for copies in bytes.chunks_exact(2 * BLOCK_BYTES) {
+            if !table.load(superblock.identity, superblock.number, index, copies) {
+                return Err(PoolError::Damaged(format!("page {index} of its {name}")));
+            }
+            index += 1;
+        }
+    }
+    Ok(table)
+}
+
+/// The batches after a checkpoint, by sequence.
+struct Search<'a> {
+    superblock: &'a PoolSuperblock,
+    record: &'a Record,
+    layout: Layout,
+    batches: BTreeMap<u64, Header>,
+    /// Of each block of data of a batch, whether it has its content.
+    written: BTreeMap<u64, Vec<bool>>,
+    frontier: u64,
+    found: Recovered,
+}
+
+impl Search<'_> {
+    /// Looks for batches in a segment. Returns whether there is one.
+    fn search(
+        &mut self,
+        access: &mut StoreAccess,
+        space: &Space,
+        segment: u32,
+    ) -> Result<bool, PoolError> {
+        let blocks = u64::from(self.layout.segment_blocks);
+        let first = u64::from(segment) * blocks;
+        let bytes = access.read(self.layout.block(first) * BLOCK, blocks * BLOCK)?;
+        let block = |index: usize| &bytes[index * BLOCK_BYTES..][..BLOCK_BYTES];
+        self.found.segments += 1;
+        let mut has_batch = false;
+        let mut is_data = vec![false; blocks as usize];
+        for index in 0..blocks as usize {
+            if is_data[index] || space.is_used(first + index as u64) {
+                continue;
+            }
+            let PoolSuperblock { identity, key, generation, .. } = self.superblock;
+            let Some(header) = Header::decode(*identity, key, *generation, block(index)) else {
+                continue;
+            };
+            let sequence = header.sequence;
+            let is_later = sequence > self.record.sequence;
+            if !is_later && !self.record.in_flight.contains(&sequence) {
+                continue;
+            }
+            has_batch |= is_later;
+            self.frontier = self.frontier.max(header.frontier);
+            let mut written = Vec::new();
+            for run in &header.runs {
+                let Run::Data { block: place, checksums, .. } = run else { continue };
+                for (place, checksum) in (*place..).zip(checksums) {
+                    let own = self.layout.place(place).and_then(|place| place.checked_sub(first));
+                    let own = own.filter(|own| *own < blocks).map(|own| own as usize);
+                    written.push(own.is_some_and(|own| crc32c::crc32c(block(own)) == *checksum));
+                    if let Some(own) = own {
+                        is_data[own] = true;
+                    }
+                }
+            }
+            self.written.insert(sequence, written);
+            self.batches.insert(sequence, header);
+        }
+        Ok(has_batch)
+    }
+
+    /// The batches in the order in which they took effect: those that were in flight when a
+    /// snapshot was taken come after it.
+    fn ordered(&self) -> Vec<u64> {
+        let mut places: BTreeMap<u64, u64> = BTreeMap::new();
+        for (sequence, header) in &self.batches {
+            for run in &header.runs {
+                let Run::Change(bytes) = run else { continue };
+                if let Some(Change::Snapshot { in_flight, .. }) = Change::decode(bytes) {
+                    places.extend(in_flight.into_iter().map(|behind| (behind, *sequence)));
+                }
+            }
+        }
+        let mut order: Vec<u64> = self.batches.keys().copied().collect();
+        let place = |sequence: u64| places.get(&sequence).copied().unwrap_or(sequence);
+        order.sort_by_key(|sequence| (place(*sequence), place(*sequence) != *sequence, *sequence));
+        order
+    }
+}
+
+/// Opens a pool.
+///
+/// # Errors
+/// If the device fails, or has no sound pool.
+pub(crate) fn recover(
+    device: &Arc<dyn Backend>,
+    cached_pages: usize,
+) -> Result<(Shared<State>, Recovered), PoolError> {
+    let (state, found, mut access) = find(device, cached_pages)?;
+    // No batch is written before the new generation is durable: nothing of the old one counts then.
+    Checkpoint::run(&state, &mut access)?;
+    Ok((state, found))
+}
+
+/// The state of a pool in memory. Nothing on the device changes.
+///
+/// # Errors
+/// If the device fails, or has no sound pool.
+pub(crate) fn find(
+    device: &Arc<dyn Backend>,
+    cached_pages: usize,
+) -> Result<(Shared<State>, Recovered, StoreAccess), PoolError> {
+    let mut access = StoreAccess::open(device)?;
+    let latest = read_latest(&mut access, device.capacity(), cached_pages)?;
+    let Latest { superblock, record, mut space, pages } = latest;
+    let mut search = Search {
+        superblock: &superblock,
+        record: &record,
+        layout: *space.layout(),
+        batches: BTreeMap::new(),
+        written: BTreeMap::new(),
+        frontier: 0,
+        found: Recovered::default(),
+    };
+    for segment in &record.busy {
+        search.search(&mut access, &space, *segment)?;
+    }
+    let mut empty = 0;
+    for segment in &record.order {
+        empty += u32::from(!search.search(&mut access, &space, *segment)?);
+        if empty > EMPTY_SEGMENTS_MAX {
+            break;
+        }
+    }
+    let searched = record.busy.iter().chain(&record.order).copied();
+    // Two checkpoints' worth of changed pages, if the last one was interrupted.
+    space.open(searched, usize::try_from(search.layout.places() / 8).unwrap_or(usize::MAX));
+    let last = search.batches.keys().next_back().copied().unwrap_or(0);
+    let state = State::new(Parts {
+        identity: superblock.identity,
+        key: superblock.key,
+        catalogue: record.catalogue.clone(),
+        space,
+        pages,
+        generation: superblock.generation + 1,
+        number: superblock.number,
+        sequence: last.max(record.sequence),
+        has_garbage: record.has_garbage,
+    });
+    let state = Shared::new(state);
+    for sequence in search.ordered() {
+        replay(&mut search, sequence, &state, &mut access)?;
+    }
+    Ok((state, search.found, access))
+}
+
+/// Applies a batch.
+fn replay(
+    search: &mut Search<'_>,
+    sequence: u64,
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+) -> Result<(), PoolError> {
+    let damaged = || PoolError::Damaged(format!("batch {sequence} after its last checkpoint"));
+    let Some(header) = search.batches.get(&sequence) else { return Ok(()) };
+    let mut written = search.written.get(&sequence).into_iter().flatten();
+    let is_durable = sequence <= search.frontier;
+    search.found.batches += 1;
+    for run in &header.runs {
+        match run {
+            Run::Data { volume, first, block, checksums } => {
+                for (index, checksum) in (0..).zip(checksums) {
+                    search.found.blocks += 1;
+                    match written.next() {
+                        Some(true) => {}
+                        _ if is_durable => search.found.wrong_blocks += 1,
+                        _ => {
+                            search.found.torn_blocks += 1;
+                            continue;
+                        }
+                    }
+                    let checksums = vec![*checksum];
+                    let (first, block) = (first + index, block + index);
+                    let one = Run::Data { volume: *volume, first, block, checksums };
+                    apply(state, access, &one)?;
+                }
+            }
+            Run::Zeroes { .. } => apply(state, access, run)?,
+            Run::Change(bytes) => {
+                let change = Change::decode(bytes).ok_or_else(damaged)?;
+                state.access(|state| state.change(&change)).ok_or_else(damaged)?;
+                if let Change::Resize { id, .. } = change {
+                    complete(state, access, |state| state.trim(id))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Applies a run, and reads the pages that are missing.
+fn apply(state: &Shared<State>, access: &mut StoreAccess, run: &Run) -> Result<(), PoolError> {
+    let mut done = 0;
+    complete(state, access, |state| state.apply(run, &mut done))
+}
+
+/// Repeats `attempt` until it is complete, and reads the pages that it misses.
+///
+/// # Errors
+/// If the device fails, or a map is damaged.
+pub(crate) fn complete<T>(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    mut attempt: impl FnMut(&mut State) -> Result<T, Fault>,
+) -> Result<T, PoolError> {
+    loop {
+        match state.access(&mut attempt) {
+            Ok(done) => return Ok(done),
+            Err(Fault::Missing(id)) => load(state, access, id)?,
+            Err(Fault::Damaged) => {
+                return Err(PoolError::Damaged("a map leads to a page that does not exist".into()));
+            }
+        }
+    }
+}
+
+/// Reads a page of a map into memory.
+///
+/// # Errors
+/// If the device fails, or the page is not what it should be.
+pub(crate) fn load(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    id: u32,
+) -> Result<(), PoolError> {
+    let entry = state.access(|state| state.pages.entry(id));
+    let damaged = || PoolError::Damaged(format!("page {id} of its maps"));
+    let is_on_device = state.access(|state| state.layout().place(entry.block)).is_some();
+    if !is_on_device {
+        return Err(damaged());
+    }
+    let bytes = access.read(entry.block * BLOCK, BLOCK)?;
+    if crc32c::crc32c(&bytes) != entry.checksum {
+        return Err(damaged());
+    }
+    state.access(|state| state.pages.insert(id, entry, from_bytes(&bytes)));
+    Ok(())
+}

@@ -1,0 +1,539 @@
+//! The state of a pool that its queues share. Nothing here does I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use fathom_block::ErrorKind;
+use fathom_persistence::Identity;
+
+use crate::batch::Run;
+use crate::catalogue::{Catalogue, Change, PageId};
+use crate::entry::Entry;
+use crate::layout::{BLOCK, Layout};
+use crate::locks::Locks;
+use crate::paged::FrozenPages;
+use crate::pages::{Fault, Page, Pages, WORDS};
+use crate::record::Record;
+use crate::seal::Key;
+use crate::space::{BatchPlaces, Space};
+use crate::tree::{BLOCKS_MAX, Branch, Cleared, ROOT_LEVEL};
+use crate::walk::Walk;
+
+/// The most batches in flight. A snapshot's change names all of them.
+pub(crate) const IN_FLIGHT_MAX: usize = 128;
+/// The most changed pages of maps in memory.
+const DIRTY_PAGES_MAX: u64 = 1 << 16;
+
+/// Whether a change may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It has begun, and has to be [ended](State::end_change).
+    Begun,
+    /// The caller asks again when the state has changed.
+    Wait,
+    Refused(ErrorKind),
+}
+
+/// A batch that is to be written.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) places: BatchPlaces,
+    pub(crate) sequence: u64,
+    pub(crate) generation: u64,
+    pub(crate) frontier: u64,
+}
+
+/// The content of a checkpoint, at its instant.
+pub(crate) struct Frozen {
+    pub(crate) number: u64,
+    pub(crate) generation: u64,
+    /// Pages of maps, and the block for each.
+    pub(crate) pages: Vec<(PageId, Arc<Page>, u64)>,
+    pub(crate) space: FrozenPages,
+    pub(crate) record: Record,
+    /// The reads that began until now may need places that the checkpoint makes usable.
+    interval: u64,
+}
+
+/// Counts since the pool was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Blocks that volumes wrote, without zeroes.
+    pub written_blocks: u64,
+    /// Blocks that were zeroes, and took no place.
+    pub zero_blocks: u64,
+    /// Batches written.
+    pub batches: u64,
+    /// Pages of maps that checkpoints wrote.
+    pub map_pages: u64,
+    /// Pages of maps that were read.
+    pub map_reads: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Walks that have ended, and the blocks that they have freed.
+    pub walks: u64,
+    /// The blocks that walks have freed.
+    pub walk_freed_blocks: u64,
+    /// Blocks whose content did not have the right checksum.
+    pub wrong_blocks: u64,
+}
+
+pub(crate) struct State {
+    pub(crate) identity: Identity,
+    pub(crate) key: Key,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) space: Space,
+    pub(crate) pages: Pages,
+    pub(crate) generation: u64,
+    /// The number of the latest checkpoint that is durable.
+    pub(crate) number: u64,
+    next_sequence: u64,
+    /// Batches up to this sequence are durable.
+    frontier: u64,
+    /// The segment of each batch in flight.
+    in_flight: BTreeMap<u64, u32>,
+    /// Those of them that change the catalogue, which was done when they got their place.
+    catalogue_batches: BTreeSet<u64>,
+    locks: BTreeMap<u32, Locks>,
+    /// The first batch that has failed since the last checkpoint's instant. What it was is not
+    /// known, so that no frontier lies behind it.
+    first_failed: Option<u64>,
+    /// Overwritten blocks to which a snapshot may refer, or nothing.
+    unsure: u64,
+    /// The pages that the changes in flight may change at most.
+    promised: usize,
+    dirty_max: usize,
+    /// Counts checkpoints' instants.
+    interval: u64,
+    /// The reads in flight, by the interval in which they began.
+    reading: BTreeMap<u64, usize>,
+    /// A durable checkpoint, whose segments may be used when no read is in flight from its interval
+    /// or before.
+    inactive: Option<u64>,
+    /// Whether a checkpoint is being written.
+    pub(crate) is_checkpointing: bool,
+    /// Whether a checkpoint is wanted at once.
+    pub(crate) is_checkpoint_wanted: bool,
+    /// Whether anything has changed since the last checkpoint's instant.
+    has_changes: bool,
+    pub(crate) has_garbage: bool,
+    pub(crate) walk: Option<Walk>,
+    /// The volumes in use.
+    pub(crate) users: BTreeSet<u32>,
+    pub(crate) failed: Option<ErrorKind>,
+    /// What was found to be wrong.
+    pub(crate) damage: Option<String>,
+    pub(crate) counts: PoolCounts,
+}
+
+/// What a state is made of at an opening.
+pub(crate) struct Parts {
+    pub(crate) identity: Identity,
+    pub(crate) key: Key,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) space: Space,
+    pub(crate) pages: Pages,
+    pub(crate) generation: u64,
+    pub(crate) number: u64,
+    pub(crate) sequence: u64,
+    pub(crate) has_garbage: bool,
+}
+
+/// The pages of a map on the way to so many adjoining blocks.
+fn pages_of(range: &Range<u64>) -> usize {
+    let count = |level: u32| {
+        let span = (WORDS as u64).pow(level + 1);
+        (range.end.saturating_sub(1) / span - range.start / span + 1) as usize
+    };
+    (0..=ROOT_LEVEL).map(count).sum()
+}
+
+impl State {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let places = parts.space.layout().places();
+        Self {
+            identity: parts.identity,
+            key: parts.key,
+            catalogue: parts.catalogue,
+            space: parts.space,
+            pages: parts.pages,
+            generation: parts.generation,
+            number: parts.number,
+            next_sequence: parts.sequence + 1,
+            frontier: parts.sequence,
+            in_flight: BTreeMap::new(),
+            catalogue_batches: BTreeSet::new(),
+            locks: BTreeMap::new(),
+            first_failed: None,
+            unsure: 0,
+            promised: 0,
+            dirty_max: (places / 32).clamp(32, DIRTY_PAGES_MAX) as usize,
+            interval: 1,
+            reading: BTreeMap::new(),
+            inactive: None,
+            is_checkpointing: false,
+            is_checkpoint_wanted: false,
+            has_changes: false,
+            has_garbage: parts.has_garbage,
+            walk: None,
+            users: BTreeSet::new(),
+            failed: None,
+            damage: None,
+            counts: PoolCounts::default(),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        *self.space.layout()
+    }
+
+    /// The most changed pages: those for which the next checkpoint has places.
+    fn dirty_limit(&self) -> usize {
+        self.dirty_max.min(self.space.pages_left())
+    }
+
+    /// Begins a change of a range of blocks of a volume.
+    pub(crate) fn begin_change(&mut self, volume: u32, range: &Range<u64>) -> Admission {
+        if let Some(kind) = self.failed {
+            return Admission::Refused(kind);
+        }
+        let Some(found) = self.catalogue.volumes.get(&volume) else {
+            return Admission::Refused(ErrorKind::ShuttingDown);
+        };
+        if range.end > found.size.div_ceil(BLOCK) {
+            return Admission::Refused(ErrorKind::OutOfRange);
+        }
+        let promise = pages_of(range);
+        if self.pages.dirty_count() + self.promised + promise > self.dirty_limit() {
+            self.is_checkpoint_wanted |= self.pages.dirty_count() > 0;
+            return if self.is_full() {
+                Admission::Refused(ErrorKind::NoSpace)
+            } else {
+                Admission::Wait
+            };
+        }
+        if !self.pages.has_numbers(self.promised + promise) {
+            return Admission::Refused(ErrorKind::NoSpace);
+        }
+        if !self.locks.entry(volume).or_default().lock(range) {
+            return Admission::Wait;
+        }
+        self.promised += promise;
+        Admission::Begun
+    }
+
+    /// Ends a change.
+    pub(crate) fn end_change(&mut self, volume: u32, range: &Range<u64>) {
+        self.promised -= pages_of(range);
+        if let Some(locks) = self.locks.get_mut(&volume) {
+            locks.unlock(range);
+            if locks.is_empty() {
+                self.locks.remove(&volume);
+            }
+        }
+    }
+
+    /// Chooses places for a batch with up to `count` blocks of data. `None` if there is no place
+    /// now: then a checkpoint is wanted, unless the pool [is full](Self::is_full).
+    pub(crate) fn place(&mut self, count: usize) -> Option<Placed> {
+        if self.in_flight.len() >= IN_FLIGHT_MAX {
+            return None;
+        }
+        let Some(places) = self.space.place_batch(count) else {
+            self.is_checkpoint_wanted |= self.space.gain() > 0 || self.space.is_hollow();
+            self.has_garbage |= std::mem::take(&mut self.unsure) > 0;
+            return None;
+        };
+        self.space.begin(places.segment);
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.in_flight.insert(sequence, places.segment);
+        self.has_changes = true;
+        let (generation, frontier) = (self.generation, self.frontier);
+        Some(Placed { places, sequence, generation, frontier })
+    }
+
+    /// Whether no place is free, and nothing that is in progress frees one.
+    pub(crate) fn is_full(&self) -> bool {
+        let is_awaited = self.is_checkpointing
+            || self.is_checkpoint_wanted
+            || self.inactive.is_some()
+            || self.in_flight.len() >= IN_FLIGHT_MAX
+            || self.has_garbage
+            || self.walk.is_some();
+        !is_awaited
+    }
+
+    /// The batches in flight that are not in the maps.
+    fn in_flight(&self) -> Vec<u64> {
+        self.in_flight
+            .keys()
+            .filter(|batch| !self.catalogue_batches.contains(batch))
+            .copied()
+            .collect()
+    }
+
+    /// Chooses a place for the batch of a change of the catalogue, and carries the change out:
+    /// this is its instant. `None` if there is no place now.
+    pub(crate) fn place_change(&mut self, mut change: Change) -> Option<(Placed, Change)> {
+        if let Change::Snapshot { in_flight, .. } = &mut change {
+            *in_flight = self.in_flight();
+        }
+        let placed = self.place(0)?;
+        self.catalogue_batches.insert(placed.sequence);
+        self.change(&change);
+        Some((placed, change))
+    }
+
+    /// A batch has been written and applied, or it has failed.
+    pub(crate) fn end_batch(&mut self, sequence: u64, is_written: bool) {
+        self.catalogue_batches.remove(&sequence);
+        if let Some(segment) = self.in_flight.remove(&sequence) {
+            self.space.end(segment, is_written);
+            self.counts.batches += u64::from(is_written);
+            if !is_written {
+                let first = self.first_failed.unwrap_or(sequence);
+                self.first_failed = Some(first.min(sequence));
+            }
+        }
+    }
+
+    /// The sequence up to which all batches have completed. A flush that begins now makes them
+    /// durable.
+    pub(crate) fn completed(&self) -> u64 {
+        let first = self.in_flight.keys().next().copied().unwrap_or(self.next_sequence);
+        first.min(self.first_failed.unwrap_or(u64::MAX)) - 1
+    }
+
+    /// A flush has ended that began when batches up to `sequence` had completed.
+    pub(crate) fn flushed(&mut self, sequence: u64) {
+        self.frontier = self.frontier.max(sequence);
+    }
+
+    fn branch(&self, volume: u32) -> Option<Branch> {
+        let found = self.catalogue.volumes.get(&volume)?;
+        Some(Branch { root: found.root, floor: found.floor, epoch: self.catalogue.epoch })
+    }
+
+    /// Carries out `change` with the map of a volume, which may have been deleted.
+    fn with_branch(
+        &mut self,
+        volume: u32,
+        change: impl FnOnce(&mut Pages, &mut Branch) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let Some(mut branch) = self.branch(volume) else { return Ok(()) };
+        let done = change(&mut self.pages, &mut branch);
+        if let Some(found) = self.catalogue.volumes.get_mut(&volume) {
+            found.root = branch.root;
+        }
+        done
+    }
+
+    /// A block of a volume is now at this entry's block.
+    ///
+    /// # Errors
+    /// If a page is missing. The call may then be repeated.
+    pub(crate) fn map(&mut self, volume: u32, block: u64, entry: Entry) -> Result<(), Fault> {
+        let size = self.catalogue.volumes.get(&volume).map_or(0, |found| found.size);
+        if block >= size.div_ceil(BLOCK) {
+            // The volume has been deleted, or has become smaller.
+            return Ok(());
+        }
+        let mut old = Entry::HOLE;
+        self.with_branch(volume, |pages, branch| {
+            old = pages.set(branch, block, entry)?;
+            Ok(())
+        })?;
+        self.has_changes = true;
+        let layout = self.layout();
+        if let Some(place) = layout.place(entry.block()) {
+            self.space.take(place);
+        }
+        if old.is_fresh() && old.block() != entry.block() {
+            self.release(old.block());
+        } else if !old.is_hole() && !old.is_fresh() {
+            self.unsure += 1;
+        }
+        Ok(())
+    }
+
+    /// A range of blocks of a volume reads as zeroes now.
+    ///
+    /// # Errors
+    /// If a page is missing. The call may then be repeated.
+    pub(crate) fn unmap(&mut self, volume: u32, range: Range<u64>) -> Result<(), Fault> {
+        let mut cleared = Cleared::default();
+        let done =
+            self.with_branch(volume, |pages, branch| pages.clear(branch, range, &mut cleared));
+        self.has_changes = true;
+        for block in cleared.blocks {
+            self.release(block);
+        }
+        self.has_garbage |= cleared.has_garbage;
+        done
+    }
+
+    /// Nothing refers to a block any more.
+    fn release(&mut self, block: u64) {
+        if let Some(place) = self.layout().place(block) {
+            self.space.free(place);
+        }
+    }
+
+    /// Applies a run of a batch, from its block `done` on, which counts what was applied already.
+    ///
+    /// # Errors
+    /// If a page is missing: the call is repeated when it is there.
+    pub(crate) fn apply(&mut self, run: &Run, done: &mut usize) -> Result<(), Fault> {
+        match run {
+            Run::Data { volume, first, block, checksums } => {
+                while let Some(checksum) = checksums.get(*done) {
+                    let entry = Entry::new(block + *done as u64, *checksum);
+                    self.map(*volume, first + *done as u64, entry)?;
+                    *done += 1;
+                }
+                Ok(())
+            }
+            Run::Zeroes { volume, first, count } => {
+                let end = first.checked_add(*count).ok_or(Fault::Damaged)?;
+                self.unmap(*volume, *first..end)
+            }
+            // Changes are applied when they get their place.
+            Run::Change(_) => Ok(()),
+        }
+    }
+
+    /// Applies a change of the catalogue.
+    pub(crate) fn change(&mut self, change: &Change) -> Option<()> {
+        self.has_garbage |= self.catalogue.apply(change)?;
+        self.has_changes = true;
+        if let Some(walk) = &mut self.walk {
+            // What was made during a walk has pages that the walk may have to see.
+            walk.add(self.catalogue.roots());
+        }
+        Some(())
+    }
+
+    /// A volume has become smaller: drops what lies behind its end.
+    ///
+    /// # Errors
+    /// If a page is missing. The call may then be repeated.
+    pub(crate) fn trim(&mut self, volume: u32) -> Result<(), Fault> {
+        let Some(found) = self.catalogue.volumes.get(&volume) else { return Ok(()) };
+        self.unmap(volume, found.size.div_ceil(BLOCK)..BLOCKS_MAX)
+    }
+
+    /// A read begins. It has to be [ended](Self::end_read) with the returned number.
+    pub(crate) fn begin_read(&mut self) -> u64 {
+        *self.reading.entry(self.interval).or_default() += 1;
+        self.interval
+    }
+
+    /// Returns whether places have become usable.
+    pub(crate) fn end_read(&mut self, interval: u64) -> bool {
+        if let Some(count) = self.reading.get_mut(&interval) {
+            *count -= 1;
+            if *count == 0 {
+                self.reading.remove(&interval);
+            }
+        }
+        self.activate()
+    }
+
+    fn activate(&mut self) -> bool {
+        let Some(inactive) = self.inactive else { return false };
+        if self.reading.keys().next().is_some_and(|interval| *interval <= inactive) {
+            return false;
+        }
+        self.inactive = None;
+        self.space.activate();
+        true
+    }
+
+    /// Whether a checkpoint should begin. `is_due` is whether the last one was long ago.
+    pub(crate) fn wants_checkpoint(&self, is_due: bool) -> bool {
+        if self.is_checkpointing || self.inactive.is_some() || self.failed.is_some() {
+            return false;
+        }
+        let is_crowded = self.pages.dirty_count() > self.dirty_limit() / 2;
+        self.is_checkpoint_wanted
+            || self.space.is_scarce()
+            || is_crowded
+            || is_due && self.has_changes
+    }
+
+    /// Something has changed that the next checkpoint has to have.
+    pub(crate) fn note_change(&mut self) {
+        self.has_changes = true;
+    }
+
+    /// Whether there are changes that are in no checkpoint.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.has_changes
+    }
+
+    /// The instant of a checkpoint. `None` if there is no place for it: then the pool has failed.
+    pub(crate) fn freeze(&mut self) -> Option<Frozen> {
+        self.is_checkpointing = true;
+        (self.is_checkpoint_wanted, self.has_changes) = (false, false);
+        self.first_failed = None;
+        let interval = self.interval;
+        self.interval += 1;
+        for block in self.pages.bury() {
+            self.release(block);
+        }
+        let layout = self.layout();
+        let dirty = self.pages.freeze();
+        let places = self.space.place_pages(dirty.len())?;
+        let mut pages = Vec::with_capacity(dirty.len());
+        for ((id, page), place) in dirty.into_iter().zip(places) {
+            let old = self.pages.entry(id).block;
+            if old != 0 {
+                self.release(old);
+            }
+            self.space.take(place);
+            pages.push((id, page, layout.block(place)));
+        }
+        self.space.choose(self.dirty_max);
+        let (busy, order) = self.space.searched();
+        let record = Record {
+            sequence: self.next_sequence - 1,
+            in_flight: self.in_flight(),
+            busy,
+            order,
+            pages: self.pages.count(),
+            has_garbage: self.has_garbage || self.walk.is_some(),
+            catalogue: self.catalogue.clone(),
+        };
+        let space = self.space.map().freeze();
+        let (number, generation) = (self.number + 1, self.generation);
+        Some(Frozen { number, generation, pages, space, record, interval })
+    }
+
+    /// The pages of a checkpoint have been written, with these checksums. Returns the pages of the
+    /// table.
+    pub(crate) fn pages_written(&mut self, frozen: &Frozen, checksums: &[u32]) -> FrozenPages {
+        for ((id, _, block), checksum) in frozen.pages.iter().zip(checksums) {
+            self.pages.written(*id, *block, *checksum);
+        }
+        self.counts.map_pages += frozen.pages.len() as u64;
+        self.pages.table().freeze()
+    }
+
+    /// A checkpoint is durable. Returns whether places have become usable.
+    pub(crate) fn commit(&mut self, frozen: &Frozen, table: &FrozenPages) -> bool {
+        self.space.map().commit(frozen.space.iter().map(|(index, _)| *index));
+        self.pages.table().commit(table.iter().map(|(index, _)| *index));
+        self.number = frozen.number;
+        self.is_checkpointing = false;
+        self.inactive = Some(frozen.interval);
+        self.counts.checkpoints += 1;
+        self.activate()
+    }
+
+    /// Takes no more changes.
+    pub(crate) fn fail(&mut self, kind: ErrorKind) {
+        self.failed.get_or_insert(kind);
+    }
+}

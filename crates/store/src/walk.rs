@@ -1,0 +1,152 @@
+//! The walk over all maps, which finds what nothing refers to.
+//!
+//! Blocks and pages that only one branch had are freed at once. All else is found by a walk: it
+//! visits each page that a root leads to, and then frees what it has not met. Disks go on meanwhile:
+//! what is taken or made since the walk began stays. What was there before can come to be referred
+//! to in another way only by a change of the catalogue, which gives the walk its roots.
+
+use crate::catalogue::PageId;
+use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
+use crate::state::State;
+use crate::tree::ROOT_LEVEL;
+
+/// The pages that a step visits at most, while the state is locked.
+const STEP_PAGES: usize = 64;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    /// Pages to visit, and their levels.
+    todo: Vec<(PageId, u32)>,
+    /// The pages that are being read.
+    reading: usize,
+}
+
+impl Walk {
+    /// These roots exist now.
+    pub(crate) fn add(&mut self, roots: impl Iterator<Item = PageId>) {
+        self.todo.extend(roots.map(|root| (root, ROOT_LEVEL)));
+    }
+}
+
+/// A page that the walk has to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WalkRead {
+    pub(crate) id: PageId,
+    pub(crate) level: u32,
+    pub(crate) entry: TableEntry,
+}
+
+impl State {
+    /// Begins a walk, unless one is in progress. No checkpoint may be in progress: the places that
+    /// it has taken for pages are not in the page table yet.
+    pub(crate) fn begin_walk(&mut self) {
+        if self.walk.is_none() {
+            let mut walk = Walk::default();
+            walk.add(self.catalogue.roots());
+            self.walk = Some(walk);
+            self.has_garbage = false;
+            self.space.begin_marking();
+            self.pages.begin_finding();
+        }
+    }
+
+    /// Visits some pages. Returns up to `reads_max` pages to read, each of which goes to
+    /// [`walked`](Self::walked).
+    ///
+    /// # Errors
+    /// If a map is damaged. The walk has ended then, and has freed nothing.
+    pub(crate) fn step_walk(&mut self, reads_max: usize) -> Result<Vec<WalkRead>, Fault> {
+        let mut reads = Vec::new();
+        for _ in 0..STEP_PAGES {
+            let Some(walk) = self.walk.as_mut().filter(|_| reads.len() < reads_max) else { break };
+            let Some((id, level)) = walk.todo.pop() else { break };
+            let entry = self.pages.entry(id);
+            if entry == TableEntry::default() || !self.pages.find(id) {
+                continue;
+            }
+            if let Some(place) = self.layout().place(entry.block) {
+                self.space.mark(place);
+            }
+            match self.pages.get(id).cloned() {
+                Ok(page) => self.visit(&page, level)?,
+                Err(Fault::Missing(_)) if entry.block != 0 => {
+                    reads.push(WalkRead { id, level, entry });
+                }
+                Err(_) => return Err(self.give_up_walk()),
+            }
+        }
+        if let Some(walk) = &mut self.walk {
+            walk.reading += reads.len();
+        }
+        Ok(reads)
+    }
+
+    /// A page has been read.
+    ///
+    /// # Errors
+    /// As for [`step_walk`](Self::step_walk).
+    pub(crate) fn walked(&mut self, read: &WalkRead, page: &Page) -> Result<(), Fault> {
+        if let Some(walk) = &mut self.walk {
+            walk.reading -= 1;
+        }
+        self.visit(page, read.level)
+    }
+
+    /// A page could not be read, or has other content than it should have. If it was written
+    /// elsewhere meanwhile, the walk visits it again.
+    pub(crate) fn not_walked(&mut self, read: &WalkRead) -> Result<(), Fault> {
+        if self.pages.entry(read.id) == read.entry {
+            return Err(self.give_up_walk());
+        }
+        let Some(walk) = &mut self.walk else { return Ok(()) };
+        walk.reading -= 1;
+        match self.pages.get(read.id).cloned() {
+            Ok(page) => self.visit(&page, read.level),
+            // It was removed, or has changed and was dropped: the next walk finds what it has.
+            Err(_) => Err(self.give_up_walk()),
+        }
+    }
+
+    fn visit(&mut self, page: &Page, level: u32) -> Result<(), Fault> {
+        let layout = self.layout();
+        for index in 0..WORDS {
+            if level > 0 {
+                let child = Pages::child(page, index).map_err(|_| self.give_up_walk())?;
+                if let Some(walk) = self.walk.as_mut().filter(|_| child != 0) {
+                    walk.todo.push((child, level - 1));
+                }
+                continue;
+            }
+            let entry = Pages::leaf_entry(page, index).map_err(|_| self.give_up_walk())?;
+            if !entry.is_hole() {
+                let place = layout.place(entry.block()).ok_or_else(|| self.give_up_walk())?;
+                self.space.mark(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the walk if it has visited everything and no checkpoint is being written. Returns
+    /// whether it has ended.
+    pub(crate) fn end_walk(&mut self) -> bool {
+        let is_done = |walk: &Walk| walk.todo.is_empty() && walk.reading == 0;
+        if self.is_checkpointing || !self.walk.as_ref().is_some_and(is_done) {
+            return false;
+        }
+        self.walk = None;
+        self.note_change();
+        self.counts.walks += 1;
+        self.counts.walk_freed_blocks += self.space.sweep();
+        self.pages.sweep();
+        true
+    }
+
+    /// Ends the walk without a result.
+    pub(crate) fn give_up_walk(&mut self) -> Fault {
+        self.walk = None;
+        self.space.forget_marks();
+        self.pages.forget_found();
+        Fault::Damaged
+    }
+}
