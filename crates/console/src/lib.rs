@@ -40,6 +40,8 @@ mod query;
 mod random;
 mod record;
 mod replay;
+mod snapshot;
+mod store;
 mod top;
 mod usage;
 mod vm;
@@ -87,6 +89,12 @@ pub enum Command {
     Lifetimes(lifetimes::LifetimesOptions),
     /// List slow requests, and show everything known about one
     ExplainIo(usage::ExplainOptions),
+    /// Pools of the block store, and their volumes
+    #[command(subcommand)]
+    Store(store::StoreCommand),
+    /// Snapshots of disks in pools, their clones, and roll-backs
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
     /// Make a guest write its dirty data
     Flush(flush::FlushOptions),
     /// Run standing queries in CQL over live or recorded events
@@ -142,6 +150,8 @@ pub fn run_within(command: Command, definition: clap::Command) -> ExitCode {
         Command::Patterns(options) => patterns::run(options).map(done),
         Command::Lifetimes(options) => lifetimes::run(options).map(done),
         Command::ExplainIo(options) => usage::explain(options).map(done),
+        Command::Store(command) => store::run(command).map(done),
+        Command::Snapshot(command) => snapshot::run(command).map(done),
         Command::Flush(options) => flush::run(options).map(done),
         Command::Query(options) => query::run(options).map(done),
         Command::Monitor(options) => monitor::run(options).map(done),

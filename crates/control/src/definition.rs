@@ -35,6 +35,12 @@ pub struct DiskDefinition {
     /// no lasting name of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// A pool of the block store: a file or block device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<PathBuf>,
+    /// The volume of the pool, or `VOLUME@SNAPSHOT`, which is read-only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
     /// The size of a disk in memory. It is empty at the start, and its data is lost at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
@@ -80,6 +86,8 @@ impl Default for DiskDefinition {
             image: None,
             format: None,
             key: None,
+            store: None,
+            volume: None,
             memory: None,
             null: None,
             direct: false,
@@ -124,6 +132,17 @@ impl Section for DiskDefinition {
             "a name for the block device `image` that no other disk has. Needed by the layers `wal` \
              and `offload` and by caches with a `store` if the kernel knows no lasting name of the \
              device (see [the marks of devices](wal.md#the-marks-of-block-devices))",
+        ),
+        Key::new(
+            "store",
+            "",
+            "instead of `image`: a [pool of the block store](store.md), a file or block device; \
+             `fathom store create` makes pools. Disks with volumes of one pool share it",
+        ),
+        Key::new(
+            "volume",
+            "",
+            "the volume of the pool `store`, or `VOLUME@SNAPSHOT` for a snapshot, which is read-only",
         ),
         Key::new(
             "memory",

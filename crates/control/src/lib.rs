@@ -34,6 +34,7 @@ mod log;
 mod monitor;
 mod offload;
 mod patterns;
+mod pool;
 mod problem;
 mod processes;
 mod query;
@@ -93,6 +94,7 @@ pub use patterns::{
     CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,
     PatternsQuery, PatternsReport,
 };
+pub use pool::{PoolChange, PoolEntry, PoolRequest, PoolsReport, SnapshotEntry, VolumeEntry};
 pub use problem::{Problem, ProblemKind};
 pub use processes::{
     CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,
@@ -120,6 +122,7 @@ pub mod endpoints {
     pub use crate::monitor::MONITOR;
     pub use crate::offload::{CHANGE_OFFLOAD, FORGET_VOLUME, OFFLOAD, OFFLOAD_HISTORY};
     pub use crate::patterns::PATTERNS;
+    pub use crate::pool::{CHANGE_POOL, POOLS};
     pub use crate::processes::PROCESSES;
     pub use crate::query::QUERIES;
     pub use crate::statistics::STATISTICS;

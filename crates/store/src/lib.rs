@@ -18,6 +18,7 @@ mod batch;
 mod catalogue;
 mod check;
 mod checkpoint;
+mod copy;
 mod entry;
 mod error;
 mod layout;
@@ -42,10 +43,12 @@ pub use catalogue::{
     NAME_LENGTH_MAX, Refusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
 };
 pub use check::{CheckReport, check};
+pub use copy::copy;
 pub use error::PoolError;
+pub use fathom_block::Backend;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
-pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX};
+pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;

@@ -1,8 +1,8 @@
 //! A pool: its volumes and snapshots, and the changes of these.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Operation, Shared, StoreAccess};
@@ -89,6 +89,19 @@ pub struct Pool {
     inner: Arc<Inner>,
 }
 
+/// A pool that is closed when nobody uses it.
+#[derive(Clone)]
+pub struct WeakPool {
+    inner: Weak<Inner>,
+}
+
+impl WeakPool {
+    /// The pool, if it is open.
+    pub fn upgrade(&self) -> Option<Pool> {
+        self.inner.upgrade().map(|inner| Pool { inner })
+    }
+}
+
 impl Pool {
     /// Opens the pool on a device. Blocks until what came after its last checkpoint is in the maps.
     ///
@@ -113,6 +126,11 @@ impl Pool {
             recovered,
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A reference that does not keep the pool open.
+    pub fn downgrade(&self) -> WeakPool {
+        WeakPool { inner: Arc::downgrade(&self.inner) }
     }
 
     /// The identity of the pool.

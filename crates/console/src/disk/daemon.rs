@@ -20,9 +20,11 @@ use crate::{
 };
 
 pub(super) fn add(options: &AddOptions) -> CommandResult {
-    if options.image.is_none() && options.memory.is_none() && options.null.is_none() {
-        return Err(Failure::usage("a disk needs a back end")
-            .advise("name one of --image PATH, --memory SIZE and --null SIZE"));
+    let has_store = options.image.is_some() || options.store.is_some();
+    if !has_store && options.memory.is_none() && options.null.is_none() {
+        return Err(Failure::usage("a disk needs a back end").advise(
+            "name one of --image PATH, --store POOL --volume NAME, --memory SIZE and --null SIZE",
+        ));
     }
     let definition = DiskDefinition {
         name: options.name.clone(),
@@ -31,6 +33,8 @@ pub(super) fn add(options: &AddOptions) -> CommandResult {
         image: options.image.as_deref().map(absolute),
         format: options.image_format,
         key: options.key.clone(),
+        store: options.store.as_deref().map(absolute),
+        volume: options.volume.clone(),
         memory: options.memory,
         null: options.null,
         direct: options.direct,

@@ -220,6 +220,12 @@ pub struct AddOptions {
     /// A name for a block device that has no lasting one of its own
     #[arg(long, value_name = "NAME", requires = "image")]
     key: Option<String>,
+    /// A pool of the block store: a file or block device
+    #[arg(long, value_name = "POOL", group = "backend", requires = "volume")]
+    store: Option<PathBuf>,
+    /// The volume of the pool, or VOLUME@SNAPSHOT
+    #[arg(long, value_name = "NAME", requires = "store")]
+    volume: Option<String>,
     /// A disk in memory; its data is lost when it is removed
     #[arg(long, value_name = "SIZE", group = "backend")]
     memory: Option<Bytes>,

@@ -116,6 +116,22 @@ pub fn latency(nanoseconds: u64) -> String {
     }
 }
 
+/// An instant, given in seconds since 1970, as `2026-11-29 12:00:00Z`.
+pub fn instant(time_s: u64) -> String {
+    let (days, second) = (time_s / 86_400, time_s % 86_400);
+    // Days and years that begin in March, so that leap days are last: 146,097 days are 400 years.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,5 +148,14 @@ mod tests {
         assert_eq!(short_bytes(4096.0 * 25_000.0), "97.7M");
         assert_eq!(short_bytes(1023.0 * 1024.0), "1.00M");
         assert_eq!(latency(0), "–");
+    }
+
+    #[test]
+    fn instants_are_those_of_the_calendar() {
+        assert_eq!(instant(0), "1970-01-01 00:00:00Z");
+        assert_eq!(instant(951_782_400), "2000-02-29 00:00:00Z");
+        assert_eq!(instant(951_868_800), "2000-03-01 00:00:00Z");
+        assert_eq!(instant(1_798_761_599), "2026-12-31 23:59:59Z");
+        assert_eq!(instant(4_107_542_400), "2100-03-01 00:00:00Z");
     }
 }

@@ -19,7 +19,7 @@ use crate::http::escape;
 pub use query::{QueryError, read_query, write_query};
 
 /// All endpoints, one list for each feature, in the order of `docs/control.md`.
-pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 19] = [
+pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 20] = [
     crate::disk::ENDPOINTS,
     crate::log::ENDPOINTS,
     crate::configuration::ENDPOINTS,
@@ -34,6 +34,7 @@ pub static ENDPOINTS: [&[&(dyn AnyEndpoint + Sync)]; 19] = [
     crate::processes::ENDPOINTS,
     crate::patterns::ENDPOINTS,
     crate::lifetimes::ENDPOINTS,
+    crate::pool::ENDPOINTS,
     crate::flush::ENDPOINTS,
     crate::query::ENDPOINTS,
     crate::stream::ENDPOINTS,

@@ -52,9 +52,27 @@ fn check_key(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) 
     }
 }
 
+/// Checks the volume of a disk in a pool.
+fn check_volume(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
+    match (&disk.store, &disk.volume) {
+        (Some(_), None) => problems.add(
+            origins.of("store"),
+            "the disk has a store and no volume in it",
+            "add `volume = \"NAME\"`; `fathom store list` shows the volumes",
+        ),
+        (None, Some(_)) => problems.add(
+            origins.of("volume"),
+            "the disk has a volume and no store",
+            "add `store`, the pool with the volume",
+        ),
+        _ => {}
+    }
+}
+
 /// Checks the sub-tables of a disk, and the name of its device.
 pub(super) fn check_parts(disk: &DiskDefinition, origins: &Origins, problems: &mut Problems) {
     check_key(disk, origins, problems);
+    check_volume(disk, origins, problems);
     if let Some(model) = &disk.model {
         check_model(model, &mut Check::new(origins, "", problems));
     }

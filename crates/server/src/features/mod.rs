@@ -16,6 +16,7 @@ pub(crate) mod monitor;
 pub(crate) mod nbd;
 pub(crate) mod offload;
 pub(crate) mod patterns;
+pub(crate) mod pools;
 pub(crate) mod processes;
 pub(crate) mod queries;
 
@@ -23,7 +24,7 @@ use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 17] = [
+pub(crate) static FEATURES: [&dyn Feature; 18] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -35,6 +36,7 @@ pub(crate) static FEATURES: [&dyn Feature; 17] = [
     &processes::feature::GuestsProcesses,
     &patterns::feature::FilePatterns,
     &lifetimes::feature::ContentLifetimes,
+    &pools::feature::VolumesOfPools,
     &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,

@@ -346,6 +346,8 @@ impl Flags {
             image: self.image.as_deref().map(absolute),
             format: self.format,
             key: self.key.clone(),
+            store: None,
+            volume: None,
             memory: self.memory,
             null: self.null,
             direct: self.direct,

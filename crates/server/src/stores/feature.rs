@@ -9,6 +9,7 @@ use fathom_layers::{LimitGroups, ScheduleDevices, WaitForRoom};
 use super::clusters::Clusters;
 use super::models::ModelDevices;
 use super::options::ClusterDefinition;
+use super::pools::Pools;
 use crate::configuration::{Configuration, SectionKind};
 use crate::daemon::Daemon;
 use crate::daemon::feature::Feature;
@@ -30,6 +31,7 @@ impl Feature for Stores {
         parts.add(LimitGroups::default());
         parts.add(ScheduleDevices::default());
         parts.add(ModelDevices::default());
+        parts.add(Pools::default());
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {

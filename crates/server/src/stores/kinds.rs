@@ -10,6 +10,7 @@ use fathom_failure::Failure;
 
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::{check_file_limit, refusal};
+use crate::stores::pools::open_volume;
 
 /// Opens the store of a definition. Gets the folder of the records of block devices, and what the
 /// features keep for all disks.
@@ -27,11 +28,17 @@ pub(crate) struct StoreKind {
 }
 
 /// The kinds.
-pub(crate) static STORES: [StoreKind; 3] = [
+pub(crate) static STORES: [StoreKind; 4] = [
     StoreKind {
         key: "image",
         is_in: |definition| definition.image.is_some(),
         open: open_image,
+        size: None,
+    },
+    StoreKind {
+        key: "store",
+        is_in: |definition| definition.store.is_some(),
+        open: open_volume,
         size: None,
     },
     StoreKind {

@@ -52,7 +52,7 @@ fn medium_of_model(model: &ModelDefinition, name: &str) -> Medium {
 pub(crate) fn locations(definition: &DiskDefinition) -> (Location, Option<Location>) {
     let name = &definition.name;
     let model = definition.model.as_ref();
-    let image = match (&definition.image, model) {
+    let image = match (definition.image.as_ref().or(definition.store.as_ref()), model) {
         (Some(path), _) => Location::new(path, model, name),
         (_, Some(model)) => Location::Known(Placement::on(medium_of_model(model, name))),
         (_, None) => Location::Known(Placement::on(Medium::memory())),

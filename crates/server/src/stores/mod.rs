@@ -6,3 +6,4 @@ pub(crate) mod kinds;
 pub(crate) mod location;
 pub(crate) mod models;
 pub(crate) mod options;
+pub(crate) mod pools;

@@ -1,0 +1,155 @@
+//! `fathom snapshot`: snapshots of disks in pools of the block store.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use fathom_control::{PoolChange, PoolEntry};
+
+use crate::connection::ControlOptions;
+use crate::failure::{CommandResult, Failure};
+use crate::output::Format;
+use crate::store::{change, show};
+
+/// Snapshots of disks in pools, their clones, and roll-backs.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Take a snapshot of a disk, or of several at one instant, while they are used
+    #[command(after_help = "\
+A snapshot has what a power loss at this instant would have left: the guest's file systems recover from
+it as they do after one. Disks that are named together, of one pool, have the same instant.
+
+Examples:
+  fathom snapshot create web                      named by the time
+  fathom snapshot create web db --name before-upgrade
+  fathom snapshot create web --store /var/lib/fathom/pool    a volume that no disk uses")]
+    Create(CreateOptions),
+    /// Delete a snapshot. What only it had becomes free soon after
+    Delete(OneOptions),
+    /// Make a volume with the content of a snapshot, at once
+    #[command(after_help = "\
+Examples:
+  fathom snapshot clone web before-upgrade web-test
+  fathom disk add web-test --store /var/lib/fathom/pool --volume web-test --socket /run/fathom/web-test.sock")]
+    Clone(CloneOptions),
+    /// Give a volume that no disk uses the content of one of its snapshots
+    Rollback(OneOptions),
+}
+
+/// Where the volumes are.
+#[derive(Debug, Args)]
+struct Place {
+    /// The pool of the volumes. Without it, disks of the daemon are named
+    #[arg(long, value_name = "POOL")]
+    store: Option<PathBuf>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom snapshot create`.
+#[derive(Debug, Args)]
+pub struct CreateOptions {
+    /// The disks, or, with --store, the volumes
+    #[arg(value_name = "DISK", required = true)]
+    disks: Vec<String>,
+    /// The name [default: the time, as 20261129T120000Z]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// A snapshot.
+#[derive(Debug, Args)]
+pub struct OneOptions {
+    /// The disk, or, with --store, the volume
+    disk: String,
+    /// The snapshot
+    name: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Options of `fathom snapshot clone`.
+#[derive(Debug, Args)]
+pub struct CloneOptions {
+    /// The disk, or, with --store, the volume
+    disk: String,
+    /// The snapshot
+    name: String,
+    /// The name of the new volume
+    volume: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Carries out a command.
+pub fn run(command: &SnapshotCommand) -> CommandResult {
+    let (place, disks) = match command {
+        SnapshotCommand::Create(options) => (&options.place, options.disks.clone()),
+        SnapshotCommand::Delete(options) | SnapshotCommand::Rollback(options) => {
+            (&options.place, vec![options.disk.clone()])
+        }
+        SnapshotCommand::Clone(options) => (&options.place, vec![options.disk.clone()]),
+    };
+    let (path, volumes) = find(place, disks)?;
+    let volume = volumes[0].clone();
+    let wanted = match command {
+        SnapshotCommand::Create(options) => {
+            let name = options.name.clone().unwrap_or_else(now);
+            PoolChange::Snapshot { volumes, name }
+        }
+        SnapshotCommand::Delete(options) => {
+            PoolChange::DeleteSnapshot { volume, name: options.name.clone() }
+        }
+        SnapshotCommand::Rollback(options) => {
+            PoolChange::RollBack { volume, name: options.name.clone() }
+        }
+        SnapshotCommand::Clone(options) => {
+            let (name, to) = (options.name.clone(), options.volume.clone());
+            PoolChange::Clone { volume, name, to }
+        }
+    };
+    let entry = change(&path, &place.control, &wanted)?;
+    show(&[entry], &place.format)
+}
+
+/// The time now, as a name.
+fn now() -> String {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    crate::output::instant(time).replace(['-', ':'], "").replace(' ', "T")
+}
+
+/// The pool and the volumes of disks.
+fn find(place: &Place, disks: Vec<String>) -> CommandResult<(PathBuf, Vec<String>)> {
+    if let Some(store) = &place.store {
+        return Ok((store.clone(), disks));
+    }
+    let pools = place.control.client().pools()?.pools;
+    let mut path: Option<&Path> = None;
+    let mut volumes = Vec::new();
+    for disk in &disks {
+        let Some((pool, volume)) = pools.iter().find_map(|pool| volume_of(pool, disk)) else {
+            let failure = Failure::new(format!("the disk {disk:?} is in no pool"));
+            return Err(failure.advise(
+                "`fathom store list` shows the disks with volumes; name a volume of another pool \
+                 with --store",
+            ));
+        };
+        if path.is_some_and(|path| path != pool) {
+            return Err(Failure::new("the disks are in several pools")
+                .advise("take the snapshots one after the other"));
+        }
+        path = Some(pool);
+        volumes.push(volume.to_owned());
+    }
+    let path = path.ok_or_else(|| Failure::usage("no disk is named"))?;
+    Ok((path.to_owned(), volumes))
+}
+
+fn volume_of<'p>(pool: &'p PoolEntry, disk: &str) -> Option<(&'p Path, &'p str)> {
+    let volume = pool.volumes.iter().find(|volume| volume.disk.as_deref() == Some(disk))?;
+    Some((&pool.path, volume.name.as_deref()?))
+}

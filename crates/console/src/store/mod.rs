@@ -1,0 +1,340 @@
+//! `fathom store`: pools of the block store, and their volumes.
+//!
+//! A pool that a disk of the daemon uses is changed through the daemon; another one is opened by
+//! the command itself.
+
+mod copy;
+mod make;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use fathom_backend::{FileBackend, FileOptions};
+use fathom_control::{Bytes, Client, PoolChange, PoolEntry, count};
+use fathom_store::{Backend, CheckReport, Pool, PoolOptions, check};
+use serde::Serialize;
+
+use crate::connection::ControlOptions;
+use crate::failure::{CommandResult, Failure};
+use crate::output::progress::Progress;
+use crate::output::sheet::Sheet;
+use crate::output::style::Style;
+use crate::output::table::{Table, TableColumn};
+use crate::output::text::clean;
+use crate::output::{self, Format};
+
+/// How long the end of a change may take.
+const SAVE_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Pools of the block store, and their volumes.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Make a pool in a new file, or on an empty block device
+    #[command(after_help = "\
+Examples:
+  fathom store create /var/lib/fathom/pool 100G     a file, which grows with its content
+  fathom store create /dev/vg/pool                  a block device
+  fathom store new /var/lib/fathom/pool web 20G     a volume in it")]
+    Create(make::CreateOptions),
+    /// List the volumes and snapshots of a pool, or of all pools that disks use
+    List(ListOptions),
+    /// Make an empty volume
+    New(NewOptions),
+    /// Delete a volume that no disk uses; its snapshots stay
+    Delete(VolumeOptions),
+    /// Give a volume another name
+    Rename(RenameOptions),
+    /// Copy a raw image, or a block device, into a new volume
+    Import(copy::ImportOptions),
+    /// Copy a volume, or a snapshot (VOLUME@SNAPSHOT), into a new raw image
+    Export(copy::ExportOptions),
+    /// Check a pool that is not in use: its maps, and the content of each block
+    Check(CheckOptions),
+}
+
+/// A pool, and how to reach the daemon that may have it.
+#[derive(Debug, Args)]
+pub(crate) struct PoolArguments {
+    /// The pool: a file or block device
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: PathBuf,
+    #[command(flatten)]
+    pub(crate) control: ControlOptions,
+    #[command(flatten)]
+    pub(crate) format: Format,
+}
+
+/// Options of `fathom store list`.
+#[derive(Debug, Args)]
+pub struct ListOptions {
+    /// The pool; by default all that disks of the daemon use
+    #[arg(value_name = "POOL")]
+    pool: Option<PathBuf>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Options of `fathom store new`.
+#[derive(Debug, Args)]
+pub struct NewOptions {
+    #[command(flatten)]
+    at: PoolArguments,
+    /// The name of the volume
+    volume: String,
+    /// Its size, for example 20G
+    size: Bytes,
+}
+
+/// A volume of a pool.
+#[derive(Debug, Args)]
+pub struct VolumeOptions {
+    #[command(flatten)]
+    at: PoolArguments,
+    /// The volume
+    volume: String,
+}
+
+/// Options of `fathom store rename`.
+#[derive(Debug, Args)]
+pub struct RenameOptions {
+    #[command(flatten)]
+    at: PoolArguments,
+    /// The volume
+    volume: String,
+    /// Its new name
+    name: String,
+}
+
+/// Options of `fathom store check`.
+#[derive(Debug, Args)]
+pub struct CheckOptions {
+    /// The pool: a file or block device
+    #[arg(value_name = "POOL")]
+    pool: PathBuf,
+    /// Only the maps, not the content of each block
+    #[arg(long)]
+    maps_only: bool,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Carries out a command.
+pub fn run(command: &StoreCommand) -> CommandResult {
+    match command {
+        StoreCommand::Create(options) => make::run(options),
+        StoreCommand::List(options) => list(options),
+        StoreCommand::New(options) => {
+            let change =
+                PoolChange::Create { volume: options.volume.clone(), size_bytes: options.size.0 };
+            changed(&options.at, &change)
+        }
+        StoreCommand::Delete(options) => {
+            changed(&options.at, &PoolChange::Delete { volume: options.volume.clone() })
+        }
+        StoreCommand::Rename(options) => {
+            let (volume, to) = (options.volume.clone(), options.name.clone());
+            changed(&options.at, &PoolChange::Rename { volume, to })
+        }
+        StoreCommand::Import(options) => copy::import(options),
+        StoreCommand::Export(options) => copy::export(options),
+        StoreCommand::Check(options) => run_check(options),
+    }
+}
+
+/// The file or device of a pool.
+fn open_device(path: &Path, read_only: bool) -> CommandResult<Arc<dyn Backend>> {
+    let options = FileOptions {
+        path: path.to_owned(),
+        direct: false,
+        read_only,
+        block_size: None,
+        disk: String::new(),
+        records: None,
+        foreign_allowed: true,
+    };
+    let device = FileBackend::open(&options).map_err(fathom_failure::Failure::from)?;
+    Ok(Arc::new(device))
+}
+
+/// Opens a pool that the daemon does not have.
+fn open_pool(path: &Path) -> CommandResult<Pool> {
+    let device = open_device(path, false)?;
+    let opened = Pool::open(device, PoolOptions::default());
+    Ok(opened.map_err(|error| about(path, error))?)
+}
+
+/// A failure of a pool.
+fn about(path: &Path, error: fathom_store::PoolError) -> fathom_failure::Failure {
+    fathom_failure::Failure::from(error).about(format!("the pool {}", path.display()))
+}
+
+/// The daemon's entry of a pool; `None` if there is no daemon, or no disk of it uses the pool.
+fn of_daemon(client: &Client, path: &Path) -> Option<PoolEntry> {
+    let path = path.canonicalize().ok()?;
+    client.pools().ok()?.pools.into_iter().find(|pool| pool.path == path)
+}
+
+/// Carries out a change, through the daemon if it has the pool.
+pub(crate) fn change(
+    path: &Path,
+    control: &ControlOptions,
+    change: &PoolChange,
+) -> CommandResult<PoolEntry> {
+    let client = control.client();
+    if of_daemon(&client, path).is_some() {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        return Ok(client.change_pool(&path, change.clone())?);
+    }
+    let pool = open_pool(path)?;
+    let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    change.carry_out(&pool, time_s).map_err(|error| about(path, error))?;
+    pool.save(SAVE_TIME_MAX).map_err(|error| Failure::io("write", path, &error))?;
+    Ok(PoolEntry::of(path, &pool, |_| None))
+}
+
+fn changed(at: &PoolArguments, change: &PoolChange) -> CommandResult {
+    let entry = self::change(&at.pool, &at.control, change)?;
+    show(&[entry], &at.format)
+}
+
+/// Shows pools.
+pub(crate) fn show(pools: &[PoolEntry], format: &Format) -> CommandResult {
+    if format.json {
+        return output::json(&Pools { pools });
+    }
+    let style = Style::stdout();
+    let texts = pools.iter().map(|pool| table(pool, style)).collect::<Vec<_>>();
+    output::text_line(texts.join("\n").trim_end())
+}
+
+#[derive(Serialize)]
+struct Pools<'a> {
+    pools: &'a [PoolEntry],
+}
+
+fn table(pool: &PoolEntry, style: Style) -> String {
+    let share = pool.used_bytes as f64 / pool.bytes.max(1) as f64 * 100.0;
+    let path = clean(&pool.path.display().to_string());
+    let (used, all) = (Bytes(pool.used_bytes), Bytes(pool.bytes));
+    let mut text = format!("{path}: {used} of {all} in use ({share:.0} %)");
+    if pool.has_garbage {
+        text += ", some of it until the next walk";
+    }
+    text.push('\n');
+    if let Some(damage) = &pool.damage {
+        text += &format!("problem: {}\n", clean(damage));
+    }
+    let mut table = Table::new(vec![
+        TableColumn::text("VOLUME").flexible(),
+        TableColumn::text("SNAPSHOT").flexible(),
+        TableColumn::number("SIZE"),
+        TableColumn::text("DISK").flexible().optional(),
+        TableColumn::text("TAKEN").optional(),
+    ]);
+    for volume in &pool.volumes {
+        let name = volume.name.as_deref().map_or("(deleted)".into(), clean);
+        if volume.name.is_some() {
+            let disk = volume.disk.as_deref().map(clean).unwrap_or_default();
+            let size = Bytes(volume.size_bytes).to_string();
+            table.row(vec![name.clone(), String::new(), size, disk, String::new()]);
+        }
+        for snapshot in &volume.snapshots {
+            let size = Bytes(snapshot.size_bytes).to_string();
+            let taken = output::instant(snapshot.time_s);
+            table.row(vec![name.clone(), clean(&snapshot.name), size, String::new(), taken]);
+        }
+    }
+    if pool.volumes.is_empty() {
+        return text + "no volumes: make one with `fathom store new`\n";
+    }
+    text + &table.render(output::width(), style)
+}
+
+fn list(options: &ListOptions) -> CommandResult {
+    let client = options.control.client();
+    let Some(path) = &options.pool else {
+        let pools = client.pools()?.pools;
+        if pools.is_empty() && !options.format.json {
+            return output::text_line("no disk of the daemon uses a pool: name one");
+        }
+        return show(&pools, &options.format);
+    };
+    let entry = match of_daemon(&client, path) {
+        Some(entry) => entry,
+        None => PoolEntry::of(path, &open_pool(path)?, |_| None),
+    };
+    show(&[entry], &options.format)
+}
+
+#[derive(Serialize)]
+struct Checked<'a> {
+    pool: &'a Path,
+    volumes: u64,
+    snapshots: u64,
+    map_pages: u64,
+    blocks: u64,
+    verified_blocks: u64,
+    unused_bytes: u64,
+    batches_after_checkpoint: u64,
+    problem_count: u64,
+    problems: &'a [String],
+}
+
+fn run_check(options: &CheckOptions) -> CommandResult {
+    let path = &options.pool;
+    let device = open_device(path, true)?;
+    let mut progress =
+        Progress::new(path.display().to_string(), device.capacity()).silent(options.format.json);
+    let report = check(&device, !options.maps_only, |blocks| progress.update(blocks * 4096))
+        .map_err(|error| about(path, error))?;
+    drop(progress);
+    if options.format.json {
+        output::json(&Checked {
+            pool: path,
+            volumes: report.volumes,
+            snapshots: report.snapshots,
+            map_pages: report.map_pages,
+            blocks: report.blocks,
+            verified_blocks: report.verified_blocks,
+            unused_bytes: report.unused_places * 4096,
+            batches_after_checkpoint: report.recovered.batches,
+            problem_count: report.problem_count,
+            problems: &report.problems,
+        })?;
+    } else {
+        output::text_line(&sheet(&report).render(output::width(), Style::stdout()))?;
+        for problem in &report.problems {
+            output::text_line(&format!("problem: {}", clean(problem)))?;
+        }
+    }
+    if report.problem_count == 0 {
+        return Ok(());
+    }
+    let failure = Failure::new(format!("the pool has {}", count(report.problem_count, "problem")));
+    Err(failure.advise("restore what is named from a backup, or from an older snapshot"))
+}
+
+fn sheet(report: &CheckReport) -> Sheet {
+    let mut sheet = Sheet::default();
+    sheet.fact("volumes", report.volumes.to_string());
+    sheet.fact("snapshots", report.snapshots.to_string());
+    sheet.fact("pages of maps", report.map_pages.to_string());
+    sheet.fact("blocks", format!("{} ({})", report.blocks, Bytes(report.blocks * 4096)));
+    sheet.fact("verified", report.verified_blocks.to_string());
+    sheet.fact_if_any(
+        "since the last checkpoint",
+        match report.recovered.batches {
+            0 => String::new(),
+            batches => count(batches, "batch"),
+        },
+    );
+    if report.unused_places > 0 {
+        let unused = Bytes(report.unused_places * 4096);
+        sheet.fact("unused", format!("{unused}, until the next walk"));
+    }
+    sheet
+}

@@ -1,0 +1,219 @@
+//! The pools of the block store that the daemon's disks use: their volumes and snapshots.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use fathom_store::{Pool, PoolError};
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Client, ClientError};
+use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
+
+/// The pools.
+pub const POOLS: Endpoint<Blocking, (), (), (), PoolsReport> = Endpoint::get(
+    "/v1/stores",
+    "the [pools](#pools) that disks of the daemon use, with their volumes and snapshots",
+);
+/// Changes the volumes or snapshots of a pool.
+pub const CHANGE_POOL: Endpoint<Change, (), (), PoolRequest, PoolEntry> = Endpoint::post(
+    "/v1/stores",
+    "the pool after the change of its [volumes and snapshots](#pools). 404 if no disk of the daemon \
+     uses the pool",
+);
+
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&POOLS, &CHANGE_POOL];
+
+/// The pools that disks use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolsReport {
+    /// The pools, by path.
+    pub pools: Vec<PoolEntry>,
+}
+
+/// A pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolEntry {
+    /// Its file or device.
+    pub path: PathBuf,
+    /// Its identity.
+    pub identity: String,
+    /// The bytes of all places for blocks.
+    pub bytes: u64,
+    /// The bytes in use, by blocks and by pages of maps.
+    pub used_bytes: u64,
+    /// Whether blocks may be in use that nothing refers to. A walk frees them.
+    pub has_garbage: bool,
+    /// The memory that the pool takes, in bytes, about.
+    pub memory_bytes: u64,
+    /// What is wrong with it, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
+    /// The volumes, in the order in which they were made.
+    pub volumes: Vec<VolumeEntry>,
+}
+
+/// A volume of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VolumeEntry {
+    /// Its name; of a deleted volume that has snapshots, none.
+    pub name: Option<String>,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// The disk that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// The snapshots, in the order in which they were taken.
+    pub snapshots: Vec<SnapshotEntry>,
+}
+
+/// A snapshot of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotEntry {
+    /// Its name.
+    pub name: String,
+    /// The size of the volume when it was taken, in bytes.
+    pub size_bytes: u64,
+    /// When it was taken, in seconds since 1970.
+    pub time_s: u64,
+}
+
+/// A request to change a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolRequest {
+    /// The pool's file or device.
+    pub path: PathBuf,
+    /// The change.
+    pub change: PoolChange,
+}
+
+/// A change of the volumes or snapshots of a pool. It is durable when the answer comes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "action", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PoolChange {
+    /// Makes an empty volume.
+    Create {
+        /// Its name.
+        volume: String,
+        /// Its size, in bytes.
+        size_bytes: u64,
+    },
+    /// Deletes a volume that no disk uses. Its snapshots stay.
+    Delete {
+        /// Its name.
+        volume: String,
+    },
+    /// Gives a volume another name.
+    Rename {
+        /// Its name.
+        volume: String,
+        /// The new name.
+        to: String,
+    },
+    /// Takes snapshots of several volumes at one instant, while they are used.
+    Snapshot {
+        /// The volumes.
+        volumes: Vec<String>,
+        /// The name of the snapshots.
+        name: String,
+    },
+    /// Deletes a snapshot.
+    DeleteSnapshot {
+        /// The volume.
+        volume: String,
+        /// The snapshot.
+        name: String,
+    },
+    /// Makes a volume with the content of a snapshot.
+    Clone {
+        /// The volume of the snapshot.
+        volume: String,
+        /// The snapshot.
+        name: String,
+        /// The new volume.
+        to: String,
+    },
+    /// Gives a volume that no disk uses the content of one of its snapshots.
+    RollBack {
+        /// The volume.
+        volume: String,
+        /// The snapshot.
+        name: String,
+    },
+}
+
+impl PoolEntry {
+    /// What an open pool has. `disk_of` returns the disk that has a volume.
+    pub fn of(path: &Path, pool: &Pool, disk_of: impl Fn(&str) -> Option<String>) -> Self {
+        let status = pool.status();
+        let mut volumes: BTreeMap<u32, VolumeEntry> = BTreeMap::new();
+        for volume in pool.volumes() {
+            let entry = VolumeEntry {
+                disk: disk_of(&volume.name),
+                name: Some(volume.name),
+                size_bytes: volume.size,
+                snapshots: Vec::new(),
+            };
+            volumes.insert(volume.id, entry);
+        }
+        for snapshot in pool.snapshots() {
+            volumes.entry(snapshot.volume).or_default().snapshots.push(SnapshotEntry {
+                name: snapshot.name,
+                size_bytes: snapshot.size,
+                time_s: snapshot.time_s,
+            });
+        }
+        Self {
+            path: path.to_owned(),
+            identity: pool.identity().to_string(),
+            bytes: status.bytes,
+            used_bytes: status.used_bytes,
+            has_garbage: status.has_garbage,
+            memory_bytes: status.memory_bytes,
+            damage: pool.damage(),
+            volumes: volumes.into_values().collect(),
+        }
+    }
+}
+
+impl PoolChange {
+    /// Carries the change out. `time_s` is the time now, in seconds since 1970.
+    ///
+    /// # Errors
+    /// If it is refused, or the pool fails.
+    pub fn carry_out(&self, pool: &Pool, time_s: u64) -> Result<(), PoolError> {
+        match self {
+            Self::Create { volume, size_bytes } => pool.create_volume(volume, *size_bytes),
+            Self::Delete { volume } => pool.delete_volume(volume),
+            Self::Rename { volume, to } => pool.rename_volume(volume, to),
+            Self::Snapshot { volumes, name } => {
+                let volumes: Vec<&str> = volumes.iter().map(String::as_str).collect();
+                pool.take_snapshot(&volumes, name, time_s)
+            }
+            Self::DeleteSnapshot { volume, name } => pool.delete_snapshot(volume, name),
+            Self::Clone { volume, name, to } => pool.clone_snapshot(volume, name, to),
+            Self::RollBack { volume, name } => pool.roll_back(volume, name),
+        }
+    }
+}
+
+impl Client {
+    /// The pools that disks of the daemon use.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn pools(&self) -> Result<PoolsReport, ClientError> {
+        self.ask(&POOLS, &(), &(), &())
+    }
+
+    /// Changes a pool, and returns what it has afterwards.
+    ///
+    /// # Errors
+    /// When there is no answer, or the change is refused.
+    pub fn change_pool(&self, path: &Path, change: PoolChange) -> Result<PoolEntry, ClientError> {
+        self.ask(&CHANGE_POOL, &(), &(), &PoolRequest { path: path.to_owned(), change })
+    }
+}

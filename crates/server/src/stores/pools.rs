@@ -1,0 +1,124 @@
+//! The pools of the block store that disks share.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fathom_backend::{FileBackend, FileOptions, OpenError};
+use fathom_block::Backend;
+use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
+use fathom_failure::Failure;
+use fathom_store::{Pool, PoolError, PoolOptions, Refusal, WeakPool};
+use parking_lot::Mutex;
+
+use crate::daemon::parts::Parts;
+use crate::daemon::stack::refusal;
+
+/// How long a disk waits for a volume or a pool that a removed disk may still use for a moment.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
+const CLOSE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A pool, if a disk uses it. Locked while it is opened, so that only disks of this pool wait.
+#[derive(Clone, Default)]
+struct Slot(Arc<Mutex<Option<WeakPool>>>);
+
+/// The open pools, by their paths.
+#[derive(Clone, Default)]
+pub(crate) struct Pools(Arc<Mutex<BTreeMap<PathBuf, Slot>>>);
+
+/// The path by which a pool is known.
+pub(crate) fn pool_path(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+impl Pools {
+    /// The open pools.
+    pub(crate) fn open_pools(&self) -> Vec<(PathBuf, Pool)> {
+        let slots = self.0.lock().clone();
+        let open = |(path, slot): (PathBuf, Slot)| {
+            // One that is being opened has no disk yet.
+            let pool = slot.0.try_lock()?.as_ref()?.upgrade()?;
+            Some((path, pool))
+        };
+        slots.into_iter().filter_map(open).collect()
+    }
+
+    /// The open pool at a path.
+    pub(crate) fn find(&self, path: &Path) -> Option<Pool> {
+        let slot = self.0.lock().get(&pool_path(path)).cloned()?;
+        let pool = slot.0.lock().as_ref().and_then(WeakPool::upgrade);
+        pool
+    }
+
+    /// The pool at a path, which is opened if no disk uses it.
+    fn open(&self, path: &Path, direct: bool, records: &Path, disk: &str) -> Result<Pool, Failure> {
+        let path = pool_path(path);
+        let slot = self.0.lock().entry(path.clone()).or_default().clone();
+        let mut slot = slot.0.lock();
+        if let Some(pool) = slot.as_ref().and_then(WeakPool::upgrade) {
+            return Ok(pool);
+        }
+        let options = FileOptions {
+            path,
+            direct,
+            read_only: false,
+            block_size: None,
+            disk: disk.to_owned(),
+            records: Some(records.to_owned()),
+            foreign_allowed: true,
+        };
+        let device = retry(
+            || FileBackend::open(&options),
+            |error| matches!(error, OpenError::Locked(_) | OpenError::Claimed(..)),
+        )
+        .map_err(Failure::from)?;
+        let pool = Pool::open(Arc::new(device), PoolOptions::default())?;
+        *slot = Some(pool.downgrade());
+        Ok(pool)
+    }
+}
+
+/// Repeats `attempt` for some time while its error may pass.
+fn retry<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    may_pass: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let end = Instant::now() + CLOSE_TIME_MAX;
+    loop {
+        match attempt() {
+            Err(error) if may_pass(&error) && Instant::now() < end => {
+                std::thread::sleep(CLOSE_INTERVAL);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// The volume or snapshot of a disk.
+pub(crate) fn open_volume(
+    definition: &DiskDefinition,
+    records: &Path,
+    shared: &Parts,
+) -> Result<Arc<dyn Backend>, ErrorBody> {
+    let name = &definition.name;
+    let path = definition.store.as_deref().unwrap_or(Path::new(""));
+    let Some(volume) = definition.volume.as_deref() else {
+        return Err(refusal(
+            ErrorCode::Invalid,
+            format!("the disk {name:?} has a store and no volume"),
+            "add `volume`; `fathom store list` shows the volumes of a pool",
+        ));
+    };
+    let failed = |failure: Failure| {
+        let what = format!("the volume {volume} of {} for the disk {name:?}", path.display());
+        ErrorBody::new(ErrorCode::Failed, failure.about(what))
+    };
+    let pool = shared.of::<Pools>().open(path, definition.direct, records, name).map_err(failed)?;
+    let is_used = |error: &PoolError| matches!(error, PoolError::Refused(Refusal::InUse));
+    let open = || match volume.split_once('@') {
+        Some((volume, snapshot)) => pool.snapshot(volume, snapshot),
+        None => pool.volume(volume),
+    };
+    retry(open, is_used).map_err(|error| failed(Failure::from(error)))
+}
