@@ -27,6 +27,7 @@ mod reconnect;
 mod resize;
 mod scene;
 mod schedule;
+mod store;
 mod syscalls;
 mod truth;
 mod two_guests;

@@ -49,6 +49,7 @@ mod resets;
 mod rolled_back;
 mod schedule;
 mod stop;
+mod store;
 mod stuck;
 mod text_recording;
 mod unserved;

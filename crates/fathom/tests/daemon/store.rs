@@ -1,0 +1,157 @@
+//! Disks with volumes of a pool, beside the commands for pools.
+
+use std::path::Path;
+use std::process::Command;
+
+use fathom_control::{PoolChange, PoolEntry};
+
+use crate::nbd::Nbd;
+use crate::process::Daemon;
+
+const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+    [[disk]]\nname = \"a\"\nstore = \"pool\"\nvolume = \"one\"\n\
+    [[disk]]\nname = \"b\"\nstore = \"./pool\"\nvolume = \"two\"\n";
+
+fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
+    let done = Command::new(env!("CARGO_BIN_EXE_fathom"))
+        .current_dir(folder)
+        .env("FATHOM_CONTROL", folder.join("control.sock"))
+        .args(words)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
+}
+
+/// A folder with a pool of two volumes.
+fn prepared() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &["store", "create", "pool", "64M"]).unwrap();
+    for volume in ["one", "two"] {
+        run(folder.path(), &["store", "new", "pool", volume, "16M"]).unwrap();
+    }
+    folder
+}
+
+fn entry(daemon: &Daemon) -> PoolEntry {
+    let mut pools = daemon.client().pools().unwrap().pools;
+    assert_eq!(pools.len(), 1);
+    pools.remove(0)
+}
+
+#[test]
+fn flushed_writes_survive_a_kill_and_snapshots_have_one_instant() {
+    let mut folder = prepared();
+    for round in 0..4_u8 {
+        let daemon = Daemon::start_in(folder, CONFIGURATION);
+        let mut one = Nbd::connect(&daemon.path("nbd.sock"), "a");
+        let mut two = Nbd::connect(&daemon.path("nbd.sock"), "b");
+        if round > 0 {
+            assert_eq!(one.read(0, 4096), [round; 4096]);
+            assert_eq!(two.read(512, 512), [round; 512]);
+            assert_eq!(two.read(0, 512), [0; 512]);
+        }
+        one.write(0, &[round + 1; 4096]);
+        two.write(512, &[round + 1; 512]);
+        let name = format!("s{round}");
+        let volumes = vec!["one".to_owned(), "two".to_owned()];
+        let taken = daemon
+            .client()
+            .change_pool(&daemon.path("pool"), PoolChange::Snapshot { volumes, name })
+            .unwrap();
+        assert_eq!(taken.volumes[0].snapshots.len(), usize::from(round) + 1);
+        // The change of the pool made what was written before it durable.
+        daemon.signal(libc::SIGKILL);
+        folder = daemon.wait().1;
+    }
+    let path = folder.path();
+    run(path, &["store", "export", "pool", "one@s1", "one.img"]).unwrap();
+    assert_eq!(std::fs::read(path.join("one.img")).unwrap()[..4096], [2; 4096]);
+    run(path, &["snapshot", "rollback", "two", "s0", "--store", "pool"]).unwrap();
+    run(path, &["store", "export", "pool", "two", "two.img"]).unwrap();
+    assert_eq!(std::fs::read(path.join("two.img")).unwrap()[512..1024], [1; 512]);
+    let checked = run(path, &["store", "check", "pool", "--json"]).unwrap();
+    assert!(checked.contains("\"problem_count\": 0"), "{checked}");
+}
+
+#[test]
+fn a_volume_has_one_disk_and_the_daemon_changes_the_pools_that_it_has() {
+    let daemon = Daemon::start_in(prepared(), CONFIGURATION);
+    let pool = entry(&daemon);
+    let disks: Vec<_> = pool.volumes.iter().map(|volume| volume.disk.as_deref()).collect();
+    assert_eq!(disks, [Some("a"), Some("b")]);
+    let folder = daemon.path("");
+    let add = |name: &str, volume: &str| {
+        run(&folder, &["disk", "add", name, "--store", "pool", "--volume", volume])
+    };
+    let refused = add("c", "one").unwrap_err();
+    assert!(refused.contains("uses the volume"), "{refused}");
+    assert!(add("c", "three").unwrap_err().contains("no such volume"));
+    let deleted = run(&folder, &["store", "delete", "pool", "one"]).unwrap_err();
+    assert!(deleted.contains("uses the volume"), "{deleted}");
+    run(&folder, &["store", "new", "pool", "three", "4M"]).unwrap();
+    add("c", "three").unwrap();
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "c");
+    assert_eq!(nbd.capacity(), 4 << 20);
+    nbd.write(0, &[7; 8192]);
+    run(&folder, &["snapshot", "create", "c", "--name", "s"]).unwrap();
+    nbd.write(0, &[8; 8192]);
+    add("d", "three@s").unwrap();
+    let mut snapshot = Nbd::connect(&daemon.path("nbd.sock"), "d");
+    assert_eq!((snapshot.read(0, 8192), nbd.read(0, 8192)), (vec![7; 8192], vec![8; 8192]));
+    let held = run(&folder, &["snapshot", "delete", "c", "s"]).unwrap_err();
+    assert!(held.contains("uses the volume"), "{held}");
+    drop((nbd, snapshot));
+    run(&folder, &["disk", "resize", "c", "8M"]).unwrap();
+    assert_eq!(Nbd::connect(&daemon.path("nbd.sock"), "c").capacity(), 8 << 20);
+    let listed = run(&folder, &["store", "list", "--json"]).unwrap();
+    assert!(listed.contains("\"three\"") && listed.contains("\"disk\": \"c\""), "{listed}");
+    let unused = run(&folder, &["store", "check", "pool"]).unwrap_err();
+    assert!(unused.contains("in use"), "{unused}");
+    daemon.end();
+}
+
+#[test]
+fn a_full_pool_fails_writes_and_goes_on_when_something_is_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &["store", "create", "pool", "64M"]).unwrap();
+    for volume in ["one", "two"] {
+        run(folder.path(), &["store", "new", "pool", volume, "100M"]).unwrap();
+    }
+    let daemon = Daemon::start_in(folder, CONFIGURATION);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let mut block = vec![0; 1 << 20];
+    let mut written = 0;
+    // The content differs from block to block, and is no zeroes.
+    for index in 0..100_u64 {
+        block.chunks_mut(8).zip(index << 20..).for_each(|(bytes, value)| {
+            bytes.copy_from_slice(&(value + 1).to_le_bytes());
+        });
+        nbd.send(1, index, index << 20, 1 << 20, &block);
+        let Some((_, error)) = nbd.reply() else { panic!("no reply") };
+        if error != 0 {
+            assert_eq!(error, 28, "ENOSPC");
+            break;
+        }
+        written = index + 1;
+    }
+    assert!((30..64).contains(&written), "{written} MiB were written");
+    assert_eq!(nbd.read(0, 8), 1_u64.to_le_bytes());
+    // NBD_CMD_TRIM
+    nbd.send(4, 1000, 0, (written as u32 / 2) << 20, &[]);
+    assert_eq!(nbd.reply(), Some((1000, 0)));
+    let mut is_written = false;
+    for _ in 0..500 {
+        nbd.send(1, 2000, 0, 1 << 20, &block);
+        is_written = nbd.reply() == Some((2000, 0));
+        if is_written {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(is_written, "there is space again");
+    let last = (written - 1) << 20;
+    assert_eq!(nbd.read(last, 8), (last + 1).to_le_bytes());
+    drop(nbd);
+    daemon.end();
+}

@@ -1,0 +1,124 @@
+//! Guests on volumes of a pool: snapshots under load, clones, roll-backs, and kills of the daemon.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use fathom_control::PoolChange;
+use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served};
+
+/// How often the daemon is killed.
+const KILLS: usize = 6;
+
+/// Runs a command of Fathom beside the daemon.
+fn fathom(daemon: &Daemon, words: &[&str]) -> Result<String> {
+    let folder = daemon.path("");
+    let control = daemon.path("control.sock");
+    let done = Command::new(Daemon::binary()?)
+        .current_dir(folder)
+        .env("FATHOM_CONTROL", control)
+        .args(words)
+        .output()?;
+    assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// The file system in a raw image is sound after its journal is replayed.
+fn check_exported(image: &Path) -> Result<()> {
+    for arguments in [&["-f", "-y"][..], &["-f", "-n"]] {
+        let done = Command::new("e2fsck").args(arguments).arg(image).output()?;
+        let is_sound = done.status.code().is_some_and(|code| code <= 1);
+        assert!(is_sound, "{}", String::from_utf8_lossy(&done.stdout));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_guest_survives_killed_daemons_over_volumes_of_a_pool() -> Result<()> {
+    let mut daemon = Daemon::serve(&[Served::volume("raw", 96), Served::volume("files", 128)])?;
+    let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
+    let guest = Guest::builder().disk(disk("raw")).disk(disk("files")).start()?;
+    guest.check("mkfs.ext4 -q /dev/vdb; mkdir -p /files; mount /dev/vdb /files")?;
+    let mut records = Records::new("/files/records");
+    let writer = records.write(&guest)?;
+    let load = guest.spawn(
+        "fio --name=load --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
+            --bsrange=4k-64k --size=80M --rate=3M --verify=crc32c --verify_fatal=1 --do_verify=1",
+    )?;
+    let mut random = fastrand::Rng::with_seed(4);
+    for round in 0..KILLS {
+        records.wait_for(&guest, 3)?;
+        fathom(&daemon, &["snapshot", "create", "raw", "files", "--name", &format!("s{round}")])?;
+        std::thread::sleep(Duration::from_millis(random.u64(0..800)));
+        if round % 2 == 1 {
+            fathom(&daemon, &["snapshot", "delete", "files", &format!("s{}", round - 1)])?;
+        }
+        daemon.kill9();
+        records.note(&guest);
+        daemon.restart()?;
+        for name in ["raw", "files"] {
+            daemon.wait_for_guest(name)?;
+            daemon.check(name)?;
+        }
+    }
+    let output = guest.finish_within(load, 240)?;
+    assert_eq!(output.status, 0, "{}", output.text);
+    records.stop(&guest, writer)?;
+    records.check(&guest)?;
+    guest.check("umount /files; echo 3 > /proc/sys/vm/drop_caches; e2fsck -f -n /dev/vdb")?;
+    guest.check_console()?;
+    guest.shutdown()?;
+    assert!(daemon.stop()?.success());
+    fathom(&daemon, &["store", "check", "pool"])?;
+    // Each snapshot is what a power loss would have left.
+    for round in [1, 3, 5] {
+        let image = format!("s{round}.img");
+        fathom(&daemon, &["store", "export", "pool", &format!("files@s{round}"), &image])?;
+        check_exported(&daemon.path(&image))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_clone_and_a_roll_back_have_what_the_snapshot_had() -> Result<()> {
+    let mut daemon = Daemon::serve(&[Served::volume("web", 256)])?;
+    let disk = |name: &str| Disk::vhost_user(daemon.path(&format!("{name}.sock"))).queues(2);
+    let guest = Guest::builder().disk(disk("web")).start()?;
+    guest.check(
+        "mkfs.ext4 -q /dev/vda; mkdir -p /web; mount /dev/vda /web
+        for i in $(seq 40); do head -c 1048576 /dev/urandom > /web/$i; done; sync
+        cd /web; sha256sum [0-9]* > /tmp/sums; cp /tmp/sums /web/sums; sync; cd /",
+    )?;
+    let sums = guest.check("cat /tmp/sums")?;
+    fathom(&daemon, &["snapshot", "create", "web", "--name", "before"])?;
+    // A program that overwrites every file, and deletes some.
+    guest.check(
+        "cd /web; for i in $(seq 40); do head -c 1048576 /dev/urandom | dd of=$i conv=notrunc status=none
+        done; rm 1[0-9]; sync; fstrim /web; cd /",
+    )?;
+    fathom(&daemon, &["snapshot", "clone", "web", "before", "again"])?;
+    let socket = daemon.path("again.sock");
+    let socket = socket.to_str().unwrap_or_default();
+    let add = ["disk", "add", "again", "--store", "pool", "--volume", "again", "--socket", socket];
+    fathom(&daemon, &add)?;
+    let beside = Guest::builder().disk(Disk::vhost_user(daemon.path("again.sock"))).start()?;
+    beside.check("mkdir -p /web; mount /dev/vda /web; cd /web; sha256sum -c sums >/dev/null")?;
+    beside.check("cd /web; rm 2*; head -c 1048576 /dev/urandom > 30; sync; cd /; umount /web")?;
+    beside.shutdown()?;
+    guest.check("umount /web; e2fsck -f -n /dev/vda")?;
+    guest.shutdown()?;
+    let client = daemon.client();
+    let roll_back = PoolChange::RollBack { volume: "web".into(), name: "before".into() };
+    let refused = client.change_pool(&daemon.path("pool"), roll_back).unwrap_err().to_string();
+    assert!(refused.contains("uses the volume"), "{refused}");
+    assert!(daemon.stop()?.success());
+    fathom(&daemon, &["snapshot", "rollback", "web", "before", "--store", "pool"])?;
+    daemon.restart()?;
+    let guest = Guest::builder().disk(Disk::vhost_user(daemon.path("web.sock"))).start()?;
+    guest.check("mkdir -p /web; mount /dev/vda /web; cd /web; sha256sum -c sums >/dev/null")?;
+    assert_eq!(guest.check("cat /web/sums")?, sums);
+    guest.shutdown()?;
+    assert!(daemon.stop()?.success());
+    fathom(&daemon, &["store", "check", "pool"])?;
+    Ok(())
+}
