@@ -121,6 +121,50 @@ pub struct GuestInfo {
     /// intercepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stops: Option<u64>,
+    /// The hooks of the interceptor.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<HookInfo>,
+}
+
+/// A hook of a guest's interceptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HookInfo {
+    /// What it is for.
+    pub of: HookKind,
+    /// The stops of the guest there.
+    pub stops: u64,
+    /// How often the interceptor has taken it away because the guest stopped too often.
+    pub removals: u64,
+    /// Whether it is away.
+    pub is_away: bool,
+    /// The time until it is put back, in nanoseconds; 0 if it is in place.
+    pub away_ns: u64,
+}
+
+/// What a hook of an interceptor is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HookKind {
+    /// The writers of pages.
+    Writers,
+    /// System calls.
+    Calls,
+    /// A kind of a newer daemon.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl HookKind {
+    /// The name in JSON and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Writers => "writers",
+            Self::Calls => "calls",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// A guest kernel's counters of its memory, in bytes; 0 if a counter cannot be read.

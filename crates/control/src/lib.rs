@@ -80,8 +80,8 @@ pub use fathom_options::{Bytes, Nanoseconds, UnitError, count, parse_bytes, pars
 pub use flush::{FlushReport, FlushRequest, FlushWay};
 pub use http::escape;
 pub use insight::{
-    DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, InsightState, InsightStatus,
-    PartStatus, SlowQuery, SlowReport, SlowRequest,
+    DiskSlow, FactsStatus, GuestCounters, GuestInfo, GuestList, HookInfo, HookKind, InsightState,
+    InsightStatus, PartStatus, SlowQuery, SlowReport, SlowRequest,
 };
 pub use lifetimes::{DiskLifetimes, GroupedBy, LifetimesGroup, LifetimesQuery, LifetimesReport};
 pub use log::{LogAnswer, LogDecision, LogRequest};

@@ -73,6 +73,8 @@ pub enum ProblemKind {
     FolderReplaced,
     /// Many files of the guest are encrypted by one process, or in one container.
     EncryptionInProgress,
+    /// The interceptor of the guest has taken a hook away, because the guest stops too often at it.
+    InterceptionPaused,
     /// A thread of the daemon failed because of a bug.
     ThreadFailed,
     /// A kind of a newer daemon.
@@ -104,6 +106,7 @@ impl ProblemKind {
             Self::MonitorLink => "monitor-link",
             Self::FolderReplaced => "folder-replaced",
             Self::EncryptionInProgress => "encryption-in-progress",
+            Self::InterceptionPaused => "interception-paused",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",
         }

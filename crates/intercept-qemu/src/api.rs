@@ -202,7 +202,7 @@ impl Api {
     }
 
     /// Takes all calls away, also from instructions that have been translated, and calls `then`.
-    /// Only in a call for a processor or a block.
+    /// Only in a call.
     pub fn reset(&self, id: u64, then: ResetCall) {
         // SAFETY: as in `register_calls`.
         unsafe { (self.qemu_plugin_reset)(id, then) };

@@ -11,9 +11,8 @@ use fathom_intercept::{
     Call, CallFile, CallPlaces, Calls, CommandPattern, SystemCall, Writer, system_call,
 };
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Active, Plugin};
+use crate::{Active, Plugin, now_ns};
 
 /// The most calls in progress; of more, any one is given up. A thread that is killed in a call
 /// leaves its own behind.
@@ -80,11 +79,6 @@ struct Pending {
     is_restarted: bool,
 }
 
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
-
 impl Noting {
     pub fn new(places: CallPlaces, commands: Vec<CommandPattern>, ring: Calls) -> Self {
         Self { places, commands, ring, return_site: AtomicU64::new(0), pending: Mutex::default() }
@@ -93,6 +87,11 @@ impl Noting {
     /// The addresses of the kernel's instructions at which calls begin and end; 0 is none yet.
     pub fn sites(&self) -> (u64, u64) {
         (self.places.entry, self.return_site.load(Ordering::Acquire))
+    }
+
+    /// Forgets the calls in progress.
+    pub fn forget(&self) {
+        self.pending.lock().clear();
     }
 
     fn is_meant(&self, writer: &Writer) -> bool {

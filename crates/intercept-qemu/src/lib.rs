@@ -14,21 +14,26 @@
 #![warn(missing_docs)]
 
 mod api;
+mod bound;
 mod calls;
 mod guest;
 mod level;
 mod link;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use fathom_intercept::{Places, Slots, Writer, Writers};
+use fathom_intercept::{Hook, Places, Slots, Writer, Writers};
 use parking_lot::{Mutex, RwLock};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
 
 use api::{Api, InstructionCall, Registers};
+use bound::Bound;
 use calls::Noting;
 use guest::GuestMemory;
 
@@ -95,6 +100,10 @@ pub(crate) struct Plugin {
     base: AtomicUsize,
     stack: AtomicUsize,
     processors: Vec<Processor>,
+    /// The bounds on the stops at each hook, in the order of [`Hook::ALL`]. They outlive a kernel.
+    bounds: [Bound; Hook::ALL.len()],
+    /// Wakes the thread: a hook has been taken away.
+    wake: OwnedFd,
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -113,10 +122,13 @@ impl Plugin {
             active.translation.store(*last, Ordering::Release);
         }
         self.wanted.store(*last, Ordering::Release);
+        drop(last);
+        self.keep_away();
     }
 
-    /// Lets QEMU translate the guest's code again: more of a kernel is to be intercepted.
-    fn translate_again(&self, active: &Active) {
+    /// Lets QEMU translate the guest's code again: other places of a kernel are to be intercepted.
+    /// Returns the number of the last translation.
+    fn translate_again(&self, active: &Active) -> u64 {
         let mut last = self.translations.lock();
         // Unless another kernel has taken its place.
         if active.translation.load(Ordering::Acquire) == *last {
@@ -125,6 +137,7 @@ impl Plugin {
             active.translation.store(*last, Ordering::Release);
             self.wanted.store(*last, Ordering::Release);
         }
+        *last
     }
 
     fn active(&self) -> Option<Arc<Active>> {
@@ -181,8 +194,12 @@ extern "C" fn block_translated(_id: u64, block: *mut c_void) {
             return;
         }
         let mut hooks: [(u64, InstructionCall); 3] =
-            [(active.places.page_dirtied, page_dirtied), (0, call_begins), (0, call_ends)];
-        if let Some(noting) = &active.noting {
+            [(0, page_dirtied), (0, call_begins), (0, call_ends)];
+        if plugin.bound(Hook::Pages).is_in(hooked) {
+            hooks[0].0 = active.places.page_dirtied;
+        }
+        let has_calls = plugin.bound(Hook::Calls).is_in(hooked);
+        if let Some(noting) = active.noting.as_ref().filter(|_| has_calls) {
             (hooks[1].0, hooks[2].0) = noting.sites();
         }
         plugin.api.hook(block, &hooks);
@@ -201,8 +218,7 @@ extern "C" fn reset(id: u64) {
 /// Called each time that the guest's kernel marks a page of a file as dirty: notes the process.
 extern "C" fn page_dirtied(processor: c_uint, _data: *mut c_void) {
     with(|plugin| {
-        if let Some(active) = plugin.active() {
-            active.writers.count_stop();
+        if let Some(active) = plugin.stop(Hook::Pages) {
             let _ = active.note(plugin, processor as usize);
         }
     });
@@ -211,8 +227,7 @@ extern "C" fn page_dirtied(processor: c_uint, _data: *mut c_void) {
 /// Called each time that the guest's kernel is about to carry out a system call.
 extern "C" fn call_begins(processor: c_uint, _data: *mut c_void) {
     with(|plugin| {
-        if let Some(active) = plugin.active() {
-            active.writers.count_stop();
+        if let Some(active) = plugin.stop(Hook::Calls) {
             let _ = active.call_begins(plugin, processor as usize);
         }
     });
@@ -221,11 +236,16 @@ extern "C" fn call_begins(processor: c_uint, _data: *mut c_void) {
 /// Called each time that the guest's kernel has carried out a system call.
 extern "C" fn call_ends(processor: c_uint, _data: *mut c_void) {
     with(|plugin| {
-        if let Some(active) = plugin.active() {
-            active.writers.count_stop();
+        if let Some(active) = plugin.stop(Hook::Calls) {
             let _ = active.call_ends(plugin, processor as usize);
         }
     });
+}
+
+/// The host's monotonic clock.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 impl Active {
@@ -322,6 +342,13 @@ pub extern "C" fn qemu_plugin_install(
                 return;
             }
         };
+        let wake = match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+            Ok(wake) => wake,
+            Err(error) => {
+                eprintln!("fathom: nothing is intercepted: {error}");
+                return;
+            }
+        };
         let plugin = PLUGIN.get_or_init(|| Plugin {
             id,
             api,
@@ -336,6 +363,8 @@ pub extern "C" fn qemu_plugin_install(
             base: AtomicUsize::new(0),
             stack: AtomicUsize::new(0),
             processors: (0..PROCESSORS).map(|_| Processor::default()).collect(),
+            bounds: <[Bound; Hook::ALL.len()]>::default(),
+            wake,
         });
         plugin.api.register_calls(id, processor_begins, processor_resumes, block_translated);
     });

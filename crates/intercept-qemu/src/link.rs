@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use fathom_intercept::{Calls, Hello, PLACES_LENGTH, Places, Slots, Writers, receive, send};
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::calls::Noting;
 use crate::guest::{GuestMemory, shared_files};
-use crate::{Active, Plugin};
+use crate::{Active, Plugin, now_ns};
 
 /// The pause between attempts to reach the daemon.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,7 +40,12 @@ fn follow(plugin: &Plugin) -> io::Result<()> {
     connect(&socket, &SocketAddrUnix::new(&plugin.socket)?)?;
     send(socket.as_fd(), &Hello { files: shared_files() }.to_bytes(), &[])?;
     let mut writers: Option<Arc<Writers>> = None;
-    while let Some((bytes, files)) = receive::<PLACES_LENGTH>(socket.as_fd())? {
+    loop {
+        if !wait(plugin, &socket) {
+            plugin.put_back();
+            continue;
+        }
+        let Some((bytes, files)) = receive::<PLACES_LENGTH>(socket.as_fd())? else { return Ok(()) };
         let places = Places::from_bytes(&bytes).map_err(io::Error::other)?;
         if let Some(file) = files.first() {
             writers = Some(Arc::new(Writers::open(file)?));
@@ -56,5 +62,19 @@ fn follow(plugin: &Plugin) -> io::Result<()> {
             places,
         }));
     }
-    Ok(())
+}
+
+/// Waits for the daemon, or until a hook is to be put back. Returns whether the daemon has said
+/// something.
+fn wait(plugin: &Plugin, socket: &OwnedFd) -> bool {
+    let mut waited = [PollFd::new(socket, PollFlags::IN), PollFd::new(&plugin.wake, PollFlags::IN)];
+    let limit = plugin.return_ns().map(|return_ns| {
+        let time = Duration::from_nanos(return_ns.saturating_sub(now_ns()));
+        Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
+    });
+    let _ = poll(&mut waited, limit.as_ref());
+    let is_ready = !waited[0].revents().is_empty();
+    let mut buffer = [0; 8];
+    let _ = rustix::io::read(&plugin.wake, &mut buffer);
+    is_ready
 }

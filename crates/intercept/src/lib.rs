@@ -13,6 +13,7 @@
 #![warn(missing_docs)]
 
 mod calls;
+mod hook;
 mod linux;
 mod mapping;
 mod message;
@@ -21,6 +22,7 @@ mod socket;
 mod writers;
 
 pub use calls::{Call, CallFile, CallPosition, Calls};
+pub use hook::{Hook, HookState};
 pub use linux::{CALLS, CallOffset, SystemCall, system_call};
 pub use message::{
     CallPlaces, HELLO_LENGTH, Hello, MEMORY_FILES_MAX, MemoryFile, MessageError, PLACES_LENGTH,

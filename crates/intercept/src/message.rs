@@ -7,17 +7,19 @@ use crate::pattern::{CommandPattern, PATTERNS_MAX};
 /// The first word of each message: `FATHOMIC`.
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMIC");
 /// The version of the messages, of the table of writers and of the ring of calls.
-pub(crate) const VERSION: u64 = 2;
+pub(crate) const VERSION: u64 = 3;
 /// The most files with a guest's memory that an interceptor names.
 pub const MEMORY_FILES_MAX: usize = 16;
 /// The most regions of a guest's memory.
 pub const REGIONS_MAX: usize = 8;
 
 const HELLO_WORDS: usize = 3 + 2 * MEMORY_FILES_MAX;
-/// The word with the first place for calls, that of the number of patterns, and the first pattern.
+/// The words with the first place for calls, the number of patterns, the most stops, and the first
+/// pattern.
 const CALLS_START: usize = 14;
 const PATTERN_COUNT: usize = CALLS_START + 9;
-const PATTERNS_START: usize = PATTERN_COUNT + 1;
+const STOPS_MAX: usize = PATTERN_COUNT + 1;
+const PATTERNS_START: usize = STOPS_MAX + 1;
 const PLACES_FIXED: usize = PATTERNS_START + 2 * PATTERNS_MAX;
 const PLACES_WORDS: usize = PLACES_FIXED + 5 * REGIONS_MAX;
 /// The length of [`Hello`], in bytes.
@@ -135,6 +137,8 @@ pub struct Places {
     pub task_command: u64,
     /// See [`task_leader`](Self::task_leader).
     pub task_flags: u64,
+    /// The most stops at a hook in a second. A hook with more is taken away for a while.
+    pub stops_max: u64,
     /// Where system calls are noted.
     pub calls: CallPlaces,
     /// The commands of the processes whose calls are noted, at most [`PATTERNS_MAX`].
@@ -223,6 +227,7 @@ impl Places {
         words[CALLS_START..PATTERN_COUNT].copy_from_slice(&self.calls.to_words());
         let commands = &self.commands[..self.commands.len().min(PATTERNS_MAX)];
         words[PATTERN_COUNT] = commands.len() as u64;
+        words[STOPS_MAX] = self.stops_max;
         for (command, words) in commands.iter().zip(words[PATTERNS_START..].chunks_exact_mut(2)) {
             words.copy_from_slice(&command.to_words());
         }
@@ -260,6 +265,7 @@ impl Places {
             task_start: words[10],
             task_command: words[11],
             task_flags: words[12],
+            stops_max: words[STOPS_MAX],
             calls: CallPlaces::from_words(calls),
             commands: commands.map(|pair| CommandPattern::from_words([pair[0], pair[1]])).collect(),
             regions: regions
@@ -327,6 +333,7 @@ mod tests {
             task_start: 9,
             task_command: 10,
             task_flags: 11,
+            stops_max: 1_000_000,
             calls: CallPlaces::from_words([12, 13, 14, 15, 16, 17, 18, 19, 20]),
             commands: vec![CommandPattern::new("postgres*").unwrap(); 3],
             regions: (1..=8).map(|number| region(100 * number)).collect(),

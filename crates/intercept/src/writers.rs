@@ -2,7 +2,8 @@
 //! interceptor share.
 //!
 //! ```text
-//!      0  magic, version, number of slots, number of pages, number of stops
+//!      0  magic, version, number of slots, number of pages, number of stops of each hook
+//!    128  the state of each hook, and when it is put back
 //!   4096  slots of 64 bytes, each with a process
 //!      …  a word of 32 bits for each page of the guest's memory:
 //!         counter:4  generation:12  slot:16; 0 is none
@@ -21,8 +22,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate,
+    memfd_create,
+};
 
+use crate::hook::Hook;
 use crate::mapping::Mapping;
 use crate::message::VERSION;
 
@@ -35,9 +40,8 @@ const SLOT_LENGTH: usize = 64;
 const PAGES_START: usize = SLOTS_START + SLOTS * SLOT_LENGTH;
 /// The most pages of a guest: 16 TiB.
 const PAGES_MAX: u64 = 1 << 32;
-/// The places of numbers in the first page.
+/// The place of the number of pages.
 const PAGE_COUNT: usize = 16;
-const STOPS: usize = 24;
 /// The generations of a slot, without 0.
 const GENERATIONS: u32 = (1 << 12) - 1;
 /// The bits of an entry with its slot and the generation of that.
@@ -69,6 +73,8 @@ impl Writer {
 pub struct Writers {
     mapping: Mapping,
     pages: u64,
+    /// The file, on the side of the interceptor.
+    file: Option<OwnedFd>,
 }
 
 impl Writers {
@@ -103,7 +109,8 @@ impl Writers {
         let length = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
         let pages = length.checked_sub(PAGES_START as u64).map(|bytes| bytes / 4);
         let pages = pages.filter(|pages| *pages <= PAGES_MAX).ok_or(io::ErrorKind::InvalidData)?;
-        let table = Self::map(file, length, pages)?;
+        let mut table = Self::map(file, length, pages)?;
+        table.file = Some(file.try_clone()?);
         let is_ours = table.wide(0).load(Ordering::Acquire) == MAGIC
             && u64::from(table.word(8).load(Ordering::Relaxed)) == VERSION
             && table.word(12).load(Ordering::Relaxed) == SLOTS as u32
@@ -113,14 +120,14 @@ impl Writers {
 
     fn map(file: &OwnedFd, length: u64, pages: u64) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(Self { mapping: Mapping::of(file, length)?, pages })
+        Ok(Self { mapping: Mapping::of(file, length)?, pages, file: None })
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         self.mapping.word(offset)
     }
 
-    fn wide(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn wide(&self, offset: usize) -> &AtomicU64 {
         self.mapping.wide(offset)
     }
 
@@ -143,6 +150,10 @@ impl Writers {
 
     /// The process that wrote a page last before it became dirty, if it is known.
     pub fn writer(&self, number: u64) -> Option<Writer> {
+        // First: an entry that is read later is right for every page that was dirty by now.
+        if self.is_away(Hook::Pages) {
+            return None;
+        }
         let entry = self.entry(number);
         self.process(entry & SLOT_BITS).filter(|_| entry != 0)
     }
@@ -183,14 +194,17 @@ impl Writers {
         }
     }
 
-    /// Counts a stop of the guest.
-    pub fn count_stop(&self) {
-        self.wide(STOPS).fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The number of stops of the guest.
-    pub fn stops(&self) -> u64 {
-        self.wide(STOPS).load(Ordering::Relaxed)
+    /// Removes the entries of all pages, on the side of the interceptor.
+    ///
+    /// # Errors
+    /// Those of the system. Some entries may be left.
+    pub fn clear(&self) -> io::Result<()> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if self.pages > 0 {
+            fallocate(file, flags, PAGES_START as u64, 4 * self.pages)?;
+        }
+        Ok(())
     }
 
     fn fill(&self, slot: u16, generation: u32, writer: &Writer) {
@@ -283,8 +297,6 @@ mod tests {
         assert_eq!(daemon.writer(7), Some(one));
         daemon.forget(7, daemon.entry(7));
         assert_eq!(daemon.writer(7), None);
-        other.count_stop();
-        assert_eq!(daemon.stops(), 1);
     }
 
     #[test]

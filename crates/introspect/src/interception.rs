@@ -34,6 +34,7 @@ impl Kernel {
             task_start: layout.task_start?,
             task_command: layout.task_command,
             task_flags: layout.task_flags?,
+            stops_max: 0,
             calls: self.call_places().unwrap_or_default(),
             commands: Vec::new(),
             regions: regions.collect(),

@@ -9,6 +9,7 @@ mod filesystems;
 mod flush;
 mod harness;
 mod hints;
+mod hooks;
 mod introspection;
 mod introspection_follows;
 mod introspection_layers;

@@ -87,20 +87,20 @@ fn traced(trace: &str) -> (Truth, BTreeMap<(u64, u64), f64>) {
 
 /// A row of the stream.
 #[derive(Debug)]
-struct Row {
-    process: String,
-    thread: u64,
-    number: u64,
-    call: String,
-    result: i64,
-    seconds: f64,
-    path: String,
-    source: String,
-    offset: Option<u64>,
-    length: Option<u64>,
+pub(crate) struct Row {
+    pub process: String,
+    pub thread: u64,
+    pub number: u64,
+    pub call: String,
+    pub result: i64,
+    pub seconds: f64,
+    pub path: String,
+    pub source: String,
+    pub offset: Option<u64>,
+    pub length: Option<u64>,
 }
 
-fn rows(csv: &str) -> Vec<Row> {
+pub(crate) fn rows(csv: &str) -> Vec<Row> {
     let row = |line: &str| -> Option<Row> {
         let fields: Vec<&str> = line.split(',').collect();
         let [process, thread, number, call, result, errno, duration, path, source, offset, length] =
@@ -198,7 +198,7 @@ impl Scene {
 
 impl Scene {
     /// Waits until the calls of a program are noted again.
-    fn await_calls(&self, program: &str) -> Result<()> {
+    pub(crate) fn await_calls(&self, program: &str) -> Result<()> {
         until("the calls of a program", patience(60), || {
             let csv = std::thread::scope(|scope| {
                 let query =

@@ -64,7 +64,7 @@ const WAYS: [(&str, &str); 9] = [
 
 impl Scene {
     /// Waits until the plugin has hooked the kernel: then a file that is written has a writer.
-    fn await_writers(&self) -> Result<()> {
+    pub(crate) fn await_writers(&self) -> Result<()> {
         until("the writers of pages", patience(30), || {
             let requests = self.requests(
                 "echo x > /run/x; dd if=/dev/zero of=/mnt/first bs=4k count=4 conv=fsync",

@@ -64,8 +64,12 @@ fn counts(guest: &GuestInfo) -> String {
         0 | 1 => String::new(),
         kernels => format!(", {kernels} kernels since it was connected"),
     };
+    let removals = match guest.hooks.iter().map(|hook| hook.removals).sum() {
+        0 => String::new(),
+        removals => format!(", hooks taken away {}", count(removals, "time")),
+    };
     format!(
-        "{}, found in {} ms, {}, {} requests, {missed}{kernels}",
+        "{}, found in {} ms, {}, {} requests, {missed}{kernels}{removals}",
         insight::short(status),
         status.search_ns / 1_000_000,
         count(status.modules, "module"),
@@ -75,6 +79,8 @@ fn counts(guest: &GuestInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fathom_control::HookInfo;
+
     use super::{super::CheckOutcome, *};
 
     #[test]
@@ -95,6 +101,8 @@ mod tests {
             found.text.contains("Linux 6.1.0") && found.text.contains("3 of them"),
             "{found:?}"
         );
+        info.hooks = vec![HookInfo { removals: 2, ..HookInfo::default() }; 2];
+        assert!(finding(&info).text.ends_with("hooks taken away 4 times"));
         info.insight.mismatches = 1000;
         assert_eq!(finding(&info).state, CheckOutcome::Warn);
         info.insight.state = InsightState::Waiting;

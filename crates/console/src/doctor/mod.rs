@@ -7,7 +7,7 @@ mod storage;
 use std::path::PathBuf;
 
 use clap::Args;
-use fathom_control::{Bytes, ClientError, DiskList, DiskStatus, Problem, count};
+use fathom_control::{Bytes, ClientError, DiskList, DiskStatus, Problem, ProblemKind, count};
 use fathom_failure::Failing as _;
 use serde::Serialize;
 
@@ -225,7 +225,12 @@ fn disk(status: &DiskStatus) -> Vec<Finding> {
 }
 
 fn finding(subject: &str, problem: &Problem) -> Finding {
-    Finding::fail(subject, problem.message.clone(), problem.remedy.clone())
+    let (message, remedy) = (problem.message.clone(), problem.remedy.clone());
+    match problem.kind {
+        // The disk serves its guest as before.
+        ProblemKind::InterceptionPaused => Finding::warn(subject, message, remedy),
+        _ => Finding::fail(subject, message, remedy),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fathom_intercept::{Hello, MemoryFile, send};
+use fathom_intercept::{Hello, MemoryFile, PLACES_LENGTH, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -39,7 +39,7 @@ fn strangers_are_disconnected_and_others_stay() {
     send(known.as_fd(), &Hello { files }.to_bytes(), &[]).unwrap();
     let silent = connected(&path).unwrap();
     let begun = Instant::now();
-    for bytes in [&b"x"[..], &[0; 280], &[255; 768], &[0; 4096]] {
+    for bytes in [&b"x"[..], &[0; 280], &[255; PLACES_LENGTH], &[0; 4096]] {
         let stranger = connected(&path).unwrap();
         send(stranger.as_fd(), bytes, &[]).unwrap();
         assert!(is_closed(&stranger, 5), "{} bytes", bytes.len());

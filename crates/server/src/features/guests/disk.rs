@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fathom_frontend::vhost_user::GuestObserver;
 use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
+use fathom_intercept::Writers;
 use fathom_introspect::GuestStatus;
 use fathom_layers::GuestSlot;
 use parking_lot::Mutex;
@@ -56,6 +57,11 @@ impl DiskGuest {
     /// The status of the guest; `None` if no guest runs, or if its memory is not read.
     pub(crate) fn status(&self) -> Option<GuestStatus> {
         self.slot.guest().map(|guest| self.introspection.status(&guest))
+    }
+
+    /// The table of the writers of the guest's pages, if it is intercepted.
+    pub(crate) fn writers(&self) -> Option<Arc<Writers>> {
+        self.slot.guest()?.writers()
     }
 
     /// Begins or ends reading the guest's memory.

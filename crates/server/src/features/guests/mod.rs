@@ -7,6 +7,7 @@
 pub(crate) mod classify;
 mod disk;
 pub(crate) mod feature;
+pub(crate) mod hooks;
 mod memory;
 pub(crate) mod metrics;
 pub(crate) mod select;
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 use fathom_guest_memory::GuestMemory;
 use fathom_insight::Names;
-use fathom_intercept::MemoryFile;
+use fathom_intercept::{MemoryFile, Writers};
 use fathom_introspect::{Guest, GuestState, GuestStatus, Kernel};
 use parking_lot::Mutex;
 
@@ -87,8 +88,8 @@ pub(crate) struct GuestView {
     pub memory: GuestMemory,
     /// Its kernel, if known.
     pub kernel: Option<Arc<Kernel>>,
-    /// The stops by its interceptor, if it is intercepted.
-    pub stops: Option<u64>,
+    /// The table of the writers of its pages, if it is intercepted.
+    pub writers: Option<Arc<Writers>>,
 }
 
 impl Introspection {
@@ -288,7 +289,7 @@ impl Followed {
             memory_bytes: self.guest.memory().length(),
             memory: self.guest.memory().clone(),
             kernel: self.guest.kernel(),
-            stops: self.guest.writers().map(|writers| writers.stops()),
+            writers: self.guest.writers(),
         }
     }
 

@@ -18,6 +18,7 @@ use fathom_layers::classify::{
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
 use crate::features::guests::classify::AccountsNumber;
+use crate::features::guests::hooks;
 use crate::features::guests::{DiskGuest, GuestView, Introspection};
 
 /// The accounts of a disk's control groups, for metrics.
@@ -68,7 +69,7 @@ impl Daemon {
 
     /// All guests.
     pub(crate) fn guests(&self) -> GuestList {
-        let served = self.served();
+        let (served, time_ns) = (self.served(), Clock::System.now_ns());
         let to_status = |view: GuestView| GuestInfo {
             number: view.number,
             vm: vm_of(&served, &view.disks).to_owned(),
@@ -85,10 +86,11 @@ impl Daemon {
                 }
             }),
             disks: view.disks,
-            stops: view.stops,
+            stops: view.writers.as_ref().map(|writers| writers.stops()),
+            hooks: view.writers.map_or_else(Vec::new, |writers| hooks::of(&writers, time_ns)),
         };
         GuestList {
-            time_ns: Clock::System.now_ns(),
+            time_ns,
             unix_time_ns: unix_time_ns(),
             guests: self.part::<Arc<Introspection>>().guests().into_iter().map(to_status).collect(),
         }

@@ -2,20 +2,23 @@
 
 use std::sync::{Arc, OnceLock};
 
+use fathom_block::Clock;
 use fathom_control::{ErrorBody, ErrorCode, ReloadReport};
 use fathom_failure::Failure;
 
+use super::hooks::problems;
 use super::options::InterceptOptions;
 use super::{Interceptors, NotedCalls};
 use crate::configuration::{Configuration, SectionKind};
-use crate::daemon::Daemon;
 use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
+use crate::daemon::problems::FoundProblem;
 use crate::daemon::stack::refusal;
 use crate::daemon::stop::Task;
-use crate::features::guests::Introspection;
+use crate::daemon::{Daemon, Served};
 use crate::features::guests::usage::vm_of;
+use crate::features::guests::{DiskGuest, Introspection};
 
 /// The listener, if one is configured.
 #[derive(Default)]
@@ -45,14 +48,12 @@ impl Feature for Interception {
         if stage == Beginning::Observers {
             let options = placed.definition.clone();
             let guests = Arc::clone(daemon.part::<Arc<Introspection>>());
-            let begun = Interceptors::listen(&options.socket, options.patterns(), guests).map_err(
-                |error| {
-                    let path = options.socket.display();
-                    let message = format!("interceptors cannot connect to {path}: {error}");
-                    let remedy = "set another `socket` in [intercept], or remove what is there";
-                    ErrorBody::from(Failure::new(message).advise(remedy))
-                },
-            );
+            let begun = Interceptors::listen(&options, guests).map_err(|error| {
+                let path = options.socket.display();
+                let message = format!("interceptors cannot connect to {path}: {error}");
+                let remedy = "set another `socket` in [intercept], or remove what is there";
+                ErrorBody::from(Failure::new(message).advise(remedy))
+            });
             match begun {
                 Ok(interceptors) => {
                     let _ = daemon.part::<Listener>().0.set((options, interceptors));
@@ -77,13 +78,36 @@ impl Feature for Interception {
         }
     }
 
+    fn is_watched(&self, daemon: &Daemon) -> bool {
+        // An interceptor does not say that it takes a hook away.
+        daemon.part::<Listener>().0.get().is_some()
+    }
+
+    fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<FoundProblem>) {
+        let Some((options, _)) = daemon.part::<Listener>().0.get() else { return };
+        let guest = served.part::<Arc<DiskGuest>>();
+        if let Some(writers) = guest.and_then(|guest| guest.writers()) {
+            found.extend(problems(&writers, options.stops_max, Clock::System.now_ns()));
+        }
+    }
+
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {
         let name = "fathom_guest_stops_total";
         page.family(name, "counter", "Stops of the guest by its interceptor.");
-        for guest in scrape.daemon.guests().guests {
+        let guests = scrape.daemon.guests().guests;
+        for guest in &guests {
             if let Some(stops) = guest.stops {
                 let number = guest.number.to_string();
                 page.sample(name, &[("guest", &number), ("vm", &guest.vm)], stops as f64);
+            }
+        }
+        let name = "fathom_guest_hook_removals_total";
+        page.family(name, "counter", "Hooks that were taken away because of too many stops.");
+        for guest in &guests {
+            let number = guest.number.to_string();
+            for hook in &guest.hooks {
+                let labels = [("guest", &*number), ("vm", &guest.vm), ("hook", hook.of.name())];
+                page.sample(name, &labels, hook.removals as f64);
             }
         }
     }

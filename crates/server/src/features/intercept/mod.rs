@@ -5,11 +5,12 @@
 //! found or lost.
 
 pub(crate) mod feature;
+mod hooks;
 pub(crate) mod options;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -25,6 +26,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SocketFlags, accept_with};
 
 use crate::features::guests::Introspection;
+use crate::features::intercept::options::InterceptOptions;
 use crate::process::packets;
 
 /// The most interceptors at a time.
@@ -45,6 +47,8 @@ struct Shared {
     ending: AtomicBool,
     /// The commands of the processes whose system calls are noted.
     commands: Vec<CommandPattern>,
+    /// The most stops at a hook in a second.
+    stops_max: u64,
     /// The guests whose system calls are noted.
     noted: Mutex<Vec<NotedCalls>>,
 }
@@ -69,20 +73,17 @@ impl Shared {
 }
 
 impl Interceptors {
-    /// Listens at `path`.
+    /// Listens at the socket of the options.
     ///
     /// # Errors
     /// When that is not possible.
-    fn listen(
-        path: &Path,
-        commands: Vec<CommandPattern>,
-        guests: Arc<Introspection>,
-    ) -> io::Result<Self> {
+    fn listen(options: &InterceptOptions, guests: Arc<Introspection>) -> io::Result<Self> {
+        let (path, commands, stops_max) = (&options.socket, options.patterns(), options.stops_max);
         let socket = packets::listen(path)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (ending, noted) = (AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { wake, ending, commands, noted });
+        let shared = Arc::new(Shared { wake, ending, commands, stops_max, noted });
         let woken = Arc::downgrade(&shared);
         guests.on_change(move || {
             if let Some(shared) = woken.upgrade() {
@@ -93,7 +94,7 @@ impl Interceptors {
             Thread { shared: Arc::clone(&shared), socket, guests, links: Vec::new(), epochs: 0 };
         let thread =
             std::thread::Builder::new().name("interceptors".into()).spawn(move || thread.run())?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)), path: path.to_owned() })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), path: path.clone() })
     }
 
     /// The guests whose system calls are noted.
@@ -287,9 +288,10 @@ impl Link {
             }
             (false, _) => Some(Calls::create()?),
         };
+        let places = Places { epoch: *epochs, stops_max: self.shared.stops_max, ..places };
         let message = match &calls {
-            Some(_) => Places { epoch: *epochs, commands, ..places },
-            None => Places { epoch: *epochs, calls: CallPlaces::default(), ..places },
+            Some(_) => Places { commands, ..places },
+            None => Places { calls: CallPlaces::default(), ..places },
         };
         let mut files = vec![file.as_fd()];
         files.extend(calls.as_ref().map(|(_, file)| file.as_fd()));

@@ -8,14 +8,28 @@ use serde::Deserialize;
 
 use crate::configuration::{Extent, FeatureSection, Placed};
 
+/// The most stops of a guest at a hook in a second: more than programs reach that do something
+/// with each call (docs/performance.md), and half of what one processor reaches that does not.
+const STOPS_MAX: u64 = 1_000_000;
+/// Below that, the beginning of a program would be too much.
+const STOPS_MAX_MIN: u64 = 1000;
+
 /// Where interceptors reach the daemon.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct InterceptOptions {
     /// The socket's path.
     pub socket: PathBuf,
     /// The commands of the processes whose system calls are noted.
     pub calls: Vec<String>,
+    /// The most stops of a guest at a hook in a second.
+    pub stops_max: u64,
+}
+
+impl Default for InterceptOptions {
+    fn default() -> Self {
+        Self { socket: PathBuf::new(), calls: Vec::new(), stops_max: STOPS_MAX }
+    }
 }
 
 impl InterceptOptions {
@@ -38,12 +52,23 @@ impl Section for InterceptOptions {
             "the commands of the processes whose system calls are noted \
              ([Syscalls](syscalls.md)): at most 16 patterns of 16 bytes, with `*` and `?`",
         ),
+        Key::new(
+            "stops_max",
+            "1000000",
+            "the most stops of a guest in a second where pages become dirty, and likewise at system \
+             calls, of which each has two, at least 1000. At more, the interceptor \
+             [takes the hook away](interception.md#the-bound) for a while",
+        ),
     ];
 
     fn check(&self, check: &mut Check<'_>) {
         if self.calls.len() > PATTERNS_MAX {
             let message = format!("`calls` has {} patterns", self.calls.len());
             check.problem("calls", message, "use at most 16, such as \"postgres*\"");
+        }
+        if self.stops_max < STOPS_MAX_MIN {
+            let message = format!("`stops_max` is {}", self.stops_max);
+            check.problem("stops_max", message, "use 1000 or more, or remove the line");
         }
         for text in &self.calls {
             if CommandPattern::new(text).is_none() {
