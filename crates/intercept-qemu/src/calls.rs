@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_intercept::{
-    Call, CallFile, CallPlaces, Calls, CommandPattern, SystemCall, Writer, system_call,
+    Call, CallFile, CallPlaces, Calls, CommandPattern, Places, SystemCall, Writer, system_call,
 };
 use parking_lot::Mutex;
 
@@ -60,6 +60,8 @@ const RESTART: u64 = 219;
 pub(crate) struct Noting {
     places: CallPlaces,
     commands: Vec<CommandPattern>,
+    /// Whether the daemon decides about processes with other commands.
+    others: bool,
     ring: Calls,
     /// Where the function returns to; 0 until it has been called.
     return_site: AtomicU64,
@@ -80,8 +82,10 @@ struct Pending {
 }
 
 impl Noting {
-    pub fn new(places: CallPlaces, commands: Vec<CommandPattern>, ring: Calls) -> Self {
-        Self { places, commands, ring, return_site: AtomicU64::new(0), pending: Mutex::default() }
+    pub fn new(places: &Places, ring: Calls) -> Self {
+        let (calls, commands, others) = (places.calls, places.commands.clone(), places.others);
+        let (return_site, pending) = (AtomicU64::new(0), Mutex::default());
+        Self { places: calls, commands, others, ring, return_site, pending }
     }
 
     /// The addresses of the kernel's instructions at which calls begin and end; 0 is none yet.
@@ -94,7 +98,8 @@ impl Noting {
         self.pending.lock().clear();
     }
 
-    fn is_meant(&self, writer: &Writer) -> bool {
+    /// Whether a process is meant by its command.
+    fn has_command(&self, writer: &Writer) -> bool {
         self.commands.iter().any(|pattern| pattern.matches(&writer.command))
     }
 }
@@ -109,9 +114,18 @@ impl Active {
             noting.return_site.store(site, Ordering::Release);
             plugin.translate_again(self);
         }
+        if !noting.ring.has_reader() {
+            return None;
+        }
         let task = self.task(plugin, processor)?;
         let (writer, leader) = self.writer(task)?;
-        if !noting.is_meant(&writer) {
+        let has_command = noting.has_command(&writer);
+        if !has_command && !noting.others {
+            return None;
+        }
+        let process = self.slot(plugin, processor, &writer)?;
+        let begun_ns = now_ns();
+        if !has_command && self.writers.is_declined(process, begun_ns) {
             return None;
         }
         let address = plugin.api.register(plugin.first.load(Ordering::Relaxed));
@@ -120,7 +134,6 @@ impl Active {
             return None;
         }
         let number = registers[CALL];
-        let begun_ns = now_ns();
         {
             let mut pending = noting.pending.lock();
             if let Some(again) = pending.get_mut(&task).filter(|pending| pending.is_restarted) {
@@ -132,30 +145,20 @@ impl Active {
                 }
             }
         }
-        let places = &noting.places;
         let arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place]);
         let known = system_call(number);
-        let open_file =
-            |place: Option<u8>| self.open_file(plugin, task, *arguments.get(usize::from(place?))?);
-        let file = known.and_then(|known| open_file(known.file)).unwrap_or(0);
-        let source = match (number, arguments[1] & 0xffff_ffff) {
-            (CONTROL, CLONE) => self.open_file(plugin, task, arguments[2]),
-            (CONTROL, CLONE_RANGE) => plugin
-                .api
-                .read(arguments[2])
-                .and_then(|descriptor| self.open_file(plugin, task, descriptor)),
-            _ => known.and_then(|known| open_file(known.source)),
-        };
-        let source = source.unwrap_or(0);
+        let (file, source) = self.files_of(plugin, task, number, arguments);
         let call = Call {
             begun_ns,
             number,
             arguments,
-            process: self.slot(plugin, processor, &writer)?,
-            thread_id: self.memory.u32(task.wrapping_add(places.task_number))?,
+            process,
+            thread_id: self.memory.u32(task.wrapping_add(noting.places.task_number))?,
             task: leader,
             file: self.call_file(file),
             source: self.call_file(source),
+            group: self.group(task).unwrap_or(0),
+            program: self.program(task),
             ..Call::default()
         };
         if number == EXIT || number == EXIT_GROUP {
@@ -177,6 +180,23 @@ impl Active {
         }
         all.insert(task, pending);
         Some(())
+    }
+
+    /// The addresses of the open file of a call and of that from which it copies; 0 is none.
+    fn files_of(&self, plugin: &Plugin, task: u64, number: u64, arguments: [u64; 6]) -> (u64, u64) {
+        let known = system_call(number);
+        let open_file =
+            |place: Option<u8>| self.open_file(plugin, task, *arguments.get(usize::from(place?))?);
+        let file = known.and_then(|known| open_file(known.file)).unwrap_or(0);
+        let source = match (number, arguments[1] & 0xffff_ffff) {
+            (CONTROL, CLONE) => self.open_file(plugin, task, arguments[2]),
+            (CONTROL, CLONE_RANGE) => plugin
+                .api
+                .read(arguments[2])
+                .and_then(|descriptor| self.open_file(plugin, task, descriptor)),
+            _ => known.and_then(|known| open_file(known.source)),
+        };
+        (file, source.unwrap_or(0))
     }
 
     /// A thread has carried out a call.
@@ -232,6 +252,29 @@ impl Active {
         // A large table is not in the map of all memory.
         let file = memory.u64(entry).or_else(|| plugin.api.read(entry))?;
         Some(file).filter(|file| *file != 0)
+    }
+
+    /// The address of the control group of a task.
+    fn group(&self, task: u64) -> Option<u64> {
+        let places = &self.noting.as_ref()?.places;
+        if places.task_groups == 0 {
+            return None;
+        }
+        let set = self.memory.u64(task.wrapping_add(places.task_groups))?;
+        self.memory.u64(set.wrapping_add(places.groups_default))
+    }
+
+    /// The file of the program of a task.
+    fn program(&self, task: u64) -> CallFile {
+        let find = || {
+            let places = &self.noting.as_ref()?.places;
+            if places.memory_program == 0 {
+                return None;
+            }
+            let memory = self.memory.u64(task.wrapping_add(places.task_memory))?;
+            self.memory.u64(memory.wrapping_add(places.memory_program))
+        };
+        self.call_file(find().unwrap_or(0))
     }
 
     fn call_file(&self, file: u64) -> CallFile {

@@ -57,7 +57,7 @@ fn follow(plugin: &Plugin) -> io::Result<()> {
             memory: GuestMemory::map(&places.regions, places.direct),
             writers: Arc::clone(writers),
             slots: Mutex::<Slots>::default(),
-            noting: calls.map(|calls| Noting::new(places.calls, places.commands.clone(), calls)),
+            noting: calls.map(|calls| Noting::new(&places, calls)),
             translation: AtomicU64::new(0),
             places,
         }));

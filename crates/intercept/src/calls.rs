@@ -3,11 +3,13 @@
 //! ```text
 //!      0  magic, version, number of places
 //!     64  the number of calls so far
-//!   4096  places of 160 bytes: a number, one more than that of the call, when the place is filled;
+//!    128  the number of readers
+//!   4096  places of 184 bytes: a number, one more than that of the call, when the place is filled;
 //!         then the words of the call
 //! ```
 //!
-//! An interceptor never waits: it writes over the oldest call. The reader counts what it has
+//! An interceptor never waits: it writes over the oldest call. It notes none while there is no
+//! reader. The reader counts what it has
 //! missed. Either side may write anything: what is read is checked, and a wrong call costs an
 //! insight.
 
@@ -22,12 +24,13 @@ use crate::message::VERSION;
 
 /// The first word of the ring: `FATHOMSC`.
 const MAGIC: u64 = u64::from_le_bytes(*b"FATHOMSC");
-/// The number of places: 5 MiB.
+/// The number of places: nearly 6 MiB.
 const PLACES: u64 = 1 << 15;
 const START: usize = 4096;
 const HEAD: usize = 64;
+const READERS: usize = 128;
 /// The words of a place.
-const WORDS: usize = 20;
+const WORDS: usize = 23;
 const LENGTH: usize = START + PLACES as usize * WORDS * 8;
 
 /// A file of a call.
@@ -64,6 +67,10 @@ pub struct Call {
     pub source: CallFile,
     /// The position of the descriptor after the call.
     pub position: u64,
+    /// The address of the process's control group; 0 if it is not known.
+    pub group: u64,
+    /// The file of the program.
+    pub program: CallFile,
 }
 
 impl Call {
@@ -71,7 +78,7 @@ impl Call {
         let mut words = [0; WORDS - 1];
         words[..3].copy_from_slice(&[self.begun_ns, self.duration_ns, self.number]);
         words[3..9].copy_from_slice(&self.arguments);
-        words[9..17].copy_from_slice(&[
+        words[9..20].copy_from_slice(&[
             self.result,
             u64::from(self.process) << 32 | u64::from(self.thread_id),
             self.task,
@@ -80,13 +87,21 @@ impl Call {
             self.source.address,
             self.source.inode,
             self.position,
+            self.group,
+            self.program.address,
+            self.program.inode,
         ]);
         words
     }
 
     fn from_words(words: [u64; WORDS - 1]) -> Self {
-        let [begun_ns, duration_ns, number, arguments @ .., _, _, _, _, _, _, _, _, _, _] = words;
-        let [.., result, of, task, address, inode, source, source_inode, position, _, _] = words;
+        let [begun_ns, duration_ns, number, rest @ ..] = words;
+        let (mut arguments, mut after) = ([0; 6], [0; WORDS - 10]);
+        arguments.copy_from_slice(&rest[..6]);
+        after.copy_from_slice(&rest[6..]);
+        let [result, of, rest @ ..] = after;
+        let [task, address, inode, source, source_inode, position, group, rest @ ..] = rest;
+        let [program, program_inode, ..] = rest;
         Self {
             begun_ns,
             duration_ns,
@@ -99,6 +114,8 @@ impl Call {
             file: CallFile { address, inode },
             source: CallFile { address: source, inode: source_inode },
             position,
+            group,
+            program: CallFile { address: program, inode: program_inode },
         }
     }
 }
@@ -158,6 +175,17 @@ impl Calls {
     /// The number of calls so far.
     pub fn count(&self) -> u64 {
         self.word(HEAD).load(Ordering::Acquire)
+    }
+
+    /// Whether there is a reader.
+    pub fn has_reader(&self) -> bool {
+        self.word(READERS).load(Ordering::Relaxed) != 0
+    }
+
+    /// A reader comes, or leaves. Calls are noted while there is one.
+    pub fn set_reading(&self, is_reading: bool) {
+        let change = if is_reading { 1 } else { u64::MAX };
+        self.word(READERS).fetch_add(change, Ordering::Relaxed);
     }
 
     /// A reader of the calls from now on.
@@ -228,6 +256,8 @@ mod tests {
             file: CallFile { address: 14, inode: 15 },
             source: CallFile { address: 16, inode: 17 },
             position: 18,
+            group: 19,
+            program: CallFile { address: 20, inode: 21 },
         }
     }
 
@@ -236,6 +266,11 @@ mod tests {
         let (daemon, file) = Calls::create().unwrap();
         let other = Calls::open(&file).unwrap();
         other.add(&call(0));
+        assert!(!other.has_reader());
+        daemon.set_reading(true);
+        assert!(other.has_reader());
+        daemon.set_reading(false);
+        assert!(!other.has_reader());
         let mut position = daemon.reader();
         let mut read = Vec::new();
         daemon.read(&mut position, &mut read);

@@ -28,6 +28,6 @@ pub use message::{
     CallPlaces, HELLO_LENGTH, Hello, MEMORY_FILES_MAX, MemoryFile, MessageError, PLACES_LENGTH,
     Places, REGIONS_MAX, RegionPlace,
 };
-pub use pattern::{COMMAND_LENGTH, CommandPattern, PATTERNS_MAX};
+pub use pattern::{COMMAND_LENGTH, CommandPattern, PATTERNS_MAX, matches};
 pub use socket::{receive, send};
 pub use writers::{Slots, Writer, Writers};

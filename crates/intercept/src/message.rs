@@ -14,12 +14,15 @@ pub const MEMORY_FILES_MAX: usize = 16;
 pub const REGIONS_MAX: usize = 8;
 
 const HELLO_WORDS: usize = 3 + 2 * MEMORY_FILES_MAX;
-/// The words with the first place for calls, the number of patterns, the most stops, and the first
-/// pattern.
+/// The number of places for calls.
+const CALL_WORDS: usize = 13;
+/// The words with the first place for calls, the number of patterns, the most stops, whether other
+/// processes are noted, and the first pattern.
 const CALLS_START: usize = 14;
-const PATTERN_COUNT: usize = CALLS_START + 9;
+const PATTERN_COUNT: usize = CALLS_START + CALL_WORDS;
 const STOPS_MAX: usize = PATTERN_COUNT + 1;
-const PATTERNS_START: usize = STOPS_MAX + 1;
+const OTHERS: usize = STOPS_MAX + 1;
+const PATTERNS_START: usize = OTHERS + 1;
 const PLACES_FIXED: usize = PATTERNS_START + 2 * PATTERNS_MAX;
 const PLACES_WORDS: usize = PLACES_FIXED + 5 * REGIONS_MAX;
 /// The length of [`Hello`], in bytes.
@@ -143,6 +146,9 @@ pub struct Places {
     pub calls: CallPlaces,
     /// The commands of the processes whose calls are noted, at most [`PATTERNS_MAX`].
     pub commands: Vec<CommandPattern>,
+    /// Whether calls of processes with other commands are noted too, until the daemon says of a
+    /// process that it is not meant ([`Writers::decline`](crate::Writers::decline)).
+    pub others: bool,
     /// The regions of the guest's memory, at most [`REGIONS_MAX`].
     pub regions: Vec<RegionPlace>,
 }
@@ -169,10 +175,18 @@ pub struct CallPlaces {
     pub file_position: u64,
     /// `inode.i_ino`.
     pub inode_number: u64,
+    /// `task_struct.cgroups` and `css_set.dfl_cgrp`; 0 if control groups are not known.
+    pub task_groups: u64,
+    /// See [`task_groups`](Self::task_groups).
+    pub groups_default: u64,
+    /// `task_struct.mm` and `mm_struct.exe_file`; 0 if the file of a program is not known.
+    pub task_memory: u64,
+    /// See [`task_memory`](Self::task_memory).
+    pub memory_program: u64,
 }
 
 impl CallPlaces {
-    fn to_words(self) -> [u64; 9] {
+    fn to_words(self) -> [u64; CALL_WORDS] {
         [
             self.entry,
             self.task_number,
@@ -183,12 +197,17 @@ impl CallPlaces {
             self.file_inode,
             self.file_position,
             self.inode_number,
+            self.task_groups,
+            self.groups_default,
+            self.task_memory,
+            self.memory_program,
         ]
     }
 
-    fn from_words(words: [u64; 9]) -> Self {
+    fn from_words(words: [u64; CALL_WORDS]) -> Self {
         let [entry, task_number, task_files, files_table, file_count, file_list, rest @ ..] = words;
-        let [file_inode, file_position, inode_number] = rest;
+        let [file_inode, file_position, inode_number, rest @ ..] = rest;
+        let [task_groups, groups_default, task_memory, memory_program] = rest;
         Self {
             entry,
             task_number,
@@ -199,6 +218,10 @@ impl CallPlaces {
             file_inode,
             file_position,
             inode_number,
+            task_groups,
+            groups_default,
+            task_memory,
+            memory_program,
         }
     }
 }
@@ -228,6 +251,7 @@ impl Places {
         let commands = &self.commands[..self.commands.len().min(PATTERNS_MAX)];
         words[PATTERN_COUNT] = commands.len() as u64;
         words[STOPS_MAX] = self.stops_max;
+        words[OTHERS] = u64::from(self.others);
         for (command, words) in commands.iter().zip(words[PATTERNS_START..].chunks_exact_mut(2)) {
             words.copy_from_slice(&command.to_words());
         }
@@ -251,7 +275,7 @@ impl Places {
         let count = usize::try_from(words[PATTERN_COUNT]).ok();
         let count = count.filter(|count| *count <= PATTERNS_MAX).ok_or(MessageError::TooMany)?;
         let commands = words[PATTERNS_START..].chunks_exact(2).take(count);
-        let mut calls = [0; 9];
+        let mut calls = [0; CALL_WORDS];
         calls.copy_from_slice(&words[CALLS_START..PATTERN_COUNT]);
         Ok(Self {
             epoch: words[2],
@@ -268,6 +292,7 @@ impl Places {
             stops_max: words[STOPS_MAX],
             calls: CallPlaces::from_words(calls),
             commands: commands.map(|pair| CommandPattern::from_words([pair[0], pair[1]])).collect(),
+            others: words[OTHERS] != 0,
             regions: regions
                 .map(|words| RegionPlace {
                     address: words[0],
@@ -334,8 +359,9 @@ mod tests {
             task_command: 10,
             task_flags: 11,
             stops_max: 1_000_000,
-            calls: CallPlaces::from_words([12, 13, 14, 15, 16, 17, 18, 19, 20]),
+            calls: CallPlaces::from_words([12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]),
             commands: vec![CommandPattern::new("postgres*").unwrap(); 3],
+            others: true,
             regions: (1..=8).map(|number| region(100 * number)).collect(),
         };
         assert_eq!(Places::from_bytes(&places.to_bytes()), Ok(places.clone()));

@@ -34,16 +34,28 @@ impl CommandPattern {
     }
 }
 
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    match pattern.split_first() {
-        None => text.is_empty(),
-        // Both are short, so the number of ways is small.
-        Some((b'*', rest)) => (0..=text.len()).any(|from| matches(rest, &text[from..])),
-        Some((b'?', rest)) => text.split_first().is_some_and(|(_, text)| matches(rest, text)),
-        Some((byte, rest)) => {
-            text.split_first().is_some_and(|(first, text)| first == byte && matches(rest, text))
+/// Whether a text is one that a pattern stands for: `*` stands for any bytes, `?` for one. The time
+/// is bounded by the product of their lengths.
+pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at, mut read) = (0, 0);
+    // After the last star: the rest of the pattern, and the first byte that is not the star's.
+    let mut star = None;
+    while read < text.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                at += 1;
+                star = Some((at, read));
+            }
+            Some(byte) if *byte == b'?' || *byte == text[read] => (at, read) = (at + 1, read + 1),
+            Some(_) | None => {
+                // The star stands for one more.
+                let Some((rest, end)) = star else { return false };
+                star = Some((rest, end + 1));
+                (at, read) = (rest, end + 1);
+            }
         }
     }
+    pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
 #[cfg(test)]
@@ -67,6 +79,22 @@ mod tests {
             assert_eq!(CommandPattern::from_words(pattern.to_words()), pattern);
         }
         assert!(!CommandPattern::default().matches(b"x"));
+        for (pattern, text, is_meant) in [
+            ("/usr/bin/*", "/usr/bin/postgres", true),
+            ("/usr/bin/*", "/usr/bin", false),
+            ("*/pod?/*.slice", "/kube/pod1/a/b.slice", true),
+            ("*ab", "aab", true),
+            ("a*b*c", "abbcbcc", true),
+            ("a*b*c", "abbcbca", false),
+            ("**", "", true),
+            ("", "", true),
+            ("", "a", false),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), is_meant, "{pattern} {text}");
+        }
+        // A text that is made for it takes no longer.
+        let (pattern, text) = ("*a".repeat(200) + "b", "a".repeat(4096));
+        assert!(!matches(pattern.as_bytes(), text.as_bytes()));
         for text in ["", "12345678901234567", "a\0b"] {
             assert_eq!(CommandPattern::new(text), None, "{text:?}");
         }

@@ -42,8 +42,11 @@ const PAGES_START: usize = SLOTS_START + SLOTS * SLOT_LENGTH;
 const PAGES_MAX: u64 = 1 << 32;
 /// The place of the number of pages.
 const PAGE_COUNT: usize = 16;
-/// The generations of a slot, without 0.
+/// The generations of a slot, without 0. They are also all the bits of a generation.
 const GENERATIONS: u32 = (1 << 12) - 1;
+/// The place in a slot of the instant before which calls of its process are not to be noted; its
+/// lowest bits are the slot's generation.
+const DECLINED: usize = 40;
 /// The bits of an entry with its slot and the generation of that.
 const SLOT_BITS: u32 = 0x0fff_ffff;
 /// The length of a command (`TASK_COMM_LEN`).
@@ -183,6 +186,25 @@ impl Writers {
         is_whole.then_some(writer)
     }
 
+    /// Says that calls of the process of a slot are not to be noted before an instant of the host's
+    /// monotonic clock. `entry` is as for [`process`](Self::process).
+    pub fn decline(&self, entry: u32, until_ns: u64) {
+        let generation = u64::from(entry >> 16 & GENERATIONS);
+        let word = until_ns & !u64::from(GENERATIONS) | generation;
+        self.declined(entry).store(word, Ordering::Relaxed);
+    }
+
+    /// Whether calls of the process of a slot are not to be noted.
+    pub fn is_declined(&self, entry: u32, now_ns: u64) -> bool {
+        let word = self.declined(entry).load(Ordering::Relaxed);
+        // What was said of an earlier process of the slot has another generation.
+        word & u64::from(GENERATIONS) == u64::from(entry >> 16 & GENERATIONS) && now_ns < word
+    }
+
+    fn declined(&self, entry: u32) -> &AtomicU64 {
+        self.wide(SLOTS_START + SLOT_LENGTH * (entry & 0xffff) as usize + DECLINED)
+    }
+
     /// Notes that the process of a slot wrote a page. `slot` is the result of [`Slots::slot`]. If
     /// `keeps` is set, a page that has an entry keeps it.
     pub fn note(&self, number: u64, slot: u32, keeps: bool) {
@@ -316,6 +338,25 @@ mod tests {
         let back = slots.slot(&table, &writer(1, "first"));
         assert_eq!(back & 0xffff, 1);
         assert_eq!(slots.by_process.len(), SLOTS);
+    }
+
+    #[test]
+    fn a_process_is_declined_for_a_while() {
+        let (table, _file) = Writers::create(8 << 12).unwrap();
+        let mut slots = Slots::default();
+        let (one, two) = (slots.slot(&table, &writer(1, "a")), slots.slot(&table, &writer(2, "b")));
+        assert!(!table.is_declined(one, 1) && !table.is_declined(one, u64::MAX));
+        table.decline(one, 5_000_000);
+        assert!(table.is_declined(one, 4_900_000) && !table.is_declined(two, 1));
+        assert!(!table.is_declined(one, 5_000_000));
+        assert_eq!(table.process(one), Some(writer(1, "a")));
+        // Another process of the slot is not.
+        for process in 3..=SLOTS as u32 + 1 {
+            slots.slot(&table, &writer(process, "many"));
+        }
+        let next = slots.slot(&table, &writer(SLOTS as u32 + 2, "next"));
+        table.decline(two, u64::MAX);
+        assert!(next & 0xffff == 1 && !table.is_declined(next, 1));
     }
 
     #[test]

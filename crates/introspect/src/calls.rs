@@ -49,6 +49,14 @@ impl CallResolver {
         Some(found.facts).filter(|facts| facts.inode == number)
     }
 
+    /// The path of the control group at an address.
+    pub fn group(&mut self, address: u64, now_ns: u64) -> Option<Name> {
+        let kernel = self.kernel()?;
+        let state = address.wrapping_add(kernel.layout.cgroup_self?);
+        self.groups.begin();
+        Some(self.groups.group(&kernel, self.guest.names(), state, now_ns)?.name)
+    }
+
     /// The path of the control group of the process with its `task_struct` at an address, if the
     /// process still has this number.
     pub fn cgroup(&mut self, task: u64, process_id: u32, now_ns: u64) -> Option<Name> {

@@ -37,6 +37,7 @@ impl Kernel {
             stops_max: 0,
             calls: self.call_places().unwrap_or_default(),
             commands: Vec::new(),
+            others: false,
             regions: regions.collect(),
         })
     }
@@ -44,6 +45,8 @@ impl Kernel {
     /// Where an interceptor notes system calls.
     fn call_places(&self) -> Option<CallPlaces> {
         let layout = &self.layout;
+        let groups = layout.task_groups.and(layout.cgroup_self).and(layout.groups_default);
+        let program = layout.task_memory.and(layout.memory_program);
         Some(CallPlaces {
             entry: self.places.system_call?,
             task_number: layout.task_number?,
@@ -54,6 +57,10 @@ impl Kernel {
             file_inode: layout.file_inode,
             file_position: layout.file_position?,
             inode_number: layout.inode_number,
+            task_groups: if groups.is_some() { layout.task_groups? } else { 0 },
+            groups_default: groups.unwrap_or(0),
+            task_memory: if program.is_some() { layout.task_memory? } else { 0 },
+            memory_program: program.unwrap_or(0),
         })
     }
 }

@@ -348,6 +348,7 @@ layout! {
         task_memory: "task_struct" "mm";
         memory_areas: "mm_struct" "mm_mt.ma_root";
         memory_tables: "mm_struct" "pgd";
+        memory_program: "mm_struct" "exe_file";
         node_parent_of: "maple_node" "parent";
         range_pivots: "maple_range_64" "pivot";
         range_slots: "maple_range_64" "slot";

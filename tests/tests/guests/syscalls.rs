@@ -357,6 +357,92 @@ fn calls_of(kernel: &str) -> Result<()> {
     scene.end()
 }
 
+/// Programs that end at once in a control group that is meant and in one that is not, one that is
+/// moved, and one that is meant by its path.
+const PLACES: &str = "
+    for i in $(seq 20); do
+        sh -c 'echo 0 > /sys/fs/cgroup/probed/inner/cgroup.procs; exec dd if=/dev/zero of=/mnt/in bs=4k count=2 2> /dev/null'
+        sh -c 'echo 0 > /sys/fs/cgroup/other/cgroup.procs; exec dd if=/dev/zero of=/mnt/out bs=4k count=2 2> /dev/null'
+        md5sum /mnt/in; /run/md5sum /mnt/out
+    done
+    sh -c 'for i in $(seq 30); do : > /mnt/before; sleep 0.05; done
+        echo 0 > /sys/fs/cgroup/probed/inner/cgroup.procs
+        for i in $(seq 40); do : > /mnt/after; sleep 0.1; done
+        echo 0 > /sys/fs/cgroup/other/cgroup.procs
+        for i in $(seq 40); do : > /mnt/again; sleep 0.05; done'
+    sync";
+
+impl Scene {
+    /// Calls of processes that are chosen by their places.
+    fn chosen(&mut self) -> Result<()> {
+        let seconds = format!("{}s", patience(25).as_secs());
+        let csv = std::thread::scope(|scope| -> Result<_> {
+            let daemon = &self.daemon;
+            let query =
+                scope.spawn(move || daemon.command(&["query", QUERY, "--for", &seconds, "--csv"]));
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            self.prepare(PLACES)?;
+            query.join().map_err(|_| Error::new("the query panicked"))?
+        })?;
+        let rows = rows(&String::from_utf8_lossy(&csv.stdout));
+        let of = |process: &str, call: &str, path: &str| {
+            let is_one =
+                |row: &&Row| (&*row.process, &*row.call, &*row.path) == (process, call, path);
+            rows.iter().filter(is_one).count()
+        };
+        let mut wrong = String::new();
+        for (process, call, path, count) in [
+            ("dd", "write", "/in", 40),
+            ("dd", "write", "/out", 0),
+            ("md5sum", "read", "/in", 1),
+            ("md5sum", "read", "/out", 0),
+            ("sh", "openat", "/before", 0),
+            ("sh", "openat", "/after", 1),
+        ] {
+            let found = of(process, call, path);
+            let is_right = if count == 0 || count == 40 { found == count } else { found >= count };
+            println!("{process} {call} {path}: {found}");
+            if !is_right {
+                let _ = writeln!(wrong, "{process} {call} {path}: {found}, not {count}");
+            }
+        }
+        // The path of the program, as that of other files, is that in its file system.
+        let others: Vec<&Row> =
+            rows.iter().filter(|row| row.path == "/again" && row.call == "openat").collect();
+        if others.len() > 1 {
+            let _ = writeln!(wrong, "{} calls in the last group", others.len());
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(Error::new(wrong)) }
+    }
+}
+
+#[test]
+fn processes_are_chosen_by_group_and_program() -> Result<()> {
+    if accelerator()?.starts_with("kvm") {
+        println!("Skipped: the plugin needs an emulated guest");
+        return Ok(());
+    }
+    let table = "calls = ['none', 'cgroup:/probed/*', 'path:/usr/bin/md5*']\n";
+    let started =
+        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, "", table, Vec::new())?;
+    let Some(mut scene) = started else { return Ok(()) };
+    scene.prepare(
+        "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
+        mkdir -p /sys/fs/cgroup/probed/inner /sys/fs/cgroup/other; cp $(command -v md5sum) /run/md5sum
+        mkfs.ext4 -q -F -b 4096 /dev/vdb; mount /dev/vdb /mnt",
+    )?;
+    until("the calls to be noted", patience(60), || {
+        let noted =
+            scene.daemon.log().contains("the system calls of processes of a guest are noted");
+        Ok(noted.then_some(()))
+    })?;
+    // The plugin finds the end of calls with the first one.
+    scene.prepare("for i in 1 2 3; do sleep 0.3; done")?;
+    let found = scene.chosen();
+    scene.note("chosen", found);
+    scene.end()
+}
+
 #[test]
 fn calls_are_those_that_the_kernel_traces() -> Result<()> {
     calls_of(&kernel())

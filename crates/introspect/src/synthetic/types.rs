@@ -59,7 +59,7 @@ pub(crate) const COMMON: &str = "
     maple_node 256: parent 0, slot 8
     maple_range_64 256: parent 0, pivot 8, slot 128
     maple_arange_64 248: parent 0, pivot 8, slot 80, gap 160
-    mm_struct 256: mm_mt 64 maple_tree, pgd 120, mm_users 132, ioctx_table 136 *kioctx_table, owner 144 *task_struct
+    mm_struct 256: mm_mt 64 maple_tree, pgd 120, mm_users 132, ioctx_table 136 *kioctx_table, owner 144 *task_struct, exe_file 152 *file
     -area_links 32: rb 0 rb_node, rb_subtree_last 24
     vm_area_struct 176: vm_start 0, vm_end 8, vm_mm 16 *mm_struct, vm_flags 32, shared 48 -area_links, vm_pgoff 120,\
         vm_file 128 *file

@@ -6,12 +6,13 @@ use fathom_block::Clock;
 use fathom_insight::stream::{self, GuestLabels};
 use fathom_insight::syscall::{Syscall, UNKNOWN, error_of};
 use fathom_insight::{Facts, Names};
-use fathom_intercept::{Call, CallOffset, CallPosition, SystemCall, system_call};
+use fathom_intercept::{Call, CallFile, CallOffset, CallPosition, SystemCall, system_call};
 use fathom_introspect::CallResolver;
 
 use super::producer::{Attached, Producer, Reading, RecordReader, Source};
 use crate::daemon::Daemon;
 use crate::features::intercept::NotedCalls;
+use crate::features::intercept::choice::{DECLINED_NS, Decisions};
 
 /// The guests whose calls are noted.
 pub(super) struct CallsOfGuests;
@@ -41,11 +42,13 @@ impl Source for CallSource {
 
     fn attach(&self) -> Option<Box<dyn Attached>> {
         let noted = self.0.clone();
+        noted.calls.set_reading(true);
         let reader = CallReader {
             position: noted.calls.reader(),
             resolver: CallResolver::new(Arc::clone(&noted.guest)),
             names: Arc::clone(noted.guest.names()),
             read: Vec::new(),
+            decisions: Decisions::default(),
             noted,
         };
         let labels = GuestLabels { vm_name: self.0.vm.clone() };
@@ -60,6 +63,13 @@ struct CallReader {
     resolver: CallResolver,
     names: Arc<Names>,
     read: Vec<Call>,
+    decisions: Decisions,
+}
+
+impl Drop for CallReader {
+    fn drop(&mut self) {
+        self.noted.calls.set_reading(false);
+    }
 }
 
 impl RecordReader<Syscall> for CallReader {
@@ -68,8 +78,8 @@ impl RecordReader<Syscall> for CallReader {
         self.noted.calls.read(&mut self.position, &mut self.read);
         let now_ns = Clock::System.now_ns();
         for place in 0..self.read.len() {
-            let record = self.record(&self.read[place].clone(), now_ns);
-            records.push(record);
+            let call = self.read[place];
+            records.extend(self.record(&call, now_ns));
         }
     }
 
@@ -79,23 +89,37 @@ impl RecordReader<Syscall> for CallReader {
 }
 
 impl CallReader {
-    /// The record of a call. Nothing of the call is trusted.
-    fn record(&mut self, call: &Call, now_ns: u64) -> Syscall {
+    /// The record of a call; `None` if its process is not meant. Nothing of the call is trusted.
+    fn record(&mut self, call: &Call, now_ns: u64) -> Option<Syscall> {
         let known = system_call(call.number);
         let process = self.noted.writers.process(call.process).unwrap_or_default();
+        let cgroup = match call.group {
+            0 => self.resolver.cgroup(call.task, process.process_id, now_ns),
+            group => self.resolver.group(group, now_ns),
+        };
+        let choice = &self.noted.choice;
+        // Without others the interceptor has decided.
+        if choice.has_others() && !choice.has_command(process.command()) {
+            let CallFile { address, inode } = call.program;
+            let program = self.resolver.file(address, inode, now_ns).unwrap_or_default().path;
+            let places = (cgroup.unwrap_or_default(), program);
+            if !self.decisions.decide(choice, &self.names, places) {
+                self.noted.writers.decline(call.process, now_ns.saturating_add(DECLINED_NS));
+                return None;
+            }
+        }
         let mut file = |address, inode| match address {
             0 => None,
             address => self.resolver.file(address, inode, now_ns),
         };
         let facts: Option<Facts> = file(call.file.address, call.file.inode);
         let source = file(call.source.address, call.source.inode);
-        let cgroup = self.resolver.cgroup(call.task, process.process_id, now_ns);
         let name = known.map_or_else(String::new, |known| known.name.to_owned());
         // An instant in the future would hold the stream up.
         let duration = call.duration_ns;
         let ended_ns = call.begun_ns.saturating_add(duration).min(now_ns);
         let Facts { path, file_system, device, .. } = facts.unwrap_or_default();
-        Syscall {
+        Some(Syscall {
             syscall_ts: ended_ns,
             duration,
             result: call.result,
@@ -113,7 +137,7 @@ impl CallReader {
             process_id: process.process_id,
             process_start: (process.start_ns / 10_000_000) as u32,
             thread_id: call.thread_id,
-        }
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 //! One thread follows all interceptors. It sleeps until one connects or leaves, or a kernel is
 //! found or lost.
 
+pub(crate) mod choice;
 pub(crate) mod feature;
 mod hooks;
 pub(crate) mod options;
@@ -17,13 +18,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fathom_intercept::{
-    CallPlaces, Calls, CommandPattern, HELLO_LENGTH, Hello, MemoryFile, Places, Writers, receive,
-    send,
+    CallPlaces, Calls, HELLO_LENGTH, Hello, MemoryFile, Places, Writers, receive, send,
 };
 use fathom_introspect::{Guest, GuestState};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SocketFlags, accept_with};
+
+use choice::Choice;
 
 use crate::features::guests::Introspection;
 use crate::features::intercept::options::InterceptOptions;
@@ -45,8 +47,8 @@ struct Shared {
     /// Wakes the thread.
     wake: OwnedFd,
     ending: AtomicBool,
-    /// The commands of the processes whose system calls are noted.
-    commands: Vec<CommandPattern>,
+    /// The processes whose system calls are noted.
+    choice: Arc<Choice>,
     /// The most stops at a hook in a second.
     stops_max: u64,
     /// The guests whose system calls are noted.
@@ -63,6 +65,7 @@ pub(crate) struct NotedCalls {
     pub guest: Arc<Guest>,
     pub writers: Arc<Writers>,
     pub calls: Arc<Calls>,
+    pub choice: Arc<Choice>,
 }
 
 impl Shared {
@@ -78,12 +81,13 @@ impl Interceptors {
     /// # Errors
     /// When that is not possible.
     fn listen(options: &InterceptOptions, guests: Arc<Introspection>) -> io::Result<Self> {
-        let (path, commands, stops_max) = (&options.socket, options.patterns(), options.stops_max);
+        let (path, stops_max) = (&options.socket, options.stops_max);
+        let choice = Arc::new(options.choice());
         let socket = packets::listen(path)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (ending, noted) = (AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { wake, ending, commands, stops_max, noted });
+        let shared = Arc::new(Shared { wake, ending, choice, stops_max, noted });
         let woken = Arc::downgrade(&shared);
         guests.on_change(move || {
             if let Some(shared) = woken.upgrade() {
@@ -279,8 +283,8 @@ impl Link {
         if !guest.set_writers(kernel, Arc::clone(&writers)) {
             return Ok(());
         }
-        let commands = self.shared.commands.clone();
-        let calls = match (commands.is_empty(), places.calls.entry) {
+        let choice = Arc::clone(&self.shared.choice);
+        let calls = match (choice.is_empty(), places.calls.entry) {
             (true, _) => None,
             (false, 0) => {
                 tracing::warn!("the system calls of a guest are not noted: its kernel is unknown");
@@ -290,7 +294,10 @@ impl Link {
         };
         let places = Places { epoch: *epochs, stops_max: self.shared.stops_max, ..places };
         let message = match &calls {
-            Some(_) => Places { commands, ..places },
+            Some(_) => {
+                let (commands, others) = (choice.commands.clone(), choice.has_others());
+                Places { commands, others, ..places }
+            }
             None => Places { calls: CallPlaces::default(), ..places },
         };
         let mut files = vec![file.as_fd()];
@@ -301,7 +308,8 @@ impl Link {
             self.noted = *epochs;
             let vm = String::new();
             let (guest, writers) = (Arc::clone(&guest), Arc::clone(&writers));
-            let noted = NotedCalls { number: *epochs, vm, guest, writers, calls: Arc::new(calls) };
+            let (number, calls) = (*epochs, Arc::new(calls));
+            let noted = NotedCalls { number, vm, guest, writers, calls, choice };
             self.shared.noted.lock().push(noted);
             tracing::info!("the system calls of processes of a guest are noted");
         }

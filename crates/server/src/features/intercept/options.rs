@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use fathom_intercept::{CommandPattern, PATTERNS_MAX};
+use fathom_intercept::PATTERNS_MAX;
 use fathom_options::{Check, Key, Problems, Section};
 use serde::Deserialize;
 
+use super::choice::{Choice, ProcessPattern};
 use crate::configuration::{Extent, FeatureSection, Placed};
 
 /// The most stops of a guest at a hook in a second: more than programs reach that do something
-/// with each call (docs/performance.md), and half of what one processor reaches that does not.
+/// with each call, and less than a loop of calls reaches (docs/interception.md).
 const STOPS_MAX: u64 = 1_000_000;
 /// Below that, the beginning of a program would be too much.
 const STOPS_MAX_MIN: u64 = 1000;
@@ -20,7 +21,7 @@ const STOPS_MAX_MIN: u64 = 1000;
 pub struct InterceptOptions {
     /// The socket's path.
     pub socket: PathBuf,
-    /// The commands of the processes whose system calls are noted.
+    /// The processes whose system calls are noted.
     pub calls: Vec<String>,
     /// The most stops of a guest at a hook in a second.
     pub stops_max: u64,
@@ -33,9 +34,9 @@ impl Default for InterceptOptions {
 }
 
 impl InterceptOptions {
-    /// The commands of the processes whose system calls are noted, as patterns.
-    pub(crate) fn patterns(&self) -> Vec<CommandPattern> {
-        self.calls.iter().filter_map(|text| CommandPattern::new(text)).collect()
+    /// The processes whose system calls are noted.
+    pub(crate) fn choice(&self) -> Choice {
+        Choice::new(self.calls.iter().filter_map(|text| ProcessPattern::new(text)))
     }
 }
 
@@ -49,8 +50,9 @@ impl Section for InterceptOptions {
         Key::new(
             "calls",
             "[]",
-            "the commands of the processes whose system calls are noted \
-             ([Syscalls](syscalls.md)): at most 16 patterns of 16 bytes, with `*` and `?`",
+            "the processes whose system calls are noted ([Syscalls](syscalls.md)): at most 16 \
+             patterns with `*` and `?`, of commands (16 bytes), of control groups (`cgroup:…`) and of \
+             the paths of programs (`path:…`)",
         ),
         Key::new(
             "stops_max",
@@ -71,9 +73,11 @@ impl Section for InterceptOptions {
             check.problem("stops_max", message, "use 1000 or more, or remove the line");
         }
         for text in &self.calls {
-            if CommandPattern::new(text).is_none() {
-                let message = format!("{text:?} in `calls` is not the pattern of a command");
-                check.problem("calls", message, "use 1 to 16 bytes, such as \"postgres*\"");
+            if ProcessPattern::new(text).is_none() {
+                let message = format!("{text:?} in `calls` is not a pattern of processes");
+                let remedy = "use a command of 1 to 16 bytes, such as \"postgres*\", a control group, \
+                              such as \"cgroup:/system.slice/*\", or a program, such as \"path:/usr/bin/*\"";
+                check.problem("calls", message, remedy);
             }
         }
     }
