@@ -148,6 +148,11 @@ fn ago(now_ns: u64, then_ns: u64) -> String {
     }
 }
 
+/// What says so.
+fn sign(evidence: &str) -> String {
+    if evidence.is_empty() { "-".to_owned() } else { clean(evidence) }
+}
+
 fn encrypted(files: &[EncryptedFile], now_ns: u64) -> Table {
     let mut table = Table::new([
         TableColumn::number("AGO"),
@@ -158,10 +163,9 @@ fn encrypted(files: &[EncryptedFile], now_ns: u64) -> Table {
         TableColumn::text("BY").flexible().optional().importance(2),
     ]);
     for file in files {
-        let sign = if file.evidence.is_empty() { "-".to_owned() } else { clean(&file.evidence) };
         table.row([
             ago(now_ns, file.time_ns),
-            sign,
+            sign(&file.evidence),
             name(&file.file),
             Bytes(file.file.size).to_string(),
             clean(&file.source_path),
@@ -177,6 +181,7 @@ fn copies(copies: &[CopiedFile], now_ns: u64) -> Table {
         TableColumn::text("COPY").flexible_path(16),
         TableColumn::text("OF").flexible_path(16),
         TableColumn::number("COPIED"),
+        TableColumn::text("SIGN").optional().importance(1),
         TableColumn::text("BY").flexible().optional().importance(2),
     ]);
     for copy in copies {
@@ -185,6 +190,7 @@ fn copies(copies: &[CopiedFile], now_ns: u64) -> Table {
             name(&copy.target),
             name(&copy.source),
             Bytes(copy.bytes).to_string(),
+            sign(&copy.evidence),
             by(&copy.by),
         ]);
     }
@@ -229,6 +235,7 @@ mod tests {
                 target: file("/srv/b"),
                 source: PatternFile { path: String::new(), ..file("") },
                 bytes: 1 << 20,
+                evidence: "call".into(),
                 by: PatternProcess { process_id: 0, command: String::new(), ..process },
                 ..CopiedFile::default()
             }],
@@ -238,7 +245,7 @@ mod tests {
         let text = text(&report, None, Style::PLAIN);
         assert!(text.contains("7 files with 1 MiB") && text.contains("web.service"), "{text}");
         assert!(text.contains("90 s") && text.contains("/srv/a.gpg"), "{text}");
-        assert!(text.contains("inode 12 of"), "{text}");
+        assert!(text.contains("inode 12 of") && text.contains("call"), "{text}");
         assert!(text.contains("1 copy of 1 MiB") && !text.contains('\u{1b}'), "{text}");
         for line in super::text(&report, Some(80), Style::PLAIN).lines().skip(1) {
             assert!(line.chars().count() <= 80 || line.starts_with("encryption"), "{line}");

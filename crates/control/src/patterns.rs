@@ -149,6 +149,8 @@ pub struct CopiedFile {
     pub source: PatternFile,
     /// The bytes that were copied.
     pub bytes: u64,
+    /// `call` if a system call has copied it; empty if only the content says so.
+    pub evidence: String,
     /// Who wrote the target, or read the source.
     pub by: PatternProcess,
 }

@@ -22,7 +22,8 @@ impl PatternKind {
         ["copy", "encryption", "encryption-in-progress", "random-content"];
 }
 
-/// Why a file is considered encrypted. Its number in the record is its position here plus 1.
+/// Why a file is considered encrypted, or the copy of another. Its number in the record is its
+/// position here plus 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Evidence {
@@ -34,11 +35,13 @@ pub enum Evidence {
     Converted,
     /// Its name promises a format that it does not have.
     Name,
+    /// A system call has copied it.
+    Call,
 }
 
 impl Evidence {
     /// The names, in the order of the numbers.
-    pub const NAMES: [&'static str; 4] = ["format", "overwritten", "converted", "name"];
+    pub const NAMES: [&'static str; 5] = ["format", "overwritten", "converted", "name", "call"];
 
     /// The name.
     pub fn name(self) -> &'static str {
@@ -118,6 +121,6 @@ mod tests {
     fn the_numbers_are_the_positions_of_the_names() {
         assert_eq!(PatternKind::NAMES.len(), PatternKind::RandomContent as usize);
         assert_eq!(PatternKind::NAMES[PatternKind::Encryption as usize - 1], "encryption");
-        assert_eq!(Evidence::NAMES.len(), Evidence::Name as usize);
+        assert_eq!(Evidence::NAMES.len(), Evidence::Call as usize);
     }
 }

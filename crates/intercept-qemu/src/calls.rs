@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fathom_intercept::{
-    Call, CallFile, CallPlaces, Calls, CommandPattern, Places, SystemCall, Writer, system_call,
+    Call, CallFile, CallPlaces, CallReaders, Calls, CommandPattern, Places, SystemCall, Writer,
+    system_call,
 };
 use parking_lot::Mutex;
 
@@ -114,7 +115,7 @@ impl Active {
             noting.return_site.store(site, Ordering::Release);
             plugin.translate_again(self);
         }
-        if !noting.ring.has_reader() {
+        if !CallReaders::EACH.iter().any(|readers| noting.ring.has_reader(*readers)) {
             return None;
         }
         let task = self.task(plugin, processor)?;
@@ -145,9 +146,11 @@ impl Active {
                 }
             }
         }
-        let arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place]);
-        let known = system_call(number);
-        let (file, source) = self.files_of(plugin, task, number, arguments);
+        let mut arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place]);
+        let (file, source) = self.files_of(plugin, task, number, &mut arguments);
+        if source == 0 && !noting.ring.has_reader(CallReaders::All) {
+            return None;
+        }
         let call = Call {
             begun_ns,
             number,
@@ -167,7 +170,7 @@ impl Active {
         }
         let pending = Pending {
             call,
-            known,
+            known: system_call(number),
             file,
             registers: address,
             next: registers[RIP],
@@ -182,20 +185,31 @@ impl Active {
         Some(())
     }
 
-    /// The addresses of the open file of a call and of that from which it copies; 0 is none.
-    fn files_of(&self, plugin: &Plugin, task: u64, number: u64, arguments: [u64; 6]) -> (u64, u64) {
+    /// The addresses of the open file of a call and of that from which it copies; 0 is none. The
+    /// last three arguments of a clone of a part become the place in the source, the length and
+    /// the place in the target.
+    fn files_of(
+        &self,
+        plugin: &Plugin,
+        task: u64,
+        number: u64,
+        arguments: &mut [u64; 6],
+    ) -> (u64, u64) {
         let known = system_call(number);
+        let mut range = [0; 4];
         let open_file =
             |place: Option<u8>| self.open_file(plugin, task, *arguments.get(usize::from(place?))?);
         let file = known.and_then(|known| open_file(known.file)).unwrap_or(0);
         let source = match (number, arguments[1] & 0xffff_ffff) {
             (CONTROL, CLONE) => self.open_file(plugin, task, arguments[2]),
-            (CONTROL, CLONE_RANGE) => plugin
-                .api
-                .read(arguments[2])
-                .and_then(|descriptor| self.open_file(plugin, task, descriptor)),
+            (CONTROL, CLONE_RANGE) if plugin.api.read_words(arguments[2], &mut range) => {
+                self.open_file(plugin, task, range[0])
+            }
             _ => known.and_then(|known| open_file(known.source)),
         };
+        if source.is_some() && number == CONTROL {
+            arguments[3..].copy_from_slice(&range[1..]);
+        }
         (file, source.unwrap_or(0))
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!      0  magic, version, number of places
 //!     64  the number of calls so far
-//!    128  the number of readers
+//!    128  the number of readers of all calls, and of those that copy
 //!   4096  places of 184 bytes: a number, one more than that of the call, when the place is filled;
 //!         then the words of the call
 //! ```
@@ -120,6 +120,27 @@ impl Call {
     }
 }
 
+/// The calls that a reader needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallReaders {
+    /// All.
+    All,
+    /// Those that copy from another file.
+    Copies,
+}
+
+impl CallReaders {
+    /// Each kind of readers.
+    pub const EACH: [Self; 2] = [Self::All, Self::Copies];
+
+    const fn place(self) -> usize {
+        match self {
+            Self::All => READERS,
+            Self::Copies => READERS + 8,
+        }
+    }
+}
+
 /// The ring.
 pub struct Calls {
     mapping: Mapping,
@@ -177,15 +198,15 @@ impl Calls {
         self.word(HEAD).load(Ordering::Acquire)
     }
 
-    /// Whether there is a reader.
-    pub fn has_reader(&self) -> bool {
-        self.word(READERS).load(Ordering::Relaxed) != 0
+    /// Whether there is a reader of these calls.
+    pub fn has_reader(&self, of: CallReaders) -> bool {
+        self.word(of.place()).load(Ordering::Relaxed) != 0
     }
 
-    /// A reader comes, or leaves. Calls are noted while there is one.
-    pub fn set_reading(&self, is_reading: bool) {
+    /// A reader of these calls comes, or leaves. They are noted while there is one.
+    pub fn set_reading(&self, of: CallReaders, is_reading: bool) {
         let change = if is_reading { 1 } else { u64::MAX };
-        self.word(READERS).fetch_add(change, Ordering::Relaxed);
+        self.word(of.place()).fetch_add(change, Ordering::Relaxed);
     }
 
     /// A reader of the calls from now on.
@@ -266,11 +287,13 @@ mod tests {
         let (daemon, file) = Calls::create().unwrap();
         let other = Calls::open(&file).unwrap();
         other.add(&call(0));
-        assert!(!other.has_reader());
-        daemon.set_reading(true);
-        assert!(other.has_reader());
-        daemon.set_reading(false);
-        assert!(!other.has_reader());
+        let readers = || CallReaders::EACH.map(|readers| other.has_reader(readers));
+        assert_eq!(readers(), [false, false]);
+        daemon.set_reading(CallReaders::Copies, true);
+        assert_eq!(readers(), [false, true]);
+        daemon.set_reading(CallReaders::All, true);
+        daemon.set_reading(CallReaders::Copies, false);
+        assert_eq!(readers(), [true, false]);
         let mut position = daemon.reader();
         let mut read = Vec::new();
         daemon.read(&mut position, &mut read);

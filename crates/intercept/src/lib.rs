@@ -21,7 +21,7 @@ mod pattern;
 mod socket;
 mod writers;
 
-pub use calls::{Call, CallFile, CallPosition, Calls};
+pub use calls::{Call, CallFile, CallPosition, CallReaders, Calls};
 pub use hook::{Hook, HookState};
 pub use linux::{CALLS, CallOffset, SystemCall, system_call};
 pub use message::{

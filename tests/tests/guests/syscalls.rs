@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use fathom_control::{CopiedFile, PatternsReport};
 use fathom_tests::{Error, Result, accelerator, patience, until};
 
 use crate::introspection::newest;
@@ -354,6 +355,70 @@ fn calls_of(kernel: &str) -> Result<()> {
     )?;
     let found = scene.await_calls("/run/probesleep 0.1");
     scene.note("after a reboot", found);
+    scene.end()
+}
+
+/// Files that are copied by calls, with and without their data, are reported once by the layer
+/// `patterns`.
+#[test]
+fn copies_by_calls_are_patterns() -> Result<()> {
+    const SIZE: u64 = 3_000_000;
+    if accelerator()?.starts_with("kvm") {
+        println!("Skipped: the plugin needs an emulated guest");
+        return Ok(());
+    }
+    let (layers, table) = (", { kind = 'patterns' }", "calls = ['probecp']\n");
+    let started =
+        Scene::start_intercepted_above(&kernel(), 512, &plugin()?, layers, table, Vec::new())?;
+    let Some(mut scene) = started else { return Ok(()) };
+    let places = [
+        ("ext4", "mkfs.ext4 -q -F -b 4096 /dev/vdb", "--reflink=never"),
+        ("xfs", "mkfs.xfs -q -f /dev/vdb", "--reflink=always"),
+    ];
+    for (name, make, way) in places {
+        if !scene.has(name, name, "")? {
+            continue;
+        }
+        scene.prepare(&format!(
+            "cp $(command -v cp) /run/probecp; {make}; mount /dev/vdb /mnt
+            head -c {SIZE} /dev/urandom > /mnt/source-{name}; sync; sleep 2"
+        ))?;
+        // The plugin finds the end of calls with the first one.
+        scene.prepare("for i in 1 2 3; do sleep 0.3; done; /run/probecp /bin/true /run/true")?;
+        scene.prepare(&format!(
+            "/run/probecp {way} /mnt/source-{name} /mnt/first-{name}; sync
+            /run/probecp /mnt/source-{name} /mnt/second-{name}; sync; sleep 3"
+        ))?;
+        let found = until("the copies", patience(30), || {
+            let output = scene.daemon.command(&["patterns", "disk", "--json"])?;
+            let report: PatternsReport = serde_json::from_slice(&output.stdout)?;
+            let copies = report.disks.into_iter().flat_map(|disk| disk.copies);
+            let own: Vec<CopiedFile> =
+                copies.filter(|copy| copy.target.path.ends_with(name)).collect();
+            Ok((own.len() >= 2).then_some(own))
+        })?;
+        let mut wrong = String::new();
+        for copy in &found {
+            let CopiedFile { target, source, bytes, evidence, by, .. } = copy;
+            println!(
+                "{name}: {bytes} of {} from {} by {by:?}, {evidence:?}",
+                target.path, source.path
+            );
+            // Without clones, this program reads and writes.
+            let is_by_call = target.path != "/first-ext4";
+            let is_right = source.path == format!("/source-{name}")
+                && bytes.abs_diff(SIZE) < 4096
+                && evidence == if is_by_call { "call" } else { "" }
+                && (!is_by_call || by.command == "probecp" && by.process_id != 0);
+            if !is_right {
+                let _ = writeln!(wrong, "{copy:?}");
+            }
+        }
+        if found.len() != 2 || !wrong.is_empty() {
+            scene.note(name, Err(Error::new(format!("{} copies: {wrong}", found.len()))));
+        }
+        scene.prepare("umount /mnt")?;
+    }
     scene.end()
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::budget::Budget;
-use super::{DirtyDevice, DiskObject};
+use super::{DirtyDevice, DiskObject, STEPS_MAX, TIME_MAX};
 use crate::kernel::Kernel;
 
 /// The most devices of a guest.
@@ -178,6 +178,17 @@ impl Kernel {
         let device = owner.wrapping_sub(layout.block_device_driver?);
         let disk = self.pointer(device.wrapping_add(layout.block_device_disk?))?;
         (self.u64(disk.wrapping_add(layout.disk_bdi?))? == bdi).then_some(disk)
+    }
+
+    /// The disks on which the file with its inode at an address lies, by their places in the list.
+    pub fn disks_of_file(&self, inode: u64, disks: &[Arc<DiskObject>]) -> Vec<usize> {
+        let budget = Budget::new(STEPS_MAX, TIME_MAX);
+        let disks: Vec<u64> = disks.iter().map(|disk| self.checked_disk(disk.get())).collect();
+        let bdi = || {
+            let super_block = self.pointer(inode.wrapping_add(self.layout.inode_sb))?;
+            self.pointer(super_block.wrapping_add(self.layout.sb_bdi?))
+        };
+        bdi().map_or_else(Vec::new, |bdi| self.disks_beneath(bdi, &disks, &budget).disks)
     }
 
     /// The disks beneath the device with this `backing_dev_info`.

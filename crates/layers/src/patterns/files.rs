@@ -7,6 +7,7 @@ use hashbrown::DefaultHashBuilder;
 
 use super::content::Frequencies;
 use super::copies::Run;
+use super::finder::Settled;
 use super::formats::Start;
 
 /// The most files; a power of two, and at most 2¹⁶.
@@ -42,9 +43,11 @@ pub(super) struct Process {
 }
 
 impl File {
-    /// The number of the file.
-    pub fn inode(&self) -> u64 {
-        self.key.inode
+    /// What identifies the file, and its size.
+    pub fn facts(&self) -> Facts {
+        let FileKey { device, file_system, inode } = self.key;
+        let (path, file_size) = (self.path, self.size);
+        Facts { device, file_system, inode, path, file_size, ..Facts::default() }
     }
 }
 
@@ -107,6 +110,8 @@ pub(super) struct File {
     pub verdict: Verdict,
     /// The copy whose target it is.
     pub run: Run,
+    /// The bytes of copies into it that are known in one way only.
+    pub settled: Settled,
 }
 
 /// What the written pages of a file say.

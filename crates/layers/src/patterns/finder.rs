@@ -1,5 +1,8 @@
 //! Finds patterns in the content of files, as it is read and written.
 
+mod calls;
+mod copying;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -9,10 +12,13 @@ use fathom_insight::{Facts, Kind, Name, Names, Ring};
 use super::PatternsOptions;
 use super::alarm::{Actor, Alarms, EncryptionInProgress, Threshold};
 use super::content::{Frequencies, Look, PAGE};
-use super::copies::{Fingerprints, Found, Run, SECTOR};
+use super::copies::{Fingerprints, Run};
 use super::files::{File, FileId, Files, Process, Sample, Verdict, parts_of};
 use super::formats::{Start, is_unmarked, promises_format};
 use super::plain::Plains;
+
+pub use calls::CopyCall;
+pub(super) use calls::Settled;
 
 /// The bytes of a sample, if the file has as many.
 const SAMPLE: u64 = 256 << 10;
@@ -50,6 +56,8 @@ pub struct CopyRecord {
     pub bytes: u64,
     /// Who copied.
     pub actor: Actor,
+    /// [`Evidence::Call`] if a system call has copied it; `None` if only the content says so.
+    pub evidence: Option<Evidence>,
 }
 
 /// A file in a report.
@@ -494,201 +502,6 @@ impl Finder {
     fn push(&self, event: Pattern) {
         if self.has_reader {
             self.ring.push(event);
-        }
-    }
-
-    /// Looks for the content in other files.
-    fn find_copies(&mut self, id: FileId, content: Content<'_>) {
-        let Content { data, offset, now_ns, .. } = content;
-        let mut at = 0;
-        loop {
-            // While a copy goes on, only the place of its next page is examined.
-            let run = self.files.get(id).map(|file| file.run).unwrap_or_default();
-            let expected = run.next_in(offset.saturating_add(at as u64)).map(|next| at + next);
-            if let Some(place) = expected.filter(|place| *place < data.len()) {
-                if let Some(length) = self.follow(id, content, place, &run) {
-                    at = place + length;
-                    continue;
-                }
-            }
-            if at + PAGE > data.len() {
-                break;
-            }
-            // Any place within the next page.
-            let end = (at + 2 * PAGE - SECTOR).min(data.len());
-            let candidates: Vec<usize> = self.prints.candidates(&data[at..end]).collect();
-            let found = candidates.iter().find(|place| self.examine(id, content, at + *place));
-            at += found.map_or(PAGE, |place| place + PAGE);
-        }
-        self.report_old(now_ns);
-    }
-
-    /// Adds the page of `content` at a place to a copy that goes on, if it continues it. Returns
-    /// the length of the page, or of what there is of it.
-    fn follow(
-        &mut self,
-        id: FileId,
-        content: Content<'_>,
-        place: usize,
-        run: &Run,
-    ) -> Option<usize> {
-        let target = content.offset.saturating_add(place as u64);
-        let rest = &content.data[place..];
-        let print = self.prints.of(rest);
-        let other = print.and_then(|print| self.prints.find(print));
-        let found = Found { file: run.source, offset: run.source_of(target) };
-        // A page that the source has several times is noted once; one of zeroes is not noted.
-        let is_next = match other {
-            Some(other) => other.file == found.file && (other == found || run.is_known),
-            None => run.is_known && print.is_none() && rest.len() >= PAGE,
-        };
-        if is_next && found.file != id && self.files.get(found.file)?.size > found.offset {
-            self.advance(id, content, found, target, PAGE as u64);
-            return Some(PAGE);
-        }
-        // The rest of the page is in the next request, or the source ends within it: its first
-        // sector has to do.
-        let source = self.files.get(found.file)?;
-        let left = source.size.saturating_sub(found.offset).min(PAGE as u64) as usize;
-        let is_cut = rest.len() < PAGE || left < PAGE;
-        let is_next = is_cut
-            && left >= SECTOR
-            && run.is_known
-            && found.file != id
-            && self.prints.begins_with(rest.get(..SECTOR)?, found.file, found.offset);
-        if !is_next {
-            return None;
-        }
-        self.advance(id, content, found, target, left as u64);
-        Some(left.next_multiple_of(SECTOR).min(rest.len()))
-    }
-
-    /// Whether the page at a place of `content` has the content of another file. A copy then begins
-    /// or goes on.
-    fn examine(&mut self, id: FileId, content: Content<'_>, place: usize) -> bool {
-        let target = content.offset.saturating_add(place as u64);
-        let print = self.prints.of(&content.data[place..]);
-        let found = print.and_then(|print| self.prints.find(print));
-        let Some(found) = found.filter(|found| found.file != id) else { return false };
-        self.advance(id, content, found, target, PAGE as u64)
-    }
-
-    /// Adds `bytes` at the place `target` of a file to its copy. `false` if the source is not known
-    /// any more.
-    fn advance(
-        &mut self,
-        id: FileId,
-        content: Content<'_>,
-        found: Found,
-        target: u64,
-        bytes: u64,
-    ) -> bool {
-        let Some(source_size) = self.files.get(found.file).map(|source| source.size) else {
-            return false;
-        };
-        let Some(file) = self.files.get_mut(id) else { return false };
-        // What was found of another copy is reported before.
-        if file.run.is_known && !file.run.continues(found, target) {
-            self.report_copy(id, content.now_ns);
-        }
-        let Some(file) = self.files.get_mut(id) else { return false };
-        let had_unreported = file.run.is_known && file.run.unreported > 0;
-        file.run.add(found, target, bytes);
-        if !file.run.is_copy(file.size, source_size) {
-            return true;
-        }
-        let (is_known, is_full) = (file.run.is_known, file.run.unreported >= REPORT_BYTES);
-        file.run.is_known = true;
-        if !is_known {
-            self.begin_copy(id, found.file, content);
-        }
-        if !had_unreported {
-            self.unreported.push_back((id, content.now_ns));
-        }
-        if is_full {
-            self.report_copy(id, content.now_ns);
-        }
-        true
-    }
-
-    /// Notes a copy that was recognised now.
-    fn begin_copy(&mut self, id: FileId, source: FileId, content: Content<'_>) {
-        let (Some(file), Some(source)) = (self.files.get(id), self.files.get(source)) else {
-            return;
-        };
-        // The target's writer is rarely known without interception, but who read the source is.
-        let process = if file.writer.is_known() { file.writer } else { source.reader };
-        let facts = Facts {
-            path: source.path,
-            inode: source.inode(),
-            file_size: source.size,
-            ..*content.facts
-        };
-        let record = CopyRecord {
-            begun_ns: content.now_ns,
-            last_ns: content.now_ns,
-            target: Subject::of(content.facts),
-            source: Subject::of(&facts),
-            bytes: 0,
-            actor: Actor::new(process, file.cgroup),
-        };
-        let is_same = |(_, old): &(FileId, CopyRecord)| {
-            let (old, new) = ((old.target, old.source), (record.target, record.source));
-            old.0.is_same(&new.0) && old.1.is_same(&new.1)
-        };
-        if let Some(same) = self.copies.iter().rposition(is_same) {
-            // Another part of the same file.
-            self.copies[same].0 = id;
-        } else {
-            if self.copies.len() == RECORDS {
-                self.copies.pop_front();
-            }
-            self.copies.push_back((id, record));
-            self.counts.copies += 1;
-        }
-    }
-
-    /// Reports the bytes of a copy that have not been reported.
-    fn report_copy(&mut self, id: FileId, now_ns: u64) {
-        let Some(file) = self.files.get_mut(id) else { return };
-        if !file.run.is_known || file.run.unreported == 0 {
-            return;
-        }
-        let bytes = std::mem::take(&mut file.run.unreported);
-        let source = file.run.source;
-        self.counts.copied_bytes += bytes;
-        let source_path = self.files.get(source).map_or(Name::NONE, |source| source.path);
-        let is_own =
-            |(of, copy): &&mut (FileId, CopyRecord)| *of == id && copy.source.path == source_path;
-        let Some((_, copy)) = self.copies.iter_mut().rev().find(is_own) else { return };
-        copy.bytes += bytes;
-        copy.last_ns = now_ns;
-        let copy = *copy;
-        self.push(Pattern {
-            pattern_ts: now_ns,
-            kind: PatternKind::Copy as u8,
-            source_path: copy.source.path.0,
-            bytes,
-            files: 1,
-            ..of_subject(&copy.target, copy.actor)
-        });
-    }
-
-    /// Reports what has waited for more of the same copy for some time.
-    pub fn report_old(&mut self, now_ns: u64) {
-        while let Some((id, since_ns)) = self.unreported.front().copied() {
-            if now_ns.saturating_sub(since_ns) < REPORT_NS {
-                return;
-            }
-            self.unreported.pop_front();
-            self.report_copy(id, now_ns);
-        }
-    }
-
-    /// Reports all that was found.
-    pub fn report_all(&mut self, now_ns: u64) {
-        while let Some((id, _)) = self.unreported.pop_front() {
-            self.report_copy(id, now_ns);
         }
     }
 }

@@ -3,9 +3,10 @@
 //! Read [`PatternsOptions`] first. The layer observes: it needs the insights of `classify` above
 //! it, and the bytes of files as they are read and written. It has a bounded table of files, with
 //! what their content looks like (`files`, `content`, `formats`), and fingerprints of what was read
-//! and written lately (`copies`). Single blocks are never judged: a verdict is about a file, and
-//! needs a sign besides random bytes, because of the bytes alone nobody can tell encryption from
-//! compression. `docs/patterns.md` has the rules.
+//! and written lately (`copies`). Copies that system calls make are reported to it
+//! (`finder::calls`). Single blocks are never judged: a verdict is about a file, and needs a sign
+//! besides random bytes, because of the bytes alone nobody can tell encryption from compression.
+//! `docs/patterns.md` has the rules.
 //!
 //! The paper, *Improving Virtualized Storage Performance with Sky* (Arulraj, Arpaci-Dusseau,
 //! Arpaci-Dusseau), has both insights in section 3.5, by the names of programs and files.
@@ -38,7 +39,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 pub use alarm::{Actor, EncryptionInProgress};
-pub use finder::{CopyRecord, EncryptedRecord, PatternCounts, Subject};
+pub use finder::{CopyCall, CopyRecord, EncryptedRecord, PatternCounts, Subject};
 
 use crate::kind::{LayerContext, LayerOptions, Rank};
 use finder::{Content, Finder, is_examined};
@@ -181,6 +182,11 @@ impl Patterns {
         let content = Content { facts, offset, is_in_file: true, data, now_ns };
         let mut finder = self.shared.finder.lock();
         if is_write { finder.write(content) } else { finder.read(content) }
+    }
+
+    /// Notes a copy that a system call has made, at `now_ns` of the stack's clock.
+    pub fn note_call(&self, call: &CopyCall<'_>, now_ns: u64) {
+        self.shared.finder.lock().call(call, now_ns);
     }
 
     /// Who encrypts many files, at `now_ns` of the stack's clock.

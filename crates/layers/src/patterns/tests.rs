@@ -7,7 +7,7 @@ use fathom_insight::{Facts, Kind, Name, Names};
 
 use super::PatternsOptions;
 use super::content::PAGE;
-use super::finder::{Content, Finder};
+use super::finder::{Content, CopyCall, Finder};
 
 /// The largest piece in which a file is transferred.
 const PIECE: usize = 128 << 10;
@@ -358,4 +358,82 @@ fn hostile_requests_are_bounded() {
     let (copies, encrypted) = scene.finder.records();
     assert!(copies.len() <= 256 && encrypted.len() <= 256);
     assert!(scene.finder.counts().memory_bytes < 16 << 20);
+}
+
+impl Scene {
+    /// A process copies a file by system calls.
+    fn call(&mut self, target: &Facts, source: &Facts, bytes: u64) {
+        let (process, process_id) = (self.names.number("cp"), 77);
+        let target = Facts { process, process_id, ..*target };
+        self.finder.call(&CopyCall { target: &target, source, bytes }, self.now_ns);
+    }
+
+    /// The sum of the bytes of all events of copies, those by calls, and the sum of the records.
+    fn sums(&mut self) -> (u64, u64, u64) {
+        let records = self.copies().iter().map(|(_, _, bytes)| bytes).sum();
+        let mut events = Vec::new();
+        self.finder.ring.drain(&mut events);
+        events.retain(|event| event.kind == PatternKind::Copy as u8);
+        let sum = |is_meant: &dyn Fn(&Pattern) -> bool| {
+            events.iter().filter(|event| is_meant(event)).map(|event| event.bytes).sum()
+        };
+        (sum(&|_| true), sum(&|event| event.evidence == Evidence::Call as u8), records)
+    }
+}
+
+#[test]
+fn a_copy_by_a_call_is_reported_once() {
+    let size = 3_000_000;
+    let data = random(11, size);
+    for order in 0..3 {
+        let mut scene = Scene::new();
+        let source = scene.write("/srv/a", &data);
+        let target = scene.facts("/srv/b", size);
+        match order {
+            // It moves no data.
+            0 => scene.call(&target, &source, size as u64),
+            // The content is written back later.
+            1 => {
+                scene.call(&target, &source, 1_000_000);
+                scene.call(&target, &source, size as u64 - 1_000_000);
+                scene.now_ns += 30_000_000_000;
+                scene.transfer(&target, &data, true);
+            }
+            // It is written back, and reported, before the call is known.
+            _ => {
+                scene.transfer(&target, &data, true);
+                scene.finder.report_all(scene.now_ns);
+                scene.call(&target, &source, size as u64);
+            }
+        }
+        let (events, calls, records) = scene.sums();
+        assert!(events.abs_diff(size as u64) < PAGE as u64, "{order}: {events}");
+        assert_eq!((calls == events, records), (order < 2, events), "{order}");
+        let copies = scene.copies();
+        assert_eq!((&*copies[0].0, &*copies[0].1, copies.len()), ("/srv/b", "/srv/a", 1));
+        let (records, _) = scene.finder.records();
+        if order < 2 {
+            let by = (records[0].evidence, records[0].actor.process_id);
+            assert_eq!(by, (Some(Evidence::Call), 77));
+        }
+    }
+}
+
+#[test]
+fn a_later_copy_is_another_one() {
+    let (one, other) = (random(12, 1 << 20), random(13, 1 << 20));
+    let mut scene = Scene::new();
+    let (first, second) = (scene.write("/srv/one", &one), scene.write("/srv/other", &other));
+    let target = scene.facts("/srv/target", 1 << 20);
+    scene.call(&target, &first, 1 << 20);
+    // A copy of itself is none, nor is one of nothing.
+    scene.call(&target, &target, 1 << 20);
+    scene.call(&target, &first, 0);
+    assert_eq!(scene.sums(), (1 << 20, 1 << 20, 1 << 20));
+    // What the call said is not waited for any more.
+    scene.now_ns += 200_000_000_000;
+    scene.transfer(&target, &other, true);
+    assert_eq!(scene.sums(), (1 << 20, 0, 2 << 20));
+    let copies = scene.copies();
+    assert!(copies.iter().any(|copy| copy.1 == "/srv/other"), "{copies:?} {second:?}");
 }

@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use fathom_block::Clock;
+use fathom_insight::Facts;
 use fathom_insight::stream::{self, GuestLabels};
 use fathom_insight::syscall::{Syscall, UNKNOWN, error_of};
-use fathom_insight::{Facts, Names};
-use fathom_intercept::{Call, CallFile, CallOffset, CallPosition, SystemCall, system_call};
-use fathom_introspect::CallResolver;
+use fathom_intercept::{Call, CallOffset, CallReaders, SystemCall, system_call};
 
 use super::producer::{Attached, Producer, Reading, RecordReader, Source};
 use crate::daemon::Daemon;
 use crate::features::intercept::NotedCalls;
-use crate::features::intercept::choice::{DECLINED_NS, Decisions};
+use crate::features::intercept::reading::{Caller, NotedReader};
 
 /// The guests whose calls are noted.
 pub(super) struct CallsOfGuests;
@@ -41,16 +40,8 @@ impl Source for CallSource {
     }
 
     fn attach(&self) -> Option<Box<dyn Attached>> {
-        let noted = self.0.clone();
-        noted.calls.set_reading(true);
-        let reader = CallReader {
-            position: noted.calls.reader(),
-            resolver: CallResolver::new(Arc::clone(&noted.guest)),
-            names: Arc::clone(noted.guest.names()),
-            read: Vec::new(),
-            decisions: Decisions::default(),
-            noted,
-        };
+        let reader = NotedReader::new(self.0.clone(), CallReaders::All);
+        let reader = CallReader { reader, read: Vec::new() };
         let labels = GuestLabels { vm_name: self.0.vm.clone() };
         Some(Box::new(Reading::<stream::Syscalls, _>::new(reader, &labels)))
     }
@@ -58,24 +49,14 @@ impl Source for CallSource {
 
 /// A reader of the calls of a guest.
 struct CallReader {
-    noted: NotedCalls,
-    position: CallPosition,
-    resolver: CallResolver,
-    names: Arc<Names>,
+    reader: NotedReader,
     read: Vec<Call>,
-    decisions: Decisions,
-}
-
-impl Drop for CallReader {
-    fn drop(&mut self) {
-        self.noted.calls.set_reading(false);
-    }
 }
 
 impl RecordReader<Syscall> for CallReader {
     fn drain(&mut self, records: &mut Vec<Syscall>) {
         self.read.clear();
-        self.noted.calls.read(&mut self.position, &mut self.read);
+        self.reader.read(&mut self.read);
         let now_ns = Clock::System.now_ns();
         for place in 0..self.read.len() {
             let call = self.read[place];
@@ -84,7 +65,7 @@ impl RecordReader<Syscall> for CallReader {
     }
 
     fn dropped(&self) -> u64 {
-        self.position.missed
+        self.reader.missed()
     }
 }
 
@@ -92,28 +73,9 @@ impl CallReader {
     /// The record of a call; `None` if its process is not meant. Nothing of the call is trusted.
     fn record(&mut self, call: &Call, now_ns: u64) -> Option<Syscall> {
         let known = system_call(call.number);
-        let process = self.noted.writers.process(call.process).unwrap_or_default();
-        let cgroup = match call.group {
-            0 => self.resolver.cgroup(call.task, process.process_id, now_ns),
-            group => self.resolver.group(group, now_ns),
-        };
-        let choice = &self.noted.choice;
-        // Without others the interceptor has decided.
-        if choice.has_others() && !choice.has_command(process.command()) {
-            let CallFile { address, inode } = call.program;
-            let program = self.resolver.file(address, inode, now_ns).unwrap_or_default().path;
-            let places = (cgroup.unwrap_or_default(), program);
-            if !self.decisions.decide(choice, &self.names, places) {
-                self.noted.writers.decline(call.process, now_ns.saturating_add(DECLINED_NS));
-                return None;
-            }
-        }
-        let mut file = |address, inode| match address {
-            0 => None,
-            address => self.resolver.file(address, inode, now_ns),
-        };
-        let facts: Option<Facts> = file(call.file.address, call.file.inode);
-        let source = file(call.source.address, call.source.inode);
+        let Caller { process, command, cgroup } = self.reader.caller(call, now_ns)?;
+        let facts: Option<Facts> = self.reader.file(call.file, now_ns);
+        let source = self.reader.file(call.source, now_ns);
         let name = known.map_or_else(String::new, |known| known.name.to_owned());
         // An instant in the future would hold the stream up.
         let duration = call.duration_ns;
@@ -127,13 +89,13 @@ impl CallReader {
             length: known.and_then(|known| length(known, call)).unwrap_or(UNKNOWN),
             inode: call.file.inode,
             number: call.number,
-            call: self.names.number(&name).0,
+            call: self.reader.names().number(&name).0,
             path: path.0,
             source_path: source.unwrap_or_default().path.0,
             file_system: file_system.0,
             device: device.0,
-            cgroup: cgroup.unwrap_or_default().0,
-            process: self.names.number(&String::from_utf8_lossy(process.command())).0,
+            cgroup: cgroup.0,
+            process: command.0,
             process_id: process.process_id,
             process_start: (process.start_ns / 10_000_000) as u32,
             thread_id: call.thread_id,

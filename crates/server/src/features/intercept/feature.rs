@@ -122,6 +122,11 @@ impl Feature for Interception {
     }
 }
 
+/// Whether system calls of guests are noted.
+pub(crate) fn is_noting(daemon: &Daemon) -> bool {
+    daemon.part::<Listener>().0.get().is_some_and(|(options, _)| !options.calls.is_empty())
+}
+
 /// The guests whose system calls are noted.
 pub(crate) fn noted_calls(daemon: &Daemon) -> Vec<NotedCalls> {
     let listener = daemon.part::<Listener>().0.get();

@@ -4,10 +4,11 @@
 //! One thread follows all interceptors. It sleeps until one connects or leaves, or a kernel is
 //! found or lost.
 
-pub(crate) mod choice;
+mod choice;
 pub(crate) mod feature;
 mod hooks;
 pub(crate) mod options;
+pub(crate) mod reading;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

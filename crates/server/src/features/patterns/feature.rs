@@ -1,11 +1,16 @@
 //! The patterns of disks, as a feature of the daemon.
 
-use fathom_block::Clock;
-use fathom_control::{ProblemKind, endpoints};
+use std::sync::Arc;
 
+use fathom_block::Clock;
+use fathom_control::{ErrorBody, ProblemKind, endpoints};
+
+use super::calls::Collector;
 use super::of;
-use crate::daemon::feature::Feature;
+use crate::configuration::Configuration;
+use crate::daemon::feature::{Beginning, Feature, Start};
 use crate::daemon::http::routes::Routes;
+use crate::daemon::parts::Parts;
 use crate::daemon::problems::FoundProblem;
 use crate::daemon::{Daemon, Served};
 
@@ -13,9 +18,30 @@ use crate::daemon::{Daemon, Served};
 pub(crate) struct FilePatterns;
 
 impl Feature for FilePatterns {
+    fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
+        parts.add(Collector::default());
+    }
+
+    fn begin(
+        &self,
+        daemon: &Arc<Daemon>,
+        _start: &Start<'_>,
+        stage: Beginning,
+    ) -> Result<Vec<ErrorBody>, ErrorBody> {
+        if stage == Beginning::Work {
+            let collector = daemon.part::<Collector>();
+            collector.set(daemon);
+            if daemon.served().iter().any(|served| of(served).is_some()) {
+                collector.begin(daemon);
+            }
+        }
+        Ok(Vec::new())
+    }
+
     fn stacked(&self, daemon: &Daemon, served: &Served) {
         if let Some(patterns) = of(served) {
             patterns.on_alarm(daemon.problem_waker());
+            daemon.part::<Collector>().begin(daemon);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Copies and encryption of guests' files, which the layer `patterns` recognises.
 
+mod calls;
 pub(crate) mod feature;
 
 use fathom_block::Clock;
@@ -114,6 +115,7 @@ fn copy_of(record: &CopyRecord, names: &Names) -> CopiedFile {
         target: file_of(&record.target, names),
         source: file_of(&record.source, names),
         bytes: record.bytes,
+        evidence: record.evidence.map_or("", |evidence| evidence.name()).to_owned(),
         by: process_of(&record.actor, names),
     }
 }
