@@ -90,7 +90,7 @@ impl Writers {
     pub fn take_away(&self, hook: Hook, return_ns: u64) {
         self.wide(hook.return_ns()).store(return_ns, Ordering::Relaxed);
         let state = self.wide(hook.state());
-        state.store((state.load(Ordering::Relaxed) / 2 + 1) * 2 + 1, Ordering::Release);
+        state.store(state.load(Ordering::Relaxed).wrapping_add(2) | 1, Ordering::Release);
     }
 
     /// Says that a hook will be put back later than said before.
@@ -103,7 +103,7 @@ impl Writers {
     pub fn put_back(&self, hook: Hook, now_ns: u64) {
         self.wide(hook.return_ns()).store(now_ns, Ordering::Relaxed);
         let state = self.wide(hook.state());
-        state.store(state.load(Ordering::Relaxed) / 2 * 2, Ordering::Release);
+        state.store(state.load(Ordering::Relaxed) & !1, Ordering::Release);
     }
 }
 
