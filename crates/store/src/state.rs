@@ -21,7 +21,7 @@ use crate::tree::{BLOCKS_MAX, Branch, Cleared, ROOT_LEVEL};
 use crate::walk::Walk;
 
 /// The most batches in flight. A snapshot's change names all of them.
-pub(crate) const IN_FLIGHT_MAX: usize = 128;
+pub(crate) const IN_FLIGHT_MAX: usize = 256;
 /// The most changed pages of maps in memory.
 const DIRTY_PAGES_MAX: u64 = 1 << 16;
 

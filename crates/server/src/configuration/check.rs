@@ -402,10 +402,10 @@ fn check_backend(
             );
         }
     }
-    if disk.direct && disk.image.is_none() {
+    if disk.direct && disk.image.is_none() && disk.store.is_none() {
         problems.add(
             origins.of("direct"),
-            "`direct` is for images only",
+            "`direct` is for images and stores only",
             "leave it out: this disk does not use the page cache",
         );
     }

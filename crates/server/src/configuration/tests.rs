@@ -280,7 +280,7 @@ f.toml:3:10: the disk \"a\" cannot have a size of 1000 bytes
   → choose a multiple of 512, for example `memory = \"1G\"`
 f.toml:4:14: `block_size` is for images only
   → leave it out: this disk has blocks of 512 bytes
-f.toml:5:10: `direct` is for images only
+f.toml:5:10: `direct` is for images and stores only
   → leave it out: this disk does not use the page cache
 f.toml:6:10: the serial \"123456789012345678901\" is longer than 20 bytes
   → shorten it: a virtio disk has no space for more",

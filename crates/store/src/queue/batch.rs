@@ -10,12 +10,13 @@ use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::Fault;
 use crate::state::Placed;
 
-/// The most blocks of data of a batch.
-const BLOCKS_MAX: usize = 256;
+/// The most blocks of data of a batch: with the header, as much memory as a request keeps for its
+/// next use.
+const BLOCKS_MAX: usize = 63;
 /// The most ranges of zeroes of a batch.
 const ZEROES_MAX: usize = 64;
 /// The most batches of a queue in flight.
-const BATCHES_MAX: usize = 4;
+const BATCHES_MAX: usize = 16;
 
 /// A batch in flight.
 pub(super) struct Batch {
