@@ -111,18 +111,18 @@ impl Header {
     }
 
     /// Reads a header of the pool with this identity and key, which a batch of the opening
-    /// `generation` has; `None` if the block is none.
+    /// `generation` has, or of any opening; `None` if the block is none.
     pub(crate) fn decode(
         identity: Identity,
         key: &Key,
-        generation: u64,
+        generation: Option<u64>,
         block: &[u8],
     ) -> Option<Self> {
         let is_likely = block.len() == BLOCK_BYTES
             && block.starts_with(&MAGIC)
             && u32_at(block, 8) == VERSION
             && Identity(array(block, 16)) == identity
-            && u64_at(block, 32) == generation;
+            && generation.is_none_or(|generation| u64_at(block, 32) == generation);
         if !is_likely || key.code(&block[..CODE_AT]) != Code(array(block, CODE_AT)) {
             return None;
         }
@@ -137,6 +137,7 @@ impl Header {
         if !left.is_empty() {
             return None;
         }
+        let generation = u64_at(block, 32);
         let (sequence, frontier) = (u64_at(block, 40), u64_at(block, 48));
         Some(Self { generation, sequence, frontier, runs })
     }
@@ -214,15 +215,15 @@ mod tests {
     #[test]
     fn a_header_is_read_as_written_and_only_by_its_pool_and_generation() {
         let block = encoded(&header());
-        assert_eq!(Header::decode(IDENTITY, &KEY, 2, &block), Some(header()));
-        assert_eq!(Header::decode(Identity::NONE, &KEY, 2, &block), None);
-        assert_eq!(Header::decode(IDENTITY, &Key([8; 32]), 2, &block), None);
-        assert_eq!(Header::decode(IDENTITY, &KEY, 3, &block), None);
-        assert_eq!(Header::decode(IDENTITY, &KEY, 2, &block[1..]), None);
+        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block), Some(header()));
+        assert_eq!(Header::decode(Identity::NONE, &KEY, Some(2), &block), None);
+        assert_eq!(Header::decode(IDENTITY, &Key([8; 32]), Some(2), &block), None);
+        assert_eq!(Header::decode(IDENTITY, &KEY, Some(3), &block), None);
+        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block[1..]), None);
         for bit in (0..BLOCK_BYTES * 8).step_by(7) {
             let mut other = block.clone();
             other[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Header::decode(IDENTITY, &KEY, 2, &other), None, "bit {bit}");
+            assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &other), None, "bit {bit}");
         }
     }
 
@@ -233,14 +234,14 @@ mod tests {
         let checksums = vec![5; blocks];
         let runs = vec![Run::Data { volume: 1, first: 2, block: 3, checksums }];
         let header = Header { runs, ..header() };
-        assert_eq!(Header::decode(IDENTITY, &KEY, 2, &encoded(&header)), Some(header));
+        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &encoded(&header)), Some(header));
         // A pool that is wrong, but has the key.
         for (at, value) in [(12, 255), (13, 255), (56, 200), (RUNS_AT, 9), (RUNS_AT + 3, 255)] {
             let mut block = encoded(&self::header());
             block[at] = value;
             let code = KEY.code(&block[..CODE_AT]);
             put(&mut block, CODE_AT, &code.0);
-            assert_eq!(Header::decode(IDENTITY, &KEY, 2, &block), None, "byte {at}");
+            assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block), None, "byte {at}");
         }
     }
 }

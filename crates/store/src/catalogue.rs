@@ -75,12 +75,14 @@ pub(crate) enum Change {
         name: String,
     },
     /// Snapshots of several volumes at one instant: pairs of volume and snapshot. The batches
-    /// `in_flight` are in the volumes, and not in the snapshots.
+    /// `in_flight` are in the volumes, and not in the snapshots. The batches `failed` are in
+    /// neither.
     Snapshot {
         members: Vec<(u32, u32)>,
         name: String,
         time_s: u64,
         in_flight: Vec<u64>,
+        failed: Vec<u64>,
     },
     DeleteSnapshot {
         id: u32,
@@ -319,7 +321,7 @@ impl Change {
                 out.u32(*id);
                 out.text(name);
             }
-            Self::Snapshot { members, name, time_s, in_flight } => {
+            Self::Snapshot { members, name, time_s, in_flight, failed } => {
                 out.u8(5);
                 out.u64(*time_s);
                 out.text(name);
@@ -328,9 +330,11 @@ impl Change {
                     out.u32(*volume);
                     out.u32(*snapshot);
                 }
-                out.u32(in_flight.len() as u32);
-                for sequence in in_flight {
-                    out.u64(*sequence);
+                for batches in [in_flight, failed] {
+                    out.u32(batches.len() as u32);
+                    for sequence in batches {
+                        out.u64(*sequence);
+                    }
                 }
             }
             Self::DeleteSnapshot { id } => {
@@ -370,7 +374,9 @@ impl Change {
                 let members = input.list(count, |input| Some((input.u32()?, input.u32()?)))?;
                 let count = input.u32()?;
                 let in_flight = input.list(count, Reader::u64)?;
-                Self::Snapshot { members, name, time_s, in_flight }
+                let count = input.u32()?;
+                let failed = input.list(count, Reader::u64)?;
+                Self::Snapshot { members, name, time_s, in_flight, failed }
             }
             6 => Self::DeleteSnapshot { id: input.u32()? },
             7 => Self::Clone { snapshot: input.u32()?, id: input.u32()?, name: input.text()? },
@@ -396,6 +402,7 @@ mod tests {
                 name: "s".into(),
                 time_s: 99,
                 in_flight: vec![5, 7],
+                failed: vec![6],
             },
             Change::Clone { snapshot: 3, id: 5, name: "c".into() },
             Change::Rename { id: 2, name: "d".into() },

@@ -30,6 +30,7 @@ mod pool;
 mod queue;
 mod record;
 mod recover;
+mod rules;
 mod seal;
 mod space;
 mod state;
@@ -50,5 +51,7 @@ pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
 pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
+#[doc(hidden)]
+pub use rules::Rules;
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;

@@ -90,6 +90,7 @@ impl Paged {
         latest: u64,
         index: u32,
         copies: &[u8],
+        overwrites_later: bool,
     ) -> bool {
         let (one, other) = copies.split_at(BLOCK_BYTES);
         let numbers = [one, other].map(|copy| number(identity, index, copy));
@@ -101,10 +102,15 @@ impl Paged {
         payload.copy_from_slice(&(if is_second { other } else { one })[16..]);
         self.pages[index as usize] = Arc::new(payload);
         self.valid[index as usize] = is_second;
-        if has_later {
+        if has_later && overwrites_later {
             self.change(index as usize);
         }
         true
+    }
+
+    /// The first block of the array on the device.
+    pub(crate) fn first(&self) -> u64 {
+        self.first
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -166,7 +172,7 @@ mod tests {
 
     fn load(latest: u64, one: &[u8], other: &[u8]) -> Option<(u8, bool)> {
         let mut paged = Paged::new(100, 4);
-        let found = paged.load(IDENTITY, latest, 3, &[one, other].concat());
+        let found = paged.load(IDENTITY, latest, 3, &[one, other].concat(), true);
         found.then(|| (paged.page(3)[0], paged.valid[3]))
     }
 
@@ -188,7 +194,7 @@ mod tests {
             assert_eq!(load(latest, &one, &other), expected, "at {latest}");
         }
         let mut paged = Paged::new(100, 4);
-        assert!(paged.load(IDENTITY, 7, 3, &[page(8, 8), page(7, 7)].concat()));
+        assert!(paged.load(IDENTITY, 7, 3, &[page(8, 8), page(7, 7)].concat(), true));
         let frozen = paged.freeze();
         assert_eq!((frozen.len(), paged.target(3)), (1, 106), "the later copy is overwritten");
         let elsewhere = encode(Identity::NONE, 7, 3, &[7; PAYLOAD]).to_vec();

@@ -16,6 +16,7 @@ use crate::catalogue::{Epoch, PageId};
 use crate::entry::Entry;
 use crate::layout::{BLOCK_BYTES, TABLE_ENTRIES, TABLE_ENTRY};
 use crate::paged::Paged;
+use crate::rules::Rules;
 
 /// The fewest pages in memory: several requests have the pages that they need at the same time.
 const CACHED_MIN: usize = 16;
@@ -64,11 +65,15 @@ pub(crate) struct Pages {
     dirty: Vec<PageId>,
     dirty_count: usize,
     cached: usize,
+    /// The pages in memory that a checkpoint writes.
+    written_count: usize,
     hand: usize,
-    /// The most pages in memory, unless more have changed.
+    /// The most pages in memory besides those that have changed. If these counted, too, a path from
+    /// a root to a leaf would have no room beside them.
     cached_max: usize,
     /// While a walk is in progress: the pages that were found, or made since.
     found: Option<Vec<bool>>,
+    rules: Rules,
 }
 
 /// The bytes of a page.
@@ -90,7 +95,7 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Box<Page> {
 impl Pages {
     /// The pages of a pool with this page table, in which pages up to `count` (exclusive) may
     /// exist. Page 0 never does.
-    pub(crate) fn new(table: Paged, count: PageId, cached_max: usize) -> Self {
+    pub(crate) fn new(table: Paged, count: PageId, cached_max: usize, rules: Rules) -> Self {
         let mut pages = Self {
             table,
             slots: Vec::new(),
@@ -99,9 +104,11 @@ impl Pages {
             dirty: Vec::new(),
             dirty_count: 0,
             cached: 0,
+            written_count: 0,
             hand: 0,
             cached_max: cached_max.max(CACHED_MIN),
             found: None,
+            rules,
         };
         let count = u64::from(count.max(1)).min(pages.table_length()) as usize;
         pages.slots.resize_with(count, Slot::default);
@@ -204,8 +211,9 @@ impl Pages {
         };
         self.find(id);
         self.set_entry(id, TableEntry { block: 0, birth, checksum: 0 });
-        self.slots[id as usize].page = Some(Arc::from(page));
-        self.cached += 1;
+        if self.slots[id as usize].page.replace(Arc::from(page)).is_none() {
+            self.cached += 1;
+        }
         self.change(id)?;
         Ok(id)
     }
@@ -223,7 +231,7 @@ impl Pages {
         birth: Epoch,
     ) -> Result<PageId, Fault> {
         let mut page = Box::new(**self.get(id)?);
-        if is_leaf {
+        if is_leaf && self.rules.copies_stale {
             for word in page.iter_mut() {
                 *word = Entry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
             }
@@ -246,7 +254,12 @@ impl Pages {
         if std::mem::take(&mut slot.is_dirty) {
             self.dirty_count -= 1;
         }
-        self.dead.push(id);
+        if self.rules.keeps_removed {
+            self.dead.push(id);
+        } else {
+            self.set_entry(id, TableEntry::default());
+            self.free.push(id);
+        }
     }
 
     /// Takes the removed pages, of which the next checkpoint knows nothing. Returns their blocks.
@@ -313,6 +326,7 @@ impl Pages {
             if let Some(page) = slot.page.as_ref().filter(|_| slot.is_dirty) {
                 frozen.push((id, Arc::clone(page)));
                 (slot.is_dirty, slot.is_written) = (false, true);
+                self.written_count += 1;
             }
         }
         self.dirty_count = 0;
@@ -322,7 +336,7 @@ impl Pages {
     /// A checkpoint has written a page to this block.
     pub(crate) fn written(&mut self, id: PageId, block: u64, checksum: u32) {
         let slot = &mut self.slots[id as usize];
-        slot.is_written = false;
+        self.written_count -= usize::from(std::mem::take(&mut slot.is_written));
         let entry = TableEntry { block, checksum, ..self.entry(id) };
         self.set_entry(id, entry);
     }
@@ -345,7 +359,9 @@ impl Pages {
     /// but not page `kept`.
     fn evict(&mut self, kept: PageId) {
         let mut steps = 2 * self.slots.len();
-        while self.cached > self.cached_max && steps > 0 {
+        // A page may count twice, if it has changed while a checkpoint writes it.
+        let fixed = self.dirty_count + self.written_count;
+        while self.cached > self.cached_max + fixed && steps > 0 {
             steps -= 1;
             self.hand = (self.hand + 1) % self.slots.len();
             let slot = &mut self.slots[self.hand];
@@ -372,7 +388,7 @@ mod tests {
     use super::*;
 
     fn pages(cached_max: usize) -> Pages {
-        Pages::new(Paged::new(100, 2), 1, cached_max)
+        Pages::new(Paged::new(100, 2), 1, cached_max, Rules::default())
     }
 
     /// Writes all changed pages, as a checkpoint does.

@@ -17,6 +17,7 @@ use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::queue::Wanted;
 use crate::recover::{self, Recovered, complete};
+use crate::rules::Rules;
 use crate::seal::Key;
 use crate::state::{PoolCounts, State};
 use crate::volume::StoreVolume;
@@ -36,11 +37,18 @@ pub struct PoolOptions {
     pub walk_pause_ns: u64,
     /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
     pub cached_pages: usize,
+    #[doc(hidden)]
+    pub rules: Rules,
 }
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self { checkpoint_ns: 30_000_000_000, walk_pause_ns: 10_000_000_000, cached_pages: 1 << 14 }
+        Self {
+            checkpoint_ns: 30_000_000_000,
+            walk_pause_ns: 10_000_000_000,
+            cached_pages: 1 << 14,
+            rules: Rules::default(),
+        }
     }
 }
 
@@ -108,7 +116,7 @@ impl Pool {
     /// # Errors
     /// If there is no sound pool, or the device fails.
     pub fn open(device: Arc<dyn Backend>, options: PoolOptions) -> Result<Self, PoolError> {
-        let (shared, recovered) = recover::recover(&device, options.cached_pages)?;
+        let (shared, recovered) = recover::recover(&device, options.cached_pages, options.rules)?;
         let (identity, key, layout) =
             shared.access(|state| (state.identity, state.key, state.layout()));
         let inner = Inner {
@@ -260,7 +268,8 @@ impl Pool {
                 }
                 members.push((id, snapshot));
             }
-            Ok(Change::Snapshot { members, name: name.to_owned(), time_s, in_flight: Vec::new() })
+            let (name, in_flight, failed) = (name.to_owned(), Vec::new(), Vec::new());
+            Ok(Change::Snapshot { members, name, time_s, in_flight, failed })
         })
     }
 

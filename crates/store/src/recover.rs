@@ -6,7 +6,7 @@
 //! its data is compared with its checksum. What was not written is dropped, block by block: it was
 //! never durable. Gaps do not matter, because headers are found wherever they lie.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fathom_block::{Backend, Shared, StoreAccess};
@@ -20,6 +20,7 @@ use crate::layout::{BLOCK, BLOCK_BYTES, Layout};
 use crate::paged::Paged;
 use crate::pages::{Fault, Pages, from_bytes};
 use crate::record::Record;
+use crate::rules::Rules;
 use crate::space::{EMPTY_SEGMENTS_MAX, Space};
 use crate::state::{Parts, State};
 use crate::superblock::PoolSuperblock;
@@ -77,6 +78,7 @@ pub(crate) fn read_latest(
     access: &mut StoreAccess,
     capacity: u64,
     cached_pages: usize,
+    rules: Rules,
 ) -> Result<Latest, PoolError> {
     let superblock = read_superblock(access, capacity)?;
     let mut layout = superblock.layout;
@@ -93,26 +95,27 @@ pub(crate) fn read_latest(
         layout.segments = segments.max(layout.segments);
     }
     let space = Paged::new(layout.space_map(), layout.space_pages);
-    let space = read_table(access, &superblock, layout.space_map(), space, "space map")?;
+    let space = read_table(access, &superblock, space, "space map", rules)?;
     let table = Paged::new(layout.page_table(), layout.table_pages);
-    let table = read_table(access, &superblock, layout.page_table(), table, "page table")?;
-    let pages = Pages::new(table, record.pages, cached_pages);
-    Ok(Latest { record, space: Space::new(layout, space), pages, superblock })
+    let table = read_table(access, &superblock, table, "page table", rules)?;
+    let pages = Pages::new(table, record.pages, cached_pages, rules);
+    Ok(Latest { record, space: Space::new(layout, space, rules), pages, superblock })
 }
 
 fn read_table(
     access: &mut StoreAccess,
     superblock: &PoolSuperblock,
-    first: u64,
     mut table: Paged,
     name: &str,
+    rules: Rules,
 ) -> Result<Paged, PoolError> {
     let length = 2 * u64::from(table.count()) * BLOCK;
     let mut index = 0;
     for start in (0..length).step_by(READ_LENGTH as usize) {
-        let bytes = access.read(first * BLOCK + start, READ_LENGTH.min(length - start))?;
+        let bytes = access.read(table.first() * BLOCK + start, READ_LENGTH.min(length - start))?;
         for copies in bytes.chunks_exact(2 * BLOCK_BYTES) {
-            if !table.load(superblock.identity, superblock.number, index, copies) {
+            let latest = superblock.number;
+            if !table.load(superblock.identity, latest, index, copies, rules.overwrites_later) {
                 return Err(PoolError::Damaged(format!("page {index} of its {name}")));
             }
             index += 1;
@@ -131,6 +134,7 @@ struct Search<'a> {
     written: BTreeMap<u64, Vec<bool>>,
     frontier: u64,
     found: Recovered,
+    rules: Rules,
 }
 
 impl Search<'_> {
@@ -153,7 +157,11 @@ impl Search<'_> {
                 continue;
             }
             let PoolSuperblock { identity, key, generation, .. } = self.superblock;
-            let Some(header) = Header::decode(*identity, key, *generation, block(index)) else {
+            let generation = Some(*generation).filter(|_| self.rules.compares_generations);
+            let Some(header) = Header::decode(*identity, key, generation, block(index)) else {
+                if !self.rules.goes_on_behind_gaps {
+                    break;
+                }
                 continue;
             };
             let sequence = header.sequence;
@@ -169,7 +177,9 @@ impl Search<'_> {
                 for (place, checksum) in (*place..).zip(checksums) {
                     let own = self.layout.place(place).and_then(|place| place.checked_sub(first));
                     let own = own.filter(|own| *own < blocks).map(|own| own as usize);
-                    written.push(own.is_some_and(|own| crc32c::crc32c(block(own)) == *checksum));
+                    let is_right = |own| crc32c::crc32c(block(own)) == *checksum;
+                    let is_trusted = !self.rules.compares_contents;
+                    written.push(is_trusted || own.is_some_and(is_right));
                     if let Some(own) = own {
                         is_data[own] = true;
                     }
@@ -182,18 +192,21 @@ impl Search<'_> {
     }
 
     /// The batches in the order in which they took effect: those that were in flight when a
-    /// snapshot was taken come after it.
+    /// snapshot was taken come after it, and those that had failed are none.
     fn ordered(&self) -> Vec<u64> {
         let mut places: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut void = BTreeSet::new();
         for (sequence, header) in &self.batches {
             for run in &header.runs {
                 let Run::Change(bytes) = run else { continue };
-                if let Some(Change::Snapshot { in_flight, .. }) = Change::decode(bytes) {
+                if let Some(Change::Snapshot { in_flight, failed, .. }) = Change::decode(bytes) {
+                    void.extend(failed);
                     places.extend(in_flight.into_iter().map(|behind| (behind, *sequence)));
                 }
             }
         }
         let mut order: Vec<u64> = self.batches.keys().copied().collect();
+        order.retain(|sequence| !void.contains(sequence));
         let place = |sequence: u64| places.get(&sequence).copied().unwrap_or(sequence);
         order.sort_by_key(|sequence| (place(*sequence), place(*sequence) != *sequence, *sequence));
         order
@@ -207,8 +220,9 @@ impl Search<'_> {
 pub(crate) fn recover(
     device: &Arc<dyn Backend>,
     cached_pages: usize,
+    rules: Rules,
 ) -> Result<(Shared<State>, Recovered), PoolError> {
-    let (state, found, mut access) = find(device, cached_pages)?;
+    let (state, found, mut access) = find(device, cached_pages, rules)?;
     // No batch is written before the new generation is durable: nothing of the old one counts then.
     Checkpoint::run(&state, &mut access)?;
     Ok((state, found))
@@ -221,9 +235,10 @@ pub(crate) fn recover(
 pub(crate) fn find(
     device: &Arc<dyn Backend>,
     cached_pages: usize,
+    rules: Rules,
 ) -> Result<(Shared<State>, Recovered, StoreAccess), PoolError> {
     let mut access = StoreAccess::open(device)?;
-    let latest = read_latest(&mut access, device.capacity(), cached_pages)?;
+    let latest = read_latest(&mut access, device.capacity(), cached_pages, rules)?;
     let Latest { superblock, record, mut space, pages } = latest;
     let mut search = Search {
         superblock: &superblock,
@@ -233,6 +248,7 @@ pub(crate) fn find(
         written: BTreeMap::new(),
         frontier: 0,
         found: Recovered::default(),
+        rules,
     };
     for segment in &record.busy {
         search.search(&mut access, &space, *segment)?;
@@ -258,6 +274,7 @@ pub(crate) fn find(
         number: superblock.number,
         sequence: last.max(record.sequence),
         has_garbage: record.has_garbage,
+        rules,
     });
     let state = Shared::new(state);
     for sequence in search.ordered() {

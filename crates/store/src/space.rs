@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::layout::{Layout, PAYLOAD};
 use crate::paged::Paged;
+use crate::rules::Rules;
 
 /// The most segments that may be opened between two checkpoints and have no completed batch.
 /// Recovery ends its search when it has seen more.
@@ -104,11 +105,12 @@ pub(crate) struct Space {
     spent: u32,
     /// While a walk is in progress: the places that something refers to, as in the map.
     marked: Option<Vec<u8>>,
+    rules: Rules,
 }
 
 impl Space {
     /// The space of a pool whose space map is `map`.
-    pub(crate) fn new(layout: Layout, map: Paged) -> Self {
+    pub(crate) fn new(layout: Layout, map: Paged, rules: Rules) -> Self {
         let mut space = Self {
             layout,
             map,
@@ -124,6 +126,7 @@ impl Space {
             freed: 0,
             spent: 0,
             marked: None,
+            rules,
         };
         space.count();
         space
@@ -163,7 +166,9 @@ impl Space {
 
     /// Something refers to a place now.
     pub(crate) fn take(&mut self, place: u64) {
-        self.mark(place);
+        if self.rules.marks_new {
+            self.mark(place);
+        }
         let (page, byte, bit) = self.bit(place);
         if self.map.page(page)[byte] & bit == 0 {
             self.map.change(page)[byte] |= bit;
@@ -459,7 +464,11 @@ mod tests {
 
     fn space() -> Space {
         let layout = Layout::new(3 << 20, 3 << 20, 16).unwrap();
-        let mut space = Space::new(layout, Paged::new(layout.space_map(), layout.space_pages));
+        let mut space = Space::new(
+            layout,
+            Paged::new(layout.space_map(), layout.space_pages),
+            Rules::default(),
+        );
         space.choose(20);
         space
     }

@@ -15,6 +15,7 @@ use crate::locks::Locks;
 use crate::paged::FrozenPages;
 use crate::pages::{Fault, Page, Pages, WORDS};
 use crate::record::Record;
+use crate::rules::Rules;
 use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
 use crate::tree::{BLOCKS_MAX, Branch, Cleared, ROOT_LEVEL};
@@ -96,9 +97,10 @@ pub(crate) struct State {
     /// Those of them that change the catalogue, which was done when they got their place.
     catalogue_batches: BTreeSet<u64>,
     locks: BTreeMap<u32, Locks>,
-    /// The first batch that has failed since the last checkpoint's instant. What it was is not
-    /// known, so that no frontier lies behind it.
-    first_failed: Option<u64>,
+    /// The batches that have failed, or were given up, until a checkpoint that came after them is
+    /// durable. A recovery may find any part of them: no frontier lies behind them, and they are in
+    /// no snapshot.
+    failed_batches: BTreeSet<u64>,
     /// Overwritten blocks to which a snapshot may refer, or nothing.
     unsure: u64,
     /// The pages that the changes in flight may change at most.
@@ -125,6 +127,7 @@ pub(crate) struct State {
     /// What was found to be wrong.
     pub(crate) damage: Option<String>,
     pub(crate) counts: PoolCounts,
+    pub(crate) rules: Rules,
 }
 
 /// What a state is made of at an opening.
@@ -138,6 +141,7 @@ pub(crate) struct Parts {
     pub(crate) number: u64,
     pub(crate) sequence: u64,
     pub(crate) has_garbage: bool,
+    pub(crate) rules: Rules,
 }
 
 /// The pages of a map on the way to so many adjoining blocks.
@@ -165,7 +169,7 @@ impl State {
             in_flight: BTreeMap::new(),
             catalogue_batches: BTreeSet::new(),
             locks: BTreeMap::new(),
-            first_failed: None,
+            failed_batches: BTreeSet::new(),
             unsure: 0,
             promised: 0,
             dirty_max: (places / 32).clamp(32, DIRTY_PAGES_MAX) as usize,
@@ -181,6 +185,7 @@ impl State {
             failed: None,
             damage: None,
             counts: PoolCounts::default(),
+            rules: parts.rules,
         }
     }
 
@@ -216,7 +221,7 @@ impl State {
         if !self.pages.has_numbers(self.promised + promise) {
             return Admission::Refused(ErrorKind::NoSpace);
         }
-        if !self.locks.entry(volume).or_default().lock(range) {
+        if !self.locks.entry(volume).or_default().lock(range) && self.rules.is_serial {
             return Admission::Wait;
         }
         self.promised += promise;
@@ -277,8 +282,18 @@ impl State {
     /// Chooses a place for the batch of a change of the catalogue, and carries the change out:
     /// this is its instant. `None` if there is no place now.
     pub(crate) fn place_change(&mut self, mut change: Change) -> Option<(Placed, Change)> {
-        if let Change::Snapshot { in_flight, .. } = &mut change {
-            *in_flight = self.in_flight();
+        if let Change::Snapshot { in_flight, failed, .. } = &mut change {
+            if self.rules.snapshot_names_batches {
+                *in_flight = self.in_flight();
+            }
+            if self.rules.names_failed {
+                failed.extend(&self.failed_batches);
+            }
+        }
+        if !change.fits() {
+            // After a checkpoint, fewer failed batches have to be named.
+            self.is_checkpoint_wanted = true;
+            return None;
         }
         let placed = self.place(0)?;
         self.catalogue_batches.insert(placed.sequence);
@@ -293,8 +308,7 @@ impl State {
             self.space.end(segment, is_written);
             self.counts.batches += u64::from(is_written);
             if !is_written {
-                let first = self.first_failed.unwrap_or(sequence);
-                self.first_failed = Some(first.min(sequence));
+                self.failed_batches.insert(sequence);
             }
         }
     }
@@ -303,7 +317,7 @@ impl State {
     /// durable.
     pub(crate) fn completed(&self) -> u64 {
         let first = self.in_flight.keys().next().copied().unwrap_or(self.next_sequence);
-        first.min(self.first_failed.unwrap_or(u64::MAX)) - 1
+        first.min(self.failed_batches.first().copied().unwrap_or(u64::MAX)) - 1
     }
 
     /// A flush has ended that began when batches up to `sequence` had completed.
@@ -381,6 +395,41 @@ impl State {
         }
     }
 
+    /// Prepares the maps for a batch, which is then applied as a whole: a snapshot has all of it or
+    /// nothing, as a recovery.
+    ///
+    /// # Errors
+    /// If a page is missing. The call is repeated when it is there.
+    pub(crate) fn prepare(&mut self, runs: &[Run]) -> Result<(), Fault> {
+        if !self.rules.applies_at_once {
+            return Ok(());
+        }
+        for run in runs {
+            match run {
+                Run::Data { volume, first, checksums, .. } => {
+                    let size = self.catalogue.volumes.get(volume).map_or(0, |found| found.size);
+                    let end = (first + checksums.len() as u64).min(size.div_ceil(BLOCK));
+                    let mut at = *first;
+                    while at < end {
+                        let touch = |pages: &mut Pages, branch: &mut Branch| {
+                            pages.touch(branch, at).map(drop)
+                        };
+                        self.with_branch(*volume, touch)?;
+                        at = (at / WORDS as u64 + 1) * WORDS as u64;
+                    }
+                }
+                Run::Zeroes { volume, first, count } => {
+                    let Some(branch) = self.branch(*volume) else { continue };
+                    let range = *first..first + count;
+                    self.pages.probe(branch.root, &range, range.start)?;
+                    self.pages.probe(branch.root, &range, range.end.saturating_sub(1))?;
+                }
+                Run::Change(_) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Applies a run of a batch, from its block `done` on, which counts what was applied already.
     ///
     /// # Errors
@@ -407,6 +456,9 @@ impl State {
     /// Applies a change of the catalogue.
     pub(crate) fn change(&mut self, change: &Change) -> Option<()> {
         self.has_garbage |= self.catalogue.apply(change)?;
+        if !self.rules.raises_floor {
+            self.catalogue.volumes.values_mut().for_each(|volume| volume.floor = 0);
+        }
         self.has_changes = true;
         if let Some(walk) = &mut self.walk {
             // What was made during a walk has pages that the walk may have to see.
@@ -443,7 +495,8 @@ impl State {
 
     fn activate(&mut self) -> bool {
         let Some(inactive) = self.inactive else { return false };
-        if self.reading.keys().next().is_some_and(|interval| *interval <= inactive) {
+        let is_read = self.reading.keys().next().is_some_and(|interval| *interval <= inactive);
+        if is_read && self.rules.waits_for_reads {
             return false;
         }
         self.inactive = None;
@@ -477,7 +530,6 @@ impl State {
     pub(crate) fn freeze(&mut self) -> Option<Frozen> {
         self.is_checkpointing = true;
         (self.is_checkpoint_wanted, self.has_changes) = (false, false);
-        self.first_failed = None;
         let interval = self.interval;
         self.interval += 1;
         for block in self.pages.bury() {
@@ -496,10 +548,17 @@ impl State {
             pages.push((id, page, layout.block(place)));
         }
         self.space.choose(self.dirty_max);
+        if !self.rules.waits_for_checkpoint {
+            self.space.activate();
+        }
         let (busy, order) = self.space.searched();
         let record = Record {
             sequence: self.next_sequence - 1,
-            in_flight: self.in_flight(),
+            in_flight: self
+                .in_flight()
+                .into_iter()
+                .filter(|_| self.rules.record_names_batches)
+                .collect(),
             busy,
             order,
             pages: self.pages.count(),
@@ -526,6 +585,7 @@ impl State {
         self.space.map().commit(frozen.space.iter().map(|(index, _)| *index));
         self.pages.table().commit(table.iter().map(|(index, _)| *index));
         self.number = frozen.number;
+        self.failed_batches = self.failed_batches.split_off(&(frozen.record.sequence + 1));
         self.is_checkpointing = false;
         self.inactive = Some(frozen.interval);
         self.counts.checkpoints += 1;

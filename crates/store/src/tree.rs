@@ -132,6 +132,43 @@ impl Pages {
         Ok(own)
     }
 
+    /// Makes the leaf of a block the branch's own, and keeps it in memory until the next checkpoint.
+    ///
+    /// # Errors
+    /// If a page is missing. The call may then be repeated.
+    pub(crate) fn touch(&mut self, branch: &mut Branch, block: u64) -> Result<PageId, Fault> {
+        if block >= BLOCKS_MAX {
+            return Err(Fault::Damaged);
+        }
+        let mut id = self.own_root(branch)?;
+        for level in (1..=ROOT_LEVEL).rev() {
+            id = self.own_child(id, level, index(block, level), branch)?;
+        }
+        self.change(id)?;
+        Ok(id)
+    }
+
+    /// Whether the pages are in memory that [`clear`](Self::clear) changes for a range, on the way
+    /// to one of its ends.
+    ///
+    /// # Errors
+    /// If a page is missing.
+    pub(crate) fn probe(&self, root: PageId, range: &Range<u64>, end: u64) -> Result<(), Fault> {
+        let mut id = root;
+        for level in (1..=ROOT_LEVEL).rev() {
+            if id == 0 {
+                return Ok(());
+            }
+            let child = Self::child(self.get(id)?, index(end, level))?;
+            let first = end / span(level) * span(level);
+            if range.start <= first && first + span(level) <= range.end {
+                return Ok(());
+            }
+            id = child;
+        }
+        if id == 0 { Ok(()) } else { self.get(id).map(drop) }
+    }
+
     /// Sets the entry of a block. Returns the old one, which is fresh if nothing else refers to its
     /// block.
     ///
@@ -143,13 +180,7 @@ impl Pages {
         block: u64,
         entry: Entry,
     ) -> Result<Entry, Fault> {
-        if block >= BLOCKS_MAX {
-            return Err(Fault::Damaged);
-        }
-        let mut id = self.own_root(branch)?;
-        for level in (1..=ROOT_LEVEL).rev() {
-            id = self.own_child(id, level, index(block, level), branch)?;
-        }
+        let id = self.touch(branch, block)?;
         let at = index(block, 0);
         let old = Self::leaf_entry(self.get(id)?, at)?;
         self.change(id)?[at] = entry.fresh().bits();
@@ -251,6 +282,7 @@ mod tests {
 
     use super::*;
     use crate::paged::Paged;
+    use crate::rules::Rules;
 
     fn entry(number: u64) -> Entry {
         Entry::new(number, number as u32)
@@ -264,7 +296,7 @@ mod tests {
 
     impl Device {
         fn new() -> Self {
-            let pages = Pages::new(Paged::new(0, 40), 1, 4);
+            let pages = Pages::new(Paged::new(0, 40), 1, 4, Rules::default());
             Self { pages, content: BTreeMap::new() }
         }
 

@@ -10,9 +10,6 @@ use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
 use crate::state::State;
 use crate::tree::ROOT_LEVEL;
 
-/// The pages that a step visits at most, while the state is locked.
-const STEP_PAGES: usize = 64;
-
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
@@ -58,7 +55,7 @@ impl State {
     /// If a map is damaged. The walk has ended then, and has freed nothing.
     pub(crate) fn step_walk(&mut self, reads_max: usize) -> Result<Vec<WalkRead>, Fault> {
         let mut reads = Vec::new();
-        for _ in 0..STEP_PAGES {
+        for _ in 0..self.rules.walk_step {
             let Some(walk) = self.walk.as_mut().filter(|_| reads.len() < reads_max) else { break };
             let Some((id, level)) = walk.todo.pop() else { break };
             let entry = self.pages.entry(id);

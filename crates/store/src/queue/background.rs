@@ -108,7 +108,8 @@ impl StoreQueue {
         let at_ns = self.inner.walk_at_ns.load(Ordering::Relaxed);
         let (wants, is_scarce) = self.inner.shared.access(|state| {
             let wants = state.has_garbage || state.walk.is_some();
-            let may_begin = state.failed.is_none() && !state.is_checkpointing;
+            let is_between = !state.is_checkpointing || !state.rules.walks_between_checkpoints;
+            let may_begin = state.failed.is_none() && is_between;
             (wants && may_begin, state.space.left() == 0)
         });
         if !wants {

@@ -254,7 +254,9 @@ impl StoreQueue {
             let mut missing = None;
             self.inner.shared.access(|state| {
                 while let (Some(run), Ok(())) = (batch.runs.get(batch.next.0), outcome) {
-                    match state.apply(run, &mut batch.next.1) {
+                    let is_first = batch.next == (0, 0);
+                    let prepared = if is_first { state.prepare(&batch.runs) } else { Ok(()) };
+                    match prepared.and_then(|()| state.apply(run, &mut batch.next.1)) {
                         Ok(()) => batch.next = (batch.next.0 + 1, 0),
                         Err(Fault::Missing(id)) => {
                             missing = Some(id);

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod storm;
+
 use std::sync::{Arc, OnceLock};
 
 use fathom_block::{Backend, Disk, DiskOptions};
@@ -14,23 +16,28 @@ pub const DEVICE: u64 = 2 << 20;
 pub const VOLUME: u64 = 256 << 10;
 
 pub fn options() -> PoolOptions {
-    PoolOptions { checkpoint_ns: 30_000, walk_pause_ns: 1000, cached_pages: 16 }
+    PoolOptions {
+        checkpoint_ns: 30_000,
+        walk_pause_ns: 1000,
+        cached_pages: 16,
+        ..PoolOptions::default()
+    }
 }
 
 /// A device with an empty pool.
 pub fn blank() -> Vec<u8> {
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
-    IMAGE
-        .get_or_init(|| {
-            let device = SimBackend::new(fast(DEVICE), 0);
-            let device = Arc::new(device);
-            let identity = Identity(*b"identity of test");
-            let options =
-                MakeOptions { capacity_max: DEVICE, segment_blocks: 16, identity, key: [7; 32] };
-            make(&(Arc::clone(&device) as Arc<dyn Backend>), &options, |_| {}).unwrap();
-            device.image()
-        })
-        .clone()
+    IMAGE.get_or_init(|| blank_of(DEVICE)).clone()
+}
+
+/// A device of `capacity` bytes with an empty pool.
+pub fn blank_of(capacity: u64) -> Vec<u8> {
+    let device = Arc::new(SimBackend::new(fast(capacity), 0));
+    let identity = Identity(*b"identity of test");
+    let options =
+        MakeOptions { capacity_max: capacity, segment_blocks: 16, identity, key: [7; 32] };
+    make(&(Arc::clone(&device) as Arc<dyn Backend>), &options, |_| {}).unwrap();
+    device.image()
 }
 
 pub fn fast(capacity: u64) -> SimOptions {

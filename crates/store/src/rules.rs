@@ -1,0 +1,69 @@
+//! The rules by which nothing is lost, each of which a test can take away to see what it is for.
+
+/// See the module. All apply, but in tests.
+#[doc(hidden)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one rule")]
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Recovery compares the content of each block with its checksum.
+    pub compares_contents: bool,
+    /// The search of a segment goes on behind a missing header.
+    pub goes_on_behind_gaps: bool,
+    /// Overlapping changes are carried out one after the other.
+    pub is_serial: bool,
+    /// Freed places are not used before the checkpoint is durable.
+    pub waits_for_checkpoint: bool,
+    /// Nor before the reads have ended that began before it.
+    pub waits_for_reads: bool,
+    /// A snapshot's change names the batches in flight that it does not have.
+    pub snapshot_names_batches: bool,
+    /// It names the batches, too, that have failed since the last checkpoint.
+    pub names_failed: bool,
+    /// A batch is brought into the maps as a whole.
+    pub applies_at_once: bool,
+    /// A checkpoint's record names the batches in flight that it does not have.
+    pub record_names_batches: bool,
+    /// Headers of earlier openings do not count.
+    pub compares_generations: bool,
+    /// A page that an interrupted, later checkpoint has written is overwritten.
+    pub overwrites_later: bool,
+    /// What is written during a walk is marked.
+    pub marks_new: bool,
+    /// What a page refers to that is copied during a walk is walked.
+    pub walks_copied: bool,
+    /// A walk does not begin while a checkpoint is written.
+    pub walks_between_checkpoints: bool,
+    /// A snapshot, and a clone, raises the floor of its branch.
+    pub raises_floor: bool,
+    /// Nothing is fresh in a copied leaf.
+    pub copies_stale: bool,
+    /// A removed page keeps its entry of the page table until the next checkpoint's instant.
+    pub keeps_removed: bool,
+    /// The most pages that a step of a walk visits.
+    pub walk_step: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            compares_contents: true,
+            goes_on_behind_gaps: true,
+            is_serial: true,
+            waits_for_checkpoint: true,
+            waits_for_reads: true,
+            snapshot_names_batches: true,
+            names_failed: true,
+            applies_at_once: true,
+            record_names_batches: true,
+            compares_generations: true,
+            overwrites_later: true,
+            marks_new: true,
+            walks_copied: true,
+            walks_between_checkpoints: true,
+            raises_floor: true,
+            copies_stale: true,
+            keeps_removed: true,
+            walk_step: 64,
+        }
+    }
+}

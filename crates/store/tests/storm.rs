@@ -1,0 +1,51 @@
+//! Several queues, snapshots, clones, roll-backs, deletions and power losses, by seed.
+
+use fathom_sim::{SimOptions, each_seed};
+use fathom_store::Rules;
+
+mod support;
+
+use support::storm::{DEVICE, Storm, StormOptions};
+
+#[test]
+fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
+    let mut walks = 0;
+    each_seed(30, |seed| {
+        let rules = Rules { walk_step: 1 + seed as usize % 3, ..Rules::default() };
+        let mut storm = Storm::new(StormOptions::new(rules), seed);
+        storm.run();
+        walks += storm.counts.walks;
+        if std::env::var("STORM").is_ok() {
+            eprintln!("{seed} {:?}", storm.counts);
+        }
+    });
+    assert!(walks > 30, "{walks}");
+}
+
+#[test]
+fn a_recovery_that_loses_its_power_is_carried_out_again() {
+    each_seed(8, |seed| {
+        let rules = Rules { walk_step: 2, ..Rules::default() };
+        let options =
+            StormOptions { crashes_recoveries: true, steps: 120, ..StormOptions::new(rules) };
+        Storm::new(options, seed).run();
+    });
+}
+
+#[test]
+fn nothing_is_lost_that_a_failing_device_does_not_lose() {
+    each_seed(30, |seed| {
+        let rules = Rules { walk_step: 2, ..Rules::default() };
+        let sim = SimOptions {
+            rounds_max: 4,
+            write_error_rate: 0.01,
+            read_error_rate: if seed % 2 == 0 { 0.0 } else { 0.005 },
+            flush_error_rate: if seed % 3 == 0 { 0.02 } else { 0.0 },
+            late_max: if seed % 4 == 0 { 20 } else { 0 },
+            loses_writes: seed % 5 == 0,
+            ..SimOptions::new(DEVICE)
+        };
+        let options = StormOptions { sim, has_faults: true, ..StormOptions::new(rules) };
+        Storm::new(options, seed).run();
+    });
+}
