@@ -64,9 +64,13 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The checkpoint of this instant. `None` if the pool has no place for it, or it has failed.
+    /// The checkpoint of this instant. `None` if another one has begun, or the pool has no place for
+    /// it and has failed.
     pub(crate) fn begin(state: &Shared<State>) -> Option<Self> {
         let frozen = state.access(|state| {
+            if !state.may_checkpoint() {
+                return None;
+            }
             let frozen = state.freeze();
             if frozen.is_none() {
                 state.damage.get_or_insert("no place is left for a checkpoint".into());
@@ -243,14 +247,18 @@ impl Checkpoint {
         true
     }
 
-    /// Carries out the checkpoint of this instant, and waits for it.
+    /// Carries out the checkpoint of this instant, and waits for it, unless a queue has begun one.
     ///
     /// # Errors
     /// If the pool or its device fails.
     pub(crate) fn run(state: &Shared<State>, access: &mut StoreAccess) -> std::io::Result<()> {
         let failed = || std::io::Error::other("a checkpoint of the pool cannot be written");
-        let mut checkpoint = Self::begin(state).ok_or_else(failed)?;
-        checkpoint.finish(state, access)
+        match Self::begin(state) {
+            Some(mut checkpoint) => checkpoint.finish(state, access),
+            // A queue has begun one.
+            None if state.access(|state| state.failed.is_none()) => Ok(()),
+            None => Err(failed()),
+        }
     }
 
     /// Carries out the rest of the checkpoint, and waits for it.

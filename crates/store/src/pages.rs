@@ -73,6 +73,9 @@ pub(crate) struct Pages {
     cached_max: usize,
     /// While a walk is in progress: the pages that were found, or made since.
     found: Option<Vec<bool>>,
+    /// The pages of which a copy was made meanwhile, and their levels: a copy counts as found, but
+    /// what it has from the original was perhaps not.
+    copied: Vec<(PageId, u32)>,
     rules: Rules,
 }
 
@@ -108,6 +111,7 @@ impl Pages {
             hand: 0,
             cached_max: cached_max.max(CACHED_MIN),
             found: None,
+            copied: Vec::new(),
             rules,
         };
         let count = u64::from(count.max(1)).min(pages.table_length()) as usize;
@@ -224,14 +228,12 @@ impl Pages {
     }
 
     /// Copies a page for a branch that shares it. Nothing in the copy is fresh.
-    pub(crate) fn copy(
-        &mut self,
-        id: PageId,
-        is_leaf: bool,
-        birth: Epoch,
-    ) -> Result<PageId, Fault> {
+    pub(crate) fn copy(&mut self, id: PageId, level: u32, birth: Epoch) -> Result<PageId, Fault> {
         let mut page = Box::new(**self.get(id)?);
-        if is_leaf && self.rules.copies_stale {
+        if self.found.is_some() && self.rules.walks_copied {
+            self.copied.push((id, level));
+        }
+        if level == 0 && self.rules.copies_stale {
             for word in page.iter_mut() {
                 *word = Entry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
             }
@@ -289,9 +291,15 @@ impl Pages {
         !std::mem::replace(&mut found[id as usize], true)
     }
 
+    /// Takes the pages that were copied, for the walk.
+    pub(crate) fn take_copied(&mut self) -> Vec<(PageId, u32)> {
+        std::mem::take(&mut self.copied)
+    }
+
     /// A walk was given up.
     pub(crate) fn forget_found(&mut self) {
         self.found = None;
+        self.copied.clear();
     }
 
     /// A walk has ended: removes the pages that it has not found.
@@ -444,10 +452,10 @@ mod tests {
         let mut pages = pages(9);
         let id = pages.add_empty(1).unwrap();
         pages.change(id).unwrap()[3] = Entry::new(99, 5).fresh().bits();
-        let copy = pages.copy(id, true, 2).unwrap();
+        let copy = pages.copy(id, 0, 2).unwrap();
         assert_eq!(pages.get(copy).unwrap()[3], Entry::new(99, 5).bits());
         assert!(pages.is_own(copy, 1) && !pages.is_own(id, 1));
         pages.change(id).unwrap()[4] = 1 << 38;
-        assert_eq!(pages.copy(id, true, 2), Err(Fault::Damaged));
+        assert_eq!(pages.copy(id, 0, 2), Err(Fault::Damaged));
     }
 }

@@ -504,9 +504,14 @@ impl State {
         true
     }
 
+    /// Whether a checkpoint may begin.
+    pub(crate) fn may_checkpoint(&self) -> bool {
+        !self.is_checkpointing && self.inactive.is_none() && self.failed.is_none()
+    }
+
     /// Whether a checkpoint should begin. `is_due` is whether the last one was long ago.
     pub(crate) fn wants_checkpoint(&self, is_due: bool) -> bool {
-        if self.is_checkpointing || self.inactive.is_some() || self.failed.is_some() {
+        if !self.may_checkpoint() {
             return false;
         }
         let is_crowded = self.pages.dirty_count() > self.dirty_limit() / 2;
@@ -585,7 +590,9 @@ impl State {
         self.space.map().commit(frozen.space.iter().map(|(index, _)| *index));
         self.pages.table().commit(table.iter().map(|(index, _)| *index));
         self.number = frozen.number;
-        self.failed_batches = self.failed_batches.split_off(&(frozen.record.sequence + 1));
+        // Those that failed after its instant are still looked for.
+        let Record { sequence, in_flight, .. } = &frozen.record;
+        self.failed_batches.retain(|failed| failed > sequence || in_flight.contains(failed));
         self.is_checkpointing = false;
         self.inactive = Some(frozen.interval);
         self.counts.checkpoints += 1;

@@ -106,7 +106,7 @@ impl Pages {
         match id {
             0 => self.add_empty(branch.epoch),
             _ if self.is_own(id, branch.floor) => self.get(id).map(|_| id),
-            _ => self.copy(id, level == 0, branch.epoch),
+            _ => self.copy(id, level, branch.epoch),
         }
     }
 

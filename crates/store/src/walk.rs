@@ -35,9 +35,12 @@ pub(crate) struct WalkRead {
 }
 
 impl State {
-    /// Begins a walk, unless one is in progress. No checkpoint may be in progress: the places that
-    /// it has taken for pages are not in the page table yet.
-    pub(crate) fn begin_walk(&mut self) {
+    /// Begins a walk, unless one is in progress. Returns false if a checkpoint is in progress: the
+    /// places that it has taken for pages are not in the page table yet.
+    pub(crate) fn begin_walk(&mut self) -> bool {
+        if self.is_checkpointing && self.rules.walks_between_checkpoints {
+            return false;
+        }
         if self.walk.is_none() {
             let mut walk = Walk::default();
             walk.add(self.catalogue.roots());
@@ -46,6 +49,7 @@ impl State {
             self.space.begin_marking();
             self.pages.begin_finding();
         }
+        true
     }
 
     /// Visits some pages. Returns up to `reads_max` pages to read, each of which goes to
@@ -55,6 +59,7 @@ impl State {
     /// If a map is damaged. The walk has ended then, and has freed nothing.
     pub(crate) fn step_walk(&mut self, reads_max: usize) -> Result<Vec<WalkRead>, Fault> {
         let mut reads = Vec::new();
+        self.walk_copied();
         for _ in 0..self.rules.walk_step {
             let Some(walk) = self.walk.as_mut().filter(|_| reads.len() < reads_max) else { break };
             let Some((id, level)) = walk.todo.pop() else { break };
@@ -70,13 +75,22 @@ impl State {
                 Err(Fault::Missing(_)) if entry.block != 0 => {
                     reads.push(WalkRead { id, level, entry });
                 }
-                Err(_) => return Err(self.give_up_walk()),
+                // It was removed before a checkpoint wrote it. What it had goes with it.
+                Err(Fault::Missing(_)) => {}
+                Err(Fault::Damaged) => return Err(self.give_up_walk()),
             }
         }
         if let Some(walk) = &mut self.walk {
             walk.reading += reads.len();
         }
         Ok(reads)
+    }
+
+    /// What was copied is walked, too.
+    fn walk_copied(&mut self) {
+        if let Some(walk) = &mut self.walk {
+            walk.todo.extend(self.pages.take_copied());
+        }
     }
 
     /// A page has been read.
@@ -127,8 +141,11 @@ impl State {
     /// Ends the walk if it has visited everything and no checkpoint is being written. Returns
     /// whether it has ended.
     pub(crate) fn end_walk(&mut self) -> bool {
+        self.walk_copied();
         let is_done = |walk: &Walk| walk.todo.is_empty() && walk.reading == 0;
-        if self.is_checkpointing || !self.walk.as_ref().is_some_and(is_done) {
+        if self.is_checkpointing && self.rules.walks_between_checkpoints
+            || !self.walk.as_ref().is_some_and(is_done)
+        {
             return false;
         }
         self.walk = None;

@@ -109,8 +109,7 @@ impl StoreQueue {
         let (wants, is_scarce) = self.inner.shared.access(|state| {
             let wants = state.has_garbage || state.walk.is_some();
             let is_between = !state.is_checkpointing || !state.rules.walks_between_checkpoints;
-            let may_begin = state.failed.is_none() && is_between;
-            (wants && may_begin, state.space.left() == 0)
+            (wants && state.failed.is_none() && is_between, state.space.left() == 0)
         });
         if !wants {
             return false;
@@ -122,9 +121,12 @@ impl StoreQueue {
         if self.inner.is_walked.swap(true, Ordering::AcqRel) {
             return false;
         }
-        self.is_walking = true;
-        self.inner.shared.access(State::begin_walk);
-        true
+        // Another thread may have begun a checkpoint meanwhile.
+        self.is_walking = self.inner.shared.access(State::begin_walk);
+        if !self.is_walking {
+            self.leave_walk();
+        }
+        self.is_walking
     }
 
     fn leave_walk(&mut self) {

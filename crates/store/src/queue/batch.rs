@@ -296,6 +296,9 @@ impl StoreQueue {
                 change.put_back(part);
                 if is_new {
                     change.note_failure(kind);
+                    if let Err(at) = self.pending.binary_search(&number) {
+                        self.pending.insert(at, number);
+                    }
                 }
                 if has_lost || is_final {
                     change.outcome = Err(kind);

@@ -59,5 +59,7 @@ pub fn content(backend: Arc<dyn Backend>) -> Vec<u8> {
     let capacity = backend.capacity();
     let mut queue = OneRequest::open(&disk(backend));
     let chunks = (0..capacity).step_by(64 << 10);
-    chunks.flat_map(|at| queue.read(at, (capacity - at).min(64 << 10)).unwrap()).collect()
+    chunks
+        .flat_map(|at| queue.read(at, (capacity - at).min(64 << 10)).expect("a sound read"))
+        .collect()
 }
