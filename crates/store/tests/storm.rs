@@ -5,14 +5,14 @@ use fathom_store::Rules;
 
 mod support;
 
-use support::storm::{DEVICE, Storm, StormOptions};
+use support::storm::{DEVICE, Kind, Storm, StormOptions};
 
 #[test]
 fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
     let (mut walks, mut cases) = (0, 0);
     each_seed(30, |seed| {
         let rules = Rules { walk_step: 1 + seed as usize % 3, ..Rules::default() };
-        let mut storm = Storm::new(StormOptions::new(rules), seed);
+        let mut storm = Storm::new(StormOptions::new(Kind::Mixed, rules), seed);
         storm.run();
         (walks, cases) = (walks + storm.counts.walks, cases + 1);
     });
@@ -20,11 +20,23 @@ fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
 }
 
 #[test]
+fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
+    each_seed(30, |seed| {
+        let kind = [Kind::Cold, Kind::Walks, Kind::Tight][seed as usize % 3];
+        let rules = Rules { walk_step: 1 + seed as usize % 2, ..Rules::default() };
+        Storm::new(StormOptions::new(kind, rules), seed).run();
+    });
+}
+
+#[test]
 fn a_recovery_that_loses_its_power_is_carried_out_again() {
     each_seed(8, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };
-        let options =
-            StormOptions { crashes_recoveries: true, steps: 120, ..StormOptions::new(rules) };
+        let options = StormOptions {
+            crashes_recoveries: true,
+            steps: 120,
+            ..StormOptions::new(Kind::Mixed, rules)
+        };
         Storm::new(options, seed).run();
     });
 }
@@ -42,7 +54,8 @@ fn nothing_is_lost_that_a_failing_device_does_not_lose() {
             loses_writes: seed % 5 == 0,
             ..SimOptions::new(DEVICE)
         };
-        let options = StormOptions { sim, has_faults: true, ..StormOptions::new(rules) };
+        let options =
+            StormOptions { sim, has_faults: true, ..StormOptions::new(Kind::Mixed, rules) };
         Storm::new(options, seed).run();
     });
 }

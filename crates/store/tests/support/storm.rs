@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-use fathom_block::Backend;
+use fathom_block::{Backend, ErrorKind, Operation};
 use fathom_sim::{
     Harness, HarnessOptions, ModelDisk, SimBackend, SimOptions, SimRecord, Workload,
     WorkloadOptions,
@@ -16,16 +16,32 @@ use super::{blank_of, content, disk, fast};
 
 /// The size of the device and of the volumes, in bytes.
 pub const DEVICE: u64 = 3 << 20;
+const TIGHT: u64 = 1280 << 10;
 const VOLUME: u64 = START + LENGTH;
 /// The part of the volumes that is used, in which one leaf ends and another begins.
-const START: u64 = (2 << 20) - LENGTH / 2;
+const START: u64 = LEAF - LENGTH / 2;
+const LEAF: u64 = 2 << 20;
 const LENGTH: u64 = 128 << 10;
 /// The most changes of the catalogue between two checkpoints: nothing else drives the queues while
 /// one waits for a place.
 const CHANGES_MAX: u64 = 4;
 
+/// What happens often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Everything, now and then.
+    Mixed,
+    /// Power losses, so that no page is in memory.
+    Cold,
+    /// Deletions of snapshots, among few and short writes, so that walks find something.
+    Walks,
+    /// The device is nearly full, and slow.
+    Tight,
+}
+
 #[derive(Clone, Debug)]
 pub struct StormOptions {
+    pub kind: Kind,
     pub rules: Rules,
     pub sim: SimOptions,
     pub steps: usize,
@@ -37,11 +53,15 @@ pub struct StormOptions {
 }
 
 impl StormOptions {
-    pub fn new(rules: Rules) -> Self {
-        let sim = SimOptions { rounds_max: 5, ..SimOptions::new(DEVICE) };
+    pub fn new(kind: Kind, rules: Rules) -> Self {
+        let (capacity, rounds_max) = match kind {
+            Kind::Mixed | Kind::Walks | Kind::Cold => (DEVICE, 5),
+            Kind::Tight => (TIGHT, 30),
+        };
+        let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
         let (steps, cached_pages) = (250, 16);
         let (has_faults, crashes_recoveries) = (false, false);
-        Self { rules, sim, steps, has_faults, cached_pages, crashes_recoveries }
+        Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries }
     }
 }
 
@@ -84,21 +104,22 @@ pub struct Storm {
     pub counts: StormCounts,
 }
 
-fn blank() -> Vec<u8> {
-    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
+fn blank(capacity: u64) -> Vec<u8> {
+    static IMAGES: [OnceLock<Vec<u8>>; 2] = [OnceLock::new(), OnceLock::new()];
     let make = || {
-        let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, blank_of(DEVICE)));
+        let device = SimBackend::with_image(fast(capacity), 0, blank_of(capacity));
+        let device = Arc::new(device);
         let pool = Pool::open(Arc::clone(&device) as _, PoolOptions::default()).expect("a pool");
         pool.create_volume("disk", VOLUME).expect("room");
         device.image()
     };
-    IMAGE.get_or_init(make).clone()
+    IMAGES[usize::from(capacity == DEVICE)].get_or_init(make).clone()
 }
 
 impl Storm {
     pub fn new(options: StormOptions, seed: u64) -> Self {
         let record = SimRecord::new(seed, 0.0);
-        let device = record.store(options.sim.clone(), seed, blank());
+        let device = record.store(options.sim.clone(), seed, blank(options.sim.capacity));
         let pool = loop {
             match open(Arc::clone(&device) as _, &options) {
                 Ok(pool) => break pool,
@@ -107,8 +128,12 @@ impl Storm {
             device.recover().expect("a device that lives");
         };
         let mut workload = WorkloadOptions::new(LENGTH);
-        workload.length_max = 16 << 10;
-        workload.weights = [12, 50, 8, 6, 6, 0, 2];
+        let kind = options.kind;
+        workload.length_max = if kind == Kind::Walks { 4096 } else { 16 << 10 };
+        workload.weights = [12, 50, if kind == Kind::Cold { 1 } else { 8 }, 6, 6, 0, 2];
+        if kind == Kind::Cold {
+            workload.force_unit_access_rate = 0.01;
+        }
         workload.alignment = if seed % 3 == 0 { 512 } else { 4096 };
         let mut storm = Self {
             options,
@@ -133,7 +158,7 @@ impl Storm {
         let (queues, depth) = (self.random.usize(1..=3), self.random.usize(1..=12));
         let options = HarnessOptions { queues, depth, simulated: true };
         let mut harness = Harness::new(&disk, &options, self.random.u64(..));
-        if self.options.has_faults {
+        if self.options.has_faults || self.options.kind == Kind::Tight {
             harness.allow_errors();
         }
         *harness.model_mut() = model;
@@ -152,7 +177,6 @@ impl Storm {
         let Head { name, mut harness, submitted, .. } = self.heads.swap_remove(index);
         let mut model = std::mem::replace(harness.model_mut(), ModelDisk::new(0));
         drop(harness);
-        use fathom_block::{ErrorKind, Operation};
         for id in 0..submitted {
             for operation in [Operation::Write, Operation::Read, Operation::Flush] {
                 model.finish(id, operation, Err(ErrorKind::Io), &[]).expect("nothing was read");
@@ -164,10 +188,15 @@ impl Storm {
     pub fn run(&mut self) {
         for _ in 0..self.options.steps {
             for head in &mut self.heads {
-                for _ in 0..self.random.usize(..4) {
+                let count = if self.options.kind == Kind::Walks { 2 } else { 4 };
+                for _ in 0..self.random.usize(..count) {
                     if head.in_flight < 24 {
                         let mut action = self.workload.next().expect("no end");
                         action.offset += if action.length > 0 { START } else { 0 };
+                        if action.operation == Operation::Discard && self.random.u8(..8) == 0 {
+                            // All of the first leaf.
+                            (action.offset, action.length) = (0, LEAF);
+                        }
                         head.harness.submit(self.random.usize(..head.queues), &action);
                         head.submitted += 1;
                     }
@@ -193,7 +222,16 @@ impl Storm {
             self.changes = (checkpoints, 0);
         }
         let may_change = self.changes.1 < CHANGES_MAX;
-        let what = self.random.u8(..100);
+        let mut what = self.random.u8(..100);
+        what = match (self.options.kind, what) {
+            (Kind::Cold, 17..30) => 16,
+            (Kind::Cold, 30..45) => 0,
+            (Kind::Walks, 17..25) => 0,
+            (Kind::Walks, 25..34) => 5,
+            (Kind::Walks, 8..=16) => 13,
+            (Kind::Tight, 8) => 5,
+            _ => what,
+        };
         self.changes.1 += u64::from(what < 12);
         match what {
             0..=4 if may_change => self.take_snapshot(),
@@ -228,6 +266,7 @@ impl Storm {
     fn is_done(&mut self, done: Result<(), PoolError>) -> bool {
         match done {
             Ok(()) => true,
+            Err(PoolError::Full) if self.options.kind == Kind::Tight => false,
             Err(PoolError::Full) if self.options.has_faults => false,
             Err(_) if self.options.has_faults => {
                 self.lose_power();
@@ -238,7 +277,8 @@ impl Storm {
     }
 
     fn take_snapshot(&mut self) {
-        if self.snapshots.len() >= 4 {
+        let tight = self.options.kind == Kind::Tight;
+        if self.snapshots.len() >= if tight { 1 } else { 4 } {
             return self.delete_snapshot();
         }
         self.made += 1;
@@ -367,7 +407,7 @@ impl Storm {
     fn check_image(&mut self, image: &[u8], crashes_recovery: bool) {
         self.counts.checks += 1;
         let record = SimRecord::new(self.random.u64(..), if crashes_recovery { 0.2 } else { 0.0 });
-        let sim = SimOptions { rounds_max: 2, ..SimOptions::new(DEVICE) };
+        let sim = SimOptions { rounds_max: 2, ..SimOptions::new(self.options.sim.capacity) };
         let device = record.store(sim, 1, image.to_vec());
         let pool = open(device, &self.options).expect("a pool that can be recovered");
         for head in self.heads.iter().filter(|head| !head.is_unsure) {
@@ -388,7 +428,7 @@ impl Storm {
             };
             assert!(content(snapshot) == *expected, "{key:?} differs after a power loss");
         }
-        let device = SimBackend::with_image(fast(DEVICE), 0, image.to_vec());
+        let device = SimBackend::with_image(fast(image.len() as u64), 0, image.to_vec());
         let report = check(&(Arc::new(device) as Arc<dyn Backend>), true, |_| {}).expect("a pool");
         assert_eq!(report.problems, Vec::<String>::new());
         for mut images in record.crashes().into_iter().take(3) {
@@ -408,6 +448,6 @@ fn open(device: Arc<dyn Backend>, options: &StormOptions) -> Result<Pool, PoolEr
 }
 
 fn reopen(image: Vec<u8>, options: &StormOptions) -> Pool {
-    let device = SimBackend::with_image(fast(DEVICE), 0, image);
+    let device = SimBackend::with_image(fast(image.len() as u64), 0, image);
     open(Arc::new(device), options).expect("a pool that can be recovered")
 }
