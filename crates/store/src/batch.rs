@@ -23,13 +23,16 @@
 use fathom_persistence::Identity;
 use fathom_persistence::bytes::{array, put, u16_at, u32_at, u64_at};
 
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK_BYTES, POOL_BLOCKS_MAX};
 use crate::seal::{Code, Key};
+use crate::tree::BLOCKS_MAX;
 
 const MAGIC: [u8; 8] = *b"FATHOMBH";
 const VERSION: u32 = 1;
 const RUNS_AT: usize = 64;
 const CODE_AT: usize = BLOCK_BYTES - 16;
+/// More batches than any pool has.
+pub(crate) const SEQUENCE_MAX: u64 = 1 << 62;
 /// The bytes of all runs of a header.
 pub(crate) const RUNS_LENGTH_MAX: usize = CODE_AT - RUNS_AT;
 /// The bytes of a run of data without its checksums.
@@ -139,6 +142,9 @@ impl Header {
         }
         let generation = u64_at(block, 32);
         let (sequence, frontier) = (u64_at(block, 40), u64_at(block, 48));
+        if sequence >= SEQUENCE_MAX {
+            return None;
+        }
         Some(Self { generation, sequence, frontier, runs })
     }
 }
@@ -182,9 +188,13 @@ fn decode_run(bytes: &[u8]) -> Option<Run> {
         1 => {
             let checksums = bytes.get(DATA_RUN..DATA_RUN + count * DATA_BLOCK)?;
             let checksums = checksums.chunks(DATA_BLOCK).map(|bytes| u32_at(bytes, 0)).collect();
-            Some(Run::Data { volume, first, block: last, checksums })
+            let is_sane = first < BLOCKS_MAX && last < POOL_BLOCKS_MAX;
+            is_sane.then_some(Run::Data { volume, first, block: last, checksums })
         }
-        2 => Some(Run::Zeroes { volume, first, count: last }),
+        2 => {
+            let is_sane = first < BLOCKS_MAX && (1..=BLOCKS_MAX).contains(&last);
+            is_sane.then_some(Run::Zeroes { volume, first, count: last })
+        }
         _ => None,
     }
 }
@@ -199,7 +209,7 @@ mod tests {
     fn header() -> Header {
         let runs = vec![
             Run::Data { volume: 3, first: 1 << 35, block: 99, checksums: vec![1, 2, u32::MAX] },
-            Run::Zeroes { volume: 4, first: 7, count: 1 << 40 },
+            Run::Zeroes { volume: 4, first: 7, count: 1 << 36 },
             Run::Change(b"a change".to_vec()),
             Run::Data { volume: 5, first: 0, block: 1, checksums: Vec::new() },
         ];

@@ -194,9 +194,10 @@ impl Catalogue {
     }
 
     /// A new epoch begins: all pages that exist now are shared, for a branch with this floor.
-    fn raise(&mut self) -> Epoch {
-        self.epoch += 1;
-        self.epoch - 1
+    fn raise(&mut self) -> Option<Epoch> {
+        let before = self.epoch;
+        self.epoch = before.checked_add(1)?;
+        Some(before)
     }
 
     /// Carries out a change, which was checked when it was made. `None` if it does not fit the
@@ -212,7 +213,7 @@ impl Catalogue {
             Change::Resize { id, size } => self.volumes.get_mut(id)?.size = *size,
             Change::Rename { id, name } => self.volumes.get_mut(id)?.name.clone_from(name),
             Change::Snapshot { members, name, time_s, .. } => {
-                let floor = self.raise();
+                let floor = self.raise()?;
                 for (id, snapshot) in members {
                     let volume = self.volumes.get_mut(id)?;
                     volume.floor = floor;
@@ -230,13 +231,13 @@ impl Catalogue {
             }
             Change::DeleteSnapshot { id } => has_garbage = self.snapshots.remove(id)?.root != 0,
             Change::Clone { snapshot, id, name } => {
-                let floor = self.raise();
+                let floor = self.raise()?;
                 let Snapshot { size, root, .. } = *self.snapshots.get(snapshot)?;
                 let (id, name, origin) = (*id, name.clone(), Some(*snapshot));
                 self.add(Volume { id, name, size, origin, root, floor })?;
             }
             Change::Rollback { id, snapshot } => {
-                let floor = self.raise();
+                let floor = self.raise()?;
                 let Snapshot { size, root, .. } = *self.snapshots.get(snapshot)?;
                 let volume = self.volumes.get_mut(id)?;
                 has_garbage = volume.root != root;

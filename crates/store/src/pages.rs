@@ -49,6 +49,8 @@ pub(crate) struct TableEntry {
 struct Slot {
     page: Option<Arc<Page>>,
     is_dirty: bool,
+    /// Whether it was removed since the last checkpoint's instant.
+    is_dead: bool,
     /// Whether a checkpoint writes it.
     is_written: bool,
     /// Whether it was used since the hand of the clock passed it.
@@ -169,6 +171,11 @@ impl Pages {
         put(&mut bytes[..], at + 12, &entry.checksum.to_le_bytes());
     }
 
+    /// Whether a page was removed, and still has its entry of the table.
+    pub(crate) fn is_dead(&self, id: PageId) -> bool {
+        self.slots.get(id as usize).is_some_and(|slot| slot.is_dead)
+    }
+
     /// Whether a branch with this floor has the page alone.
     pub(crate) fn is_own(&self, id: PageId, floor: Epoch) -> bool {
         self.entry(id).birth > floor
@@ -250,6 +257,9 @@ impl Pages {
     /// Nothing refers to a page any more.
     pub(crate) fn remove(&mut self, id: PageId) {
         let Some(slot) = self.slots.get_mut(id as usize) else { return };
+        if std::mem::replace(&mut slot.is_dead, true) {
+            return;
+        }
         if slot.page.take().is_some() {
             self.cached -= 1;
         }
@@ -259,6 +269,7 @@ impl Pages {
         if self.rules.keeps_removed {
             self.dead.push(id);
         } else {
+            self.slots[id as usize].is_dead = false;
             self.set_entry(id, TableEntry::default());
             self.free.push(id);
         }
@@ -271,6 +282,7 @@ impl Pages {
         for id in dead {
             blocks.push(self.entry(id).block);
             self.set_entry(id, TableEntry::default());
+            self.slots[id as usize].is_dead = false;
             self.free.push(id);
         }
         blocks.retain(|block| *block != 0);
@@ -355,7 +367,7 @@ impl Pages {
             return;
         }
         let Some(slot) = self.slots.get_mut(id as usize) else { return };
-        if slot.page.is_none() {
+        if slot.page.is_none() && !slot.is_dead {
             slot.page = Some(Arc::from(page));
             slot.is_used.set(true);
             self.cached += 1;

@@ -321,11 +321,47 @@ impl Pool {
 
     /// Sets the size of a volume, in bytes.
     pub(crate) fn resize(&self, id: u32, size: u64) -> Result<(), PoolError> {
+        let shared = &self.inner.shared;
+        let before =
+            shared.access(|state| state.catalogue.volumes.get(&id).map(|found| found.size));
+        if before.is_some_and(|before| size > before) && !self.trim(id)? {
+            // What an interrupted change of the size has left would come back.
+            return Err(PoolError::Full);
+        }
         self.change(|_| {
             if is_size(size) { Ok(Change::Resize { id, size }) } else { Err(Refusal::BadSize) }
         })?;
+        self.trim(id).map(drop)
+    }
+
+    /// Drops what a volume has behind its end. Returns false if the pool has no place for that.
+    fn trim(&self, id: u32) -> Result<bool, PoolError> {
+        let shared = &self.inner.shared;
         let mut access = StoreAccess::open(&self.inner.device)?;
-        complete(&self.inner.shared, &mut access, |state| state.trim(id))
+        let end = Instant::now() + PLACE_TIME_MAX;
+        while !shared.access(State::begin_trim) {
+            if shared.access(|state| state.is_full()) || Instant::now() > end {
+                return Ok(false);
+            }
+            self.await_place(&mut access)?;
+        }
+        let done = complete(shared, &mut access, |state| state.trim(id));
+        shared.access(State::end_trim);
+        done.map(|()| true)
+    }
+
+    /// Carries out a checkpoint that is wanted, or waits for a moment.
+    fn await_place(&self, access: &mut StoreAccess) -> Result<(), PoolError> {
+        let inner = &self.inner;
+        let orphan = inner.orphan.lock().take();
+        if let Some(mut orphan) = orphan {
+            orphan.finish(&inner.shared, access)?;
+        } else if inner.shared.access(|state| state.wants_checkpoint(false)) {
+            Checkpoint::run(&inner.shared, access)?;
+        } else {
+            std::thread::sleep(PLACE_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Carries out a change of the catalogue that `plan` makes, and makes it durable.
@@ -355,14 +391,7 @@ impl Pool {
             if is_full || Instant::now() > end {
                 return Err(PoolError::Full);
             }
-            let orphan = inner.orphan.lock().take();
-            if let Some(mut orphan) = orphan {
-                orphan.finish(&inner.shared, &mut access)?;
-            } else if inner.shared.access(|state| state.wants_checkpoint(false)) {
-                Checkpoint::run(&inner.shared, &mut access)?;
-            } else {
-                std::thread::sleep(PLACE_INTERVAL);
-            }
+            self.await_place(&mut access)?;
         };
         let header = Header {
             generation: placed.generation,

@@ -12,6 +12,7 @@
 //!
 //! The superblock has the length and the [code](crate::seal) of the record.
 
+use crate::batch::SEQUENCE_MAX;
 use crate::catalogue::Catalogue;
 use crate::words::{Reader, Writer};
 
@@ -70,7 +71,9 @@ impl Record {
         };
         let catalogue = Catalogue::decode(&mut input)?;
         let record = Self { sequence, in_flight, busy, order, pages, has_garbage, catalogue };
-        let is_sane = input.0.is_empty() && record.catalogue.roots().all(|id| id < pages);
+        let is_sane = input.0.is_empty()
+            && sequence < SEQUENCE_MAX
+            && record.catalogue.roots().all(|id| id < pages);
         is_sane.then_some(record)
     }
 }

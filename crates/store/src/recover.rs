@@ -250,11 +250,12 @@ pub(crate) fn find(
         found: Recovered::default(),
         rules,
     };
-    for segment in &record.busy {
+    let mut seen = BTreeSet::new();
+    for segment in record.busy.iter().filter(|segment| seen.insert(**segment)) {
         search.search(&mut access, &space, *segment)?;
     }
     let mut empty = 0;
-    for segment in &record.order {
+    for segment in record.order.iter().filter(|segment| seen.insert(**segment)) {
         empty += u32::from(!search.search(&mut access, &space, *segment)?);
         if empty > EMPTY_SEGMENTS_MAX {
             break;
@@ -317,6 +318,14 @@ fn replay(
             Run::Zeroes { .. } => apply(state, access, run)?,
             Run::Change(bytes) => {
                 let change = Change::decode(bytes).ok_or_else(damaged)?;
+                if let Change::Resize { id, size } = change {
+                    // What lies behind the old end would come back with a larger size.
+                    let before = state
+                        .access(|state| state.catalogue.volumes.get(&id).map(|found| found.size));
+                    if before.is_some_and(|before| size > before) {
+                        complete(state, access, |state| state.trim(id))?;
+                    }
+                }
                 state.access(|state| state.change(&change)).ok_or_else(damaged)?;
                 if let Change::Resize { id, .. } = change {
                     complete(state, access, |state| state.trim(id))?;

@@ -23,14 +23,16 @@ use crate::walk::Walk;
 
 /// The most batches in flight. A snapshot's change names all of them.
 pub(crate) const IN_FLIGHT_MAX: usize = 256;
+/// The pages that change when a map is trimmed: those on the way to the new end.
+const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1;
 /// The most changed pages of maps in memory.
 const DIRTY_PAGES_MAX: u64 = 1 << 16;
 
 /// Whether a change may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It has begun, and has to be [ended](State::end_change).
-    Begun,
+    /// It has begun, with a promise of so many pages, and has to be [ended](State::end_change).
+    Begun(usize),
     /// The caller asks again when the state has changed.
     Wait,
     Refused(ErrorKind),
@@ -198,8 +200,13 @@ impl State {
         self.dirty_max.min(self.space.pages_left())
     }
 
-    /// Begins a change of a range of blocks of a volume.
-    pub(crate) fn begin_change(&mut self, volume: u32, range: &Range<u64>) -> Admission {
+    /// Begins a change of a range of blocks of a volume. `has_data` is false if all become zeroes.
+    pub(crate) fn begin_change(
+        &mut self,
+        volume: u32,
+        range: &Range<u64>,
+        has_data: bool,
+    ) -> Admission {
         if let Some(kind) = self.failed {
             return Admission::Refused(kind);
         }
@@ -209,7 +216,7 @@ impl State {
         if range.end > found.size.div_ceil(BLOCK) {
             return Admission::Refused(ErrorKind::OutOfRange);
         }
-        let promise = pages_of(range);
+        let promise = if has_data { pages_of(range) } else { self.pages_at_ends(range) };
         if self.pages.dirty_count() + self.promised + promise > self.dirty_limit() {
             self.is_checkpoint_wanted |= self.pages.dirty_count() > 0;
             return if self.is_full() {
@@ -225,12 +232,33 @@ impl State {
             return Admission::Wait;
         }
         self.promised += promise;
-        Admission::Begun
+        Admission::Begun(promise)
+    }
+
+    /// The pages that change if a range becomes zeroes: those of the two lower levels change only
+    /// at its ends, and none is made but copies.
+    fn pages_at_ends(&self, range: &Range<u64>) -> usize {
+        let below = BLOCKS_MAX >> 18;
+        let upper = (range.end.div_ceil(below) - range.start / below) as usize + 1;
+        pages_of(range).min(upper + 4).min(self.pages.count() as usize + 8)
+    }
+
+    /// Promises pages for the trimming of a map. Returns false if there are none now.
+    pub(crate) fn begin_trim(&mut self) -> bool {
+        let is_free = self.pages.dirty_count() + self.promised + TRIM_PAGES <= self.dirty_limit();
+        self.is_checkpoint_wanted |= !is_free && self.pages.dirty_count() > 0;
+        self.promised += if is_free { TRIM_PAGES } else { 0 };
+        is_free
+    }
+
+    /// Ends what [`begin_trim`](Self::begin_trim) has begun.
+    pub(crate) fn end_trim(&mut self) {
+        self.promised -= TRIM_PAGES;
     }
 
     /// Ends a change.
-    pub(crate) fn end_change(&mut self, volume: u32, range: &Range<u64>) {
-        self.promised -= pages_of(range);
+    pub(crate) fn end_change(&mut self, volume: u32, range: &Range<u64>, promise: usize) {
+        self.promised -= promise;
         if let Some(locks) = self.locks.get_mut(&volume) {
             locks.unlock(range);
             if locks.is_empty() {

@@ -251,7 +251,7 @@ impl Pages {
         branch: &Branch,
         cleared: &mut Cleared,
     ) -> Result<(), Fault> {
-        if !self.is_own(id, branch.floor) {
+        if !self.is_own(id, branch.floor) || self.is_dead(id) {
             return Ok(());
         }
         match self.get(id).cloned() {

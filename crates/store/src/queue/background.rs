@@ -159,7 +159,9 @@ impl StoreQueue {
             Some(page) => state.walked(&read, page),
             None => state.not_walked(&read),
         });
-        if walked.is_err() {
+        if walked.is_err() && outcome.is_err() {
+            self.inner.shared.access(|state| state.has_garbage = true);
+        } else if walked.is_err() {
             self.report_wrong(0, &format!("pages of maps ({})", read.id));
         }
         self.device.give(own);

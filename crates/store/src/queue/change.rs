@@ -42,6 +42,8 @@ pub(super) struct Change {
     /// The blocks.
     pub(super) range: Range<u64>,
     pub(super) is_locked: bool,
+    /// The pages that it may change, which were promised to it.
+    pub(super) promise: usize,
     pub(super) edges: Vec<Edge>,
     /// The blocks that are in no batch.
     pub(super) todo: VecDeque<Range<u64>>,
@@ -68,6 +70,7 @@ impl Change {
             todo: VecDeque::from([range.clone()]),
             range,
             is_locked: false,
+            promise: 0,
             edges: blocks.into_iter().map(edge).collect(),
             batches: 0,
             outcome: Ok(()),

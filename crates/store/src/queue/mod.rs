@@ -56,6 +56,9 @@ pub(crate) struct StoreQueue {
     /// Pages that are being read, and pages that cannot be.
     loading: BTreeSet<PageId>,
     broken: BTreeSet<PageId>,
+    /// Those of them that could not be read because the device has failed: the next request tries
+    /// again.
+    unread: Vec<PageId>,
     /// Requests that wait for a flush, and those that the flush in flight is for, with the last
     /// batch that it covers.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
@@ -88,6 +91,7 @@ impl StoreQueue {
             batches: BTreeMap::new(),
             loading: BTreeSet::new(),
             broken: BTreeSet::new(),
+            unread: Vec::new(),
             unflushed: Vec::new(),
             flushing: None,
             checkpoint: None,
@@ -119,6 +123,9 @@ impl StoreQueue {
                 for number in reads {
                     self.go_on_reading(number, context);
                 }
+            }
+            for id in self.unread.drain(..) {
+                self.broken.remove(&id);
             }
             self.checkpoint(context);
             self.walk(context);
@@ -168,16 +175,19 @@ impl StoreQueue {
             let number = self.pending[index];
             let Some(change) = self.changes.get_mut(&number) else { continue };
             if !change.is_locked && change.outcome.is_ok() {
+                let has_data = change.request.operation == Operation::Write;
                 let admitted = self.inner.shared.attempt(&self.waker, |state| {
-                    match state.begin_change(volume, &change.range) {
+                    match state.begin_change(volume, &change.range, has_data) {
                         Admission::Wait => None,
-                        other @ (Admission::Begun | Admission::Refused(_)) => Some(other),
+                        other @ (Admission::Begun(_) | Admission::Refused(_)) => Some(other),
                     }
                 });
                 match admitted {
-                    None => continue,
+                    None | Some(Admission::Wait) => continue,
                     Some(Admission::Refused(kind)) => change.outcome = Err(kind),
-                    Some(Admission::Begun | Admission::Wait) => change.is_locked = true,
+                    Some(Admission::Begun(promise)) => {
+                        (change.is_locked, change.promise) = (true, promise);
+                    }
                 }
             }
             if change.is_locked && !change.is_ready() {
@@ -195,7 +205,9 @@ impl StoreQueue {
         for number in complete {
             let Some(change) = self.changes.remove(&number) else { continue };
             if change.is_locked {
-                self.inner.shared.access(|state| state.end_change(volume, &change.range));
+                self.inner
+                    .shared
+                    .access(|state| state.end_change(volume, &change.range, change.promise));
                 is_any = true;
             }
             if change.outcome.is_ok() && change.request.flags.force_unit_access {
@@ -321,7 +333,7 @@ impl Drop for StoreQueue {
             }
             if let Wanted::Volume(volume) = self.wanted {
                 for change in self.changes.values().filter(|change| change.is_locked) {
-                    state.end_change(volume, &change.range);
+                    state.end_change(volume, &change.range, change.promise);
                 }
             }
             for interval in intervals.into_iter().filter(|_| !is_stuck) {

@@ -372,7 +372,11 @@ impl StoreQueue {
             // Unless it has been written elsewhere meanwhile.
             None if self.inner.shared.access(|state| state.pages.entry(id)) == entry => {
                 self.broken.insert(id);
-                self.report_wrong(0, &format!("pages of maps ({id})"));
+                if outcome.is_ok() {
+                    self.report_wrong(0, &format!("pages of maps ({id})"));
+                } else {
+                    self.unread.push(id);
+                }
             }
             None => {}
         }

@@ -35,6 +35,8 @@ pub enum Kind {
     Cold,
     /// Deletions of snapshots, among few and short writes, so that walks find something.
     Walks,
+    /// Discards of a whole leaf.
+    Drops,
     /// The device is nearly full, and slow.
     Tight,
 }
@@ -55,7 +57,7 @@ pub struct StormOptions {
 impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
-            Kind::Mixed | Kind::Walks | Kind::Cold => (DEVICE, 5),
+            Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
@@ -131,6 +133,9 @@ impl Storm {
         let kind = options.kind;
         workload.length_max = if kind == Kind::Walks { 4096 } else { 16 << 10 };
         workload.weights = [12, 50, if kind == Kind::Cold { 1 } else { 8 }, 6, 6, 0, 2];
+        if kind == Kind::Drops {
+            workload.weights = [5, 50, 2, 25, 6, 0, 2];
+        }
         if kind == Kind::Cold {
             workload.force_unit_access_rate = 0.01;
         }
@@ -188,12 +193,13 @@ impl Storm {
     pub fn run(&mut self) {
         for _ in 0..self.options.steps {
             for head in &mut self.heads {
+                let whole = if self.options.kind == Kind::Drops { 7 } else { 1 };
                 let count = if self.options.kind == Kind::Walks { 2 } else { 4 };
                 for _ in 0..self.random.usize(..count) {
                     if head.in_flight < 24 {
                         let mut action = self.workload.next().expect("no end");
                         action.offset += if action.length > 0 { START } else { 0 };
-                        if action.operation == Operation::Discard && self.random.u8(..8) == 0 {
+                        if action.operation == Operation::Discard && self.random.u8(..8) < whole {
                             // All of the first leaf.
                             (action.offset, action.length) = (0, LEAF);
                         }
@@ -229,6 +235,7 @@ impl Storm {
             (Kind::Walks, 17..25) => 0,
             (Kind::Walks, 25..34) => 5,
             (Kind::Walks, 8..=16) => 13,
+            (Kind::Drops, 20..50) => 13,
             (Kind::Tight, 8) => 5,
             _ => what,
         };
