@@ -21,6 +21,7 @@ mod checkpoint;
 mod copy;
 mod entry;
 mod error;
+mod fuzz;
 mod layout;
 mod locks;
 mod make;
@@ -47,6 +48,8 @@ pub use check::{CheckReport, check};
 pub use copy::copy;
 pub use error::PoolError;
 pub use fathom_block::Backend;
+#[doc(hidden)]
+pub use fuzz::fuzz_store;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
 pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};

@@ -215,8 +215,13 @@ impl Space {
                 let mut lost = self.map.page(page)[byte] & !marked;
                 while lost != 0 {
                     let at = byte as u64 * 8 + u64::from(lost.trailing_zeros());
-                    self.free(page as u64 * self.layout.places_in_page() + at);
                     lost &= lost - 1;
+                    let place = page as u64 * self.layout.places_in_page() + at;
+                    if place >= self.layout.places() {
+                        // A damaged map has places behind the end of the pool.
+                        break;
+                    }
+                    self.free(place);
                     freed += 1;
                 }
             }

@@ -67,17 +67,18 @@ impl State {
             if entry == TableEntry::default() || !self.pages.find(id) {
                 continue;
             }
-            if let Some(place) = self.layout().place(entry.block) {
+            let place = self.layout().place(entry.block);
+            if let Some(place) = place {
                 self.space.mark(place);
             }
             match self.pages.get(id).cloned() {
                 Ok(page) => self.visit(&page, level)?,
-                Err(Fault::Missing(_)) if entry.block != 0 => {
+                Err(Fault::Missing(_)) if place.is_some() => {
                     reads.push(WalkRead { id, level, entry });
                 }
                 // It was removed before a checkpoint wrote it. What it had goes with it.
-                Err(Fault::Missing(_)) => {}
-                Err(Fault::Damaged) => return Err(self.give_up_walk()),
+                Err(Fault::Missing(_)) if entry.block == 0 => {}
+                Err(Fault::Missing(_) | Fault::Damaged) => return Err(self.give_up_walk()),
             }
         }
         if let Some(walk) = &mut self.walk {
