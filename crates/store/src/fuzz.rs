@@ -346,13 +346,14 @@ impl BackendQueue for Memory {
 
 #[cfg(test)]
 mod tests {
+    use fathom_sim::each_seed;
+
     use super::*;
 
     #[test]
     fn no_bytes_break_a_reader() {
-        let mut opened = 0;
-        let seeds = std::env::var("SEEDS").map_or(1200, |text| text.parse().unwrap());
-        for seed in 0..seeds {
+        let (mut opened, mut cases) = (0, 0);
+        each_seed(2000, |seed| {
             let mut random = fastrand::Rng::with_seed(seed);
             let length = [11, 41, 160, 4000][seed as usize / 8 % 4];
             let mut data: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
@@ -367,9 +368,10 @@ mod tests {
                 _ => opened += u32::from(fuzz_pool(&data[1..])),
             }
             let time = start.elapsed();
-            assert!(time < Duration::from_secs(6), "seed {seed} took {time:?}");
-        }
-        assert!(opened > 200, "{opened}");
+            assert!(time < LIMIT, "seed {seed} took {time:?}");
+            cases += 1;
+        });
+        assert!(cases < 100 || opened > cases / 8, "{opened} of {cases}");
     }
 
     #[test]

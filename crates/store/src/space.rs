@@ -313,6 +313,8 @@ impl Space {
             return;
         }
         self.states[segment as usize] = SegmentState::Retired;
+        // A checkpoint may choose another one.
+        self.spent += 1;
         if self.log.open.as_ref().is_some_and(|open| open.segment == segment) {
             self.log.open = None;
         }

@@ -270,12 +270,15 @@ impl StoreQueue {
                 }
                 state.end_batch(sequence, outcome.is_ok());
             });
+            if let Some(id) = missing {
+                self.load(id, context);
+            }
             match missing {
                 Some(id) if self.broken.contains(&id) => {
                     self.inner.shared.access(|state| state.end_batch(sequence, false));
                     self.end_batch(sequence, Err(ErrorKind::Io), true);
                 }
-                Some(id) => self.load(id, context),
+                Some(_) => {}
                 None => self.end_batch(sequence, outcome, false),
             }
         }

@@ -154,10 +154,11 @@ impl StoreQueue {
         if fault == Fault::Damaged || missing.iter().any(|id| self.broken.contains(id)) {
             return true;
         }
-        for id in missing {
-            self.load(id, context);
+        for id in &missing {
+            self.load(*id, context);
         }
-        false
+        // One that has no place cannot be read at all.
+        missing.iter().any(|id| self.broken.contains(id))
     }
 
     /// Reads the blocks of these entries.
