@@ -10,7 +10,7 @@ use support::storm::{DEVICE, Kind, Storm, StormOptions};
 #[test]
 fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
     let (mut walks, mut cases) = (0, 0);
-    each_seed(30, |seed| {
+    each_seed(15, |seed| {
         let rules = Rules { walk_step: 1 + seed as usize % 3, ..Rules::default() };
         let mut storm = Storm::new(StormOptions::new(Kind::Mixed, rules), seed);
         storm.run();
@@ -21,8 +21,9 @@ fn nothing_is_lost_while_volumes_are_snapshotted_cloned_and_walked() {
 
 #[test]
 fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
-    each_seed(30, |seed| {
-        let kind = [Kind::Cold, Kind::Walks, Kind::Tight][seed as usize % 3];
+    each_seed(16, |seed| {
+        let kinds = [Kind::Cold, Kind::Walks, Kind::Drops, Kind::Tight];
+        let kind = kinds[seed as usize % 4];
         let rules = Rules { walk_step: 1 + seed as usize % 2, ..Rules::default() };
         Storm::new(StormOptions::new(kind, rules), seed).run();
     });
@@ -30,7 +31,7 @@ fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
 
 #[test]
 fn a_recovery_that_loses_its_power_is_carried_out_again() {
-    each_seed(8, |seed| {
+    each_seed(4, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };
         let options = StormOptions {
             crashes_recoveries: true,
@@ -43,7 +44,7 @@ fn a_recovery_that_loses_its_power_is_carried_out_again() {
 
 #[test]
 fn nothing_is_lost_that_a_failing_device_does_not_lose() {
-    each_seed(30, |seed| {
+    each_seed(15, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };
         let sim = SimOptions {
             rounds_max: 4,
