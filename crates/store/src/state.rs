@@ -554,6 +554,11 @@ impl State {
         self.has_changes = true;
     }
 
+    /// Whether a checkpoint is due at some time.
+    pub(crate) fn awaits_checkpoint(&self) -> bool {
+        self.has_changes && self.failed.is_none()
+    }
+
     /// Whether there are changes that are in no checkpoint.
     pub(crate) fn has_changes(&self) -> bool {
         self.has_changes

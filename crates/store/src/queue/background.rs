@@ -16,6 +16,9 @@ const WRITES_MAX: usize = 4;
 /// The most reads of a walk in flight.
 const READS_MAX: usize = 16;
 
+/// The shortest time after which a checkpoint that may not begin now is considered again, in
+/// nanoseconds.
+const LOOK_NS: u64 = 100_000_000;
 /// The time between two steps of a walk that waits for reads, or for a checkpoint, in nanoseconds.
 const STEP_NS: u64 = 1_000_000;
 
@@ -25,7 +28,7 @@ impl StoreQueue {
         if self.checkpoint.is_none() && !self.is_closed {
             self.checkpoint = self.inner.orphan.lock().take().or_else(|| self.begin(context));
         }
-        while self.in_flight_of(|purpose| matches!(purpose, Purpose::Checkpoint)) < WRITES_MAX {
+        while self.device.of_checkpoint() < WRITES_MAX {
             let Some(checkpoint) = &mut self.checkpoint else { return };
             let mut own = self.device.take();
             match checkpoint.step(&self.inner.shared, &mut own) {
@@ -46,10 +49,10 @@ impl StoreQueue {
         let (wants, has_changes) = self
             .inner
             .shared
-            .access(|state| (state.wants_checkpoint(now_ns >= due_ns), state.has_changes()));
+            .access(|state| (state.wants_checkpoint(now_ns >= due_ns), state.awaits_checkpoint()));
         if !wants {
             if has_changes {
-                context.wake_at(due_ns.max(now_ns + 1_000_000));
+                context.wake_at(due_ns.max(now_ns + LOOK_NS));
             }
             return None;
         }
@@ -70,7 +73,7 @@ impl StoreQueue {
         if !self.is_walking && !self.begin_walk(context) {
             return;
         }
-        let in_flight = self.in_flight_of(|purpose| matches!(purpose, Purpose::Walk { .. }));
+        let in_flight = self.device.of_walk();
         if self.is_closed {
             if in_flight == 0 {
                 self.leave_walk();
@@ -166,10 +169,5 @@ impl StoreQueue {
         }
         self.device.give(own);
         self.end_interval(interval);
-    }
-
-    /// How many of the requests in flight have a purpose.
-    fn in_flight_of(&self, is_it: impl Fn(&Purpose) -> bool) -> usize {
-        self.device.in_flight().filter(|purpose| is_it(purpose)).count()
     }
 }

@@ -1,8 +1,7 @@
 //! A queue's own requests to the device of its pool.
 
-use std::collections::HashMap;
-
 use fathom_block::{BackendContext, BackendQueue, Operation, Outcome, Request};
+use hashbrown::HashMap;
 
 use crate::catalogue::PageId;
 use crate::entry::Entry;
@@ -61,12 +60,15 @@ pub(super) struct Device {
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     boxes: Vec<Box<Request>>,
     made: u64,
+    /// The requests in flight of a checkpoint, and of a walk.
+    of_checkpoint: usize,
+    of_walk: usize,
 }
 
 impl Device {
     pub(super) fn new(queue: Box<dyn BackendQueue>) -> Self {
         let (purposes, completed, boxes) = (HashMap::new(), Vec::new(), Vec::new());
-        Self { queue, purposes, completed, boxes, made: 0 }
+        Self { queue, purposes, completed, boxes, made: 0, of_checkpoint: 0, of_walk: 0 }
     }
 
     /// A blank request.
@@ -101,6 +103,8 @@ impl Device {
         context: &mut BackendContext<'_>,
     ) {
         self.purposes.insert(request.id, purpose);
+        self.of_checkpoint += usize::from(matches!(purpose, Purpose::Checkpoint));
+        self.of_walk += usize::from(matches!(purpose, Purpose::Walk { .. }));
         self.queue.submit(request, &mut context.nested(&mut self.completed));
     }
 
@@ -117,11 +121,23 @@ impl Device {
     pub(super) fn completed(&mut self) -> Option<(Box<Request>, Outcome, Purpose)> {
         let (request, outcome) = self.completed.pop()?;
         let purpose = self.purposes.remove(&request.id)?;
+        self.of_checkpoint -= usize::from(matches!(purpose, Purpose::Checkpoint));
+        self.of_walk -= usize::from(matches!(purpose, Purpose::Walk { .. }));
         Some((request, outcome, purpose))
     }
 
     pub(super) fn has_completed(&self) -> bool {
         !self.completed.is_empty()
+    }
+
+    /// The requests in flight of a checkpoint.
+    pub(super) fn of_checkpoint(&self) -> usize {
+        self.of_checkpoint
+    }
+
+    /// The requests in flight of a walk.
+    pub(super) fn of_walk(&self) -> usize {
+        self.of_walk
     }
 
     /// The purposes of the requests in flight.

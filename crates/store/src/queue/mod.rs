@@ -113,10 +113,12 @@ impl StoreQueue {
                 has_loaded |= matches!(purpose, Purpose::Load { .. });
                 self.returned(request, outcome, purpose, context);
             }
-            self.apply_batches(context);
-            self.prepare_changes(context);
-            self.write_batches(context);
-            self.end_changes(context);
+            if !self.changes.is_empty() {
+                self.apply_batches(context);
+                self.prepare_changes(context);
+                self.write_batches(context);
+                self.end_changes(context);
+            }
             self.flush(context);
             if has_loaded {
                 let reads: Vec<u64> = self.reads.keys().copied().collect();
