@@ -32,7 +32,7 @@ fn problems(image: Vec<u8>) -> Vec<String> {
 /// Writes chunks, each with its number, until there is no space. Returns how many fit.
 fn fill(queue: &mut OneRequest, first: u64) -> u64 {
     for number in first.. {
-        match queue.write(number * CHUNK as u64, &[number as u8 + 1; CHUNK]) {
+        match queue.write(number * CHUNK as u64, &vec![number as u8 + 1; CHUNK]) {
             Ok(()) => {}
             Err(ErrorKind::NoSpace) => return number - first,
             Err(kind) => panic!("a write failed: {kind}"),
@@ -49,7 +49,7 @@ fn a_full_pool_takes_discards_and_deletions_and_has_space_again() {
     let count = fill(&mut queue, 0);
     assert!(count * CHUNK as u64 > DEVICE / 2, "{count} chunks");
     let is_right = |queue: &mut OneRequest, number: u64| {
-        queue.read(number * CHUNK as u64, CHUNK as u64).unwrap() == [number as u8 + 1; CHUNK]
+        queue.read(number * CHUNK as u64, CHUNK as u64).unwrap() == vec![number as u8 + 1; CHUNK]
     };
     assert!((0..count).all(|number| is_right(&mut queue, number)));
     // What is discarded can be written again, but for what the pool keeps for its maps.
@@ -58,7 +58,7 @@ fn a_full_pool_takes_discards_and_deletions_and_has_space_again() {
         queue.write_zeroes(number * CHUNK as u64, CHUNK as u64).unwrap();
     }
     for number in 0..rounds / 2 {
-        queue.write(number * CHUNK as u64, &[number as u8 + 1; CHUNK]).unwrap();
+        queue.write(number * CHUNK as u64, &vec![number as u8 + 1; CHUNK]).unwrap();
     }
     queue.flush().unwrap();
     pool.take_snapshot(&["a"], "s", 1).unwrap();

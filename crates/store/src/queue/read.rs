@@ -134,7 +134,7 @@ impl StoreQueue {
             match self.look_up(range) {
                 Ok((entries, interval)) => self.read_entries(number, entries, interval, context),
                 Err((fault, missing)) => {
-                    if !self.load_all(fault, missing, context) {
+                    if !self.load_all(fault, &missing, context) {
                         return;
                     }
                     let kind = Err(ErrorKind::Io);
@@ -148,13 +148,13 @@ impl StoreQueue {
     fn load_all(
         &mut self,
         fault: Fault,
-        missing: Vec<PageId>,
+        missing: &[PageId],
         context: &mut BackendContext<'_>,
     ) -> bool {
         if fault == Fault::Damaged || missing.iter().any(|id| self.broken.contains(id)) {
             return true;
         }
-        for id in &missing {
+        for id in missing {
             self.load(*id, context);
         }
         // One that has no place cannot be read at all.
@@ -309,7 +309,7 @@ impl StoreQueue {
         let entries = match found {
             Ok((entries, _)) => entries,
             Err((fault, missing)) => {
-                let is_broken = self.load_all(fault, missing, context);
+                let is_broken = self.load_all(fault, &missing, context);
                 if let Some(read) = self.reads.get_mut(&number).filter(|_| is_broken) {
                     read.outcome = Err(ErrorKind::Io);
                 }
@@ -409,7 +409,7 @@ impl StoreQueue {
                     }
                 },
                 Err((fault, missing)) => {
-                    if self.load_all(fault, missing, context) {
+                    if self.load_all(fault, &missing, context) {
                         self.changes
                             .entry(number)
                             .and_modify(|change| change.outcome = Err(ErrorKind::Io));

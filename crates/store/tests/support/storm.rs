@@ -231,12 +231,9 @@ impl Storm {
         let mut what = self.random.u8(..100);
         what = match (self.options.kind, what) {
             (Kind::Cold, 17..30) => 16,
-            (Kind::Cold, 30..45) => 0,
-            (Kind::Walks, 17..25) => 0,
-            (Kind::Walks, 25..34) => 5,
-            (Kind::Walks, 8..=16) => 13,
-            (Kind::Drops, 20..50) => 13,
-            (Kind::Tight, 8) => 5,
+            (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
+            (Kind::Walks, 25..34) | (Kind::Tight, 8) => 5,
+            (Kind::Walks, 8..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
         self.changes.1 += u64::from(what < 12);
