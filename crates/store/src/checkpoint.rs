@@ -64,8 +64,8 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The checkpoint of this instant. `None` if another one has begun, or the pool has no place for
-    /// it and has failed.
+    /// The checkpoint of this instant. `None` if another one has begun, or the pool has no place
+    /// for it and has failed.
     pub(crate) fn begin(state: &Shared<State>) -> Option<Self> {
         let frozen = state.access(|state| {
             if !state.may_checkpoint() {

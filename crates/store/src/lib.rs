@@ -4,7 +4,8 @@
 //! the format and the rules by which nothing is lost.
 //!
 //! - [`make`]: makes a pool; [`Pool::open`]: opens one, and recovers it after a crash.
-//! - `state`: what the queues share, without I/O: `catalogue`, `space`, `pages` and `tree`.
+//! - `state`: what the queues share, without I/O: `catalogue`, `space`, `pages` and `tree`;
+//!   `apply` brings batches into the maps.
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - [`check`]: checks a pool that nobody uses.
@@ -14,6 +15,7 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 #![forbid(unsafe_code)]
 
+mod apply;
 mod batch;
 mod catalogue;
 mod check;

@@ -403,8 +403,8 @@ impl Space {
         }
         let mut left = self.log.left() + left_of(&self.log.prepared);
         let target = self.log_target();
-        // A batch with data needs two places. A segment with fewer would be opened in vain, again and
-        // again, and the pool would never be full.
+        // A batch with data needs two places. A segment with fewer would be opened in vain, again
+        // and again, and the pool would never be full.
         let most_used = self.layout.segment_blocks as u16 - 2;
         while left < target && idle > page_places {
             let Some(segment) = candidates.next() else { break };

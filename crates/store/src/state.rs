@@ -7,18 +7,16 @@ use std::sync::Arc;
 use fathom_block::ErrorKind;
 use fathom_persistence::Identity;
 
-use crate::batch::Run;
 use crate::catalogue::{Catalogue, Change, PageId};
-use crate::entry::Entry;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
 use crate::paged::FrozenPages;
-use crate::pages::{Fault, Page, Pages, WORDS};
+use crate::pages::{Page, Pages, WORDS};
 use crate::record::Record;
 use crate::rules::Rules;
 use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
-use crate::tree::{BLOCKS_MAX, Branch, Cleared, ROOT_LEVEL};
+use crate::tree::{BLOCKS_MAX, ROOT_LEVEL};
 use crate::walk::Walk;
 
 /// The most batches in flight. A snapshot's change names all of them.
@@ -104,7 +102,7 @@ pub(crate) struct State {
     /// no snapshot.
     failed_batches: BTreeSet<u64>,
     /// Overwritten blocks to which a snapshot may refer, or nothing.
-    unsure: u64,
+    pub(crate) unsure: u64,
     /// The pages that the changes in flight may change at most.
     promised: usize,
     dirty_max: usize,
@@ -351,157 +349,6 @@ impl State {
     /// A flush has ended that began when batches up to `sequence` had completed.
     pub(crate) fn flushed(&mut self, sequence: u64) {
         self.frontier = self.frontier.max(sequence);
-    }
-
-    fn branch(&self, volume: u32) -> Option<Branch> {
-        let found = self.catalogue.volumes.get(&volume)?;
-        Some(Branch { root: found.root, floor: found.floor, epoch: self.catalogue.epoch })
-    }
-
-    /// Carries out `change` with the map of a volume, which may have been deleted.
-    fn with_branch(
-        &mut self,
-        volume: u32,
-        change: impl FnOnce(&mut Pages, &mut Branch) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let Some(mut branch) = self.branch(volume) else { return Ok(()) };
-        let done = change(&mut self.pages, &mut branch);
-        if let Some(found) = self.catalogue.volumes.get_mut(&volume) {
-            found.root = branch.root;
-        }
-        done
-    }
-
-    /// A block of a volume is now at this entry's block.
-    ///
-    /// # Errors
-    /// If a page is missing. The call may then be repeated.
-    pub(crate) fn map(&mut self, volume: u32, block: u64, entry: Entry) -> Result<(), Fault> {
-        let size = self.catalogue.volumes.get(&volume).map_or(0, |found| found.size);
-        if block >= size.div_ceil(BLOCK) {
-            // The volume has been deleted, or has become smaller.
-            return Ok(());
-        }
-        let mut old = Entry::HOLE;
-        self.with_branch(volume, |pages, branch| {
-            old = pages.set(branch, block, entry)?;
-            Ok(())
-        })?;
-        self.has_changes = true;
-        let layout = self.layout();
-        if let Some(place) = layout.place(entry.block()) {
-            self.space.take(place);
-        }
-        if old.is_fresh() && old.block() != entry.block() {
-            self.release(old.block());
-        } else if !old.is_hole() && !old.is_fresh() {
-            self.unsure += 1;
-        }
-        Ok(())
-    }
-
-    /// A range of blocks of a volume reads as zeroes now.
-    ///
-    /// # Errors
-    /// If a page is missing. The call may then be repeated.
-    pub(crate) fn unmap(&mut self, volume: u32, range: Range<u64>) -> Result<(), Fault> {
-        let mut cleared = Cleared::default();
-        let done =
-            self.with_branch(volume, |pages, branch| pages.clear(branch, range, &mut cleared));
-        self.has_changes = true;
-        for block in cleared.blocks {
-            self.release(block);
-        }
-        self.has_garbage |= cleared.has_garbage;
-        done
-    }
-
-    /// Nothing refers to a block any more.
-    fn release(&mut self, block: u64) {
-        if let Some(place) = self.layout().place(block) {
-            self.space.free(place);
-        }
-    }
-
-    /// Prepares the maps for a batch, which is then applied as a whole: a snapshot has all of it or
-    /// nothing, as a recovery.
-    ///
-    /// # Errors
-    /// If a page is missing. The call is repeated when it is there.
-    pub(crate) fn prepare(&mut self, runs: &[Run]) -> Result<(), Fault> {
-        if !self.rules.applies_at_once {
-            return Ok(());
-        }
-        for run in runs {
-            match run {
-                Run::Data { volume, first, checksums, .. } => {
-                    let size = self.catalogue.volumes.get(volume).map_or(0, |found| found.size);
-                    let end = (first + checksums.len() as u64).min(size.div_ceil(BLOCK));
-                    let mut at = *first;
-                    while at < end {
-                        let touch = |pages: &mut Pages, branch: &mut Branch| {
-                            pages.touch(branch, at).map(drop)
-                        };
-                        self.with_branch(*volume, touch)?;
-                        at = (at / WORDS as u64 + 1) * WORDS as u64;
-                    }
-                }
-                Run::Zeroes { volume, first, count } => {
-                    let Some(branch) = self.branch(*volume) else { continue };
-                    let range = *first..first + count;
-                    self.pages.probe(branch.root, &range, range.start)?;
-                    self.pages.probe(branch.root, &range, range.end.saturating_sub(1))?;
-                }
-                Run::Change(_) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies a run of a batch, from its block `done` on, which counts what was applied already.
-    ///
-    /// # Errors
-    /// If a page is missing: the call is repeated when it is there.
-    pub(crate) fn apply(&mut self, run: &Run, done: &mut usize) -> Result<(), Fault> {
-        match run {
-            Run::Data { volume, first, block, checksums } => {
-                while let Some(checksum) = checksums.get(*done) {
-                    let entry = Entry::new(block + *done as u64, *checksum);
-                    self.map(*volume, first + *done as u64, entry)?;
-                    *done += 1;
-                }
-                Ok(())
-            }
-            Run::Zeroes { volume, first, count } => {
-                let end = first.checked_add(*count).ok_or(Fault::Damaged)?;
-                self.unmap(*volume, *first..end)
-            }
-            // Changes are applied when they get their place.
-            Run::Change(_) => Ok(()),
-        }
-    }
-
-    /// Applies a change of the catalogue.
-    pub(crate) fn change(&mut self, change: &Change) -> Option<()> {
-        self.has_garbage |= self.catalogue.apply(change)?;
-        if !self.rules.raises_floor {
-            self.catalogue.volumes.values_mut().for_each(|volume| volume.floor = 0);
-        }
-        self.has_changes = true;
-        if let Some(walk) = &mut self.walk {
-            // What was made during a walk has pages that the walk may have to see.
-            walk.add(self.catalogue.roots());
-        }
-        Some(())
-    }
-
-    /// A volume has become smaller: drops what lies behind its end.
-    ///
-    /// # Errors
-    /// If a page is missing. The call may then be repeated.
-    pub(crate) fn trim(&mut self, volume: u32) -> Result<(), Fault> {
-        let Some(found) = self.catalogue.volumes.get(&volume) else { return Ok(()) };
-        self.unmap(volume, found.size.div_ceil(BLOCK)..BLOCKS_MAX)
     }
 
     /// A read begins. It has to be [ended](Self::end_read) with the returned number.

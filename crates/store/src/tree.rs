@@ -132,7 +132,8 @@ impl Pages {
         Ok(own)
     }
 
-    /// Makes the leaf of a block the branch's own, and keeps it in memory until the next checkpoint.
+    /// Makes the leaf of a block the branch's own, and keeps it in memory until the next
+    /// checkpoint.
     ///
     /// # Errors
     /// If a page is missing. The call may then be repeated.
