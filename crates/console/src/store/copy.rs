@@ -39,7 +39,7 @@ pub struct ExportOptions {
 }
 
 #[derive(Serialize)]
-struct Copied<'a> {
+struct CopyReport<'a> {
     pool: &'a Path,
     volume: &'a str,
     image: &'a Path,
@@ -115,7 +115,13 @@ pub(super) fn export(options: &ExportOptions) -> CommandResult {
 fn done(at: &PoolArguments, volume: &str, image: &Path, size: u64, copied: u64) -> CommandResult {
     if at.format.json {
         let (size_bytes, copied_bytes) = (size, copied);
-        return output::json(&Copied { pool: &at.pool, volume, image, size_bytes, copied_bytes });
+        return output::json(&CopyReport {
+            pool: &at.pool,
+            volume,
+            image,
+            size_bytes,
+            copied_bytes,
+        });
     }
     let (size, copied) = (Bytes(size), Bytes(copied));
     output::text_line(&format!("{volume}: {size}, of which {copied} were copied"))

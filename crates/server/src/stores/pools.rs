@@ -47,8 +47,7 @@ impl Pools {
     /// The open pool at a path.
     pub(crate) fn find(&self, path: &Path) -> Option<Pool> {
         let slot = self.0.lock().get(&pool_path(path)).cloned()?;
-        let pool = slot.0.lock().as_ref().and_then(WeakPool::upgrade);
-        pool
+        slot.0.lock().as_ref().and_then(WeakPool::upgrade)
     }
 
     /// The pool at a path, which is opened if no disk uses it.
