@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::batch::Run;
 use crate::catalogue::Change;
-use crate::entry::Entry;
+use crate::entry::MapEntry;
 use crate::layout::BLOCK;
 use crate::pages::{Fault, Pages, WORDS};
 use crate::state::State;
@@ -34,13 +34,13 @@ impl State {
     ///
     /// # Errors
     /// If a page is missing. The call may then be repeated.
-    pub(crate) fn map(&mut self, volume: u32, block: u64, entry: Entry) -> Result<(), Fault> {
+    pub(crate) fn map(&mut self, volume: u32, block: u64, entry: MapEntry) -> Result<(), Fault> {
         let size = self.catalogue.volumes.get(&volume).map_or(0, |found| found.size);
         if block >= size.div_ceil(BLOCK) {
             // The volume has been deleted, or has become smaller.
             return Ok(());
         }
-        let mut old = Entry::HOLE;
+        let mut old = MapEntry::HOLE;
         self.with_branch(volume, |pages, branch| {
             old = pages.set(branch, block, entry)?;
             Ok(())
@@ -124,7 +124,7 @@ impl State {
         match run {
             Run::Data { volume, first, block, checksums } => {
                 while let Some(checksum) = checksums.get(*done) {
-                    let entry = Entry::new(block + *done as u64, *checksum);
+                    let entry = MapEntry::new(block + *done as u64, *checksum);
                     self.map(*volume, first + *done as u64, entry)?;
                     *done += 1;
                 }

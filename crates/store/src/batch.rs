@@ -75,7 +75,7 @@ impl Run {
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct BatchHeader {
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
     pub(crate) frontier: u64,
@@ -87,7 +87,7 @@ pub(crate) fn fits(runs: usize, blocks: usize, zeroes: usize) -> bool {
     runs * DATA_RUN + blocks * DATA_BLOCK + zeroes * ZERO_RUN <= RUNS_LENGTH_MAX
 }
 
-impl Header {
+impl BatchHeader {
     /// Writes the header into its block.
     ///
     /// # Panics
@@ -206,17 +206,17 @@ mod tests {
     const IDENTITY: Identity = Identity(*b"0123456789abcdef");
     const KEY: Key = Key([7; 32]);
 
-    fn header() -> Header {
+    fn header() -> BatchHeader {
         let runs = vec![
             Run::Data { volume: 3, first: 1 << 35, block: 99, checksums: vec![1, 2, u32::MAX] },
             Run::Zeroes { volume: 4, first: 7, count: 1 << 36 },
             Run::Change(b"a change".to_vec()),
             Run::Data { volume: 5, first: 0, block: 1, checksums: Vec::new() },
         ];
-        Header { generation: 2, sequence: 1000, frontier: 990, runs }
+        BatchHeader { generation: 2, sequence: 1000, frontier: 990, runs }
     }
 
-    fn encoded(header: &Header) -> Vec<u8> {
+    fn encoded(header: &BatchHeader) -> Vec<u8> {
         let mut block = vec![0xee; BLOCK_BYTES];
         header.encode(IDENTITY, &KEY, &mut block);
         block
@@ -225,15 +225,15 @@ mod tests {
     #[test]
     fn a_header_is_read_as_written_and_only_by_its_pool_and_generation() {
         let block = encoded(&header());
-        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block), Some(header()));
-        assert_eq!(Header::decode(Identity::NONE, &KEY, Some(2), &block), None);
-        assert_eq!(Header::decode(IDENTITY, &Key([8; 32]), Some(2), &block), None);
-        assert_eq!(Header::decode(IDENTITY, &KEY, Some(3), &block), None);
-        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block[1..]), None);
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block), Some(header()));
+        assert_eq!(BatchHeader::decode(Identity::NONE, &KEY, Some(2), &block), None);
+        assert_eq!(BatchHeader::decode(IDENTITY, &Key([8; 32]), Some(2), &block), None);
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(3), &block), None);
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block[1..]), None);
         for bit in (0..BLOCK_BYTES * 8).step_by(7) {
             let mut other = block.clone();
             other[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &other), None, "bit {bit}");
+            assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &other), None, "bit {bit}");
         }
     }
 
@@ -243,15 +243,15 @@ mod tests {
         assert!(fits(1, blocks, 0) && !fits(1, blocks + 1, 0) && !fits(2, blocks, 0));
         let checksums = vec![5; blocks];
         let runs = vec![Run::Data { volume: 1, first: 2, block: 3, checksums }];
-        let header = Header { runs, ..header() };
-        assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &encoded(&header)), Some(header));
+        let header = BatchHeader { runs, ..header() };
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &encoded(&header)), Some(header));
         // A pool that is wrong, but has the key.
         for (at, value) in [(12, 255), (13, 255), (56, 200), (RUNS_AT, 9), (RUNS_AT + 3, 255)] {
             let mut block = encoded(&self::header());
             block[at] = value;
             let code = KEY.code(&block[..CODE_AT]);
             put(&mut block, CODE_AT, &code.0);
-            assert_eq!(Header::decode(IDENTITY, &KEY, Some(2), &block), None, "byte {at}");
+            assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block), None, "byte {at}");
         }
     }
 }

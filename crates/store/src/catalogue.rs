@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::batch::CHANGE_LENGTH_MAX;
-use crate::words::{Reader, Writer};
+use crate::words::{WordReader, WordWriter};
 
 /// The longest name of a volume or a snapshot, in bytes.
 pub const NAME_LENGTH_MAX: usize = 128;
@@ -100,7 +100,7 @@ pub(crate) enum Change {
 
 /// Why a change of the catalogue is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PoolRefusal {
     /// No volume has this name.
     NoVolume,
     /// The volume has no snapshot with this name.
@@ -117,7 +117,7 @@ pub enum Refusal {
     InUse,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for PoolRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::NoVolume => "the pool has no such volume",
@@ -133,7 +133,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for PoolRefusal {}
 
 /// Whether a volume or a snapshot may have this name.
 pub fn is_name(name: &str) -> bool {
@@ -162,29 +162,29 @@ impl Catalogue {
         Self { next_id: 1, epoch: 1, ..Self::default() }
     }
 
-    pub(crate) fn volume(&self, name: &str) -> Result<&Volume, Refusal> {
-        self.volumes.values().find(|volume| volume.name == name).ok_or(Refusal::NoVolume)
+    pub(crate) fn volume(&self, name: &str) -> Result<&Volume, PoolRefusal> {
+        self.volumes.values().find(|volume| volume.name == name).ok_or(PoolRefusal::NoVolume)
     }
 
-    pub(crate) fn snapshot(&self, volume: u32, name: &str) -> Result<&Snapshot, Refusal> {
+    pub(crate) fn snapshot(&self, volume: u32, name: &str) -> Result<&Snapshot, PoolRefusal> {
         let is_it = |snapshot: &&Snapshot| snapshot.volume == volume && snapshot.name == name;
-        self.snapshots.values().find(is_it).ok_or(Refusal::NoSnapshot)
+        self.snapshots.values().find(is_it).ok_or(PoolRefusal::NoSnapshot)
     }
 
     /// Whether `count` further volumes or snapshots fit.
-    pub(crate) fn check_room(&self, count: usize) -> Result<(), Refusal> {
+    pub(crate) fn check_room(&self, count: usize) -> Result<(), PoolRefusal> {
         let used = self.volumes.len() + self.snapshots.len() + count;
         let has_numbers =
             (self.next_id as usize).checked_add(count).is_some_and(|end| end < 1 << 31);
-        if used > ENTRIES_MAX || !has_numbers { Err(Refusal::TooMany) } else { Ok(()) }
+        if used > ENTRIES_MAX || !has_numbers { Err(PoolRefusal::TooMany) } else { Ok(()) }
     }
 
     /// Whether a new volume may have this name.
-    pub(crate) fn check_name(&self, name: &str) -> Result<(), Refusal> {
+    pub(crate) fn check_name(&self, name: &str) -> Result<(), PoolRefusal> {
         if !is_name(name) {
-            return Err(Refusal::BadName);
+            return Err(PoolRefusal::BadName);
         }
-        if self.volume(name).is_ok() { Err(Refusal::NameTaken) } else { Ok(()) }
+        if self.volume(name).is_ok() { Err(PoolRefusal::NameTaken) } else { Ok(()) }
     }
 
     /// All roots. The pages that they lead to are in use, and no others.
@@ -253,7 +253,7 @@ impl Catalogue {
         Some(())
     }
 
-    pub(crate) fn encode(&self, out: &mut Writer) {
+    pub(crate) fn encode(&self, out: &mut WordWriter) {
         out.u32(self.next_id);
         out.u32(self.epoch);
         out.u32(self.volumes.len() as u32);
@@ -276,7 +276,7 @@ impl Catalogue {
         }
     }
 
-    pub(crate) fn decode(input: &mut Reader<'_>) -> Option<Self> {
+    pub(crate) fn decode(input: &mut WordReader<'_>) -> Option<Self> {
         let (next_id, epoch) = (input.u32()?, input.u32()?);
         let count = input.u32()?;
         let volumes = input.list(count, |input| {
@@ -300,7 +300,7 @@ impl Catalogue {
 
 impl Change {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = WordWriter::default();
         match self {
             Self::Create { id, size, name } => {
                 out.u8(1);
@@ -363,7 +363,7 @@ impl Change {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = Reader(bytes);
+        let mut input = WordReader(bytes);
         let change = match input.u8()? {
             1 => Self::Create { id: input.u32()?, size: input.u64()?, name: input.text()? },
             2 => Self::Delete { id: input.u32()? },
@@ -374,9 +374,9 @@ impl Change {
                 let count = input.u32()?;
                 let members = input.list(count, |input| Some((input.u32()?, input.u32()?)))?;
                 let count = input.u32()?;
-                let in_flight = input.list(count, Reader::u64)?;
+                let in_flight = input.list(count, WordReader::u64)?;
                 let count = input.u32()?;
-                let failed = input.list(count, Reader::u64)?;
+                let failed = input.list(count, WordReader::u64)?;
                 Self::Snapshot { members, name, time_s, in_flight, failed }
             }
             6 => Self::DeleteSnapshot { id: input.u32()? },
@@ -423,11 +423,11 @@ mod tests {
             assert_eq!(Change::decode(&[&bytes[..], &[0]].concat()), None);
             catalogue.apply(&change).unwrap();
         }
-        let mut out = Writer::default();
+        let mut out = WordWriter::default();
         catalogue.encode(&mut out);
-        assert_eq!(Catalogue::decode(&mut Reader(&out.0)).as_ref(), Some(&catalogue));
+        assert_eq!(Catalogue::decode(&mut WordReader(&out.0)).as_ref(), Some(&catalogue));
         for length in 0..out.0.len() {
-            assert_eq!(Catalogue::decode(&mut Reader(&out.0[..length])), None);
+            assert_eq!(Catalogue::decode(&mut WordReader(&out.0[..length])), None);
         }
         assert_eq!(catalogue.next_id, 6);
         let names: Vec<_> = catalogue.volumes.values().map(|volume| &volume.name[..]).collect();

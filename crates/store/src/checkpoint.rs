@@ -32,7 +32,7 @@ enum Phase {
 
 /// The next step of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum CheckpointStep {
     /// The request has been filled in and has to be carried out.
     Submit,
     /// Requests in flight have to complete first.
@@ -93,20 +93,20 @@ impl Checkpoint {
     }
 
     /// Fills in `request` with the next write or flush, or says what to wait for.
-    pub(crate) fn step(&mut self, state: &Shared<State>, request: &mut Request) -> Step {
+    pub(crate) fn step(&mut self, state: &Shared<State>, request: &mut Request) -> CheckpointStep {
         loop {
             if self.has_failed {
-                return if self.in_flight > 0 { Step::Wait } else { self.fail(state) };
+                return if self.in_flight > 0 { CheckpointStep::Wait } else { self.fail(state) };
             }
             if self.fill(state, request) {
                 self.in_flight += 1;
-                return Step::Submit;
+                return CheckpointStep::Submit;
             }
             if self.phase == Phase::Done {
-                return Step::Done;
+                return CheckpointStep::Done;
             }
             if self.in_flight > 0 {
-                return Step::Wait;
+                return CheckpointStep::Wait;
             }
             self.advance(state);
         }
@@ -123,14 +123,14 @@ impl Checkpoint {
         (self.next, self.in_flight) = (0, 0);
     }
 
-    fn fail(&self, state: &Shared<State>) -> Step {
+    fn fail(&self, state: &Shared<State>) -> CheckpointStep {
         state.access(|state| {
             let number = self.frozen.number;
             state.damage.get_or_insert(format!("checkpoint {number} could not be written"));
             state.fail(ErrorKind::Io);
         });
         state.wake();
-        Step::Failed
+        CheckpointStep::Failed
     }
 
     fn advance(&mut self, state: &Shared<State>) {
@@ -274,14 +274,14 @@ impl Checkpoint {
         loop {
             request.reset();
             match self.step(state, &mut request) {
-                Step::Done => return Ok(()),
-                Step::Submit => {
+                CheckpointStep::Done => return Ok(()),
+                CheckpointStep::Submit => {
                     let (operation, offset) = (request.operation, request.offset);
                     let bytes = request.buffers.owned_mut().unwrap_or_default();
                     let done = access.carry_out(operation, offset, bytes);
                     self.completed(done.map_err(|_| ErrorKind::Io));
                 }
-                Step::Wait | Step::Failed => {
+                CheckpointStep::Wait | CheckpointStep::Failed => {
                     return Err(std::io::Error::other("a checkpoint of the pool failed"));
                 }
             }

@@ -15,9 +15,9 @@ const CHECKSUM_AT: u32 = 40;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Entry(u64);
+pub(crate) struct MapEntry(u64);
 
-impl Entry {
+impl MapEntry {
     /// A hole.
     pub(crate) const HOLE: Self = Self(0);
 
@@ -71,15 +71,15 @@ mod tests {
 
     #[test]
     fn an_entry_keeps_block_and_checksum() {
-        let entry = Entry::new(BLOCK_MASK, 0xdead_beef);
+        let entry = MapEntry::new(BLOCK_MASK, 0xdead_beef);
         assert_eq!((entry.block(), entry.is_fresh()), (BLOCK_MASK, false));
         assert!(entry.has_checksum(0xdead_beef) && !entry.has_checksum(0xdead_beee));
         assert_eq!(entry.fresh().stale(), entry);
         assert!(entry.fresh().is_fresh() && entry.fresh().has_checksum(0xdead_beef));
-        assert_eq!(Entry::HOLE.fresh(), Entry::HOLE);
+        assert_eq!(MapEntry::HOLE.fresh(), MapEntry::HOLE);
         for (bits, is_sane) in [(0, true), (FRESH, false), (5 << 40, false), (1 | 1 << 37, false)] {
-            assert_eq!(Entry::from_bits(bits).is_some(), is_sane, "{bits:x}");
+            assert_eq!(MapEntry::from_bits(bits).is_some(), is_sane, "{bits:x}");
         }
-        assert_eq!(Entry::from_bits(entry.fresh().bits()), Some(entry.fresh()));
+        assert_eq!(MapEntry::from_bits(entry.fresh().bits()), Some(entry.fresh()));
     }
 }

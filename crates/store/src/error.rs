@@ -6,7 +6,7 @@ use std::io;
 use fathom_failure::{Failing, Failure};
 use fathom_persistence::Verdict;
 
-use crate::catalogue::Refusal;
+use crate::catalogue::PoolRefusal;
 use crate::superblock::PoolSuperblock;
 
 /// See the module.
@@ -25,7 +25,7 @@ pub enum PoolError {
     /// The pool takes no changes because of an earlier failure.
     Failed(String),
     /// The change is refused.
-    Refused(Refusal),
+    Refused(PoolRefusal),
     /// The pool has no place left.
     Full,
     /// The device fails.
@@ -86,8 +86,8 @@ impl From<io::Error> for PoolError {
     }
 }
 
-impl From<Refusal> for PoolError {
-    fn from(refusal: Refusal) -> Self {
+impl From<PoolRefusal> for PoolError {
+    fn from(refusal: PoolRefusal) -> Self {
         Self::Refused(refusal)
     }
 }

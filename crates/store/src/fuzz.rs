@@ -14,11 +14,11 @@ use fathom_persistence::{Identity, SUPERBLOCK_LENGTH, Superblock as _, seal};
 use fathom_reactor::Event;
 use parking_lot::Mutex;
 
-use crate::batch::Header;
+use crate::batch::BatchHeader;
 use crate::catalogue::{Catalogue, Change};
 use crate::layout::{BLOCK_BYTES, Layout, TABLE_ENTRIES, TABLE_ENTRY};
 use crate::paged::Paged;
-use crate::record::Record;
+use crate::record::CheckpointRecord;
 use crate::seal::Key;
 use crate::superblock::PoolSuperblock;
 use crate::{MakeOptions, Pool, PoolOptions, check, make};
@@ -39,8 +39,8 @@ pub fn fuzz_store(data: &[u8]) {
     match how % 8 {
         0 => fuzz_header(data),
         1 => {
-            if let Some(record) = Record::decode(data, 100) {
-                assert_eq!(Record::decode(&record.encode(), 100), Some(record));
+            if let Some(record) = CheckpointRecord::decode(data, 100) {
+                assert_eq!(CheckpointRecord::decode(&record.encode(), 100), Some(record));
             }
         }
         2 => fuzz_change(data),
@@ -73,10 +73,10 @@ fn fuzz_header(data: &[u8]) {
     let mut block = data.to_vec();
     block.resize(BLOCK_BYTES, 0);
     seal_header(IDENTITY, &KEY, &mut block);
-    if let Some(header) = Header::decode(IDENTITY, &KEY, None, &block) {
+    if let Some(header) = BatchHeader::decode(IDENTITY, &KEY, None, &block) {
         let mut again = vec![0; BLOCK_BYTES];
         header.encode(IDENTITY, &KEY, &mut again);
-        assert_eq!(Header::decode(IDENTITY, &KEY, None, &again), Some(header));
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, None, &again), Some(header));
     }
 }
 

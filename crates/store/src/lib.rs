@@ -44,7 +44,7 @@ mod walk;
 mod words;
 
 pub use catalogue::{
-    NAME_LENGTH_MAX, Refusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
+    NAME_LENGTH_MAX, PoolRefusal, Snapshot, VOLUME_SIZE_MAX, Volume, is_name, is_size,
 };
 pub use check::{CheckReport, check};
 pub use copy::copy;

@@ -27,6 +27,11 @@ impl Locks {
         self.ranges.remove(&range.start);
     }
 
+    /// Whether a change reaches behind this block.
+    pub(crate) fn reach_behind(&self, block: u64) -> bool {
+        self.ranges.values().next_back().is_some_and(|end| *end > block)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -43,6 +48,7 @@ mod tests {
         for range in [10..11, 19..30, 0..6, 0..100, 20..21, 12..13] {
             assert!(!locks.lock(&range), "{range:?}");
         }
+        assert!(locks.reach_behind(20) && !locks.reach_behind(21));
         locks.unlock(&(10..20));
         assert!(locks.lock(&(12..13)) && !locks.lock(&(10..20)) && locks.lock(&(13..20)));
         for range in [12..13, 13..20, 20..21, 5..10] {

@@ -11,7 +11,7 @@ use crate::catalogue::Catalogue;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES, Layout, PAYLOAD, SEGMENT_BLOCKS};
 use crate::paged::encode;
-use crate::record::Record;
+use crate::record::CheckpointRecord;
 use crate::seal::Key;
 use crate::superblock::PoolSuperblock;
 
@@ -83,7 +83,9 @@ pub fn make(
         }
     }
     let key = Key(options.key);
-    let record = Record { pages: 1, catalogue: Catalogue::new(), ..Record::default() }.encode();
+    let record =
+        CheckpointRecord { pages: 1, catalogue: Catalogue::new(), ..CheckpointRecord::default() }
+            .encode();
     for number in 0..2 {
         let mut bytes = record.clone();
         bytes.resize(record.len().next_multiple_of(BLOCK_BYTES), 0);

@@ -1,6 +1,6 @@
 //! The pages of all maps: the page table, the pages in memory, and which of them have changed.
 //!
-//! A page has 512 words. In a leaf each is an [`Entry`](crate::entry::Entry), in a page above it
+//! A page has 512 words. In a leaf each is an [`MapEntry`](crate::entry::MapEntry), in a page above it
 //! the number of the page below. The page table has, for each number, where the page is on the
 //! device, its birth and its checksum. So a page that is written to a new place keeps its number,
 //! and no page above it changes.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use fathom_persistence::bytes::{put, u32_at, u64_at};
 
 use crate::catalogue::{Epoch, PageId};
-use crate::entry::Entry;
+use crate::entry::MapEntry;
 use crate::layout::{BLOCK_BYTES, TABLE_ENTRIES, TABLE_ENTRY};
 use crate::paged::Paged;
 use crate::rules::Rules;
@@ -189,8 +189,8 @@ impl Pages {
     }
 
     /// The entry of a leaf in memory.
-    pub(crate) fn leaf_entry(page: &Page, index: usize) -> Result<Entry, Fault> {
-        Entry::from_bits(page[index]).ok_or(Fault::Damaged)
+    pub(crate) fn leaf_entry(page: &Page, index: usize) -> Result<MapEntry, Fault> {
+        MapEntry::from_bits(page[index]).ok_or(Fault::Damaged)
     }
 
     /// The page below, at `index`; 0 if there is none.
@@ -242,7 +242,7 @@ impl Pages {
         }
         if level == 0 && self.rules.copies_stale {
             for word in page.iter_mut() {
-                *word = Entry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
+                *word = MapEntry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
             }
         }
         self.add(page, birth)
@@ -463,9 +463,9 @@ mod tests {
     fn nothing_is_fresh_in_a_copied_leaf() {
         let mut pages = pages(9);
         let id = pages.add_empty(1).unwrap();
-        pages.change(id).unwrap()[3] = Entry::new(99, 5).fresh().bits();
+        pages.change(id).unwrap()[3] = MapEntry::new(99, 5).fresh().bits();
         let copy = pages.copy(id, 0, 2).unwrap();
-        assert_eq!(pages.get(copy).unwrap()[3], Entry::new(99, 5).bits());
+        assert_eq!(pages.get(copy).unwrap()[3], MapEntry::new(99, 5).bits());
         assert!(pages.is_own(copy, 1) && !pages.is_own(id, 1));
         pages.change(id).unwrap()[4] = 1 << 38;
         assert_eq!(pages.copy(id, 0, 2), Err(Fault::Damaged));

@@ -9,9 +9,9 @@ use fathom_block::{Backend, Operation, Shared, StoreAccess};
 use fathom_persistence::Identity;
 use parking_lot::Mutex;
 
-use crate::batch::Header;
+use crate::batch::BatchHeader;
 use crate::batch::Run;
-use crate::catalogue::{Change, Refusal, Snapshot, Volume, is_name, is_size};
+use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_name, is_size};
 use crate::checkpoint::Checkpoint;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
@@ -181,7 +181,7 @@ impl Pool {
     pub fn volume(&self, name: &str) -> Result<Arc<dyn Backend>, PoolError> {
         let found = self.inner.shared.access(|state| {
             let found = state.catalogue.volume(name)?.clone();
-            if state.users.insert(found.id) { Ok(found) } else { Err(Refusal::InUse) }
+            if state.users.insert(found.id) { Ok(found) } else { Err(PoolRefusal::InUse) }
         })?;
         let (wanted, size) = (Wanted::Volume(found.id), found.size);
         Ok(Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size)))
@@ -195,7 +195,7 @@ impl Pool {
         let found = self.inner.shared.access(|state| {
             let volume = state.catalogue.volume(volume)?.id;
             let found = state.catalogue.snapshot(volume, name)?.clone();
-            if state.users.insert(found.id) { Ok(found) } else { Err(Refusal::InUse) }
+            if state.users.insert(found.id) { Ok(found) } else { Err(PoolRefusal::InUse) }
         })?;
         let (wanted, size) = (Wanted::Snapshot(found.id), found.size);
         Ok(Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size)))
@@ -210,7 +210,7 @@ impl Pool {
             state.catalogue.check_name(name)?;
             state.catalogue.check_room(1)?;
             if !is_size(size) {
-                return Err(Refusal::BadSize);
+                return Err(PoolRefusal::BadSize);
             }
             let id = state.catalogue.next_id;
             Ok(Change::Create { id, size, name: name.to_owned() })
@@ -224,7 +224,11 @@ impl Pool {
     pub fn delete_volume(&self, name: &str) -> Result<(), PoolError> {
         self.change(|state| {
             let id = state.catalogue.volume(name)?.id;
-            if state.users.contains(&id) { Err(Refusal::InUse) } else { Ok(Change::Delete { id }) }
+            if state.users.contains(&id) {
+                Err(PoolRefusal::InUse)
+            } else {
+                Ok(Change::Delete { id })
+            }
         })
     }
 
@@ -253,10 +257,10 @@ impl Pool {
     ) -> Result<(), PoolError> {
         self.change(|state| {
             if !is_name(name) {
-                return Err(Refusal::BadName);
+                return Err(PoolRefusal::BadName);
             }
             if volumes.len() > SNAPSHOT_VOLUMES_MAX {
-                return Err(Refusal::TooMany);
+                return Err(PoolRefusal::TooMany);
             }
             state.catalogue.check_room(volumes.len())?;
             let mut members: Vec<(u32, u32)> = Vec::new();
@@ -264,7 +268,7 @@ impl Pool {
                 let id = state.catalogue.volume(volume)?.id;
                 let is_double = members.iter().any(|(other, _)| *other == id);
                 if is_double || state.catalogue.snapshot(id, name).is_ok() {
-                    return Err(Refusal::NameTaken);
+                    return Err(PoolRefusal::NameTaken);
                 }
                 members.push((id, snapshot));
             }
@@ -282,7 +286,7 @@ impl Pool {
             let volume = state.catalogue.volume(volume)?.id;
             let id = state.catalogue.snapshot(volume, name)?.id;
             if state.users.contains(&id) {
-                return Err(Refusal::InUse);
+                return Err(PoolRefusal::InUse);
             }
             Ok(Change::DeleteSnapshot { id })
         })
@@ -313,7 +317,7 @@ impl Pool {
             let id = state.catalogue.volume(volume)?.id;
             let snapshot = state.catalogue.snapshot(id, name)?.id;
             if state.users.contains(&id) {
-                return Err(Refusal::InUse);
+                return Err(PoolRefusal::InUse);
             }
             Ok(Change::Rollback { id, snapshot })
         })
@@ -329,9 +333,26 @@ impl Pool {
             return Err(PoolError::Full);
         }
         self.change(|_| {
-            if is_size(size) { Ok(Change::Resize { id, size }) } else { Err(Refusal::BadSize) }
+            if is_size(size) { Ok(Change::Resize { id, size }) } else { Err(PoolRefusal::BadSize) }
         })?;
+        // What is in flight behind the new end is written before the next change of the size, so
+        // that a recovery drops it as well.
+        let end = Instant::now() + PLACE_TIME_MAX;
+        while shared.access(|state| state.has_change_behind(id)) {
+            if Instant::now() > end {
+                return Err(PoolError::Device(io::ErrorKind::TimedOut.into()));
+            }
+            std::thread::sleep(PLACE_INTERVAL);
+        }
         self.trim(id).map(drop)
+    }
+
+    /// The size of a volume or a snapshot, in bytes.
+    pub(crate) fn size_of(&self, id: u32) -> u64 {
+        self.inner.shared.access(|state| {
+            let volume = state.catalogue.volumes.get(&id).map(|volume| volume.size);
+            volume.or(state.catalogue.snapshots.get(&id).map(|snapshot| snapshot.size)).unwrap_or(0)
+        })
     }
 
     /// Drops what a volume has behind its end. Returns false if the pool has no place for that.
@@ -365,7 +386,10 @@ impl Pool {
     }
 
     /// Carries out a change of the catalogue that `plan` makes, and makes it durable.
-    fn change(&self, plan: impl Fn(&State) -> Result<Change, Refusal>) -> Result<(), PoolError> {
+    fn change(
+        &self,
+        plan: impl Fn(&State) -> Result<Change, PoolRefusal>,
+    ) -> Result<(), PoolError> {
         let inner = &self.inner;
         let _changing = inner.changing.lock();
         let mut access = StoreAccess::open(&inner.device)?;
@@ -379,7 +403,7 @@ impl Pool {
                 }
                 let change = plan(state)?;
                 if !change.fits() {
-                    return Err(Refusal::TooMany.into());
+                    return Err(PoolRefusal::TooMany.into());
                 }
                 let placed = state.place_change(change);
                 is_full = placed.is_none() && state.is_full();
@@ -393,7 +417,7 @@ impl Pool {
             }
             self.await_place(&mut access)?;
         };
-        let header = Header {
+        let header = BatchHeader {
             generation: placed.generation,
             sequence: placed.sequence,
             frontier: placed.frontier,

@@ -14,11 +14,11 @@
 
 use crate::batch::SEQUENCE_MAX;
 use crate::catalogue::Catalogue;
-use crate::words::{Reader, Writer};
+use crate::words::{WordReader, WordWriter};
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct CheckpointRecord {
     pub(crate) sequence: u64,
     pub(crate) in_flight: Vec<u64>,
     /// The segments that had batches in flight, or were open. Recovery reads each of them.
@@ -32,9 +32,9 @@ pub(crate) struct Record {
     pub(crate) catalogue: Catalogue,
 }
 
-impl Record {
+impl CheckpointRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = WordWriter::default();
         out.u64(self.sequence);
         out.u32(self.in_flight.len() as u32);
         for sequence in &self.in_flight {
@@ -54,10 +54,10 @@ impl Record {
 
     /// Reads a record of a pool with so many segments.
     pub(crate) fn decode(bytes: &[u8], segments: u32) -> Option<Self> {
-        let mut input = Reader(bytes);
+        let mut input = WordReader(bytes);
         let sequence = input.u64()?;
         let count = input.u32()?;
-        let in_flight = input.list(count, Reader::u64)?;
+        let in_flight = input.list(count, WordReader::u64)?;
         let mut list = || {
             let count = input.u32()?;
             input.list(count, |input| input.u32().filter(|segment| *segment < segments))
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_written_and_segments_beyond_the_pool_are_refused() {
-        let record = Record {
+        let record = CheckpointRecord {
             sequence: 77,
             in_flight: vec![70, 75],
             busy: vec![3],
@@ -94,11 +94,11 @@ mod tests {
             catalogue: Catalogue::new(),
         };
         let bytes = record.encode();
-        assert_eq!(Record::decode(&bytes, 6).as_ref(), Some(&record));
-        assert_eq!(Record::decode(&bytes, 5), None);
+        assert_eq!(CheckpointRecord::decode(&bytes, 6).as_ref(), Some(&record));
+        assert_eq!(CheckpointRecord::decode(&bytes, 5), None);
         for length in 0..bytes.len() {
-            assert_eq!(Record::decode(&bytes[..length], 6), None);
+            assert_eq!(CheckpointRecord::decode(&bytes[..length], 6), None);
         }
-        assert_eq!(Record::decode(&[&bytes[..], &[0]].concat(), 6), None);
+        assert_eq!(CheckpointRecord::decode(&[&bytes[..], &[0]].concat(), 6), None);
     }
 }

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use fathom_block::{Backend, Shared, StoreAccess};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
 
-use crate::batch::{Header, Run};
+use crate::batch::{BatchHeader, Run};
 use crate::catalogue::Change;
 use crate::checkpoint::Checkpoint;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES, Layout};
 use crate::paged::Paged;
 use crate::pages::{Fault, Pages, from_bytes};
-use crate::record::Record;
+use crate::record::CheckpointRecord;
 use crate::rules::Rules;
 use crate::space::{EMPTY_SEGMENTS_MAX, Space};
 use crate::state::{Parts, State};
@@ -46,7 +46,7 @@ pub struct Recovered {
 /// The latest checkpoint of a pool, as it is on the device.
 pub(crate) struct Latest {
     pub(crate) superblock: PoolSuperblock,
-    pub(crate) record: Record,
+    pub(crate) record: CheckpointRecord,
     pub(crate) space: Space,
     pub(crate) pages: Pages,
 }
@@ -87,7 +87,7 @@ pub(crate) fn read_latest(
     let mut bytes = access.read(offset, u64::from(length).next_multiple_of(BLOCK))?;
     bytes.truncate(length as usize);
     let record = (superblock.key.code(&bytes) == code)
-        .then(|| Record::decode(&bytes, layout.segments))
+        .then(|| CheckpointRecord::decode(&bytes, layout.segments))
         .flatten()
         .ok_or_else(|| PoolError::Damaged("the record of its last checkpoint".into()))?;
     // The device may have grown.
@@ -127,9 +127,9 @@ fn read_table(
 /// The batches after a checkpoint, by sequence.
 struct Search<'a> {
     superblock: &'a PoolSuperblock,
-    record: &'a Record,
+    record: &'a CheckpointRecord,
     layout: Layout,
-    batches: BTreeMap<u64, Header>,
+    batches: BTreeMap<u64, BatchHeader>,
     /// Of each block of data of a batch, whether it has its content.
     written: BTreeMap<u64, Vec<bool>>,
     frontier: u64,
@@ -158,7 +158,7 @@ impl Search<'_> {
             }
             let PoolSuperblock { identity, key, generation, .. } = self.superblock;
             let generation = Some(*generation).filter(|_| self.rules.compares_generations);
-            let Some(header) = Header::decode(*identity, key, generation, block(index)) else {
+            let Some(header) = BatchHeader::decode(*identity, key, generation, block(index)) else {
                 if !self.rules.goes_on_behind_gaps {
                     break;
                 }

@@ -12,7 +12,7 @@ use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
 use crate::paged::FrozenPages;
 use crate::pages::{Page, Pages, WORDS};
-use crate::record::Record;
+use crate::record::CheckpointRecord;
 use crate::rules::Rules;
 use crate::seal::Key;
 use crate::space::{BatchPlaces, Space};
@@ -52,7 +52,7 @@ pub(crate) struct Frozen {
     /// Pages of maps, and the block for each.
     pub(crate) pages: Vec<(PageId, Arc<Page>, u64)>,
     pub(crate) space: FrozenPages,
-    pub(crate) record: Record,
+    pub(crate) record: CheckpointRecord,
     /// The reads that began until now may need places that the checkpoint makes usable.
     interval: u64,
 }
@@ -265,6 +265,13 @@ impl State {
         }
     }
 
+    /// Whether a change is in flight behind the end of a volume.
+    pub(crate) fn has_change_behind(&self, volume: u32) -> bool {
+        let Some(found) = self.catalogue.volumes.get(&volume) else { return false };
+        let end = found.size.div_ceil(BLOCK);
+        self.locks.get(&volume).is_some_and(|locks| locks.reach_behind(end))
+    }
+
     /// Chooses places for a batch with up to `count` blocks of data. `None` if there is no place
     /// now: then a checkpoint is wanted, unless the pool [is full](Self::is_full).
     pub(crate) fn place(&mut self, count: usize) -> Option<Placed> {
@@ -437,7 +444,7 @@ impl State {
             self.space.activate();
         }
         let (busy, order) = self.space.searched();
-        let record = Record {
+        let record = CheckpointRecord {
             sequence: self.next_sequence - 1,
             in_flight: self
                 .in_flight()
@@ -471,7 +478,7 @@ impl State {
         self.pages.table().commit(table.iter().map(|(index, _)| *index));
         self.number = frozen.number;
         // Those that failed after its instant are still looked for.
-        let Record { sequence, in_flight, .. } = &frozen.record;
+        let CheckpointRecord { sequence, in_flight, .. } = &frozen.record;
         self.failed_batches.retain(|failed| failed > sequence || in_flight.contains(failed));
         self.is_checkpointing = false;
         self.inactive = Some(frozen.interval);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::catalogue::{Epoch, PageId};
-use crate::entry::Entry;
+use crate::entry::MapEntry;
 use crate::pages::{Fault, Pages, WORDS};
 
 /// The level of a root; leaves have level 0.
@@ -54,7 +54,7 @@ impl Pages {
         &self,
         root: PageId,
         range: Range<u64>,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<MapEntry>,
         missing: &mut Vec<PageId>,
     ) -> Result<(), Fault> {
         let mut at = range.start;
@@ -79,7 +79,7 @@ impl Pages {
                         Err(fault) => return Err(fault),
                     }
                 }
-                Ok(None) => entries.resize(entries.len() + count, Entry::HOLE),
+                Ok(None) => entries.resize(entries.len() + count, MapEntry::HOLE),
                 Err(Fault::Missing(id)) => missing.push(id),
                 Err(fault) => return Err(fault),
             }
@@ -179,8 +179,8 @@ impl Pages {
         &mut self,
         branch: &mut Branch,
         block: u64,
-        entry: Entry,
-    ) -> Result<Entry, Fault> {
+        entry: MapEntry,
+    ) -> Result<MapEntry, Fault> {
         let id = self.touch(branch, block)?;
         let at = index(block, 0);
         let old = Self::leaf_entry(self.get(id)?, at)?;
@@ -285,8 +285,8 @@ mod tests {
     use crate::paged::Paged;
     use crate::rules::Rules;
 
-    fn entry(number: u64) -> Entry {
-        Entry::new(number, number as u32)
+    fn entry(number: u64) -> MapEntry {
+        MapEntry::new(number, number as u32)
     }
 
     /// Writes all changed pages and drops them from memory; loads what a look-up misses.
@@ -328,7 +328,7 @@ mod tests {
             self.complete(|pages| {
                 let mut entries = Vec::new();
                 pages.look_up(root, range.clone(), &mut entries, &mut Vec::new())?;
-                Ok(entries.into_iter().map(Entry::block).collect())
+                Ok(entries.into_iter().map(MapEntry::block).collect())
             })
         }
     }

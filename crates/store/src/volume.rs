@@ -97,7 +97,7 @@ impl Backend for StoreVolume {
             self.capacity.store(capacity, Ordering::Relaxed);
         }
         let resized = self.use_.pool.resize(id, capacity);
-        self.capacity.store(if resized.is_ok() { capacity } else { before }, Ordering::Relaxed);
+        self.capacity.store(self.use_.pool.size_of(id), Ordering::Relaxed);
         resized.map_err(|error| match error {
             PoolError::Refused(_) => ErrorKind::Misaligned,
             PoolError::Full => ErrorKind::NoSpace,

@@ -4,9 +4,9 @@ use fathom_persistence::bytes::{u32_at, u64_at};
 
 /// Appends numbers and texts.
 #[derive(Default)]
-pub(crate) struct Writer(pub(crate) Vec<u8>);
+pub(crate) struct WordWriter(pub(crate) Vec<u8>);
 
-impl Writer {
+impl WordWriter {
     pub(crate) fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
@@ -28,9 +28,9 @@ impl Writer {
 }
 
 /// Takes them from the beginning of bytes that may have any content.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct WordReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WordReader<'a> {
     pub(crate) fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, left) = self.0.split_at_checked(length)?;
         self.0 = left;

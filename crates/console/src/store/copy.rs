@@ -23,7 +23,7 @@ pub struct ImportOptions {
     at: PoolArguments,
     /// The name of the new volume
     volume: String,
-    /// A raw image or block device that nobody uses. `fathom disk import` makes raw images of others
+    /// A raw image or block device that is not in use. `fathom disk import` makes raw images
     image: PathBuf,
 }
 

@@ -39,11 +39,11 @@ Examples:
   fathom store new /var/lib/fathom/pool web 20G     a volume in it")]
     Create(make::CreateOptions),
     /// List the volumes and snapshots of a pool, or of all pools that disks use
-    List(ListOptions),
+    List(PoolListOptions),
     /// Make an empty volume
     New(NewOptions),
     /// Delete a volume that no disk uses; its snapshots stay
-    Delete(VolumeOptions),
+    Delete(VolumeArguments),
     /// Give a volume another name
     Rename(RenameOptions),
     /// Copy a raw image, or a block device, into a new volume
@@ -51,7 +51,7 @@ Examples:
     /// Copy a volume, or a snapshot (VOLUME@SNAPSHOT), into a new raw image
     Export(copy::ExportOptions),
     /// Check a pool that is not in use: its maps, and the content of each block
-    Check(CheckOptions),
+    Check(PoolCheckOptions),
 }
 
 /// A pool, and how to reach the daemon that may have it.
@@ -68,7 +68,7 @@ pub(crate) struct PoolArguments {
 
 /// Options of `fathom store list`.
 #[derive(Debug, Args)]
-pub struct ListOptions {
+pub struct PoolListOptions {
     /// The pool; by default all that disks of the daemon use
     #[arg(value_name = "POOL")]
     pool: Option<PathBuf>,
@@ -91,7 +91,7 @@ pub struct NewOptions {
 
 /// A volume of a pool.
 #[derive(Debug, Args)]
-pub struct VolumeOptions {
+pub struct VolumeArguments {
     #[command(flatten)]
     at: PoolArguments,
     /// The volume
@@ -111,7 +111,7 @@ pub struct RenameOptions {
 
 /// Options of `fathom store check`.
 #[derive(Debug, Args)]
-pub struct CheckOptions {
+pub struct PoolCheckOptions {
     /// The pool: a file or block device
     #[arg(value_name = "POOL")]
     pool: PathBuf,
@@ -254,7 +254,7 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     text + &table.render(output::width(), style)
 }
 
-fn list(options: &ListOptions) -> CommandResult {
+fn list(options: &PoolListOptions) -> CommandResult {
     let client = options.control.client();
     let Some(path) = &options.pool else {
         let pools = client.pools()?.pools;
@@ -284,7 +284,7 @@ struct Checked<'a> {
     problems: &'a [String],
 }
 
-fn run_check(options: &CheckOptions) -> CommandResult {
+fn run_check(options: &PoolCheckOptions) -> CommandResult {
     let path = &options.pool;
     let device = open_device(path, true)?;
     let mut progress =

@@ -9,7 +9,7 @@ use fathom_backend::{FileBackend, FileOptions, OpenError};
 use fathom_block::Backend;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_failure::Failure;
-use fathom_store::{Pool, PoolError, PoolOptions, Refusal, WeakPool};
+use fathom_store::{Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
 use parking_lot::Mutex;
 
 use crate::daemon::parts::Parts;
@@ -114,7 +114,7 @@ pub(crate) fn open_volume(
         ErrorBody::new(ErrorCode::Failed, failure.about(what))
     };
     let pool = shared.of::<Pools>().open(path, definition.direct, records, name).map_err(failed)?;
-    let is_used = |error: &PoolError| matches!(error, PoolError::Refused(Refusal::InUse));
+    let is_used = |error: &PoolError| matches!(error, PoolError::Refused(PoolRefusal::InUse));
     let open = || match volume.split_once('@') {
         Some((volume, snapshot)) => pool.snapshot(volume, snapshot),
         None => pool.volume(volume),

@@ -6,7 +6,7 @@ use fathom_block::{BackendContext, Outcome, Request};
 
 use super::StoreQueue;
 use super::device::Purpose;
-use crate::checkpoint::{Checkpoint, Step};
+use crate::checkpoint::{Checkpoint, CheckpointStep};
 use crate::pages::from_bytes;
 use crate::state::State;
 use crate::walk::WalkRead;
@@ -32,9 +32,9 @@ impl StoreQueue {
             let Some(checkpoint) = &mut self.checkpoint else { return };
             let mut own = self.device.take();
             match checkpoint.step(&self.inner.shared, &mut own) {
-                Step::Submit => self.device.submit(own, Purpose::Checkpoint, context),
-                Step::Wait => return self.device.give(own),
-                Step::Done | Step::Failed => {
+                CheckpointStep::Submit => self.device.submit(own, Purpose::Checkpoint, context),
+                CheckpointStep::Wait => return self.device.give(own),
+                CheckpointStep::Done | CheckpointStep::Failed => {
                     self.device.give(own);
                     self.checkpoint = None;
                 }

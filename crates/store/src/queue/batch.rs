@@ -5,7 +5,7 @@ use fathom_block::{BackendContext, ErrorKind, Operation, Outcome, Request};
 use super::change::{Part, is_zero};
 use super::device::Purpose;
 use super::{StoreQueue, Wanted};
-use crate::batch::{Header, Run, fits};
+use crate::batch::{BatchHeader, Run, fits};
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::Fault;
 use crate::state::Placed;
@@ -144,7 +144,7 @@ impl StoreQueue {
                 self.changes.entry(*number).and_modify(|change| change.batches += 1);
             }
         }
-        let header = Header {
+        let header = BatchHeader {
             generation: placed.generation,
             sequence: placed.sequence,
             frontier: placed.frontier,
@@ -154,7 +154,7 @@ impl StoreQueue {
             header.encode(self.inner.identity, &self.inner.key, &mut memory[..BLOCK_BYTES]);
         }
         let zeroes = parts.iter().filter(|(_, part)| matches!(part, Part::Zeroes(_))).count();
-        let Header { sequence, runs, .. } = header;
+        let BatchHeader { sequence, runs, .. } = header;
         let batch = Batch { runs, parts, requests: 0, outcome: Ok(()), next: (0, 0) };
         self.batches.insert(sequence, batch);
         self.inner.shared.access(|state| {

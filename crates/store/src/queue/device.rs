@@ -4,7 +4,7 @@ use fathom_block::{BackendContext, BackendQueue, Operation, Outcome, Request};
 use hashbrown::HashMap;
 
 use crate::catalogue::PageId;
-use crate::entry::Entry;
+use crate::entry::MapEntry;
 use crate::layout::BLOCK;
 use crate::pages::TableEntry;
 use crate::walk::WalkRead;
@@ -34,7 +34,7 @@ pub(super) enum Purpose {
     Edge {
         change: u64,
         edge: usize,
-        entry: Entry,
+        entry: MapEntry,
         interval: u64,
     },
     /// A page of a map.

@@ -8,7 +8,7 @@ use super::change::EdgeContent;
 use super::device::Purpose;
 use super::{StoreQueue, Wanted};
 use crate::catalogue::PageId;
-use crate::entry::Entry;
+use crate::entry::MapEntry;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::{Fault, TableEntry, from_bytes};
 
@@ -28,7 +28,7 @@ pub(super) struct Read {
     length: u64,
     /// The first block that was looked up, and the entries from there on.
     first: u64,
-    entries: Vec<Entry>,
+    entries: Vec<MapEntry>,
     /// The number that ends the read in the state, if places are being read.
     interval: Option<u64>,
     pieces: usize,
@@ -87,7 +87,7 @@ impl StoreQueue {
     fn look_up(
         &self,
         range: std::ops::Range<u64>,
-    ) -> Result<(Vec<Entry>, u64), (Fault, Vec<PageId>)> {
+    ) -> Result<(Vec<MapEntry>, u64), (Fault, Vec<PageId>)> {
         let (mut entries, mut missing) = (Vec::new(), Vec::new());
         let found = self.inner.shared.access(|state| {
             let root = match self.wanted {
@@ -97,7 +97,8 @@ impl StoreQueue {
             let root = root.ok_or(Fault::Damaged)?;
             state.pages.look_up(root, range, &mut entries, &mut missing)?;
             let layout = state.layout();
-            let is_place = |entry: &Entry| entry.is_hole() || layout.place(entry.block()).is_some();
+            let is_place =
+                |entry: &MapEntry| entry.is_hole() || layout.place(entry.block()).is_some();
             if !entries.iter().all(is_place) {
                 return Err(Fault::Damaged);
             }
@@ -165,7 +166,7 @@ impl StoreQueue {
     fn read_entries(
         &mut self,
         number: u64,
-        entries: Vec<Entry>,
+        entries: Vec<MapEntry>,
         interval: u64,
         context: &mut BackendContext<'_>,
     ) {
@@ -424,7 +425,7 @@ impl StoreQueue {
     /// The old content of an edge has been read.
     pub(super) fn edge_read(
         &mut self,
-        (number, edge, entry, interval): (u64, usize, Entry, u64),
+        (number, edge, entry, interval): (u64, usize, MapEntry, u64),
         own: Box<Request>,
         outcome: Outcome,
     ) {

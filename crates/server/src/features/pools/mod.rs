@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fathom_control::{ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport};
 use fathom_failure::Failure;
-use fathom_store::{Pool, PoolError, Refusal};
+use fathom_store::{Pool, PoolError, PoolRefusal};
 
 use crate::daemon::Daemon;
 use crate::daemon::stack::refusal;
@@ -49,11 +49,15 @@ impl Daemon {
         let time_s = unix_time_ns() / 1_000_000_000;
         change.carry_out(&pool, time_s).map_err(|error| {
             let code = match &error {
-                PoolError::Refused(Refusal::NoVolume | Refusal::NoSnapshot) => ErrorCode::NotFound,
-                PoolError::Refused(Refusal::NameTaken | Refusal::InUse) => ErrorCode::Conflict,
-                PoolError::Refused(Refusal::BadName | Refusal::BadSize | Refusal::TooMany) => {
-                    ErrorCode::Invalid
+                PoolError::Refused(PoolRefusal::NoVolume | PoolRefusal::NoSnapshot) => {
+                    ErrorCode::NotFound
                 }
+                PoolError::Refused(PoolRefusal::NameTaken | PoolRefusal::InUse) => {
+                    ErrorCode::Conflict
+                }
+                PoolError::Refused(
+                    PoolRefusal::BadName | PoolRefusal::BadSize | PoolRefusal::TooMany,
+                ) => ErrorCode::Invalid,
                 _ => ErrorCode::Failed,
             };
             ErrorBody::new(code, Failure::from(error))
