@@ -37,6 +37,8 @@ pub(crate) enum CheckpointStep {
     Submit,
     /// Requests in flight have to complete first.
     Wait,
+    /// The device has no space. The step is tried again after a while.
+    Pause,
     /// The checkpoint is valid.
     Done,
     /// It has failed, and so has the pool.
@@ -61,6 +63,8 @@ pub(crate) struct Checkpoint {
     next: usize,
     in_flight: usize,
     has_failed: bool,
+    /// Whether the device has had no space for a write of the phase.
+    has_no_space: bool,
 }
 
 impl Checkpoint {
@@ -89,6 +93,7 @@ impl Checkpoint {
             next: 0,
             in_flight: 0,
             has_failed: false,
+            has_no_space: false,
         })
     }
 
@@ -97,6 +102,16 @@ impl Checkpoint {
         loop {
             if self.has_failed {
                 return if self.in_flight > 0 { CheckpointStep::Wait } else { self.fail(state) };
+            }
+            if self.has_no_space {
+                if self.in_flight > 0 {
+                    return CheckpointStep::Wait;
+                }
+                state.access(|state| state.is_out_of_space = true);
+                state.wake();
+                self.has_no_space = false;
+                self.restart();
+                return CheckpointStep::Pause;
             }
             if self.fill(state, request) {
                 self.in_flight += 1;
@@ -115,7 +130,11 @@ impl Checkpoint {
     /// A request has completed.
     pub(crate) fn completed(&mut self, outcome: Outcome) {
         self.in_flight -= 1;
-        self.has_failed |= outcome.is_err();
+        match outcome {
+            Ok(()) => {}
+            Err(ErrorKind::NoSpace) => self.has_no_space = true,
+            Err(_) => self.has_failed = true,
+        }
     }
 
     /// The requests in flight were lost: the phase is carried out again.
@@ -133,8 +152,14 @@ impl Checkpoint {
         CheckpointStep::Failed
     }
 
+    /// Whether it can be continued.
+    pub(crate) fn is_continuable(&self) -> bool {
+        !self.has_failed && self.phase != Phase::Done && self.in_flight == 0
+    }
+
     fn advance(&mut self, state: &Shared<State>) {
         self.next = 0;
+        state.access(|state| state.is_out_of_space = false);
         self.phase = match self.phase {
             Phase::Pages => {
                 self.collect_tables(state);
@@ -279,14 +304,21 @@ impl Checkpoint {
                     let (operation, offset) = (request.operation, request.offset);
                     let bytes = request.buffers.owned_mut().unwrap_or_default();
                     let done = access.carry_out(operation, offset, bytes);
-                    self.completed(done.map_err(|_| ErrorKind::Io));
+                    self.completed(done.map_err(|error| kind_of(&error)));
                 }
+                CheckpointStep::Pause => return Err(std::io::ErrorKind::StorageFull.into()),
                 CheckpointStep::Wait | CheckpointStep::Failed => {
                     return Err(std::io::Error::other("a checkpoint of the pool failed"));
                 }
             }
         }
     }
+}
+
+/// The kind of a request's error.
+pub(crate) fn kind_of(error: &std::io::Error) -> ErrorKind {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ErrorKind>());
+    inner.copied().unwrap_or(ErrorKind::Io)
 }
 
 /// Makes a request a write of `length` bytes.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::batch::BatchHeader;
 use crate::batch::Run;
 use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_name, is_size};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, kind_of};
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::queue::Wanted;
@@ -375,14 +375,23 @@ impl Pool {
     fn await_place(&self, access: &mut StoreAccess) -> Result<(), PoolError> {
         let inner = &self.inner;
         let orphan = inner.orphan.lock().take();
-        if let Some(mut orphan) = orphan {
-            orphan.finish(&inner.shared, access)?;
-        } else if inner.shared.access(|state| state.wants_checkpoint(false)) {
-            Checkpoint::run(&inner.shared, access)?;
-        } else {
-            std::thread::sleep(PLACE_INTERVAL);
+        let wants = || inner.shared.access(|state| state.wants_checkpoint(false));
+        let begin = || if wants() { Checkpoint::begin(&inner.shared) } else { None };
+        match orphan.or_else(begin) {
+            Some(checkpoint) => self.finish(checkpoint, access)?,
+            None => std::thread::sleep(PLACE_INTERVAL),
         }
         Ok(())
+    }
+
+    /// Carries out the rest of a checkpoint. One for which the device has no space is left to who
+    /// comes next.
+    fn finish(&self, mut checkpoint: Checkpoint, access: &mut StoreAccess) -> io::Result<()> {
+        let done = checkpoint.finish(&self.inner.shared, access);
+        if done.is_err() && checkpoint.is_continuable() {
+            *self.inner.orphan.lock() = Some(checkpoint);
+        }
+        done
     }
 
     /// Carries out a change of the catalogue that `plan` makes, and makes it durable.
@@ -430,7 +439,8 @@ impl Pool {
             .carry_out(Operation::Write, offset, &mut block)
             .and_then(|()| access.carry_out(Operation::Flush, 0, &mut []));
         inner.shared.access(|state| {
-            state.end_batch(placed.sequence, written.is_ok());
+            let outcome = written.as_ref().map(|()| ()).map_err(kind_of);
+            state.end_batch(placed.sequence, outcome);
             if written.is_err() {
                 // It is not known whether the change was made.
                 state.damage.get_or_insert("a change of the catalogue could not be written".into());
@@ -449,13 +459,15 @@ impl Pool {
     pub fn save(&self, limit: Duration) -> io::Result<()> {
         let inner = &self.inner;
         let mut access = StoreAccess::open_within(&inner.device, limit)?;
-        if let Some(mut orphan) = inner.orphan.lock().take() {
-            orphan.finish(&inner.shared, &mut access)?;
+        let orphan = inner.orphan.lock().take();
+        if let Some(orphan) = orphan {
+            self.finish(orphan, &mut access)?;
         }
         let wants = inner.shared.access(|state| {
             state.has_changes() && !state.is_checkpointing && state.failed.is_none()
         });
-        if wants { Checkpoint::run(&inner.shared, &mut access) } else { Ok(()) }
+        let begun = if wants { Checkpoint::begin(&inner.shared) } else { None };
+        begun.map_or(Ok(()), |checkpoint| self.finish(checkpoint, &mut access))
     }
 
     pub(crate) fn release(&self, id: u32) {

@@ -11,6 +11,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use fathom_block::{ErrorKind, Outcome};
+
 use crate::layout::{Layout, PAYLOAD};
 use crate::paged::Paged;
 use crate::rules::Rules;
@@ -301,16 +303,18 @@ impl Space {
     }
 
     /// A batch in a segment has been written, or has failed.
-    pub(crate) fn end(&mut self, segment: u32, is_written: bool) {
+    pub(crate) fn end(&mut self, segment: u32, outcome: Outcome) {
         if let Some(count) = self.busy.get_mut(&segment) {
             *count -= 1;
             if *count == 0 {
                 self.busy.remove(&segment);
             }
         }
-        if is_written {
-            self.hollow.retain(|hollow| *hollow != segment);
-            return;
+        match outcome {
+            Ok(()) => return self.hollow.retain(|hollow| *hollow != segment),
+            // The segment is sound: the device beneath is full.
+            Err(ErrorKind::NoSpace) => return,
+            Err(_) => {}
         }
         self.states[segment as usize] = SegmentState::Retired;
         // A checkpoint may choose another one.
@@ -514,7 +518,7 @@ mod tests {
         space.choose(20);
         assert!(space.searched().0.contains(&batch.segment), "its batch is in flight");
         assert!(!space.log.segments().any(|segment| segment == batch.segment));
-        space.end(batch.segment, true);
+        space.end(batch.segment, Ok(()));
         space.activate();
         // Other segments are emptier, so it comes last.
         while space.candidates().contains(&batch.segment) {
@@ -540,10 +544,10 @@ mod tests {
         assert!(placed.len() <= HOLLOW_MAX as usize && space.is_scarce());
         // Batches without data have a segment of their own.
         assert!(space.place_batch(0).is_some());
-        space.end(placed[0].segment, true);
+        space.end(placed[0].segment, Ok(()));
         let has_more = space.log.waiting.is_empty() || space.place_batch(15).is_some();
         assert!(has_more);
-        space.end(placed[1].segment, false);
+        space.end(placed[1].segment, Err(ErrorKind::Io));
         assert_eq!(space.states[placed[1].segment as usize], SegmentState::Retired);
     }
 }

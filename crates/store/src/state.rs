@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use fathom_block::ErrorKind;
+use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
 
 use crate::catalogue::{Catalogue, Change, PageId};
@@ -115,6 +115,8 @@ pub(crate) struct State {
     inactive: Option<u64>,
     /// Whether a checkpoint is being written.
     pub(crate) is_checkpointing: bool,
+    /// Whether the device has no space for the checkpoint that is being written.
+    pub(crate) is_out_of_space: bool,
     /// Whether a checkpoint is wanted at once.
     pub(crate) is_checkpoint_wanted: bool,
     /// Whether anything has changed since the last checkpoint's instant.
@@ -177,6 +179,7 @@ impl State {
             reading: BTreeMap::new(),
             inactive: None,
             is_checkpointing: false,
+            is_out_of_space: false,
             is_checkpoint_wanted: false,
             has_changes: false,
             has_garbage: parts.has_garbage,
@@ -300,7 +303,7 @@ impl State {
             || self.in_flight.len() >= IN_FLIGHT_MAX
             || self.has_garbage
             || self.walk.is_some();
-        !is_awaited
+        !is_awaited || self.is_out_of_space
     }
 
     /// The batches in flight that are not in the maps.
@@ -335,12 +338,12 @@ impl State {
     }
 
     /// A batch has been written and applied, or it has failed.
-    pub(crate) fn end_batch(&mut self, sequence: u64, is_written: bool) {
+    pub(crate) fn end_batch(&mut self, sequence: u64, outcome: Outcome) {
         self.catalogue_batches.remove(&sequence);
         if let Some(segment) = self.in_flight.remove(&sequence) {
-            self.space.end(segment, is_written);
-            self.counts.batches += u64::from(is_written);
-            if !is_written {
+            self.space.end(segment, outcome);
+            self.counts.batches += u64::from(outcome.is_ok());
+            if outcome.is_err() {
                 self.failed_batches.insert(sequence);
             }
         }

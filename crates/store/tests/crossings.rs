@@ -169,3 +169,37 @@ fn a_pool_grows_with_its_device() {
         assert!(chunk.iter().all(|byte| *byte == number as u8 + 1), "chunk {number}");
     }
 }
+
+#[test]
+fn a_device_without_space_fails_writes_and_harms_nothing() {
+    for extra in [100 << 10, 400 << 10, 900 << 10] {
+        let image = blank();
+        let used = image.chunks(512).filter(|sector| sector.iter().any(|byte| *byte != 0)).count();
+        let room = used as u64 * 512 + extra;
+        let (device, pool) = pool(SimOptions { room, ..fast(DEVICE) }, image);
+        pool.create_volume("a", 2 * DEVICE).unwrap();
+        let mut queue = OneRequest::open(&disk(pool.volume("a").unwrap()));
+        let count = fill(&mut queue, 0);
+        assert!(count > 0 && count * CHUNK as u64 <= extra, "{count} chunks");
+        queue.flush().unwrap();
+        // Each further attempt ends soon, also while a checkpoint has no space.
+        for number in 0..60 {
+            let again = queue.write((count + number) * CHUNK as u64, &vec![7; CHUNK]);
+            assert_eq!(again, Err(ErrorKind::NoSpace));
+        }
+        assert_eq!(pool.damage(), None);
+        let is_right = |queue: &mut OneRequest, number: u64| {
+            let found = queue.read(number * CHUNK as u64, CHUNK as u64).unwrap();
+            found == vec![number as u8 + 1; CHUNK]
+        };
+        assert!((0..count).all(|number| is_right(&mut queue, number)));
+        drop(queue);
+        // There is space again.
+        let image = device.crash(1);
+        assert_eq!(problems(image.clone()), Vec::<String>::new());
+        let pool = support::reopen(&image);
+        let mut queue = OneRequest::open(&disk(pool.volume("a").unwrap()));
+        assert!((0..count).all(|number| is_right(&mut queue, number)));
+        assert!(fill(&mut queue, count) > 5);
+    }
+}

@@ -22,13 +22,13 @@ const LENGTH: usize = 64 << 10;
 const NO_SPACE: u32 = 28;
 
 /// A small file system in memory.
-struct Small {
+pub struct Small {
     folder: tempfile::TempDir,
 }
 
 impl Small {
     /// Mounts it; `None`, with a message, if this host cannot.
-    fn mount(size: &str) -> Option<Self> {
+    pub fn mount(size: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let option = format!("size={size}");
         let mounted = Command::new("mount")
@@ -42,7 +42,14 @@ impl Small {
         None
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Makes it larger.
+    pub fn grow(&self, size: &str) {
+        let option = format!("remount,size={size}");
+        let mount = Command::new("mount").args(["-o", &option]).arg(self.folder.path()).status();
+        assert!(mount.is_ok_and(|status| status.success()), "{option}");
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }

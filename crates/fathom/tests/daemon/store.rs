@@ -6,6 +6,7 @@ use std::process::Command;
 use fathom_control::{PoolChange, PoolEntry};
 
 use crate::nbd::Nbd;
+use crate::problems::Small;
 use crate::process::Daemon;
 
 const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
@@ -154,4 +155,49 @@ fn a_full_pool_fails_writes_and_goes_on_when_something_is_deleted() {
     assert_eq!(nbd.read(last, 8), (last + 1).to_le_bytes());
     drop(nbd);
     daemon.end();
+}
+
+#[test]
+fn a_full_file_system_beneath_a_pool_fails_writes_until_there_is_space() {
+    let Some(small) = Small::mount("24M") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let pool = small.path("pool").to_str().unwrap().to_owned();
+    run(folder.path(), &["store", "create", &pool, "256M"]).unwrap();
+    run(folder.path(), &["store", "new", &pool, "one", "128M"]).unwrap();
+    let configuration = format!(
+        "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+         [[disk]]\nname = \"a\"\nstore = {pool:?}\nvolume = \"one\"\n"
+    );
+    let daemon = Daemon::start_in(folder, &configuration);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    let write = |nbd: &mut Nbd, index: u64| {
+        nbd.send(1, index, index << 20, 1 << 20, &vec![index as u8 + 1; 1 << 20]);
+        let (_, error) = nbd.reply().expect("a reply");
+        assert!(matches!(error, 0 | 28), "{error}");
+        error == 0
+    };
+    let written = (0..100).take_while(|index| write(&mut nbd, *index)).count() as u64;
+    assert!((8..24).contains(&written), "{written} MiB were written");
+    for index in written..written + 20 {
+        write(&mut nbd, index);
+    }
+    small.grow("200M");
+    let is_written = (0..300).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        write(&mut nbd, 90)
+    });
+    assert!(is_written, "there is space again");
+    // NBD_CMD_FLUSH
+    nbd.send(3, 7, 0, 0, &[]);
+    assert_eq!(nbd.reply(), Some((7, 0)));
+    daemon.signal(libc::SIGKILL);
+    let folder = daemon.wait().1;
+    let daemon = Daemon::start_in(folder, &configuration);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for index in (0..written).chain([90]) {
+        assert_eq!(nbd.read(index << 20, 4096), [index as u8 + 1; 4096], "{index}");
+    }
+    drop(nbd);
+    let folder = daemon.end();
+    run(folder.path(), &["store", "check", &pool]).unwrap();
 }

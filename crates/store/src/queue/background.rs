@@ -28,12 +28,20 @@ impl StoreQueue {
         if self.checkpoint.is_none() && !self.is_closed {
             self.checkpoint = self.inner.orphan.lock().take().or_else(|| self.begin(context));
         }
+        if context.now_ns() < self.resume_ns {
+            return context.wake_at(self.resume_ns);
+        }
         while self.device.of_checkpoint() < WRITES_MAX {
             let Some(checkpoint) = &mut self.checkpoint else { return };
             let mut own = self.device.take();
             match checkpoint.step(&self.inner.shared, &mut own) {
                 CheckpointStep::Submit => self.device.submit(own, Purpose::Checkpoint, context),
                 CheckpointStep::Wait => return self.device.give(own),
+                CheckpointStep::Pause => {
+                    self.device.give(own);
+                    self.resume_ns = context.now_ns() + LOOK_NS;
+                    return context.wake_at(self.resume_ns);
+                }
                 CheckpointStep::Done | CheckpointStep::Failed => {
                     self.device.give(own);
                     self.checkpoint = None;

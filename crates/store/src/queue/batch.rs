@@ -268,14 +268,14 @@ impl StoreQueue {
                         }
                     }
                 }
-                state.end_batch(sequence, outcome.is_ok());
+                state.end_batch(sequence, outcome);
             });
             if let Some(id) = missing {
                 self.load(id, context);
             }
             match missing {
                 Some(id) if self.broken.contains(&id) => {
-                    self.inner.shared.access(|state| state.end_batch(sequence, false));
+                    self.inner.shared.access(|state| state.end_batch(sequence, Err(ErrorKind::Io)));
                     self.end_batch(sequence, Err(ErrorKind::Io), true);
                 }
                 Some(_) => {}
@@ -287,7 +287,10 @@ impl StoreQueue {
     /// A batch has ended. Its parts go into another one if it has failed, unless that `is_final`.
     fn end_batch(&mut self, sequence: u64, outcome: Outcome, is_final: bool) {
         let Some(batch) = self.batches.remove(&sequence) else { return };
-        let has_lost = outcome.is_err() && self.inner.device.has_lost_writes();
+        // Another place would be as full, and a device that has lost writes takes none.
+        let is_final = is_final
+            || outcome == Err(ErrorKind::NoSpace)
+            || outcome.is_err() && self.inner.device.has_lost_writes();
         let mut last = None;
         for (number, part) in batch.parts.into_iter().rev() {
             let Some(change) = self.changes.get_mut(&number) else { continue };
@@ -303,7 +306,7 @@ impl StoreQueue {
                         self.pending.insert(at, number);
                     }
                 }
-                if has_lost || is_final {
+                if is_final {
                     change.outcome = Err(kind);
                 }
             }

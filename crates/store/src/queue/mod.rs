@@ -66,6 +66,8 @@ pub(crate) struct StoreQueue {
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     flushing: Option<(u64, Vec<Box<Request>>)>,
     checkpoint: Option<Checkpoint>,
+    /// A checkpoint for which the device had no space goes on at this time, in nanoseconds.
+    resume_ns: u64,
     is_walking: bool,
     is_closed: bool,
 }
@@ -95,6 +97,7 @@ impl StoreQueue {
             unflushed: Vec::new(),
             flushing: None,
             checkpoint: None,
+            resume_ns: 0,
             is_walking: false,
             is_closed: false,
         }
@@ -331,7 +334,7 @@ impl Drop for StoreQueue {
             .collect();
         self.inner.shared.access(|state| {
             for sequence in self.batches.keys() {
-                state.end_batch(*sequence, false);
+                state.end_batch(*sequence, Err(ErrorKind::Io));
             }
             if let Wanted::Volume(volume) = self.wanted {
                 for change in self.changes.values().filter(|change| change.is_locked) {
