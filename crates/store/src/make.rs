@@ -21,7 +21,7 @@ const PAGES_AT_ONCE: u32 = 128;
 /// How a pool is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MakeOptions {
-    /// The pool can later grow to this size, in bytes. 0 is 16 times the size of the device.
+    /// The pool can later grow to this size, in bytes. 0 is 4 times the size of the device.
     pub capacity_max: u64,
     /// The blocks of a segment.
     pub segment_blocks: u32,
@@ -55,7 +55,8 @@ pub fn make(
     mut progress: impl FnMut(f64),
 ) -> Result<Layout, PoolError> {
     let capacity = device.capacity();
-    let capacity_max = if options.capacity_max == 0 { capacity * 16 } else { options.capacity_max };
+    let capacity_max =
+        if options.capacity_max == 0 { capacity.saturating_mul(4) } else { options.capacity_max };
     let layout = Layout::new(capacity, capacity_max, options.segment_blocks)
         .or_else(|| Layout::new(capacity, capacity, options.segment_blocks))
         .ok_or(PoolError::BadSize(capacity))?;

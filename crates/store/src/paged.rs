@@ -27,6 +27,10 @@ pub(crate) type Payload = [u8; PAYLOAD];
 pub(crate) struct Paged {
     /// The first block of the array on the device.
     first: u64,
+    /// The page of zeroes, which stands for all of them.
+    zero: Arc<Payload>,
+    /// The pages that are not that one.
+    own: usize,
     pages: Vec<Arc<Payload>>,
     /// Which of its two copies is valid, for each page.
     valid: Vec<bool>,
@@ -72,7 +76,9 @@ impl Paged {
         let count = count as usize;
         Self {
             first,
-            pages: vec![zero; count],
+            pages: vec![Arc::clone(&zero); count],
+            zero,
+            own: 0,
             valid: vec![false; count],
             is_dirty: vec![false; count],
             dirty: Vec::new(),
@@ -100,7 +106,10 @@ impl Paged {
         let is_second = numbers[0] != Some(best);
         let mut payload = [0; PAYLOAD];
         payload.copy_from_slice(&(if is_second { other } else { one })[16..]);
-        self.pages[index as usize] = Arc::new(payload);
+        if payload != *self.zero {
+            self.pages[index as usize] = Arc::new(payload);
+            self.own += 1;
+        }
         self.valid[index as usize] = is_second;
         if has_later && overwrites_later {
             self.change(index as usize);
@@ -127,6 +136,7 @@ impl Paged {
             self.is_dirty[index] = true;
             self.dirty.push(index as u32);
         }
+        self.own += usize::from(Arc::ptr_eq(&self.pages[index], &self.zero));
         Arc::make_mut(&mut self.pages[index])
     }
 
@@ -156,7 +166,7 @@ impl Paged {
 
     /// The bytes of memory that the array takes.
     pub(crate) fn memory(&self) -> u64 {
-        (self.pages.len() * (PAYLOAD + 16)) as u64
+        (self.pages.len() * 16 + self.own * PAYLOAD) as u64
     }
 }
 

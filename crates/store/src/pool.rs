@@ -439,7 +439,7 @@ impl Pool {
             .carry_out(Operation::Write, offset, &mut block)
             .and_then(|()| access.carry_out(Operation::Flush, 0, &mut []));
         inner.shared.access(|state| {
-            let outcome = written.as_ref().map(|()| ()).map_err(kind_of);
+            let outcome = written.as_ref().copied().map_err(kind_of);
             state.end_batch(placed.sequence, outcome);
             if written.is_err() {
                 // It is not known whether the change was made.

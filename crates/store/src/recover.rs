@@ -16,17 +16,22 @@ use crate::batch::{BatchHeader, Run};
 use crate::catalogue::Change;
 use crate::checkpoint::Checkpoint;
 use crate::error::PoolError;
-use crate::layout::{BLOCK, BLOCK_BYTES, Layout};
+use crate::layout::{BLOCK, BLOCK_BYTES, Layout, TABLE_ENTRIES};
 use crate::paged::Paged;
 use crate::pages::{Fault, Pages, from_bytes};
 use crate::record::CheckpointRecord;
 use crate::rules::Rules;
 use crate::space::{EMPTY_SEGMENTS_MAX, Space};
-use crate::state::{Parts, State};
+use crate::state::{DIRTY_PAGES_MAX, Parts, State};
 use crate::superblock::PoolSuperblock;
 
 /// The bytes of a table that are read at once.
 const READ_LENGTH: u64 = 1 << 20;
+
+/// The pages of the page table behind those in use that an interrupted checkpoint may have written:
+/// more than those of all pages that may change until two checkpoints have begun.
+const INTERRUPTED_PAGES_MAX: u32 = 1024;
+const _: () = assert!(INTERRUPTED_PAGES_MAX as u64 * TABLE_ENTRIES > 3 * DIRTY_PAGES_MAX);
 
 /// What an opening has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,21 +100,24 @@ pub(crate) fn read_latest(
         layout.segments = segments.max(layout.segments);
     }
     let space = Paged::new(layout.space_map(), layout.space_pages);
-    let space = read_table(access, &superblock, space, "space map", rules)?;
+    let used = u32::try_from(layout.places().div_ceil(layout.places_in_page())).unwrap_or(u32::MAX);
+    let space = read_table(access, &superblock, (space, used), "space map", rules)?;
     let table = Paged::new(layout.page_table(), layout.table_pages);
-    let table = read_table(access, &superblock, table, "page table", rules)?;
+    let used = record.pages.div_ceil(TABLE_ENTRIES as u32) + INTERRUPTED_PAGES_MAX;
+    let table = read_table(access, &superblock, (table, used), "page table", rules)?;
     let pages = Pages::new(table, record.pages, cached_pages, rules);
     Ok(Latest { record, space: Space::new(layout, space, rules), pages, superblock })
 }
 
+/// Reads the first pages of a table.
 fn read_table(
     access: &mut StoreAccess,
     superblock: &PoolSuperblock,
-    mut table: Paged,
+    (mut table, used): (Paged, u32),
     name: &str,
     rules: Rules,
 ) -> Result<Paged, PoolError> {
-    let length = 2 * u64::from(table.count()) * BLOCK;
+    let length = 2 * u64::from(used.min(table.count())) * BLOCK;
     let mut index = 0;
     for start in (0..length).step_by(READ_LENGTH as usize) {
         let bytes = access.read(table.first() * BLOCK + start, READ_LENGTH.min(length - start))?;

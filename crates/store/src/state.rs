@@ -24,7 +24,7 @@ pub(crate) const IN_FLIGHT_MAX: usize = 256;
 /// The pages that change when a map is trimmed: those on the way to the new end.
 const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1;
 /// The most changed pages of maps in memory.
-const DIRTY_PAGES_MAX: u64 = 1 << 16;
+pub(crate) const DIRTY_PAGES_MAX: u64 = 1 << 16;
 
 /// Whether a change may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ pub struct CreateOptions {
     pool: PathBuf,
     /// The size of a new file, for example 100G
     size: Option<Bytes>,
-    /// The size to which the pool can grow later [default: 16 times its size]
+    /// The size to which the pool can grow later [default: 4 times its size]
     #[arg(long, value_name = "SIZE")]
     max_size: Option<Bytes>,
     #[command(flatten)]
