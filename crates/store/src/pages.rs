@@ -1,7 +1,7 @@
 //! The pages of all maps: the page table, the pages in memory, and which of them have changed.
 //!
-//! A page has 512 words. In a leaf each is an [`MapEntry`](crate::entry::MapEntry), in a page above it
-//! the number of the page below. The page table has, for each number, where the page is on the
+//! A page has 512 words. In a leaf each is a [`MapEntry`](crate::entry::MapEntry), in a page above
+//! it the number of the page below. The page table has, for each number, where the page is on the
 //! device, its birth and its checksum. So a page that is written to a new place keeps its number,
 //! and no page above it changes.
 //!

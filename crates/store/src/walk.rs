@@ -1,10 +1,10 @@
 //! The walk over all maps, which finds what nothing refers to.
 //!
 //! Blocks and pages that only one branch had are freed at once. All else is found by a walk: it
-//! visits each page that a root leads to, and then frees what it has not met. Disks go on meanwhile:
-//! what is taken or made since the walk began stays.
-//! What was there before can come to be referred to in another way only by a change of the
-//! catalogue, which gives the walk its roots.
+//! visits each page that a root leads to, and then frees what it has not met. Disks go on
+//! meanwhile: what is taken or made since the walk began stays, and the original of a page that is
+//! copied is walked. What was there before can come to be referred to in another way only by a
+//! change of the catalogue, which gives the walk its roots.
 
 use crate::catalogue::PageId;
 use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
