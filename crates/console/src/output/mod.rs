@@ -12,6 +12,7 @@ pub mod text;
 
 use std::io::{self, IsTerminal, Write};
 
+use fathom_wal::Utc;
 use serde::Serialize;
 
 use crate::failure::{CommandResult, Failure};
@@ -118,18 +119,7 @@ pub fn latency(nanoseconds: u64) -> String {
 
 /// An instant, given in seconds since 1970, as `2026-11-29 12:00:00Z`.
 pub fn instant(time_s: u64) -> String {
-    let (days, second) = (time_s / 86_400, time_s % 86_400);
-    // Days and years that begin in March, so that leap days are last: 146,097 days are 400 years.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+    Utc(time_s.saturating_mul(1_000_000_000)).to_string().replace(" UTC", "Z")
 }
 
 #[cfg(test)]
