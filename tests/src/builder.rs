@@ -193,7 +193,7 @@ impl Builder {
             match guest.wait_until_ready(1, crate::patience(self.ready_seconds)) {
                 Err(error)
                     if starts < STARTS_MAX
-                        && (guest.process().has_aborted() || guest.has_lost_a_timer()) =>
+                        && (guest.process().has_aborted() || error.is_of_emulation()) =>
                 {
                     println!("QEMU is started again: {error}");
                     starts += 1;

@@ -22,6 +22,11 @@ impl Error {
     pub(crate) fn of_emulation(self) -> Self {
         Self { is_of_emulation: true, ..self }
     }
+
+    /// Whether QEMU's emulation of a processor has failed.
+    pub(crate) fn is_of_emulation(&self) -> bool {
+        self.is_of_emulation
+    }
 }
 
 /// Runs a test, and once more if QEMU's emulation of a processor has failed: that says nothing

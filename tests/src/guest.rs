@@ -1,7 +1,7 @@
 //! A running guest.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -9,9 +9,13 @@ use tempfile::TempDir;
 
 use crate::channel::{Channel, Output, Ticket};
 use crate::process::{Process, tail};
-use crate::{Error, Qmp, Result, patience, until};
+use crate::{Error, Qmp, Result, accelerator, patience, until};
 
 pub use crate::builder::{Builder, Disk};
+
+/// For how long a kernel that boots is silent at most, in seconds: more than the time after which it
+/// reports a hung task, with the patience of a slow host.
+const SILENCE_MAX: u64 = 60;
 
 /// Kernel messages about failures of a disk, a file system or the kernel itself.
 const COMPLAINTS: &[&str] = &[
@@ -56,8 +60,11 @@ impl Guest {
         Ok(Self { channel, qmp: Mutex::new(None), process, directory })
     }
 
-    /// Waits until the guest has booted `times` times in total.
+    /// Waits until the guest has booted `times` times in total. A kernel whose processor has lost its
+    /// timer prints nothing more; one whose disk does not answer reports its hung tasks.
     pub(crate) fn wait_until_ready(&self, times: usize, limit: Duration) -> Result<()> {
+        let silence_max = patience(SILENCE_MAX);
+        let mut printed = (0, Instant::now());
         until("the guest to boot", limit, || {
             self.process.expect_running()?;
             let console = self.console();
@@ -67,9 +74,30 @@ impl Guest {
             if times == 1 && lost_a_timer(&console) {
                 return Err(Error::new("a processor of the guest has lost its timer"));
             }
-            Ok((console.matches("fathom-guest ready").count() >= times).then_some(()))
+            if console.len() != printed.0 {
+                printed = (console.len(), Instant::now());
+            }
+            let is_ready = self.boots() >= times;
+            if !is_ready && is_emulated()? && printed.1.elapsed() > silence_max {
+                let text = format!("the guest's console is silent for {silence_max:.0?} of a boot");
+                return Err(Error::new(text).of_emulation());
+            }
+            Ok(is_ready.then_some(()))
         })
-        .map_err(|error| self.explained(&error))
+        .map_err(|error| self.explained(error))
+    }
+
+    /// As [`wait_until_ready`](Self::wait_until_ready) after a reboot or a reset; a guest that hangs
+    /// as it boots is reset once.
+    fn wait_until_ready_again(&self, times: usize) -> Result<()> {
+        match self.wait_until_ready(times, patience(90)) {
+            Err(error) if error.is_of_emulation() && self.process.expect_running().is_ok() => {
+                println!("the guest is reset: {error}");
+                self.qmp(&json!({"execute": "system_reset"}))?;
+                self.wait_until_ready(times, patience(90))
+            }
+            ready => ready,
+        }
     }
 
     /// Whether a processor of the guest waits for a timer interrupt that was lost. QEMU's emulation
@@ -121,7 +149,7 @@ impl Guest {
             return Ok(output.text);
         }
         let text = format!("in the guest: {script}\nstatus {}: {}", output.status, output.text);
-        Err(self.explained(&Error::new(text)))
+        Err(self.explained(Error::new(text)))
     }
 
     /// Starts a shell script in the guest without waiting for it.
@@ -151,9 +179,9 @@ impl Guest {
             Ok(Some(output)) => Ok(output),
             Ok(None) => {
                 let text = format!("no answer from the guest in {limit:.0?}; {}", self.processes());
-                Err(self.explained(&Error::new(text)))
+                Err(self.explained(Error::new(text)))
             }
-            Err(error) => Err(self.explained(&error)),
+            Err(error) => Err(self.explained(error)),
         }
     }
 
@@ -193,7 +221,7 @@ impl Guest {
         match complaint(&self.console()) {
             None => Ok(()),
             Some(line) => Err(self
-                .explained(&Error::new(format!("the guest's kernel reported a failure: {line}")))),
+                .explained(Error::new(format!("the guest's kernel reported a failure: {line}")))),
         }
     }
 
@@ -264,7 +292,9 @@ impl Guest {
     /// # Errors
     /// When it does not boot.
     pub fn reboot(&self) -> Result<()> {
-        self.reboot_by("reboot")
+        let boots = self.boots();
+        self.spawn("reboot")?;
+        self.wait_until_ready_again(boots + 1)
     }
 
     /// Reboots the guest by a script, such as `kexec -e`, and waits until it accepts commands
@@ -273,7 +303,7 @@ impl Guest {
     /// # Errors
     /// When it does not boot.
     pub fn reboot_by(&self, script: &str) -> Result<()> {
-        let boots = self.console().matches("fathom-guest ready").count();
+        let boots = self.boots();
         self.spawn(script)?;
         self.wait_until_ready(boots + 1, patience(90))
     }
@@ -284,9 +314,14 @@ impl Guest {
     /// # Errors
     /// When it does not boot.
     pub fn reset(&self) -> Result<()> {
-        let boots = self.console().matches("fathom-guest ready").count();
+        let boots = self.boots();
         self.qmp(&json!({"execute": "system_reset"}))?;
-        self.wait_until_ready(boots + 1, patience(90))
+        self.wait_until_ready_again(boots + 1)
+    }
+
+    /// How often the guest has booted.
+    fn boots(&self) -> usize {
+        self.console().matches("fathom-guest ready").count()
     }
 
     /// Shuts the guest down regularly: programs end, file systems are unmounted, and QEMU ends.
@@ -295,7 +330,7 @@ impl Guest {
     /// When QEMU does not end, or fails.
     pub fn shutdown(self) -> Result<()> {
         self.spawn("poweroff")?;
-        let status = self.process.wait(patience(60)).map_err(|error| self.explained(&error))?;
+        let status = self.process.wait(patience(60)).map_err(|error| self.explained(error))?;
         if status.success() {
             return Ok(());
         }
@@ -312,13 +347,15 @@ impl Guest {
     }
 
     /// The error, extended by the ends of the console and of QEMU's output.
-    pub fn explained(&self, error: &Error) -> Error {
+    pub fn explained(&self, error: Error) -> Error {
+        let is_of_emulation = error.is_of_emulation()
+            || self.process.has_failed_to_emulate()
+            || self.has_lost_a_timer();
         let error = Error::new(format!(
             "{error}\n--- the guest's console ---\n{}\n--- QEMU's output ---\n{}",
             tail(&self.console(), 40),
             tail(&self.process.output(), 20)
         ));
-        let is_of_emulation = self.process.has_failed_to_emulate() || self.has_lost_a_timer();
         if is_of_emulation { error.of_emulation() } else { error }
     }
 }
@@ -329,6 +366,11 @@ impl Drop for Guest {
             eprintln!("--- the guest's console ---\n{}\n---", tail(&self.console(), 40));
         }
     }
+}
+
+/// Whether guests' processors are emulated.
+fn is_emulated() -> Result<bool> {
+    Ok(!accelerator()?.starts_with("kvm"))
 }
 
 /// Whether a kernel has reported twice, 21 s apart, that a timer it waits for does not fire. A slow
