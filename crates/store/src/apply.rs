@@ -51,7 +51,7 @@ impl State {
             self.space.take(place);
         }
         if old.is_fresh() && old.block() != entry.block() {
-            self.release(old.block());
+            self.release_data(old.block());
         } else if !old.is_hole() && !old.is_fresh() {
             self.unsure += 1;
         }
@@ -68,10 +68,21 @@ impl State {
             self.with_branch(volume, |pages, branch| pages.clear(branch, range, &mut cleared));
         self.note_change();
         for block in cleared.blocks {
-            self.release(block);
+            self.release_data(block);
         }
         self.has_garbage |= cleared.has_garbage;
         done
+    }
+
+    /// The entry for which a block was written does not refer to it any more. If others may, a walk
+    /// finds whether they do.
+    fn release_data(&mut self, block: u64) {
+        let Some(place) = self.layout().place(block) else { return };
+        if self.space.is_shared(place) && self.rules.keeps_shared {
+            self.unsure += 1;
+        } else {
+            self.space.free(place);
+        }
     }
 
     /// Nothing refers to a block any more.
@@ -92,7 +103,8 @@ impl State {
         }
         for run in runs {
             match run {
-                Run::Data { volume, first, checksums, .. } => {
+                Run::Data { volume, first, checksums, .. }
+                | Run::References { volume, first, checksums, .. } => {
                     let size = self.catalogue.volumes.get(volume).map_or(0, |found| found.size);
                     let end = (first + checksums.len() as u64).min(size.div_ceil(BLOCK));
                     let mut at = *first;
@@ -122,9 +134,12 @@ impl State {
     /// If a page is missing: the call is repeated when it is there.
     pub(crate) fn apply(&mut self, run: &Run, done: &mut usize) -> Result<(), Fault> {
         match run {
-            Run::Data { volume, first, block, checksums } => {
+            Run::Data { volume, first, block, checksums }
+            | Run::References { volume, first, block, checksums } => {
+                let is_data = matches!(run, Run::Data { .. });
                 while let Some(checksum) = checksums.get(*done) {
                     let entry = MapEntry::new(block + *done as u64, *checksum);
+                    let entry = if is_data { entry.fresh() } else { entry };
                     self.map(*volume, first + *done as u64, entry)?;
                     *done += 1;
                 }

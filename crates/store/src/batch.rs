@@ -12,6 +12,7 @@
 //! | run | bytes |
 //! |---|---|
 //! | data | kind 1, 1 byte; 0, 1 byte; blocks, 2 bytes; volume, 4 bytes; first block of the volume, 8 bytes; first block of the device, 8 bytes; the CRC-32C of each block, 4 bytes each |
+//! | references | kind 4, then as for data: blocks that have the content, and were written earlier |
 //! | zeroes | kind 2, 1 byte; 0, 3 bytes; volume, 4 bytes; first block of the volume, 8 bytes; blocks, 8 bytes |
 //! | change | kind 3, 1 byte; 0, 1 byte; length, 2 bytes; a change of the catalogue |
 //!
@@ -56,6 +57,8 @@ pub(crate) enum Run {
         /// The CRC-32C of each.
         checksums: Vec<u32>,
     },
+    /// Blocks whose content was written earlier. Fields as for data.
+    References { volume: u32, first: u64, block: u64, checksums: Vec<u32> },
     /// Blocks that read as zeroes.
     Zeroes { volume: u32, first: u64, count: u64 },
     /// A change of the catalogue.
@@ -63,10 +66,21 @@ pub(crate) enum Run {
 }
 
 impl Run {
+    /// Whether a block of the volume, as data or as a reference, goes on with the run.
+    pub(crate) fn goes_on_with(&self, is_reference: bool, next: u64, place: u64) -> bool {
+        let (is_references, first, block, checksums) = match self {
+            Self::Data { first, block, checksums, .. } => (false, first, block, checksums),
+            Self::References { first, block, checksums, .. } => (true, first, block, checksums),
+            Self::Zeroes { .. } | Self::Change(_) => return false,
+        };
+        let length = checksums.len() as u64;
+        is_references == is_reference && first + length == next && block + length == place
+    }
+
     /// The bytes that it takes in a header.
     fn length(&self) -> usize {
         match self {
-            Self::Data { checksums, .. } => DATA_RUN + checksums.len() * DATA_BLOCK,
+            Self::Data { checksums, .. } | Self::References { checksums, .. } => DATA_RUN + checksums.len() * DATA_BLOCK,
             Self::Zeroes { .. } => ZERO_RUN,
             Self::Change(bytes) => 4 + bytes.len(),
         }
@@ -82,7 +96,7 @@ pub(crate) struct BatchHeader {
     pub(crate) runs: Vec<Run>,
 }
 
-/// Whether so many blocks in so many runs of data, and `zeroes` runs of zeroes, fit in a header.
+/// Whether so many blocks in so many runs of data and references, and `zeroes` runs of zeroes, fit in a header.
 pub(crate) fn fits(runs: usize, blocks: usize, zeroes: usize) -> bool {
     runs * DATA_RUN + blocks * DATA_BLOCK + zeroes * ZERO_RUN <= RUNS_LENGTH_MAX
 }
@@ -151,8 +165,9 @@ impl BatchHeader {
 
 fn encode_run(run: &Run, block: &mut [u8], at: usize) {
     match run {
-        Run::Data { volume, first, block: place, checksums } => {
-            block[at] = 1;
+        Run::Data { volume, first, block: place, checksums }
+        | Run::References { volume, first, block: place, checksums } => {
+            block[at] = if matches!(run, Run::Data { .. }) { 1 } else { 4 };
             put(block, at + 2, &(checksums.len() as u16).to_le_bytes());
             put(block, at + 4, &volume.to_le_bytes());
             put(block, at + 8, &first.to_le_bytes());
@@ -185,11 +200,14 @@ fn decode_run(bytes: &[u8]) -> Option<Run> {
     let body = bytes.get(..DATA_RUN)?;
     let (volume, first, last) = (u32_at(body, 4), u64_at(body, 8), u64_at(body, 16));
     match head[0] {
-        1 => {
+        kind @ (1 | 4) => {
             let checksums = bytes.get(DATA_RUN..DATA_RUN + count * DATA_BLOCK)?;
             let checksums = checksums.chunks(DATA_BLOCK).map(|bytes| u32_at(bytes, 0)).collect();
             let is_sane = first < BLOCKS_MAX && last < POOL_BLOCKS_MAX;
-            is_sane.then_some(Run::Data { volume, first, block: last, checksums })
+            is_sane.then(|| match kind {
+                1 => Run::Data { volume, first, block: last, checksums },
+                _ => Run::References { volume, first, block: last, checksums },
+            })
         }
         2 => {
             let is_sane = first < BLOCKS_MAX && (1..=BLOCKS_MAX).contains(&last);

@@ -34,6 +34,9 @@ pub struct Volume {
     pub size: u64,
     /// The snapshot from which it was cloned, if any.
     pub origin: Option<u32>,
+    /// Equal blocks of volumes of the same domain are kept once. The blocks of a volume without one
+    /// are not shared, but for those of its snapshots and clones.
+    pub domain: String,
     pub(crate) root: PageId,
     pub(crate) floor: Epoch,
 }
@@ -51,6 +54,8 @@ pub struct Snapshot {
     pub size: u64,
     /// When it was taken, in seconds since 1970.
     pub time_s: u64,
+    /// The domain of the volume, which its clones get.
+    pub domain: String,
     pub(crate) root: PageId,
 }
 
@@ -62,6 +67,7 @@ pub(crate) enum Change {
         id: u32,
         size: u64,
         name: String,
+        domain: String,
     },
     Delete {
         id: u32,
@@ -95,6 +101,11 @@ pub(crate) enum Change {
     Rollback {
         id: u32,
         snapshot: u32,
+    },
+    /// Gives a volume another domain.
+    Domain {
+        id: u32,
+        domain: String,
     },
 }
 
@@ -139,6 +150,11 @@ impl std::error::Error for PoolRefusal {}
 pub fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:+-".contains(&byte);
     (1..=NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Whether a volume may have this domain: a name, or nothing.
+pub(crate) fn is_domain(domain: &str) -> bool {
+    domain.is_empty() || is_name(domain)
 }
 
 /// Whether a volume may have this size, in bytes.
@@ -205,9 +221,9 @@ impl Catalogue {
     pub(crate) fn apply(&mut self, change: &Change) -> Option<bool> {
         let mut has_garbage = false;
         match change {
-            Change::Create { id, size, name } => {
-                let (id, size, name) = (*id, *size, name.clone());
-                self.add(Volume { id, name, size, origin: None, root: 0, floor: 0 })?;
+            Change::Create { id, size, name, domain } => {
+                let (id, size, name, domain) = (*id, *size, name.clone(), domain.clone());
+                self.add(Volume { id, name, size, origin: None, domain, root: 0, floor: 0 })?;
             }
             Change::Delete { id } => has_garbage = self.volumes.remove(id)?.root != 0,
             Change::Resize { id, size } => self.volumes.get_mut(id)?.size = *size,
@@ -223,6 +239,7 @@ impl Catalogue {
                         name: name.clone(),
                         size: volume.size,
                         time_s: *time_s,
+                        domain: volume.domain.clone(),
                         root: volume.root,
                     };
                     self.snapshots.insert(*snapshot, made);
@@ -232,9 +249,10 @@ impl Catalogue {
             Change::DeleteSnapshot { id } => has_garbage = self.snapshots.remove(id)?.root != 0,
             Change::Clone { snapshot, id, name } => {
                 let floor = self.raise()?;
-                let Snapshot { size, root, .. } = *self.snapshots.get(snapshot)?;
+                let Snapshot { size, root, ref domain, .. } = *self.snapshots.get(snapshot)?;
                 let (id, name, origin) = (*id, name.clone(), Some(*snapshot));
-                self.add(Volume { id, name, size, origin, root, floor })?;
+                let domain = domain.clone();
+                self.add(Volume { id, name, size, origin, domain, root, floor })?;
             }
             Change::Rollback { id, snapshot } => {
                 let floor = self.raise()?;
@@ -242,6 +260,9 @@ impl Catalogue {
                 let volume = self.volumes.get_mut(id)?;
                 has_garbage = volume.root != root;
                 (volume.root, volume.size, volume.floor) = (root, size, floor);
+            }
+            Change::Domain { id, domain } => {
+                self.volumes.get_mut(id)?.domain.clone_from(domain);
             }
         }
         Some(has_garbage)
@@ -264,6 +285,7 @@ impl Catalogue {
             out.u32(volume.root);
             out.u32(volume.floor);
             out.text(&volume.name);
+            out.text(&volume.domain);
         }
         out.u32(self.snapshots.len() as u32);
         for snapshot in self.snapshots.values() {
@@ -273,6 +295,7 @@ impl Catalogue {
             out.u64(snapshot.time_s);
             out.u32(snapshot.root);
             out.text(&snapshot.name);
+            out.text(&snapshot.domain);
         }
     }
 
@@ -282,16 +305,18 @@ impl Catalogue {
         let volumes = input.list(count, |input| {
             let (id, size, origin) = (input.u32()?, input.u64()?, input.u32()?);
             let (root, floor, name) = (input.u32()?, input.u32()?, input.text()?);
+            let domain = input.text()?;
             let origin = Some(origin).filter(|origin| *origin != 0);
             let is_sane = id != 0 && id < next_id && floor < epoch && is_size(size);
-            is_sane.then_some((id, Volume { id, name, size, origin, root, floor }))
+            is_sane.then_some((id, Volume { id, name, size, origin, domain, root, floor }))
         })?;
         let count = input.u32()?;
         let snapshots = input.list(count, |input| {
             let (id, volume, size) = (input.u32()?, input.u32()?, input.u64()?);
             let (time_s, root, name) = (input.u64()?, input.u32()?, input.text()?);
+            let domain = input.text()?;
             let is_sane = id != 0 && id < next_id && is_size(size);
-            is_sane.then_some((id, Snapshot { id, volume, name, size, time_s, root }))
+            is_sane.then_some((id, Snapshot { id, volume, name, size, time_s, domain, root }))
         })?;
         let volumes = volumes.into_iter().collect();
         Some(Self { volumes, snapshots: snapshots.into_iter().collect(), next_id, epoch })
@@ -302,11 +327,12 @@ impl Change {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = WordWriter::default();
         match self {
-            Self::Create { id, size, name } => {
+            Self::Create { id, size, name, domain } => {
                 out.u8(1);
                 out.u32(*id);
                 out.u64(*size);
                 out.text(name);
+                out.text(domain);
             }
             Self::Delete { id } => {
                 out.u8(2);
@@ -353,6 +379,11 @@ impl Change {
                 out.u32(*id);
                 out.u32(*snapshot);
             }
+            Self::Domain { id, domain } => {
+                out.u8(10);
+                out.u32(*id);
+                out.text(domain);
+            }
         }
         out.0
     }
@@ -365,7 +396,10 @@ impl Change {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = WordReader(bytes);
         let change = match input.u8()? {
-            1 => Self::Create { id: input.u32()?, size: input.u64()?, name: input.text()? },
+            1 => {
+                let (id, size, name) = (input.u32()?, input.u64()?, input.text()?);
+                Self::Create { id, size, name, domain: input.text()? }
+            }
             2 => Self::Delete { id: input.u32()? },
             3 => Self::Resize { id: input.u32()?, size: input.u64()? },
             4 => Self::Rename { id: input.u32()?, name: input.text()? },
@@ -382,6 +416,7 @@ impl Change {
             6 => Self::DeleteSnapshot { id: input.u32()? },
             7 => Self::Clone { snapshot: input.u32()?, id: input.u32()?, name: input.text()? },
             8 => Self::Rollback { id: input.u32()?, snapshot: input.u32()? },
+            10 => Self::Domain { id: input.u32()?, domain: input.text()? },
             _ => return None,
         };
         input.0.is_empty().then_some(change)
@@ -395,8 +430,8 @@ mod tests {
     fn changes() -> Vec<Change> {
         let name = || "web-1".to_owned();
         vec![
-            Change::Create { id: 1, size: 1 << 30, name: name() },
-            Change::Create { id: 2, size: 512, name: "b".into() },
+            Change::Create { id: 1, size: 1 << 30, name: name(), domain: "x".into() },
+            Change::Create { id: 2, size: 512, name: "b".into(), domain: String::new() },
             Change::Resize { id: 1, size: 2 << 30 },
             Change::Snapshot {
                 members: vec![(1, 3), (2, 4)],
@@ -407,6 +442,7 @@ mod tests {
             },
             Change::Clone { snapshot: 3, id: 5, name: "c".into() },
             Change::Rename { id: 2, name: "d".into() },
+            Change::Domain { id: 5, domain: "y".into() },
             Change::Rollback { id: 1, snapshot: 3 },
             Change::DeleteSnapshot { id: 4 },
             Change::Delete { id: 2 },
@@ -442,7 +478,7 @@ mod tests {
             catalogue.apply(&change).unwrap();
             floors.push(catalogue.volumes[&1].floor);
         }
-        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 3, 3, 3]);
+        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 1, 3, 3, 3]);
         assert_eq!((catalogue.volumes[&5].floor, catalogue.epoch), (2, 4));
         assert_eq!(catalogue.apply(&Change::Delete { id: 2 }), None);
         assert_eq!(catalogue.apply(&Change::Rollback { id: 1, snapshot: 4 }), None);

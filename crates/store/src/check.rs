@@ -10,7 +10,7 @@ use crate::catalogue::PageId;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::{Fault, Page, Pages, WORDS};
-use crate::recover::{Recovered, find, load};
+use crate::recover::{Opened, Recovered, find, load};
 use crate::rules::Rules;
 use crate::state::State;
 use crate::tree::ROOT_LEVEL;
@@ -72,7 +72,8 @@ pub fn check(
     reads_data: bool,
     mut progress: impl FnMut(u64),
 ) -> Result<CheckReport, PoolError> {
-    let (state, recovered, access) = find(device, 1 << 12, Rules::default())?;
+    let Opened { state, found: recovered, access, .. } =
+        find(device, (1 << 12, 1), Rules::default())?;
     let layout = state.access(|state| state.layout());
     let mut checker = Checker {
         state: &state,

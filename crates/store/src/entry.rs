@@ -3,7 +3,7 @@
 //! | bits | meaning |
 //! |---|---|
 //! | 0–35 | the block on the device; 0 with all other bits for a hole, which reads as zeroes |
-//! | 36 | fresh: written since the page that has the entry became its branch's own |
+//! | 36 | fresh: the block was written for this entry, since its page became its branch's own |
 //! | 37–39 | zero |
 //! | 40–63 | the low 24 bits of the CRC-32C of the content |
 

@@ -190,10 +190,10 @@ fn reseal(image: &mut [u8], layout: &Layout) {
     }
     for start in [0, SUPERBLOCK_LENGTH] {
         let first = layout.record(u64_at(image, start + 64)) as usize * BLOCK_BYTES;
-        let length = u32_at(image, start + 100) as usize;
+        let length = u32_at(image, start + 104) as usize;
         let code = image.get(first..).and_then(|bytes| bytes.get(..length)).map(|b| KEY.code(b));
         if let Some(code) = code {
-            put(image, start + 104, &code.0);
+            put(image, start + 112, &code.0);
         }
         seal(&mut image[start..start + SUPERBLOCK_LENGTH]);
     }

@@ -26,6 +26,10 @@ pub(crate) const PAYLOAD: usize = BLOCK_BYTES - 16;
 pub(crate) const TABLE_ENTRY: usize = 16;
 /// The entries in a page of the page table.
 pub(crate) const TABLE_ENTRIES: u64 = (PAYLOAD / TABLE_ENTRY) as u64;
+/// The places that a page of the fingerprint table describes.
+pub(crate) const FINGERPRINTS: usize = 512;
+/// The bytes of a page of the space map that have one bit for each of its places.
+pub(crate) const SPACE_BITS: usize = PAYLOAD / 2;
 
 /// The sizes of a pool, which are fixed when it is made but for the number of its segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub struct Layout {
     pub space_pages: u32,
     /// The pages of the page table, each of which has two copies.
     pub table_pages: u32,
+    /// The pages of the fingerprint table.
+    pub fingerprint_pages: u32,
 }
 
 impl Layout {
@@ -61,6 +67,7 @@ impl Layout {
             record_blocks: u32::try_from((blocks_max / 64).clamp(32, 4096)).ok()?,
             space_pages: 0,
             table_pages: u32::try_from(map_pages.div_ceil(TABLE_ENTRIES)).ok()?,
+            fingerprint_pages: u32::try_from(blocks_max.div_ceil(FINGERPRINTS as u64)).ok()?,
         };
         let pages = blocks_max.div_ceil(layout.places_in_page());
         layout.space_pages = u32::try_from(pages).ok()?;
@@ -72,9 +79,9 @@ impl Layout {
     pub fn segments_on(&self, capacity: u64) -> Option<u32> {
         let blocks = (capacity / BLOCK).checked_sub(self.first_segment())?;
         let segments = blocks / u64::from(self.segment_blocks);
-        let mapped =
-            u64::from(self.space_pages) * self.places_in_page() / u64::from(self.segment_blocks);
-        let segments = segments.min(mapped);
+        let mapped = u64::from(self.space_pages) * self.places_in_page();
+        let mapped = mapped.min(u64::from(self.fingerprint_pages) * FINGERPRINTS as u64);
+        let segments = segments.min(mapped / u64::from(self.segment_blocks));
         u32::try_from(segments).ok().filter(|_| segments >= SEGMENTS_MIN)
     }
 
@@ -88,13 +95,14 @@ impl Layout {
             && (1..=1 << 28).contains(&self.table_pages)
             && self.space_pages > 0
             && places <= u64::from(self.space_pages) * self.places_in_page()
+            && places <= u64::from(self.fingerprint_pages) * FINGERPRINTS as u64
             && self.first_segment() + places <= POOL_BLOCKS_MAX
     }
 
     /// The places that a page of the space map describes: whole segments.
     pub(crate) fn places_in_page(&self) -> u64 {
         let blocks = u64::from(self.segment_blocks);
-        (PAYLOAD as u64 * 8) / blocks * blocks
+        (SPACE_BITS as u64 * 8) / blocks * blocks
     }
 
     /// The first block of the record of checkpoints with an even or odd `number`.
@@ -112,9 +120,14 @@ impl Layout {
         self.space_map() + 2 * u64::from(self.space_pages)
     }
 
+    /// The first block of the pages of the fingerprint table.
+    pub(crate) fn fingerprint_table(&self) -> u64 {
+        self.page_table() + 2 * u64::from(self.table_pages)
+    }
+
     /// The first block of segment 0.
     pub(crate) fn first_segment(&self) -> u64 {
-        let end = self.page_table() + 2 * u64::from(self.table_pages);
+        let end = self.fingerprint_table() + u64::from(self.fingerprint_pages);
         end.next_multiple_of(u64::from(self.segment_blocks))
     }
 
@@ -155,9 +168,9 @@ mod tests {
             assert!(layout.is_sane());
             assert_eq!(layout.record(0), 2);
             assert_eq!(layout.record(1), 2 + u64::from(layout.record_blocks));
-            assert!(
-                layout.first_segment() >= layout.page_table() + 2 * u64::from(layout.table_pages)
-            );
+            let end = layout.page_table() + 2 * u64::from(layout.table_pages);
+            assert_eq!(layout.fingerprint_table(), end);
+            assert!(layout.first_segment() >= end + u64::from(layout.fingerprint_pages));
             assert!(layout.block(layout.places()) * BLOCK <= capacity);
             assert!(layout.segments_on(4 * capacity).unwrap() > 3 * layout.segments);
             assert_eq!(layout.place(layout.block(7)), Some(7));
@@ -166,7 +179,7 @@ mod tests {
         }
         // The parts besides segments take little of a large pool.
         let layout = Layout::new(1 << 40, 4 << 40, 1024).unwrap();
-        assert!(layout.first_segment() * BLOCK < 1 << 30, "{layout:?}");
+        assert!(layout.first_segment() * BLOCK < 10 << 30, "{layout:?}");
         assert_eq!(Layout::new(1 << 20, 1 << 20, 16), None);
         assert_eq!(Layout::new(1 << 40, 1 << 40, 24), None);
         assert_eq!(Layout::new(1 << 50, 1 << 50, 1024), None);

@@ -8,6 +8,7 @@
 //!   `apply` brings batches into the maps.
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
+//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once.
 //! - [`check`]: checks a pool that nobody uses.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -23,7 +24,9 @@ mod checkpoint;
 mod copy;
 mod entry;
 mod error;
+mod fingerprint;
 mod fuzz;
+mod index;
 mod layout;
 mod locks;
 mod make;
@@ -35,6 +38,7 @@ mod record;
 mod recover;
 mod rules;
 mod seal;
+mod sharing;
 mod space;
 mod state;
 mod superblock;
@@ -54,7 +58,7 @@ pub use fathom_block::Backend;
 pub use fuzz::fuzz_store;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
-pub use pool::{Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
+pub use pool::{DOMAIN, Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};
 pub use recover::Recovered;
 #[doc(hidden)]
 pub use rules::Rules;

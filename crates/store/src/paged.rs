@@ -69,6 +69,11 @@ fn number(identity: Identity, index: u32, bytes: &[u8]) -> Option<u64> {
     is_valid.then(|| u64_at(bytes, 0))
 }
 
+/// The payload of page `index`, of which there is one copy; `None` if it is not valid.
+pub(crate) fn payload(identity: Identity, index: u32, bytes: &[u8]) -> Option<&[u8]> {
+    number(identity, index, bytes).map(|_| &bytes[BLOCK_BYTES - PAYLOAD..])
+}
+
 impl Paged {
     /// An array of `count` zero pages whose first copies begin at block `first`.
     pub(crate) fn new(first: u64, count: u32) -> Self {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::batch::BatchHeader;
 use crate::batch::Run;
-use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_name, is_size};
+use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_domain, is_name, is_size};
 use crate::checkpoint::{Checkpoint, kind_of};
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
@@ -27,6 +27,8 @@ const PLACE_TIME_MAX: Duration = Duration::from_secs(20);
 const PLACE_INTERVAL: Duration = Duration::from_millis(5);
 /// The most volumes of a snapshot.
 pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
+/// The domain of volumes for which none is given.
+pub const DOMAIN: &str = "default";
 
 /// The settings of an open pool.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,9 @@ pub struct PoolOptions {
     pub walk_pause_ns: u64,
     /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
     pub cached_pages: usize,
+    /// The most pages of the fingerprint table in memory, which take about 20 KiB each and describe
+    /// 2 MiB of the device, besides those that have changed.
+    pub index_pages: usize,
     #[doc(hidden)]
     pub rules: Rules,
 }
@@ -47,6 +52,7 @@ impl Default for PoolOptions {
             checkpoint_ns: 30_000_000_000,
             walk_pause_ns: 10_000_000_000,
             cached_pages: 1 << 14,
+            index_pages: 1 << 11,
             rules: Rules::default(),
         }
     }
@@ -67,8 +73,9 @@ pub(crate) struct Inner {
     /// clock.
     pub(crate) checkpoint_at_ns: AtomicU64,
     pub(crate) walk_at_ns: AtomicU64,
-    /// Whether a queue carries out a walk.
+    /// Whether a queue carries out a walk, and whether one looks for the hooks of the index.
     pub(crate) is_walked: AtomicBool,
+    pub(crate) is_scanned: AtomicBool,
     /// Held while the catalogue is changed.
     changing: Mutex<()>,
     recovered: Recovered,
@@ -116,7 +123,8 @@ impl Pool {
     /// # Errors
     /// If there is no sound pool, or the device fails.
     pub fn open(device: Arc<dyn Backend>, options: PoolOptions) -> Result<Self, PoolError> {
-        let (shared, recovered) = recover::recover(&device, options.cached_pages, options.rules)?;
+        let memory = (options.cached_pages, options.index_pages);
+        let (shared, recovered) = recover::recover(&device, memory, options.rules)?;
         let (identity, key, layout) =
             shared.access(|state| (state.identity, state.key, state.layout()));
         let inner = Inner {
@@ -130,6 +138,7 @@ impl Pool {
             checkpoint_at_ns: AtomicU64::new(0),
             walk_at_ns: AtomicU64::new(0),
             is_walked: AtomicBool::new(false),
+            is_scanned: AtomicBool::new(false),
             changing: Mutex::default(),
             recovered,
         };
@@ -163,7 +172,7 @@ impl Pool {
             bytes: state.layout().data_bytes(),
             used_bytes: state.space.used_places() * BLOCK,
             has_garbage: state.has_garbage || state.walk.is_some(),
-            memory_bytes: state.space.memory() + state.pages.memory(),
+            memory_bytes: state.space.memory() + state.pages.memory() + state.index.memory(),
             counts: state.counts,
             recovered,
         })
@@ -201,19 +210,51 @@ impl Pool {
         Ok(Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size)))
     }
 
-    /// Makes an empty volume of `size` bytes. It is durable when the call returns.
+    /// Makes an empty volume of `size` bytes in the domain [`DOMAIN`]. It is durable when the call
+    /// returns.
     ///
     /// # Errors
     /// If name or size are not possible, or the pool fails.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<(), PoolError> {
+        self.create_volume_in(name, size, DOMAIN)
+    }
+
+    /// Makes an empty volume of `size` bytes in a domain, in which equal blocks are kept once. An
+    /// empty name is no domain.
+    ///
+    /// # Errors
+    /// If name, size or domain are not possible, or the pool fails.
+    pub fn create_volume_in(
+        &self,
+        name: &str,
+        size: u64,
+        domain: &str,
+    ) -> Result<(), PoolError> {
         self.change(|state| {
             state.catalogue.check_name(name)?;
+            if !is_domain(domain) {
+                return Err(PoolRefusal::BadName);
+            }
             state.catalogue.check_room(1)?;
             if !is_size(size) {
                 return Err(PoolRefusal::BadSize);
             }
             let id = state.catalogue.next_id;
-            Ok(Change::Create { id, size, name: name.to_owned() })
+            Ok(Change::Create { id, size, name: name.to_owned(), domain: domain.to_owned() })
+        })
+    }
+
+    /// Gives a volume another domain, for what is written from its next opening on.
+    ///
+    /// # Errors
+    /// If there is no such volume, or the domain is not possible.
+    pub fn set_domain(&self, name: &str, domain: &str) -> Result<(), PoolError> {
+        self.change(|state| {
+            let id = state.catalogue.volume(name)?.id;
+            if !is_domain(domain) {
+                return Err(PoolRefusal::BadName);
+            }
+            Ok(Change::Domain { id, domain: domain.to_owned() })
         })
     }
 

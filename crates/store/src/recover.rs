@@ -13,14 +13,17 @@ use fathom_block::{Backend, Shared, StoreAccess};
 use fathom_persistence::{SUPERBLOCK_LENGTH, Superblock as _};
 
 use crate::batch::{BatchHeader, Run};
-use crate::catalogue::Change;
+use crate::catalogue::{Catalogue, Change};
 use crate::checkpoint::Checkpoint;
 use crate::error::PoolError;
+use crate::fingerprint::{Fingerprint, Fingerprinter};
+use crate::index::{self, Index};
 use crate::layout::{BLOCK, BLOCK_BYTES, Layout, TABLE_ENTRIES};
-use crate::paged::Paged;
+use crate::paged::{Paged, payload};
 use crate::pages::{Fault, Pages, from_bytes};
 use crate::record::CheckpointRecord;
 use crate::rules::Rules;
+use crate::seal::Key;
 use crate::space::{EMPTY_SEGMENTS_MAX, Space};
 use crate::state::{DIRTY_PAGES_MAX, Parts, State};
 use crate::superblock::PoolSuperblock;
@@ -42,6 +45,8 @@ pub struct Recovered {
     pub batches: u64,
     /// Their blocks.
     pub blocks: u64,
+    /// Their references to blocks that were written earlier.
+    pub references: u64,
     /// Blocks of them that had not been written.
     pub torn_blocks: u64,
     /// Blocks that were durable, and have other content. They cannot be read.
@@ -140,6 +145,10 @@ struct Search<'a> {
     batches: BTreeMap<u64, BatchHeader>,
     /// Of each block of data of a batch, whether it has its content.
     written: BTreeMap<u64, Vec<bool>>,
+    /// The fingerprints of the blocks that have their content, by place.
+    fingerprints: BTreeMap<u64, Fingerprint>,
+    /// What makes those of a volume, if its blocks are shared.
+    fingerprinters: BTreeMap<u32, Fingerprinter>,
     frontier: u64,
     found: Recovered,
     rules: Rules,
@@ -181,15 +190,18 @@ impl Search<'_> {
             self.frontier = self.frontier.max(header.frontier);
             let mut written = Vec::new();
             for run in &header.runs {
-                let Run::Data { block: place, checksums, .. } = run else { continue };
+                let Run::Data { volume, block: place, checksums, .. } = run else { continue };
+                let fingerprinter = self.fingerprinters.get(volume);
                 for (place, checksum) in (*place..).zip(checksums) {
                     let own = self.layout.place(place).and_then(|place| place.checked_sub(first));
                     let own = own.filter(|own| *own < blocks).map(|own| own as usize);
-                    let is_right = |own| crc32c::crc32c(block(own)) == *checksum;
-                    let is_trusted = !self.rules.compares_contents;
-                    written.push(is_trusted || own.is_some_and(is_right));
-                    if let Some(own) = own {
-                        is_data[own] = true;
+                    let is_right = own.is_some_and(|own| crc32c::crc32c(block(own)) == *checksum);
+                    written.push(is_right || !self.rules.compares_contents);
+                    let Some(own) = own else { continue };
+                    is_data[own] = true;
+                    if let Some(fingerprinter) = fingerprinter.filter(|_| is_right) {
+                        let fingerprint = fingerprinter.fingerprint(block(own));
+                        self.fingerprints.insert(first + own as u64, fingerprint);
                     }
                 }
             }
@@ -227,24 +239,54 @@ impl Search<'_> {
 /// If the device fails, or has no sound pool.
 pub(crate) fn recover(
     device: &Arc<dyn Backend>,
-    cached_pages: usize,
+    memory: (usize, usize),
     rules: Rules,
 ) -> Result<(Shared<State>, Recovered), PoolError> {
-    let (state, found, mut access) = find(device, cached_pages, rules)?;
+    let Opened { state, found, mut access, fingerprints } = find(device, memory, rules)?;
+    note_fingerprints(&state, &mut access, &fingerprints)?;
     // No batch is written before the new generation is durable: nothing of the old one counts then.
     Checkpoint::run(&state, &mut access)?;
     Ok((state, found))
 }
 
-/// The state of a pool in memory. Nothing on the device changes.
+/// Brings the fingerprints of blocks that were written after the last checkpoint into the index.
+fn note_fingerprints(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    fingerprints: &BTreeMap<u64, Fingerprint>,
+) -> Result<(), PoolError> {
+    let identity = state.access(|state| state.identity);
+    for (place, fingerprint) in fingerprints {
+        for page in state.access(|state| state.admit_fingerprints(&[*place])) {
+            let block = state.access(|state| state.load_fingerprints(page));
+            let bytes = access.read(block * BLOCK, BLOCK)?;
+            let words = payload(identity, page, &bytes).map(index::decode);
+            state.access(|state| state.fingerprints_loaded(page, words.as_deref()));
+        }
+        state.access(|state| state.note_fingerprint(*place, *fingerprint));
+    }
+    Ok(())
+}
+
+/// A pool in memory.
+pub(crate) struct Opened {
+    pub(crate) state: Shared<State>,
+    pub(crate) found: Recovered,
+    pub(crate) access: StoreAccess,
+    /// Those of the blocks that came after the last checkpoint, by place.
+    fingerprints: BTreeMap<u64, Fingerprint>,
+}
+
+/// The state of a pool in memory, with so many pages of maps and of the fingerprint table. Nothing on
+/// the device changes.
 ///
 /// # Errors
 /// If the device fails, or has no sound pool.
 pub(crate) fn find(
     device: &Arc<dyn Backend>,
-    cached_pages: usize,
+    (cached_pages, index_pages): (usize, usize),
     rules: Rules,
-) -> Result<(Shared<State>, Recovered, StoreAccess), PoolError> {
+) -> Result<Opened, PoolError> {
     let mut access = StoreAccess::open(device)?;
     let latest = read_latest(&mut access, device.capacity(), cached_pages, rules)?;
     let Latest { superblock, record, mut space, pages } = latest;
@@ -254,6 +296,8 @@ pub(crate) fn find(
         layout: *space.layout(),
         batches: BTreeMap::new(),
         written: BTreeMap::new(),
+        fingerprints: BTreeMap::new(),
+        fingerprinters: fingerprinters(&superblock.key, &record.catalogue),
         frontier: 0,
         found: Recovered::default(),
         rules,
@@ -272,6 +316,7 @@ pub(crate) fn find(
     let searched = record.busy.iter().chain(&record.order).copied();
     // Two checkpoints' worth of changed pages, if the last one was interrupted.
     space.open(searched, usize::try_from(search.layout.places() / 8).unwrap_or(usize::MAX));
+    let index = Index::new(space.layout(), index_pages);
     let last = search.batches.keys().next_back().copied().unwrap_or(0);
     let state = State::new(Parts {
         identity: superblock.identity,
@@ -279,6 +324,7 @@ pub(crate) fn find(
         catalogue: record.catalogue.clone(),
         space,
         pages,
+        index,
         generation: superblock.generation + 1,
         number: superblock.number,
         sequence: last.max(record.sequence),
@@ -289,7 +335,14 @@ pub(crate) fn find(
     for sequence in search.ordered() {
         replay(&mut search, sequence, &state, &mut access)?;
     }
-    Ok((state, search.found, access))
+    let Search { found, fingerprints, .. } = search;
+    Ok(Opened { state, found, access, fingerprints })
+}
+
+/// What makes the fingerprints of each volume whose blocks are shared.
+fn fingerprinters(key: &Key, catalogue: &Catalogue) -> BTreeMap<u32, Fingerprinter> {
+    let shared = catalogue.volumes.values().filter(|volume| !volume.domain.is_empty());
+    shared.map(|volume| (volume.id, Fingerprinter::new(key, &volume.domain))).collect()
 }
 
 /// Applies a batch.
@@ -323,6 +376,21 @@ fn replay(
                     apply(state, access, &one)?;
                 }
             }
+            Run::References { volume, first, block, checksums } => {
+                for (index, checksum) in (0..).zip(checksums) {
+                    search.found.references += 1;
+                    let is_right = find_target(state, access, block + index, *checksum, search.rules)?;
+                    if !is_right && !is_durable {
+                        search.found.torn_blocks += 1;
+                        continue;
+                    }
+                    search.found.wrong_blocks += u64::from(!is_right);
+                    let checksums = vec![*checksum];
+                    let (first, block) = (first + index, block + index);
+                    let one = Run::References { volume: *volume, first, block, checksums };
+                    apply(state, access, &one)?;
+                }
+            }
             Run::Zeroes { .. } => apply(state, access, run)?,
             Run::Change(bytes) => {
                 let change = Change::decode(bytes).ok_or_else(damaged)?;
@@ -342,6 +410,28 @@ fn replay(
         }
     }
     Ok(())
+}
+
+/// Shares the place of a reference. Returns false if the block that was there has not survived.
+fn find_target(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    block: u64,
+    checksum: u32,
+    rules: Rules,
+) -> Result<bool, PoolError> {
+    let Some(place) = state.access(|state| state.layout().place(block)) else { return Ok(false) };
+    let is_used = state.access(|state| state.space.is_used(place));
+    // Otherwise an earlier batch has freed it, or it was never durable.
+    let is_right = is_used
+        || !rules.drops_references
+        || rules.takes_again && crc32c::crc32c(&access.read(block * BLOCK, BLOCK)?) == checksum;
+    state.access(|state| {
+        if is_right {
+            state.space.share(place);
+        }
+    });
+    Ok(is_right)
 }
 
 /// Applies a run, and reads the pages that are missing.

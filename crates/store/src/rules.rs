@@ -39,6 +39,18 @@ pub struct Rules {
     pub copies_stale: bool,
     /// A removed page keeps its entry of the page table until the next checkpoint's instant.
     pub keeps_removed: bool,
+    /// A shared place is freed by walks alone.
+    pub keeps_shared: bool,
+    /// A walk does not free places to which references are being made.
+    pub pins_references: bool,
+    /// Blocks with equal fingerprints are compared.
+    pub compares_equals: bool,
+    /// A recovery drops references to blocks that are not there.
+    pub drops_references: bool,
+    /// A recovery takes the place of a reference again that an earlier batch has freed.
+    pub takes_again: bool,
+    /// The bits of fingerprints that count.
+    pub fingerprint_bits: u32,
     /// The most pages that a step of a walk visits.
     pub walk_step: usize,
 }
@@ -63,6 +75,12 @@ impl Default for Rules {
             raises_floor: true,
             copies_stale: true,
             keeps_removed: true,
+            keeps_shared: true,
+            pins_references: true,
+            compares_equals: true,
+            drops_references: true,
+            takes_again: true,
+            fingerprint_bits: 56,
             walk_step: 64,
         }
     }

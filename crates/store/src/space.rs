@@ -1,6 +1,7 @@
 //! The space of a pool: which places are in use, and where the next blocks go.
 //!
-//! A place is in use while something refers to it: an entry of a map, or the page table. A place
+//! A place is in use while something refers to it: an entry of a map, or the page table. It is
+//! *shared* if more than one entry may refer to it. A place
 //! that becomes free is not used again at once. A checkpoint chooses the segments for the blocks
 //! that come after it, and notes which of their places are free now. They are used when the
 //! checkpoint is durable, and the reads have ended that began before it. So nothing is overwritten
@@ -10,10 +11,11 @@
 //! in one segment, in ascending order.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use fathom_block::{ErrorKind, Outcome};
 
-use crate::layout::{Layout, PAYLOAD};
+use crate::layout::{Layout, SPACE_BITS};
 use crate::paged::Paged;
 use crate::rules::Rules;
 
@@ -166,6 +168,27 @@ impl Space {
         self.map.page(page)[byte] & bit != 0
     }
 
+    /// Whether any of these places is in use, as far as they exist.
+    pub(crate) fn is_any_used(&self, places: Range<u64>) -> bool {
+        let end = places.end.min(self.layout.places());
+        (places.start..end).any(|place| self.is_used(place))
+    }
+
+    /// Whether more than one entry of a map may refer to a place.
+    pub(crate) fn is_shared(&self, place: u64) -> bool {
+        let (page, byte, bit) = self.bit(place);
+        self.map.page(page)[SPACE_BITS + byte] & bit != 0
+    }
+
+    /// One more entry of a map will refer to a place in use.
+    pub(crate) fn share(&mut self, place: u64) {
+        self.take(place);
+        let (page, byte, bit) = self.bit(place);
+        if self.map.page(page)[SPACE_BITS + byte] & bit == 0 {
+            self.map.change(page)[SPACE_BITS + byte] |= bit;
+        }
+    }
+
     /// Something refers to a place now.
     pub(crate) fn take(&mut self, place: u64) {
         if self.rules.marks_new {
@@ -183,7 +206,9 @@ impl Space {
     pub(crate) fn free(&mut self, place: u64) {
         let (page, byte, bit) = self.bit(place);
         if self.map.page(page)[byte] & bit != 0 {
-            self.map.change(page)[byte] &= !bit;
+            let bits = self.map.change(page);
+            bits[byte] &= !bit;
+            bits[SPACE_BITS + byte] &= !bit;
             self.used[self.layout.segment(place) as usize] -= 1;
             self.used_places -= 1;
             self.freed += 1;
@@ -192,14 +217,14 @@ impl Space {
 
     /// A walk begins: only places that are marked or taken until its end stay in use.
     pub(crate) fn begin_marking(&mut self) {
-        self.marked = Some(vec![0; self.map.count() as usize * PAYLOAD]);
+        self.marked = Some(vec![0; self.map.count() as usize * SPACE_BITS]);
     }
 
     /// A walk has found that something refers to a place.
     pub(crate) fn mark(&mut self, place: u64) {
         let (page, byte, bit) = self.bit(place);
         if let Some(marked) = &mut self.marked {
-            marked[page * PAYLOAD + byte] |= bit;
+            marked[page * SPACE_BITS + byte] |= bit;
         }
     }
 
@@ -212,7 +237,7 @@ impl Space {
     pub(crate) fn sweep(&mut self) -> u64 {
         let Some(marked) = self.marked.take() else { return 0 };
         let mut freed = 0;
-        for (page, marked) in marked.chunks(PAYLOAD).enumerate() {
+        for (page, marked) in marked.chunks(SPACE_BITS).enumerate() {
             for (byte, marked) in marked.iter().enumerate() {
                 let mut lost = self.map.page(page)[byte] & !marked;
                 while lost != 0 {

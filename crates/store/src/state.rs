@@ -8,6 +8,7 @@ use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
 
 use crate::catalogue::{Catalogue, Change, PageId};
+use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
 use crate::paged::FrozenPages;
@@ -64,6 +65,14 @@ pub struct PoolCounts {
     pub written_blocks: u64,
     /// Blocks that were zeroes, and took no place.
     pub zero_blocks: u64,
+    /// Blocks that became references to equal ones.
+    pub shared_blocks: u64,
+    /// Blocks that were equal to what they replaced.
+    pub unchanged_blocks: u64,
+    /// Blocks that had the fingerprint of another one, and were not equal to it.
+    pub unequal_blocks: u64,
+    /// Pages of the fingerprint table that were read.
+    pub fingerprint_reads: u64,
     /// Batches written.
     pub batches: u64,
     /// Pages of maps that checkpoints wrote.
@@ -86,6 +95,9 @@ pub(crate) struct State {
     pub(crate) catalogue: Catalogue,
     pub(crate) space: Space,
     pub(crate) pages: Pages,
+    pub(crate) index: Index,
+    /// The places to which references are being made, and how many.
+    pub(crate) pinned: BTreeMap<u64, u32>,
     pub(crate) generation: u64,
     /// The number of the latest checkpoint that is durable.
     pub(crate) number: u64,
@@ -139,6 +151,7 @@ pub(crate) struct Parts {
     pub(crate) catalogue: Catalogue,
     pub(crate) space: Space,
     pub(crate) pages: Pages,
+    pub(crate) index: Index,
     pub(crate) generation: u64,
     pub(crate) number: u64,
     pub(crate) sequence: u64,
@@ -164,6 +177,8 @@ impl State {
             catalogue: parts.catalogue,
             space: parts.space,
             pages: parts.pages,
+            index: parts.index,
+            pinned: BTreeMap::new(),
             generation: parts.generation,
             number: parts.number,
             next_sequence: parts.sequence + 1,

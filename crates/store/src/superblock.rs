@@ -8,9 +8,9 @@
 //! | 32 | 32 | key of the headers and records, drawn at random |
 //! | 64 | 8 | number of the checkpoint |
 //! | 72 | 8 | generation: the openings of the pool |
-//! | 80 | 4 each | blocks of a segment; segments; blocks of a record; pages of the space map; pages of the page table |
-//! | 100 | 4 | length of the record, in bytes |
-//! | 104 | 16 | code of the record |
+//! | 80 | 4 each | blocks of a segment; segments; blocks of a record; pages of the space map, of the page table and of the fingerprint table |
+//! | 104 | 4 | length of the record, in bytes |
+//! | 112 | 16 | code of the record |
 
 use fathom_persistence::bytes::{array, put, u32_at, u64_at};
 use fathom_persistence::{CopyOrder, Identity, Superblock, SuperblockBytes};
@@ -60,12 +60,13 @@ impl Superblock for PoolSuperblock {
             layout.record_blocks,
             layout.space_pages,
             layout.table_pages,
+            layout.fingerprint_pages,
             self.record.0,
         ];
         for (index, size) in sizes.into_iter().enumerate() {
             put(copy, 80 + 4 * index, &size.to_le_bytes());
         }
-        put(copy, 104, &self.record.1.0);
+        put(copy, 112, &self.record.1.0);
     }
 
     fn get(_: u32, copy: &SuperblockBytes) -> Option<Self> {
@@ -76,6 +77,7 @@ impl Superblock for PoolSuperblock {
             record_blocks: size(2),
             space_pages: size(3),
             table_pages: size(4),
+            fingerprint_pages: size(5),
         };
         let superblock = Self {
             identity: Identity(array(copy, 16)),
@@ -83,13 +85,13 @@ impl Superblock for PoolSuperblock {
             number: u64_at(copy, 64),
             generation: u64_at(copy, 72),
             layout,
-            record: (size(5), Code(array(copy, 104))),
+            record: (size(6), Code(array(copy, 112))),
         };
         // Numbers that no pool reaches would overflow.
         let is_sane = layout.is_sane()
             && superblock.number < 1 << 56
             && superblock.generation < 1 << 56
-            && u64::from(size(5)) <= u64::from(layout.record_blocks) * crate::layout::BLOCK;
+            && u64::from(size(6)) <= u64::from(layout.record_blocks) * crate::layout::BLOCK;
         is_sane.then_some(superblock)
     }
 }

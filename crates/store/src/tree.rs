@@ -170,8 +170,7 @@ impl Pages {
         if id == 0 { Ok(()) } else { self.get(id).map(drop) }
     }
 
-    /// Sets the entry of a block. Returns the old one, which is fresh if nothing else refers to its
-    /// block.
+    /// Sets the entry of a block. Returns the old one, which is fresh if no other page has it.
     ///
     /// # Errors
     /// If a page is missing. The change may then be made again.
@@ -184,7 +183,7 @@ impl Pages {
         let id = self.touch(branch, block)?;
         let at = index(block, 0);
         let old = Self::leaf_entry(self.get(id)?, at)?;
-        self.change(id)?[at] = entry.fresh().bits();
+        self.change(id)?[at] = entry.bits();
         Ok(old)
     }
 
@@ -351,7 +350,7 @@ mod tests {
                 match random.u8(..20) {
                     0..=11 => {
                         let block = random.u64(..4) * (1 << 18) % BLOCKS + random.u64(..600);
-                        let old = device.complete(|pages| pages.set(branch, block, entry(next)));
+                        let old = device.complete(|pages| pages.set(branch, block, entry(next).fresh()));
                         assert_eq!(old.block(), table.insert(block, next).unwrap_or(0));
                         if old.is_fresh() {
                             assert!(freed.insert(old.block()));
@@ -402,7 +401,7 @@ mod tests {
         let mut device = Device::new();
         let mut branch = Branch { root: 0, floor: 0, epoch: 1 };
         for block in 0..2000 {
-            device.pages.set(&mut branch, block, entry(block + 1)).unwrap();
+            device.pages.set(&mut branch, block, entry(block + 1).fresh()).unwrap();
         }
         let mut cleared = Cleared::default();
         device.pages.clear(&mut branch, 100..1900, &mut cleared).unwrap();

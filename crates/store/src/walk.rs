@@ -48,6 +48,9 @@ impl State {
             self.walk = Some(walk);
             self.has_garbage = false;
             self.space.begin_marking();
+            if self.rules.pins_references {
+                self.mark_pinned();
+            }
             self.pages.begin_finding();
         }
         true

@@ -30,6 +30,24 @@ fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
 }
 
 #[test]
+fn nothing_is_lost_when_most_blocks_are_equal() {
+    let (mut shared, mut unequal, mut walks, mut cases) = (0, 0, 0, 0_u64);
+    each_seed(20, |seed| {
+        let rules = Rules {
+            walk_step: 1 + seed as usize % 3,
+            fingerprint_bits: if seed % 2 == 0 { 56 } else { 2 },
+            ..Rules::default()
+        };
+        let mut storm = Storm::new(StormOptions::new(Kind::Equal, rules), seed);
+        storm.run();
+        (shared, unequal) = (shared + storm.counts.shared, unequal + storm.counts.unequal);
+        (walks, cases) = (walks + storm.counts.walks, cases + 1);
+    });
+    let is_enough = shared > 40 * cases && unequal > 20 * cases && walks > cases;
+    assert!(cases < 9 || is_enough, "{shared} {unequal} {walks} in {cases} cases");
+}
+
+#[test]
 fn a_recovery_that_loses_its_power_is_carried_out_again() {
     each_seed(4, |seed| {
         let rules = Rules { walk_step: 2, ..Rules::default() };

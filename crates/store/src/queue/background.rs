@@ -7,6 +7,9 @@ use fathom_block::{BackendContext, Outcome, Request};
 use super::StoreQueue;
 use super::device::Purpose;
 use crate::checkpoint::{Checkpoint, CheckpointStep};
+use crate::index::decode;
+use crate::layout::BLOCK_BYTES;
+use crate::paged::payload;
 use crate::pages::from_bytes;
 use crate::state::State;
 use crate::walk::WalkRead;
@@ -15,6 +18,8 @@ use crate::walk::WalkRead;
 const WRITES_MAX: usize = 4;
 /// The most reads of a walk in flight.
 const READS_MAX: usize = 16;
+/// The pages of the fingerprint table that a scan reads at once.
+const SCAN_PAGES: u32 = 64;
 
 /// The shortest time after which a checkpoint that may not begin now is considered again, in
 /// nanoseconds.
@@ -72,6 +77,51 @@ impl StoreQueue {
     pub(super) fn checkpoint_written(&mut self, own: Box<Request>, outcome: Outcome) {
         if let Some(checkpoint) = &mut self.checkpoint {
             checkpoint.completed(outcome);
+        }
+        self.device.give(own);
+    }
+
+    /// Looks for the hooks of the fingerprint table, once after the opening.
+    pub(super) fn scan(&mut self, context: &mut BackendContext<'_>) {
+        if self.device.of_scan() > 0 || self.is_closed && !self.is_scanning {
+            return;
+        }
+        if self.is_closed {
+            return self.leave_scan();
+        }
+        if !self.is_scanning {
+            let is_done = self.inner.shared.access(|state| state.index.is_scanned());
+            if is_done || self.inner.is_scanned.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            self.is_scanning = true;
+        }
+        let (pages, block) = self.inner.shared.access(|state| {
+            let pages = state.next_scan(SCAN_PAGES);
+            let block = state.index.block(pages.start);
+            (pages, block)
+        });
+        if pages.is_empty() {
+            return self.leave_scan();
+        }
+        let own = self.device.read(block, pages.len());
+        self.device.submit(own, Purpose::Scan { page: pages.start }, context);
+    }
+
+    pub(super) fn leave_scan(&mut self) {
+        if std::mem::take(&mut self.is_scanning) {
+            self.inner.is_scanned.store(false, Ordering::Release);
+        }
+    }
+
+    /// Pages of the fingerprint table have been read.
+    pub(super) fn scanned(&mut self, first: u32, own: Box<Request>, outcome: Outcome) {
+        let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
+        for (page, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+            let Some(words) = payload(self.inner.identity, page, bytes).map(decode) else {
+                continue;
+            };
+            self.inner.shared.access(|state| state.fingerprints_scanned(page, &words));
         }
         self.device.give(own);
     }

@@ -2,20 +2,17 @@
 
 use fathom_block::{BackendContext, ErrorKind, Operation, Outcome, Request};
 
-use super::change::{Part, is_zero};
+use super::change::Part;
 use super::device::Purpose;
+use super::draft::{Data, Draft, Runs};
 use super::{StoreQueue, Wanted};
-use crate::batch::{BatchHeader, Run, fits};
+use crate::batch::{BatchHeader, Run};
+use crate::fingerprint::Fingerprint;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::Fault;
 use crate::state::Placed;
 
-/// The most blocks of data of a batch: with the header, as much memory as a request keeps for its
-/// next use.
-const BLOCKS_MAX: usize = 63;
-/// The most ranges of zeroes of a batch.
-const ZEROES_MAX: usize = 64;
-/// The most batches of a queue in flight.
+/// The most batches of a queue in flight, with those that are being made.
 const BATCHES_MAX: usize = 16;
 
 /// A batch in flight.
@@ -23,96 +20,44 @@ pub(super) struct Batch {
     runs: Vec<Run>,
     /// The parts of changes that it has.
     parts: Vec<(u64, Part)>,
+    /// The places to which it refers, which are pinned.
+    pub(super) pins: Vec<u64>,
+    /// The fingerprints of its blocks, with their places.
+    fingerprints: Vec<(u64, Fingerprint)>,
     requests: usize,
     outcome: Outcome,
     /// The run that is brought into the maps next, and the blocks of it that are there.
     next: (usize, usize),
 }
 
-/// A batch that has no place yet. Block 0 of the request's memory is for the header, and the data
-/// of the parts follows.
-struct Draft {
-    own: Box<Request>,
-    /// The parts, each with the checksum of its data, if it has any.
-    parts: Vec<(u64, Part, Option<u32>)>,
-    blocks: usize,
-}
-
 impl StoreQueue {
     /// Writes waiting changes in batches, as far as there is place.
     pub(super) fn write_batches(&mut self, context: &mut BackendContext<'_>) {
-        while self.batches.len() < BATCHES_MAX {
-            let Some(draft) = self.draft() else { return };
-            if !self.place(draft, context) {
+        loop {
+            if self.batches.len() >= BATCHES_MAX {
+                return;
+            }
+            if let Some(draft) = self.ready.pop_front() {
+                if let Some(unplaced) = self.place(draft, context) {
+                    return self.ready.push_front(unplaced);
+                }
+            } else if self.batches.len() + self.drafts.len() < BATCHES_MAX {
+                let Some(draft) = self.draft() else { return };
+                self.share(draft, context);
+            } else {
                 return;
             }
         }
     }
 
-    /// Gathers parts of changes for a batch.
-    fn draft(&mut self) -> Option<Draft> {
-        let Wanted::Volume(_) = self.wanted else { return None };
-        let mut taken = Vec::new();
-        let (mut blocks, mut zeroes) = (0, 0);
-        for number in &self.pending {
-            let Some(change) = self.changes.get_mut(number).filter(|change| change.is_ready())
-            else {
-                continue;
-            };
-            while blocks < BLOCKS_MAX && zeroes < ZEROES_MAX {
-                let Some(part) = change.next_part() else { break };
-                match part {
-                    Part::Data(_) => blocks += 1,
-                    Part::Zeroes(_) => zeroes += 1,
-                }
-                taken.push((*number, part));
-            }
-        }
-        if taken.is_empty() {
+    /// Finds a place for a batch, and writes it. Returns the draft if there is none now.
+    fn place(&mut self, mut draft: Draft, context: &mut BackendContext<'_>) -> Option<Draft> {
+        let Wanted::Volume(volume) = self.wanted else { return None };
+        if draft.parts.is_empty() {
+            self.device.give(draft.own);
             return None;
         }
-        let mut own = self.device.take();
-        own.buffers.allocate((1 + blocks) * BLOCK_BYTES);
-        let mut draft = Draft { own, parts: Vec::new(), blocks: 0 };
-        for (number, part) in taken {
-            self.compose(number, part, &mut draft);
-        }
-        Some(draft)
-    }
-
-    /// Adds a part to a draft.
-    fn compose(&mut self, number: u64, part: Part, draft: &mut Draft) {
-        let Part::Data(block) = part else {
-            return draft.parts.push((number, part, None));
-        };
-        let Some(change) = self.changes.get_mut(&number) else { return };
-        let Some(memory) = draft.own.buffers.owned_mut() else { return };
-        let bytes = &mut memory[(1 + draft.blocks) * BLOCK_BYTES..][..BLOCK_BYTES];
-        if let Err(kind) = change.compose(block, bytes) {
-            change.outcome = Err(kind);
-            return;
-        }
-        if !is_zero(bytes) {
-            draft.blocks += 1;
-            return draft.parts.push((number, part, Some(crc32c::crc32c(bytes))));
-        }
-        // Zeroes need no place.
-        match draft.parts.last_mut() {
-            Some((last, Part::Zeroes(range), _)) if *last == number && range.end == block => {
-                range.end += 1;
-            }
-            _ => draft.parts.push((number, Part::Zeroes(block..block + 1), None)),
-        }
-    }
-
-    /// Finds a place for a batch, and writes it. Returns false if there is none.
-    fn place(&mut self, draft: Draft, context: &mut BackendContext<'_>) -> bool {
-        let Wanted::Volume(volume) = self.wanted else { return false };
-        let Draft { mut own, parts, blocks } = draft;
-        if parts.is_empty() {
-            self.device.give(own);
-            return true;
-        }
+        let blocks = draft.blocks();
         let mut is_full = false;
         let placed = self.inner.shared.attempt(&self.waker, |state| {
             let placed = state.place(blocks);
@@ -120,30 +65,18 @@ impl StoreQueue {
             placed
         });
         let Some(placed) = placed else {
-            self.device.give(own);
-            for (number, part, _) in parts.into_iter().rev() {
-                if let Some(change) = self.changes.get_mut(&number) {
-                    change.put_back(part);
-                    if is_full {
-                        change.outcome = Err(ErrorKind::NoSpace);
-                    }
-                }
+            if is_full {
+                self.refuse(draft);
+                return None;
             }
-            return is_full;
+            return Some(draft);
         };
-        let (runs, used, count) = runs(volume, &parts, &placed, self.inner.first_segment);
-        let mut parts: Vec<_> = parts.into_iter().map(|(number, part, _)| (number, part)).collect();
-        for (number, part) in parts.split_off(count).into_iter().rev() {
-            if let Some(change) = self.changes.get_mut(&number) {
-                change.put_back(part);
-            }
-        }
-        let mut last = None;
-        for (number, _) in &parts {
-            if last.replace(*number) != Some(*number) {
-                self.changes.entry(*number).and_modify(|change| change.batches += 1);
-            }
-        }
+        draft.close_gaps();
+        let Runs { runs, blocks, parts: count } =
+            Runs::new(volume, &draft.parts, &placed, self.inner.first_segment);
+        let left = draft.parts.split_off(count);
+        self.put_back(left);
+        let Draft { mut own, parts, .. } = draft;
         let header = BatchHeader {
             generation: placed.generation,
             sequence: placed.sequence,
@@ -153,17 +86,41 @@ impl StoreQueue {
         if let Some(memory) = own.buffers.owned_mut() {
             header.encode(self.inner.identity, &self.inner.key, &mut memory[..BLOCK_BYTES]);
         }
-        let zeroes = parts.iter().filter(|(_, part)| matches!(part, Part::Zeroes(_))).count();
+        let zeroes = parts.iter().filter(|part| part.data.is_none()).count();
         let BatchHeader { sequence, runs, .. } = header;
-        let batch = Batch { runs, parts, requests: 0, outcome: Ok(()), next: (0, 0) };
-        self.batches.insert(sequence, batch);
-        self.inner.shared.access(|state| {
-            state.counts.written_blocks += used as u64;
+        let data: Vec<Data> = parts.iter().filter_map(|part| part.data).collect();
+        let pins: Vec<u64> = data.iter().filter_map(Data::reference).collect();
+        let written = data.iter().filter(|data| data.reference().is_none());
+        let fingerprints = placed.places.data.iter().zip(written);
+        let fingerprints: Vec<_> = fingerprints
+            .filter_map(|(place, data)| Some((*place, data.fingerprint?)))
+            .collect();
+        let pages = self.inner.shared.access(|state| {
+            state.counts.written_blocks += blocks as u64;
             state.counts.zero_blocks += zeroes as u64;
+            state.counts.shared_blocks += pins.len() as u64;
+            let places: Vec<u64> = fingerprints.iter().map(|(place, _)| *place).collect();
+            state.admit_fingerprints(&places)
         });
-        self.submit_batch(own, &placed, used, context);
+        let parts = parts.into_iter().map(|part| (part.change, part.part)).collect();
+        let (requests, outcome, next) = (0, Ok(()), (0, 0));
+        let batch = Batch { runs, parts, pins, fingerprints, requests, outcome, next };
+        self.batches.insert(sequence, batch);
+        self.submit_batch(own, &placed, blocks, context);
         self.load_for_batch(sequence, context);
-        true
+        self.load_fingerprints(&pages, context);
+        None
+    }
+
+    /// The pool is full.
+    fn refuse(&mut self, draft: Draft) {
+        let Draft { own, parts, .. } = draft;
+        self.device.give(own);
+        for part in &parts {
+            let change = self.changes.entry(part.change);
+            change.and_modify(|change| change.outcome = Err(ErrorKind::NoSpace));
+        }
+        self.put_back(parts);
     }
 
     /// Submits the writes of a batch with `used` blocks of data: one for each run of places.
@@ -223,7 +180,9 @@ impl StoreQueue {
                 return;
             };
             for run in &batch.runs {
-                if let Run::Data { first, checksums, .. } = run {
+                if let Run::Data { first, checksums, .. } | Run::References { first, checksums, .. } =
+                    run
+                {
                     let range = *first..first + checksums.len() as u64;
                     // What else is missing is found when the batch is brought into the map.
                     let _ = state.pages.look_up(root, range, &mut Vec::new(), &mut missing);
@@ -268,6 +227,11 @@ impl StoreQueue {
                         }
                     }
                 }
+                if outcome.is_ok() {
+                    for (place, fingerprint) in batch.fingerprints.drain(..) {
+                        state.note_fingerprint(place, fingerprint);
+                    }
+                }
                 state.end_batch(sequence, outcome);
             });
             if let Some(id) = missing {
@@ -291,77 +255,26 @@ impl StoreQueue {
         let is_final = is_final
             || outcome == Err(ErrorKind::NoSpace)
             || outcome.is_err() && self.inner.device.has_lost_writes();
+        if !batch.pins.is_empty() {
+            self.inner.shared.access(|state| state.unpin(&batch.pins));
+        }
         let mut last = None;
         for (number, part) in batch.parts.into_iter().rev() {
-            let Some(change) = self.changes.get_mut(&number) else { continue };
             let is_new = last.replace(number) != Some(number);
+            let Some(change) = self.changes.get_mut(&number) else { continue };
+            let Err(kind) = outcome else {
+                change.parts -= 1;
+                continue;
+            };
+            change.put_back(part);
             if is_new {
-                change.batches -= 1;
+                change.note_failure(kind);
             }
-            if let Err(kind) = outcome {
-                change.put_back(part);
-                if is_new {
-                    change.note_failure(kind);
-                    if let Err(at) = self.pending.binary_search(&number) {
-                        self.pending.insert(at, number);
-                    }
-                }
-                if is_final {
-                    change.outcome = Err(kind);
-                }
+            if is_final {
+                change.outcome = Err(kind);
             }
+            self.make_pending(number);
         }
         self.inner.shared.wake();
     }
-}
-
-/// The runs of a batch whose first `blocks of parts` fit: the runs, the blocks of data that they
-/// have, and the parts.
-fn runs(
-    volume: u32,
-    parts: &[(u64, Part, Option<u32>)],
-    placed: &Placed,
-    first_segment: u64,
-) -> (Vec<Run>, usize, usize) {
-    let mut runs: Vec<Run> = Vec::new();
-    let (mut used, mut data_runs, mut zeroes, mut count) = (0, 0, 0, 0);
-    for (_, part, checksum) in parts {
-        match (part, checksum) {
-            (Part::Data(block), Some(checksum)) => {
-                let Some(place) = placed.places.data.get(used) else { break };
-                let place = first_segment + place;
-                let extends = |run: &Run| {
-                    let Run::Data { first, block: start, checksums, .. } = run else {
-                        return false;
-                    };
-                    let length = checksums.len() as u64;
-                    first + length == *block && start + length == place
-                };
-                let is_new = !runs.last().is_some_and(extends);
-                if !fits(data_runs + usize::from(is_new), used + 1, zeroes) {
-                    break;
-                }
-                data_runs += usize::from(is_new);
-                if is_new {
-                    let checksums = Vec::new();
-                    runs.push(Run::Data { volume, first: *block, block: place, checksums });
-                }
-                if let Some(Run::Data { checksums, .. }) = runs.last_mut() {
-                    checksums.push(*checksum);
-                }
-                used += 1;
-            }
-            (Part::Zeroes(range), _) => {
-                if !fits(data_runs, used, zeroes + 1) {
-                    break;
-                }
-                zeroes += 1;
-                let (first, length) = (range.start, range.end - range.start);
-                runs.push(Run::Zeroes { volume, first, count: length });
-            }
-            (Part::Data(_), None) => break,
-        }
-        count += 1;
-    }
-    (runs, used, count)
 }

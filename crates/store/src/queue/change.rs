@@ -47,8 +47,8 @@ pub(super) struct Change {
     pub(super) edges: Vec<Edge>,
     /// The blocks that are in no batch.
     pub(super) todo: VecDeque<Range<u64>>,
-    /// The batches in flight that have a part of it.
-    pub(super) batches: usize,
+    /// Its parts that are in a draft or a batch.
+    pub(super) parts: usize,
     pub(super) outcome: Outcome,
     failures: u32,
 }
@@ -72,7 +72,7 @@ impl Change {
             is_locked: false,
             promise: 0,
             edges: blocks.into_iter().map(edge).collect(),
-            batches: 0,
+            parts: 0,
             outcome: Ok(()),
             failures: 0,
         }
@@ -87,7 +87,7 @@ impl Change {
     /// Whether all of its batches have ended, and no more will come.
     pub(super) fn is_complete(&self) -> bool {
         let is_reading = |edge: &Edge| matches!(edge.content, EdgeContent::Reading);
-        self.batches == 0
+        self.parts == 0
             && (self.todo.is_empty() || self.outcome.is_err())
             && !self.edges.iter().any(is_reading)
     }
@@ -111,11 +111,13 @@ impl Change {
         if range.is_empty() {
             self.todo.pop_front();
         }
+        self.parts += 1;
         Some(part)
     }
 
     /// Takes a part back that found no place in a batch, or whose batch has failed.
     pub(super) fn put_back(&mut self, part: Part) {
+        self.parts -= 1;
         let range = match part {
             Part::Data(block) => block..block + 1,
             Part::Zeroes(range) => range,

@@ -48,6 +48,19 @@ pub(super) enum Purpose {
         read: WalkRead,
         interval: u64,
     },
+    /// A page of the fingerprint table.
+    Fingerprints {
+        page: u32,
+    },
+    /// Pages of the fingerprint table from this one on, to find their hooks.
+    Scan {
+        page: u32,
+    },
+    /// Blocks that may be equal to those of a draft, from this one of its parts on.
+    Compare {
+        draft: u64,
+        part: usize,
+    },
     Flush,
     Checkpoint,
 }
@@ -60,15 +73,16 @@ pub(super) struct Device {
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
     boxes: Vec<Box<Request>>,
     made: u64,
-    /// The requests in flight of a checkpoint, and of a walk.
+    /// The requests in flight of a checkpoint, of a walk, and of a scan of the fingerprint table.
     of_checkpoint: usize,
     of_walk: usize,
+    of_scan: usize,
 }
 
 impl Device {
     pub(super) fn new(queue: Box<dyn BackendQueue>) -> Self {
         let (purposes, completed, boxes) = (HashMap::new(), Vec::new(), Vec::new());
-        Self { queue, purposes, completed, boxes, made: 0, of_checkpoint: 0, of_walk: 0 }
+        Self { queue, purposes, completed, boxes, made: 0, of_checkpoint: 0, of_walk: 0, of_scan: 0 }
     }
 
     /// A blank request.
@@ -105,6 +119,7 @@ impl Device {
         self.purposes.insert(request.id, purpose);
         self.of_checkpoint += usize::from(matches!(purpose, Purpose::Checkpoint));
         self.of_walk += usize::from(matches!(purpose, Purpose::Walk { .. }));
+        self.of_scan += usize::from(matches!(purpose, Purpose::Scan { .. }));
         self.queue.submit(request, &mut context.nested(&mut self.completed));
     }
 
@@ -123,6 +138,7 @@ impl Device {
         let purpose = self.purposes.remove(&request.id)?;
         self.of_checkpoint -= usize::from(matches!(purpose, Purpose::Checkpoint));
         self.of_walk -= usize::from(matches!(purpose, Purpose::Walk { .. }));
+        self.of_scan -= usize::from(matches!(purpose, Purpose::Scan { .. }));
         Some((request, outcome, purpose))
     }
 
@@ -138,6 +154,11 @@ impl Device {
     /// The requests in flight of a walk.
     pub(super) fn of_walk(&self) -> usize {
         self.of_walk
+    }
+
+    /// The requests in flight of a scan of the fingerprint table.
+    pub(super) fn of_scan(&self) -> usize {
+        self.of_scan
     }
 
     /// The purposes of the requests in flight.

@@ -1,6 +1,7 @@
 //! A queue of a volume or a snapshot.
 //!
-//! - `change`: requests that change blocks; `batch`: puts them into batches of the log.
+//! - `change`: requests that change blocks; `draft`: gathers parts of them; `share`: finds those of
+//!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
 //! - `background`: checkpoints and walks.
 //! - `device`: the queue's own requests to the device.
@@ -9,9 +10,11 @@ mod background;
 mod batch;
 mod change;
 mod device;
+mod draft;
 mod read;
+mod share;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use fathom_block::{BackendContext, BackendQueue, ErrorKind, Operation, Outcome, Request, Waker};
@@ -19,13 +22,16 @@ use fathom_reactor::{Event, Pending};
 
 use crate::catalogue::PageId;
 use crate::checkpoint::Checkpoint;
+use crate::fingerprint::Fingerprinter;
 use crate::pool::Inner;
 use crate::state::Admission;
 
 use batch::Batch;
 use change::Change;
 use device::{Device, Purpose};
+use draft::Draft;
 use read::Read;
+use share::Sharing;
 
 /// After this time a change that waits is looked at again, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
@@ -52,7 +58,13 @@ pub(crate) struct StoreQueue {
     made: u64,
     /// The changes that are not completely in batches, in order.
     pending: Vec<u64>,
+    sharing: Sharing,
+    /// Batches that wait for reads, by number, and those that can be written.
+    drafts: BTreeMap<u64, Draft>,
+    ready: VecDeque<Draft>,
     batches: BTreeMap<u64, Batch>,
+    /// The pages of the fingerprint table that are being read, and the drafts that wait for each.
+    index_loads: BTreeMap<u32, Vec<u64>>,
     /// Pages that are being read, and pages that cannot be.
     loading: BTreeSet<PageId>,
     broken: BTreeSet<PageId>,
@@ -69,6 +81,7 @@ pub(crate) struct StoreQueue {
     /// A checkpoint for which the device had no space goes on at this time, in nanoseconds.
     resume_ns: u64,
     is_walking: bool,
+    is_scanning: bool,
     is_closed: bool,
 }
 
@@ -80,6 +93,16 @@ impl StoreQueue {
         waker: Waker,
         in_kernel: Pending,
     ) -> Self {
+        let fingerprinter = match wanted {
+            Wanted::Volume(volume) => inner.shared.access(|state| {
+                let domain = &state.catalogue.volumes.get(&volume)?.domain;
+                (!domain.is_empty()).then(|| Fingerprinter::new(&state.key, domain))
+            }),
+            Wanted::Snapshot(_) => None,
+        };
+        let is_rotational = inner.device.capabilities().rotational;
+        let bits = inner.options.rules.fingerprint_bits;
+        let sharing = Sharing::new(fingerprinter, is_rotational, bits);
         Self {
             inner,
             wanted,
@@ -90,7 +113,11 @@ impl StoreQueue {
             reads: BTreeMap::new(),
             made: 0,
             pending: Vec::new(),
+            sharing,
+            drafts: BTreeMap::new(),
+            ready: VecDeque::new(),
             batches: BTreeMap::new(),
+            index_loads: BTreeMap::new(),
             loading: BTreeSet::new(),
             broken: BTreeSet::new(),
             unread: Vec::new(),
@@ -99,6 +126,7 @@ impl StoreQueue {
             checkpoint: None,
             resume_ns: 0,
             is_walking: false,
+            is_scanning: false,
             is_closed: false,
         }
     }
@@ -134,11 +162,12 @@ impl StoreQueue {
             }
             self.checkpoint(context);
             self.walk(context);
+            self.scan(context);
             if !self.device.has_completed() {
                 break;
             }
         }
-        if !self.pending.is_empty() {
+        if !self.pending.is_empty() || !self.ready.is_empty() {
             // A thread that is busy with other queues may not look at its wakers for a while.
             context.wake_at(context.now_ns() + LOOK_NS);
         }
@@ -168,6 +197,11 @@ impl StoreQueue {
                 self.loaded((id, entry, interval), request, outcome);
             }
             Purpose::Walk { read, interval } => self.walk_read((read, interval), request, outcome),
+            Purpose::Fingerprints { page } => {
+                self.fingerprints_read(page, request, outcome, context);
+            }
+            Purpose::Scan { page } => self.scanned(page, request, outcome),
+            Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
             Purpose::Checkpoint => self.checkpoint_written(request, outcome),
         }
@@ -301,7 +335,10 @@ impl BackendQueue for StoreQueue {
     }
 
     fn is_idle(&self) -> bool {
-        self.device.is_idle() && self.checkpoint.is_none() && !self.is_walking
+        self.device.is_idle()
+            && self.checkpoint.is_none()
+            && !self.is_walking
+            && !self.is_scanning
     }
 }
 
@@ -317,6 +354,7 @@ impl Drop for StoreQueue {
         if self.is_walking {
             self.leave_walk_undone();
         }
+        self.leave_scan();
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -327,14 +365,23 @@ impl Drop for StoreQueue {
                 Purpose::Batch(_)
                 | Purpose::Piece { .. }
                 | Purpose::Whole { .. }
+                | Purpose::Fingerprints { .. }
+                | Purpose::Scan { .. }
+                | Purpose::Compare { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })
             .chain(self.reads.values().filter_map(Read::interval))
+            .chain(self.drafts.values().filter_map(|draft| draft.interval))
             .collect();
         self.inner.shared.access(|state| {
-            for sequence in self.batches.keys() {
+            for (sequence, batch) in &self.batches {
                 state.end_batch(*sequence, Err(ErrorKind::Io));
+                state.unpin(&batch.pins);
+            }
+            self.ready.iter().for_each(|draft| state.unpin(&draft.references()));
+            for page in self.index_loads.keys() {
+                state.fingerprints_loaded(*page, None);
             }
             if let Wanted::Volume(volume) = self.wanted {
                 for change in self.changes.values().filter(|change| change.is_locked) {

@@ -39,6 +39,8 @@ pub enum Kind {
     Drops,
     /// The device is nearly full, and slow.
     Tight,
+    /// Few different contents, so that most blocks become references.
+    Equal,
 }
 
 #[derive(Clone, Debug)]
@@ -52,18 +54,21 @@ pub struct StormOptions {
     pub cached_pages: usize,
     /// Recoveries lose their power, too.
     pub crashes_recoveries: bool,
+    /// The number of different contents of writes; 0 if all differ.
+    pub contents: u64,
 }
 
 impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
-            Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
+            Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops | Kind::Equal => (DEVICE, 5),
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
         let (steps, cached_pages) = (250, 16);
         let (has_faults, crashes_recoveries) = (false, false);
-        Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries }
+        let contents = if kind == Kind::Equal { 5 } else { 0 };
+        Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries, contents }
     }
 }
 
@@ -77,6 +82,8 @@ pub struct StormCounts {
     pub walks: u64,
     pub checkpoints: u64,
     pub failures: u64,
+    pub shared: u64,
+    pub unequal: u64,
 }
 
 /// A volume that is used.
@@ -139,7 +146,7 @@ impl Storm {
         if kind == Kind::Cold {
             workload.force_unit_access_rate = 0.01;
         }
-        workload.alignment = if seed % 3 == 0 { 512 } else { 4096 };
+        workload.alignment = if seed % 3 == 0 && kind != Kind::Equal { 512 } else { 4096 };
         let mut storm = Self {
             options,
             record,
@@ -199,6 +206,9 @@ impl Storm {
                     if head.in_flight < 24 {
                         let mut action = self.workload.next().expect("no end");
                         action.offset += if action.length > 0 { START } else { 0 };
+                        if self.options.contents > 0 {
+                            action.content %= self.options.contents;
+                        }
                         if action.operation == Operation::Discard && self.random.u8(..8) < whole {
                             // All of the first leaf.
                             (action.offset, action.length) = (0, LEAF);
@@ -233,7 +243,8 @@ impl Storm {
             (Kind::Cold, 17..30) => 16,
             (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
             (Kind::Walks, 25..34) | (Kind::Tight, 8) => 5,
-            (Kind::Walks, 8..=16) | (Kind::Drops, 20..50) => 13,
+            (Kind::Walks | Kind::Equal, 8..=12) => 5,
+            (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
         self.changes.1 += u64::from(what < 12);
@@ -360,6 +371,8 @@ impl Storm {
         let counts = self.pool.status().counts;
         self.counts.walks += counts.walks;
         self.counts.checkpoints += counts.checkpoints;
+        self.counts.shared += counts.shared_blocks;
+        self.counts.unequal += counts.unequal_blocks;
         self.counts.losses += 1;
         let mut models = Vec::new();
         while !self.heads.is_empty() {
@@ -446,6 +459,7 @@ fn open(device: Arc<dyn Backend>, options: &StormOptions) -> Result<Pool, PoolEr
         checkpoint_ns: 30_000,
         walk_pause_ns: 0,
         cached_pages: options.cached_pages,
+        index_pages: 1,
         rules: options.rules,
     };
     Pool::open(device, options)
