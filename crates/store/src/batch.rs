@@ -80,7 +80,9 @@ impl Run {
     /// The bytes that it takes in a header.
     fn length(&self) -> usize {
         match self {
-            Self::Data { checksums, .. } | Self::References { checksums, .. } => DATA_RUN + checksums.len() * DATA_BLOCK,
+            Self::Data { checksums, .. } | Self::References { checksums, .. } => {
+                DATA_RUN + checksums.len() * DATA_BLOCK
+            }
             Self::Zeroes { .. } => ZERO_RUN,
             Self::Change(bytes) => 4 + bytes.len(),
         }
@@ -204,7 +206,7 @@ fn decode_run(bytes: &[u8]) -> Option<Run> {
             let checksums = bytes.get(DATA_RUN..DATA_RUN + count * DATA_BLOCK)?;
             let checksums = checksums.chunks(DATA_BLOCK).map(|bytes| u32_at(bytes, 0)).collect();
             let is_sane = first < BLOCKS_MAX && last < POOL_BLOCKS_MAX;
-            is_sane.then(|| match kind {
+            is_sane.then_some(match kind {
                 1 => Run::Data { volume, first, block: last, checksums },
                 _ => Run::References { volume, first, block: last, checksums },
             })

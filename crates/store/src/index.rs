@@ -138,8 +138,9 @@ impl Index {
 
     pub(crate) fn look_up(&mut self, fingerprint: Fingerprint) -> Found {
         if let Some(place) = self.places.get(&fingerprint) {
-            let page = self.pages.get_mut(&Self::at(*place).0);
-            page.into_iter().for_each(|page| page.is_used = true);
+            if let Some(page) = self.pages.get_mut(&Self::at(*place).0) {
+                page.is_used = true;
+            }
             return Found::Place(*place);
         }
         let Some(page) = self.hooks.get(&(fingerprint.bits() as u32)).copied() else {
@@ -314,8 +315,7 @@ impl Index {
     /// The bytes of memory that this takes, about.
     pub(crate) fn memory(&self) -> u64 {
         let pages = self.pages.len() * (FINGERPRINTS * size_of::<u64>() + 64);
-        let tables =
-            self.places.capacity() * ENTRY_MEMORY + self.hooks.capacity() * HOOK_MEMORY;
+        let tables = self.places.capacity() * ENTRY_MEMORY + self.hooks.capacity() * HOOK_MEMORY;
         (pages + tables) as u64
     }
 }

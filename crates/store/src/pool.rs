@@ -88,6 +88,8 @@ pub struct PoolStatus {
     pub bytes: u64,
     /// The bytes of those in use, by blocks of volumes and snapshots and by pages of maps.
     pub used_bytes: u64,
+    /// The bytes of blocks to which several entries of maps may refer, because they were equal.
+    pub shared_bytes: u64,
     /// Whether blocks may be in use that nothing refers to, so that a walk will free them.
     pub has_garbage: bool,
     /// The bytes of memory that the pool takes, about.
@@ -171,6 +173,7 @@ impl Pool {
         self.inner.shared.access(|state| PoolStatus {
             bytes: state.layout().data_bytes(),
             used_bytes: state.space.used_places() * BLOCK,
+            shared_bytes: state.space.shared_places() * BLOCK,
             has_garbage: state.has_garbage || state.walk.is_some(),
             memory_bytes: state.space.memory() + state.pages.memory() + state.index.memory(),
             counts: state.counts,
@@ -224,12 +227,7 @@ impl Pool {
     ///
     /// # Errors
     /// If name, size or domain are not possible, or the pool fails.
-    pub fn create_volume_in(
-        &self,
-        name: &str,
-        size: u64,
-        domain: &str,
-    ) -> Result<(), PoolError> {
+    pub fn create_volume_in(&self, name: &str, size: u64, domain: &str) -> Result<(), PoolError> {
         self.change(|state| {
             state.catalogue.check_name(name)?;
             if !is_domain(domain) {

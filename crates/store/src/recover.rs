@@ -379,7 +379,8 @@ fn replay(
             Run::References { volume, first, block, checksums } => {
                 for (index, checksum) in (0..).zip(checksums) {
                     search.found.references += 1;
-                    let is_right = find_target(state, access, block + index, *checksum, search.rules)?;
+                    let is_right =
+                        find_target(state, access, block + index, *checksum, search.rules)?;
                     if !is_right && !is_durable {
                         search.found.torn_blocks += 1;
                         continue;

@@ -123,3 +123,67 @@ impl State {
         found.ok().and_then(|()| entries.first().copied())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fathom_persistence::Identity;
+
+    use super::*;
+    use crate::catalogue::Catalogue;
+    use crate::layout::Layout;
+    use crate::paged::Paged;
+    use crate::pages::Pages;
+    use crate::rules::Rules;
+    use crate::seal::Key;
+    use crate::space::Space;
+    use crate::state::Parts;
+
+    fn state(rules: Rules) -> State {
+        let layout = Layout::new(3 << 20, 3 << 20, 16).unwrap();
+        let map = Paged::new(layout.space_map(), layout.space_pages);
+        let table = Paged::new(layout.page_table(), layout.table_pages);
+        State::new(Parts {
+            identity: Identity(*b"identity of test"),
+            key: Key([7; 32]),
+            catalogue: Catalogue::new(),
+            space: Space::new(layout, map, rules),
+            pages: Pages::new(table, 1, 16, rules),
+            index: Index::new(&layout, 4),
+            generation: 1,
+            number: 0,
+            sequence: 0,
+            has_garbage: false,
+            rules,
+        })
+    }
+
+    #[test]
+    fn a_walk_frees_what_is_shared_only_if_it_is_not_pinned() {
+        for pins_references in [true, false] {
+            let mut state = state(Rules { pins_references, ..Rules::default() });
+            state.space.take(5);
+            assert!(state.pin(5) && !state.pin(6) && state.space.is_shared(5));
+            assert!(state.begin_walk() && state.end_walk());
+            assert_eq!(state.space.is_used(5), pins_references);
+            state.unpin(&[5]);
+            assert!(state.begin_walk() && state.end_walk());
+            assert!(!state.space.is_used(5) && !state.space.is_shared(5));
+        }
+    }
+
+    #[test]
+    fn what_is_free_is_not_found() {
+        let mut state = state(Rules::default());
+        let fingerprint = Fingerprint::from_bits(77).unwrap();
+        assert_eq!(state.admit_fingerprints(&[3]), Vec::<u32>::new());
+        state.note_fingerprint(3, fingerprint);
+        assert_eq!(state.find_equal(fingerprint), Found::Nothing);
+        state.space.take(3);
+        state.note_fingerprint(3, fingerprint);
+        assert_eq!(state.find_equal(fingerprint), Found::Place(3));
+        state.space.free(3);
+        assert_eq!(state.find_equal(fingerprint), Found::Nothing);
+        state.space.take(3);
+        assert_eq!(state.find_equal(fingerprint), Found::Nothing, "what it has is not known");
+    }
+}

@@ -92,6 +92,7 @@ pub(crate) struct Space {
     /// The places in use in each segment.
     used: Vec<u16>,
     used_places: u64,
+    shared_places: u64,
     states: Vec<SegmentState>,
     /// Where batches go, where pages of maps go, and where batches without data go if the former
     /// has no place.
@@ -120,6 +121,7 @@ impl Space {
             map,
             used: vec![0; layout.segments as usize],
             used_places: 0,
+            shared_places: 0,
             states: vec![SegmentState::Idle; layout.segments as usize],
             log: Reserve::default(),
             pages: Reserve::default(),
@@ -139,10 +141,12 @@ impl Space {
     /// Counts the places in use from the map.
     fn count(&mut self) {
         let blocks = u64::from(self.layout.segment_blocks);
-        self.used_places = 0;
+        (self.used_places, self.shared_places) = (0, 0);
         for segment in 0..u64::from(self.layout.segments) {
             let places = segment * blocks..(segment + 1) * blocks;
+            let shared = places.clone().filter(|place| self.is_shared(*place)).count();
             let used = places.filter(|place| self.is_used(*place)).count();
+            self.shared_places += shared as u64;
             self.used[segment as usize] = used as u16;
             self.used_places += used as u64;
         }
@@ -186,6 +190,7 @@ impl Space {
         let (page, byte, bit) = self.bit(place);
         if self.map.page(page)[SPACE_BITS + byte] & bit == 0 {
             self.map.change(page)[SPACE_BITS + byte] |= bit;
+            self.shared_places += 1;
         }
     }
 
@@ -207,6 +212,7 @@ impl Space {
         let (page, byte, bit) = self.bit(place);
         if self.map.page(page)[byte] & bit != 0 {
             let bits = self.map.change(page);
+            self.shared_places -= u64::from(bits[SPACE_BITS + byte] & bit != 0);
             bits[byte] &= !bit;
             bits[SPACE_BITS + byte] &= !bit;
             self.used[self.layout.segment(place) as usize] -= 1;
@@ -277,6 +283,11 @@ impl Space {
     /// The places in use.
     pub(crate) fn used_places(&self) -> u64 {
         self.used_places
+    }
+
+    /// The places to which several entries of maps may refer, because their blocks were equal.
+    pub(crate) fn shared_places(&self) -> u64 {
+        self.shared_places
     }
 
     /// The places that the next checkpoint may make usable, about.

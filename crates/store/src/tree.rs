@@ -350,7 +350,8 @@ mod tests {
                 match random.u8(..20) {
                     0..=11 => {
                         let block = random.u64(..4) * (1 << 18) % BLOCKS + random.u64(..600);
-                        let old = device.complete(|pages| pages.set(branch, block, entry(next).fresh()));
+                        let old =
+                            device.complete(|pages| pages.set(branch, block, entry(next).fresh()));
                         assert_eq!(old.block(), table.insert(block, next).unwrap_or(0));
                         if old.is_fresh() {
                             assert!(freed.insert(old.block()));

@@ -4,7 +4,7 @@ use fathom_block::{BackendContext, ErrorKind, Operation, Outcome, Request};
 
 use super::change::Part;
 use super::device::Purpose;
-use super::draft::{Data, Draft, Runs};
+use super::draft::{Content, Data, Draft};
 use super::{StoreQueue, Wanted};
 use crate::batch::{BatchHeader, Run};
 use crate::fingerprint::Fingerprint;
@@ -72,8 +72,8 @@ impl StoreQueue {
             return Some(draft);
         };
         draft.close_gaps();
-        let Runs { runs, blocks, parts: count } =
-            Runs::new(volume, &draft.parts, &placed, self.inner.first_segment);
+        let Content { runs, blocks, parts: count } =
+            Content::new(volume, &draft.parts, &placed, self.inner.first_segment);
         let left = draft.parts.split_off(count);
         self.put_back(left);
         let Draft { mut own, parts, .. } = draft;
@@ -92,9 +92,8 @@ impl StoreQueue {
         let pins: Vec<u64> = data.iter().filter_map(Data::reference).collect();
         let written = data.iter().filter(|data| data.reference().is_none());
         let fingerprints = placed.places.data.iter().zip(written);
-        let fingerprints: Vec<_> = fingerprints
-            .filter_map(|(place, data)| Some((*place, data.fingerprint?)))
-            .collect();
+        let fingerprints: Vec<_> =
+            fingerprints.filter_map(|(place, data)| Some((*place, data.fingerprint?))).collect();
         let pages = self.inner.shared.access(|state| {
             state.counts.written_blocks += blocks as u64;
             state.counts.zero_blocks += zeroes as u64;
@@ -180,8 +179,8 @@ impl StoreQueue {
                 return;
             };
             for run in &batch.runs {
-                if let Run::Data { first, checksums, .. } | Run::References { first, checksums, .. } =
-                    run
+                if let Run::Data { first, checksums, .. }
+                | Run::References { first, checksums, .. } = run
                 {
                     let range = *first..first + checksums.len() as u64;
                     // What else is missing is found when the batch is brought into the map.

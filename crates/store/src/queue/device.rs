@@ -82,7 +82,16 @@ pub(super) struct Device {
 impl Device {
     pub(super) fn new(queue: Box<dyn BackendQueue>) -> Self {
         let (purposes, completed, boxes) = (HashMap::new(), Vec::new(), Vec::new());
-        Self { queue, purposes, completed, boxes, made: 0, of_checkpoint: 0, of_walk: 0, of_scan: 0 }
+        Self {
+            queue,
+            purposes,
+            completed,
+            boxes,
+            made: 0,
+            of_checkpoint: 0,
+            of_walk: 0,
+            of_scan: 0,
+        }
     }
 
     /// A blank request.

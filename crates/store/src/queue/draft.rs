@@ -140,8 +140,7 @@ impl StoreQueue {
             draft.slots += 1;
             let fingerprint = self.sharing.fingerprint(bytes);
             let checksum = crc32c::crc32c(bytes);
-            let data =
-                Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
+            let data = Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
             return draft.parts.push(DraftPart { change: number, part, data });
         }
         // Zeroes need no place.
@@ -182,9 +181,9 @@ impl StoreQueue {
     }
 }
 
-/// The runs of a batch whose first parts of a draft fit.
+/// What goes into a batch of a draft: its first parts, as far as they fit.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
+pub(super) struct Content {
     pub(super) runs: Vec<Run>,
     /// The blocks of data that they have.
     pub(super) blocks: usize,
@@ -192,7 +191,7 @@ pub(super) struct Runs {
     pub(super) parts: usize,
 }
 
-impl Runs {
+impl Content {
     pub(super) fn new(
         volume: u32,
         parts: &[DraftPart],
@@ -208,10 +207,10 @@ impl Runs {
                     let reference = data.reference();
                     let place = reference.or_else(|| placed.places.data.get(made.blocks).copied());
                     let Some(place) = place.map(|place| first_segment + place) else { break };
-                    let is_new =
-                        !made.runs.last().is_some_and(|run| {
-                            run.goes_on_with(reference.is_some(), *block, place)
-                        });
+                    let is_new = !made
+                        .runs
+                        .last()
+                        .is_some_and(|run| run.goes_on_with(reference.is_some(), *block, place));
                     if !fits(runs + usize::from(is_new), blocks + 1, zeroes) {
                         break;
                     }
@@ -224,9 +223,8 @@ impl Runs {
                             Run::Data { volume, first, block, checksums }
                         });
                     }
-                    if let Some(
-                        Run::Data { checksums, .. } | Run::References { checksums, .. },
-                    ) = made.runs.last_mut()
+                    if let Some(Run::Data { checksums, .. } | Run::References { checksums, .. }) =
+                        made.runs.last_mut()
                     {
                         checksums.push(data.checksum);
                     }

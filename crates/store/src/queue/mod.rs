@@ -335,10 +335,7 @@ impl BackendQueue for StoreQueue {
     }
 
     fn is_idle(&self) -> bool {
-        self.device.is_idle()
-            && self.checkpoint.is_none()
-            && !self.is_walking
-            && !self.is_scanning
+        self.device.is_idle() && self.checkpoint.is_none() && !self.is_walking && !self.is_scanning
     }
 }
 

@@ -38,7 +38,11 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    pub(super) fn new(fingerprinter: Option<Fingerprinter>, is_rotational: bool, bits: u32) -> Self {
+    pub(super) fn new(
+        fingerprinter: Option<Fingerprinter>,
+        is_rotational: bool,
+        bits: u32,
+    ) -> Self {
         let run_min = if is_rotational { ROTATIONAL_RUN } else { 1 };
         Self { fingerprinter, bits, run_min, credit: CREDIT_MAX, blocks: 0 }
     }
@@ -76,9 +80,7 @@ fn candidate_runs(draft: &Draft) -> Vec<CandidateRun> {
     for (index, part) in draft.parts.iter().enumerate() {
         let Some(place) = part.data.and_then(|data| data.candidate) else { continue };
         match runs.last_mut() {
-            Some(run)
-                if run.part + run.count == index && run.place + run.count as u64 == place =>
-            {
+            Some(run) if run.part + run.count == index && run.place + run.count as u64 == place => {
                 run.count += 1;
             }
             _ => runs.push(CandidateRun { part: index, place, count: 1 }),

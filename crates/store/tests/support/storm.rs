@@ -61,7 +61,8 @@ pub struct StormOptions {
 impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
-            Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops | Kind::Equal => (DEVICE, 5),
+            Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
+            Kind::Equal => (DEVICE, 30),
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
@@ -242,8 +243,7 @@ impl Storm {
         what = match (self.options.kind, what) {
             (Kind::Cold, 17..30) => 16,
             (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
-            (Kind::Walks, 25..34) | (Kind::Tight, 8) => 5,
-            (Kind::Walks | Kind::Equal, 8..=12) => 5,
+            (Kind::Walks, 25..34) | (Kind::Tight, 8) | (Kind::Walks | Kind::Equal, 8..=12) => 5,
             (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
