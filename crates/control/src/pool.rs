@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fathom_store::{Pool, PoolError};
+use fathom_store::{BLOCK, DOMAIN, Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, ClientError};
@@ -42,6 +42,10 @@ pub struct PoolEntry {
     pub bytes: u64,
     /// The bytes in use, by blocks and by pages of maps.
     pub used_bytes: u64,
+    /// The bytes of blocks that are kept once for several equal ones.
+    pub shared_bytes: u64,
+    /// The bytes that were not written since the pool was opened, because equal blocks were there.
+    pub saved_bytes: u64,
     /// Whether blocks may be in use that nothing refers to. A walk frees them.
     pub has_garbage: bool,
     /// The memory that the pool takes, in bytes, about.
@@ -61,6 +65,10 @@ pub struct VolumeEntry {
     pub name: Option<String>,
     /// Its size, in bytes.
     pub size_bytes: u64,
+    /// Equal blocks of volumes with the same domain are kept once. Absent if those of this volume
+    /// are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// The disk that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
@@ -100,6 +108,16 @@ pub enum PoolChange {
         volume: String,
         /// Its size, in bytes.
         size_bytes: u64,
+        /// Its domain, `default` if absent. With an empty one its blocks are not shared.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
+    },
+    /// Gives a volume another domain, for what is written from the next opening of its disk on.
+    Domain {
+        /// Its name.
+        volume: String,
+        /// The domain. With an empty one its blocks are not shared.
+        domain: String,
     },
     /// Deletes a volume that no disk uses. Its snapshots stay.
     Delete {
@@ -155,6 +173,7 @@ impl PoolEntry {
                 disk: disk_of(&volume.name),
                 name: Some(volume.name),
                 size_bytes: volume.size,
+                domain: Some(volume.domain).filter(|domain| !domain.is_empty()),
                 snapshots: Vec::new(),
             };
             volumes.insert(volume.id, entry);
@@ -171,6 +190,8 @@ impl PoolEntry {
             identity: pool.identity().to_string(),
             bytes: status.bytes,
             used_bytes: status.used_bytes,
+            shared_bytes: status.shared_bytes,
+            saved_bytes: (status.counts.shared_blocks + status.counts.unchanged_blocks) * BLOCK,
             has_garbage: status.has_garbage,
             memory_bytes: status.memory_bytes,
             damage: pool.damage(),
@@ -186,7 +207,10 @@ impl PoolChange {
     /// If it is refused, or the pool fails.
     pub fn carry_out(&self, pool: &Pool, time_s: u64) -> Result<(), PoolError> {
         match self {
-            Self::Create { volume, size_bytes } => pool.create_volume(volume, *size_bytes),
+            Self::Create { volume, size_bytes, domain } => {
+                pool.create_volume_in(volume, *size_bytes, domain.as_deref().unwrap_or(DOMAIN))
+            }
+            Self::Domain { volume, domain } => pool.set_domain(volume, domain),
             Self::Delete { volume } => pool.delete_volume(volume),
             Self::Rename { volume, to } => pool.rename_volume(volume, to),
             Self::Snapshot { volumes, name } => {

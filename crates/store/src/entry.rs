@@ -54,6 +54,11 @@ impl MapEntry {
         if self.is_hole() { self } else { Self(self.0 | FRESH) }
     }
 
+    /// An entry for the same content in the block `block` of the device, which others have as well.
+    pub(crate) fn moved_to(self, block: u64) -> Self {
+        Self(self.0 & !(BLOCK_MASK | FRESH) | block & BLOCK_MASK)
+    }
+
     /// The same entry, not fresh.
     pub(crate) fn stale(self) -> Self {
         Self(self.0 & !FRESH)

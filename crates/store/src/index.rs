@@ -131,6 +131,18 @@ impl Index {
         Self::at(place).0
     }
 
+    /// The pages of the table.
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The bits of the fingerprint of a place, as far as memory has them.
+    pub(crate) fn known(&self, place: u64) -> Option<u64> {
+        let (page, index) = Self::at(place);
+        let page = self.pages.get(&page)?;
+        Some(page.words[index]).filter(|word| *word != 0 || !page.is_loading)
+    }
+
     /// The block of a page on the device.
     pub(crate) fn block(&self, page: u32) -> u64 {
         self.first + u64::from(page)

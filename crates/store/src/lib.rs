@@ -8,7 +8,8 @@
 //!   `apply` brings batches into the maps.
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
-//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once.
+//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were written
+//!   several times.
 //! - [`check`]: checks a pool that nobody uses.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -30,6 +31,7 @@ mod index;
 mod layout;
 mod locks;
 mod make;
+mod merge;
 mod paged;
 mod pages;
 mod pool;

@@ -78,6 +78,8 @@ pub(crate) struct Pages {
     /// The pages of which a copy was made meanwhile, and their levels: a copy counts as found, but
     /// what it has from the original was perhaps not.
     copied: Vec<(PageId, u32)>,
+    /// The copies of leaves that were made meanwhile.
+    leaf_copies: Vec<PageId>,
     rules: Rules,
 }
 
@@ -114,6 +116,7 @@ impl Pages {
             cached_max: cached_max.max(CACHED_MIN),
             found: None,
             copied: Vec::new(),
+            leaf_copies: Vec::new(),
             rules,
         };
         let count = u64::from(count.max(1)).min(pages.table_length()) as usize;
@@ -158,6 +161,11 @@ impl Pages {
             birth: u32_at(bytes, at + 8),
             checksum: u32_at(bytes, at + 12),
         }
+    }
+
+    /// The blocks of all pages on the device.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = u64> {
+        (1..self.count()).map(|id| self.entry(id).block).filter(|block| *block != 0)
     }
 
     fn set_entry(&mut self, id: PageId, entry: TableEntry) {
@@ -245,7 +253,11 @@ impl Pages {
                 *word = MapEntry::from_bits(*word).ok_or(Fault::Damaged)?.stale().bits();
             }
         }
-        self.add(page, birth)
+        let copy = self.add(page, birth)?;
+        if level == 0 && self.found.is_some() {
+            self.leaf_copies.push(copy);
+        }
+        Ok(copy)
     }
 
     /// Whether as many pages can be made.
@@ -308,10 +320,21 @@ impl Pages {
         std::mem::take(&mut self.copied)
     }
 
+    /// Takes the copies of leaves, for the walk.
+    pub(crate) fn take_leaf_copies(&mut self) -> Vec<PageId> {
+        std::mem::take(&mut self.leaf_copies)
+    }
+
     /// A walk was given up.
     pub(crate) fn forget_found(&mut self) {
         self.found = None;
         self.copied.clear();
+        self.leaf_copies.clear();
+    }
+
+    /// Whether a page has changed since the last checkpoint's instant.
+    pub(crate) fn is_dirty(&self, id: PageId) -> bool {
+        self.slots.get(id as usize).is_some_and(|slot| slot.is_dirty)
     }
 
     /// A walk has ended: removes the pages that it has not found.

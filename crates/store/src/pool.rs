@@ -37,6 +37,9 @@ pub struct PoolOptions {
     pub checkpoint_ns: u64,
     /// The shortest time between two walks, in nanoseconds.
     pub walk_pause_ns: u64,
+    /// The shortest time between two searches for equal blocks that were written several times, in
+    /// nanoseconds.
+    pub merge_pause_ns: u64,
     /// The most pages of maps in memory, of 4 KiB each, besides those that have changed.
     pub cached_pages: usize,
     /// The most pages of the fingerprint table in memory, which take about 20 KiB each and describe
@@ -51,6 +54,7 @@ impl Default for PoolOptions {
         Self {
             checkpoint_ns: 30_000_000_000,
             walk_pause_ns: 10_000_000_000,
+            merge_pause_ns: 600_000_000_000,
             cached_pages: 1 << 14,
             index_pages: 1 << 11,
             rules: Rules::default(),
@@ -76,6 +80,9 @@ pub(crate) struct Inner {
     /// Whether a queue carries out a walk, and whether one looks for the hooks of the index.
     pub(crate) is_walked: AtomicBool,
     pub(crate) is_scanned: AtomicBool,
+    /// Whether a queue carries out a merge, and when the next one is due.
+    pub(crate) is_merged: AtomicBool,
+    pub(crate) merge_at_ns: AtomicU64,
     /// Held while the catalogue is changed.
     changing: Mutex<()>,
     recovered: Recovered,
@@ -141,6 +148,8 @@ impl Pool {
             walk_at_ns: AtomicU64::new(0),
             is_walked: AtomicBool::new(false),
             is_scanned: AtomicBool::new(false),
+            is_merged: AtomicBool::new(false),
+            merge_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
             recovered,
         };
@@ -184,6 +193,13 @@ impl Pool {
     /// What was found to be wrong with the pool.
     pub fn damage(&self) -> Option<String> {
         self.inner.shared.access(|state| state.damage.clone())
+    }
+
+    /// Looks for equal blocks that were written several times, and lets a walk free all but one of
+    /// each: as soon as a queue of a volume works.
+    pub fn request_merge(&self) {
+        self.inner.shared.access(|state| state.is_merge_wanted = true);
+        self.inner.shared.wake();
     }
 
     /// A volume as a back end. While it exists, the volume is in use.

@@ -49,6 +49,8 @@ pub struct Rules {
     pub drops_references: bool,
     /// A recovery takes the place of a reference again that an earlier batch has freed.
     pub takes_again: bool,
+    /// Copies of leaves that are made during a walk are visited.
+    pub visits_copies: bool,
     /// The bits of fingerprints that count.
     pub fingerprint_bits: u32,
     /// The most pages that a step of a walk visits.
@@ -80,6 +82,7 @@ impl Default for Rules {
             compares_equals: true,
             drops_references: true,
             takes_again: true,
+            visits_copies: true,
             fingerprint_bits: 56,
             walk_step: 64,
         }

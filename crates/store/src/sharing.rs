@@ -18,7 +18,10 @@ impl State {
     pub(crate) fn find_equal(&mut self, fingerprint: Fingerprint) -> Found {
         let found = self.index.look_up(fingerprint);
         match found {
-            Found::Place(place) if !self.space.is_used(place) => {
+            Found::Place(place) if self.moved(place).is_some() => {
+                self.moved(place).map_or(Found::Nothing, Found::Place)
+            }
+            Found::Place(place) if !self.space.has_data(place) => {
                 self.index.forget(fingerprint, place);
                 Found::Nothing
             }
@@ -79,16 +82,17 @@ impl State {
 
     /// A block with this fingerprint has been written to a place.
     pub(crate) fn note_fingerprint(&mut self, place: u64, fingerprint: Fingerprint) {
-        if self.space.is_used(place) {
+        if self.space.has_data(place) {
             self.index.set(place, fingerprint);
+            self.unmerged += 1;
         }
     }
 
     /// Decides that a reference to a place will be made, which has to be
     /// [unpinned](Self::unpin) when that has been done, or was given up. Returns false if the place
-    /// is free.
+    /// has no block of data, or one that a walk will free.
     pub(crate) fn pin(&mut self, place: u64) -> bool {
-        if !self.space.is_used(place) {
+        if self.moved(place).is_some() || !self.space.has_data(place) {
             return false;
         }
         self.space.share(place);

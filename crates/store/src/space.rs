@@ -108,6 +108,8 @@ pub(crate) struct Space {
     /// checkpoint.
     freed: u64,
     spent: u32,
+    /// The places of pages of maps, a bit for each.
+    page_places: Vec<u8>,
     /// While a walk is in progress: the places that something refers to, as in the map.
     marked: Option<Vec<u8>>,
     rules: Rules,
@@ -131,6 +133,7 @@ impl Space {
             hollow: Vec::new(),
             freed: 0,
             spent: 0,
+            page_places: vec![0; (layout.places() as usize).div_ceil(8)],
             marked: None,
             rules,
         };
@@ -207,11 +210,28 @@ impl Space {
         }
     }
 
+    /// The page table refers to a place now, which becomes that of a page of a map.
+    pub(crate) fn take_for_page(&mut self, place: u64) {
+        self.take(place);
+        if let Some(byte) = self.page_places.get_mut(place as usize / 8) {
+            *byte |= 1 << (place % 8);
+        }
+    }
+
+    /// Whether a place is in use by a block of data.
+    pub(crate) fn has_data(&self, place: u64) -> bool {
+        let page = self.page_places.get(place as usize / 8);
+        self.is_used(place) && page.is_some_and(|byte| byte >> (place % 8) & 1 == 0)
+    }
+
     /// Nothing refers to a place any more.
     pub(crate) fn free(&mut self, place: u64) {
         let (page, byte, bit) = self.bit(place);
         if self.map.page(page)[byte] & bit != 0 {
             let bits = self.map.change(page);
+            if let Some(pages) = self.page_places.get_mut(place as usize / 8) {
+                *pages &= !(1 << (place % 8));
+            }
             self.shared_places -= u64::from(bits[SPACE_BITS + byte] & bit != 0);
             bits[byte] &= !bit;
             bits[SPACE_BITS + byte] &= !bit;
@@ -503,7 +523,7 @@ impl Space {
 
     /// The bytes of memory that this takes.
     pub(crate) fn memory(&self) -> u64 {
-        self.map.memory() + self.used.len() as u64 * 3
+        self.map.memory() + (self.used.len() * 3 + self.page_places.len()) as u64
     }
 }
 

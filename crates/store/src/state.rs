@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
+use hashbrown::HashMap;
 
 use crate::catalogue::{Catalogue, Change, PageId};
 use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
 use crate::locks::Locks;
+use crate::merge::Merge;
 use crate::paged::FrozenPages;
 use crate::pages::{Page, Pages, WORDS};
 use crate::record::CheckpointRecord;
@@ -73,6 +75,11 @@ pub struct PoolCounts {
     pub unequal_blocks: u64,
     /// Pages of the fingerprint table that were read.
     pub fingerprint_reads: u64,
+    /// Searches for equal blocks that were written several times, and the blocks that they gave to
+    /// walks to be freed.
+    pub merges: u64,
+    /// The blocks that merges gave to walks to be freed.
+    pub merged_blocks: u64,
     /// Batches written.
     pub batches: u64,
     /// Pages of maps that checkpoints wrote.
@@ -98,6 +105,13 @@ pub(crate) struct State {
     pub(crate) index: Index,
     /// The places to which references are being made, and how many.
     pub(crate) pinned: BTreeMap<u64, u32>,
+    pub(crate) merge: Option<Merge>,
+    /// The places that the next walk puts in the places of others.
+    pub(crate) moves: HashMap<u64, u64>,
+    /// The blocks with fingerprints that were written since the last merge.
+    pub(crate) unmerged: u64,
+    /// Whether a merge is wanted at once.
+    pub(crate) is_merge_wanted: bool,
     pub(crate) generation: u64,
     /// The number of the latest checkpoint that is durable.
     pub(crate) number: u64,
@@ -171,14 +185,24 @@ fn pages_of(range: &Range<u64>) -> usize {
 impl State {
     pub(crate) fn new(parts: Parts) -> Self {
         let places = parts.space.layout().places();
+        let Parts { mut space, pages, .. } = parts;
+        for block in pages.blocks() {
+            if let Some(place) = space.layout().place(block).filter(|place| space.is_used(*place)) {
+                space.take_for_page(place);
+            }
+        }
         Self {
             identity: parts.identity,
             key: parts.key,
             catalogue: parts.catalogue,
-            space: parts.space,
-            pages: parts.pages,
+            space,
+            pages,
             index: parts.index,
             pinned: BTreeMap::new(),
+            merge: None,
+            moves: HashMap::new(),
+            unmerged: 0,
+            is_merge_wanted: false,
             generation: parts.generation,
             number: parts.number,
             next_sequence: parts.sequence + 1,
@@ -264,6 +288,13 @@ impl State {
         let is_free = self.pages.dirty_count() + self.promised + TRIM_PAGES <= self.dirty_limit();
         self.is_checkpoint_wanted |= !is_free && self.pages.dirty_count() > 0;
         self.promised += if is_free { TRIM_PAGES } else { 0 };
+        is_free
+    }
+
+    /// Whether a walk may change one more page now.
+    pub(crate) fn begin_replacing(&mut self) -> bool {
+        let is_free = self.pages.dirty_count() + self.promised < self.dirty_limit();
+        self.is_checkpoint_wanted |= !is_free;
         is_free
     }
 
@@ -454,7 +485,7 @@ impl State {
             if old != 0 {
                 self.release(old);
             }
-            self.space.take(place);
+            self.space.take_for_page(place);
             pages.push((id, page, layout.block(place)));
         }
         self.space.choose(self.dirty_max);
@@ -472,7 +503,7 @@ impl State {
             busy,
             order,
             pages: self.pages.count(),
-            has_garbage: self.has_garbage || self.walk.is_some(),
+            has_garbage: self.has_garbage || self.walk.is_some() || !self.moves.is_empty(),
             catalogue: self.catalogue.clone(),
         };
         let space = self.space.map().freeze();

@@ -131,6 +131,26 @@ impl Backend for StoreVolume {
                 "The blocks that volumes of the pool wrote.",
                 counts.written_blocks,
             ),
+            Figure::gauge(
+                "pool_shared_bytes",
+                "The bytes of blocks that are kept once for several equal ones.",
+                status.shared_bytes,
+            ),
+            Figure::counter(
+                "pool_shared_blocks_total",
+                "The blocks that became references to equal ones.",
+                counts.shared_blocks,
+            ),
+            Figure::counter(
+                "pool_unchanged_blocks_total",
+                "The blocks that were equal to what they replaced.",
+                counts.unchanged_blocks,
+            ),
+            Figure::counter(
+                "pool_fingerprint_reads_total",
+                "The pages of the fingerprint table that the pool read.",
+                counts.fingerprint_reads,
+            ),
             Figure::counter(
                 "pool_map_pages_total",
                 "The pages of maps that the pool wrote.",

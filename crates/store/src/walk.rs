@@ -5,6 +5,8 @@
 //! meanwhile: what is taken or made since the walk began stays, and the original of a page that is
 //! copied is walked. What was there before can come to be referred to in another way only by a
 //! change of the catalogue, which gives the walk its roots.
+//!
+//! On its way, a walk replaces the places that a [merge](crate::merge) has found.
 
 use crate::catalogue::PageId;
 use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
@@ -18,6 +20,10 @@ pub(crate) struct Walk {
     todo: Vec<(PageId, u32)>,
     /// The pages that are being read.
     reading: usize,
+    /// Leaves in which places have to be replaced, and copies of leaves.
+    again: Vec<PageId>,
+    /// Whether one of them waits for a checkpoint.
+    pub(crate) is_blocked: bool,
 }
 
 impl Walk {
@@ -64,6 +70,7 @@ impl State {
     pub(crate) fn step_walk(&mut self, reads_max: usize) -> Result<Vec<WalkRead>, Fault> {
         let mut reads = Vec::new();
         self.walk_copied();
+        self.walk_again(&mut reads, reads_max)?;
         for _ in 0..self.rules.walk_step {
             let Some(walk) = self.walk.as_mut().filter(|_| reads.len() < reads_max) else { break };
             let Some((id, level)) = walk.todo.pop() else { break };
@@ -76,7 +83,7 @@ impl State {
                 self.space.mark(place);
             }
             match self.pages.get(id).cloned() {
-                Ok(page) => self.visit(&page, level)?,
+                Ok(page) => self.visit((id, entry), &page, level)?,
                 Err(Fault::Missing(_)) if place.is_some() => {
                     reads.push(WalkRead { id, level, entry });
                 }
@@ -91,11 +98,69 @@ impl State {
         Ok(reads)
     }
 
-    /// What was copied is walked, too.
+    /// What was copied is walked, too, and the copies of leaves if places are replaced.
     fn walk_copied(&mut self) {
         if let Some(walk) = &mut self.walk {
             walk.todo.extend(self.pages.take_copied());
+            let copies = self.pages.take_leaf_copies();
+            if !self.moves.is_empty() && self.rules.visits_copies {
+                walk.again.extend(copies);
+            }
         }
+    }
+
+    /// Visits leaves that have to be visited in any case.
+    fn walk_again(&mut self, reads: &mut Vec<WalkRead>, reads_max: usize) -> Result<(), Fault> {
+        let Some(walk) = &mut self.walk else { return Ok(()) };
+        walk.is_blocked = false;
+        for id in std::mem::take(&mut walk.again) {
+            let entry = self.pages.entry(id);
+            if entry == TableEntry::default() || self.pages.is_dead(id) {
+                continue;
+            }
+            match self.pages.get(id).cloned() {
+                Ok(page) => self.visit((id, entry), &page, 0)?,
+                Err(Fault::Missing(_)) if self.layout().place(entry.block).is_none() => {}
+                Err(Fault::Missing(_)) if reads.len() < reads_max => {
+                    reads.push(WalkRead { id, level: 0, entry });
+                }
+                Err(Fault::Missing(_)) => {
+                    self.walk.iter_mut().for_each(|walk| walk.again.push(id));
+                }
+                Err(Fault::Damaged) => return Err(self.give_up_walk()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the places of a leaf that is in memory, or has this content on the device.
+    fn replace(&mut self, (id, entry): (PageId, TableEntry), page: &Page) -> Result<(), Fault> {
+        if self.pages.is_dead(id) {
+            return Ok(());
+        }
+        if self.pages.get(id).is_err() {
+            self.pages.insert(id, entry, Box::new(*page));
+        }
+        let is_free = self.pages.is_dirty(id) || self.begin_replacing();
+        if !is_free || self.pages.get(id).is_err() {
+            // After a checkpoint, or when it was read from where it is now.
+            if let Some(walk) = &mut self.walk {
+                walk.again.push(id);
+                walk.is_blocked |= !is_free;
+            }
+            return Ok(());
+        }
+        let layout = self.layout();
+        for index in 0..WORDS {
+            let page = self.pages.get(id)?;
+            let entry = Pages::leaf_entry(page, index).map_err(|_| self.give_up_walk())?;
+            let place = layout.place(entry.block()).filter(|_| !entry.is_hole());
+            let Some(keep) = place.and_then(|place| self.moved(place)) else { continue };
+            self.pages.change(id)?[index] = entry.moved_to(layout.block(keep)).bits();
+            self.space.mark(keep);
+        }
+        self.note_change();
+        Ok(())
     }
 
     /// A page has been read.
@@ -106,7 +171,7 @@ impl State {
         if let Some(walk) = &mut self.walk {
             walk.reading -= 1;
         }
-        self.visit(page, read.level)
+        self.visit((read.id, read.entry), page, read.level)
     }
 
     /// A page could not be read, or has other content than it should have. If it was written
@@ -118,14 +183,15 @@ impl State {
         let Some(walk) = &mut self.walk else { return Ok(()) };
         walk.reading -= 1;
         match self.pages.get(read.id).cloned() {
-            Ok(page) => self.visit(&page, read.level),
+            Ok(page) => self.visit((read.id, read.entry), &page, read.level),
             // It was removed, or has changed and was dropped: the next walk finds what it has.
             Err(_) => Err(self.give_up_walk()),
         }
     }
 
-    fn visit(&mut self, page: &Page, level: u32) -> Result<(), Fault> {
+    fn visit(&mut self, of: (PageId, TableEntry), page: &Page, level: u32) -> Result<(), Fault> {
         let layout = self.layout();
+        let mut has_victim = false;
         for index in 0..WORDS {
             if level > 0 {
                 let child = Pages::child(page, index).map_err(|_| self.give_up_walk())?;
@@ -137,23 +203,29 @@ impl State {
             let entry = Pages::leaf_entry(page, index).map_err(|_| self.give_up_walk())?;
             if !entry.is_hole() {
                 let place = layout.place(entry.block()).ok_or_else(|| self.give_up_walk())?;
-                self.space.mark(place);
+                if self.moved(place).is_some() {
+                    has_victim = true;
+                } else {
+                    self.space.mark(place);
+                }
             }
         }
-        Ok(())
+        if has_victim { self.replace(of, page) } else { Ok(()) }
     }
 
     /// Ends the walk if it has visited everything and no checkpoint is being written. Returns
     /// whether it has ended.
     pub(crate) fn end_walk(&mut self) -> bool {
         self.walk_copied();
-        let is_done = |walk: &Walk| walk.todo.is_empty() && walk.reading == 0;
+        let is_done =
+            |walk: &Walk| walk.todo.is_empty() && walk.reading == 0 && walk.again.is_empty();
         if self.is_checkpointing && self.rules.walks_between_checkpoints
             || !self.walk.as_ref().is_some_and(is_done)
         {
             return false;
         }
         self.walk = None;
+        self.counts.merged_blocks += self.end_moves();
         self.note_change();
         self.counts.walks += 1;
         self.counts.walk_freed_blocks += self.space.sweep();
@@ -164,6 +236,7 @@ impl State {
     /// Ends the walk without a result.
     pub(crate) fn give_up_walk(&mut self) -> Fault {
         self.walk = None;
+        self.end_moves();
         self.space.forget_marks();
         self.pages.forget_found();
         Fault::Damaged

@@ -31,18 +31,21 @@ fn nothing_is_lost_when_power_losses_walks_and_full_devices_are_frequent() {
 
 #[test]
 fn nothing_is_lost_when_most_blocks_are_equal() {
-    let (mut shared, mut unequal, mut walks, mut cases) = (0, 0, 0, 0_u64);
+    let (mut shared, mut unequal, mut merged, mut walks, mut cases) = (0, 0, 0, 0, 0_u64);
     each_seed(20, |seed| {
         let rules = Rules {
             walk_step: 1 + seed as usize % 3,
             fingerprint_bits: if seed % 2 == 0 { 56 } else { 2 },
             ..Rules::default()
         };
-        let mut storm = Storm::new(StormOptions::new(Kind::Equal, rules), seed);
+        let kind = if seed % 4 == 3 { Kind::EqualSlow } else { Kind::Equal };
+        let mut storm = Storm::new(StormOptions::new(kind, rules), seed);
         storm.run();
         (shared, unequal) = (shared + storm.counts.shared, unequal + storm.counts.unequal);
         (walks, cases) = (walks + storm.counts.walks, cases + 1);
+        merged += storm.counts.merged;
     });
+    println!("{shared} {unequal} {merged} {walks} in {cases} cases");
     let is_enough = shared > 10 * cases && unequal > 5 * cases && walks > cases / 4;
     assert!(cases < 9 || is_enough, "{shared} {unequal} {walks} in {cases} cases");
 }

@@ -63,6 +63,10 @@ pub struct BenchOptions {
     /// Compare the data read with the data written
     #[arg(long, requires = "write")]
     verify: bool,
+    /// Make so many percent of the 4 KiB units of writes equal to others
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, requires = "write",
+          value_parser = clap::value_parser!(u8).range(..=100), conflicts_with = "verify")]
+    duplicates: u8,
     /// Requests in flight on each queue; several values are measured one after the other
     #[arg(long, short, value_name = "N,…", value_delimiter = ',', default_value = "1,32")]
     depth: Vec<u16>,
@@ -245,6 +249,7 @@ fn measure(
             range: options.range.map(|range| Range { start: 0, end: range.0 }),
             verify: options.verify && workload.read_percent < 100,
             seed: options.seed + u64::from(round),
+            duplicate_percent: options.duplicates,
             memory_table: options.memory_table,
             pin: options.pin,
             ..LoadOptions::new(socket)

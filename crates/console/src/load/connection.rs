@@ -161,6 +161,7 @@ impl Connection {
                     blocks: if split { own.clone() } else { range.clone() },
                     ledger: options.verify.then(|| Ledger::new(options.seed, own.start, share)),
                     flushes: self.features.contains(VirtioBlkFeatureFlags::FLUSH),
+                    duplicate_percent: options.duplicate_percent,
                     warms_up: !options.warmup.is_zero(),
                     seed: options.seed + index as u64,
                 },

@@ -3,7 +3,7 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use hdrhistogram::Histogram;
@@ -15,6 +15,10 @@ use super::{
 };
 use crate::random::Random;
 
+/// The units of data that stores may find equal, in bytes.
+const UNIT: usize = 4096;
+/// The different contents of units that are equal to others.
+const EQUAL_CONTENTS: u64 = 1 << 14;
 /// The longest latency that is recorded exactly, one minute; longer ones are recorded as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
@@ -39,14 +43,20 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Takes a queue's part of the memory and fills it with pseudo-random data.
+    /// Takes a queue's part of the memory and fills it with pseudo-random data: the same in each
+    /// unit if units are to be equal.
     pub fn new(memory: Arc<SharedMemory>, offset: usize, options: &LoadOptions) -> Self {
         let block_size = options.block_size as usize;
         let mut buffers = Self { memory, offset, block_size, count: options.depth };
         let mut random = Random::new(options.seed ^ offset as u64);
         for slot in 0..buffers.count {
-            for chunk in buffers.get(slot).chunks_exact_mut(8) {
-                chunk.copy_from_slice(&random.next().to_le_bytes());
+            for unit in buffers.get(slot).chunks_mut(UNIT) {
+                if options.duplicate_percent > 0 {
+                    random = Random::new(options.seed);
+                }
+                for chunk in unit.chunks_exact_mut(8) {
+                    chunk.copy_from_slice(&random.next().to_le_bytes());
+                }
             }
         }
         buffers
@@ -66,6 +76,36 @@ impl Buffers {
     }
 }
 
+/// Makes each unit of what is written differ from all others, or equal to one of a few.
+struct Stamps {
+    run: u64,
+    made: u64,
+    duplicate_percent: u8,
+}
+
+impl Stamps {
+    fn new(duplicate_percent: u8, seed: u64) -> Self {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { run: crate::random::mix(time.as_nanos() as u64 ^ seed), made: 0, duplicate_percent }
+    }
+
+    fn stamp(&mut self, buffer: &mut [u8], random: &mut Random) {
+        for unit in buffer.chunks_mut(UNIT) {
+            let is_equal =
+                self.duplicate_percent > 0 && random.below(100) < self.duplicate_percent.into();
+            let words = if is_equal {
+                [0, random.below(EQUAL_CONTENTS)]
+            } else {
+                self.made += 1;
+                [self.run, self.made]
+            };
+            for (target, word) in unit.chunks_exact_mut(8).zip(words) {
+                target.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+    }
+}
+
 /// The work of a worker.
 pub struct WorkerTask {
     pub order: BlockOrder,
@@ -74,6 +114,8 @@ pub struct WorkerTask {
     pub blocks: Range<u64>,
     pub ledger: Option<Ledger>,
     pub flushes: bool,
+    /// The share of units that are equal to others, in percent.
+    pub duplicate_percent: u8,
     /// Whether a warm-up precedes the measured time.
     pub warms_up: bool,
     pub seed: u64,
@@ -158,6 +200,7 @@ pub struct Worker {
     buffers: Buffers,
     work: WorkerTask,
     random: Random,
+    stamps: Stamps,
     next_block: u64,
     slots: Vec<(Request, Instant)>,
     in_flight: u16,
@@ -182,6 +225,7 @@ impl Worker {
             completion_fd,
             buffers,
             random: Random::new(work.seed),
+            stamps: Stamps::new(work.duplicate_percent, work.seed),
             next_block: work.blocks.start,
             work,
             slots,
@@ -309,6 +353,8 @@ impl Worker {
             let generation = self.work.ledger.as_ref().map_or(0, |l| l.generation(block) + 1);
             if let Some(ledger) = &self.work.ledger {
                 ledger.fill(block, generation, self.buffers.get(slot));
+            } else {
+                self.stamps.stamp(self.buffers.get(slot), &mut self.random);
             }
             Request::Write { block, generation }
         };

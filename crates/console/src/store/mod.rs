@@ -46,6 +46,8 @@ Examples:
     Delete(VolumeArguments),
     /// Give a volume another name
     Rename(RenameOptions),
+    /// Give a volume another domain, in which equal blocks are kept once
+    Domain(DomainOptions),
     /// Copy a raw image, or a block device, into a new volume
     Import(copy::ImportOptions),
     /// Copy a volume, or a snapshot (VOLUME@SNAPSHOT), into a new raw image
@@ -87,6 +89,27 @@ pub struct NewOptions {
     volume: String,
     /// Its size, for example 20G
     size: Bytes,
+    /// Equal blocks of volumes with the same domain are kept once
+    #[arg(long, value_name = "NAME", default_value = fathom_store::DOMAIN)]
+    domain: String,
+    /// Share no blocks with other volumes
+    #[arg(long, conflicts_with = "domain")]
+    unshared: bool,
+}
+
+/// Options of `fathom store domain`.
+#[derive(Debug, Args)]
+pub struct DomainOptions {
+    #[command(flatten)]
+    at: PoolArguments,
+    /// The volume
+    volume: String,
+    /// The domain
+    #[arg(required_unless_present = "none")]
+    domain: Option<String>,
+    /// Share no blocks with other volumes
+    #[arg(long, conflicts_with = "domain")]
+    none: bool,
 }
 
 /// A volume of a pool.
@@ -128,9 +151,14 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         StoreCommand::Create(options) => make::run(options),
         StoreCommand::List(options) => list(options),
         StoreCommand::New(options) => {
-            let change =
-                PoolChange::Create { volume: options.volume.clone(), size_bytes: options.size.0 };
+            let domain = if options.unshared { String::new() } else { options.domain.clone() };
+            let (volume, size_bytes) = (options.volume.clone(), options.size.0);
+            let change = PoolChange::Create { volume, size_bytes, domain: Some(domain) };
             changed(&options.at, &change)
+        }
+        StoreCommand::Domain(options) => {
+            let domain = options.domain.clone().unwrap_or_default();
+            changed(&options.at, &PoolChange::Domain { volume: options.volume.clone(), domain })
         }
         StoreCommand::Delete(options) => {
             changed(&options.at, &PoolChange::Delete { volume: options.volume.clone() })
@@ -223,6 +251,9 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     let mut text = format!("{path}: {used} of {all} in use ({share:.0} %)");
     if pool.has_garbage {
         text += ", some of it until the next walk";
+    }
+    if pool.shared_bytes > 0 {
+        text += &format!("; {} are kept once for equal blocks", Bytes(pool.shared_bytes));
     }
     text.push('\n');
     if let Some(damage) = &pool.damage {

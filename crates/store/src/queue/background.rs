@@ -158,7 +158,12 @@ impl StoreQueue {
             self.device.submit(own, Purpose::Walk { read, interval }, context);
         }
         // The next step belongs to the next round.
-        context.wake_at(if in_flight == 0 { 0 } else { context.now_ns() + STEP_NS });
+        let is_blocked = self
+            .inner
+            .shared
+            .access(|state| state.walk.as_ref().is_some_and(|walk| walk.is_blocked));
+        let waits = in_flight > 0 || is_blocked;
+        context.wake_at(if waits { context.now_ns() + STEP_NS } else { 0 });
     }
 
     fn begin_walk(&mut self, context: &mut BackendContext<'_>) -> bool {

@@ -61,6 +61,17 @@ pub(super) enum Purpose {
         draft: u64,
         part: usize,
     },
+    /// Pages of the fingerprint table from this one on, for a merge.
+    MergeTable {
+        page: u32,
+    },
+    /// The blocks of the victims of a run of a merge, and those that are to be kept.
+    MergeVictims {
+        run: u64,
+    },
+    MergeKept {
+        run: u64,
+    },
     Flush,
     Checkpoint,
 }

@@ -3,7 +3,7 @@
 //! - `change`: requests that change blocks; `draft`: gathers parts of them; `share`: finds those of
 //!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
-//! - `background`: checkpoints and walks.
+//! - `background`: checkpoints, walks and the scan of the fingerprint table; `merge`: merges.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -11,6 +11,7 @@ mod batch;
 mod change;
 mod device;
 mod draft;
+mod merge;
 mod read;
 mod share;
 
@@ -30,6 +31,7 @@ use batch::Batch;
 use change::Change;
 use device::{Device, Purpose};
 use draft::Draft;
+use merge::Merging;
 use read::Read;
 use share::Sharing;
 
@@ -82,6 +84,7 @@ pub(crate) struct StoreQueue {
     resume_ns: u64,
     is_walking: bool,
     is_scanning: bool,
+    merging: Merging,
     is_closed: bool,
 }
 
@@ -127,6 +130,7 @@ impl StoreQueue {
             resume_ns: 0,
             is_walking: false,
             is_scanning: false,
+            merging: Merging::default(),
             is_closed: false,
         }
     }
@@ -163,6 +167,7 @@ impl StoreQueue {
             self.checkpoint(context);
             self.walk(context);
             self.scan(context);
+            self.merge(context);
             if !self.device.has_completed() {
                 break;
             }
@@ -201,6 +206,11 @@ impl StoreQueue {
                 self.fingerprints_read(page, request, outcome, context);
             }
             Purpose::Scan { page } => self.scanned(page, request, outcome),
+            Purpose::MergeTable { page } => self.merge_table_read(page, request, outcome),
+            Purpose::MergeVictims { run } => {
+                self.merge_victims_read(run, request, outcome, context);
+            }
+            Purpose::MergeKept { run } => self.merge_kept_read(run, request, outcome),
             Purpose::Compare { draft, part } => self.compared((draft, part), request, outcome),
             Purpose::Flush => self.flushed(request, outcome, context),
             Purpose::Checkpoint => self.checkpoint_written(request, outcome),
@@ -335,7 +345,11 @@ impl BackendQueue for StoreQueue {
     }
 
     fn is_idle(&self) -> bool {
-        self.device.is_idle() && self.checkpoint.is_none() && !self.is_walking && !self.is_scanning
+        self.device.is_idle()
+            && self.checkpoint.is_none()
+            && !self.is_walking
+            && !self.is_scanning
+            && !self.merging.is_active()
     }
 }
 
@@ -352,6 +366,7 @@ impl Drop for StoreQueue {
             self.leave_walk_undone();
         }
         self.leave_scan();
+        self.leave_merge_undone();
         let intervals: Vec<u64> = self
             .device
             .in_flight()
@@ -365,11 +380,15 @@ impl Drop for StoreQueue {
                 | Purpose::Fingerprints { .. }
                 | Purpose::Scan { .. }
                 | Purpose::Compare { .. }
+                | Purpose::MergeTable { .. }
+                | Purpose::MergeVictims { .. }
+                | Purpose::MergeKept { .. }
                 | Purpose::Flush
                 | Purpose::Checkpoint => None,
             })
             .chain(self.reads.values().filter_map(Read::interval))
             .chain(self.drafts.values().filter_map(|draft| draft.interval))
+            .chain(self.merging.intervals())
             .collect();
         self.inner.shared.access(|state| {
             for (sequence, batch) in &self.batches {

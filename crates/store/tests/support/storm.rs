@@ -41,6 +41,12 @@ pub enum Kind {
     Tight,
     /// Few different contents, so that most blocks become references.
     Equal,
+    /// The same on a slow device.
+    EqualSlow,
+}
+
+fn is_equal(kind: Kind) -> bool {
+    matches!(kind, Kind::Equal | Kind::EqualSlow)
 }
 
 #[derive(Clone, Debug)]
@@ -62,13 +68,14 @@ impl StormOptions {
     pub fn new(kind: Kind, rules: Rules) -> Self {
         let (capacity, rounds_max) = match kind {
             Kind::Mixed | Kind::Walks | Kind::Cold | Kind::Drops => (DEVICE, 5),
-            Kind::Equal => (DEVICE, 30),
+            Kind::Equal => (DEVICE, 4),
+            Kind::EqualSlow => (DEVICE, 30),
             Kind::Tight => (TIGHT, 30),
         };
         let sim = SimOptions { rounds_max, ..SimOptions::new(capacity) };
         let (steps, cached_pages) = (250, 16);
         let (has_faults, crashes_recoveries) = (false, false);
-        let contents = if kind == Kind::Equal { 5 } else { 0 };
+        let contents = if is_equal(kind) { 5 } else { 0 };
         Self { kind, rules, sim, steps, has_faults, cached_pages, crashes_recoveries, contents }
     }
 }
@@ -83,6 +90,7 @@ pub struct StormCounts {
     pub walks: u64,
     pub checkpoints: u64,
     pub failures: u64,
+    pub merged: u64,
     pub shared: u64,
     pub unequal: u64,
 }
@@ -147,7 +155,7 @@ impl Storm {
         if kind == Kind::Cold {
             workload.force_unit_access_rate = 0.01;
         }
-        workload.alignment = if seed % 3 == 0 && kind != Kind::Equal { 512 } else { 4096 };
+        workload.alignment = if seed % 3 == 0 && !is_equal(kind) { 512 } else { 4096 };
         let mut storm = Self {
             options,
             record,
@@ -243,7 +251,9 @@ impl Storm {
         what = match (self.options.kind, what) {
             (Kind::Cold, 17..30) => 16,
             (Kind::Cold, 30..45) | (Kind::Walks, 17..25) => 0,
-            (Kind::Walks, 25..34) | (Kind::Tight, 8) | (Kind::Walks | Kind::Equal, 8..=12) => 5,
+            (Kind::Walks, 25..34)
+            | (Kind::Tight, 8)
+            | (Kind::Walks | Kind::Equal | Kind::EqualSlow, 8..=12) => 5,
             (Kind::Walks, 13..=16) | (Kind::Drops, 20..50) => 13,
             _ => what,
         };
@@ -371,6 +381,7 @@ impl Storm {
         let counts = self.pool.status().counts;
         self.counts.walks += counts.walks;
         self.counts.checkpoints += counts.checkpoints;
+        self.counts.merged += counts.merged_blocks;
         self.counts.shared += counts.shared_blocks;
         self.counts.unequal += counts.unequal_blocks;
         self.counts.losses += 1;
@@ -460,6 +471,7 @@ fn open(device: Arc<dyn Backend>, options: &StormOptions) -> Result<Pool, PoolEr
         walk_pause_ns: 0,
         cached_pages: options.cached_pages,
         index_pages: 1,
+        merge_pause_ns: 0,
         rules: options.rules,
     };
     Pool::open(device, options)
