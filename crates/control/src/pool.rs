@@ -119,6 +119,9 @@ pub enum PoolChange {
         /// The domain. With an empty one its blocks are not shared.
         domain: String,
     },
+    /// Looks for equal blocks that were written several times. All but one of each become free some
+    /// time after the answer.
+    Merge,
     /// Deletes a volume that no disk uses. Its snapshots stay.
     Delete {
         /// Its name.
@@ -211,6 +214,10 @@ impl PoolChange {
                 pool.create_volume_in(volume, *size_bytes, domain.as_deref().unwrap_or(DOMAIN))
             }
             Self::Domain { volume, domain } => pool.set_domain(volume, domain),
+            Self::Merge => {
+                pool.request_merge();
+                Ok(())
+            }
             Self::Delete { volume } => pool.delete_volume(volume),
             Self::Rename { volume, to } => pool.rename_volume(volume, to),
             Self::Snapshot { volumes, name } => {

@@ -27,6 +27,8 @@ use crate::paged::Payload;
 const HOOKS_MIN: u64 = 1 << 16;
 /// The places of the pool for each hook for which there is room.
 const PLACES_OF_HOOK: u64 = 64;
+/// The bytes of memory that a page of the fingerprint table takes, with all tables, about.
+pub const INDEX_PAGE_MEMORY: u64 = 20 << 10;
 /// The bytes of memory that an entry takes in a table, about.
 const ENTRY_MEMORY: usize = 24;
 const HOOK_MEMORY: usize = 12;

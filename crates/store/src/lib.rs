@@ -58,6 +58,7 @@ pub use error::PoolError;
 pub use fathom_block::Backend;
 #[doc(hidden)]
 pub use fuzz::fuzz_store;
+pub use index::INDEX_PAGE_MEMORY;
 pub use layout::{BLOCK, Layout, SEGMENT_BLOCKS, SEGMENT_BLOCKS_MIN};
 pub use make::{MakeOptions, make};
 pub use pool::{DOMAIN, Pool, PoolOptions, PoolStatus, SNAPSHOT_VOLUMES_MAX, WeakPool};

@@ -147,6 +147,16 @@ impl Backend for StoreVolume {
                 counts.unchanged_blocks,
             ),
             Figure::counter(
+                "pool_merges_total",
+                "The searches for equal blocks that were written several times.",
+                counts.merges,
+            ),
+            Figure::counter(
+                "pool_merged_blocks_total",
+                "The blocks that merges gave to walks to be freed.",
+                counts.merged_blocks,
+            ),
+            Figure::counter(
                 "pool_fingerprint_reads_total",
                 "The pages of the fingerprint table that the pool read.",
                 counts.fingerprint_reads,

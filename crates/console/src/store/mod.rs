@@ -48,6 +48,8 @@ Examples:
     Rename(RenameOptions),
     /// Give a volume another domain, in which equal blocks are kept once
     Domain(DomainOptions),
+    /// Look for equal blocks that were written several times, and free all but one of each
+    Merge(PoolArguments),
     /// Copy a raw image, or a block device, into a new volume
     Import(copy::ImportOptions),
     /// Copy a volume, or a snapshot (VOLUME@SNAPSHOT), into a new raw image
@@ -159,6 +161,13 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         StoreCommand::Domain(options) => {
             let domain = options.domain.clone().unwrap_or_default();
             changed(&options.at, &PoolChange::Domain { volume: options.volume.clone(), domain })
+        }
+        StoreCommand::Merge(at) => {
+            if of_daemon(&at.control.client(), &at.pool).is_none() {
+                return Err(Failure::new("no disk of the daemon uses the pool")
+                    .advise("serve one of its volumes: blocks are merged meanwhile"));
+            }
+            changed(at, &PoolChange::Merge)
         }
         StoreCommand::Delete(options) => {
             changed(&options.at, &PoolChange::Delete { volume: options.volume.clone() })

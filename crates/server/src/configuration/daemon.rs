@@ -37,6 +37,8 @@ pub struct DaemonOptions {
     pub nbd_client_memory: Bytes,
     /// The most memory for the indexes of caches on stores, in percent of the host's.
     pub cache_index_percent: u64,
+    /// The memory for the fingerprints of each pool of the block store.
+    pub store_index_memory: Bytes,
     /// How long a shutdown waits for requests in flight.
     pub shutdown_time_max: Nanoseconds,
     /// A device is idle while fewer requests than this are in flight.
@@ -71,6 +73,7 @@ impl Default for DaemonOptions {
             nbd_memory: Bytes(256 << 20),
             nbd_client_memory: Bytes(64 << 20),
             cache_index_percent: 10,
+            store_index_memory: Bytes(40 << 20),
             shutdown_time_max: Nanoseconds(15_000_000_000),
             idle_requests: IdleOptions::default().threshold,
             idle_time: Nanoseconds(IdleOptions::default().dwell_ns),
@@ -116,6 +119,13 @@ impl Section for DaemonOptions {
             "10",
             "the most memory for the indexes of all caches on stores, in percent of the host's, from 1 to 100. A disk \
              whose cache has no place is served without it. See [cache.md](cache.md#memory)",
+        ),
+        Key::new(
+            "store_index_memory",
+            "\"40M\"",
+            "the memory for those fingerprints of each pool of the block store whose neighbours are \
+             known too. With more of it, writes find more of the blocks that are there already. See \
+             [store.md](store.md#equal-blocks-are-kept-once)",
         ),
         Key::new(
             "shutdown_time_max",

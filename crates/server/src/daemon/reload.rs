@@ -99,6 +99,7 @@ impl Daemon {
             ("metrics_cgroups_max", wanted.metrics_cgroups_max != options.metrics_cgroups_max),
             ("nbd_memory", wanted.nbd_memory != options.nbd_memory),
             ("nbd_client_memory", wanted.nbd_client_memory != options.nbd_client_memory),
+            ("store_index_memory", wanted.store_index_memory != options.store_index_memory),
             ("shutdown_time_max", wanted.shutdown_time_max != options.shutdown_time_max),
         ];
         for (key, _) in fixed.iter().filter(|(_, differs)| *differs) {

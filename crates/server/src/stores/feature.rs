@@ -31,7 +31,8 @@ impl Feature for Stores {
         parts.add(LimitGroups::default());
         parts.add(ScheduleDevices::default());
         parts.add(ModelDevices::default());
-        parts.add(Pools::default());
+        let memory = configuration.map(|found| found.daemon.definition.store_index_memory.0);
+        parts.add(Pools::new(memory));
     }
 
     fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {

@@ -9,7 +9,7 @@ use fathom_backend::{FileBackend, FileOptions, OpenError};
 use fathom_block::Backend;
 use fathom_control::{DiskDefinition, ErrorBody, ErrorCode};
 use fathom_failure::Failure;
-use fathom_store::{Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
+use fathom_store::{INDEX_PAGE_MEMORY, Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
 use parking_lot::Mutex;
 
 use crate::daemon::parts::Parts;
@@ -24,8 +24,11 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(10);
 struct Slot(Arc<Mutex<Option<WeakPool>>>);
 
 /// The open pools, by their paths.
-#[derive(Clone, Default)]
-pub(crate) struct Pools(Arc<Mutex<BTreeMap<PathBuf, Slot>>>);
+#[derive(Clone)]
+pub(crate) struct Pools {
+    slots: Arc<Mutex<BTreeMap<PathBuf, Slot>>>,
+    options: PoolOptions,
+}
 
 /// The path by which a pool is known.
 pub(crate) fn pool_path(path: &Path) -> PathBuf {
@@ -33,9 +36,18 @@ pub(crate) fn pool_path(path: &Path) -> PathBuf {
 }
 
 impl Pools {
+    /// No pools. Each one may have so many bytes of memory for fingerprints.
+    pub(crate) fn new(index_memory: Option<u64>) -> Self {
+        let mut options = PoolOptions::default();
+        if let Some(memory) = index_memory {
+            options.index_pages = usize::try_from(memory / INDEX_PAGE_MEMORY).unwrap_or(usize::MAX);
+        }
+        Self { slots: Arc::default(), options }
+    }
+
     /// The open pools.
     pub(crate) fn open_pools(&self) -> Vec<(PathBuf, Pool)> {
-        let slots = self.0.lock().clone();
+        let slots = self.slots.lock().clone();
         let open = |(path, slot): (PathBuf, Slot)| {
             // One that is being opened has no disk yet.
             let pool = slot.0.try_lock()?.as_ref()?.upgrade()?;
@@ -46,14 +58,14 @@ impl Pools {
 
     /// The open pool at a path.
     pub(crate) fn find(&self, path: &Path) -> Option<Pool> {
-        let slot = self.0.lock().get(&pool_path(path)).cloned()?;
+        let slot = self.slots.lock().get(&pool_path(path)).cloned()?;
         slot.0.lock().as_ref().and_then(WeakPool::upgrade)
     }
 
     /// The pool at a path, which is opened if no disk uses it.
     fn open(&self, path: &Path, direct: bool, records: &Path, disk: &str) -> Result<Pool, Failure> {
         let path = pool_path(path);
-        let slot = self.0.lock().entry(path.clone()).or_default().clone();
+        let slot = self.slots.lock().entry(path.clone()).or_default().clone();
         let mut slot = slot.0.lock();
         if let Some(pool) = slot.as_ref().and_then(WeakPool::upgrade) {
             return Ok(pool);
@@ -72,7 +84,7 @@ impl Pools {
             |error| matches!(error, OpenError::Locked(_) | OpenError::Claimed(..)),
         )
         .map_err(Failure::from)?;
-        let pool = Pool::open(Arc::new(device), PoolOptions::default())?;
+        let pool = Pool::open(Arc::new(device), self.options)?;
         *slot = Some(pool.downgrade());
         Ok(pool)
     }
