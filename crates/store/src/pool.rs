@@ -1,11 +1,12 @@
 //! A pool: its volumes and snapshots, and the changes of these.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use fathom_block::{Backend, Operation, Shared, StoreAccess};
+use fathom_block::{Backend, Operation, Shared, StoreAccess, Waker};
 use fathom_persistence::Identity;
 use parking_lot::Mutex;
 
@@ -85,7 +86,29 @@ pub(crate) struct Inner {
     pub(crate) merge_at_ns: AtomicU64,
     /// Held while the catalogue is changed.
     changing: Mutex<()>,
+    /// The wakers of all queues, by number.
+    wakers: Mutex<BTreeMap<u64, Waker>>,
     recovered: Recovered,
+}
+
+impl Inner {
+    /// Notes a queue's waker. Returns the number with which it is [forgotten](Self::forget).
+    pub(crate) fn register(&self, waker: &Waker) -> u64 {
+        let mut wakers = self.wakers.lock();
+        let number = wakers.last_key_value().map_or(0, |(last, _)| last + 1);
+        wakers.insert(number, waker.clone());
+        number
+    }
+
+    pub(crate) fn forget(&self, number: u64) {
+        self.wakers.lock().remove(&number);
+    }
+
+    /// Lets all queues look for work, also those that wait for nothing.
+    fn wake_all(&self) {
+        self.wakers.lock().values().for_each(Waker::wake);
+        self.shared.wake();
+    }
 }
 
 /// The use of a pool's space.
@@ -151,6 +174,7 @@ impl Pool {
             is_merged: AtomicBool::new(false),
             merge_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
+            wakers: Mutex::default(),
             recovered,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -196,10 +220,10 @@ impl Pool {
     }
 
     /// Looks for equal blocks that were written several times, and lets a walk free all but one of
-    /// each: as soon as a queue of a volume works.
+    /// each. The queues of open volumes carry that out.
     pub fn request_merge(&self) {
         self.inner.shared.access(|state| state.is_merge_wanted = true);
-        self.inner.shared.wake();
+        self.inner.wake_all();
     }
 
     /// A volume as a back end. While it exists, the volume is in use.
@@ -502,7 +526,7 @@ impl Pool {
                 state.fail(fathom_block::ErrorKind::Io);
             }
         });
-        inner.shared.wake();
+        inner.wake_all();
         Ok(written?)
     }
 

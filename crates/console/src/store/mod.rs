@@ -60,7 +60,7 @@ Examples:
 
 /// A pool, and how to reach the daemon that may have it.
 #[derive(Debug, Args)]
-pub(crate) struct PoolArguments {
+pub struct PoolArguments {
     /// The pool: a file or block device
     #[arg(value_name = "POOL")]
     pub(crate) pool: PathBuf,

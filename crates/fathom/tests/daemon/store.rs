@@ -201,3 +201,65 @@ fn a_full_file_system_beneath_a_pool_fails_writes_until_there_is_space() {
     let folder = daemon.end();
     run(folder.path(), &["store", "check", &pool]).unwrap();
 }
+
+/// Different blocks, by a seed.
+fn data(seed: u64, blocks: usize) -> Vec<u8> {
+    let mut bytes = vec![0; blocks * 4096];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+#[test]
+fn equal_blocks_of_two_disks_are_kept_once_over_kills_and_merges() {
+    let mut folder = prepared();
+    let path = folder.path();
+    run(path, &["store", "new", "pool", "apart", "16M", "--unshared"]).unwrap();
+    let merged = run(path, &["store", "merge", "pool"]).unwrap_err();
+    assert!(merged.contains("serve one of its volumes"), "{merged}");
+    let configuration =
+        format!("{CONFIGURATION}[[disk]]\nname = \"c\"\nstore = \"pool\"\nvolume = \"apart\"\n");
+    let content = data(1, 200);
+    for round in 0..3_u64 {
+        let daemon = Daemon::start_in(folder, &configuration);
+        let connect = |name: &str| Nbd::connect(&daemon.path("nbd.sock"), name);
+        let (mut one, mut two, mut three) = (connect("a"), connect("b"), connect("c"));
+        if round == 0 {
+            one.write(0, &content);
+            two.write(1 << 20, &content);
+            three.write(0, &content);
+            let pool = entry(&daemon);
+            assert_eq!((pool.shared_bytes, pool.saved_bytes), (200 << 12, 200 << 12));
+            assert_eq!(pool.volumes[2].domain, None);
+            assert_eq!(pool.volumes[0].domain.as_deref(), Some("default"));
+        }
+        // The disk for which it was written gets other blocks: the other disk keeps them.
+        one.write(round << 18, &data(100 + round, 64));
+        // Equal blocks of one write are not found at once.
+        let repeated: Vec<Vec<u8>> =
+            (0..5).map(|part| data(200 + 5 * round + part, 1).repeat(8)).collect();
+        for (at, bytes) in (0..).zip(&repeated) {
+            one.write((8 << 20) + (round << 18) + (at << 15), bytes);
+        }
+        for (disk, offset) in [(&mut two, 1 << 20), (&mut three, 0)] {
+            assert!(disk.read(offset, 200 << 12) == content, "round {round}");
+        }
+        let folder_now = daemon.path("");
+        run(&folder_now, &["store", "merge", "pool"]).unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let shared = (200 + 5 * (round + 1)) << 12;
+        while round < 2 && entry(&daemon).shared_bytes < shared || entry(&daemon).has_garbage {
+            assert!(std::time::Instant::now() < end, "{:?}", entry(&daemon));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert!(one.read((8 << 20) + (round << 18), 40 << 12) == repeated.concat());
+        // In the last round, the merge is interrupted.
+        daemon.signal(libc::SIGKILL);
+        folder = daemon.wait().1;
+    }
+    let path = folder.path();
+    let checked = run(path, &["store", "check", "pool", "--json"]).unwrap();
+    assert!(checked.contains("\"problem_count\": 0"), "{checked}");
+    run(path, &["store", "domain", "pool", "two", "--none"]).unwrap();
+    run(path, &["store", "export", "pool", "two", "two.img"]).unwrap();
+    assert!(std::fs::read(path.join("two.img")).unwrap()[1 << 20..][..200 << 12] == content);
+}

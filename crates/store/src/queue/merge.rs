@@ -85,7 +85,11 @@ impl StoreQueue {
                 self.merging.pairs = self.inner.shared.access(State::take_pairs).into();
                 context.wake_at(0);
             }
-            MergeStep::AwaitWalk => context.wake_at(context.now_ns() + LOOK_NS),
+            MergeStep::AwaitWalk => {
+                // It need not wait since the last one.
+                self.inner.walk_at_ns.store(0, Ordering::Relaxed);
+                context.wake_at(context.now_ns() + LOOK_NS);
+            }
             MergeStep::Done => {
                 self.inner.shared.access(|state| state.counts.merges += 1);
                 self.leave_merge();

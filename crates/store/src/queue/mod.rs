@@ -50,6 +50,8 @@ pub(crate) enum Wanted {
 /// See the module.
 pub(crate) struct StoreQueue {
     inner: Arc<Inner>,
+    /// The number of its waker in the pool.
+    registered: u64,
     wanted: Wanted,
     device: Device,
     waker: Waker,
@@ -106,8 +108,10 @@ impl StoreQueue {
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
         let sharing = Sharing::new(fingerprinter, is_rotational, bits);
+        let registered = inner.register(&waker);
         Self {
             inner,
+            registered,
             wanted,
             device: Device::new(device),
             waker,
@@ -357,6 +361,7 @@ impl Drop for StoreQueue {
     /// Other queues take over the checkpoint and the walk. Places that the kernel may still read
     /// or write are not used again while the pool is open.
     fn drop(&mut self) {
+        self.inner.forget(self.registered);
         let is_stuck = self.in_kernel.count() > 0;
         if let Some(mut checkpoint) = self.checkpoint.take() {
             checkpoint.restart();
