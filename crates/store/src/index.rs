@@ -33,6 +33,10 @@ pub const INDEX_PAGE_MEMORY: u64 = 20 << 10;
 const ENTRY_MEMORY: usize = 24;
 const HOOK_MEMORY: usize = 12;
 
+/// The word of a place, while its page is read, whose block has no fingerprint. It is none of a
+/// fingerprint.
+const UNKNOWN: u64 = 1 << 63;
+
 /// What the index knows of a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -236,10 +240,15 @@ impl Index {
             return;
         };
         found.is_loading = false;
-        let Some(words) = words else { return };
+        let none = [0; FINGERPRINTS];
+        let words = words.unwrap_or(&none);
         for (place, (own, word)) in
             Self::places_of(page).zip(found.words.iter_mut().zip(words.iter()))
         {
+            if *own == UNKNOWN {
+                *own = 0;
+                continue;
+            }
             let Some(fingerprint) = Fingerprint::from_bits(*word) else { continue };
             if *own == 0 && is_used(place) {
                 *own = *word;
@@ -248,14 +257,21 @@ impl Index {
         }
     }
 
-    /// A block with this fingerprint has been written to a place, whose page was
-    /// [admitted](Self::admit).
-    pub(crate) fn set(&mut self, place: u64, fingerprint: Fingerprint) {
+    /// Whether any fingerprint may be known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hooks.is_empty() && self.pages.is_empty() && self.is_scanned()
+    }
+
+    /// A block with this fingerprint, or with one that nobody may know, has been written to a place,
+    /// whose page was [admitted](Self::admit).
+    pub(crate) fn set(&mut self, place: u64, fingerprint: Option<Fingerprint>) {
         let (number, index) = Self::at(place);
         let Some(page) = self.pages.get_mut(&number) else { return };
-        let old = std::mem::replace(&mut page.words[index], fingerprint.bits());
+        // While the page is read, this is newer.
+        let bits = fingerprint.map_or(if page.is_loading { UNKNOWN } else { 0 }, Fingerprint::bits);
+        let old = std::mem::replace(&mut page.words[index], bits);
         (page.is_dirty, page.is_used) = (true, true);
-        if let Some(old) = Fingerprint::from_bits(old).filter(|old| *old != fingerprint) {
+        if let Some(old) = Fingerprint::from_bits(old).filter(|old| Some(*old) != fingerprint) {
             if self.places.get(&old) == Some(&place) {
                 self.places.remove(&old);
             }
@@ -263,8 +279,10 @@ impl Index {
                 self.hooks.remove(&(old.bits() as u32));
             }
         }
-        self.places.insert(fingerprint, place);
-        self.add_hook(fingerprint, number);
+        if let Some(fingerprint) = fingerprint {
+            self.places.insert(fingerprint, place);
+            self.add_hook(fingerprint, number);
+        }
     }
 
     fn is_hook(&self, fingerprint: Fingerprint) -> bool {
@@ -352,7 +370,7 @@ mod tests {
         for page in 0..4_u32 {
             index.admit(page, false);
             for place in Index::places_of(page).take(3) {
-                index.set(place, fingerprint(9 + place));
+                index.set(place, Some(fingerprint(9 + place)));
             }
             index.freeze();
         }
@@ -362,20 +380,22 @@ mod tests {
         index.admit(0, true);
         assert_eq!(index.look_up(fingerprint(10)), Found::Loading(0));
         // What is written while the page is read is newer; free places are not found.
-        index.set(2, fingerprint(7));
+        index.set(2, Some(fingerprint(7)));
+        index.set(3, None);
         let mut words = Box::new([0; FINGERPRINTS]);
-        (0..3).for_each(|place| words[place as usize] = fingerprint(9 + place).bits());
+        (0..4).for_each(|place| words[place as usize] = fingerprint(9 + place).bits());
         index.loaded(0, Some(&words), |place| place != 0);
         assert_eq!(index.look_up(fingerprint(10)), Found::Place(1));
         assert_eq!(index.look_up(fingerprint(7)), Found::Place(2));
         assert_eq!(index.look_up(fingerprint(9)), Found::Nothing);
         assert_eq!(index.look_up(fingerprint(11)), Found::Nothing);
+        assert_eq!(index.look_up(fingerprint(12)), Found::Nothing);
         index.forget(fingerprint(10), 1);
         assert_eq!(index.look_up(fingerprint(10)), Found::Nothing);
         let frozen = index.freeze();
         assert_eq!((frozen.len(), frozen[0].1), (1, 0));
         let again = decode(&frozen[0].2[..]);
-        assert_eq!((again[1], again[2]), (0, fingerprint(7).bits()));
+        assert_eq!((again[1], again[2], again[3]), (0, fingerprint(7).bits(), 0));
     }
 
     #[test]

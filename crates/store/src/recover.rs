@@ -145,8 +145,9 @@ struct Search<'a> {
     batches: BTreeMap<u64, BatchHeader>,
     /// Of each block of data of a batch, whether it has its content.
     written: BTreeMap<u64, Vec<bool>>,
-    /// The fingerprints of the blocks that have their content, by place.
-    fingerprints: BTreeMap<u64, Fingerprint>,
+    /// The fingerprints of the blocks that have their content, by place; none for those of volumes
+    /// whose blocks are not shared.
+    fingerprints: BTreeMap<u64, Option<Fingerprint>>,
     /// What makes those of a volume, if its blocks are shared.
     fingerprinters: BTreeMap<u32, Fingerprinter>,
     frontier: u64,
@@ -199,8 +200,8 @@ impl Search<'_> {
                     written.push(is_right || !self.rules.compares_contents);
                     let Some(own) = own else { continue };
                     is_data[own] = true;
-                    if let Some(fingerprinter) = fingerprinter.filter(|_| is_right) {
-                        let fingerprint = fingerprinter.fingerprint(block(own));
+                    if is_right && !self.fingerprinters.is_empty() {
+                        let fingerprint = fingerprinter.map(|found| found.fingerprint(block(own)));
                         self.fingerprints.insert(first + own as u64, fingerprint);
                     }
                 }
@@ -253,7 +254,7 @@ pub(crate) fn recover(
 fn note_fingerprints(
     state: &Shared<State>,
     access: &mut StoreAccess,
-    fingerprints: &BTreeMap<u64, Fingerprint>,
+    fingerprints: &BTreeMap<u64, Option<Fingerprint>>,
 ) -> Result<(), PoolError> {
     let identity = state.access(|state| state.identity);
     for (place, fingerprint) in fingerprints {
@@ -274,7 +275,7 @@ pub(crate) struct Opened {
     pub(crate) found: Recovered,
     pub(crate) access: StoreAccess,
     /// Those of the blocks that came after the last checkpoint, by place.
-    fingerprints: BTreeMap<u64, Fingerprint>,
+    fingerprints: BTreeMap<u64, Option<Fingerprint>>,
 }
 
 /// The state of a pool in memory, with so many pages of maps and of the fingerprint table. Nothing on

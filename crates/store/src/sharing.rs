@@ -80,11 +80,11 @@ impl State {
         loads
     }
 
-    /// A block with this fingerprint has been written to a place.
-    pub(crate) fn note_fingerprint(&mut self, place: u64, fingerprint: Fingerprint) {
+    /// A block with this fingerprint, or with none, has been written to a place.
+    pub(crate) fn note_fingerprint(&mut self, place: u64, fingerprint: Option<Fingerprint>) {
         if self.space.has_data(place) {
             self.index.set(place, fingerprint);
-            self.unmerged += 1;
+            self.unmerged += u64::from(fingerprint.is_some());
         }
     }
 
@@ -180,10 +180,10 @@ mod tests {
         let mut state = state(Rules::default());
         let fingerprint = Fingerprint::from_bits(77).unwrap();
         assert_eq!(state.admit_fingerprints(&[3]), Vec::<u32>::new());
-        state.note_fingerprint(3, fingerprint);
+        state.note_fingerprint(3, Some(fingerprint));
         assert_eq!(state.find_equal(fingerprint), Found::Nothing);
         state.space.take(3);
-        state.note_fingerprint(3, fingerprint);
+        state.note_fingerprint(3, Some(fingerprint));
         assert_eq!(state.find_equal(fingerprint), Found::Place(3));
         state.space.free(3);
         assert_eq!(state.find_equal(fingerprint), Found::Nothing);

@@ -22,8 +22,8 @@ pub(super) struct Batch {
     parts: Vec<(u64, Part)>,
     /// The places to which it refers, which are pinned.
     pub(super) pins: Vec<u64>,
-    /// The fingerprints of its blocks, with their places.
-    fingerprints: Vec<(u64, Fingerprint)>,
+    /// The places of its blocks, with their fingerprints.
+    fingerprints: Vec<(u64, Option<Fingerprint>)>,
     requests: usize,
     outcome: Outcome,
     /// The run that is brought into the maps next, and the blocks of it that are there.
@@ -91,13 +91,15 @@ impl StoreQueue {
         let data: Vec<Data> = parts.iter().filter_map(|part| part.data).collect();
         let pins: Vec<u64> = data.iter().filter_map(Data::reference).collect();
         let written = data.iter().filter(|data| data.reference().is_none());
-        let fingerprints = placed.places.data.iter().zip(written);
-        let fingerprints: Vec<_> =
-            fingerprints.filter_map(|(place, data)| Some((*place, data.fingerprint?))).collect();
+        let written = written.map(|data| data.fingerprint);
+        let mut fingerprints: Vec<_> = placed.places.data.iter().copied().zip(written).collect();
         let pages = self.inner.shared.access(|state| {
             state.counts.written_blocks += blocks as u64;
             state.counts.zero_blocks += zeroes as u64;
             state.counts.shared_blocks += pins.len() as u64;
+            if !self.sharing.is_active() && state.index.is_empty() {
+                fingerprints.clear();
+            }
             let places: Vec<u64> = fingerprints.iter().map(|(place, _)| *place).collect();
             state.admit_fingerprints(&places)
         });

@@ -52,7 +52,8 @@ impl Sharing {
         Fingerprint::from_bits(found.bits() >> (56 - self.bits))
     }
 
-    fn is_active(&self) -> bool {
+    /// Whether blocks are shared.
+    pub(super) fn is_active(&self) -> bool {
         self.fingerprinter.is_some()
     }
 
