@@ -56,6 +56,8 @@ pub struct Snapshot {
     pub time_s: u64,
     /// The domain of the volume, which its clones get.
     pub domain: String,
+    /// Why it is held, if it is: neither it nor its volume can be deleted until it is released.
+    pub hold: Option<String>,
     pub(crate) root: PageId,
 }
 
@@ -107,6 +109,14 @@ pub(crate) enum Change {
         id: u32,
         domain: String,
     },
+    /// Holds a snapshot for a reason, or for another one.
+    Hold {
+        id: u32,
+        reason: String,
+    },
+    Release {
+        id: u32,
+    },
 }
 
 /// Why a change of the catalogue is refused.
@@ -126,6 +136,13 @@ pub enum PoolRefusal {
     TooMany,
     /// A disk uses the volume.
     InUse,
+    /// The snapshot, or one of the volume, is held.
+    Held,
+    /// The snapshot is not held.
+    NotHeld,
+    /// The reason of a hold is empty, longer than [`NAME_LENGTH_MAX`] bytes, or has control
+    /// characters.
+    BadReason,
 }
 
 impl fmt::Display for PoolRefusal {
@@ -140,6 +157,9 @@ impl fmt::Display for PoolRefusal {
             Self::BadSize => "a size is a multiple of 512 bytes, at most 256 TiB",
             Self::TooMany => "the pool has as many volumes and snapshots as it can have",
             Self::InUse => "a disk uses the volume",
+            Self::Held => "the snapshot, or one of the volume, is held",
+            Self::NotHeld => "the snapshot is not held",
+            Self::BadReason => "a reason has 1 to 128 bytes, without control characters",
         })
     }
 }
@@ -155,6 +175,11 @@ pub fn is_name(name: &str) -> bool {
 /// Whether a volume may have this domain: a name, or nothing.
 pub(crate) fn is_domain(domain: &str) -> bool {
     domain.is_empty() || is_name(domain)
+}
+
+/// Whether a snapshot may be held for this reason.
+pub(crate) fn is_reason(reason: &str) -> bool {
+    (1..=NAME_LENGTH_MAX).contains(&reason.len()) && !reason.contains(char::is_control)
 }
 
 /// Whether a volume may have this size, in bytes.
@@ -240,6 +265,7 @@ impl Catalogue {
                         size: volume.size,
                         time_s: *time_s,
                         domain: volume.domain.clone(),
+                        hold: None,
                         root: volume.root,
                     };
                     self.snapshots.insert(*snapshot, made);
@@ -264,6 +290,10 @@ impl Catalogue {
             Change::Domain { id, domain } => {
                 self.volumes.get_mut(id)?.domain.clone_from(domain);
             }
+            Change::Hold { id, reason } => {
+                self.snapshots.get_mut(id)?.hold = Some(reason.clone());
+            }
+            Change::Release { id } => self.snapshots.get_mut(id)?.hold = None,
         }
         Some(has_garbage)
     }
@@ -296,6 +326,7 @@ impl Catalogue {
             out.u32(snapshot.root);
             out.text(&snapshot.name);
             out.text(&snapshot.domain);
+            out.text(snapshot.hold.as_deref().unwrap_or_default());
         }
     }
 
@@ -315,8 +346,10 @@ impl Catalogue {
             let (id, volume, size) = (input.u32()?, input.u32()?, input.u64()?);
             let (time_s, root, name) = (input.u64()?, input.u32()?, input.text()?);
             let domain = input.text()?;
+            let hold = Some(input.text()?).filter(|reason| !reason.is_empty());
             let is_sane = id != 0 && id < next_id && is_size(size);
-            is_sane.then_some((id, Snapshot { id, volume, name, size, time_s, domain, root }))
+            let snapshot = Snapshot { id, volume, name, size, time_s, domain, hold, root };
+            is_sane.then_some((id, snapshot))
         })?;
         let volumes = volumes.into_iter().collect();
         Some(Self { volumes, snapshots: snapshots.into_iter().collect(), next_id, epoch })
@@ -384,6 +417,15 @@ impl Change {
                 out.u32(*id);
                 out.text(domain);
             }
+            Self::Hold { id, reason } => {
+                out.u8(9);
+                out.u32(*id);
+                out.text(reason);
+            }
+            Self::Release { id } => {
+                out.u8(11);
+                out.u32(*id);
+            }
         }
         out.0
     }
@@ -416,7 +458,9 @@ impl Change {
             6 => Self::DeleteSnapshot { id: input.u32()? },
             7 => Self::Clone { snapshot: input.u32()?, id: input.u32()?, name: input.text()? },
             8 => Self::Rollback { id: input.u32()?, snapshot: input.u32()? },
+            9 => Self::Hold { id: input.u32()?, reason: input.text()? },
             10 => Self::Domain { id: input.u32()?, domain: input.text()? },
+            11 => Self::Release { id: input.u32()? },
             _ => return None,
         };
         input.0.is_empty().then_some(change)
@@ -440,6 +484,9 @@ mod tests {
                 in_flight: vec![5, 7],
                 failed: vec![6],
             },
+            Change::Hold { id: 3, reason: "until the audit".into() },
+            Change::Hold { id: 4, reason: "b".into() },
+            Change::Release { id: 4 },
             Change::Clone { snapshot: 3, id: 5, name: "c".into() },
             Change::Rename { id: 2, name: "d".into() },
             Change::Domain { id: 5, domain: "y".into() },
@@ -468,6 +515,7 @@ mod tests {
         assert_eq!(catalogue.next_id, 6);
         let names: Vec<_> = catalogue.volumes.values().map(|volume| &volume.name[..]).collect();
         assert_eq!(names, ["web-1", "c"]);
+        assert_eq!(catalogue.snapshots[&3].hold.as_deref(), Some("until the audit"));
     }
 
     #[test]
@@ -478,10 +526,18 @@ mod tests {
             catalogue.apply(&change).unwrap();
             floors.push(catalogue.volumes[&1].floor);
         }
-        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 1, 3, 3, 3]);
+        assert_eq!(floors, [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3]);
         assert_eq!((catalogue.volumes[&5].floor, catalogue.epoch), (2, 4));
         assert_eq!(catalogue.apply(&Change::Delete { id: 2 }), None);
         assert_eq!(catalogue.apply(&Change::Rollback { id: 1, snapshot: 4 }), None);
+    }
+
+    #[test]
+    fn an_empty_reason_or_one_with_control_characters_is_refused() {
+        assert!(is_reason("until the audit (J\u{e4}n)") && is_reason(&"a".repeat(128)));
+        for reason in ["", "a\n", "\u{1b}[2J", &"a".repeat(129)] {
+            assert!(!is_reason(reason), "{reason}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod entry;
 mod error;
 mod fingerprint;
 mod fuzz;
+mod hold;
 mod index;
 mod layout;
 mod locks;

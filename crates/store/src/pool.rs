@@ -299,12 +299,14 @@ impl Pool {
     /// Deletes a volume that is not in use. Its space becomes free later. Its snapshots stay.
     ///
     /// # Errors
-    /// If there is none, or it is in use.
+    /// If there is none, it is in use, or one of its snapshots is held.
     pub fn delete_volume(&self, name: &str) -> Result<(), PoolError> {
         self.change(|state| {
             let id = state.catalogue.volume(name)?.id;
             if state.users.contains(&id) {
                 Err(PoolRefusal::InUse)
+            } else if state.catalogue.is_held(id) {
+                Err(PoolRefusal::Held)
             } else {
                 Ok(Change::Delete { id })
             }
@@ -359,11 +361,15 @@ impl Pool {
     /// Deletes a snapshot. What only it had becomes free later.
     ///
     /// # Errors
-    /// If there is none, or it is in use.
+    /// If there is none, or it is held or in use.
     pub fn delete_snapshot(&self, volume: &str, name: &str) -> Result<(), PoolError> {
         self.change(|state| {
             let volume = state.catalogue.volume(volume)?.id;
-            let id = state.catalogue.snapshot(volume, name)?.id;
+            let snapshot = state.catalogue.snapshot(volume, name)?;
+            let id = snapshot.id;
+            if snapshot.hold.is_some() {
+                return Err(PoolRefusal::Held);
+            }
             if state.users.contains(&id) {
                 return Err(PoolRefusal::InUse);
             }
@@ -474,7 +480,7 @@ impl Pool {
     }
 
     /// Carries out a change of the catalogue that `plan` makes, and makes it durable.
-    fn change(
+    pub(crate) fn change(
         &self,
         plan: impl Fn(&State) -> Result<Change, PoolRefusal>,
     ) -> Result<(), PoolError> {
