@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::{Args, Subcommand};
-use fathom_control::{PoolChange, PoolEntry};
+use clap::{Args, Subcommand, ValueEnum};
+use fathom_control::{Freeze, PoolChange, PoolEntry};
 
 use crate::connection::ControlOptions;
 use crate::failure::{CommandResult, Failure};
@@ -17,15 +17,25 @@ pub enum SnapshotCommand {
     /// Take a snapshot of a disk, or of several at one instant, while they are used
     #[command(after_help = "\
 A snapshot has what a power loss at this instant would have left: the guest's file systems recover from
-it as they do after one. Disks that are named together, of one pool, have the same instant.
+it as they do after one. With --freeze, the QEMU guest agent freezes them meanwhile, so that nothing has to
+recover. Disks that are named together, of one pool, have the same instant.
 
 Examples:
   fathom snapshot create web                      named by the time
+  fathom snapshot create web db --freeze          both guests are frozen for a moment
   fathom snapshot create web db --name before-upgrade
   fathom snapshot create web --store /var/lib/fathom/pool    a volume that no disk uses")]
     Create(CreateOptions),
     /// Delete a snapshot. What only it had becomes free soon after
     Delete(OneOptions),
+    /// Hold a snapshot: neither it nor its volume can be deleted until it is released
+    #[command(after_help = "\
+Examples:
+  fathom snapshot hold web before-upgrade --reason 'until the audit'
+  fathom snapshot release web before-upgrade")]
+    Hold(HoldOptions),
+    /// Release a snapshot that is held
+    Release(OneOptions),
     /// Make a volume with the content of a snapshot, at once
     #[command(after_help = "\
 Examples:
@@ -57,8 +67,34 @@ pub struct CreateOptions {
     /// The name [default: the time, as 20261129T120000Z]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Freeze the guests' file systems meanwhile. `try` takes the snapshot even if a guest's agent
+    /// does not answer
+    #[arg(
+        long, value_name = "HOW", num_args = 0..=1, require_equals = true,
+        default_missing_value = "require"
+    )]
+    freeze: Option<FreezeChoice>,
     #[command(flatten)]
     place: Place,
+}
+
+/// Whether guests that cannot be frozen prevent a snapshot.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FreezeChoice {
+    /// No snapshot without all of them
+    Require,
+    /// The others have what a power loss would have left
+    Try,
+}
+
+/// Options of `fathom snapshot hold`.
+#[derive(Debug, Args)]
+pub struct HoldOptions {
+    #[command(flatten)]
+    snapshot: OneOptions,
+    /// Why it is held
+    #[arg(long, value_name = "TEXT", default_value = "by the operator")]
+    reason: String,
 }
 
 /// A snapshot.
@@ -89,7 +125,10 @@ pub struct CloneOptions {
 pub fn run(command: &SnapshotCommand) -> CommandResult {
     let (place, disks) = match command {
         SnapshotCommand::Create(options) => (&options.place, options.disks.clone()),
-        SnapshotCommand::Delete(options) | SnapshotCommand::Rollback(options) => {
+        SnapshotCommand::Delete(options)
+        | SnapshotCommand::Rollback(options)
+        | SnapshotCommand::Release(options)
+        | SnapshotCommand::Hold(HoldOptions { snapshot: options, .. }) => {
             (&options.place, vec![options.disk.clone()])
         }
         SnapshotCommand::Clone(options) => (&options.place, vec![options.disk.clone()]),
@@ -99,10 +138,22 @@ pub fn run(command: &SnapshotCommand) -> CommandResult {
     let wanted = match command {
         SnapshotCommand::Create(options) => {
             let name = options.name.clone().unwrap_or_else(now);
-            PoolChange::Snapshot { volumes, name }
+            let freeze = match options.freeze {
+                None => Freeze::Off,
+                Some(FreezeChoice::Try) => Freeze::Try,
+                Some(FreezeChoice::Require) => Freeze::Require,
+            };
+            PoolChange::Snapshot { volumes, name, freeze }
         }
         SnapshotCommand::Delete(options) => {
             PoolChange::DeleteSnapshot { volume, name: options.name.clone() }
+        }
+        SnapshotCommand::Hold(HoldOptions { snapshot, reason }) => {
+            let (name, reason) = (snapshot.name.clone(), reason.clone());
+            PoolChange::Hold { volume, name, reason }
+        }
+        SnapshotCommand::Release(options) => {
+            PoolChange::Release { volume, name: options.name.clone() }
         }
         SnapshotCommand::Rollback(options) => {
             PoolChange::RollBack { volume, name: options.name.clone() }

@@ -94,7 +94,10 @@ pub use patterns::{
     CopiedFile, DiskPatterns, EncryptedFile, EncryptionState, PatternFile, PatternProcess,
     PatternsQuery, PatternsReport,
 };
-pub use pool::{PoolChange, PoolEntry, PoolRequest, PoolsReport, SnapshotEntry, VolumeEntry};
+pub use pool::{
+    Freeze, PoolChange, PoolEntry, PoolRequest, PoolsReport, RULE_PREFIX, SnapshotEntry,
+    VolumeEntry,
+};
 pub use problem::{Problem, ProblemKind};
 pub use processes::{
     CallFile, CallInfo, GuestProcesses, ProcessInfo, ProcessesQuery, ProcessesReport,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fathom_store::{BLOCK, DOMAIN, Pool, PoolError};
+use fathom_store::{BLOCK, DOMAIN, Pool, PoolError, PoolRefusal};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, ClientError};
@@ -53,6 +53,9 @@ pub struct PoolEntry {
     /// What is wrong with it, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// What the change did not achieve although it was made, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// The volumes, in the order in which they were made.
     pub volumes: Vec<VolumeEntry>,
 }
@@ -86,7 +89,33 @@ pub struct SnapshotEntry {
     pub size_bytes: u64,
     /// When it was taken, in seconds since 1970.
     pub time_s: u64,
+    /// Why it is held, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
 }
+
+/// Whether guests' file systems are frozen while a snapshot is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Freeze {
+    /// They are not.
+    #[default]
+    Off,
+    /// Those of which the agent answers. The others have what a power loss would have left.
+    Try,
+    /// All; without them, there is no snapshot.
+    Require,
+}
+
+impl Freeze {
+    /// Whether no file system is frozen.
+    pub fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
+}
+
+/// The beginning of the names that rules give their snapshots.
+pub const RULE_PREFIX: &str = "auto.";
 
 /// A request to change a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +169,25 @@ pub enum PoolChange {
         volumes: Vec<String>,
         /// The name of the snapshots.
         name: String,
+        /// Whether the file systems of the disks' guests are frozen meanwhile.
+        #[serde(default, skip_serializing_if = "Freeze::is_off")]
+        freeze: Freeze,
+    },
+    /// Holds a snapshot: neither it nor its volume can be deleted until it is released.
+    Hold {
+        /// The volume.
+        volume: String,
+        /// The snapshot.
+        name: String,
+        /// Why: 1 to 128 bytes.
+        reason: String,
+    },
+    /// Releases a snapshot that is held.
+    Release {
+        /// The volume.
+        volume: String,
+        /// The snapshot.
+        name: String,
     },
     /// Deletes a snapshot.
     DeleteSnapshot {
@@ -186,6 +234,7 @@ impl PoolEntry {
                 name: snapshot.name,
                 size_bytes: snapshot.size,
                 time_s: snapshot.time_s,
+                hold: snapshot.hold,
             });
         }
         Self {
@@ -198,13 +247,15 @@ impl PoolEntry {
             has_garbage: status.has_garbage,
             memory_bytes: status.memory_bytes,
             damage: pool.damage(),
+            warning: None,
             volumes: volumes.into_values().collect(),
         }
     }
 }
 
 impl PoolChange {
-    /// Carries the change out. `time_s` is the time now, in seconds since 1970.
+    /// Carries the change out. `time_s` is the time now, in seconds since 1970. No guest is frozen:
+    /// a pool without a daemon has none.
     ///
     /// # Errors
     /// If it is refused, or the pool fails.
@@ -220,10 +271,15 @@ impl PoolChange {
             }
             Self::Delete { volume } => pool.delete_volume(volume),
             Self::Rename { volume, to } => pool.rename_volume(volume, to),
-            Self::Snapshot { volumes, name } => {
+            Self::Snapshot { name, .. } if name.starts_with(RULE_PREFIX) => {
+                Err(PoolRefusal::Reserved.into())
+            }
+            Self::Snapshot { volumes, name, .. } => {
                 let volumes: Vec<&str> = volumes.iter().map(String::as_str).collect();
                 pool.take_snapshot(&volumes, name, time_s)
             }
+            Self::Hold { volume, name, reason } => pool.hold_snapshot(volume, name, reason),
+            Self::Release { volume, name } => pool.release_snapshot(volume, name),
             Self::DeleteSnapshot { volume, name } => pool.delete_snapshot(volume, name),
             Self::Clone { volume, name, to } => pool.clone_snapshot(volume, name, to),
             Self::RollBack { volume, name } => pool.roll_back(volume, name),

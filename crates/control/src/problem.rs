@@ -73,6 +73,10 @@ pub enum ProblemKind {
     FolderReplaced,
     /// Many files of the guest are encrypted by one process, or in one container.
     EncryptionInProgress,
+    /// A rule could not take its last snapshots.
+    SnapshotFailed,
+    /// The file systems of a guest were frozen for a snapshot, and may still be.
+    GuestFrozen,
     /// The interceptor of the guest has taken a hook away, because the guest stops too often at it.
     InterceptionPaused,
     /// A thread of the daemon failed because of a bug.
@@ -106,6 +110,8 @@ impl ProblemKind {
             Self::MonitorLink => "monitor-link",
             Self::FolderReplaced => "folder-replaced",
             Self::EncryptionInProgress => "encryption-in-progress",
+            Self::SnapshotFailed => "snapshot-failed",
+            Self::GuestFrozen => "guest-frozen",
             Self::InterceptionPaused => "interception-paused",
             Self::ThreadFailed => "thread-failed",
             Self::Unknown => "unknown",

@@ -140,6 +140,8 @@ pub enum PoolRefusal {
     Held,
     /// The snapshot is not held.
     NotHeld,
+    /// Only rules give snapshots such a name.
+    Reserved,
     /// The reason of a hold is empty, longer than [`NAME_LENGTH_MAX`] bytes, or has control
     /// characters.
     BadReason,
@@ -159,6 +161,7 @@ impl fmt::Display for PoolRefusal {
             Self::InUse => "a disk uses the volume",
             Self::Held => "the snapshot, or one of the volume, is held",
             Self::NotHeld => "the snapshot is not held",
+            Self::Reserved => "names that begin with `auto.` are those of rules",
             Self::BadReason => "a reason has 1 to 128 bytes, without control characters",
         })
     }

@@ -268,24 +268,30 @@ fn table(pool: &PoolEntry, style: Style) -> String {
     if let Some(damage) = &pool.damage {
         text += &format!("problem: {}\n", clean(damage));
     }
+    if let Some(warning) = &pool.warning {
+        text += &format!("warning: {}\n", clean(warning));
+    }
     let mut table = Table::new(vec![
         TableColumn::text("VOLUME").flexible(),
         TableColumn::text("SNAPSHOT").flexible(),
         TableColumn::number("SIZE"),
         TableColumn::text("DISK").flexible().optional(),
         TableColumn::text("TAKEN").optional(),
+        TableColumn::text("HELD").flexible().optional(),
     ]);
     for volume in &pool.volumes {
         let name = volume.name.as_deref().map_or("(deleted)".into(), clean);
         if volume.name.is_some() {
             let disk = volume.disk.as_deref().map(clean).unwrap_or_default();
             let size = Bytes(volume.size_bytes).to_string();
-            table.row(vec![name.clone(), String::new(), size, disk, String::new()]);
+            let row = vec![name.clone(), String::new(), size, disk, String::new(), String::new()];
+            table.row(row);
         }
         for snapshot in &volume.snapshots {
             let size = Bytes(snapshot.size_bytes).to_string();
             let taken = output::instant(snapshot.time_s);
-            table.row(vec![name.clone(), clean(&snapshot.name), size, String::new(), taken]);
+            let held = snapshot.hold.as_deref().map(clean).unwrap_or_default();
+            table.row(vec![name.clone(), clean(&snapshot.name), size, String::new(), taken, held]);
         }
     }
     if pool.volumes.is_empty() {

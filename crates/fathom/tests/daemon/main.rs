@@ -47,6 +47,7 @@ mod query;
 mod reload;
 mod resets;
 mod rolled_back;
+mod rolling;
 mod schedule;
 mod stop;
 mod store;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use fathom_control::{PoolChange, PoolEntry};
+use fathom_control::{Freeze, PoolChange, PoolEntry};
 
 use crate::nbd::Nbd;
 use crate::problems::Small;
@@ -13,7 +13,7 @@ const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
     [[disk]]\nname = \"a\"\nstore = \"pool\"\nvolume = \"one\"\n\
     [[disk]]\nname = \"b\"\nstore = \"./pool\"\nvolume = \"two\"\n";
 
-fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
+pub fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
     let done = Command::new(env!("CARGO_BIN_EXE_fathom"))
         .current_dir(folder)
         .env("FATHOM_CONTROL", folder.join("control.sock"))
@@ -25,7 +25,7 @@ fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
 }
 
 /// A folder with a pool of two volumes.
-fn prepared() -> tempfile::TempDir {
+pub fn prepared() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     run(folder.path(), &["store", "create", "pool", "64M"]).unwrap();
     for volume in ["one", "two"] {
@@ -34,7 +34,7 @@ fn prepared() -> tempfile::TempDir {
     folder
 }
 
-fn entry(daemon: &Daemon) -> PoolEntry {
+pub fn entry(daemon: &Daemon) -> PoolEntry {
     let mut pools = daemon.client().pools().unwrap().pools;
     assert_eq!(pools.len(), 1);
     pools.remove(0)
@@ -58,7 +58,10 @@ fn flushed_writes_survive_a_kill_and_snapshots_have_one_instant() {
         let volumes = vec!["one".to_owned(), "two".to_owned()];
         let taken = daemon
             .client()
-            .change_pool(&daemon.path("pool"), PoolChange::Snapshot { volumes, name })
+            .change_pool(
+                &daemon.path("pool"),
+                PoolChange::Snapshot { volumes, name, freeze: Freeze::Off },
+            )
             .unwrap();
         assert_eq!(taken.volumes[0].snapshots.len(), usize::from(round) + 1);
         // The change of the pool made what was written before it durable.

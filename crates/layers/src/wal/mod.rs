@@ -57,7 +57,7 @@ use fathom_wal::{Checkpoint, ContentLocation, Log, Reservation};
 use parking_lot::Mutex;
 
 pub use error::WalError;
-pub use fathom_wal::{Held, Owner, Superblock};
+pub use fathom_wal::{Held, Owner, Superblock, Utc};
 pub use open::{Completion, HomeStore, HomeTimes, Life, Settlement, WalOptions};
 pub use owner::{identity_of_log, owner_in, owner_of_changes};
 pub use places::{LogPlaces, logs_in};

@@ -19,12 +19,13 @@ pub(crate) mod patterns;
 pub(crate) mod pools;
 pub(crate) mod processes;
 pub(crate) mod queries;
+pub(crate) mod snapshots;
 
 use crate::daemon::feature::Feature;
 use crate::stores;
 
 /// The features, in the order in which they are called.
-pub(crate) static FEATURES: [&dyn Feature; 18] = [
+pub(crate) static FEATURES: [&dyn Feature; 19] = [
     &stores::feature::Stores,
     &log::feature::Logs,
     &cache::feature::CachesOfDisks,
@@ -37,6 +38,7 @@ pub(crate) static FEATURES: [&dyn Feature; 18] = [
     &patterns::feature::FilePatterns,
     &lifetimes::feature::ContentLifetimes,
     &pools::feature::VolumesOfPools,
+    &snapshots::feature::RollingSnapshots,
     &intercept::feature::Interception,
     &flush::feature::Flush,
     &queries::feature::KeptQueries,

@@ -1,9 +1,8 @@
 //! A client of the QEMU guest agent, a program in the guest. QEMU passes a Unix socket on to it.
 //! The agent runs `sync`, which ends when all dirty data is durable.
 //!
-//! The agent can also freeze the file systems, which writes their data too. This is not used: if
-//! the daemon were killed in between, all programs of the guest would wait until somebody thaws
-//! them.
+//! The agent can also freeze the file systems, which writes their data too. Flushes do not use
+//! that: all programs of the guest wait meanwhile. Snapshots do (`freeze`).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,7 +61,7 @@ pub(super) fn begin_sync(path: &Path, limit: Duration) -> Result<Sync, PeerError
 }
 
 /// Begins a session: answers to an earlier client are skipped.
-fn synchronize(line: &mut Line, end: Instant) -> Result<(), PeerError> {
+pub(super) fn synchronize(line: &mut Line, end: Instant) -> Result<(), PeerError> {
     static SESSIONS: AtomicU32 = AtomicU32::new(0);
     let session = u64::from(std::process::id()) << 20
         | u64::from(SESSIONS.fetch_add(1, Ordering::Relaxed) & 0xf_ffff);

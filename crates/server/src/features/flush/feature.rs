@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::Thread;
 
-use fathom_control::{ErrorBody, ReloadReport, endpoints};
+use fathom_control::{ErrorBody, ProblemKind, ReloadReport, endpoints};
 
 use super::Flusher;
 use super::idle::IdleFlusher;
@@ -14,6 +14,7 @@ use crate::daemon::feature::{Beginning, Ending, Feature, Start};
 use crate::daemon::http::routes::{Routes, Share};
 use crate::daemon::metrics::{MetricsText, Scrape};
 use crate::daemon::parts::Parts;
+use crate::daemon::problems::FoundProblem;
 use crate::daemon::stop::Task;
 use crate::daemon::{Daemon, records_folder};
 use crate::features::guests::Introspection;
@@ -50,7 +51,7 @@ impl Feature for Flush {
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
         if stage == Beginning::Work {
             daemon.begin_idle_flushes();
-            daemon.begin_balloon_restorations();
+            daemon.begin_restorations();
         }
         Ok(Vec::new())
     }
@@ -69,6 +70,16 @@ impl Feature for Flush {
             thread.into_iter().flatten().for_each(Thread::unpark);
         }
         Vec::new()
+    }
+
+    fn problems(&self, daemon: &Daemon, found: &mut Vec<FoundProblem>) {
+        let flusher = daemon.part::<Flusher>();
+        for vm in flusher.left_frozen() {
+            let (message, remedy) = flusher.frozen_problem(&vm);
+            let mut problem = FoundProblem::new(ProblemKind::GuestFrozen, message, remedy);
+            problem.cause = vm;
+            found.push(problem);
+        }
     }
 
     fn metrics(&self, scrape: &Scrape<'_>, page: &mut MetricsText) {

@@ -4,8 +4,9 @@
 //! - `qmp`: QEMU's machine protocol, which sends keys to a guest.
 //! - `balloon`: takes memory from a guest.
 //! - `agent`: runs `sync` by the guest agent.
+//! - `freeze`: freezes file systems by the guest agent while snapshots are taken, and thaws them.
 //! - `marks`: which guests are being flushed.
-//! - `restorers`: which guests have to be given their memory again, by a few threads.
+//! - `restorers`: which guests have to be given their memory again, or be thawed, by a few threads.
 //! - `record`: remembers a changed value of a guest, so that it is put back even by the next
 //!   daemon.
 //!
@@ -15,6 +16,7 @@
 mod agent;
 mod balloon;
 pub(crate) mod feature;
+pub(crate) mod freeze;
 mod fuzz;
 pub(crate) mod idle;
 mod line;
@@ -46,8 +48,7 @@ use balloon::{Balloon, Steps};
 use line::PeerError;
 use marks::{Active, Busy, Marks};
 use record::{Kind, Own, Record, Records};
-pub(crate) use restorers::Restoration;
-use restorers::Restorers;
+use restorers::{Restoration, Restorers};
 
 pub(crate) use agent::Sync;
 pub use fuzz::fuzz_flush;
@@ -75,6 +76,7 @@ pub(crate) struct Flusher {
     guests: RwLock<Vec<GuestOptions>>,
     marks: Marks,
     restorers: Mutex<Restorers>,
+    thawers: Mutex<Restorers>,
     records: Records,
     /// Values that are not yet put back.
     replaced: Mutex<BTreeMap<(Kind, String), Record>>,
@@ -101,6 +103,7 @@ impl Flusher {
             guests: RwLock::new(options_of(guests)),
             marks: Marks::default(),
             restorers: Mutex::default(),
+            thawers: Mutex::default(),
             counts: Mutex::default(),
             replaced: Mutex::new(replaced),
             records,
@@ -186,6 +189,11 @@ impl Flusher {
         self.all_replaced(Kind::Balloon)
     }
 
+    /// The virtual machines whose file systems may be frozen.
+    pub(crate) fn frozen(&self) -> Vec<String> {
+        self.all_replaced(Kind::Frozen)
+    }
+
     fn all_replaced(&self, wanted: Kind) -> Vec<String> {
         let replaced = self.replaced.lock();
         let found = replaced.keys().filter(|(kind, _)| *kind == wanted);
@@ -238,30 +246,35 @@ impl Flusher {
         replaced.remove(&record.key());
     }
 
-    /// Has the guest of `vm` be given its memory, if it is not given back. Returns whether a thread
-    /// has to be started for that. It counts as started.
-    pub(crate) fn begin_restorer(&self, vm: &str) -> bool {
-        let mut restorers = self.restorers.lock();
-        self.replaced(Kind::Balloon, vm).is_some() && restorers.begin(vm, Instant::now())
+    /// The guests that have to be given something of this kind, and the threads that do it.
+    fn restorers(&self, kind: Kind) -> &Mutex<Restorers> {
+        if kind == Kind::Frozen { &self.thawers } else { &self.restorers }
     }
 
-    /// What a thread that gives guests their memory does next.
-    pub(crate) fn next_restoration(&self) -> Restoration {
-        self.restorers.lock().next(Instant::now())
+    /// Has the guest of `vm` be given its memory, or thawed, if it is not yet. Returns whether a
+    /// thread has to be started for that. It counts as started.
+    fn begin_restorer(&self, kind: Kind, vm: &str) -> bool {
+        let mut restorers = self.restorers(kind).lock();
+        self.replaced(kind, vm).is_some() && restorers.begin(vm, Instant::now())
     }
 
-    /// An attempt to give the guest of `vm` its memory has ended. If it does not have it, it is
-    /// tried again later.
-    pub(crate) fn end_restoration(&self, vm: &str) {
+    /// What a thread that gives guests their memory, or thaws them, does next.
+    fn next_restoration(&self, kind: Kind) -> Restoration {
+        self.restorers(kind).lock().next(Instant::now())
+    }
+
+    /// An attempt to give the guest of `vm` its memory, or to thaw it, has ended. If that is not
+    /// done, it is tried again later.
+    fn end_restoration(&self, kind: Kind, vm: &str) {
         // Locked during the question, so that a record of a flush that ends now is not forgotten.
-        let mut restorers = self.restorers.lock();
-        let has_memory = self.replaced(Kind::Balloon, vm).is_none();
-        restorers.end(vm, has_memory, Instant::now());
+        let mut restorers = self.restorers(kind).lock();
+        let is_done = self.replaced(kind, vm).is_none();
+        restorers.end(vm, is_done, Instant::now());
     }
 
     /// Notes that a thread could not be started.
-    pub(crate) fn forget_restorer(&self) {
-        self.restorers.lock().not_started();
+    fn forget_restorer(&self, kind: Kind) {
+        self.restorers(kind).lock().not_started();
     }
 
     /// Gives the guest of `vm` its memory again, which an earlier flush has taken. Returns whether

@@ -8,6 +8,10 @@ use serde::Deserialize;
 
 use crate::configuration::{Extent, FeatureSection, Placed};
 
+/// The longest time for which a snapshot may freeze a guest: Windows' shadow copies give up then.
+const FREEZE_TIME_MAX: Nanoseconds = Nanoseconds(10_000_000_000);
+const FREEZE_TIME_MIN: Nanoseconds = Nanoseconds(100_000_000);
+
 /// What the daemon may do with the guest of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -20,6 +24,8 @@ pub struct GuestOptions {
     pub qmp: Option<PathBuf>,
     /// The socket of the QEMU guest agent.
     pub agent: Option<PathBuf>,
+    /// How long a snapshot may freeze the guest's file systems.
+    pub freeze_time_max: Nanoseconds,
     /// The memory that the balloon leaves to the guest, in bytes.
     pub balloon_floor: Option<Bytes>,
     /// Whether the guest is made to write its dirty data while the device beneath is idle.
@@ -37,6 +43,7 @@ impl Default for GuestOptions {
             flush: Vec::new(),
             qmp: None,
             agent: None,
+            freeze_time_max: FREEZE_TIME_MAX,
             balloon_floor: None,
             flush_when_idle: false,
             flush_min: Bytes(16 << 20),
@@ -63,7 +70,13 @@ impl Section for GuestOptions {
         Key::new(
             "agent",
             "",
-            "QEMU's socket of the guest agent, which no other program uses, for `\"agent\"`",
+            "QEMU's socket of the guest agent, which no other program uses, for `\"agent\"` and for \
+             snapshots with frozen file systems",
+        ),
+        Key::new(
+            "freeze_time_max",
+            "\"10s\"",
+            "how long a snapshot may freeze the guest's file systems, at most `\"10s\"`. Then they are thawed in any case",
         ),
         Key::new("balloon_floor", "", "the memory that `\"balloon\"` leaves to the guest"),
         Key::new(
@@ -77,6 +90,10 @@ impl Section for GuestOptions {
     ];
 
     fn check(&self, check: &mut Check<'_>) {
+        if !(FREEZE_TIME_MIN.0..=FREEZE_TIME_MAX.0).contains(&self.freeze_time_max.0) {
+            let message = "a guest's file systems cannot be frozen for such a time";
+            check.problem("freeze_time_max", message, "choose one from 100ms to 10s");
+        }
         if self.flush_when_idle && self.flush.is_empty() {
             check.problem(
                 "flush_when_idle",

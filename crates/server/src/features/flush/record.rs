@@ -1,7 +1,7 @@
 //! Records of what is changed in a guest during a flush. They outlive the daemon: a daemon that was
 //! killed in between leaves the record to the next one, which puts the guest's own value back.
 //!
-//! A record is a file of JSON in the folder for records: `tunables-` or `balloon-`, the name of the
+//! A record is a file of JSON in the folder for records: `tunables-`, `balloon-` or `frozen-`, the name of the
 //! virtual machine in hexadecimal digits, and eight digits for the daemon, which follow from the
 //! path of its control socket. So daemons that share a folder do not touch each other's records.
 //! Files of earlier versions, without these digits, are read too.
@@ -28,16 +28,19 @@ pub(super) enum Kind {
     Tunables,
     /// The size of the memory balloon.
     Balloon,
+    /// Whether the file systems are frozen.
+    Frozen,
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Tunables, Self::Balloon];
+    const ALL: [Self; 3] = [Self::Tunables, Self::Balloon, Self::Frozen];
 
     /// The beginning of a record's name.
     fn prefix(self) -> &'static str {
         match self {
             Self::Tunables => "tunables-",
             Self::Balloon => "balloon-",
+            Self::Frozen => "frozen-",
         }
     }
 }
@@ -50,6 +53,8 @@ pub(super) enum Own {
     DirtyExpire(u32),
     /// The guest's memory, in bytes.
     MemoryBytes(u64),
+    /// When its file systems, which were not frozen, were frozen: in seconds since 1970.
+    FrozenAt(u64),
 }
 
 /// A changed value of a guest.
@@ -73,6 +78,7 @@ impl Record {
         match self.own {
             Own::DirtyExpire(_) => Kind::Tunables,
             Own::MemoryBytes(_) => Kind::Balloon,
+            Own::FrozenAt(_) => Kind::Frozen,
         }
     }
 
@@ -146,6 +152,11 @@ impl Records {
             .collect();
         own.sort();
         readable(own.into_iter().map(|(_, path)| path))
+    }
+
+    /// The file of a record.
+    pub(super) fn path_of(&self, record: &Record) -> PathBuf {
+        self.path(record, &self.end)
     }
 
     fn path(&self, record: &Record, end: &str) -> PathBuf {

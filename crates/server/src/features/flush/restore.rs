@@ -1,8 +1,8 @@
 //! Gives guests back what flushes have changed: their memory and their tunables.
 //!
 //! A flush does this itself at its end. What it could not give back, or what an earlier daemon has
-//! left, is tried again: the memory by a few threads for all guests, until QEMU accepts it; the
-//! tunables whenever the guest's kernel has been found, and at the beginning and the end of each
+//! left, is tried again: the memory, and file systems that are frozen, by a few threads for all
+//! guests, until QEMU or the agent accepts it; the tunables whenever the guest's kernel has been found, and at the beginning and the end of each
 //! flush.
 
 use std::sync::Arc;
@@ -11,24 +11,40 @@ use fathom_control::FlushWay;
 use fathom_frontend::vhost_user;
 use fathom_introspect::Kernel;
 
+use super::record::Kind;
+use super::restorers::Restoration;
 use crate::daemon::{Daemon, Served};
-use crate::features::flush::{Flusher, Restoration};
+use crate::features::flush::Flusher;
 use crate::features::guests::usage::vm_of;
 use crate::features::guests::{GuestView, Introspection};
 
 impl Daemon {
-    /// Gives guests their memory again that an earlier daemon has taken by the balloon.
-    pub(crate) fn begin_balloon_restorations(self: &Arc<Self>) {
+    /// Gives guests their memory again that an earlier daemon has taken by the balloon, and thaws
+    /// those that it has frozen.
+    pub(crate) fn begin_restorations(self: &Arc<Self>) {
         for vm in self.part::<Flusher>().balloons() {
             self.begin_balloon_restoration(&vm);
         }
+        for vm in self.part::<Flusher>().frozen() {
+            self.begin_thaw(&vm);
+        }
     }
 
-    /// Has the guest of `vm` be given its memory again, if it is not given back. It is tried until
-    /// QEMU accepts it: the guest may have ended, or start again later. A few threads try all such
-    /// guests in turn.
+    /// Has the guest of `vm` be given its memory again, if it is not given back.
     pub(crate) fn begin_balloon_restoration(self: &Arc<Self>, vm: &str) {
-        if !self.part::<Flusher>().begin_restorer(vm) {
+        self.begin_restoration(Kind::Balloon, vm);
+    }
+
+    /// Has the guest of `vm` be thawed, if it may be frozen.
+    pub(crate) fn begin_thaw(self: &Arc<Self>, vm: &str) {
+        self.begin_restoration(Kind::Frozen, vm);
+    }
+
+    /// Has something be given back to the guest of `vm`. It is tried until QEMU or the agent
+    /// accepts it: the guest may have ended, or start again later. A few threads try all such
+    /// guests in turn.
+    fn begin_restoration(self: &Arc<Self>, kind: Kind, vm: &str) {
+        if !self.part::<Flusher>().begin_restorer(kind, vm) {
             return;
         }
         let daemon = Arc::downgrade(self);
@@ -37,12 +53,18 @@ impl Daemon {
                 let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_stopping()) else {
                     return;
                 };
-                match daemon.part::<Flusher>().next_restoration() {
+                let flusher = daemon.part::<Flusher>();
+                match flusher.next_restoration(kind) {
                     Restoration::Try(vm) => {
-                        if daemon.part::<Flusher>().restore_balloon(&vm) {
+                        if kind == Kind::Frozen {
+                            if flusher.thaw_again(&vm) {
+                                tracing::info!(vm, "the guest's file systems are thawed");
+                                daemon.problem_waker()();
+                            }
+                        } else if flusher.restore_balloon(&vm) {
                             tracing::info!(vm, "the guest has its own memory again");
                         }
-                        daemon.part::<Flusher>().end_restoration(&vm);
+                        flusher.end_restoration(kind, &vm);
                     }
                     Restoration::Wait(time) => {
                         drop(daemon);
@@ -52,9 +74,12 @@ impl Daemon {
                 }
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("balloon".into()).spawn(body) {
-            tracing::error!(vm, %error, "the guest does not get its memory: a thread cannot be started");
-            self.part::<Flusher>().forget_restorer();
+        let name = if kind == Kind::Frozen { "thaw" } else { "balloon" };
+        if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(body) {
+            tracing::error!(
+                vm, %error, "the guest gets nothing back: the thread {name} cannot be started"
+            );
+            self.part::<Flusher>().forget_restorer(kind);
         }
     }
 

@@ -48,6 +48,11 @@ impl Restorers {
         starts
     }
 
+    /// Whether the guest of `vm` is one of them.
+    pub(super) fn has(&self, vm: &str) -> bool {
+        self.all.contains(vm)
+    }
+
     /// What a thread does next. A thread that ends counts as ended.
     pub(super) fn next(&mut self, now: Instant) -> Restoration {
         match self.waiting.pop_front() {

@@ -100,25 +100,28 @@ fn a_guest_with_a_record_is_tried_until_it_has_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     let qemu = Qemu::start(1024 * MIB);
     let flusher = flusher(&qemu, folder.path());
-    assert!(!flusher.begin_restorer("web"), "it has its memory");
+    assert!(!flusher.begin_restorer(Kind::Balloon, "web"), "it has its memory");
     let mut inflated = inflate(&flusher);
     inflated.advance().unwrap();
     qemu.set_refuses(true);
     drop(inflated);
-    assert!(flusher.begin_restorer("web") && !flusher.begin_restorer("web"));
+    assert!(
+        flusher.begin_restorer(Kind::Balloon, "web")
+            && !flusher.begin_restorer(Kind::Balloon, "web")
+    );
     let attempt = || Restoration::Try("web".into());
-    assert_eq!(flusher.next_restoration(), attempt());
+    assert_eq!(flusher.next_restoration(Kind::Balloon), attempt());
     assert!(!flusher.restore_balloon("web"));
-    flusher.end_restoration("web");
-    assert!(matches!(flusher.next_restoration(), Restoration::Wait(_)));
-    assert!(!flusher.begin_restorer("web"), "it waits for the next attempt");
+    flusher.end_restoration(Kind::Balloon, "web");
+    assert!(matches!(flusher.next_restoration(Kind::Balloon), Restoration::Wait(_)));
+    assert!(!flusher.begin_restorer(Kind::Balloon, "web"), "it waits for the next attempt");
     qemu.set_refuses(false);
     std::thread::sleep(restorers::INTERVAL);
-    assert_eq!(flusher.next_restoration(), attempt());
+    assert_eq!(flusher.next_restoration(Kind::Balloon), attempt());
     assert!(flusher.restore_balloon("web"));
-    flusher.end_restoration("web");
-    assert_eq!(flusher.next_restoration(), Restoration::End);
-    assert!(!flusher.restore_balloon("web") && !flusher.begin_restorer("web"));
+    flusher.end_restoration(Kind::Balloon, "web");
+    assert_eq!(flusher.next_restoration(Kind::Balloon), Restoration::End);
+    assert!(!flusher.restore_balloon("web") && !flusher.begin_restorer(Kind::Balloon, "web"));
 }
 
 #[test]
@@ -131,7 +134,7 @@ fn the_records_of_many_guests_need_a_few_threads() {
     let flusher = Flusher::new(&[], folder.path().to_owned(), Path::new(CONTROL));
     let guests = flusher.balloons();
     assert_eq!(guests.len(), 100);
-    let threads = guests.iter().filter(|vm| flusher.begin_restorer(vm)).count();
+    let threads = guests.iter().filter(|vm| flusher.begin_restorer(Kind::Balloon, vm)).count();
     assert_eq!(threads, restorers::THREADS_MAX);
 }
 

@@ -3,7 +3,7 @@
 use fathom_control::endpoints;
 
 use crate::daemon::feature::Feature;
-use crate::daemon::http::routes::Routes;
+use crate::daemon::http::routes::{Routes, Share};
 
 /// See the module.
 pub(crate) struct VolumesOfPools;
@@ -11,8 +11,10 @@ pub(crate) struct VolumesOfPools;
 impl Feature for VolumesOfPools {
     fn routes(&self, routes: &mut Routes) {
         routes.blocking(&endpoints::POOLS, |daemon, (), (), ()| Ok(daemon.pools()));
-        routes.change(&endpoints::CHANGE_POOL, |daemon, (), (), request| {
-            daemon.change_pool(&request.path, &request.change)
-        });
+        routes.change_within(
+            Share::of_pools(),
+            &endpoints::CHANGE_POOL,
+            |daemon, (), (), request| daemon.change_pool(&request.path, &request.change),
+        );
     }
 }

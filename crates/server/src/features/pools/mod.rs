@@ -2,17 +2,20 @@
 //! and snapshots.
 
 pub(crate) mod feature;
+pub(crate) mod snapshot;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use fathom_control::{ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport};
+use fathom_control::{ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport, RULE_PREFIX};
 use fathom_failure::Failure;
 use fathom_store::{Pool, PoolError, PoolRefusal};
 
-use crate::daemon::Daemon;
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
+use crate::daemon::{Daemon, Served};
 use crate::stores::pools::{Pools, pool_path};
+use snapshot::SnapshotRequest;
 
 impl Daemon {
     /// The pools that disks use.
@@ -22,46 +25,83 @@ impl Daemon {
     }
 
     fn pool(&self, path: &Path, pool: &Pool) -> PoolEntry {
-        let served = self.served();
         let disk_of = |volume: &str| {
-            let has_it = |definition: &fathom_control::DiskDefinition| {
-                let is_pool = definition.store.as_deref().is_some_and(|own| pool_path(own) == path);
-                is_pool && definition.volume.as_deref() == Some(volume)
-            };
-            let disk = served.iter().find(|served| has_it(&served.live().definition));
-            disk.map(|served| served.disk.name().to_owned())
+            self.disk_of_volume(path, volume).map(|served| served.disk.name().to_owned())
         };
         PoolEntry::of(path, pool, disk_of)
+    }
+
+    /// The disk that has a volume of the pool at `path`.
+    fn disk_of_volume(&self, path: &Path, volume: &str) -> Option<Arc<Served>> {
+        let has_it = |served: &Arc<Served>| {
+            let live = served.live();
+            let definition = &live.definition;
+            let is_pool = definition.store.as_deref().is_some_and(|own| pool_path(own) == path);
+            is_pool && definition.volume.as_deref() == Some(volume)
+        };
+        self.served().into_iter().find(has_it)
     }
 
     /// Changes the volumes or snapshots of a pool.
     ///
     /// # Errors
     /// If no disk uses the pool, or the change is refused.
-    fn change_pool(&self, path: &Path, change: &PoolChange) -> Result<PoolEntry, ErrorBody> {
-        let pool = self.part::<Pools>().find(path).ok_or_else(|| {
+    fn change_pool(
+        self: &Arc<Self>,
+        path: &Path,
+        change: &PoolChange,
+    ) -> Result<PoolEntry, ErrorBody> {
+        let pool = self.open_pool(path)?;
+        let path = &pool_path(path);
+        let time_s = unix_time_ns() / 1_000_000_000;
+        let mut warning = None;
+        match change {
+            PoolChange::Snapshot { volumes, name, freeze } if !name.starts_with(RULE_PREFIX) => {
+                let (pool, freeze) = (&pool, *freeze);
+                warning = self.take_snapshot(&SnapshotRequest {
+                    path,
+                    pool,
+                    volumes,
+                    name,
+                    time_s,
+                    freeze,
+                })?;
+            }
+            other => other.carry_out(&pool, time_s).map_err(refused)?,
+        }
+        Ok(PoolEntry { warning, ..self.pool(path, &pool) })
+    }
+
+    /// The pool at `path`.
+    ///
+    /// # Errors
+    /// If no disk uses it.
+    pub(crate) fn open_pool(&self, path: &Path) -> Result<Pool, ErrorBody> {
+        self.part::<Pools>().find(path).ok_or_else(|| {
             refusal(
                 ErrorCode::NotFound,
                 format!("no disk of the daemon uses the pool {}", path.display()),
                 "use `fathom store` without the daemon",
             )
-        })?;
-        let time_s = unix_time_ns() / 1_000_000_000;
-        change.carry_out(&pool, time_s).map_err(|error| {
-            let code = match &error {
-                PoolError::Refused(PoolRefusal::NoVolume | PoolRefusal::NoSnapshot) => {
-                    ErrorCode::NotFound
-                }
-                PoolError::Refused(PoolRefusal::NameTaken | PoolRefusal::InUse) => {
-                    ErrorCode::Conflict
-                }
-                PoolError::Refused(
-                    PoolRefusal::BadName | PoolRefusal::BadSize | PoolRefusal::TooMany,
-                ) => ErrorCode::Invalid,
-                _ => ErrorCode::Failed,
-            };
-            ErrorBody::new(code, Failure::from(error))
-        })?;
-        Ok(self.pool(&pool_path(path), &pool))
+        })
     }
+}
+
+/// The error of a change that a pool has refused, or at which it has failed.
+pub(crate) fn refused(error: PoolError) -> ErrorBody {
+    let code = match &error {
+        PoolError::Refused(PoolRefusal::NoVolume | PoolRefusal::NoSnapshot) => ErrorCode::NotFound,
+        PoolError::Refused(
+            PoolRefusal::NameTaken | PoolRefusal::InUse | PoolRefusal::Held | PoolRefusal::NotHeld,
+        ) => ErrorCode::Conflict,
+        PoolError::Refused(
+            PoolRefusal::BadName
+            | PoolRefusal::BadSize
+            | PoolRefusal::TooMany
+            | PoolRefusal::Reserved
+            | PoolRefusal::BadReason,
+        ) => ErrorCode::Invalid,
+        _ => ErrorCode::Failed,
+    };
+    ErrorBody::new(code, Failure::from(error))
 }

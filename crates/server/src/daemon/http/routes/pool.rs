@@ -17,6 +17,8 @@ pub(crate) const CHANGES_MAX: usize = 32;
 /// The most flushes of guests in progress. A flush lasts up to half a minute, and must not keep an
 /// operator from changing disks.
 pub(crate) const FLUSHES_MAX: usize = 16;
+/// The most changes of pools in progress. One waits for guests that are frozen, and for a full pool.
+pub(crate) const POOL_CHANGES_MAX: usize = 16;
 /// The threads of each endpoint that takes work or waits.
 pub(crate) const WORKERS_MAX: usize = 4;
 /// The most requests of an endpoint that wait at a time for what they ask for.
@@ -32,7 +34,7 @@ pub(crate) fn threads_max() -> usize {
     let workers = endpoints
         .filter(|endpoint| matches!(endpoint.row().cost, CostKind::Blocking | CostKind::Waiting));
     // More for `/metrics` over TCP, and one for a reload that a signal asks for.
-    CHANGES_MAX + FLUSHES_MAX + WORKERS_MAX * (workers.count() + 1) + 1
+    CHANGES_MAX + FLUSHES_MAX + POOL_CHANGES_MAX + WORKERS_MAX * (workers.count() + 1) + 1
 }
 
 /// The right to use one thread of a share, or to wait.
@@ -67,6 +69,15 @@ impl Share {
             FLUSHES_MAX,
             format!("{FLUSHES_MAX} guests are being flushed already"),
             "try again when one of the flushes has ended",
+        )
+    }
+
+    /// That of changes of pools.
+    pub(crate) fn of_pools() -> Self {
+        Self::new(
+            POOL_CHANGES_MAX,
+            format!("{POOL_CHANGES_MAX} changes of pools are in progress already"),
+            "try again when one of them has ended",
         )
     }
 
