@@ -7,6 +7,7 @@ mod databases;
 mod dirty;
 mod filesystems;
 mod flush;
+mod freeze;
 mod harness;
 mod hints;
 mod hooks;

@@ -16,6 +16,7 @@ mod devices;
 mod events;
 mod flushes;
 mod folders;
+mod freezes;
 mod giants;
 mod idle;
 mod intercept;

@@ -131,3 +131,62 @@ fn serve(mut stream: &UnixStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+/// A guest agent that freezes and thaws.
+pub(super) struct Agent {
+    path: PathBuf,
+    is_frozen: Arc<Mutex<bool>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Agent {
+    /// It serves one client after the other.
+    pub(super) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent");
+        let listener = UnixListener::bind(&path).unwrap();
+        let is_frozen = Arc::new(Mutex::new(false));
+        let for_thread = Arc::clone(&is_frozen);
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                let _ = serve_agent(&stream, &for_thread);
+            }
+        });
+        Self { path, is_frozen, _folder: folder }
+    }
+
+    /// The socket.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the guest is frozen.
+    pub(super) fn is_frozen(&self) -> bool {
+        *self.is_frozen.lock()
+    }
+}
+
+fn serve_agent(mut stream: &UnixStream, is_frozen: &Mutex<bool>) -> std::io::Result<()> {
+    for line in BufReader::new(stream).split(b'\n') {
+        let line = line?;
+        let begin = line.iter().take_while(|byte| **byte == 0xff).count();
+        let command: Value = serde_json::from_slice(&line[begin..])?;
+        let mut is_frozen = is_frozen.lock();
+        let result = match command["execute"].as_str() {
+            Some("guest-sync-delimited") => {
+                stream.write_all(&[0xff])?;
+                command["arguments"]["id"].clone()
+            }
+            Some("guest-fsfreeze-status") => {
+                json!(if *is_frozen { "frozen" } else { "thawed" })
+            }
+            what => {
+                *is_frozen = what == Some("guest-fsfreeze-freeze");
+                json!(1)
+            }
+        };
+        drop(is_frozen);
+        stream.write_all(format!("{}\n", json!({ "return": result })).as_bytes())?;
+    }
+    Ok(())
+}

@@ -1,6 +1,6 @@
 use fathom_introspect::synthetic::{Linux, Shape, Store};
 
-use super::peer::Qemu;
+use super::peer::{Agent, Qemu};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -188,4 +188,42 @@ fn tunables_that_an_earlier_daemon_has_lowered_are_put_back_and_lowered_again() 
     kernel.replace_dirty_expire(EXPIRE_NOW, 77).unwrap();
     assert!(!flusher.restore("web", &kernel) && !flusher.has_tunables("web"));
     assert_eq!(expire(), 77);
+}
+
+/// The guest's time is over, or the daemon ends, while a snapshot is being taken: the guest is thawed
+/// at once, and it is known that the snapshot may be later.
+#[test]
+fn a_guest_is_thawed_while_a_snapshot_hangs() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    for ends in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = Agent::start();
+        let flusher = Flusher::new(&[], folder.path().to_owned(), Path::new(CONTROL));
+        let time_max = Duration::from_millis(if ends { 10_000 } else { 300 });
+        let (vm, path) = ("web".to_owned(), agent.path().to_owned());
+        let guests = [freeze::FreezeGuest { vm, agent: path, time_max }];
+        let is_stopping = AtomicBool::new(false);
+        let outcome =
+            flusher.with_frozen(&guests, false, &|| is_stopping.load(Ordering::Acquire), || {
+                assert_eq!((agent.is_frozen(), flusher.frozen()), (true, vec!["web".to_owned()]));
+                is_stopping.store(ends, Ordering::Release);
+                let end = Instant::now() + Duration::from_secs(20);
+                while agent.is_frozen() && Instant::now() < end {
+                    std::thread::sleep(CHECK_INTERVAL);
+                }
+                agent.is_frozen()
+            });
+        assert_eq!(outcome.taken, Some(false), "it is thawed before the snapshot is taken");
+        let expected = if ends { "shutting down" } else { "was thawed before the snapshot" };
+        assert!(outcome.failures[0].message.contains(expected), "{:?}", outcome.failures);
+        assert!(flusher.frozen().is_empty() && !flusher.marks.is_flushing());
+        // In time: there is no failure.
+        is_stopping.store(false, Ordering::Release);
+        let guests =
+            guests.map(|guest| freeze::FreezeGuest { time_max: RESTORE_TIME_MAX, ..guest });
+        let outcome = flusher.with_frozen(&guests, false, &|| false, || agent.is_frozen());
+        assert_eq!((outcome.taken, outcome.failures.len()), (Some(true), 0));
+        assert!(!agent.is_frozen());
+    }
 }
