@@ -22,6 +22,7 @@ mod migration;
 mod not_shared;
 mod offload;
 mod patterns;
+mod pin;
 mod processes;
 mod pull;
 mod reboot;

@@ -7,6 +7,7 @@ use fathom_control::{ErrorBody, ProblemKind, endpoints};
 
 use super::calls::Collector;
 use super::of;
+use super::pin::Pins;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Beginning, Feature, Start};
 use crate::daemon::http::routes::Routes;
@@ -20,6 +21,7 @@ pub(crate) struct FilePatterns;
 impl Feature for FilePatterns {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Collector::default());
+        parts.add(Arc::<Pins>::default());
     }
 
     fn begin(
@@ -29,8 +31,10 @@ impl Feature for FilePatterns {
         stage: Beginning,
     ) -> Result<Vec<ErrorBody>, ErrorBody> {
         if stage == Beginning::Work {
-            let collector = daemon.part::<Collector>();
+            let (collector, pins) = (daemon.part::<Collector>(), daemon.part::<Arc<Pins>>());
             collector.set(daemon);
+            pins.set(daemon);
+            daemon.served().iter().filter(|it| of(it).is_some()).for_each(|it| pins.begin(it));
             if daemon.served().iter().any(|served| of(served).is_some()) {
                 collector.begin(daemon);
             }
@@ -40,18 +44,27 @@ impl Feature for FilePatterns {
 
     fn stacked(&self, daemon: &Daemon, served: &Served) {
         if let Some(patterns) = of(served) {
-            patterns.on_alarm(daemon.problem_waker());
+            let wake = daemon.problem_waker();
+            let pins = Arc::clone(daemon.part::<Arc<Pins>>());
+            patterns.on_alarm(move || {
+                wake();
+                pins.wake();
+            });
             daemon.part::<Collector>().begin(daemon);
+            daemon.part::<Arc<Pins>>().begin(served);
         }
     }
 
-    fn disk_problems(&self, _daemon: &Daemon, served: &Served, found: &mut Vec<FoundProblem>) {
+    fn disk_problems(&self, daemon: &Daemon, served: &Served, found: &mut Vec<FoundProblem>) {
         let Some(patterns) = of(served) else { return };
         for state in &patterns.in_progress(Clock::System.now_ns()) {
-            let (message, remedy) = super::problem(state, patterns.names(), served.disk.name());
-            let mut problem = FoundProblem::new(ProblemKind::EncryptionInProgress, message, remedy);
+            let disk = served.disk.name();
             // One process may encrypt in several containers, and several in one.
-            problem.cause = super::cause(&state.actor, patterns.names());
+            let cause = super::cause(&state.actor, patterns.names());
+            let pin = daemon.part::<Arc<Pins>>().of(disk, &cause, state.begun_ns);
+            let (message, remedy) = super::problem(state, patterns.names(), disk, pin.as_ref());
+            let mut problem = FoundProblem::new(ProblemKind::EncryptionInProgress, message, remedy);
+            problem.cause = cause;
             found.push(problem);
         }
     }

@@ -2,6 +2,7 @@
 
 mod calls;
 pub(crate) mod feature;
+mod pin;
 
 use fathom_block::Clock;
 use fathom_control::{
@@ -17,6 +18,7 @@ use fathom_layers::patterns::{
 use crate::daemon::stack::refusal;
 use crate::daemon::status::unix_time_ns;
 use crate::daemon::{Daemon, Served};
+use pin::Pin;
 
 /// The layer `patterns` of a disk.
 pub(crate) fn of(served: &Served) -> Option<Patterns> {
@@ -140,23 +142,30 @@ fn cause(actor: &Actor, names: &Names) -> String {
     parts.join(" ").trim().to_owned()
 }
 
-/// The problem and the remedy.
-fn problem(state: &EncryptionInProgress, names: &Names, disk: &str) -> (String, String) {
+/// The problem and the remedy. `pin` is the snapshot from before the encryption, if there is one.
+fn problem(
+    state: &EncryptionInProgress,
+    names: &Names,
+    disk: &str,
+    pin: Option<&Pin>,
+) -> (String, String) {
     let paths = state.paths.iter().filter_map(|path| Some(format!("{:?}", names.text(*path)?)));
     let paths: Vec<String> = paths.collect();
     let among = match &*paths {
         [] => String::new(),
         paths => format!(", among them {}", paths.join(", ")),
     };
+    let held = pin.map(|pin| format!("; {}", pin.message())).unwrap_or_default();
     let message = format!(
-        "{} encrypts files of the guest: {} so far, {}{among}",
+        "{} encrypts files of the guest: {} so far, {}{among}{held}",
         who(&state.actor, names),
         fathom_control::count(state.files, "file"),
         Bytes(state.bytes),
     );
+    let restore = pin.map_or_else(|| "restore the files from a backup".to_owned(), Pin::remedy);
     let remedy = format!(
         "`fathom patterns {disk}` lists them. If nobody means to do that, pause the guest \
-         (`virsh suspend`), and restore the files from a backup"
+         (`virsh suspend`), and {restore}"
     );
     (message, remedy)
 }
