@@ -16,8 +16,8 @@ const WRITER: &str = "
         echo $i > /web/count; cp /web/count /tmp/count
     done > /dev/null 2>&1 &";
 
-/// Runs a program of the host. Debian installs those of e2fsprogs in a folder that is only on root's
-/// path.
+/// Runs a program of the host. Debian installs those of e2fsprogs in a folder that is only on
+/// root's path.
 fn host(folder: &Path, program: &str, words: &[&str]) -> Result<String> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let mut command = Command::new(program);
@@ -84,6 +84,34 @@ fn image_of(daemon: &Daemon, name: &str, more: &[&str]) -> Result<String> {
     Ok(image)
 }
 
+/// The same without a copy of the whole snapshot.
+fn by_mount(daemon: &Daemon, sum: &str) -> Result<()> {
+    let folder = daemon.path("");
+    let fathom = Daemon::binary()?.display().to_string();
+    let add = ["disk", "add", "rescue", "--store", "pool", "--volume", "web@frozen1"];
+    host(&folder, &fathom, &add)?;
+    std::fs::create_dir(folder.join("mount"))?;
+    let mut mount = Command::new("setpriv")
+        .current_dir(&folder)
+        .args(["--pdeathsig", "KILL", "--", "nbdfuse", "mount/web.img"])
+        .arg("nbd+unix:///rescue?socket=nbd.sock")
+        .spawn()?;
+    let image = folder.join("mount/web.img");
+    let has_begun = until("the mount", patience(20), || {
+        let has_failed = mount.try_wait()?.is_some();
+        Ok((has_failed || image.exists()).then_some(!has_failed))
+    })?;
+    if has_begun {
+        host(&folder, "debugfs", &["-R", "dump /report.txt mounted.txt", "mount/web.img"])?;
+        assert_eq!(host(&folder, "sh", &["-c", "sha256sum < mounted.txt"])?, sum);
+        host(&folder, "fusermount3", &["-u", "mount"])?;
+        mount.wait()?;
+    } else {
+        println!("SKIPPED: nbdfuse cannot mount here");
+    }
+    host(&folder, &fathom, &["disk", "remove", "rescue"]).map(drop)
+}
+
 #[test]
 fn a_frozen_snapshot_needs_no_recovery_and_has_its_files() -> Result<()> {
     let (daemon, guest) = start()?;
@@ -104,6 +132,7 @@ fn a_frozen_snapshot_needs_no_recovery_and_has_its_files() -> Result<()> {
     host(&folder, "debugfs", &["-R", "dump /report.txt back.txt", "frozen1.img"])?;
     let back = host(&folder, "sh", &["-c", "sha256sum < back.txt"])?;
     assert_eq!(back, sum);
+    by_mount(&daemon, &sum)?;
     let listed = host(&folder, "debugfs", &["-R", "ls -p /", "frozen1.img"])?;
     assert!(listed.contains("/report.txt/"), "{listed}");
     guest.check_console()?;

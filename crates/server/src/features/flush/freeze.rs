@@ -207,8 +207,8 @@ impl Flusher {
         );
         let path = self.records.path_of(&Record::new(vm, Own::FrozenAt(0)));
         let remedy = format!(
-            "start the agent in the guest, or use `virsh domfsthaw`: the daemon tries again every \
-             second; if there is no such guest any more, stop the daemon and delete {}",
+            "start the agent in the guest, or use `fsfreeze --unfreeze` there: the daemon tries again \
+             every second; if there is no such guest any more, stop the daemon and delete {}",
             path.display()
         );
         (message, remedy)
@@ -303,8 +303,8 @@ fn freeze(line: &mut Line, end: Instant, is_given_up: impl Fn() -> bool) -> Resu
 /// it is still busy with has ended when it confirms the thaw.
 fn thaw(line: &mut Line, end: Instant) -> Result<(), PeerError> {
     let command = json!({ "execute": "guest-fsfreeze-thaw" });
-    // Once at once, because the agent may be hanging in the freeze; once for an answer that is known
-    // to be that of the thaw.
+    // At once, because the agent may be hanging in the freeze; and again for an answer that is
+    // known to be that of the thaw.
     line.send(b"", &command, end)?;
     synchronize(line, end)?;
     line.send(b"", &command, end)?;

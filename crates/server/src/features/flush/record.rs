@@ -1,10 +1,10 @@
 //! Records of what is changed in a guest during a flush. They outlive the daemon: a daemon that was
 //! killed in between leaves the record to the next one, which puts the guest's own value back.
 //!
-//! A record is a file of JSON in the folder for records: `tunables-`, `balloon-` or `frozen-`, the name of the
-//! virtual machine in hexadecimal digits, and eight digits for the daemon, which follow from the
-//! path of its control socket. So daemons that share a folder do not touch each other's records.
-//! Files of earlier versions, without these digits, are read too.
+//! A record is a file of JSON in the folder for records: `tunables-`, `balloon-` or `frozen-`, the
+//! name of the virtual machine in hexadecimal digits, and eight digits for the daemon, which follow
+//! from the path of its control socket. So daemons that share a folder do not touch each other's
+//! records. Files of earlier versions, without these digits, are read too.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -2,8 +2,8 @@
 //!
 //! A flush does this itself at its end. What it could not give back, or what an earlier daemon has
 //! left, is tried again: the memory, and file systems that are frozen, by a few threads for all
-//! guests, until QEMU or the agent accepts it; the tunables whenever the guest's kernel has been found, and at the beginning and the end of each
-//! flush.
+//! guests, until QEMU or the agent accepts it; the tunables whenever the guest's kernel has been
+//! found, and at the beginning and the end of each flush.
 
 use std::sync::Arc;
 

@@ -190,8 +190,8 @@ fn tunables_that_an_earlier_daemon_has_lowered_are_put_back_and_lowered_again() 
     assert_eq!(expire(), 77);
 }
 
-/// The guest's time is over, or the daemon ends, while a snapshot is being taken: the guest is thawed
-/// at once, and it is known that the snapshot may be later.
+/// The guest's time is over, or the daemon ends, while a snapshot is being taken: the guest is
+/// thawed at once, and it is known that the snapshot may be later.
 #[test]
 fn a_guest_is_thawed_while_a_snapshot_hangs() {
     use std::sync::atomic::{AtomicBool, Ordering};

@@ -59,8 +59,8 @@ mod tests {
         assert!(instants.is_due(110 * MINUTE));
     }
 
-    /// A run of a daemon whose clock jumps: about as many snapshots as intervals have passed, and one
-    /// more for a jump.
+    /// A run of a daemon whose clock jumps: about as many snapshots as intervals have passed, and
+    /// one more for a jump.
     #[test]
     fn a_clock_that_jumps_makes_a_snapshot_for_each_jump_at_most() {
         fathom_sim::each_seed(300, |seed| {

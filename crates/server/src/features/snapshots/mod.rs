@@ -5,8 +5,8 @@
 //! - `thinning`: which of its snapshots it keeps.
 //! - `names`: how they are called.
 //!
-//! Each rule has a thread, which sleeps until its next instant: a pool that hangs holds up no rule of
-//! another pool. A snapshot that fails is a problem until one succeeds.
+//! Each rule has a thread, which sleeps until its next instant: a pool that hangs holds up no rule
+//! of another pool. A snapshot that fails is a problem until one succeeds.
 
 pub(crate) mod feature;
 mod instants;

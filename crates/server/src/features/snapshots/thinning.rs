@@ -1,9 +1,10 @@
 //! Which of a rule's snapshots of a volume it keeps.
 //!
-//! Of each period, such as a day, that has snapshots, the last one counts; and of these, so many as
-//! the rule says, counted from the newest. So the clock decides nothing by itself: however it jumps,
-//! a new snapshot takes the place of one other of each period at most, and without new ones nothing
-//! is deleted. Snapshots are in the order in which they were taken, not in that of their times.
+//! Of each period that has snapshots, such as a day, the last one is kept, for so many periods as
+//! the rule says, from the newest on. So the clock decides nothing by itself: however it jumps, a
+//! new snapshot takes the place of one other of each kind of period at most, and without new ones
+//! nothing is deleted. Snapshots are in the order in which they were taken, not in that of their
+//! times.
 
 use std::collections::BTreeSet;
 

@@ -17,7 +17,8 @@ pub(crate) const CHANGES_MAX: usize = 32;
 /// The most flushes of guests in progress. A flush lasts up to half a minute, and must not keep an
 /// operator from changing disks.
 pub(crate) const FLUSHES_MAX: usize = 16;
-/// The most changes of pools in progress. One waits for guests that are frozen, and for a full pool.
+/// The most changes of pools in progress. One may wait for guests to be frozen, and for places in a
+/// pool.
 pub(crate) const POOL_CHANGES_MAX: usize = 16;
 /// The threads of each endpoint that takes work or waits.
 pub(crate) const WORKERS_MAX: usize = 4;
