@@ -39,6 +39,7 @@ mod pool;
 mod queue;
 mod record;
 mod recover;
+mod room;
 mod rules;
 mod seal;
 mod sharing;

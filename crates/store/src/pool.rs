@@ -496,7 +496,7 @@ impl Pool {
                     return Err(PoolError::Failed(what()));
                 }
                 let change = plan(state)?;
-                if !change.fits() {
+                if !change.fits() || !state.has_room_for(&change) {
                     return Err(PoolRefusal::TooMany.into());
                 }
                 let placed = state.place_change(change);

@@ -267,6 +267,31 @@ fn a_guest_that_an_ended_daemon_froze_is_thawed() {
 }
 
 #[test]
+fn a_client_that_goes_away_leaves_no_guest_frozen() {
+    let folder = prepared();
+    let web = Agent::start(&folder.path().join("web.agent"), Manner::Hangs);
+    let db = Agent::start(&folder.path().join("db.agent"), Manner::Good);
+    let daemon = Daemon::start_in(folder, &configuration(""));
+    let body = json!({ "path": daemon.path("pool"), "change": {
+        "action": "snapshot", "volumes": ["one", "two"], "name": "s", "freeze": "require" } });
+    let body = body.to_string();
+    let mut client = UnixStream::connect(daemon.path("control.sock")).unwrap();
+    write!(
+        client,
+        "POST /v1/stores HTTP/1.1\r\nHost: fathom\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    daemon.until("the guest is frozen", || web.is_frozen());
+    drop(client);
+    web.release();
+    daemon.until("the guests are thawed", || !web.is_frozen() && !db.is_frozen());
+    daemon.until("the records are removed", || records(&daemon.path("")) == 0);
+    daemon.end();
+}
+
+#[test]
 fn a_rule_freezes_and_a_disk_without_an_agent_is_refused() {
     let folder = prepared();
     let web = Agent::start(&folder.path().join("web.agent"), Manner::Good);
