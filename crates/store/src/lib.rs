@@ -10,6 +10,7 @@
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were written
 //!   several times.
+//! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
 //! - [`check`]: checks a pool that nobody uses.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -23,6 +24,7 @@ mod catalogue;
 mod check;
 mod checkpoint;
 mod copy;
+mod difference;
 mod entry;
 mod error;
 mod fingerprint;
@@ -54,6 +56,7 @@ pub use catalogue::{
 };
 pub use check::{CheckReport, check};
 pub use copy::copy;
+pub use difference::{ChangeCursor, ChangedExtent};
 pub use error::PoolError;
 pub use fathom_block::Backend;
 #[doc(hidden)]
