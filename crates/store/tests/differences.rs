@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fathom_block::Backend;
 use fathom_sim::{OneRequest, SimBackend, SimOptions, each_seed, pattern};
@@ -223,6 +224,35 @@ fn what_differs_between_any_two_is_found() {
             assert!(content(found.unwrap()) == root.content, "{:?}", root.name);
         }
     });
+}
+
+#[test]
+fn maps_that_do_not_fit_into_memory_are_compared() {
+    const LEAF: u64 = 2 << 20;
+    let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, blank_of(DEVICE)));
+    let pool = open(&device);
+    pool.create_volume("wide", 700 * LEAF).unwrap();
+    let write = |pool: &Pool, leaves: &[u64], byte: u8| {
+        let mut queue = OneRequest::open(&disk(pool.volume("wide").unwrap()));
+        leaves.iter().for_each(|leaf| queue.write(leaf * LEAF, &[byte; UNIT]).unwrap());
+    };
+    let leaves: Vec<u64> = (0..350).map(|leaf| leaf * 2).collect();
+    write(&pool, &leaves, 1);
+    pool.take_snapshot(&["wide"], "a", 1).unwrap();
+    let changed: Vec<u64> = leaves.iter().copied().filter(|leaf| leaf % 3 == 0).collect();
+    write(&pool, &changed, 2);
+    pool.save(Duration::from_secs(1)).unwrap();
+    drop(pool);
+    let pool = open(&device);
+    let before = pool.status().counts.map_reads;
+    let number = |name| pool.number_of("wide", name).unwrap();
+    let found = changes(&pool, Some(number(Some("a"))), number(None));
+    let offsets: Vec<u64> = found.iter().map(|change| change.offset / LEAF).collect();
+    assert_eq!(offsets, changed);
+    assert!(found.iter().all(|change| change.length == BLOCK && !change.is_hole));
+    // Two leaves for each change, and few pages above them.
+    let reads = pool.status().counts.map_reads - before;
+    assert!(reads < 2 * changed.len() as u64 + 40, "{reads} reads");
 }
 
 #[test]
