@@ -1,5 +1,7 @@
 //! `fathom snapshot`: snapshots of disks in pools of the block store.
 
+mod diff;
+
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -34,6 +36,13 @@ Examples:
     Clone(CloneOptions),
     /// Give a volume that no disk uses the content of one of its snapshots
     Rollback(OneOptions),
+    /// Show what has changed between two snapshots, or since a snapshot
+    #[command(after_help = "\
+Examples:
+  fathom snapshot diff web monday                  since monday, while the disk is used
+  fathom snapshot diff web monday tuesday --list   each extent
+  fathom snapshot diff web monday --store /var/lib/fathom/pool --json")]
+    Diff(diff::DiffOptions),
 }
 
 /// Where the volumes are.
@@ -87,32 +96,47 @@ pub struct CloneOptions {
 
 /// Carries out a command.
 pub fn run(command: &SnapshotCommand) -> CommandResult {
-    let (place, disks) = match command {
-        SnapshotCommand::Create(options) => (&options.place, options.disks.clone()),
-        SnapshotCommand::Delete(options) | SnapshotCommand::Rollback(options) => {
-            (&options.place, vec![options.disk.clone()])
-        }
-        SnapshotCommand::Clone(options) => (&options.place, vec![options.disk.clone()]),
-    };
-    let (path, volumes) = find(place, disks)?;
-    let volume = volumes[0].clone();
-    let wanted = match command {
+    match command {
         SnapshotCommand::Create(options) => {
             let name = options.name.clone().unwrap_or_else(now);
-            PoolChange::Snapshot { volumes, name }
+            let snapshot = |volumes| PoolChange::Snapshot { volumes, name };
+            change_disks(&options.place, options.disks.clone(), snapshot)
         }
-        SnapshotCommand::Delete(options) => {
-            PoolChange::DeleteSnapshot { volume, name: options.name.clone() }
+        SnapshotCommand::Delete(OneOptions { disk, name, place }) => {
+            let name = name.clone();
+            change_disk(place, disk, |volume| PoolChange::DeleteSnapshot { volume, name })
         }
-        SnapshotCommand::Rollback(options) => {
-            PoolChange::RollBack { volume, name: options.name.clone() }
+        SnapshotCommand::Rollback(OneOptions { disk, name, place }) => {
+            let name = name.clone();
+            change_disk(place, disk, |volume| PoolChange::RollBack { volume, name })
         }
-        SnapshotCommand::Clone(options) => {
-            let (name, to) = (options.name.clone(), options.volume.clone());
-            PoolChange::Clone { volume, name, to }
+        SnapshotCommand::Clone(CloneOptions { disk, name, volume: to, place }) => {
+            let (name, to) = (name.clone(), to.clone());
+            change_disk(place, disk, |volume| PoolChange::Clone { volume, name, to })
         }
-    };
-    let entry = change(&path, &place.control, &wanted)?;
+        SnapshotCommand::Diff(options) => diff::run(options),
+    }
+}
+
+/// Changes the pool of some disks.
+fn change_disks(
+    place: &Place,
+    disks: Vec<String>,
+    wanted: impl FnOnce(Vec<String>) -> PoolChange,
+) -> CommandResult {
+    let (path, volumes) = find(place, disks)?;
+    let entry = change(&path, &place.control, &wanted(volumes))?;
+    show(&[entry], &place.format)
+}
+
+/// Changes the pool of a disk.
+fn change_disk(
+    place: &Place,
+    disk: &str,
+    wanted: impl FnOnce(String) -> PoolChange,
+) -> CommandResult {
+    let (path, volume) = find_one(place, disk)?;
+    let entry = change(&path, &place.control, &wanted(volume))?;
     show(&[entry], &place.format)
 }
 
@@ -120,6 +144,12 @@ pub fn run(command: &SnapshotCommand) -> CommandResult {
 fn now() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     crate::output::instant(time).replace(['-', ':'], "").replace(' ', "T")
+}
+
+/// The pool and the volume of a disk.
+fn find_one(place: &Place, disk: &str) -> CommandResult<(PathBuf, String)> {
+    let (path, mut volumes) = find(place, vec![disk.to_owned()])?;
+    Ok((path, volumes.swap_remove(0)))
 }
 
 /// The pool and the volumes of disks.

@@ -198,19 +198,19 @@ fn open_device(path: &Path, read_only: bool) -> CommandResult<Arc<dyn Backend>> 
 }
 
 /// Opens a pool that the daemon does not have.
-fn open_pool(path: &Path) -> CommandResult<Pool> {
+pub(crate) fn open_pool(path: &Path) -> CommandResult<Pool> {
     let device = open_device(path, false)?;
     let opened = Pool::open(device, PoolOptions::default());
     Ok(opened.map_err(|error| about(path, error))?)
 }
 
 /// A failure of a pool.
-fn about(path: &Path, error: fathom_store::PoolError) -> fathom_failure::Failure {
+pub(crate) fn about(path: &Path, error: fathom_store::PoolError) -> fathom_failure::Failure {
     fathom_failure::Failure::from(error).about(format!("the pool {}", path.display()))
 }
 
 /// The daemon's entry of a pool; `None` if there is no daemon, or no disk of it uses the pool.
-fn of_daemon(client: &Client, path: &Path) -> Option<PoolEntry> {
+pub(crate) fn of_daemon(client: &Client, path: &Path) -> Option<PoolEntry> {
     let path = path.canonicalize().ok()?;
     client.pools().ok()?.pools.into_iter().find(|pool| pool.path == path)
 }

@@ -11,6 +11,7 @@ pub(crate) struct VolumesOfPools;
 impl Feature for VolumesOfPools {
     fn routes(&self, routes: &mut Routes) {
         routes.blocking(&endpoints::POOLS, |daemon, (), (), ()| Ok(daemon.pools()));
+        routes.blocking(&endpoints::DIFFERENCE, |daemon, (), query, ()| daemon.difference(&query));
         routes.change(&endpoints::CHANGE_POOL, |daemon, (), (), request| {
             daemon.change_pool(&request.path, &request.change)
         });

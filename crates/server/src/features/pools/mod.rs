@@ -5,7 +5,9 @@ pub(crate) mod feature;
 
 use std::path::Path;
 
-use fathom_control::{ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport};
+use fathom_control::{
+    DifferencePart, DifferenceQuery, ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport,
+};
 use fathom_failure::Failure;
 use fathom_store::{Pool, PoolError, PoolRefusal};
 
@@ -39,29 +41,39 @@ impl Daemon {
     /// # Errors
     /// If no disk uses the pool, or the change is refused.
     fn change_pool(&self, path: &Path, change: &PoolChange) -> Result<PoolEntry, ErrorBody> {
-        let pool = self.part::<Pools>().find(path).ok_or_else(|| {
+        let pool = self.used_pool(path)?;
+        let time_s = unix_time_ns() / 1_000_000_000;
+        change.carry_out(&pool, time_s).map_err(refused)?;
+        Ok(self.pool(&pool_path(path), &pool))
+    }
+
+    /// A part of what differs between two snapshots.
+    ///
+    /// # Errors
+    /// If no disk uses the pool, or there is no such snapshot.
+    fn difference(&self, query: &DifferenceQuery) -> Result<DifferencePart, ErrorBody> {
+        DifferencePart::of(&self.used_pool(&query.path)?, query).map_err(refused)
+    }
+
+    fn used_pool(&self, path: &Path) -> Result<Pool, ErrorBody> {
+        self.part::<Pools>().find(path).ok_or_else(|| {
             refusal(
                 ErrorCode::NotFound,
                 format!("no disk of the daemon uses the pool {}", path.display()),
                 "use `fathom store` without the daemon",
             )
-        })?;
-        let time_s = unix_time_ns() / 1_000_000_000;
-        change.carry_out(&pool, time_s).map_err(|error| {
-            let code = match &error {
-                PoolError::Refused(PoolRefusal::NoVolume | PoolRefusal::NoSnapshot) => {
-                    ErrorCode::NotFound
-                }
-                PoolError::Refused(PoolRefusal::NameTaken | PoolRefusal::InUse) => {
-                    ErrorCode::Conflict
-                }
-                PoolError::Refused(
-                    PoolRefusal::BadName | PoolRefusal::BadSize | PoolRefusal::TooMany,
-                ) => ErrorCode::Invalid,
-                _ => ErrorCode::Failed,
-            };
-            ErrorBody::new(code, Failure::from(error))
-        })?;
-        Ok(self.pool(&pool_path(path), &pool))
+        })
     }
+}
+
+fn refused(error: PoolError) -> ErrorBody {
+    let code = match &error {
+        PoolError::Refused(PoolRefusal::NoVolume | PoolRefusal::NoSnapshot) => ErrorCode::NotFound,
+        PoolError::Refused(PoolRefusal::NameTaken | PoolRefusal::InUse) => ErrorCode::Conflict,
+        PoolError::Refused(PoolRefusal::BadName | PoolRefusal::BadSize | PoolRefusal::TooMany) => {
+            ErrorCode::Invalid
+        }
+        _ => ErrorCode::Failed,
+    };
+    ErrorBody::new(code, Failure::from(error))
 }
