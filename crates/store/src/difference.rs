@@ -27,6 +27,8 @@ const LEAVES_MAX: usize = 64;
 const MISSING_MAX: usize = 128;
 /// The most pages in memory of a queue.
 const KEPT_MAX: usize = 1024;
+/// The runs after which a call of [`Pages::compare`] ends.
+const RUNS_MAX: usize = 1024;
 
 /// Pages that were read, and what the page table had of them then.
 #[derive(Default)]
@@ -130,19 +132,21 @@ impl Pages {
             return Err(Fault::Damaged);
         }
         let (mut at, mut leaves) = (range.start, 0);
-        while at < range.end && leaves < LEAVES_MAX && missing.len() < MISSING_MAX {
+        while at < range.end
+            && leaves < LEAVES_MAX
+            && missing.len() < MISSING_MAX
+            && runs.len() < RUNS_MAX
+        {
             let is_new = at >= maps.base_blocks;
             let base = if is_new { 0 } else { maps.base };
             let (mut ids, mut level) = ([base, maps.target], ROOT_LEVEL);
             let mut is_missing = false;
             while ids[0] != ids[1] && level > 0 {
-                match self.pair(ids, index(at, level), read, missing)? {
-                    Some(below) => (ids, level) = (below, level - 1),
-                    None => {
-                        is_missing = true;
-                        break;
-                    }
-                }
+                let Some(below) = self.pair(ids, index(at, level), read, missing)? else {
+                    is_missing = true;
+                    break;
+                };
+                (ids, level) = (below, level - 1);
             }
             // What lies below the pages, or one of them, is the same or unknown.
             let below = span(level + 1);
@@ -205,6 +209,13 @@ impl Pool {
             let Some(name) = snapshot else { return Ok(volume) };
             Ok(state.catalogue.snapshot(volume, name)?.id)
         })
+    }
+
+    /// The number of a snapshot of the volume with this number.
+    pub fn snapshot_of(&self, volume: u32, name: &str) -> Option<u32> {
+        self.inner
+            .shared
+            .access(|state| state.catalogue.snapshot(volume, name).ok().map(|snapshot| snapshot.id))
     }
 
     /// What differs between two volumes or snapshots, by their numbers, as a back end: it has the

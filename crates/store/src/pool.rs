@@ -303,11 +303,7 @@ impl Pool {
     pub fn delete_volume(&self, name: &str) -> Result<(), PoolError> {
         self.change(|state| {
             let id = state.catalogue.volume(name)?.id;
-            if state.is_used(id) {
-                Err(PoolRefusal::InUse)
-            } else {
-                Ok(Change::Delete { id })
-            }
+            if state.is_used(id) { Err(PoolRefusal::InUse) } else { Ok(Change::Delete { id }) }
         })
     }
 

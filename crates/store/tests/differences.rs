@@ -181,14 +181,14 @@ impl World {
                     assert_eq!(found, []);
                 }
                 if is_exact {
-                    self.check_holes(&found, &target);
+                    Self::check_holes(&found, &target);
                 }
             }
         }
     }
 
     /// Changes are in order, and a changed hole is one.
-    fn check_holes(&self, found: &[ChangedExtent], target: &Root) {
+    fn check_holes(found: &[ChangedExtent], target: &Root) {
         let mut end = 0;
         for change in found {
             assert!(change.offset >= end && change.length > 0);
@@ -234,7 +234,9 @@ fn maps_that_do_not_fit_into_memory_are_compared() {
     pool.create_volume("wide", 700 * LEAF).unwrap();
     let write = |pool: &Pool, leaves: &[u64], byte: u8| {
         let mut queue = OneRequest::open(&disk(pool.volume("wide").unwrap()));
-        leaves.iter().for_each(|leaf| queue.write(leaf * LEAF, &[byte; UNIT]).unwrap());
+        for leaf in leaves {
+            queue.write(leaf * LEAF, &[byte; UNIT]).unwrap();
+        }
     };
     let leaves: Vec<u64> = (0..350).map(|leaf| leaf * 2).collect();
     write(&pool, &leaves, 1);

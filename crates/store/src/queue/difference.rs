@@ -15,11 +15,7 @@ impl StoreQueue {
     }
 
     /// Compares from block `first` on.
-    fn compare(
-        &self,
-        first: u64,
-        end: u64,
-    ) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
+    fn compare(&self, first: u64, end: u64) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
         let Wanted::Difference { base, target } = self.wanted else { return Err(Fault::Damaged) };
         let (mut runs, mut missing) = (Vec::new(), Vec::new());
         self.inner.shared.access(|state| {
@@ -47,11 +43,8 @@ impl StoreQueue {
             return false;
         }
         let Some(read) = self.reads.get(&number) else { return false };
-        let compared = self.compare(read.first, read.end());
-        let (runs, missing) = match compared {
-            Ok(compared) => compared,
-            Err(_) => (Vec::new(), Vec::new()),
-        };
+        // A damaged map has neither runs nor pages to read.
+        let (runs, missing) = self.compare(read.first, read.end()).unwrap_or_default();
         if let Some(read) = self.reads.get_mut(&number).filter(|_| !runs.is_empty()) {
             let mut block = read.first;
             for run in runs {

@@ -107,10 +107,7 @@ impl Read {
 
 impl StoreQueue {
     /// The root of what this queue reads.
-    fn look_up(
-        &self,
-        range: Range<u64>,
-    ) -> Result<(Vec<MapEntry>, u64), (Fault, Vec<PageId>)> {
+    fn look_up(&self, range: Range<u64>) -> Result<(Vec<MapEntry>, u64), (Fault, Vec<PageId>)> {
         let (mut entries, mut missing) = (Vec::new(), Vec::new());
         let found = self.inner.shared.access(|state| {
             let root = match self.wanted {

@@ -1,6 +1,7 @@
 //! The pools of the block store that disks use: what they have, and the changes of their volumes
 //! and snapshots.
 
+pub(crate) mod bitmaps;
 pub(crate) mod feature;
 
 use std::path::Path;
