@@ -150,8 +150,7 @@ fn contexts_are_listed_and_chosen_by_their_names() {
     let world = World::new(9);
     let mut client = Client::greet(world.server.connect());
     assert_eq!(client.outcome(STRUCTURED, &[]), ACK);
-    let mut count =
-        |code, queries: &[&str]| client.option(code, &meta("disk", queries)).len() - 1;
+    let mut count = |code, queries: &[&str]| client.option(code, &meta("disk", queries)).len() - 1;
     assert_eq!(count(LIST_META, &[]), 10);
     assert_eq!(count(LIST_META, &[BITMAP]), 9);
     assert_eq!(count(LIST_META, &["qemu:", "base:"]), 10);

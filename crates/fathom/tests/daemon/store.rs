@@ -9,11 +9,11 @@ use crate::nbd::Nbd;
 use crate::problems::Small;
 use crate::process::Daemon;
 
-const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+pub const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
     [[disk]]\nname = \"a\"\nstore = \"pool\"\nvolume = \"one\"\n\
     [[disk]]\nname = \"b\"\nstore = \"./pool\"\nvolume = \"two\"\n";
 
-fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
+pub fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
     let done = Command::new(env!("CARGO_BIN_EXE_fathom"))
         .current_dir(folder)
         .env("FATHOM_CONTROL", folder.join("control.sock"))
@@ -25,7 +25,7 @@ fn run(folder: &Path, words: &[&str]) -> Result<String, String> {
 }
 
 /// A folder with a pool of two volumes.
-fn prepared() -> tempfile::TempDir {
+pub fn prepared() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     run(folder.path(), &["store", "create", "pool", "64M"]).unwrap();
     for volume in ["one", "two"] {
@@ -265,7 +265,7 @@ fn equal_blocks_of_two_disks_are_kept_once_over_kills_and_merges() {
 }
 
 /// The extents of a difference: first byte, length, whether it is a hole.
-fn diff(folder: &Path, words: &[&str]) -> Vec<(u64, u64, bool)> {
+pub fn diff(folder: &Path, words: &[&str]) -> Vec<(u64, u64, bool)> {
     let text = run(folder, &[&["snapshot", "diff", "--json"], words].concat()).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     let extents = report["extents"].as_array().unwrap().iter();
