@@ -14,8 +14,8 @@ impl StoreQueue {
         matches!(self.wanted, Wanted::Difference { .. })
     }
 
-    /// Compares from block `first` on.
-    fn compare(&self, first: u64, end: u64) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
+    /// Compares the maps from block `first` on.
+    fn compare_maps(&self, first: u64, end: u64) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
         let Wanted::Difference { base, target } = self.wanted else { return Err(Fault::Damaged) };
         let (mut runs, mut missing) = (Vec::new(), Vec::new());
         self.inner.shared.access(|state| {
@@ -44,7 +44,7 @@ impl StoreQueue {
         }
         let Some(read) = self.reads.get(&number) else { return false };
         // A damaged map has neither runs nor pages to read.
-        let (runs, missing) = self.compare(read.first, read.end()).unwrap_or_default();
+        let (runs, missing) = self.compare_maps(read.first, read.end()).unwrap_or_default();
         if let Some(read) = self.reads.get_mut(&number).filter(|_| !runs.is_empty()) {
             let mut block = read.first;
             for run in runs {

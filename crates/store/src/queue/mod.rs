@@ -111,7 +111,7 @@ impl StoreQueue {
                 let domain = &state.catalogue.volumes.get(&volume)?.domain;
                 (!domain.is_empty()).then(|| Fingerprinter::new(&state.key, domain))
             }),
-            Wanted::Snapshot(_) => None,
+            Wanted::Snapshot(_) | Wanted::Difference { .. } => None,
         };
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
