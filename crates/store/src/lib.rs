@@ -11,6 +11,7 @@
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were written
 //!   several times.
 //! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
+//! - `transfer`: sends snapshots from pool to pool.
 //! - [`check`]: checks a pool that nobody uses.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -46,6 +47,7 @@ mod sharing;
 mod space;
 mod state;
 mod superblock;
+mod transfer;
 mod tree;
 mod volume;
 mod walk;
@@ -70,3 +72,4 @@ pub use recover::Recovered;
 pub use rules::Rules;
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;
+pub use transfer::{Beginning, Received, SendOptions, Sent, TransferError, receive, send};
