@@ -1,6 +1,7 @@
 //! `fathom snapshot`: snapshots of disks in pools of the block store.
 
 mod diff;
+mod transfer;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -43,6 +44,20 @@ Examples:
   fathom snapshot diff web monday tuesday --list   each extent
   fathom snapshot diff web monday --store /var/lib/fathom/pool --json")]
     Diff(diff::DiffOptions),
+    /// Write a snapshot, or what has changed since another one, as a stream to standard output
+    #[command(after_help = "\
+Examples:
+  fathom snapshot send web monday --store /srv/pool > monday.fathom
+  fathom snapshot send web tuesday --from monday --store /srv/pool | ssh host fathom snapshot receive /srv/copy web")]
+    Send(transfer::SnapshotSendOptions),
+    /// Make a snapshot of a stream from standard input
+    #[command(after_help = "\
+Nothing of a stream is left that is cut off, damaged, or based on another snapshot than the volume has.
+
+Examples:
+  fathom snapshot receive /srv/copy web < monday.fathom
+  fathom snapshot receive /srv/copy web --rollback < tuesday.fathom    the volume was used meanwhile")]
+    Receive(transfer::SnapshotReceiveOptions),
 }
 
 /// Where the volumes are.
@@ -115,6 +130,8 @@ pub fn run(command: &SnapshotCommand) -> CommandResult {
             change_disk(place, disk, |volume| PoolChange::Clone { volume, name, to })
         }
         SnapshotCommand::Diff(options) => diff::run(options),
+        SnapshotCommand::Send(options) => transfer::run_send(options),
+        SnapshotCommand::Receive(options) => transfer::run_receive(options),
     }
 }
 

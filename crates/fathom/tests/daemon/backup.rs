@@ -186,6 +186,67 @@ fn incremental_backups_over_nbd_are_what_the_snapshots_are() {
     daemon.end();
 }
 
+/// Runs a command with files as its input and output.
+fn piped(folder: &Path, words: &[&str], input: &str, output: &str) -> Result<(), String> {
+    let open = |name: &str| std::fs::File::open(folder.join(name)).unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_fathom"))
+        .current_dir(folder)
+        .env("FATHOM_CONTROL", folder.join("control.sock"))
+        .args(words)
+        .stdin(open(input))
+        .stdout(std::fs::File::create(folder.join(output)).unwrap())
+        .output()
+        .unwrap();
+    if done.status.success() { Ok(()) } else { Err(String::from_utf8(done.stderr).unwrap()) }
+}
+
+#[test]
+fn snapshots_are_sent_to_another_pool() {
+    let daemon = Daemon::start_in(prepared(), CONFIGURATION);
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    for (name, byte) in [("x", 1), ("y", 2)] {
+        nbd.write(0, &[byte; 4096]);
+        nbd.write(u64::from(byte) << 20, &[byte; 100_000]);
+        run(&daemon.path(""), &["snapshot", "create", "a", "--name", name]).unwrap();
+    }
+    let folder = daemon.path("");
+    let refused = piped(&folder, &["snapshot", "send", "a", "x"], "f.toml", "x.stream");
+    assert!(refused.unwrap_err().contains("the daemon uses the pool"));
+    let receive = ["snapshot", "receive", "pool", "three"];
+    assert!(piped(&folder, &receive, "f.toml", "out").unwrap_err().contains("the daemon uses"));
+    drop(nbd);
+    let folder = daemon.end();
+    let folder = folder.path();
+    run(folder, &["store", "create", "other", "64M"]).unwrap();
+    let send = |name: &str, more: &[&str], output: &str| {
+        let words = ["snapshot", "send", "one", name, "--store", "pool"];
+        piped(folder, &[&words, more].concat(), "f.toml", output).unwrap();
+    };
+    send("x", &[], "x.stream");
+    send("y", &["--from", "x"], "y.stream");
+    let receive =
+        |input: &str| piped(folder, &["snapshot", "receive", "other", "copy"], input, "out");
+    let bytes = std::fs::read(folder.join("x.stream")).unwrap();
+    std::fs::write(folder.join("cut"), &bytes[..bytes.len() - 10]).unwrap();
+    assert!(receive("cut").unwrap_err().contains("cut off"));
+    assert!(receive("f.toml").unwrap_err().contains("no snapshot of Fathom"));
+    assert!(receive("y.stream").unwrap_err().contains("no such volume"));
+    let listed = run(folder, &["store", "list", "other", "--json"]).unwrap();
+    assert!(listed.contains("\"volumes\": []"), "{listed}");
+    receive("x.stream").unwrap();
+    receive("y.stream").unwrap();
+    assert!(std::fs::metadata(folder.join("y.stream")).unwrap().len() < 110_000);
+    for name in ["x", "y"] {
+        for (pool, volume) in [("pool", "one"), ("other", "copy")] {
+            let image = format!("{pool}-{name}.img");
+            run(folder, &["store", "export", pool, &format!("{volume}@{name}"), &image]).unwrap();
+        }
+        let image = |pool: &str| folder.join(format!("{pool}-{name}.img"));
+        compare(&image("pool"), &image("other"));
+    }
+    run(folder, &["store", "check", "other"]).unwrap();
+}
+
 #[test]
 fn a_snapshot_is_kept_while_a_client_compares_with_it() {
     if !have(&["nbdsh"]) {

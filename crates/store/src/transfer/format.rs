@@ -23,7 +23,7 @@ pub(super) const PAYLOAD_MAX: usize = 8 + DATA_MAX;
 
 /// The snapshot on which a stream is based.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct StreamBase {
     /// Its name.
     pub name: String,
     /// When it was taken, in seconds since 1970.
@@ -46,12 +46,12 @@ pub struct Beginning {
     /// Its size, in bytes.
     pub size: u64,
     /// The snapshot since which the stream has the changes; without one, it has everything.
-    pub base: Option<Base>,
+    pub base: Option<StreamBase>,
 }
 
 /// A record of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum StreamRecord<'a> {
     /// The first one.
     Begin(Beginning),
     /// Content, from this byte on.
@@ -62,7 +62,7 @@ pub enum Record<'a> {
     End([u8; HASH]),
 }
 
-impl Record<'_> {
+impl StreamRecord<'_> {
     fn encode(&self) -> (u8, Vec<u8>) {
         let mut out = WordWriter::default();
         let kind = match self {
@@ -98,16 +98,16 @@ impl Record<'_> {
         (kind, out.0)
     }
 
-    fn decode(kind: u8, payload: &[u8]) -> Option<Record<'_>> {
+    fn decode(kind: u8, payload: &[u8]) -> Option<StreamRecord<'_>> {
         let mut input = WordReader(payload);
         let record = match kind {
-            1 => Record::Begin(decode_beginning(&mut input)?),
+            1 => StreamRecord::Begin(decode_beginning(&mut input)?),
             2 => {
                 let offset = input.u64()?;
-                Record::Data(offset, std::mem::take(&mut input.0))
+                StreamRecord::Data(offset, std::mem::take(&mut input.0))
             }
-            3 => Record::Hole(input.u64()?, input.u64()?),
-            4 => Record::End(input.take(HASH)?.try_into().ok()?),
+            3 => StreamRecord::Hole(input.u64()?, input.u64()?),
+            4 => StreamRecord::End(input.take(HASH)?.try_into().ok()?),
             _ => return None,
         };
         input.0.is_empty().then_some(record)
@@ -122,7 +122,7 @@ fn decode_beginning(input: &mut WordReader<'_>) -> Option<Beginning> {
         1 => {
             let (name, time_s, size) = (input.text()?, input.u64()?, input.u64()?);
             let digest = input.take(HASH)?.try_into().ok()?;
-            Some(Base { name, time_s, size, digest })
+            Some(StreamBase { name, time_s, size, digest })
         }
         _ => return None,
     };
@@ -178,7 +178,7 @@ impl<W: Write> RecordWriter<W> {
         Ok(Self { out, check: *blake3::hash(&prefix()).as_bytes() })
     }
 
-    pub(super) fn write(&mut self, record: &Record<'_>) -> io::Result<()> {
+    pub(super) fn write(&mut self, record: &StreamRecord<'_>) -> io::Result<()> {
         let (kind, payload) = record.encode();
         let head = head(kind, payload.len());
         self.check = check(&self.check, &head, &payload);
@@ -203,9 +203,9 @@ pub struct RecordReader<R> {
 }
 
 fn read(input: &mut impl Read, bytes: &mut [u8]) -> Result<(), TransferError> {
-    input.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => TransferError::CutOff,
-        _ => TransferError::Stream(error),
+    input.read_exact(bytes).map_err(|error| {
+        let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
+        if is_end { TransferError::CutOff } else { TransferError::Stream(error) }
     })
 }
 
@@ -234,8 +234,7 @@ impl<R: Read> RecordReader<R> {
     ///
     /// # Errors
     /// If the stream ends, or is no sound one.
-    #[expect(clippy::should_implement_trait, reason = "a record borrows the reader's memory")]
-    pub fn next(&mut self) -> Result<Record<'_>, TransferError> {
+    pub fn next(&mut self) -> Result<StreamRecord<'_>, TransferError> {
         let mut found = [0; HEAD];
         read(&mut self.input, &mut found)?;
         let [kind, _, _, _, length @ ..] = found;
@@ -251,20 +250,20 @@ impl<R: Read> RecordReader<R> {
         if self.check != found_check {
             return Err(TransferError::Unsound("a record has not its checksum"));
         }
-        let record = Record::decode(kind, &self.payload)
+        let record = StreamRecord::decode(kind, &self.payload)
             .ok_or(TransferError::Unsound("a record has no sound content"))?;
         let (first, length) = match &record {
-            Record::Begin(beginning) if self.size.is_none() => {
+            StreamRecord::Begin(beginning) if self.size.is_none() => {
                 self.size = Some(beginning.size);
                 return Ok(record);
             }
-            Record::Begin(_) => return Err(TransferError::Unsound("it begins twice")),
-            Record::Data(first, bytes) => (*first, bytes.len() as u64),
-            Record::Hole(first, length) => (*first, *length),
-            Record::End(_) if self.size.is_none() => {
+            StreamRecord::Begin(_) => return Err(TransferError::Unsound("it begins twice")),
+            StreamRecord::Data(first, bytes) => (*first, bytes.len() as u64),
+            StreamRecord::Hole(first, length) => (*first, *length),
+            StreamRecord::End(_) if self.size.is_none() => {
                 return Err(TransferError::Unsound("it does not begin"));
             }
-            Record::End(_) => {
+            StreamRecord::End(_) => {
                 return match self.input.read(&mut [0]) {
                     Ok(0) => Ok(record),
                     Ok(_) => Err(TransferError::Unsound("something follows its end")),
@@ -287,8 +286,8 @@ impl<R: Read> RecordReader<R> {
 mod tests {
     use super::*;
 
-    fn records() -> Vec<Record<'static>> {
-        let base = Base { name: "a".into(), time_s: 5, size: 8192, digest: [7; HASH] };
+    fn records() -> Vec<StreamRecord<'static>> {
+        let base = StreamBase { name: "a".into(), time_s: 5, size: 8192, digest: [7; HASH] };
         let beginning = Beginning {
             volume: "web".into(),
             snapshot: "b".into(),
@@ -297,18 +296,20 @@ mod tests {
             base: Some(base),
         };
         vec![
-            Record::Begin(beginning),
-            Record::Data(512, &[1; 1000]),
-            Record::Hole(4096, 8192),
-            Record::Data(20480, &[2; 512]),
-            Record::End([3; HASH]),
+            StreamRecord::Begin(beginning),
+            StreamRecord::Data(512, &[1; 1000]),
+            StreamRecord::Hole(4096, 8192),
+            StreamRecord::Data(20480, &[2; 512]),
+            StreamRecord::End([3; HASH]),
         ]
     }
 
-    fn stream(records: &[Record<'_>]) -> Vec<u8> {
+    fn stream(records: &[StreamRecord<'_>]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut writer = RecordWriter::new(&mut out).unwrap();
-        records.iter().for_each(|record| writer.write(record).unwrap());
+        for record in records {
+            writer.write(record).unwrap();
+        }
         out
     }
 
@@ -316,7 +317,7 @@ mod tests {
     fn read_all(bytes: &[u8]) -> Result<usize, TransferError> {
         let mut reader = RecordReader::new(bytes)?;
         let mut count = 1;
-        while !matches!(reader.next()?, Record::End(_)) {
+        while !matches!(reader.next()?, StreamRecord::End(_)) {
             count += 1;
         }
         Ok(count)
@@ -348,7 +349,7 @@ mod tests {
         assert!(read_all(&longer).is_err());
         // The same records, with right checks, in orders that make no sense.
         let [begin, one, hole, two, end] = records().try_into().unwrap();
-        let beyond = Record::Data((1 << 20) - 100, &[1; 101]);
+        let beyond = StreamRecord::Data((1 << 20) - 100, &[1; 101]);
         for order in [
             vec![one.clone(), end.clone()],
             vec![end.clone()],
@@ -356,8 +357,8 @@ mod tests {
             vec![begin.clone(), two.clone(), one.clone(), end.clone()],
             vec![begin.clone(), hole.clone(), hole.clone(), end.clone()],
             vec![begin.clone(), beyond, end.clone()],
-            vec![begin.clone(), Record::Hole(u64::MAX, 2), end.clone()],
-            vec![begin.clone(), Record::Data(0, &[]), end.clone()],
+            vec![begin.clone(), StreamRecord::Hole(u64::MAX, 2), end.clone()],
+            vec![begin.clone(), StreamRecord::Data(0, &[]), end.clone()],
         ] {
             let found = read_all(&stream(&order));
             assert!(matches!(found, Err(TransferError::Unsound(_))), "{order:?}");

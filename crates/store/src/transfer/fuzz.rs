@@ -1,7 +1,7 @@
 //! Streams of arbitrary bytes.
 
 use super::TransferError;
-use super::format::{PAYLOAD_MAX, Record, RecordReader, seal};
+use super::format::{PAYLOAD_MAX, RecordReader, StreamRecord, seal};
 
 /// Reads `data` as a stream, and as records with right checks. Panics if the reader breaks a
 /// promise.
@@ -22,18 +22,17 @@ fn read(bytes: &[u8]) {
     let (mut at, mut size) = (0, 0);
     loop {
         let (first, length) = match reader.next() {
-            Ok(Record::Begin(beginning)) => {
+            Ok(StreamRecord::Begin(beginning)) => {
                 size = beginning.size;
                 continue;
             }
-            Ok(Record::Data(first, bytes)) => {
+            Ok(StreamRecord::Data(first, bytes)) => {
                 assert!(bytes.len() <= PAYLOAD_MAX);
                 (first, bytes.len() as u64)
             }
-            Ok(Record::Hole(first, length)) => (first, length),
-            Ok(Record::End(_)) => return,
+            Ok(StreamRecord::Hole(first, length)) => (first, length),
             Err(TransferError::Stream(error)) => panic!("memory can be read: {error}"),
-            Err(_) => return,
+            Ok(StreamRecord::End(_)) | Err(_) => return,
         };
         assert!(first >= at && length > 0 && first + length <= size, "a record in its place");
         at = first + length;

@@ -12,7 +12,7 @@ use fathom_block::{Backend, Operation, StoreAccess};
 
 use super::TransferError;
 use super::digest::digest;
-use super::format::{Base, Beginning, Record, RecordReader};
+use super::format::{Beginning, RecordReader, StreamBase, StreamRecord};
 use super::send::find;
 use crate::catalogue::PoolRefusal;
 use crate::difference::ChangeCursor;
@@ -46,7 +46,7 @@ pub fn receive(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Received, TransferError> {
     let mut reader = RecordReader::new(input)?;
-    let Record::Begin(beginning) = reader.next()? else {
+    let StreamRecord::Begin(beginning) = reader.next()? else {
         return Err(TransferError::Unsound("it does not begin"));
     };
     let received = match &beginning.base {
@@ -95,16 +95,15 @@ fn check_new(pool: &Pool, volume: &str) -> Result<(), TransferError> {
 fn check_base(
     pool: &Pool,
     volume: &str,
-    base: &Base,
+    base: &StreamBase,
     beginning: &Beginning,
     rolls_back: bool,
 ) -> Result<(), TransferError> {
-    let found = find(pool, volume, &base.name).map_err(|error| match error {
-        PoolError::Refused(PoolRefusal::NoSnapshot) => {
-            TransferError::WrongBase(format!("{volume} has no snapshot {}", base.name))
-        }
-        other => other.into(),
-    })?;
+    let id = pool.number_of(volume, None)?;
+    if pool.snapshot_of(id, &base.name).is_none() {
+        return Err(TransferError::WrongBase(format!("{volume} has no snapshot {}", base.name)));
+    }
+    let found = find(pool, volume, &base.name)?;
     let is_same = (found.time_s, found.size) == (base.time_s, base.size)
         && digest(pool, found.id)? == base.digest;
     if !is_same {
@@ -119,8 +118,7 @@ fn check_base(
         pool.roll_back(volume, &base.name)?;
         return Ok(());
     }
-    let number = pool.number_of(volume, None)?;
-    let since = pool.difference(Some(found.id), number)?;
+    let since = pool.difference(Some(found.id), id)?;
     let mut cursor = ChangeCursor::open(&since, 0)?;
     let mut changes = Vec::new();
     while !cursor.is_done() && changes.is_empty() {
@@ -150,21 +148,21 @@ fn fill(
     let (mut bytes, mut data_bytes) = (Vec::new(), 0);
     let expected = loop {
         let end = match reader.next()? {
-            Record::Data(offset, data) => {
+            StreamRecord::Data(offset, data) => {
                 bytes.clear();
                 bytes.extend_from_slice(data);
                 access.carry_out(Operation::Write, offset, &mut bytes).map_err(PoolError::from)?;
                 data_bytes += bytes.len() as u64;
                 offset + bytes.len() as u64
             }
-            Record::Hole(offset, length) => {
+            StreamRecord::Hole(offset, length) => {
                 access
                     .carry_out_long(Operation::WriteZeroes, offset, length, &mut [])
                     .map_err(PoolError::from)?;
                 offset + length
             }
-            Record::End(digest) => break digest,
-            Record::Begin(_) => return Err(TransferError::Unsound("it begins twice")),
+            StreamRecord::End(digest) => break digest,
+            StreamRecord::Begin(_) => return Err(TransferError::Unsound("it begins twice")),
         };
         progress(end, size);
     };

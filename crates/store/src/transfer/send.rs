@@ -6,7 +6,7 @@ use fathom_block::{Operation, StoreAccess};
 
 use super::TransferError;
 use super::digest::digest;
-use super::format::{Base, Beginning, DATA_MAX, Record, RecordWriter};
+use super::format::{Beginning, DATA_MAX, RecordWriter, StreamBase, StreamRecord};
 use crate::catalogue::Snapshot;
 use crate::difference::ChangeCursor;
 use crate::error::PoolError;
@@ -51,14 +51,14 @@ pub fn send(
     let content = pool.difference(from.as_ref().map(|from| from.id), snapshot.id)?;
     let base = match from {
         Some(Snapshot { id, name, size, time_s, .. }) => {
-            Some(Base { name, time_s, size, digest: digest(pool, id)? })
+            Some(StreamBase { name, time_s, size, digest: digest(pool, id)? })
         }
         None => None,
     };
     let mut out = RecordWriter::new(out).map_err(TransferError::Stream)?;
     let (volume, time_s, size) = (options.volume.to_owned(), snapshot.time_s, snapshot.size);
     let beginning = Beginning { volume, snapshot: snapshot.name, time_s, size, base };
-    out.write(&Record::Begin(beginning)).map_err(TransferError::Stream)?;
+    out.write(&StreamRecord::Begin(beginning)).map_err(TransferError::Stream)?;
     let mut cursor = ChangeCursor::open(&content, 0)?;
     let mut access = StoreAccess::open(&content).map_err(PoolError::from)?;
     let (mut changes, mut bytes) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ pub fn send(
         for change in changes.drain(..) {
             if change.is_hole {
                 sent.hole_bytes += change.length;
-                out.write(&Record::Hole(change.offset, change.length))
+                out.write(&StreamRecord::Hole(change.offset, change.length))
                     .map_err(TransferError::Stream)?;
                 continue;
             }
@@ -76,7 +76,7 @@ pub fn send(
             while at < end {
                 bytes.resize((end - at).min(DATA_MAX as u64) as usize, 0);
                 access.carry_out(Operation::Read, at, &mut bytes).map_err(PoolError::from)?;
-                out.write(&Record::Data(at, &bytes)).map_err(TransferError::Stream)?;
+                out.write(&StreamRecord::Data(at, &bytes)).map_err(TransferError::Stream)?;
                 at += bytes.len() as u64;
                 sent.data_bytes += bytes.len() as u64;
                 progress(at, size);
@@ -84,7 +84,7 @@ pub fn send(
         }
         progress(cursor.at(), size);
     }
-    out.write(&Record::End(digest(pool, snapshot.id)?)).map_err(TransferError::Stream)?;
+    out.write(&StreamRecord::End(digest(pool, snapshot.id)?)).map_err(TransferError::Stream)?;
     out.flush().map_err(TransferError::Stream)?;
     Ok(sent)
 }
