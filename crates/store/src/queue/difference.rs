@@ -8,6 +8,9 @@ use crate::difference::{Compared, ComparedRun};
 use crate::layout::BLOCK;
 use crate::pages::Fault;
 
+/// The most steps of an answer: it takes as many reads of pages as a slow device has in seconds.
+const STEPS_MAX: usize = 8;
+
 impl StoreQueue {
     /// Whether the queue compares. Such a queue leaves checkpoints and walks to others.
     pub(super) fn is_comparison(&self) -> bool {
@@ -51,7 +54,8 @@ impl StoreQueue {
                 read.put_extent(block..block + run.count, run.state);
                 block += run.count;
             }
-            read.end_extents(block);
+            read.steps += 1;
+            read.end_extents(block, read.steps >= STEPS_MAX);
             return true;
         }
         let fault = missing.first().map_or(Fault::Damaged, |id| Fault::Missing(*id));

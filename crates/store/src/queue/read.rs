@@ -36,6 +36,8 @@ pub(super) struct Read {
     pieces: usize,
     pub(super) outcome: Outcome,
     is_extents: bool,
+    /// The steps of a comparison.
+    pub(super) steps: usize,
 }
 
 impl Read {
@@ -51,6 +53,7 @@ impl Read {
             interval: None,
             pieces: 0,
             outcome: Ok(()),
+            steps: 0,
         }
     }
 
@@ -94,11 +97,11 @@ impl Read {
         }
     }
 
-    /// The answer describes all up to block `next`. It is complete if it is long enough.
-    pub(super) fn end_extents(&mut self, next: u64) {
+    /// The answer describes all up to block `next`. It is complete if it has many extents, or
+    /// `is_long`.
+    pub(super) fn end_extents(&mut self, next: u64, is_long: bool) {
         self.first = next;
         let count = self.request.as_ref().map_or(0, |request| request.extents.len());
-        let is_long = next - self.offset / BLOCK >= EXTENT_BLOCKS_MAX;
         if count >= EXTENTS_MAX || is_long {
             self.first = self.end();
         }
@@ -350,7 +353,8 @@ impl StoreQueue {
             read.put_extent(block..next, allocation);
             block = next;
         }
-        read.end_extents(range.end);
+        let is_long = range.end - read.offset / BLOCK >= EXTENT_BLOCKS_MAX;
+        read.end_extents(range.end, is_long);
         true
     }
 
