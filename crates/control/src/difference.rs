@@ -1,4 +1,5 @@
-//! What differs between two snapshots of a pool, in parts of bounded length.
+//! What differs between two snapshots of a pool, in parts of bounded length; and snapshots as
+//! streams.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, ClientError};
 use crate::endpoint::{Blocking, Endpoint, Query};
+use crate::stream::AnswerStream;
 
 /// What differs between two snapshots.
 pub const DIFFERENCE: Endpoint<Blocking, (), DifferenceQuery, (), DifferencePart> = Endpoint::get(
@@ -15,6 +17,38 @@ pub const DIFFERENCE: Endpoint<Blocking, (), DifferenceQuery, (), DifferencePart
     "[what has changed](#pools) between two snapshots of a volume, or since a snapshot: a part of it. \
      404 if no disk of the daemon uses the pool",
 );
+
+/// A snapshot as a stream, in the format of `docs/store.md`.
+pub const SNAPSHOT_STREAM: Endpoint<Blocking, (), SnapshotStreamQuery, (), SnapshotStream> =
+    Endpoint::get(
+        "/v1/stores/stream",
+        "a snapshot, or what has changed since another one, as a [stream](store.md#streams) for \
+         `fathom snapshot receive`. 404 if no disk of the daemon uses the pool",
+    );
+
+/// The answer of [`SNAPSHOT_STREAM`], which is a stream of bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum SnapshotStream {}
+
+/// What is sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotStreamQuery {
+    /// The pool's file or device.
+    pub path: PathBuf,
+    /// The volume.
+    pub volume: String,
+    /// The snapshot.
+    pub snapshot: String,
+    /// The snapshot since which changes are sent. Without one, everything is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
+impl Query for SnapshotStreamQuery {
+    const PARAMETERS: &'static [(&'static str, &'static str)] =
+        &[("path", "POOL"), ("volume", "NAME"), ("snapshot", "NAME"), ("from", "SNAPSHOT")];
+}
 
 /// The most extents of a part, about.
 const EXTENTS_MAX: usize = 8192;
@@ -120,5 +154,17 @@ impl Client {
         let path: &Path = &query.path;
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.ask(&DIFFERENCE, &(), &DifferenceQuery { path, ..query.clone() }, &())
+    }
+
+    /// A snapshot in a pool that a disk of the daemon uses, as a stream.
+    ///
+    /// # Errors
+    /// When there is no answer, or no such snapshot. Reading the stream fails if it breaks.
+    pub fn snapshot_stream(
+        &self,
+        query: &SnapshotStreamQuery,
+    ) -> Result<AnswerStream, ClientError> {
+        let path = query.path.canonicalize().unwrap_or_else(|_| query.path.clone());
+        self.stream(&SNAPSHOT_STREAM, &(), &SnapshotStreamQuery { path, ..query.clone() })
     }
 }

@@ -62,7 +62,9 @@ pub use definition::{
     ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
-pub use difference::{DifferenceExtent, DifferencePart, DifferenceQuery};
+pub use difference::{
+    DifferenceExtent, DifferencePart, DifferenceQuery, SnapshotStream, SnapshotStreamQuery,
+};
 pub use dirty::{
     DeviceDirty, DirtyQuery, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty,
     MappedDirty, TablesDirty, WrittenDirty,
@@ -113,7 +115,7 @@ pub mod endpoints {
     pub use crate::configuration::{CONFIGURATION, REVERT};
     pub use crate::daemon::{DAEMON, EVENTS, METRICS, RELOAD, SHUTDOWN};
     pub use crate::device::DEVICES;
-    pub use crate::difference::DIFFERENCE;
+    pub use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
     pub use crate::dirty::DIRTY;
     pub use crate::disk::{
         ADD_DISK, CHANGE_DISK, DISK_LIST, DISK_STATUS, RECOVER_DISK, REMOVE_DISK, RETRY_DISK,

@@ -174,8 +174,13 @@ fn snapshots_are_sent_to_another_pool() {
         run(&daemon.path(""), &["snapshot", "create", "a", "--name", name]).unwrap();
     }
     let folder = daemon.path("");
-    let refused = piped(&folder, &["snapshot", "send", "a", "x"], "f.toml", "x.stream");
-    assert!(refused.unwrap_err().contains("the daemon uses the pool"));
+    for (name, more) in [("x", &[][..]), ("y", &["--from", "x"])] {
+        let output = format!("{name}.of-daemon");
+        let words = [&["snapshot", "send", "a", name], more].concat();
+        piped(&folder, &words, "f.toml", &output).unwrap();
+    }
+    let refused = piped(&folder, &["snapshot", "send", "a", "z"], "f.toml", "out");
+    assert!(refused.unwrap_err().contains("no such snapshot"));
     let receive = ["snapshot", "receive", "pool", "three"];
     assert!(piped(&folder, &receive, "f.toml", "out").unwrap_err().contains("the daemon uses"));
     drop(nbd);
@@ -188,6 +193,9 @@ fn snapshots_are_sent_to_another_pool() {
     };
     send("x", &[], "x.stream");
     send("y", &["--from", "x"], "y.stream");
+    for name in ["x", "y"] {
+        compare(&folder.join(format!("{name}.of-daemon")), &folder.join(format!("{name}.stream")));
+    }
     let receive =
         |input: &str| piped(folder, &["snapshot", "receive", "other", "copy"], input, "out");
     let bytes = std::fs::read(folder.join("x.stream")).unwrap();

@@ -12,13 +12,14 @@ use crate::stores::pools::Pools;
 
 /// The layers that pass on each change before it completes. Others may hold changes back, so that
 /// the map of the volume does not have them.
-const PASSING: [&str; 11] = [
+const PASSING: [&str; 12] = [
     "cache",
     "classify",
     "delay",
     "lifetimes",
     "limit",
     "log",
+    "model",
     "passthrough",
     "patterns",
     "schedule",

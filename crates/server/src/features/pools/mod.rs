@@ -3,6 +3,7 @@
 
 pub(crate) mod bitmaps;
 pub(crate) mod feature;
+mod sending;
 
 use std::path::Path;
 
