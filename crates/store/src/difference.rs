@@ -92,6 +92,20 @@ impl Pages {
         }
     }
 
+    /// The leaf with a block, which exists.
+    pub(crate) fn find_leaf<'p>(
+        &'p self,
+        root: PageId,
+        block: u64,
+        read: &'p ReadPages,
+    ) -> Result<&'p Page, Fault> {
+        let mut id = root;
+        for level in (1..=ROOT_LEVEL).rev() {
+            id = Self::child(self.find_page(id, read)?, index(block, level))?;
+        }
+        self.find_page(id, read)
+    }
+
     /// The pages below two pages; 0 if there is none.
     fn pair(
         &self,
