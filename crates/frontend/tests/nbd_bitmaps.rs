@@ -59,14 +59,17 @@ impl World {
             let name = format!("s{number}");
             let changed = disk(&name, 64 * MIB);
             server.exports.add(&name, "", Arc::clone(&changed)).unwrap();
-            assert_eq!(server.client(&name, Mode::Simple).write(number * MIB, &[1; 1 << 20]), 0);
+            assert_eq!(
+                server.client(&name, Mode::Simple).write(number * MIB, &vec![1; 1 << 20]),
+                0
+            );
             server.exports.remove(&name);
             earlier.disks.insert(name, changed);
         }
         let (earlier, disk) = (Arc::new(earlier), disk("disk", 64 * MIB));
         let bitmaps: Arc<dyn Bitmaps> = Arc::clone(&earlier) as _;
         server.exports.add_with_bitmaps("disk", "", Arc::clone(&disk), Some(bitmaps)).unwrap();
-        assert_eq!(server.client("disk", Mode::Simple).write(0, &[1; 1 << 20]), 0);
+        assert_eq!(server.client("disk", Mode::Simple).write(0, &vec![1; 1 << 20]), 0);
         Self { server, earlier, disk }
     }
 

@@ -95,7 +95,11 @@ impl Clients<'_> {
 }
 
 fn compare(one: &Path, other: &Path) {
-    assert!(std::fs::read(one).unwrap() == std::fs::read(other).unwrap(), "{other:?} differs");
+    assert!(
+        std::fs::read(one).unwrap() == std::fs::read(other).unwrap(),
+        "{} differs",
+        other.display()
+    );
 }
 
 #[test]
@@ -106,8 +110,8 @@ fn incremental_backups_over_nbd_are_what_the_snapshots_are() {
     let daemon = Daemon::start_in(prepared(), CONFIGURATION);
     let clients = Clients { daemon: &daemon };
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
-    nbd.write(0, &[1; 1 << 20]);
-    nbd.write(8 << 20, &[2; 1 << 20]);
+    nbd.write(0, &vec![1; 1 << 20]);
+    nbd.write(8 << 20, &vec![2; 1 << 20]);
     clients.snapshot("s.1");
     clients.serve("s.1");
     client("nbdcopy", &[&clients.uri("s.1"), &clients.path("copy.img")]).unwrap();
@@ -170,7 +174,7 @@ fn snapshots_are_sent_to_another_pool() {
     let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
     for (name, byte) in [("x", 1), ("y", 2)] {
         nbd.write(0, &[byte; 4096]);
-        nbd.write(u64::from(byte) << 20, &[byte; 100_000]);
+        nbd.write(u64::from(byte) << 20, &vec![byte; 100_000]);
         run(&daemon.path(""), &["snapshot", "create", "a", "--name", name]).unwrap();
     }
     let folder = daemon.path("");
