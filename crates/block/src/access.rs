@@ -10,7 +10,7 @@ use fathom_reactor::{Event, Reactor};
 use crate::backend::Backend;
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskOptions};
-use crate::request::Operation;
+use crate::request::{Extent, Operation, Request};
 use crate::stack::Stack;
 
 /// The time limit of one request.
@@ -79,16 +79,43 @@ impl StoreAccess {
             request.buffers.allocate(bytes.len());
             request.buffers.copy_from(0, bytes);
         }
+        let request = self.complete(request)?;
+        if operation == Operation::Read {
+            request.buffers.copy_to(0, bytes);
+        }
+        self.stack.recycle(request);
+        Ok(())
+    }
+
+    /// The extents of a range, as far as the store describes them at once: they begin at `offset`,
+    /// and may end before the range does.
+    ///
+    /// # Errors
+    /// As for [`carry_out`](Self::carry_out).
+    pub fn extents(&mut self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
+        let mut request = self.stack.request();
+        (request.operation, request.offset) = (Operation::Extents, offset);
+        request.length = length;
+        let mut request = self.complete(request)?;
+        let extents = std::mem::take(&mut request.extents);
+        self.stack.recycle(request);
+        Ok(extents)
+    }
+
+    /// Waits until a request has completed.
+    fn complete(&mut self, request: Box<Request>) -> io::Result<Box<Request>> {
         self.stack.submit(request, &mut self.reactor);
         let end = Instant::now() + self.limit;
         loop {
             self.stack.advance(&mut self.reactor);
             if let Some((request, outcome)) = self.stack.completed() {
-                if operation == Operation::Read {
-                    request.buffers.copy_to(0, bytes);
-                }
-                self.stack.recycle(request);
-                return outcome.map_err(io::Error::other);
+                return match outcome {
+                    Ok(()) => Ok(request),
+                    Err(kind) => {
+                        self.stack.recycle(request);
+                        Err(io::Error::other(kind))
+                    }
+                };
             }
             if Instant::now() > end {
                 self.reactor.leave_behind();

@@ -41,6 +41,13 @@ pub trait RequestSource {
     /// The queue's stack.
     fn stack(&mut self) -> &mut Stack;
 
+    /// Further stacks of the source, which the thread drives as it does that of the queue. None of
+    /// them has a request in flight when the source [has ended](Self::is_ended), unless it has
+    /// [failed](Self::fail).
+    fn further_stacks(&mut self) -> &mut [Stack] {
+        &mut []
+    }
+
     /// The group of the source's own owners, separate from that of its stack.
     fn group(&self) -> OwnerGroup;
 
@@ -76,6 +83,29 @@ pub trait RequestSource {
     /// Whether the source has ended. It then has no requests in flight, unless it has
     /// [failed](Self::fail).
     fn is_ended(&self) -> bool;
+}
+
+/// Calls `visit` with each stack of a source.
+fn each_stack<S: RequestSource>(source: &mut S, mut visit: impl FnMut(&mut Stack)) {
+    visit(source.stack());
+    source.further_stacks().iter_mut().for_each(visit);
+}
+
+/// When the next work of a source's stacks is due, in nanoseconds; `u64::MAX` is never.
+fn deadline_of<S: RequestSource>(source: &mut S) -> u64 {
+    let mut deadline_ns = u64::MAX;
+    each_stack(source, |stack| {
+        deadline_ns = deadline_ns.min(stack.deadline_ns().unwrap_or(u64::MAX));
+    });
+    deadline_ns
+}
+
+/// The stack of a source to which an event belongs.
+fn owner_of<'s, S: RequestSource>(source: &'s mut S, event: &Event) -> Option<&'s mut Stack> {
+    if source.stack().owns(event) {
+        return Some(source.stack());
+    }
+    source.further_stacks().iter_mut().find(|stack| stack.owns(event))
 }
 
 /// A change for the thread to make.
@@ -205,11 +235,12 @@ impl<S: RequestSource> Drive<S> {
         }
         let leaving = self.leaving.iter_mut().map(|leaving| &mut leaving.source);
         for source in self.sources.iter_mut().chain(leaving) {
-            let stack = source.stack();
-            if stack.deadline_ns().is_some_and(|deadline| deadline <= stack.now_ns()) {
-                stack.advance(&mut self.reactor);
-                busy = true;
-            }
+            each_stack(source, |stack| {
+                if stack.deadline_ns().is_some_and(|deadline| deadline <= stack.now_ns()) {
+                    stack.advance(&mut self.reactor);
+                    busy = true;
+                }
+            });
         }
         if busy {
             self.submit();
@@ -239,13 +270,13 @@ impl<S: RequestSource> Drive<S> {
             if source.group() == event.group {
                 return source.signal(event, &mut self.reactor);
             }
-            if source.stack().owns(event) {
-                return source.stack().event(event, &mut self.reactor);
+            if let Some(stack) = owner_of(source, event) {
+                return stack.event(event, &mut self.reactor);
             }
         }
         for leaving in &mut self.leaving {
-            if leaving.source.stack().owns(event) {
-                return leaving.source.stack().event(event, &mut self.reactor);
+            if let Some(stack) = owner_of(&mut leaving.source, event) {
+                return stack.event(event, &mut self.reactor);
             }
         }
     }
@@ -259,9 +290,11 @@ impl<S: RequestSource> Drive<S> {
         while let Some(index) = self.sources.iter().position(RequestSource::is_ended) {
             let mut source = self.sources.remove(index);
             self.reactor.retire_group(source.group());
-            if source.stack().in_flight() == 0 {
-                source.stack().close(&mut self.reactor);
-            }
+            each_stack(&mut source, |stack| {
+                if stack.in_flight() == 0 {
+                    stack.close(&mut self.reactor);
+                }
+            });
             self.leaving.push(Leaving { source, until_ns, left_until_ns });
         }
     }
@@ -278,7 +311,7 @@ impl<S: RequestSource> Drive<S> {
                 self.reactor.leave_behind();
             }
             if has_finished || is_left || leaving.until_ns <= now_ns {
-                stack.end(&mut self.reactor);
+                each_stack(&mut leaving.source, |stack| stack.end(&mut self.reactor));
                 leaving.until_ns = 0;
             }
         }
@@ -300,13 +333,14 @@ impl<S: RequestSource> Drive<S> {
         let mut done = false;
         let mut awaited = false;
         for source in &mut self.sources {
-            let stack = source.stack();
-            stack.advance(&mut self.reactor);
-            done |= stack.has_completed();
-            awaited |= stack.in_flight() > 0;
+            each_stack(source, |stack| {
+                stack.advance(&mut self.reactor);
+                done |= stack.has_completed();
+                awaited |= stack.in_flight() > 0;
+            });
         }
         for leaving in &mut self.leaving {
-            leaving.source.stack().advance(&mut self.reactor);
+            each_stack(&mut leaving.source, |stack| stack.advance(&mut self.reactor));
         }
         if done {
             return;
@@ -315,11 +349,11 @@ impl<S: RequestSource> Drive<S> {
         let mut deadline_ns = u64::MAX;
         for source in &mut self.sources {
             deadline_ns = deadline_ns.min(source.rest(start_ns, &mut self.reactor));
-            deadline_ns = deadline_ns.min(source.stack().deadline_ns().unwrap_or(u64::MAX));
+            deadline_ns = deadline_ns.min(deadline_of(source));
         }
         for leaving in &mut self.leaving {
             deadline_ns = deadline_ns.min(leaving.until_ns).min(leaving.left_deadline_ns(start_ns));
-            deadline_ns = deadline_ns.min(leaving.source.stack().deadline_ns().unwrap_or(u64::MAX));
+            deadline_ns = deadline_ns.min(deadline_of(&mut leaving.source));
         }
         let spin = usize::from(awaited);
         let poll_ns = self.spins[spin].limit_ns(start_ns).min(deadline_ns.saturating_sub(start_ns));

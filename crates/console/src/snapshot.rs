@@ -1,5 +1,8 @@
 //! `fathom snapshot`: snapshots of disks in pools of the block store.
 
+mod diff;
+mod transfer;
+
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -44,6 +47,27 @@ Examples:
     Clone(CloneOptions),
     /// Give a volume that no disk uses the content of one of its snapshots
     Rollback(OneOptions),
+    /// Show what has changed between two snapshots, or since a snapshot
+    #[command(after_help = "\
+Examples:
+  fathom snapshot diff web monday                  since monday, while the disk is used
+  fathom snapshot diff web monday tuesday --list   each extent
+  fathom snapshot diff web monday --store /var/lib/fathom/pool --json")]
+    Diff(diff::DiffOptions),
+    /// Write a snapshot, or what has changed since another one, as a stream to standard output
+    #[command(after_help = "\
+Examples:
+  fathom snapshot send web monday --store /srv/pool > monday.fathom
+  fathom snapshot send web tuesday --from monday --store /srv/pool | ssh host fathom snapshot receive /srv/copy web")]
+    Send(transfer::SnapshotSendOptions),
+    /// Make a snapshot of a stream from standard input
+    #[command(after_help = "\
+Nothing of a stream is left that is cut off, damaged, or based on another snapshot than the volume has.
+
+Examples:
+  fathom snapshot receive /srv/copy web < monday.fathom
+  fathom snapshot receive /srv/copy web --rollback < tuesday.fathom    the volume was used meanwhile")]
+    Receive(transfer::SnapshotReceiveOptions),
 }
 
 /// Where the volumes are.
@@ -123,19 +147,7 @@ pub struct CloneOptions {
 
 /// Carries out a command.
 pub fn run(command: &SnapshotCommand) -> CommandResult {
-    let (place, disks) = match command {
-        SnapshotCommand::Create(options) => (&options.place, options.disks.clone()),
-        SnapshotCommand::Delete(options)
-        | SnapshotCommand::Rollback(options)
-        | SnapshotCommand::Release(options)
-        | SnapshotCommand::Hold(HoldOptions { snapshot: options, .. }) => {
-            (&options.place, vec![options.disk.clone()])
-        }
-        SnapshotCommand::Clone(options) => (&options.place, vec![options.disk.clone()]),
-    };
-    let (path, volumes) = find(place, disks)?;
-    let volume = volumes[0].clone();
-    let wanted = match command {
+    match command {
         SnapshotCommand::Create(options) => {
             let name = options.name.clone().unwrap_or_else(now);
             let freeze = match options.freeze {
@@ -143,27 +155,55 @@ pub fn run(command: &SnapshotCommand) -> CommandResult {
                 Some(FreezeChoice::Try) => Freeze::Try,
                 Some(FreezeChoice::Require) => Freeze::Require,
             };
-            PoolChange::Snapshot { volumes, name, freeze }
+            let snapshot = |volumes| PoolChange::Snapshot { volumes, name, freeze };
+            change_disks(&options.place, options.disks.clone(), snapshot)
         }
-        SnapshotCommand::Delete(options) => {
-            PoolChange::DeleteSnapshot { volume, name: options.name.clone() }
+        SnapshotCommand::Delete(OneOptions { disk, name, place }) => {
+            let name = name.clone();
+            change_disk(place, disk, |volume| PoolChange::DeleteSnapshot { volume, name })
         }
         SnapshotCommand::Hold(HoldOptions { snapshot, reason }) => {
-            let (name, reason) = (snapshot.name.clone(), reason.clone());
-            PoolChange::Hold { volume, name, reason }
+            let OneOptions { disk, name, place } = snapshot;
+            let (name, reason) = (name.clone(), reason.clone());
+            change_disk(place, disk, |volume| PoolChange::Hold { volume, name, reason })
         }
-        SnapshotCommand::Release(options) => {
-            PoolChange::Release { volume, name: options.name.clone() }
+        SnapshotCommand::Release(OneOptions { disk, name, place }) => {
+            let name = name.clone();
+            change_disk(place, disk, |volume| PoolChange::Release { volume, name })
         }
-        SnapshotCommand::Rollback(options) => {
-            PoolChange::RollBack { volume, name: options.name.clone() }
+        SnapshotCommand::Rollback(OneOptions { disk, name, place }) => {
+            let name = name.clone();
+            change_disk(place, disk, |volume| PoolChange::RollBack { volume, name })
         }
-        SnapshotCommand::Clone(options) => {
-            let (name, to) = (options.name.clone(), options.volume.clone());
-            PoolChange::Clone { volume, name, to }
+        SnapshotCommand::Clone(CloneOptions { disk, name, volume: to, place }) => {
+            let (name, to) = (name.clone(), to.clone());
+            change_disk(place, disk, |volume| PoolChange::Clone { volume, name, to })
         }
-    };
-    let entry = change(&path, &place.control, &wanted)?;
+        SnapshotCommand::Diff(options) => diff::run(options),
+        SnapshotCommand::Send(options) => transfer::run_send(options),
+        SnapshotCommand::Receive(options) => transfer::run_receive(options),
+    }
+}
+
+/// Changes the pool of some disks.
+fn change_disks(
+    place: &Place,
+    disks: Vec<String>,
+    wanted: impl FnOnce(Vec<String>) -> PoolChange,
+) -> CommandResult {
+    let (path, volumes) = find(place, disks)?;
+    let entry = change(&path, &place.control, &wanted(volumes))?;
+    show(&[entry], &place.format)
+}
+
+/// Changes the pool of a disk.
+fn change_disk(
+    place: &Place,
+    disk: &str,
+    wanted: impl FnOnce(String) -> PoolChange,
+) -> CommandResult {
+    let (path, volume) = find_one(place, disk)?;
+    let entry = change(&path, &place.control, &wanted(volume))?;
     show(&[entry], &place.format)
 }
 
@@ -171,6 +211,12 @@ pub fn run(command: &SnapshotCommand) -> CommandResult {
 fn now() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     crate::output::instant(time).replace(['-', ':'], "").replace(' ', "T")
+}
+
+/// The pool and the volume of a disk.
+fn find_one(place: &Place, disk: &str) -> CommandResult<(PathBuf, String)> {
+    let (path, mut volumes) = find(place, vec![disk.to_owned()])?;
+    Ok((path, volumes.swap_remove(0)))
 }
 
 /// The pool and the volumes of disks.

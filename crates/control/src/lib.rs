@@ -22,6 +22,7 @@ mod connect;
 mod daemon;
 mod definition;
 mod device;
+mod difference;
 mod dirty;
 mod disk;
 mod endpoint;
@@ -61,6 +62,9 @@ pub use definition::{
     ListenerDefinition, ModelDefinition, ModelKind, TlsDefinition, VhostUserDefinition, WhenFull,
 };
 pub use device::{DeviceActivity, DeviceIdle, DeviceList, DeviceStatus};
+pub use difference::{
+    DifferenceExtent, DifferencePart, DifferenceQuery, SnapshotStream, SnapshotStreamQuery,
+};
 pub use dirty::{
     DeviceDirty, DirtyQuery, DirtyReport, DirtyRequest, FileDirty, FilesDirty, GuestDirty,
     MappedDirty, TablesDirty, WrittenDirty,
@@ -114,6 +118,7 @@ pub mod endpoints {
     pub use crate::configuration::{CONFIGURATION, REVERT};
     pub use crate::daemon::{DAEMON, EVENTS, METRICS, RELOAD, SHUTDOWN};
     pub use crate::device::DEVICES;
+    pub use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
     pub use crate::dirty::DIRTY;
     pub use crate::disk::{
         ADD_DISK, CHANGE_DISK, DISK_LIST, DISK_STATUS, RECOVER_DISK, REMOVE_DISK, RETRY_DISK,

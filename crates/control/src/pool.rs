@@ -7,6 +7,7 @@ use fathom_store::{BLOCK, DOMAIN, Pool, PoolError, PoolRefusal};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, ClientError};
+use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
 use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
 
 /// The pools.
@@ -21,7 +22,8 @@ pub const CHANGE_POOL: Endpoint<Change, (), (), PoolRequest, PoolEntry> = Endpoi
      uses the pool",
 );
 
-pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] = &[&POOLS, &CHANGE_POOL];
+pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] =
+    &[&POOLS, &CHANGE_POOL, &DIFFERENCE, &SNAPSHOT_STREAM];
 
 /// The pools that disks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -182,6 +182,9 @@ pub mod state {
     pub const ZERO: u32 = 1 << 1;
 }
 
+/// The state of an extent that has changed, in a context of a [`DIRTY_BITMAP`].
+pub const DIRTY: u32 = 1 << 0;
+
 /// Errors of the transmission phase.
 pub mod error {
     /// Not permitted: the export is read-only.
@@ -202,6 +205,10 @@ pub mod error {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The number of [`BASE_ALLOCATION`] on a connection.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// The beginning of the names of metadata contexts for what has changed: the rest names since when.
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+/// The number of the first of these on a connection.
+pub const DIRTY_BITMAP_ID: u32 = BASE_ALLOCATION_ID + 1;
 
 /// The form of requests and replies on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

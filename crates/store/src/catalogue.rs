@@ -215,6 +215,12 @@ impl Catalogue {
         self.snapshots.values().find(is_it).ok_or(PoolRefusal::NoSnapshot)
     }
 
+    /// The root and the size of a volume or a snapshot.
+    pub(crate) fn branch(&self, id: u32) -> Option<(PageId, u64)> {
+        let volume = self.volumes.get(&id).map(|volume| (volume.root, volume.size));
+        volume.or(self.snapshots.get(&id).map(|snapshot| (snapshot.root, snapshot.size)))
+    }
+
     /// Whether `count` further volumes or snapshots fit.
     pub(crate) fn check_room(&self, count: usize) -> Result<(), PoolRefusal> {
         let used = self.volumes.len() + self.snapshots.len() + count;

@@ -64,6 +64,11 @@ impl MapEntry {
         Self(self.0 & !FRESH)
     }
 
+    /// The low 24 bits of the CRC-32C of the content.
+    pub(crate) fn checksum(self) -> u32 {
+        (self.0 >> CHECKSUM_AT) as u32
+    }
+
     /// Whether content with this CRC-32C may be the block's.
     pub(crate) fn has_checksum(self, checksum: u32) -> bool {
         self.0 >> CHECKSUM_AT == u64::from(checksum) & 0xff_ffff

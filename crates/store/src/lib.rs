@@ -10,6 +10,8 @@
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were written
 //!   several times.
+//! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
+//! - `transfer`: sends snapshots from pool to pool.
 //! - [`check`]: checks a pool that nobody uses.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
@@ -23,6 +25,7 @@ mod catalogue;
 mod check;
 mod checkpoint;
 mod copy;
+mod difference;
 mod entry;
 mod error;
 mod fingerprint;
@@ -46,6 +49,7 @@ mod sharing;
 mod space;
 mod state;
 mod superblock;
+mod transfer;
 mod tree;
 mod volume;
 mod walk;
@@ -56,6 +60,7 @@ pub use catalogue::{
 };
 pub use check::{CheckReport, check};
 pub use copy::copy;
+pub use difference::{ChangeCursor, ChangedExtent};
 pub use error::PoolError;
 pub use fathom_block::Backend;
 #[doc(hidden)]
@@ -69,3 +74,4 @@ pub use recover::Recovered;
 pub use rules::Rules;
 pub use state::PoolCounts;
 pub use superblock::PoolSuperblock;
+pub use transfer::{Beginning, Received, SendOptions, Sent, TransferError, receive, send};

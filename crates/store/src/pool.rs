@@ -133,7 +133,7 @@ pub struct PoolStatus {
 /// An open pool on a device. All disks with a volume of the pool must share it.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// A pool that is closed when nobody uses it.
@@ -303,7 +303,7 @@ impl Pool {
     pub fn delete_volume(&self, name: &str) -> Result<(), PoolError> {
         self.change(|state| {
             let id = state.catalogue.volume(name)?.id;
-            if state.users.contains(&id) {
+            if state.is_used(id) {
                 Err(PoolRefusal::InUse)
             } else if state.catalogue.is_held(id) {
                 Err(PoolRefusal::Held)
@@ -370,7 +370,7 @@ impl Pool {
             if snapshot.hold.is_some() {
                 return Err(PoolRefusal::Held);
             }
-            if state.users.contains(&id) {
+            if state.is_used(id) {
                 return Err(PoolRefusal::InUse);
             }
             Ok(Change::DeleteSnapshot { id })
@@ -401,7 +401,7 @@ impl Pool {
         self.change(|state| {
             let id = state.catalogue.volume(volume)?.id;
             let snapshot = state.catalogue.snapshot(id, name)?.id;
-            if state.users.contains(&id) {
+            if state.is_used(id) {
                 return Err(PoolRefusal::InUse);
             }
             Ok(Change::Rollback { id, snapshot })
@@ -435,8 +435,8 @@ impl Pool {
     /// The size of a volume or a snapshot, in bytes.
     pub(crate) fn size_of(&self, id: u32) -> u64 {
         self.inner.shared.access(|state| {
-            let volume = state.catalogue.volumes.get(&id).map(|volume| volume.size);
-            volume.or(state.catalogue.snapshots.get(&id).map(|snapshot| snapshot.size)).unwrap_or(0)
+            let found = state.catalogue.branch(id);
+            found.map_or(0, |(_, size)| size)
         })
     }
 
@@ -555,7 +555,26 @@ impl Pool {
         begun.map_or(Ok(()), |checkpoint| self.finish(checkpoint, &mut access))
     }
 
-    pub(crate) fn release(&self, id: u32) {
-        self.inner.shared.access(|state| state.users.remove(&id));
+    /// A comparison, whose [use](State::readers) was noted, as a back end.
+    pub(crate) fn comparing(&self, base: Option<u32>, target: u32, size: u64) -> Arc<dyn Backend> {
+        let wanted = Wanted::Difference { base, target };
+        Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size))
+    }
+
+    /// What a back end had is not in use by it any more.
+    pub(crate) fn release(&self, wanted: Wanted) {
+        self.inner.shared.access(|state| match wanted {
+            Wanted::Volume(id) | Wanted::Snapshot(id) => {
+                state.users.remove(&id);
+            }
+            Wanted::Difference { base, target } => {
+                for id in base.into_iter().chain([target]) {
+                    if let Some(count) = state.readers.get_mut(&id) {
+                        *count -= 1;
+                    }
+                }
+                state.readers.retain(|_, count| *count > 0);
+            }
+        });
     }
 }

@@ -151,6 +151,8 @@ pub(crate) struct State {
     pub(crate) walk: Option<Walk>,
     /// The volumes in use.
     pub(crate) users: BTreeSet<u32>,
+    /// How often volumes and snapshots are compared now.
+    pub(crate) readers: BTreeMap<u32, usize>,
     pub(crate) failed: Option<ErrorKind>,
     /// What was found to be wrong.
     pub(crate) damage: Option<String>,
@@ -224,6 +226,7 @@ impl State {
             has_garbage: parts.has_garbage,
             walk: None,
             users: BTreeSet::new(),
+            readers: BTreeMap::new(),
             failed: None,
             damage: None,
             counts: PoolCounts::default(),
@@ -533,6 +536,11 @@ impl State {
         self.inactive = Some(frozen.interval);
         self.counts.checkpoints += 1;
         self.activate()
+    }
+
+    /// Whether a disk has a volume or a snapshot, or it is compared.
+    pub(crate) fn is_used(&self, id: u32) -> bool {
+        self.users.contains(&id) || self.readers.contains_key(&id)
     }
 
     /// Takes no more changes.

@@ -37,11 +37,12 @@ pub(crate) struct Cleared {
 }
 
 /// The number of blocks below a word of a page at `level`.
-fn span(level: u32) -> u64 {
+pub(crate) fn span(level: u32) -> u64 {
     1 << (level * INDEX_BITS)
 }
 
-fn index(block: u64, level: u32) -> usize {
+/// The index of a block in the page of `level` on the way to it.
+pub(crate) fn index(block: u64, level: u32) -> usize {
     (block >> (level * INDEX_BITS)) as usize % WORDS
 }
 

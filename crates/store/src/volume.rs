@@ -24,22 +24,21 @@ pub(crate) struct StoreVolume {
     capacity: Arc<AtomicU64>,
 }
 
-/// The use of a volume or a snapshot, which ends when this is dropped.
+/// The use of volumes or snapshots, which ends when this is dropped.
 struct Use {
     pool: Pool,
-    id: u32,
+    wanted: Wanted,
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.pool.release(self.id);
+        self.pool.release(self.wanted);
     }
 }
 
 impl StoreVolume {
     pub(crate) fn new(pool: Pool, inner: Arc<Inner>, wanted: Wanted, size: u64) -> Self {
-        let (Wanted::Volume(id) | Wanted::Snapshot(id)) = wanted;
-        let use_ = Arc::new(Use { pool, id });
+        let use_ = Arc::new(Use { pool, wanted });
         Self { use_, inner, wanted, capacity: Arc::new(AtomicU64::new(size)) }
     }
 
@@ -74,7 +73,7 @@ impl Backend for StoreVolume {
         let all = Capabilities { rotational: below.rotational, ..Capabilities::ALL };
         match self.wanted {
             Wanted::Volume(_) if below.write => all,
-            Wanted::Volume(_) | Wanted::Snapshot(_) => all.read_only(),
+            Wanted::Volume(_) | Wanted::Snapshot(_) | Wanted::Difference { .. } => all.read_only(),
         }
     }
 

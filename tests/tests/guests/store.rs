@@ -7,6 +7,8 @@ use std::time::Duration;
 use fathom_control::PoolChange;
 use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4};
 
+/// An incremental backup with libnbd.
+const INCREMENTAL: &str = include_str!("../../../crates/fathom/tests/daemon/incremental.py");
 /// How often the daemon is killed.
 const KILLS: usize = 6;
 
@@ -121,4 +123,60 @@ fn a_clone_and_a_roll_back_have_what_the_snapshot_had() -> Result<()> {
     assert!(daemon.stop()?.success());
     fathom(&daemon, &["store", "check", "pool"])?;
     Ok(())
+}
+
+/// Runs a client of NBD.
+fn client(words: &[&str]) -> Result<String> {
+    // Python's libnbd belongs to the distribution's interpreter.
+    let path = format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default());
+    let done = Command::new(words[0]).args(&words[1..]).env("PATH", path).output()?;
+    assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+#[test]
+fn an_incremental_backup_over_nbd_has_what_the_guest_wrote() -> Result<()> {
+    let tables = "[[nbd]]\naddress = \"unix:nbd.sock\"\n";
+    let mut daemon = Daemon::serve_with(&[Served::volume("files", 256)], tables)?;
+    let guest = Guest::builder().disk(Disk::vhost_user(daemon.path("files.sock"))).start()?;
+    guest.check(
+        "mkfs.ext4 -q /dev/vda; mkdir -p /files; mount /dev/vda /files
+        for i in $(seq 30); do head -c 1048576 /dev/urandom > /files/$i; done; sync",
+    )?;
+    let path = |name: &str| daemon.path(name).display().to_string();
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", path("nbd.sock"));
+    let serve = |name: &str| -> Result<()> {
+        fathom(&daemon, &["snapshot", "create", "files", "--name", name])?;
+        let volume = format!("files@{name}");
+        let add = ["disk", "add", name, "--store", "pool", "--volume", &volume];
+        fathom(&daemon, &add).map(drop)
+    };
+    serve("a")?;
+    client(&["nbdcopy", &uri("a"), &path("copy.img")])?;
+    // What the guest changes, deletes and gives back, before and during each backup.
+    for (round, (before, name)) in [("a", "b"), ("b", "c")].into_iter().enumerate() {
+        guest.check(&format!(
+            "cd /files; dd if=/dev/urandom of=7 bs=4096 count=20 seek=9 conv=notrunc status=none
+            head -c 1048576 /dev/urandom > new{round}; rm 1{round} 2{round}; sync; fstrim /files; cd /"
+        ))?;
+        serve(name)?;
+        let load = guest.spawn(
+            "for i in $(seq 40); do dd if=/dev/urandom of=/files/load bs=4096 count=64 status=none; sync; done",
+        )?;
+        let words = format!("words = {:?}", [&uri(name), before, &path("copy.img")]);
+        let copied = client(&["nbdsh", "-c", &words, "-c", INCREMENTAL])?;
+        let copied: u64 = copied.trim().parse().unwrap();
+        assert!(copied > 1 << 20 && copied < 16 << 20, "{copied} bytes were copied");
+        assert_eq!(guest.finish_within(load, 120)?.status, 0);
+        client(&["nbdcopy", &uri(name), &path(&format!("{name}.img"))])?;
+        let (copy, whole) = (daemon.path("copy.img"), daemon.path(&format!("{name}.img")));
+        assert!(std::fs::read(copy)? == std::fs::read(whole)?, "the copy differs from {name}");
+    }
+    guest.check("umount /files; e2fsck -f -n /dev/vda")?;
+    guest.shutdown()?;
+    assert!(daemon.stop()?.success());
+    fathom(&daemon, &["store", "export", "pool", "files@c", "export.img"])?;
+    let (copy, export) = (daemon.path("copy.img"), daemon.path("export.img"));
+    assert!(std::fs::read(&copy)? == std::fs::read(export)?, "the copy differs from the export");
+    check_exported(&copy)
 }

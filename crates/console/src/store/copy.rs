@@ -11,7 +11,7 @@ use fathom_image::ForeignFormat;
 use fathom_store::Backend;
 use serde::Serialize;
 
-use super::{PoolArguments, SAVE_TIME_MAX, about, of_daemon, open_device, open_pool};
+use super::{PoolArguments, about, open_device, open_pool, refuse_served, save};
 use crate::failure::{CommandResult, Failure};
 use crate::output;
 use crate::output::progress::Progress;
@@ -47,18 +47,11 @@ struct CopyReport<'a> {
     copied_bytes: u64,
 }
 
-fn refuse_served(at: &PoolArguments, instead: &str) -> CommandResult {
-    if of_daemon(&at.control.client(), &at.pool).is_none() {
-        return Ok(());
-    }
-    let failure = Failure::new(format!("the daemon uses the pool {}", at.pool.display()));
-    Err(failure.advise(instead.to_owned()))
-}
-
 pub(super) fn import(options: &ImportOptions) -> CommandResult {
     let at = &options.at;
     refuse_served(
-        at,
+        &at.pool,
+        &at.control,
         "make a volume with `fathom store new`, serve it over NBD, and copy with `nbdcopy` or \
          `qemu-img convert -n`",
     )?;
@@ -80,14 +73,15 @@ pub(super) fn import(options: &ImportOptions) -> CommandResult {
         let _ = pool.delete_volume(volume);
     }
     let copied_bytes = copied?;
-    pool.save(SAVE_TIME_MAX).map_err(|error| Failure::io("write", &at.pool, &error))?;
+    save(&at.pool, &pool)?;
     done(at, volume, path, size, copied_bytes)
 }
 
 pub(super) fn export(options: &ExportOptions) -> CommandResult {
     let at = &options.at;
     refuse_served(
-        at,
+        &at.pool,
+        &at.control,
         "serve the volume or snapshot read-only over NBD, and copy with `nbdcopy` or `qemu-img \
          convert`",
     )?;

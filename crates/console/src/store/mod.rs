@@ -198,21 +198,35 @@ fn open_device(path: &Path, read_only: bool) -> CommandResult<Arc<dyn Backend>> 
 }
 
 /// Opens a pool that the daemon does not have.
-fn open_pool(path: &Path) -> CommandResult<Pool> {
+pub(crate) fn open_pool(path: &Path) -> CommandResult<Pool> {
     let device = open_device(path, false)?;
     let opened = Pool::open(device, PoolOptions::default());
     Ok(opened.map_err(|error| about(path, error))?)
 }
 
 /// A failure of a pool.
-fn about(path: &Path, error: fathom_store::PoolError) -> fathom_failure::Failure {
+pub(crate) fn about(path: &Path, error: fathom_store::PoolError) -> fathom_failure::Failure {
     fathom_failure::Failure::from(error).about(format!("the pool {}", path.display()))
 }
 
 /// The daemon's entry of a pool; `None` if there is no daemon, or no disk of it uses the pool.
-fn of_daemon(client: &Client, path: &Path) -> Option<PoolEntry> {
+pub(crate) fn of_daemon(client: &Client, path: &Path) -> Option<PoolEntry> {
     let path = path.canonicalize().ok()?;
     client.pools().ok()?.pools.into_iter().find(|pool| pool.path == path)
+}
+
+/// Refuses what is not done with a pool that the daemon has.
+pub(crate) fn refuse_served(path: &Path, control: &ControlOptions, instead: &str) -> CommandResult {
+    if of_daemon(&control.client(), path).is_none() {
+        return Ok(());
+    }
+    let failure = Failure::new(format!("the daemon uses the pool {}", path.display()));
+    Err(failure.advise(instead.to_owned()))
+}
+
+/// Makes the next opening of a pool short.
+pub(crate) fn save(path: &Path, pool: &Pool) -> CommandResult {
+    pool.save(SAVE_TIME_MAX).map_err(|error| Failure::io("write", path, &error))
 }
 
 /// Carries out a change, through the daemon if it has the pool.
@@ -229,7 +243,7 @@ pub(crate) fn change(
     let pool = open_pool(path)?;
     let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     change.carry_out(&pool, time_s).map_err(|error| about(path, error))?;
-    pool.save(SAVE_TIME_MAX).map_err(|error| Failure::io("write", path, &error))?;
+    save(path, &pool)?;
     Ok(PoolEntry::of(path, &pool, |_| None))
 }
 

@@ -2,6 +2,7 @@
 
 mod answers;
 mod attend;
+mod backup;
 mod bounds;
 mod cache;
 mod cache_limits;

@@ -9,7 +9,7 @@ use crate::nbd::Nbd;
 use crate::problems::Small;
 use crate::process::Daemon;
 
-const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
+pub const CONFIGURATION: &str = "[[nbd]]\naddress = \"unix:nbd.sock\"\n\
     [[disk]]\nname = \"a\"\nstore = \"pool\"\nvolume = \"one\"\n\
     [[disk]]\nname = \"b\"\nstore = \"./pool\"\nvolume = \"two\"\n";
 
@@ -265,4 +265,44 @@ fn equal_blocks_of_two_disks_are_kept_once_over_kills_and_merges() {
     run(path, &["store", "domain", "pool", "two", "--none"]).unwrap();
     run(path, &["store", "export", "pool", "two", "two.img"]).unwrap();
     assert!(std::fs::read(path.join("two.img")).unwrap()[1 << 20..][..200 << 12] == content);
+}
+
+/// The extents of a difference: first byte, length, whether it is a hole.
+pub fn diff(folder: &Path, words: &[&str]) -> Vec<(u64, u64, bool)> {
+    let text = run(folder, &[&["snapshot", "diff", "--json"], words].concat()).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let extents = report["extents"].as_array().unwrap().iter();
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    extents
+        .map(|it| (number(&it["offset"]), number(&it["length"]), it["hole"].as_bool().unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_daemon_and_the_command_find_what_has_changed() {
+    let daemon = Daemon::start_in(prepared(), CONFIGURATION);
+    let folder = daemon.path("");
+    let mut nbd = Nbd::connect(&daemon.path("nbd.sock"), "a");
+    nbd.write(0, &[1; 16384]);
+    run(&folder, &["snapshot", "create", "a", "--name", "x"]).unwrap();
+    nbd.write(4096, &[2; 512]);
+    // NBD_CMD_TRIM
+    nbd.send(4, 1, 8192, 4096, &[]);
+    assert_eq!(nbd.reply(), Some((1, 0)));
+    let expected = [(4096, 4096, false), (8192, 4096, true)];
+    assert_eq!(diff(&folder, &["a", "x"]), expected);
+    run(&folder, &["snapshot", "create", "a", "--name", "y"]).unwrap();
+    nbd.write(1 << 20, &[3; 4096]);
+    assert_eq!(diff(&folder, &["a", "x", "y"]), expected);
+    // Back again: what was a hole is data.
+    assert_eq!(diff(&folder, &["a", "y", "x"]), [(4096, 8192, false)]);
+    assert_eq!(diff(&folder, &["a", "y"]), [(1 << 20, 4096, false)]);
+    let text = run(&folder, &["snapshot", "diff", "a", "x", "--list"]).unwrap();
+    assert!(text.contains("FIRST BYTE") && text.contains("hole"), "{text}");
+    let refused = run(&folder, &["snapshot", "diff", "a", "z"]).unwrap_err();
+    assert!(refused.contains("no such snapshot"), "{refused}");
+    drop(nbd);
+    let folder = daemon.end();
+    let offline = diff(folder.path(), &["one", "x", "y", "--store", "pool"]);
+    assert_eq!(offline, expected);
 }

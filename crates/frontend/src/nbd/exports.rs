@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fathom_block::{Disk, DiskChange, REQUEST_LENGTH_MAX};
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use super::bitmaps::{BitmapRefusal, Bitmaps};
 use super::control::Control;
 use super::negotiation::{Catalogue, Description};
 use super::threads::Threads;
@@ -77,6 +78,20 @@ impl Exports {
     /// # Errors
     /// When the name is taken or invalid.
     pub fn add(&self, name: &str, text: &str, disk: Arc<Disk>) -> Result<(), NameError> {
+        self.add_with_bitmaps(name, text, disk, None)
+    }
+
+    /// Exports `disk`, which can be compared with earlier states.
+    ///
+    /// # Errors
+    /// As for [`add`](Self::add).
+    pub fn add_with_bitmaps(
+        &self,
+        name: &str,
+        text: &str,
+        disk: Arc<Disk>,
+        bitmaps: Option<Arc<dyn Bitmaps>>,
+    ) -> Result<(), NameError> {
         if name.len() > STRING_LENGTH_MAX || text.len() > STRING_LENGTH_MAX || name.contains('\0') {
             return Err(NameError::Invalid);
         }
@@ -84,6 +99,7 @@ impl Exports {
             name: name.to_owned(),
             text: text.to_owned(),
             disk,
+            bitmaps,
             connections: Mutex::default(),
             borrowed: AtomicU64::new(0),
             left: Condvar::new(),
@@ -196,6 +212,14 @@ impl Catalogue for Exports {
             visit(&export.name, &export.text);
         }
     }
+
+    fn bitmaps(&self, export: &Arc<Export>, count: usize) -> Vec<String> {
+        export.bitmaps.as_ref().map(|bitmaps| bitmaps.names(count)).unwrap_or_default()
+    }
+
+    fn find_bitmap(&self, export: &Arc<Export>, name: &str) -> Result<(), BitmapRefusal> {
+        export.bitmaps.as_ref().ok_or(BitmapRefusal::Unknown)?.find(name)
+    }
 }
 
 /// One disk under one name.
@@ -203,6 +227,7 @@ pub struct Export {
     name: String,
     text: String,
     disk: Arc<Disk>,
+    bitmaps: Option<Arc<dyn Bitmaps>>,
     connections: Mutex<Connections>,
     /// The bytes that its connections have taken from the budget.
     borrowed: AtomicU64,
@@ -226,6 +251,11 @@ impl Export {
     /// The disk.
     pub(super) fn disk(&self) -> &Arc<Disk> {
         &self.disk
+    }
+
+    /// The earlier states with which the disk can be compared.
+    pub(super) fn bitmaps(&self) -> Option<&Arc<dyn Bitmaps>> {
+        self.bitmaps.as_ref()
     }
 
     /// The threads that serve its connections.

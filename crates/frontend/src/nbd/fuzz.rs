@@ -1,5 +1,6 @@
 //! Entry points for fuzzing: arbitrary bytes of a client.
 
+use super::bitmaps::{BITMAPS_MAX, BitmapRefusal};
 use super::negotiation::{Catalogue, Description, Negotiation, Security, Step};
 use super::wire::{Mode, RequestHeader};
 
@@ -34,6 +35,18 @@ impl Catalogue for TwoExports {
     fn each(&self, visit: &mut dyn FnMut(&str, &str)) {
         visit("one", "for fuzzing");
         visit("two", "");
+    }
+
+    fn bitmaps(&self, (): &(), count: usize) -> Vec<String> {
+        (0..10.min(count)).map(|number| number.to_string()).collect()
+    }
+
+    fn find_bitmap(&self, (): &(), name: &str) -> Result<(), BitmapRefusal> {
+        match name.parse() {
+            Ok(0..10) => Ok(()),
+            Ok(10) => Err(BitmapRefusal::Unavailable("it is busy".into())),
+            _ => Err(BitmapRefusal::Unknown),
+        }
     }
 }
 
@@ -73,7 +86,8 @@ fn negotiate(security: Security, data: &[u8], piece: usize) -> (Vec<u8>, String,
                 negotiation.secured();
             }
             Step::Transmit(agreement) => {
-                assert!(!agreement.base_allocation || agreement.mode != Mode::Simple);
+                assert!(agreement.contexts.is_empty() || agreement.mode != Mode::Simple);
+                assert!(agreement.contexts.bitmaps.len() <= BITMAPS_MAX);
                 return (output, format!("{agreement:?}"), used);
             }
             Step::Leave => return (output, "left".into(), used),

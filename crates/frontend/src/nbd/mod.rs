@@ -11,6 +11,7 @@
 //!      └ status, counters               exports ── add, remove, restack ──▶ control (eventfd)
 //! ```
 
+mod bitmaps;
 mod budget;
 mod channel;
 mod connection;
@@ -25,6 +26,7 @@ mod transmission;
 
 use fathom_nbd::wire;
 
+pub use bitmaps::{BITMAPS_MAX, BitmapRefusal, Bitmaps};
 pub use budget::{BUDGET_MIN, RequestBudget};
 pub use control::ConnectionStatus;
 pub use exports::{Exports, NameError, WithdrawnExport};

@@ -10,10 +10,15 @@
 //! sends its output. Each call processes at most one option. So the output of a call is bounded by
 //! the list of exports. The number of options is bounded too.
 
+mod metadata;
+
+use super::bitmaps::BitmapRefusal;
 use super::wire::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, Mode, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    STRING_LENGTH_MAX, handshake, info, option, read_u16, read_u32, read_u64, reply, transmission,
+    GREETING_MAGIC, Mode, OPTION_MAGIC, OPTION_REPLY_MAGIC, STRING_LENGTH_MAX, handshake, info,
+    option, read_u16, read_u32, read_u64, reply, transmission,
 };
+
+pub use metadata::Contexts;
 
 /// The length of an option's header, in bytes.
 const OPTION_HEADER_LENGTH: usize = 16;
@@ -53,6 +58,15 @@ pub trait Catalogue {
 
     /// Calls `visit` with the name and the text of each export.
     fn each(&self, visit: &mut dyn FnMut(&str, &str));
+
+    /// The names of at most `count` bitmaps of an export.
+    fn bitmaps(&self, export: &Self::Export, count: usize) -> Vec<String>;
+
+    /// Whether an export has a bitmap of this name.
+    ///
+    /// # Errors
+    /// Why it has none.
+    fn find_bitmap(&self, export: &Self::Export, name: &str) -> Result<(), BitmapRefusal>;
 }
 
 /// The result of a successful negotiation.
@@ -62,8 +76,8 @@ pub struct Agreement<E> {
     pub export: E,
     /// The form of requests and replies.
     pub mode: Mode,
-    /// Whether block status replies describe `base:allocation`.
-    pub base_allocation: bool,
+    /// What block status replies describe.
+    pub contexts: Contexts,
 }
 
 /// The caller's next action after a call of [`Negotiation::feed`].
@@ -101,8 +115,8 @@ pub struct Negotiation {
     secured: bool,
     client_flags: Option<u32>,
     mode: Mode,
-    /// The export for which `base:allocation` was chosen.
-    context: Option<String>,
+    /// The contexts that were chosen, and the export for which they were.
+    chosen: Option<(String, Contexts)>,
     options: u32,
     skip: u64,
 }
@@ -129,7 +143,7 @@ impl Negotiation {
             secured: false,
             client_flags: None,
             mode: Mode::Simple,
-            context: None,
+            chosen: None,
             options: 0,
             skip: 0,
         }
@@ -140,7 +154,7 @@ impl Negotiation {
     pub fn secured(&mut self) {
         self.secured = true;
         self.mode = Mode::Simple;
-        self.context = None;
+        self.chosen = None;
     }
 
     /// Takes one step over `input` and appends the reply to `output`. Returns the number of bytes
@@ -337,50 +351,12 @@ impl Negotiation {
         acknowledge(output, code);
     }
 
-    fn meta_context<C: Catalogue>(
-        &mut self,
-        code: u32,
-        data: &[u8],
-        output: &mut Vec<u8>,
-        catalogue: &C,
-    ) {
-        let set = code == option::SET_META_CONTEXT;
-        if set {
-            // The earlier choice is void, even if this one fails.
-            self.context = None;
-        }
-        if self.mode == Mode::Simple {
-            refuse(output, code, reply::ERROR_INVALID, "structured replies must be agreed first");
-            return;
-        }
-        let Some((name, queried, any)) = queries(data) else {
-            refuse(output, code, reply::ERROR_INVALID, "the option's lengths are inconsistent");
-            return;
-        };
-        let Some((_, description)) = catalogue.find(name) else {
-            refuse(output, code, reply::ERROR_UNKNOWN, "no export of this name");
-            return;
-        };
-        if if set { queried.exact } else { queried.exact || queried.prefix || !any } {
-            let begin = answer(output, code, reply::META_CONTEXT);
-            let id = if set { BASE_ALLOCATION_ID } else { 0 };
-            output.extend(id.to_be_bytes());
-            output.extend(BASE_ALLOCATION.as_bytes());
-            finish(output, begin);
-        }
-        if set && queried.exact {
-            self.context = Some(description.name);
-        }
-        acknowledge(output, code);
-    }
-
     fn agreement<E>(&self, export: E, name: &str, description: &Description) -> Agreement<E> {
         debug_assert!(name.is_empty() || name == description.name);
-        let base_allocation = self.context.as_ref().is_some_and(|chosen| {
-            // A choice holds only for its export.
-            *chosen == description.name
-        });
-        Agreement { export, mode: self.mode, base_allocation }
+        // A choice holds only for its export.
+        let chosen = self.chosen.as_ref().filter(|(chosen, _)| *chosen == description.name);
+        let contexts = chosen.map(|(_, contexts)| contexts.clone()).unwrap_or_default();
+        Agreement { export, mode: self.mode, contexts }
     }
 
     fn flags(&self, description: &Description) -> u16 {
@@ -412,31 +388,6 @@ fn name_and_infos(data: &[u8]) -> Option<(&str, &[u8])> {
     let count = usize::from(read_u16(rest, 0)?);
     let infos = rest.get(2..)?;
     (infos.len() == count * 2).then_some((name, infos))
-}
-
-/// The contexts that the queries name.
-#[derive(Default)]
-struct Queried {
-    /// `base:allocation`.
-    exact: bool,
-    /// `base:`, which lists all contexts of that namespace.
-    prefix: bool,
-}
-
-/// Parses the data of the metadata context options: a name, a count, and that many counted strings.
-/// Returns the name, the named contexts, and whether there is any query.
-fn queries(data: &[u8]) -> Option<(&str, Queried, bool)> {
-    let (name, rest) = counted_string(data)?;
-    let count = read_u32(rest, 0)?;
-    let mut rest = rest.get(4..)?;
-    let mut queried = Queried::default();
-    for _ in 0..count {
-        let (query, behind) = counted_string(rest)?;
-        queried.exact |= query == BASE_ALLOCATION;
-        queried.prefix |= query == "base:";
-        rest = behind;
-    }
-    rest.is_empty().then_some((name, queried, count > 0))
 }
 
 fn list<C: Catalogue>(data: &[u8], output: &mut Vec<u8>, catalogue: &C) {

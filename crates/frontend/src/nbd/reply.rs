@@ -9,8 +9,8 @@ use fathom_block::{Allocation, Extent, Request};
 
 use super::channel::{Channel, is_blocked, message};
 use super::wire::{
-    BASE_ALLOCATION_ID, EXTENDED_REPLY_MAGIC, Mode, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
-    chunk, state,
+    BASE_ALLOCATION_ID, DIRTY, EXTENDED_REPLY_MAGIC, Mode, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, chunk, state,
 };
 
 /// The most segments in one system call.
@@ -66,29 +66,39 @@ impl Reply {
 
     /// Writes the header of a reply's only chunk, whose payload has `length` bytes.
     fn chunk(&mut self, mode: Mode, kind: u16, answered: &Answered, length: u64) {
-        match mode {
-            Mode::Simple | Mode::Structured => {
-                self.put(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-                self.put(&chunk::DONE.to_be_bytes());
-                self.put(&kind.to_be_bytes());
-                self.put(&answered.cookie.to_be_bytes());
-                self.put(&(length as u32).to_be_bytes());
-            }
-            Mode::Extended => {
-                self.put(&EXTENDED_REPLY_MAGIC.to_be_bytes());
-                self.put(&chunk::DONE.to_be_bytes());
-                self.put(&kind.to_be_bytes());
-                self.put(&answered.cookie.to_be_bytes());
-                self.put(&answered.offset.to_be_bytes());
-                self.put(&length.to_be_bytes());
-            }
-        }
+        put_chunk(mode, chunk::DONE, kind, answered, length, |bytes| self.put(bytes));
     }
 
     fn simple(&mut self, error: u32, cookie: u64) {
         self.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
         self.put(&error.to_be_bytes());
         self.put(&cookie.to_be_bytes());
+    }
+}
+
+/// Writes the header of a chunk, whose payload has `length` bytes, in pieces.
+fn put_chunk(
+    mode: Mode,
+    flags: u16,
+    kind: u16,
+    answered: &Answered,
+    length: u64,
+    mut put: impl FnMut(&[u8]),
+) {
+    let magic = match mode {
+        Mode::Simple | Mode::Structured => STRUCTURED_REPLY_MAGIC,
+        Mode::Extended => EXTENDED_REPLY_MAGIC,
+    };
+    put(&magic.to_be_bytes());
+    put(&flags.to_be_bytes());
+    put(&kind.to_be_bytes());
+    put(&answered.cookie.to_be_bytes());
+    match mode {
+        Mode::Simple | Mode::Structured => put(&(length as u32).to_be_bytes()),
+        Mode::Extended => {
+            put(&answered.offset.to_be_bytes());
+            put(&length.to_be_bytes());
+        }
     }
 }
 
@@ -197,17 +207,49 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Queues the reply to a block status; with `one`, the reply has only the first extent.
-    pub fn extents(&mut self, answered: &Answered, extents: &[Extent], one: bool, charged: u64) {
+    /// Queues the reply to a block status: the extents of each context, by its number, with a chunk
+    /// for each. With `one`, a chunk has only the first extent.
+    pub fn extents(
+        &mut self,
+        answered: &Answered,
+        contexts: &[(u32, Vec<Extent>)],
+        one: bool,
+        charged: u64,
+    ) {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
+        for (index, (id, extents)) in contexts.iter().enumerate() {
+            let flags = if index + 1 == contexts.len() { chunk::DONE } else { 0 };
+            let count_max = if one { 1 } else { EXTENTS_MAX };
+            self.put_extents(&mut bytes, answered, flags, (*id, extents), count_max);
+        }
+        let mut reply = Reply::new();
+        reply.charged = charged;
+        reply.body = Body::Bytes(bytes);
+        self.queue.push_back(reply);
+    }
+
+    /// Appends the chunk of a context.
+    fn put_extents(
+        &self,
+        bytes: &mut Vec<u8>,
+        answered: &Answered,
+        flags: u16,
+        (id, extents): (u32, &[Extent]),
+        count_max: usize,
+    ) {
         let extended = self.mode == Mode::Extended;
-        bytes.extend(BASE_ALLOCATION_ID.to_be_bytes());
+        let kind = if extended { chunk::BLOCK_STATUS_EXTENDED } else { chunk::BLOCK_STATUS };
+        put_chunk(self.mode, flags, kind, answered, 0, |piece| bytes.extend(piece));
+        let payload = bytes.len();
+        bytes.extend(id.to_be_bytes());
+        let mut count = 0_u32;
+        let count_at = bytes.len();
         if extended {
             bytes.extend([0; 4]);
         }
-        let mut count = 0_u32;
-        for (length, flags) in merged(extents).take(if one { 1 } else { EXTENTS_MAX }) {
+        let state = if id == BASE_ALLOCATION_ID { allocation } else { dirtiness };
+        for (length, flags) in merged(extents, state).take(count_max) {
             count += 1;
             if extended {
                 bytes.extend(length.to_be_bytes());
@@ -225,15 +267,13 @@ impl Replies {
                 break;
             }
         }
+        let length = (bytes.len() - payload) as u64;
         if extended {
-            bytes[4..8].copy_from_slice(&count.to_be_bytes());
+            bytes[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
+            bytes[payload - 8..payload].copy_from_slice(&length.to_be_bytes());
+        } else {
+            bytes[payload - 4..payload].copy_from_slice(&(length as u32).to_be_bytes());
         }
-        let kind = if extended { chunk::BLOCK_STATUS_EXTENDED } else { chunk::BLOCK_STATUS };
-        let mut reply = Reply::new();
-        reply.charged = charged;
-        reply.chunk(self.mode, kind, answered, bytes.len() as u64);
-        reply.body = Body::Bytes(bytes);
-        self.queue.push_back(reply);
     }
 
     /// Sends as many replies as there is room for, in as few system calls as possible. Calls `done`
@@ -347,9 +387,9 @@ fn push(segments: &mut Vec<libc::iovec>, skip: &mut usize, base: *const u8, leng
 }
 
 /// The lengths and flags of extents; adjacent extents with equal flags are merged.
-fn merged(extents: &[Extent]) -> impl Iterator<Item = (u64, u32)> {
+fn merged(extents: &[Extent], state: fn(Allocation) -> u32) -> impl Iterator<Item = (u64, u32)> {
     let mut rest =
-        extents.iter().map(|extent| (extent.length, flags(extent.allocation))).peekable();
+        extents.iter().map(move |extent| (extent.length, state(extent.allocation))).peekable();
     std::iter::from_fn(move || {
         let (mut length, flags) = rest.next()?;
         while let Some((more, _)) = rest.next_if(|(_, other)| *other == flags) {
@@ -359,7 +399,16 @@ fn merged(extents: &[Extent]) -> impl Iterator<Item = (u64, u32)> {
     })
 }
 
-fn flags(allocation: Allocation) -> u32 {
+/// The flags of a bitmap.
+fn dirtiness(allocation: Allocation) -> u32 {
+    match allocation {
+        Allocation::Hole => 0,
+        Allocation::Data | Allocation::Zero => DIRTY,
+    }
+}
+
+/// The flags of `base:allocation`.
+fn allocation(allocation: Allocation) -> u32 {
     match allocation {
         Allocation::Data => 0,
         Allocation::Hole => state::HOLE | state::ZERO,
@@ -394,7 +443,7 @@ mod tests {
         ];
         let answered = Answered { cookie: 9, offset: 0, structured: true };
         let mut narrow = Replies::new(Mode::Structured);
-        narrow.extents(&answered, &extents, false, 0);
+        narrow.extents(&answered, &[(BASE_ALLOCATION_ID, extents.to_vec())], false, 0);
         let sent = bytes(&narrow);
         // Header, context, and two extents: the second is cut, and none follows it.
         assert_eq!(sent.len(), 20 + 4 + 2 * 8);
@@ -402,13 +451,13 @@ mod tests {
         assert_eq!(sent[32..36], 0xffff_0000_u32.to_be_bytes());
         assert_eq!(sent[36..40], (state::HOLE | state::ZERO).to_be_bytes());
         let mut wide = Replies::new(Mode::Extended);
-        wide.extents(&answered, &extents, false, 0);
+        wide.extents(&answered, &[(BASE_ALLOCATION_ID, extents.to_vec())], false, 0);
         let sent = bytes(&wide);
         assert_eq!(sent.len(), 32 + 8 + 3 * 16);
         assert_eq!(sent[36..40], 3_u32.to_be_bytes());
         assert_eq!(sent[56..64], (5_u64 << 32).to_be_bytes());
         let mut first = Replies::new(Mode::Extended);
-        first.extents(&answered, &extents, true, 0);
+        first.extents(&answered, &[(BASE_ALLOCATION_ID, extents.to_vec())], true, 0);
         assert_eq!(bytes(&first).len(), 32 + 8 + 16);
     }
 

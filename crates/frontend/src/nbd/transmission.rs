@@ -14,6 +14,7 @@ mod exchange;
 mod intake;
 mod leaving;
 mod outcome;
+mod status;
 
 use std::io;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use super::reply::{Answered, Replies};
 use super::threads::Seat;
 use super::wire::{Mode, RequestHeader, command};
 use exchange::Exchange;
+use status::BlockStatus;
 
 /// The length of the buffer that small requests are received into, in bytes.
 const INPUT_LENGTH: usize = 128 << 10;
@@ -117,11 +119,11 @@ pub struct Transmission {
     channel: Channel,
     control: Arc<Control>,
     export: Arc<Export>,
-    base_allocation: bool,
     mode: Mode,
     group: OwnerGroup,
     owner: OperationOwner,
     stack: Stack,
+    status: BlockStatus,
     input: Box<[u8]>,
     begin: usize,
     end: usize,
@@ -198,6 +200,7 @@ impl Transmission {
         let group = reactor.group();
         let owner = reactor.register();
         let stack = export.disk().open_queue(reactor, Clock::System)?;
+        let status = BlockStatus::open(&export, &agreement.contexts, reactor)?;
         reactor.watch_always(owner, WOKEN, control.borrow());
         reactor.watch_hang_up(owner, HUNG_UP, channel.descriptor()?);
         let client = export.disk().leftovers().client();
@@ -208,11 +211,11 @@ impl Transmission {
             channel,
             control,
             export,
-            base_allocation: agreement.base_allocation,
             mode: agreement.mode,
             group,
             owner,
             stack,
+            status,
             input,
             begin: 0,
             end: left_over.len(),
@@ -257,16 +260,31 @@ impl Transmission {
     fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Open | Phase::Parting { .. } => false,
-            Phase::Lost => self.stack.in_flight() == 0 && self.deferred.is_empty(),
+            Phase::Lost => self.is_idle() && self.deferred.is_empty(),
             Phase::Closing { since_ns } => {
-                let unanswered = self.stack.in_flight() > 0
+                let unanswered = !self.is_idle()
                     || !self.deferred.is_empty()
                     || !self.replies.is_empty()
                     || self.channel.has_staged();
                 !unanswered
-                    || self.stack.in_flight() == 0
-                        && self.stack.now_ns().saturating_sub(since_ns) > LINGER_NS
+                    || self.is_idle() && self.stack.now_ns().saturating_sub(since_ns) > LINGER_NS
             }
+        }
+    }
+
+    /// Whether no request is in flight.
+    fn is_idle(&self) -> bool {
+        self.stack.in_flight() == 0 && self.status.in_flight() == 0
+    }
+
+    /// The number of bytes of the connection's budget that a request takes.
+    fn charge(&self, header: &RequestHeader) -> u64 {
+        match header.command {
+            command::READ | command::WRITE | command::CACHE => {
+                header.length.min(REQUEST_LENGTH_MAX)
+            }
+            command::BLOCK_STATUS => self.status.charge(),
+            _ => 0,
         }
     }
 
@@ -392,6 +410,10 @@ impl RequestSource for Transmission {
         &mut self.stack
     }
 
+    fn further_stacks(&mut self) -> &mut [Stack] {
+        &mut self.status.stacks
+    }
+
     fn group(&self) -> OwnerGroup {
         self.group
     }
@@ -439,7 +461,7 @@ impl RequestSource for Transmission {
             if self.drained || self.blocked {
                 self.watch(reactor);
             }
-        } else if self.stack.in_flight() > 0 && (busy || took) {
+        } else if !self.is_idle() && (busy || took) {
             // While the disk works, new requests must not wait for its completions.
             self.drained = false;
         }
@@ -544,14 +566,6 @@ impl Drop for Transmission {
         self.end_leftovers();
         self.budget.give(self.borrowed, self.export.borrowed());
         self.budget.leave(&self.control);
-    }
-}
-
-/// The number of bytes of the connection's budget that a request takes.
-fn charge(header: &RequestHeader) -> u64 {
-    match header.command {
-        command::READ | command::WRITE | command::CACHE => header.length.min(REQUEST_LENGTH_MAX),
-        _ => 0,
     }
 }
 

@@ -3,6 +3,7 @@
 //! - `change`: requests that change blocks; `draft`: gathers parts of them; `share`: finds those of
 //!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
+//! - `difference`: extents that differ.
 //! - `background`: checkpoints, walks and the scan of the fingerprint table; `merge`: merges.
 //! - `device`: the queue's own requests to the device.
 
@@ -10,6 +11,7 @@ mod background;
 mod batch;
 mod change;
 mod device;
+mod difference;
 mod draft;
 mod merge;
 mod read;
@@ -24,6 +26,7 @@ use fathom_reactor::{Event, Pending};
 use crate::catalogue::PageId;
 use crate::checkpoint::Checkpoint;
 use crate::fingerprint::Fingerprinter;
+use crate::difference::ReadPages;
 use crate::pool::Inner;
 use crate::state::Admission;
 
@@ -45,6 +48,8 @@ pub(crate) enum Wanted {
     Volume(u32),
     /// A snapshot, which does not change.
     Snapshot(u32),
+    /// A volume or a snapshot, with extents that say what differs from another one.
+    Difference { base: Option<u32>, target: u32 },
 }
 
 /// See the module.
@@ -75,6 +80,9 @@ pub(crate) struct StoreQueue {
     /// Those of them that could not be read because the device has failed: the next request tries
     /// again.
     unread: Vec<PageId>,
+    /// Pages for comparisons, and those of them that are being read.
+    compared: ReadPages,
+    to_compare: BTreeSet<PageId>,
     /// Requests that wait for a flush, and those that the flush in flight is for, with the last
     /// batch that it covers.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
@@ -103,7 +111,7 @@ impl StoreQueue {
                 let domain = &state.catalogue.volumes.get(&volume)?.domain;
                 (!domain.is_empty()).then(|| Fingerprinter::new(&state.key, domain))
             }),
-            Wanted::Snapshot(_) => None,
+            Wanted::Snapshot(_) | Wanted::Difference { .. } => None,
         };
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
@@ -128,6 +136,8 @@ impl StoreQueue {
             loading: BTreeSet::new(),
             broken: BTreeSet::new(),
             unread: Vec::new(),
+            compared: ReadPages::default(),
+            to_compare: BTreeSet::new(),
             unflushed: Vec::new(),
             flushing: None,
             checkpoint: None,
@@ -168,10 +178,12 @@ impl StoreQueue {
             for id in self.unread.drain(..) {
                 self.broken.remove(&id);
             }
-            self.checkpoint(context);
-            self.walk(context);
-            self.scan(context);
-            self.merge(context);
+            if !self.is_comparison() {
+                self.checkpoint(context);
+                self.walk(context);
+                self.scan(context);
+                self.merge(context);
+            }
             if !self.device.has_completed() {
                 break;
             }

@@ -1,5 +1,7 @@
 //! Reads of a volume or a snapshot, and reads of pages of its map.
 
+use std::ops::Range;
+
 use fathom_block::{
     Allocation, BackendContext, ErrorKind, Extent, Operation, Outcome, Request, faults,
 };
@@ -27,13 +29,15 @@ pub(super) struct Read {
     offset: u64,
     length: u64,
     /// The first block that was looked up, and the entries from there on.
-    first: u64,
+    pub(super) first: u64,
     entries: Vec<MapEntry>,
     /// The number that ends the read in the state, if places are being read.
     interval: Option<u64>,
     pieces: usize,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
     is_extents: bool,
+    /// The steps of a comparison.
+    pub(super) steps: usize,
 }
 
 impl Read {
@@ -49,6 +53,7 @@ impl Read {
             interval: None,
             pieces: 0,
             outcome: Ok(()),
+            steps: 0,
         }
     }
 
@@ -58,7 +63,7 @@ impl Read {
     }
 
     /// The block behind the last one.
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         (self.offset + self.length).div_ceil(BLOCK)
     }
 
@@ -80,21 +85,39 @@ impl Read {
             self.outcome = Err(ErrorKind::Memory);
         }
     }
+
+    /// Adds blocks to the answer.
+    pub(super) fn put_extent(&mut self, blocks: Range<u64>, allocation: Allocation) {
+        let Some(request) = &mut self.request else { return };
+        let offset = (blocks.start * BLOCK).max(self.offset);
+        let length = (blocks.end * BLOCK).min(self.offset + self.length) - offset;
+        match request.extents.last_mut() {
+            Some(last) if last.allocation == allocation => last.length += length,
+            _ => request.extents.push(Extent { offset, length, allocation }),
+        }
+    }
+
+    /// The answer describes all up to block `next`. It is complete if it has many extents, or
+    /// `is_long`.
+    pub(super) fn end_extents(&mut self, next: u64, is_long: bool) {
+        self.first = next;
+        let count = self.request.as_ref().map_or(0, |request| request.extents.len());
+        if count >= EXTENTS_MAX || is_long {
+            self.first = self.end();
+        }
+    }
 }
 
 impl StoreQueue {
     /// The root of what this queue reads.
-    fn look_up(
-        &self,
-        range: std::ops::Range<u64>,
-    ) -> Result<(Vec<MapEntry>, u64), (Fault, Vec<PageId>)> {
+    fn look_up(&self, range: Range<u64>) -> Result<(Vec<MapEntry>, u64), (Fault, Vec<PageId>)> {
         let (mut entries, mut missing) = (Vec::new(), Vec::new());
         let found = self.inner.shared.access(|state| {
             let root = match self.wanted {
-                Wanted::Volume(id) => state.catalogue.volumes.get(&id).map(|volume| volume.root),
-                Wanted::Snapshot(id) => state.catalogue.snapshots.get(&id).map(|found| found.root),
+                Wanted::Volume(id) | Wanted::Snapshot(id) => state.catalogue.branch(id),
+                Wanted::Difference { target, .. } => state.catalogue.branch(target),
             };
-            let root = root.ok_or(Fault::Damaged)?;
+            let (root, _) = root.ok_or(Fault::Damaged)?;
             state.pages.look_up(root, range, &mut entries, &mut missing)?;
             let layout = state.layout();
             let is_place =
@@ -126,7 +149,12 @@ impl StoreQueue {
                 return context.complete(request, read.outcome);
             }
             if read.is_extents {
-                if !self.go_on_with_extents(number, context) {
+                let goes_on = if self.is_comparison() {
+                    self.go_on_comparing(number, context)
+                } else {
+                    self.go_on_with_extents(number, context)
+                };
+                if !goes_on {
                     return;
                 }
                 continue;
@@ -146,7 +174,7 @@ impl StoreQueue {
     }
 
     /// Begins to read missing pages. Returns whether they cannot be read.
-    fn load_all(
+    pub(super) fn load_all(
         &mut self,
         fault: Fault,
         missing: &[PageId],
@@ -318,22 +346,15 @@ impl StoreQueue {
             }
         };
         let Some(read) = self.reads.get_mut(&number) else { return false };
-        let (start, stop) = (read.offset, read.offset + read.length);
-        let Some(request) = &mut read.request else { return false };
-        for (block, entry) in range.clone().zip(entries) {
-            let allocation = if entry.is_hole() { Allocation::Hole } else { Allocation::Data };
-            let offset = (block * BLOCK).max(start);
-            let length = ((block + 1) * BLOCK).min(stop) - offset;
-            match request.extents.last_mut() {
-                Some(last) if last.allocation == allocation => last.length += length,
-                _ => request.extents.push(Extent { offset, length, allocation }),
-            }
+        let mut block = range.start;
+        for run in entries.chunk_by(|one, next| one.is_hole() == next.is_hole()) {
+            let allocation = if run[0].is_hole() { Allocation::Hole } else { Allocation::Data };
+            let next = block + run.len() as u64;
+            read.put_extent(block..next, allocation);
+            block = next;
         }
-        read.first = range.end;
-        let is_long = range.end - start / BLOCK >= EXTENT_BLOCKS_MAX;
-        if request.extents.len() >= EXTENTS_MAX || is_long {
-            read.first = read.end();
-        }
+        let is_long = range.end - read.offset / BLOCK >= EXTENT_BLOCKS_MAX;
+        read.end_extents(range.end, is_long);
         true
     }
 
@@ -365,8 +386,12 @@ impl StoreQueue {
         outcome: Outcome,
     ) {
         self.loading.remove(&id);
+        let is_compared = self.to_compare.remove(&id);
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
         match bytes.filter(|bytes| crc32c::crc32c(bytes) == entry.checksum) {
+            Some(bytes) if is_compared => {
+                self.compared.insert(id, entry, from_bytes(bytes));
+            }
             Some(bytes) => {
                 let page = from_bytes(bytes);
                 self.inner.shared.access(|state| state.pages.insert(id, entry, page));

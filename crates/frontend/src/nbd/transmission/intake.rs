@@ -8,7 +8,7 @@ use fathom_reactor::Reactor;
 use super::super::budget::ALLOWANCE;
 use super::super::channel::is_blocked;
 use super::super::wire::{Mode, RequestHeader, command, error, flag};
-use super::{Ending, Partial, Phase, Refused, Slot, Transmission, answered, charge};
+use super::{Ending, Partial, Phase, Refused, Slot, Transmission, answered};
 
 /// The most requests that one connection may have in flight.
 const IN_FLIGHT_MAX: usize = 1024;
@@ -127,14 +127,14 @@ impl Transmission {
                 self.close(Ending::Violation("a request without its magic"));
                 break;
             };
-            if !self.has_room(charge(&header)) {
+            if !self.has_room(self.charge(&header)) {
                 break;
             }
             if submitted == batch {
                 self.unparsed = true;
                 break;
             }
-            if !self.borrow(charge(&header)) {
+            if !self.borrow(self.charge(&header)) {
                 break;
             }
             submitted += 1;
@@ -175,6 +175,9 @@ impl Transmission {
             self.refuse(header, error, text);
             return;
         }
+        if header.command == command::BLOCK_STATUS {
+            return self.begin_status(header, reactor);
+        }
         let mut request = self.stack.request();
         request.offset = header.offset;
         request.length = header.length;
@@ -198,10 +201,6 @@ impl Transmission {
                 request.operation = Operation::WriteZeroes;
                 request.flags.keep_allocated = flags & flag::NO_HOLE != 0;
                 request.flags.only_if_fast = flags & flag::FAST_ZERO != 0;
-            }
-            command::BLOCK_STATUS => {
-                request.operation = Operation::Extents;
-                request.flags.force_unit_access = false;
             }
             _ => {
                 request.operation = Operation::Flush;
@@ -247,8 +246,8 @@ impl Transmission {
         if header.flags & !known != 0 {
             return invalid("unknown flags");
         }
-        if header.command == command::BLOCK_STATUS && !self.base_allocation {
-            return invalid("no metadata context was chosen");
+        if header.command == command::BLOCK_STATUS {
+            self.status.check()?;
         }
         if header.length == 0 {
             return invalid("empty range");
@@ -286,8 +285,8 @@ impl Transmission {
         self.refused = Some(Refused { left, header: *header, error, text });
     }
 
-    fn slot(&mut self, header: &RequestHeader) -> u32 {
-        let slot = Slot { header: *header, charged: charge(header), flushing: false };
+    pub(super) fn slot(&mut self, header: &RequestHeader) -> u32 {
+        let slot = Slot { header: *header, charged: self.charge(header), flushing: false };
         self.in_flight += 1;
         self.in_flight_bytes += slot.charged;
         if let Some(index) = self.free.pop() {

@@ -16,6 +16,7 @@ impl Transmission {
             progress = true;
             self.finish(request, outcome, reactor);
         }
+        progress |= self.reap_bitmaps();
         progress
     }
 
@@ -42,6 +43,9 @@ impl Transmission {
         if outcome == Err(ErrorKind::Withdrawn) && self.phase == Phase::Open {
             return self.deferred.push(request);
         }
+        if header.command == command::BLOCK_STATUS {
+            return self.gather_allocation(request, outcome);
+        }
         self.free.push(index);
         if self.phase != Phase::Open && (request.operation.modifies() || flushing) {
             self.export.disk().leftovers().end(self.client, u64::from(index));
@@ -63,15 +67,6 @@ impl Transmission {
                 }
                 debug_assert!(false, "a completed request has all of its buffers");
                 self.replies.failure(&answered, error::IO, "incomplete", charged);
-            }
-            Ok(()) if header.command == command::BLOCK_STATUS => {
-                if request.extents.is_empty() {
-                    debug_assert!(false, "extents are never empty on success");
-                    self.replies.failure(&answered, error::IO, "incomplete", charged);
-                } else {
-                    let one = header.flags & flag::REQUEST_ONE != 0;
-                    self.replies.extents(&answered, &request.extents, one, charged);
-                }
             }
             Ok(()) => self.replies.success(&answered, charged),
             Err(kind) => {
@@ -129,7 +124,7 @@ impl Transmission {
 }
 
 /// The protocol's error number for a failed request.
-fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
+pub(super) fn error_number(kind: ErrorKind, header: &RequestHeader) -> u32 {
     match kind {
         // Only a guest's memory can be lost; an NBD client has none.
         ErrorKind::Io | ErrorKind::Memory => error::IO,

@@ -18,6 +18,8 @@ use crate::daemon::changes::stopping;
 use crate::daemon::stack::refusal;
 use crate::daemon::{Daemon, Listening, Served};
 use crate::features::nbd::listen::{keys_of, start_listener};
+use crate::features::pools::bitmaps::SnapshotBitmaps;
+use crate::stores::pools::Pools;
 
 /// The pause after the first attempt to listen that fails; each further one is longer by half.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -67,7 +69,7 @@ impl Daemon {
         }
         // Before it listens, so that its first client finds all disks.
         for served in self.served() {
-            export_to(&listening, &served);
+            export_to(&listening, &served, self.part());
         }
         self.open_listener(&listening)
     }
@@ -197,7 +199,7 @@ impl Daemon {
     /// Offers a new disk on all listeners that export it.
     pub(crate) fn export_disk(&self, served: &Served) {
         for listening in self.listening() {
-            export_to(&listening, served);
+            export_to(&listening, served, self.part());
         }
     }
 
@@ -215,7 +217,7 @@ impl Daemon {
             }
         }
         for served in self.served() {
-            export_to(listening, &served);
+            export_to(listening, &served, self.part());
         }
     }
 }
@@ -279,14 +281,14 @@ impl Listening {
 }
 
 /// Offers a disk on a listener, if the listener exports it and does not offer it yet.
-fn export_to(listening: &Listening, served: &Served) {
+fn export_to(listening: &Listening, served: &Served, pools: &Pools) {
     let name = served.disk.name();
     if !is_exported(&listening.definition(), name)
         || listening.exports.list().iter().any(|(other, _)| other == name)
     {
         return;
     }
-    if let Err(refused) = offer(&listening.exports, served) {
+    if let Err(refused) = offer(&listening.exports, served, pools) {
         tracing::error!(disk = name, "{}", refused.message);
     }
 }
@@ -298,10 +300,11 @@ fn is_exported(definition: &ListenerDefinition, name: &str) -> bool {
     }
 }
 
-fn offer(exports: &nbd::Exports, served: &Served) -> Result<(), ErrorBody> {
+fn offer(exports: &nbd::Exports, served: &Served, pools: &Pools) -> Result<(), ErrorBody> {
     let disk = &served.disk;
     let text = if disk.vm().is_empty() { String::new() } else { format!("of {}", disk.vm()) };
-    match exports.add(disk.name(), &text, Arc::clone(disk)) {
+    let bitmaps = SnapshotBitmaps::of(&served.live().definition, disk, pools);
+    match exports.add_with_bitmaps(disk.name(), &text, Arc::clone(disk), bitmaps) {
         Ok(()) => {}
         Err(nbd::NameError::Taken) if exports.list().iter().any(|(_, d)| Arc::ptr_eq(d, disk)) => {}
         Err(error) => {

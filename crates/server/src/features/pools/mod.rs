@@ -1,13 +1,18 @@
 //! The pools of the block store that disks use: what they have, and the changes of their volumes
 //! and snapshots.
 
+pub(crate) mod bitmaps;
 pub(crate) mod feature;
+mod sending;
 pub(crate) mod snapshot;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use fathom_control::{ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport, RULE_PREFIX};
+use fathom_control::{
+    DifferencePart, DifferenceQuery, ErrorBody, ErrorCode, PoolChange, PoolEntry, PoolsReport,
+    RULE_PREFIX,
+};
 use fathom_failure::Failure;
 use fathom_store::{Pool, PoolError, PoolRefusal};
 
@@ -70,6 +75,14 @@ impl Daemon {
             other => other.carry_out(&pool, time_s).map_err(refused)?,
         }
         Ok(PoolEntry { warning, ..self.pool(path, &pool) })
+    }
+
+    /// A part of what differs between two snapshots.
+    ///
+    /// # Errors
+    /// If no disk uses the pool, or there is no such snapshot.
+    fn difference(&self, query: &DifferenceQuery) -> Result<DifferencePart, ErrorBody> {
+        DifferencePart::of(&self.open_pool(&query.path)?, query).map_err(refused)
     }
 
     /// The pool at `path`.
