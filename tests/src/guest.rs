@@ -13,8 +13,8 @@ use crate::{Error, Qmp, Result, accelerator, patience, until};
 
 pub use crate::builder::{Builder, Disk};
 
-/// For how long a kernel that boots is silent at most, in seconds: more than the time after which it
-/// reports a hung task, with the patience of a slow host.
+/// For how long a kernel that boots is silent at most, in seconds: more than the time after which
+/// it reports a hung task, with the patience of a slow host.
 const SILENCE_MAX: u64 = 60;
 
 /// Kernel messages about failures of a disk, a file system or the kernel itself.
@@ -60,8 +60,8 @@ impl Guest {
         Ok(Self { channel, qmp: Mutex::new(None), process, directory })
     }
 
-    /// Waits until the guest has booted `times` times in total. A kernel whose processor has lost its
-    /// timer prints nothing more; one whose disk does not answer reports its hung tasks.
+    /// Waits until the guest has booted `times` times in total. A kernel whose processor has lost
+    /// its timer prints nothing more; one whose disk does not answer reports its hung tasks.
     pub(crate) fn wait_until_ready(&self, times: usize, limit: Duration) -> Result<()> {
         let silence_max = patience(SILENCE_MAX);
         let mut printed = (0, Instant::now());
@@ -84,11 +84,11 @@ impl Guest {
             }
             Ok(is_ready.then_some(()))
         })
-        .map_err(|error| self.explained(error))
+        .map_err(|error| self.explained(&error))
     }
 
-    /// As [`wait_until_ready`](Self::wait_until_ready) after a reboot or a reset; a guest that hangs
-    /// as it boots is reset once.
+    /// As [`wait_until_ready`](Self::wait_until_ready) after a reboot or a reset; a guest that
+    /// hangs as it boots is reset once.
     fn wait_until_ready_again(&self, times: usize) -> Result<()> {
         match self.wait_until_ready(times, patience(90)) {
             Err(error) if error.is_of_emulation() && self.process.expect_running().is_ok() => {
@@ -149,7 +149,7 @@ impl Guest {
             return Ok(output.text);
         }
         let text = format!("in the guest: {script}\nstatus {}: {}", output.status, output.text);
-        Err(self.explained(Error::new(text)))
+        Err(self.explained(&Error::new(text)))
     }
 
     /// Starts a shell script in the guest without waiting for it.
@@ -179,9 +179,9 @@ impl Guest {
             Ok(Some(output)) => Ok(output),
             Ok(None) => {
                 let text = format!("no answer from the guest in {limit:.0?}; {}", self.processes());
-                Err(self.explained(Error::new(text)))
+                Err(self.explained(&Error::new(text)))
             }
-            Err(error) => Err(self.explained(error)),
+            Err(error) => Err(self.explained(&error)),
         }
     }
 
@@ -221,7 +221,7 @@ impl Guest {
         match complaint(&self.console()) {
             None => Ok(()),
             Some(line) => Err(self
-                .explained(Error::new(format!("the guest's kernel reported a failure: {line}")))),
+                .explained(&Error::new(format!("the guest's kernel reported a failure: {line}")))),
         }
     }
 
@@ -330,7 +330,7 @@ impl Guest {
     /// When QEMU does not end, or fails.
     pub fn shutdown(self) -> Result<()> {
         self.spawn("poweroff")?;
-        let status = self.process.wait(patience(60)).map_err(|error| self.explained(error))?;
+        let status = self.process.wait(patience(60)).map_err(|error| self.explained(&error))?;
         if status.success() {
             return Ok(());
         }
@@ -347,7 +347,7 @@ impl Guest {
     }
 
     /// The error, extended by the ends of the console and of QEMU's output.
-    pub fn explained(&self, error: Error) -> Error {
+    pub fn explained(&self, error: &Error) -> Error {
         let is_of_emulation = error.is_of_emulation()
             || self.process.has_failed_to_emulate()
             || self.has_lost_a_timer();

@@ -60,7 +60,7 @@ impl Records {
             }
             Ok((self.acknowledged.len() >= expected).then_some(()))
         })
-        .map_err(|error| guest.explained(error))
+        .map_err(|error| guest.explained(&error))
     }
 
     /// Reads the acknowledgements from the guest's console, which still exists after the guest's
@@ -87,7 +87,7 @@ impl Records {
             return Ok(());
         }
         let text = format!("the writer of {} failed: {}", self.folder, output.text);
-        Err(guest.explained(Error::new(text)))
+        Err(guest.explained(&Error::new(text)))
     }
 
     /// Checks that every acknowledged record exists, and that the contents of all records match
@@ -109,7 +109,7 @@ impl Records {
             return Ok(self.acknowledged.len());
         }
         let text = format!("{folder}: acknowledged records are missing: {missing:?}");
-        Err(guest.explained(Error::new(text)))
+        Err(guest.explained(&Error::new(text)))
     }
 }
 

@@ -98,7 +98,8 @@ pub(crate) struct BatchHeader {
     pub(crate) runs: Vec<Run>,
 }
 
-/// Whether so many blocks in so many runs of data and references, and `zeroes` runs of zeroes, fit in a header.
+/// Whether so many blocks in so many runs of data and references, and `zeroes` runs of zeroes, fit
+/// in a header.
 pub(crate) fn fits(runs: usize, blocks: usize, zeroes: usize) -> bool {
     runs * DATA_RUN + blocks * DATA_BLOCK + zeroes * ZERO_RUN <= RUNS_LENGTH_MAX
 }

@@ -2,7 +2,7 @@
 //!
 //! 1. The changed pages of maps go to new places.
 //! 2. The changed pages of the space map and the page table go over their copies that are not
-//!    valid, those of the fingerprint table over their only copies, and the record goes to its place.
+//!    valid, those of the fingerprint table over their only copies, and the record to its place.
 //! 3. A flush makes all of that durable.
 //! 4. The superblock is written and made durable. Then the checkpoint is valid.
 

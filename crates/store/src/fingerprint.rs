@@ -1,9 +1,9 @@
 //! Fingerprints of blocks: equal blocks of one domain have the same one.
 //!
-//! A fingerprint proposes a block that may be equal, and decides nothing: blocks are compared before
-//! one takes the place of the other. So it need not resist collisions, and has 56 bits. It is keyed
-//! with the secret of its *domain*: the blocks of one domain are never found by another one, whose
-//! guests could otherwise learn from the time of a write what others have.
+//! A fingerprint proposes a block that may be equal, and decides nothing: blocks are compared
+//! before one takes the place of the other. So it need not resist collisions, and has 56 bits. It
+//! is keyed with the secret of its *domain*: the blocks of one domain are never found by another
+//! one, whose guests could otherwise learn from the time of a write what others have.
 
 use std::fmt;
 

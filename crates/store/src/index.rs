@@ -262,8 +262,8 @@ impl Index {
         self.hooks.is_empty() && self.pages.is_empty() && self.is_scanned()
     }
 
-    /// A block with this fingerprint, or with one that nobody may know, has been written to a place,
-    /// whose page was [admitted](Self::admit).
+    /// A block with this fingerprint, or with one that nobody may know, has been written to a
+    /// place, whose page was [admitted](Self::admit).
     pub(crate) fn set(&mut self, place: u64, fingerprint: Option<Fingerprint>) {
         let (number, index) = Self::at(place);
         let Some(page) = self.pages.get_mut(&number) else { return };

@@ -8,8 +8,8 @@
 //!   `apply` brings batches into the maps.
 //! - `queue`: carries out the requests of one queue of a volume.
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
-//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were written
-//!   several times.
+//! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were
+//!   written several times.
 //! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
 //! - [`check`]: checks a pool that nobody uses.
@@ -42,6 +42,7 @@ mod pool;
 mod queue;
 mod record;
 mod recover;
+mod reserve;
 mod room;
 mod rules;
 mod seal;

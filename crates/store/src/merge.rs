@@ -1,13 +1,13 @@
 //! Finds blocks that were written several times, and keeps one of each.
 //!
-//! What a write does not find in the index is found later: the fingerprints of all places are looked
-//! through, part by part. Of two places with the same fingerprint, one becomes the *victim*. When both
-//! blocks have been compared, the next walk puts the other place into each entry that has the victim,
-//! so that it meets the victim nowhere, and frees it.
+//! What a write does not find in the index is found later: the fingerprints of all places are
+//! looked through, part by part. Of two places with the same fingerprint, one becomes the *victim*.
+//! When both blocks have been compared, the next walk puts the other place into each entry that has
+//! the victim, so that it meets the victim nowhere, and frees it.
 //!
-//! From the comparison on, nothing comes to refer to a victim: it is not found by its fingerprint, and
-//! cannot be pinned. It is not freed before the walk either, since it could be used for another block
-//! then. Entries with it are those that exist. A leaf that is copied before the walk has
+//! From the comparison on, nothing comes to refer to a victim: it is not found by its fingerprint,
+//! and cannot be pinned. It is not freed before the walk either, since it could be used for another
+//! block then. Entries with it are those that exist. A leaf that is copied before the walk has
 //! visited it is visited as well as its copy.
 
 use hashbrown::HashMap;
@@ -136,8 +136,8 @@ impl State {
         pairs
     }
 
-    /// The blocks of two places are equal. The places have not been used for other blocks since they
-    /// were read. What is kept is pinned, so that it does not become a victim itself.
+    /// The blocks of two places are equal. The places have not been used for other blocks since
+    /// they were read. What is kept is pinned, so that it does not become a victim itself.
     pub(crate) fn merge(&mut self, Pair { victim, keep }: Pair) {
         let is_free = self.walk.is_none()
             && !self.moves.contains_key(&victim)

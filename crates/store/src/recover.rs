@@ -278,8 +278,8 @@ pub(crate) struct Opened {
     fingerprints: BTreeMap<u64, Option<Fingerprint>>,
 }
 
-/// The state of a pool in memory, with so many pages of maps and of the fingerprint table. Nothing on
-/// the device changes.
+/// The state of a pool in memory, with so many pages of maps and of the fingerprint table. Nothing
+/// on the device changes.
 ///
 /// # Errors
 /// If the device fails, or has no sound pool.

@@ -62,8 +62,9 @@ impl State {
         index.scan(page, words, |place| place < places && space.is_used(place));
     }
 
-    /// Makes room for the fingerprints of blocks that are being written to these places. Returns the
-    /// pages of the table that have to be [loaded](Self::load_fingerprints): the others have none.
+    /// Makes room for the fingerprints of blocks that are being written to these places. Returns
+    /// the pages of the table that have to be [loaded](Self::load_fingerprints): the others have
+    /// none.
     pub(crate) fn admit_fingerprints(&mut self, places: &[u64]) -> Vec<u32> {
         let mut loads = Vec::new();
         for place in places {

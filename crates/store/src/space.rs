@@ -10,13 +10,14 @@
 //! Blocks go into free segments first, then into the free places of the emptiest ones. A batch lies
 //! in one segment, in ascending order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fathom_block::{ErrorKind, Outcome};
 
 use crate::layout::{Layout, SPACE_BITS};
 use crate::paged::Paged;
+use crate::reserve::{Chosen, Reserve, left_of};
 use crate::rules::Rules;
 
 /// The most segments that may be opened between two checkpoints and have no completed batch.
@@ -39,41 +40,6 @@ enum SegmentState {
     Spent,
     /// A write to it has failed. It is not chosen while the pool is open.
     Retired,
-}
-
-/// A segment that was chosen: its places that are free.
-#[derive(Debug)]
-struct Chosen {
-    segment: u32,
-    /// Numbers within the segment, ascending.
-    free: Vec<u16>,
-    next: usize,
-}
-
-impl Chosen {
-    fn left(&self) -> usize {
-        self.free.len() - self.next
-    }
-}
-
-/// Segments in the order of their use.
-#[derive(Debug, Default)]
-struct Reserve {
-    open: Option<Chosen>,
-    waiting: VecDeque<Chosen>,
-    /// Chosen by a checkpoint that is not durable yet, or that reads delay.
-    prepared: Vec<Chosen>,
-}
-
-impl Reserve {
-    /// The number of free places in segments that may be used now.
-    fn left(&self) -> usize {
-        self.open.iter().chain(&self.waiting).map(Chosen::left).sum()
-    }
-
-    fn segments(&self) -> impl Iterator<Item = u32> {
-        self.waiting.iter().chain(&self.prepared).map(|chosen| chosen.segment)
-    }
 }
 
 /// The places of a batch.
@@ -525,10 +491,6 @@ impl Space {
     pub(crate) fn memory(&self) -> u64 {
         self.map.memory() + (self.used.len() * 3 + self.page_places.len()) as u64
     }
-}
-
-fn left_of(chosen: &[Chosen]) -> usize {
-    chosen.iter().map(Chosen::left).sum()
 }
 
 #[cfg(test)]

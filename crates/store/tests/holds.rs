@@ -20,7 +20,7 @@ fn holds(pool: &Pool) -> Holds {
     snapshots.map(|snapshot| (snapshot.name, snapshot.hold)).collect()
 }
 
-fn is_refused(done: Result<(), PoolError>, expected: PoolRefusal) -> bool {
+fn is_refused(done: &Result<(), PoolError>, expected: PoolRefusal) -> bool {
     matches!(done, Err(PoolError::Refused(refusal)) if refusal == expected)
 }
 
@@ -40,17 +40,17 @@ fn step(pool: &Pool, random: &mut fastrand::Rng, made: u32) -> Holds {
             pool.release_snapshot("disk", &name).unwrap();
             expected.insert(name, None);
         }
-        0 => assert!(is_refused(pool.release_snapshot("disk", &name), PoolRefusal::NotHeld)),
+        0 => assert!(is_refused(&pool.release_snapshot("disk", &name), PoolRefusal::NotHeld)),
         1 => {
             let reason = format!("reason {made}");
             pool.hold_snapshot("disk", &name, &reason).unwrap();
             expected.insert(name, Some(reason));
         }
         2 if expected.values().any(Option::is_some) => {
-            assert!(is_refused(pool.delete_volume("disk"), PoolRefusal::Held));
+            assert!(is_refused(&pool.delete_volume("disk"), PoolRefusal::Held));
         }
         _ if is_held => {
-            assert!(is_refused(pool.delete_snapshot("disk", &name), PoolRefusal::Held));
+            assert!(is_refused(&pool.delete_snapshot("disk", &name), PoolRefusal::Held));
         }
         _ => {
             pool.delete_snapshot("disk", &name).unwrap();
@@ -95,14 +95,14 @@ fn held_snapshots_stay_and_holds_survive_power_losses() {
 fn a_hold_needs_a_snapshot_and_a_reason() {
     let pool = reopen(&blank());
     pool.create_volume("disk", 1 << 16).unwrap();
-    assert!(is_refused(pool.hold_snapshot("disk", "s", "x"), PoolRefusal::NoSnapshot));
-    assert!(is_refused(pool.hold_snapshot("d", "s", "x"), PoolRefusal::NoVolume));
+    assert!(is_refused(&pool.hold_snapshot("disk", "s", "x"), PoolRefusal::NoSnapshot));
+    assert!(is_refused(&pool.hold_snapshot("d", "s", "x"), PoolRefusal::NoVolume));
     pool.take_snapshot(&["disk"], "s", 1).unwrap();
     for reason in ["", "a\nb", &"a".repeat(129)] {
-        assert!(is_refused(pool.hold_snapshot("disk", "s", reason), PoolRefusal::BadReason));
+        assert!(is_refused(&pool.hold_snapshot("disk", "s", reason), PoolRefusal::BadReason));
     }
     pool.hold_snapshot("disk", "s", &"a".repeat(128)).unwrap();
-    assert!(is_refused(pool.delete_volume("disk"), PoolRefusal::Held));
+    assert!(is_refused(&pool.delete_volume("disk"), PoolRefusal::Held));
     pool.release_snapshot("disk", "s").unwrap();
     pool.delete_volume("disk").unwrap();
 }

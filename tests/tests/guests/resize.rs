@@ -9,7 +9,7 @@ fn wait_for_size(guest: &Guest, device: &str, mib: u64) -> Result<()> {
         let size = guest.check(&format!("blockdev --getsize64 {device}"))?;
         Ok((size.trim() == (mib << 20).to_string()).then_some(()))
     })
-    .map_err(|error| guest.explained(error))
+    .map_err(|error| guest.explained(&error))
 }
 
 #[test]

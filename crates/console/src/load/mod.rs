@@ -84,8 +84,8 @@ pub struct LoadOptions {
     pub range: Option<Range<u64>>,
     /// Compares the data read with the data written.
     pub verify: bool,
-    /// The share of 4 KiB units of writes that are equal to others, in percent, 0 to 100. All others
-    /// differ.
+    /// The share of 4 KiB units of writes that are equal to others, in percent, 0 to 100. All
+    /// others differ.
     pub duplicate_percent: u8,
     /// Announces all memory in one table (`SET_MEM_TABLE`), as to a server without memory slots.
     pub memory_table: bool,

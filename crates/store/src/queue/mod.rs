@@ -25,8 +25,8 @@ use fathom_reactor::{Event, Pending};
 
 use crate::catalogue::PageId;
 use crate::checkpoint::Checkpoint;
-use crate::fingerprint::Fingerprinter;
 use crate::difference::ReadPages;
+use crate::fingerprint::Fingerprinter;
 use crate::pool::Inner;
 use crate::state::Admission;
 
