@@ -21,7 +21,7 @@ fn holds(pool: &Pool) -> Holds {
 }
 
 fn is_refused(done: &Result<(), PoolError>, expected: PoolRefusal) -> bool {
-    matches!(done, Err(PoolError::Refused(refusal)) if refusal == expected)
+    matches!(done, Err(PoolError::Refused(refusal)) if *refusal == expected)
 }
 
 /// A step of a run. Returns the holds that the pool has to have after it.
