@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use fathom_block::{Backend, Operation, Shared, StoreAccess, Waker};
@@ -88,6 +88,8 @@ pub(crate) struct Inner {
     changing: Mutex<()>,
     /// The wakers of all queues, by number.
     wakers: Mutex<BTreeMap<u64, Waker>>,
+    /// See [`Pool::on_unattended`].
+    unattended: OnceLock<Box<dyn Fn() + Send + Sync>>,
     recovered: Recovered,
 }
 
@@ -100,14 +102,28 @@ impl Inner {
         number
     }
 
+    /// A queue has ended.
     pub(crate) fn forget(&self, number: u64) {
         self.wakers.lock().remove(&number);
+        self.report_unattended();
     }
 
     /// Lets all queues look for work, also those that wait for nothing.
     fn wake_all(&self) {
         self.wakers.lock().values().for_each(Waker::wake);
         self.shared.wake();
+        self.report_unattended();
+    }
+
+    fn is_unattended(&self) -> bool {
+        let is_wanted = |state: &mut State| state.has_work() && !state.users.is_empty();
+        self.wakers.lock().is_empty() && self.shared.access(is_wanted)
+    }
+
+    fn report_unattended(&self) {
+        if let Some(call) = self.unattended.get().filter(|_| self.is_unattended()) {
+            call();
+        }
     }
 }
 
@@ -175,6 +191,7 @@ impl Pool {
             merge_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
             wakers: Mutex::default(),
+            unattended: OnceLock::new(),
             recovered,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -575,6 +592,29 @@ impl Pool {
                 }
                 state.readers.retain(|_, count| *count > 0);
             }
+            Wanted::Nothing => {}
         });
+    }
+
+    /// A back end without content, whose queues carry out the background work of the pool while no
+    /// volume has a queue.
+    pub fn attendant(&self) -> Arc<dyn Backend> {
+        Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), Wanted::Nothing, BLOCK))
+    }
+
+    /// Whether there is background work that need not wait: a walk, or a merge that was requested.
+    pub fn has_work(&self) -> bool {
+        self.inner.shared.access(|state| state.has_work())
+    }
+
+    /// Whether there is such work for a volume in use, and no queue that carries it out.
+    pub fn is_unattended(&self) -> bool {
+        self.inner.is_unattended()
+    }
+
+    /// Sets what is called, once, whenever the pool may have become
+    /// [unattended](Self::is_unattended). It must not block.
+    pub fn on_unattended(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.inner.unattended.set(Box::new(call));
     }
 }

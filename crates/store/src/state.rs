@@ -455,6 +455,13 @@ impl State {
             || is_due && self.has_changes
     }
 
+    /// Whether there is background work that need not wait.
+    pub(crate) fn has_work(&self) -> bool {
+        let is_wanted =
+            self.has_garbage || self.walk.is_some() || self.merge.is_some() || self.is_merge_wanted;
+        is_wanted && self.failed.is_none()
+    }
+
     /// Something has changed that the next checkpoint has to have.
     pub(crate) fn note_change(&mut self) {
         self.has_changes = true;

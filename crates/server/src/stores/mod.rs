@@ -1,5 +1,6 @@
 //! The stores of disks and logs: the kinds of stores of disks, and what stores share.
 
+mod attend;
 pub(crate) mod clusters;
 pub(crate) mod feature;
 pub(crate) mod kinds;

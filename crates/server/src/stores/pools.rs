@@ -12,6 +12,7 @@ use fathom_failure::Failure;
 use fathom_store::{INDEX_PAGE_MEMORY, Pool, PoolError, PoolOptions, PoolRefusal, WeakPool};
 use parking_lot::Mutex;
 
+use super::attend::PoolAttendance;
 use crate::daemon::parts::Parts;
 use crate::daemon::stack::refusal;
 
@@ -19,9 +20,13 @@ use crate::daemon::stack::refusal;
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
 const CLOSE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A pool, if a disk uses it. Locked while it is opened, so that only disks of this pool wait.
+/// A pool, if a disk uses it.
 #[derive(Clone, Default)]
-struct Slot(Arc<Mutex<Option<WeakPool>>>);
+struct Slot {
+    /// Locked while it is opened, so that only disks of this pool wait.
+    pool: Arc<Mutex<Option<WeakPool>>>,
+    attendance: PoolAttendance,
+}
 
 /// The open pools, by their paths.
 #[derive(Clone)]
@@ -50,7 +55,7 @@ impl Pools {
         let slots = self.slots.lock().clone();
         let open = |(path, slot): (PathBuf, Slot)| {
             // One that is being opened has no disk yet.
-            let pool = slot.0.try_lock()?.as_ref()?.upgrade()?;
+            let pool = slot.pool.try_lock()?.as_ref()?.upgrade()?;
             Some((path, pool))
         };
         slots.into_iter().filter_map(open).collect()
@@ -59,14 +64,22 @@ impl Pools {
     /// The open pool at a path.
     pub(crate) fn find(&self, path: &Path) -> Option<Pool> {
         let slot = self.slots.lock().get(&pool_path(path)).cloned()?;
-        slot.0.lock().as_ref().and_then(WeakPool::upgrade)
+        slot.pool.lock().as_ref().and_then(WeakPool::upgrade)
+    }
+
+    /// A disk with a volume of the pool at `path` leaves: nothing else keeps the pool open.
+    pub(crate) fn leave(&self, path: &Path) {
+        let Some(slot) = self.slots.lock().get(&pool_path(path)).cloned() else { return };
+        let pool = slot.pool.lock().clone();
+        slot.attendance.end(pool.as_ref());
     }
 
     /// The pool at a path, which is opened if no disk uses it.
     fn open(&self, path: &Path, direct: bool, records: &Path, disk: &str) -> Result<Pool, Failure> {
         let path = pool_path(path);
         let slot = self.slots.lock().entry(path.clone()).or_default().clone();
-        let mut slot = slot.0.lock();
+        let attendance = slot.attendance;
+        let mut slot = slot.pool.lock();
         if let Some(pool) = slot.as_ref().and_then(WeakPool::upgrade) {
             return Ok(pool);
         }
@@ -85,6 +98,7 @@ impl Pools {
         )
         .map_err(Failure::from)?;
         let pool = Pool::open(Arc::new(device), self.options)?;
+        attendance.attend(&pool);
         *slot = Some(pool.downgrade());
         Ok(pool)
     }

@@ -131,7 +131,11 @@ impl StoreQueue {
     pub(super) fn leave_merge_undone(&mut self) {
         if self.merging.is_active {
             self.merging.pairs.clear();
-            self.inner.shared.access(State::give_up_merge);
+            self.inner.shared.access(|state| {
+                state.give_up_merge();
+                // Another queue begins it again.
+                state.is_merge_wanted = true;
+            });
             self.leave_merge();
         }
     }

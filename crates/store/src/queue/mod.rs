@@ -50,6 +50,8 @@ pub(crate) enum Wanted {
     Snapshot(u32),
     /// A volume or a snapshot, with extents that say what differs from another one.
     Difference { base: Option<u32>, target: u32 },
+    /// Nothing: the queue has only the background work of the pool.
+    Nothing,
 }
 
 /// See the module.
@@ -111,7 +113,7 @@ impl StoreQueue {
                 let domain = &state.catalogue.volumes.get(&volume)?.domain;
                 (!domain.is_empty()).then(|| Fingerprinter::new(&state.key, domain))
             }),
-            Wanted::Snapshot(_) | Wanted::Difference { .. } => None,
+            Wanted::Snapshot(_) | Wanted::Difference { .. } | Wanted::Nothing => None,
         };
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
@@ -373,7 +375,6 @@ impl Drop for StoreQueue {
     /// Other queues take over the checkpoint and the walk. Places that the kernel may still read
     /// or write are not used again while the pool is open.
     fn drop(&mut self) {
-        self.inner.forget(self.registered);
         let is_stuck = self.in_kernel.count() > 0;
         if let Some(mut checkpoint) = self.checkpoint.take() {
             checkpoint.restart();
@@ -426,5 +427,6 @@ impl Drop for StoreQueue {
             }
         });
         self.inner.shared.wake();
+        self.inner.forget(self.registered);
     }
 }

@@ -116,6 +116,7 @@ impl StoreQueue {
             let root = match self.wanted {
                 Wanted::Volume(id) | Wanted::Snapshot(id) => state.catalogue.branch(id),
                 Wanted::Difference { target, .. } => state.catalogue.branch(target),
+                Wanted::Nothing => None,
             };
             let (root, _) = root.ok_or(Fault::Damaged)?;
             state.pages.look_up(root, range, &mut entries, &mut missing)?;

@@ -1,20 +1,31 @@
 //! The volumes and snapshots of pools, as a feature of the daemon.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::body::Body;
-use fathom_control::endpoints;
+use fathom_control::{ErrorBody, endpoints};
 
 use super::sending::Sending;
 use crate::configuration::Configuration;
-use crate::daemon::Daemon;
-use crate::daemon::feature::{Ending, Feature};
+use crate::daemon::feature::{Ending, Feature, Leaving};
 use crate::daemon::http::routes::{Routes, Share};
 use crate::daemon::parts::Parts;
+use crate::daemon::stack::Equipment;
 use crate::daemon::stop::Task;
+use crate::daemon::{Daemon, Served};
+use crate::stores::pools::Pools;
 
 /// See the module.
 pub(crate) struct VolumesOfPools;
+
+/// The pool of a disk.
+#[derive(Clone)]
+struct DiskPool {
+    pools: Pools,
+    path: PathBuf,
+}
 
 impl Feature for VolumesOfPools {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
@@ -26,6 +37,21 @@ impl Feature for VolumesOfPools {
             daemon.part::<Sending>().stop();
         }
         Vec::new()
+    }
+
+    fn equip(&self, disk: &mut Equipment<'_>) -> Result<(), ErrorBody> {
+        if let Some(path) = &disk.definition.store {
+            let pools = disk.shared.of::<Pools>().clone();
+            disk.parts.add(DiskPool { pools, path: path.clone() });
+        }
+        Ok(())
+    }
+
+    fn leaving(&self, served: &Served, stage: Leaving) -> io::Result<()> {
+        if let (Leaving::Drained, Some(pool)) = (stage, served.part::<DiskPool>()) {
+            pool.pools.leave(&pool.path);
+        }
+        Ok(())
     }
 
     fn routes(&self, routes: &mut Routes) {
