@@ -12,7 +12,7 @@
 //!   written several times.
 //! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
-//! - [`check`]: checks a pool that nobody uses.
+//! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
 
 // A new operation, kind of error or state does not compile until each match decides about it.
@@ -28,6 +28,7 @@ mod copy;
 mod difference;
 mod entry;
 mod error;
+mod estimate;
 mod fingerprint;
 mod fuzz;
 mod hold;
@@ -63,6 +64,7 @@ pub use check::{CheckReport, check};
 pub use copy::copy;
 pub use difference::{ChangeCursor, ChangedExtent};
 pub use error::PoolError;
+pub use estimate::{Estimate, Estimator};
 pub use fathom_block::Backend;
 #[doc(hidden)]
 pub use fuzz::fuzz_store;

@@ -4,6 +4,7 @@
 //! the command itself.
 
 mod copy;
+mod estimate;
 mod make;
 
 use std::path::{Path, PathBuf};
@@ -54,6 +55,8 @@ Examples:
     Import(copy::ImportOptions),
     /// Copy a volume, or a snapshot (VOLUME@SNAPSHOT), into a new raw image
     Export(copy::ExportOptions),
+    /// Read images, and say what a pool would save of them
+    Estimate(estimate::EstimateOptions),
     /// Check a pool that is not in use: its maps, and the content of each block
     Check(PoolCheckOptions),
 }
@@ -178,6 +181,7 @@ pub fn run(command: &StoreCommand) -> CommandResult {
         }
         StoreCommand::Import(options) => copy::import(options),
         StoreCommand::Export(options) => copy::export(options),
+        StoreCommand::Estimate(options) => estimate::run(options),
         StoreCommand::Check(options) => run_check(options),
     }
 }

@@ -267,6 +267,9 @@ fn equal_blocks_of_two_disks_are_kept_once_over_kills_and_merges() {
     let path = folder.path();
     let checked = run(path, &["store", "check", "pool", "--json"]).unwrap();
     assert!(checked.contains("\"problem_count\": 0"), "{checked}");
+    std::fs::write(path.join("x.img"), [data(1, 300), data(1, 100)].concat()).unwrap();
+    let found = run(path, &["store", "estimate", "x.img", "x.img", "--json"]).unwrap();
+    assert!(found.contains(&format!("\"different_bytes\": {}", 300 << 12)), "{found}");
     run(path, &["store", "domain", "pool", "two", "--none"]).unwrap();
     run(path, &["store", "export", "pool", "two", "two.img"]).unwrap();
     assert!(std::fs::read(path.join("two.img")).unwrap()[1 << 20..][..200 << 12] == content);

@@ -57,8 +57,8 @@ pub(crate) enum Wanted {
 /// See the module.
 pub(crate) struct StoreQueue {
     inner: Arc<Inner>,
-    /// The number of its waker in the pool.
-    registered: u64,
+    /// The number of its waker in the pool, if it works for the pool.
+    registered: Option<u64>,
     wanted: Wanted,
     device: Device,
     waker: Waker,
@@ -118,7 +118,9 @@ impl StoreQueue {
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
         let sharing = Sharing::new(fingerprinter, is_rotational, bits);
-        let registered = inner.register(&waker);
+        // A comparison does no work for the pool.
+        let is_comparison = matches!(wanted, Wanted::Difference { .. });
+        let registered = (!is_comparison).then(|| inner.register(&waker));
         Self {
             inner,
             registered,
@@ -427,6 +429,8 @@ impl Drop for StoreQueue {
             }
         });
         self.inner.shared.wake();
-        self.inner.forget(self.registered);
+        if let Some(registered) = self.registered {
+            self.inner.forget(registered);
+        }
     }
 }
