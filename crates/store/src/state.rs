@@ -69,6 +69,8 @@ pub struct PoolCounts {
     pub zero_blocks: u64,
     /// Blocks that became references to equal ones.
     pub shared_blocks: u64,
+    /// Blocks that were known to be equal to no others, so that none were looked for.
+    pub unique_blocks: u64,
     /// Blocks that were equal to what they replaced.
     pub unchanged_blocks: u64,
     /// Blocks that had the fingerprint of another one, and were not equal to it.

@@ -144,6 +144,11 @@ impl Backend for StoreVolume {
                 counts.shared_blocks,
             ),
             Figure::counter(
+                "pool_unique_blocks_total",
+                "The blocks that were known to be equal to no others.",
+                counts.unique_blocks,
+            ),
+            Figure::counter(
                 "pool_unchanged_blocks_total",
                 "The blocks that were equal to what they replaced.",
                 counts.unchanged_blocks,

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use fathom_block::Backend;
+use fathom_block::{Backend, Clock, IoClass, Operation};
+use fathom_reactor::Reactor;
 use fathom_sim::{OneRequest, SimBackend};
 use fathom_store::{Pool, PoolOptions, PoolStatus, check};
 
@@ -115,6 +116,31 @@ fn what_was_written_before_an_opening_is_found() {
         let (written, shared) = counts(&pool);
         assert!(shared > 50, "{shared} of 60 from {start} on, {written} written");
     }
+}
+
+#[test]
+fn what_is_known_to_be_unique_is_not_looked_for() {
+    let (_device, pool) = pool(blank_of(DEVICE));
+    pool.create_volume("a", VOLUME).unwrap();
+    let disk = disk(pool.volume("a").unwrap());
+    let mut reactor = Reactor::new(64).unwrap();
+    let mut stack = disk.open_queue(&mut reactor, Clock::System).unwrap();
+    let mut write = |offset: u64, class: Option<IoClass>| {
+        let mut request = stack.request();
+        (request.operation, request.offset, request.length) = (Operation::Write, offset, BLOCK);
+        request.buffers.allocate(BLOCK as usize);
+        request.buffers.copy_from(0, &block(7));
+        request.insight.class = class;
+        stack.submit(request, &mut reactor);
+        while stack.completed().is_none() {
+            stack.advance(&mut reactor);
+        }
+        let counts = pool.status().counts;
+        (counts.written_blocks, counts.shared_blocks, counts.unique_blocks)
+    };
+    assert_eq!(write(0, None), (1, 0, 0));
+    assert_eq!(write(BLOCK, Some(IoClass::UNIQUE)), (2, 0, 1));
+    assert_eq!(write(2 * BLOCK, Some(IoClass(4))), (2, 1, 1));
 }
 
 /// Looks for equal blocks until they have been found and freed.

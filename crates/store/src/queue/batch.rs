@@ -76,7 +76,7 @@ impl StoreQueue {
             Content::new(volume, &draft.parts, &placed, self.inner.first_segment);
         let left = draft.parts.split_off(count);
         self.put_back(left);
-        let Draft { mut own, parts, .. } = draft;
+        let Draft { mut own, parts, unique, .. } = draft;
         let header = BatchHeader {
             generation: placed.generation,
             sequence: placed.sequence,
@@ -97,6 +97,7 @@ impl StoreQueue {
             state.counts.written_blocks += blocks as u64;
             state.counts.zero_blocks += zeroes as u64;
             state.counts.shared_blocks += pins.len() as u64;
+            state.counts.unique_blocks += unique;
             if !self.sharing.is_active() && state.index.is_empty() {
                 fingerprints.clear();
             }

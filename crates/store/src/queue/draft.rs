@@ -1,6 +1,6 @@
 //! A batch that is being made: parts of changes, and a copy of their data.
 
-use fathom_block::Request;
+use fathom_block::{Insight, IoClass, Kind, Request};
 
 use super::change::{Part, is_zero};
 use super::{StoreQueue, Wanted};
@@ -54,7 +54,15 @@ pub(super) struct Draft {
     pub(super) waits: usize,
     /// The number that ends its reads of blocks in the state.
     pub(super) interval: Option<u64>,
+    /// The blocks for which no equal ones are looked for.
+    pub(super) unique: u64,
     slots: usize,
+}
+
+/// Whether it is known that equal content is nowhere else, so that looking for it is in vain: by a
+/// hint of the program that writes, or because it is swapped memory. A wrong hint costs space.
+fn is_unique(insight: &Insight) -> bool {
+    insight.class == Some(IoClass::UNIQUE) || insight.facts.kind == Kind::Swap
 }
 
 impl Draft {
@@ -115,7 +123,8 @@ impl StoreQueue {
         }
         let mut own = self.device.take();
         own.buffers.allocate((1 + blocks) * BLOCK_BYTES);
-        let mut draft = Draft { own, parts: Vec::new(), waits: 0, interval: None, slots: 0 };
+        let (parts, interval) = (Vec::new(), None);
+        let mut draft = Draft { own, parts, waits: 0, interval, unique: 0, slots: 0 };
         for (number, part) in taken {
             self.compose(number, part, &mut draft);
         }
@@ -138,7 +147,12 @@ impl StoreQueue {
         }
         if !is_zero(bytes) {
             draft.slots += 1;
-            let fingerprint = self.sharing.fingerprint(bytes);
+            let fingerprint = if is_unique(&change.request.insight) {
+                draft.unique += 1;
+                None
+            } else {
+                self.sharing.fingerprint(bytes)
+            };
             let checksum = crc32c::crc32c(bytes);
             let data = Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
             return draft.parts.push(DraftPart { change: number, part, data });
