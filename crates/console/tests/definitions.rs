@@ -20,7 +20,7 @@ fn words(line: &str) -> Vec<String> {
         example.push_str(part);
         // Spaces within quotes belong to the command.
         if let Some(mut words) = shlex::split(&example) {
-            let end = words.iter().position(|word| matches!(word.as_str(), "|" | ">" | "&"));
+            let end = words.iter().position(|word| matches!(word.as_str(), "|" | ">" | "<" | "&"));
             words.truncate(end.unwrap_or(words.len()));
             return words;
         }
