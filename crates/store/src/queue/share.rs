@@ -17,6 +17,7 @@ use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{Found, decode};
 use crate::layout::BLOCK_BYTES;
 use crate::paged::payload;
+use crate::state::State;
 
 /// The pages of the fingerprint table that a queue may read in vain before some were of use.
 const CREDIT_MAX: u32 = 256;
@@ -63,6 +64,24 @@ impl Sharing {
         let earned = found as u32 + self.blocks / BLOCKS_OF_PAGE;
         self.blocks %= BLOCKS_OF_PAGE;
         self.credit = (self.credit + earned).min(CREDIT_MAX);
+    }
+}
+
+impl Draft {
+    /// Looks up the blocks for which no place was found yet. Returns whether any has one.
+    fn find_candidates(&mut self, state: &mut State) -> bool {
+        let mut has_candidate = false;
+        for data in self.parts.iter_mut().filter_map(|part| part.data.as_mut()) {
+            data.candidate = data.candidate.filter(|place| state.space.has_data(*place));
+            let Some(fingerprint) = data.fingerprint else { continue };
+            if data.candidate.is_none() {
+                if let Found::Place(place) = state.find_equal(fingerprint) {
+                    data.candidate = Some(place);
+                }
+            }
+            has_candidate |= data.candidate.is_some();
+        }
+        has_candidate
     }
 }
 
@@ -156,6 +175,8 @@ impl StoreQueue {
         for number in self.index_loads.remove(&page).unwrap_or_default() {
             if let Some(draft) = self.drafts.get_mut(&number) {
                 draft.waits -= 1;
+                // The page may be dropped before the others have been read.
+                self.inner.shared.access(|state| draft.find_candidates(state));
                 self.compare(number, context);
             }
         }
@@ -167,15 +188,7 @@ impl StoreQueue {
             return;
         };
         self.inner.shared.access(|state| {
-            let data = draft.parts.iter_mut().filter_map(|part| part.data.as_mut());
-            let mut has_candidate = false;
-            for data in data {
-                let Some(fingerprint) = data.fingerprint else { continue };
-                if let Found::Place(place) = state.find_equal(fingerprint) {
-                    data.candidate = Some(place);
-                    has_candidate = true;
-                }
-            }
+            let has_candidate = draft.find_candidates(state);
             draft.interval = has_candidate.then(|| state.begin_read());
         });
         let run_min = self.sharing.run_min;
