@@ -1,8 +1,8 @@
 //! What a pool would save of existing images, before they are moved into one.
 //!
-//! All data is read, and the blocks are counted whose fingerprint has some low bits of 0: the less of
-//! them, the more data there is, so that memory is bounded. A sample by content has all copies of a
-//! block or none, so that the share of different blocks in it is that of the whole, apart from
+//! All data is read, and the blocks are counted whose fingerprint has some low bits of 0: the less
+//! of them, the more data there is, so that memory is bounded. A sample by content has all copies
+//! of a block or none, so that the share of different blocks in it is that of the whole, apart from
 //! chance.
 
 use std::io;
