@@ -206,6 +206,13 @@ impl Index {
         self.clock.push_back(page);
     }
 
+    /// Fingerprints will come into a page: it stays in memory until it is written.
+    pub(crate) fn expect(&mut self, page: u32) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.is_dirty = true;
+        }
+    }
+
     /// Drops pages that were not used for a while.
     fn make_room(&mut self) {
         for _ in 0..2 * self.clock.len() {

@@ -69,14 +69,15 @@ impl State {
         let mut loads = Vec::new();
         for place in places {
             let page = Index::page_of(*place);
-            if self.index.has(page) || loads.contains(&page) {
+            if loads.contains(&page) {
                 continue;
             }
-            if self.space.is_any_used(Index::places_of(page)) {
+            if !self.index.has(page) && self.space.is_any_used(Index::places_of(page)) {
                 loads.push(page);
-            } else {
-                self.index.admit(page, false);
+                continue;
             }
+            self.index.admit(page, false);
+            self.index.expect(page);
         }
         loads
     }

@@ -152,7 +152,11 @@ impl StoreQueue {
     /// Reads pages of the fingerprint table, into which blocks that are being written will come.
     pub(super) fn load_fingerprints(&mut self, pages: &[u32], context: &mut BackendContext<'_>) {
         for page in pages {
-            let block = self.inner.shared.access(|state| state.load_fingerprints(*page));
+            let block = self.inner.shared.access(|state| {
+                let block = state.load_fingerprints(*page);
+                state.index.expect(*page);
+                block
+            });
             self.index_loads.entry(*page).or_default();
             let own = self.device.read(block, 1);
             self.device.submit(own, Purpose::Fingerprints { page: *page }, context);
