@@ -180,6 +180,12 @@ pub fn lose_power(
     };
     let mut setup = setups[0];
     let mut started = Life::start(volumes.path(), &setup, false);
+    let has_no_space = |log: &String| log.contains("No space left on device");
+    if matches!(damage, Damage::Renamed) && started.as_ref().err().is_some_and(has_no_space) {
+        // An image with another name needs another mark, and the operator makes space for it.
+        steps::make_room(volumes.path());
+        started = Life::start(volumes.path(), &setup, false);
+    }
     for other in &setups[1..] {
         // The operator configures what the disk had otherwise.
         if started.is_err() {
