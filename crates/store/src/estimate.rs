@@ -101,7 +101,7 @@ impl Estimator {
             return;
         }
         self.blocks += 1;
-        let fingerprint = self.fingerprinter.fingerprint(block);
+        let fingerprint = self.fingerprinter.fingerprint(block, crc32c::crc32c(block));
         if fingerprint.bits().trailing_zeros() < self.sampling {
             return;
         }

@@ -1,7 +1,8 @@
 //! Fingerprints of blocks: equal blocks of one domain have the same one.
 //!
 //! A fingerprint proposes a block that may be equal, and decides nothing: blocks are compared
-//! before one takes the place of the other. So it need not resist collisions, and has 56 bits. It
+//! before one takes the place of the other. So it need not resist collisions. It has 56 bits of the
+//! XXH3 of the block's checksum, which is made in any case, and of some of its words. It
 //! is keyed with the secret of its *domain*: the blocks of one domain are never found by another
 //! one, whose guests could otherwise learn from the time of a write what others have.
 
@@ -15,6 +16,9 @@ use crate::seal::Key;
 const BITS: u32 = 56;
 /// The bytes of a fingerprint in the table.
 pub(crate) const FINGERPRINT: usize = BITS as usize / 8;
+/// The words of a block that are part of its fingerprint, at equal distances, and their bytes.
+const WORDS: usize = 16;
+const WORD: usize = 8;
 /// As many bytes as XXH3 takes by default.
 const SECRET: usize = 192;
 
@@ -47,8 +51,16 @@ impl Fingerprinter {
         Self(secret)
     }
 
-    pub(crate) fn fingerprint(&self, block: &[u8]) -> Fingerprint {
-        Fingerprint((xxh3_64_with_secret(block, &self.0) >> (64 - BITS)).max(1))
+    /// The fingerprint of a block with this CRC-32C.
+    pub(crate) fn fingerprint(&self, block: &[u8], checksum: u32) -> Fingerprint {
+        let mut bytes = [0; 4 + WORDS * WORD];
+        bytes[..4].copy_from_slice(&checksum.to_le_bytes());
+        let words = block.chunks(block.len().div_ceil(WORDS).max(WORD));
+        for (target, words) in bytes[4..].chunks_exact_mut(WORD).zip(words) {
+            let length = words.len().min(WORD);
+            target[..length].copy_from_slice(&words[..length]);
+        }
+        Fingerprint((xxh3_64_with_secret(&bytes, &self.0) >> (64 - BITS)).max(1))
     }
 }
 
@@ -65,7 +77,9 @@ mod tests {
     #[test]
     fn fingerprints_are_those_of_a_domain_of_a_pool() {
         let of = |key: u8, domain: &str, block: u8| {
-            Fingerprinter::new(&Key([key; 32]), domain).fingerprint(&[block; 4096])
+            let block = [block; 4096];
+            let checksum = crc32c::crc32c(&block);
+            Fingerprinter::new(&Key([key; 32]), domain).fingerprint(&block, checksum)
         };
         assert_eq!(of(1, "a", 5), of(1, "a", 5));
         let all = [of(1, "a", 5), of(1, "a", 6), of(1, "b", 5), of(2, "a", 5)];

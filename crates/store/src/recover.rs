@@ -201,7 +201,8 @@ impl Search<'_> {
                     let Some(own) = own else { continue };
                     is_data[own] = true;
                     if is_right && !self.fingerprinters.is_empty() {
-                        let fingerprint = fingerprinter.map(|found| found.fingerprint(block(own)));
+                        let fingerprint =
+                            fingerprinter.map(|found| found.fingerprint(block(own), *checksum));
                         self.fingerprints.insert(first + own as u64, fingerprint);
                     }
                 }

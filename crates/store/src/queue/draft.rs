@@ -147,13 +147,13 @@ impl StoreQueue {
         }
         if !is_zero(bytes) {
             draft.slots += 1;
+            let checksum = crc32c::crc32c(bytes);
             let fingerprint = if is_unique(&change.request.insight) {
                 draft.unique += 1;
                 None
             } else {
-                self.sharing.fingerprint(bytes)
+                self.sharing.fingerprint(bytes, checksum)
             };
-            let checksum = crc32c::crc32c(bytes);
             let data = Some(Data { slot, checksum, fingerprint, candidate: None, is_equal: false });
             return draft.parts.push(DraftPart { change: number, part, data });
         }

@@ -48,8 +48,9 @@ impl Sharing {
         Self { fingerprinter, bits, run_min, credit: CREDIT_MAX, blocks: 0 }
     }
 
-    pub(super) fn fingerprint(&self, block: &[u8]) -> Option<Fingerprint> {
-        let found = self.fingerprinter.as_ref()?.fingerprint(block);
+    /// The fingerprint of a block with this CRC-32C, if blocks are shared.
+    pub(super) fn fingerprint(&self, block: &[u8], checksum: u32) -> Option<Fingerprint> {
+        let found = self.fingerprinter.as_ref()?.fingerprint(block, checksum);
         Fingerprint::from_bits(found.bits() >> (56 - self.bits))
     }
 
