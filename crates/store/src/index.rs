@@ -16,12 +16,13 @@
 
 use std::collections::VecDeque;
 
+use fathom_persistence::Identity;
 use fathom_persistence::bytes::u64_at;
 use hashbrown::HashMap;
 
 use crate::fingerprint::{FINGERPRINT, Fingerprint};
 use crate::layout::{FINGERPRINTS, Layout, PAYLOAD};
-use crate::paged::Payload;
+use crate::paged::{Payload, payload};
 
 /// The fewest hooks for which there is room.
 const HOOKS_MIN: u64 = 1 << 16;
@@ -84,8 +85,18 @@ pub(crate) struct Index {
     scanned: u32,
 }
 
-/// The fingerprints of a page of the table.
-pub(crate) fn decode(payload: &[u8]) -> Box<[u64; FINGERPRINTS]> {
+/// The fingerprints of page `index` of the table, from its bytes on the device; `None` if it is not
+/// valid.
+pub(crate) fn read_page(
+    identity: Identity,
+    index: u32,
+    bytes: &[u8],
+) -> Option<Box<[u64; FINGERPRINTS]>> {
+    payload(identity, index, bytes).map(decode)
+}
+
+/// The fingerprints of the payload of a page.
+fn decode(payload: &[u8]) -> Box<[u64; FINGERPRINTS]> {
     let mut words = Box::new([0; FINGERPRINTS]);
     for (index, word) in words.iter_mut().enumerate() {
         let bits = u64_at(payload, index * FINGERPRINT);

@@ -110,12 +110,11 @@ impl State {
     pub(crate) fn look_through(&mut self, page: u32, words: Option<&[u64; FINGERPRINTS]>) {
         let Self { merge: Some(merge), index, space, .. } = self else { return };
         merge.page = merge.page.max(page + 1);
-        let places = space.layout().places();
         for (at, place) in Index::places_of(page).enumerate() {
             let known = index.known(place).or(words.map(|words| words[at]));
             let Some(fingerprint) = known.and_then(Fingerprint::from_bits) else { continue };
             let is_part = (fingerprint.bits() >> 24) % merge.parts == merge.part;
-            if !is_part || place >= places || !space.has_data(place) {
+            if !is_part || !space.has_data(place) {
                 continue;
             }
             let Some(other) = merge.seen.insert(fingerprint, place) else { continue };

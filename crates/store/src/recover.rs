@@ -19,7 +19,7 @@ use crate::error::PoolError;
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{self, Index};
 use crate::layout::{BLOCK, BLOCK_BYTES, Layout, TABLE_ENTRIES};
-use crate::paged::{Paged, payload};
+use crate::paged::Paged;
 use crate::pages::{Fault, Pages, from_bytes};
 use crate::record::CheckpointRecord;
 use crate::rules::Rules;
@@ -262,7 +262,7 @@ fn note_fingerprints(
         for page in state.access(|state| state.admit_fingerprints(&[*place])) {
             let block = state.access(|state| state.load_fingerprints(page));
             let bytes = access.read(block * BLOCK, BLOCK)?;
-            let words = payload(identity, page, &bytes).map(index::decode);
+            let words = index::read_page(identity, page, &bytes);
             state.access(|state| state.fingerprints_loaded(page, words.as_deref()));
         }
         state.access(|state| state.note_fingerprint(*place, *fingerprint));

@@ -39,8 +39,7 @@ impl State {
     /// A page of the fingerprint table has been read; `None` if it has no content.
     pub(crate) fn fingerprints_loaded(&mut self, page: u32, words: Option<&[u64; FINGERPRINTS]>) {
         let Self { index, space, .. } = self;
-        let places = space.layout().places();
-        index.loaded(page, words, |place| place < places && space.is_used(place));
+        index.loaded(page, words, |place| space.has_data(place));
     }
 
     /// The next pages of the fingerprint table, at most `count`, that were not looked at since the
@@ -58,8 +57,7 @@ impl State {
     /// A page of the fingerprint table has been read after the opening.
     pub(crate) fn fingerprints_scanned(&mut self, page: u32, words: &[u64; FINGERPRINTS]) {
         let Self { index, space, .. } = self;
-        let places = space.layout().places();
-        index.scan(page, words, |place| place < places && space.is_used(place));
+        index.scan(page, words, |place| space.has_data(place));
     }
 
     /// Makes room for the fingerprints of blocks that are being written to these places. Returns

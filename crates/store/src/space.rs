@@ -184,10 +184,10 @@ impl Space {
         }
     }
 
-    /// Whether a place is in use by a block of data.
+    /// Whether a place exists and is in use by a block of data.
     pub(crate) fn has_data(&self, place: u64) -> bool {
         let page = self.page_places.get(place as usize / 8);
-        self.is_used(place) && page.is_some_and(|byte| byte >> (place % 8) & 1 == 0)
+        page.is_some_and(|byte| byte >> (place % 8) & 1 == 0) && self.is_used(place)
     }
 
     /// Nothing refers to a place any more.

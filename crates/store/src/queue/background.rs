@@ -7,9 +7,8 @@ use fathom_block::{BackendContext, Outcome, Request};
 use super::StoreQueue;
 use super::device::Purpose;
 use crate::checkpoint::{Checkpoint, CheckpointStep};
-use crate::index::decode;
+use crate::index::read_page;
 use crate::layout::BLOCK_BYTES;
-use crate::paged::payload;
 use crate::pages::from_bytes;
 use crate::state::State;
 use crate::walk::WalkRead;
@@ -83,7 +82,7 @@ impl StoreQueue {
 
     /// Looks for the hooks of the fingerprint table, once after the opening.
     pub(super) fn scan(&mut self, context: &mut BackendContext<'_>) {
-        if self.device.of_scan() > 0 || self.is_closed && !self.is_scanning {
+        if self.device.of_scan() > 0 {
             return;
         }
         if self.is_closed {
@@ -118,7 +117,7 @@ impl StoreQueue {
     pub(super) fn scanned(&mut self, first: u32, own: Box<Request>, outcome: Outcome) {
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
         for (page, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-            let Some(words) = payload(self.inner.identity, page, bytes).map(decode) else {
+            let Some(words) = read_page(self.inner.identity, page, bytes) else {
                 continue;
             };
             self.inner.shared.access(|state| state.fingerprints_scanned(page, &words));

@@ -4,7 +4,7 @@ use fathom_block::{BackendContext, ErrorKind, Operation, Outcome, Request};
 
 use super::change::Part;
 use super::device::Purpose;
-use super::draft::{Content, Data, Draft};
+use super::draft::{Content, Draft, references};
 use super::{StoreQueue, Wanted};
 use crate::batch::{BatchHeader, Run};
 use crate::fingerprint::Fingerprint;
@@ -88,9 +88,9 @@ impl StoreQueue {
         }
         let zeroes = parts.iter().filter(|part| part.data.is_none()).count();
         let BatchHeader { sequence, runs, .. } = header;
-        let data: Vec<Data> = parts.iter().filter_map(|part| part.data).collect();
-        let pins: Vec<u64> = data.iter().filter_map(Data::reference).collect();
-        let written = data.iter().filter(|data| data.reference().is_none());
+        let pins = references(&parts);
+        let data = parts.iter().filter_map(|part| part.data);
+        let written = data.filter(|data| data.reference().is_none());
         let written = written.map(|data| data.fingerprint);
         let mut fingerprints: Vec<_> = placed.places.data.iter().copied().zip(written).collect();
         let pages = self.inner.shared.access(|state| {

@@ -46,6 +46,12 @@ pub(super) struct DraftPart {
     pub(super) data: Option<Data>,
 }
 
+/// The places to which parts refer.
+pub(super) fn references(parts: &[DraftPart]) -> Vec<u64> {
+    let data = parts.iter().filter_map(|part| part.data);
+    data.filter_map(|data| data.reference()).collect()
+}
+
 /// See the module. Block 0 of the request's memory is for the header, and the data follows.
 pub(super) struct Draft {
     pub(super) own: Box<Request>,
@@ -76,12 +82,6 @@ impl Draft {
     pub(super) fn blocks(&self) -> usize {
         let data = self.parts.iter().filter_map(|part| part.data);
         data.filter(|data| data.reference().is_none()).count()
-    }
-
-    /// The places to which parts refer.
-    pub(super) fn references(&self) -> Vec<u64> {
-        let data = self.parts.iter().filter_map(|part| part.data);
-        data.filter_map(|data| data.reference()).collect()
     }
 
     /// Moves the data that needs places together, behind the header.
@@ -174,8 +174,7 @@ impl StoreQueue {
 
     /// Gives the parts of a draft back to their changes.
     pub(super) fn put_back(&mut self, parts: Vec<DraftPart>) {
-        let data = parts.iter().filter_map(|part| part.data);
-        let pins: Vec<u64> = data.filter_map(|data| data.reference()).collect();
+        let pins = references(&parts);
         if !pins.is_empty() {
             self.inner.shared.access(|state| state.unpin(&pins));
         }

@@ -8,10 +8,9 @@ use fathom_block::{BackendContext, Outcome, Request};
 
 use super::StoreQueue;
 use super::device::Purpose;
-use crate::index::decode;
+use crate::index::read_page;
 use crate::layout::BLOCK_BYTES;
 use crate::merge::{MergeStep, Pair};
-use crate::paged::payload;
 use crate::state::State;
 
 /// The pages of the fingerprint table that are read at once.
@@ -146,9 +145,7 @@ impl StoreQueue {
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok()).unwrap_or_default();
         let mut pages = bytes.chunks_exact(BLOCK_BYTES);
         for page in first..first + READ_PAGES {
-            let payload =
-                pages.next().and_then(|page_bytes| payload(self.inner.identity, page, page_bytes));
-            let words = payload.map(decode);
+            let words = pages.next().and_then(|bytes| read_page(self.inner.identity, page, bytes));
             self.inner.shared.access(|state| state.look_through(page, words.as_deref()));
         }
         self.device.give(own);

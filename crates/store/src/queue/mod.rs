@@ -33,7 +33,7 @@ use crate::state::Admission;
 use batch::Batch;
 use change::Change;
 use device::{Device, Purpose};
-use draft::Draft;
+use draft::{Draft, references};
 use merge::Merging;
 use read::Read;
 use share::Sharing;
@@ -415,7 +415,7 @@ impl Drop for StoreQueue {
                 state.end_batch(*sequence, Err(ErrorKind::Io));
                 state.unpin(&batch.pins);
             }
-            self.ready.iter().for_each(|draft| state.unpin(&draft.references()));
+            self.ready.iter().for_each(|draft| state.unpin(&references(&draft.parts)));
             for page in self.index_loads.keys() {
                 state.fingerprints_loaded(*page, None);
             }

@@ -14,9 +14,8 @@ use super::device::Purpose;
 use super::draft::Draft;
 use super::{StoreQueue, Wanted};
 use crate::fingerprint::{Fingerprint, Fingerprinter};
-use crate::index::{Found, decode};
+use crate::index::{Found, read_page};
 use crate::layout::BLOCK_BYTES;
-use crate::paged::payload;
 use crate::state::State;
 
 /// The pages of the fingerprint table that a queue may read in vain before some were of use.
@@ -173,8 +172,7 @@ impl StoreQueue {
         context: &mut BackendContext<'_>,
     ) {
         let bytes = own.buffers.owned().filter(|_| outcome.is_ok());
-        let payload = bytes.and_then(|bytes| payload(self.inner.identity, page, bytes));
-        let words = payload.map(decode);
+        let words = bytes.and_then(|bytes| read_page(self.inner.identity, page, bytes));
         self.device.give(own);
         self.inner.shared.access(|state| state.fingerprints_loaded(page, words.as_deref()));
         for number in self.index_loads.remove(&page).unwrap_or_default() {
