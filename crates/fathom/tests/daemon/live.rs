@@ -8,6 +8,7 @@ use fathom_control::{
 };
 use serde_json::{Value, json};
 
+use crate::lost_marks::edit_record;
 use crate::nbd::Nbd;
 use crate::process::{Daemon, command, image};
 
@@ -425,4 +426,34 @@ fn a_kill_in_the_middle_of_a_change_leaves_one_of_two_states() {
     for block in 0..written {
         assert_eq!(bytes[(block * 4096) as usize], block as u8, "block {block} of the image");
     }
+}
+
+/// A change that was in progress at a kill, and whose record cannot be completed at the next start,
+/// is not part of the changes after it.
+#[test]
+fn a_change_that_did_not_take_effect_does_not_come_back_with_another() {
+    let configuration = format!("{LISTENER}[[disk]]\nname = \"a\"\nmemory = \"1M\"\n");
+    let daemon = Daemon::start(&configuration);
+    let limit = layer("limit", json!({ "total_iops_sec": 500 }));
+    daemon.client().change_disk("a", &limit).unwrap();
+    daemon.signal(libc::SIGKILL);
+    let (_, folder) = daemon.wait();
+    edit_record(folder.path(), |record| {
+        record["state"] = json!("pending");
+        record["before"] = record["after"].clone();
+        let layers = record["after"]["layers"].as_array_mut().unwrap();
+        layers.push(json!({ "kind": "delay", "time": "1us" }));
+    });
+    // No record can be written.
+    let draft = records(folder.path()).join("a.new");
+    std::fs::create_dir(&draft).unwrap();
+    let daemon = Daemon::start_in(folder, &configuration);
+    assert_eq!(layers(&daemon, "a"), ["classify", "tap", "limit"]);
+    let error = refused(daemon.client().change_disk("a", &without("limit")));
+    assert!(error.message.contains("no record can be written"), "{error:?}");
+    std::fs::remove_dir(&draft).unwrap();
+    daemon.client().change_disk("a", &layer("limit", json!({ "total_iops_sec": 400 }))).unwrap();
+    let daemon = killed(daemon, &configuration);
+    assert_eq!(layers(&daemon, "a"), ["classify", "tap", "limit"]);
+    daemon.end();
 }

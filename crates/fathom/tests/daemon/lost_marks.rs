@@ -49,7 +49,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Edits the record of the change of the disk.
-fn edit_record(folder: &Path, edit: impl FnOnce(&mut Value)) {
+pub fn edit_record(folder: &Path, edit: impl FnOnce(&mut Value)) {
     let path = records(folder).join("a.change");
     let text = std::fs::read_to_string(&path).unwrap();
     let (first, body) = text.split_once('\n').unwrap();

@@ -133,6 +133,9 @@ impl Daemon {
             );
             let settled = ChangeRecord { after: definition.clone(), ..change };
             let lasting = &self.lasting;
+            // Also if the record cannot be completed now: the next change begins with what is
+            // served.
+            lasting.change(|records| records.changes.insert(name.clone(), settled.clone()));
             let recording = RecordedChange {
                 lasting,
                 name: name.clone(),
