@@ -69,6 +69,9 @@ pub struct DifferenceQuery {
     /// The later snapshot. Without one, the volume now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+    /// Whether changed parts that are holes now are told from the others, which takes longer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub holes: bool,
     /// Where the part begins, in bytes: `next_byte` of the part before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<u64>,
@@ -80,6 +83,7 @@ impl Query for DifferenceQuery {
         ("volume", "NAME"),
         ("from", "SNAPSHOT"),
         ("to", "SNAPSHOT"),
+        ("holes", "true"),
         ("at", "BYTE"),
     ];
 }
@@ -111,7 +115,7 @@ pub struct DifferenceExtent {
     pub offset: u64,
     /// The length, in bytes.
     pub length: u64,
-    /// Whether they are zeroes now, and take no space.
+    /// Whether they are zeroes now, and take no space. Only known if it was asked for.
     pub hole: bool,
 }
 
@@ -124,7 +128,10 @@ impl DifferencePart {
         let number = |name: &Option<String>| pool.number_of(&query.volume, name.as_deref());
         let from = query.from.is_some().then(|| number(&query.from)).transpose()?;
         let to = number(&query.to)?;
-        let difference = pool.difference(from, to)?;
+        let difference = match from {
+            Some(from) if !query.holes => pool.changes(from, to)?,
+            _ => pool.difference(from, to)?,
+        };
         let mut cursor = ChangeCursor::open(&difference, query.at.unwrap_or(0))?;
         let (begun, mut changes) = (Instant::now(), Vec::new());
         while !cursor.is_done() && changes.len() < EXTENTS_MAX && begun.elapsed() < PART_TIME {

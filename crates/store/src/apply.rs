@@ -63,6 +63,7 @@ impl State {
     /// # Errors
     /// If a page is missing. The call may then be repeated.
     pub(crate) fn unmap(&mut self, volume: u32, range: Range<u64>) -> Result<(), Fault> {
+        self.note_changed(volume, &range)?;
         let mut cleared = Cleared::default();
         let done =
             self.with_branch(volume, |pages, branch| pages.clear(branch, range, &mut cleared));
@@ -102,6 +103,9 @@ impl State {
             return Ok(());
         }
         for run in runs {
+            if let Some((volume, blocks)) = run.blocks() {
+                self.note_changed(volume, &blocks)?;
+            }
             match run {
                 Run::Data { volume, first, checksums, .. }
                 | Run::References { volume, first, checksums, .. } => {
@@ -137,6 +141,8 @@ impl State {
             Run::Data { volume, first, block, checksums }
             | Run::References { volume, first, block, checksums } => {
                 let is_data = matches!(run, Run::Data { .. });
+                let blocks = *first + *done as u64..*first + checksums.len() as u64;
+                self.note_changed(*volume, &blocks)?;
                 while let Some(checksum) = checksums.get(*done) {
                     let entry = MapEntry::new(block + *done as u64, *checksum);
                     let entry = if is_data { entry.fresh() } else { entry };
@@ -157,15 +163,22 @@ impl State {
     /// Applies a change of the catalogue.
     pub(crate) fn change(&mut self, change: &Change) -> Option<()> {
         self.has_garbage |= self.catalogue.apply(change)?;
+        self.is_united = false;
         if !self.rules.raises_floor {
             self.catalogue.volumes.values_mut().for_each(|volume| volume.floor = 0);
         }
         self.note_change();
         if let Some(walk) = &mut self.walk {
             // What was made during a walk has pages that the walk may have to see.
-            walk.add(self.catalogue.roots());
+            walk.add(&self.catalogue);
         }
         Some(())
+    }
+
+    /// What lies behind the end of a volume.
+    pub(crate) fn behind(&self, volume: u32) -> Option<Range<u64>> {
+        let found = self.catalogue.volumes.get(&volume)?;
+        Some(found.size.div_ceil(BLOCK)..BLOCKS_MAX)
     }
 
     /// A volume has become smaller: drops what lies behind its end.
@@ -173,7 +186,6 @@ impl State {
     /// # Errors
     /// If a page is missing. The call may then be repeated.
     pub(crate) fn trim(&mut self, volume: u32) -> Result<(), Fault> {
-        let Some(found) = self.catalogue.volumes.get(&volume) else { return Ok(()) };
-        self.unmap(volume, found.size.div_ceil(BLOCK)..BLOCKS_MAX)
+        self.behind(volume).map_or(Ok(()), |blocks| self.unmap(volume, blocks))
     }
 }

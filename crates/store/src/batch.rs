@@ -21,6 +21,8 @@
 //! batch with another content is damaged. A block of a later batch with another content was not
 //! written, which is no error.
 
+use std::ops::Range;
+
 use fathom_persistence::Identity;
 use fathom_persistence::bytes::{array, put, u16_at, u32_at, u64_at};
 
@@ -75,6 +77,19 @@ impl Run {
         };
         let length = checksums.len() as u64;
         is_references == is_reference && first + length == next && block + length == place
+    }
+
+    /// The volume and its blocks that it changes; `None` for a change of the catalogue.
+    pub(crate) fn blocks(&self) -> Option<(u32, Range<u64>)> {
+        let (volume, first, count) = match self {
+            Self::Data { volume, first, checksums, .. }
+            | Self::References { volume, first, checksums, .. } => {
+                (*volume, *first, checksums.len() as u64)
+            }
+            Self::Zeroes { volume, first, count } => (*volume, *first, *count),
+            Self::Change(_) => return None,
+        };
+        Some((volume, first..first.saturating_add(count)))
     }
 
     /// The bytes that it takes in a header.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::batch::CHANGE_LENGTH_MAX;
+use crate::change_set::{ChangeSet, RetiredSets};
 use crate::words::{WordReader, WordWriter};
 
 /// The longest name of a volume or a snapshot, in bytes.
@@ -39,6 +40,7 @@ pub struct Volume {
     pub domain: String,
     pub(crate) root: PageId,
     pub(crate) floor: Epoch,
+    pub(crate) changes: ChangeSet,
 }
 
 /// A snapshot of a volume.
@@ -59,6 +61,7 @@ pub struct Snapshot {
     /// Why it is held, if it is: neither it nor its volume can be deleted until it is released.
     pub hold: Option<String>,
     pub(crate) root: PageId,
+    pub(crate) changes: ChangeSet,
 }
 
 /// A change of the catalogue. The numbers of what it makes are part of it, so that a replay has the
@@ -195,6 +198,7 @@ pub fn is_size(size: u64) -> bool {
 pub(crate) struct Catalogue {
     pub(crate) volumes: BTreeMap<u32, Volume>,
     pub(crate) snapshots: BTreeMap<u32, Snapshot>,
+    pub(crate) retired: RetiredSets,
     /// The number of the next volume or snapshot.
     pub(crate) next_id: u32,
     /// Pages that are made now have this birth.
@@ -257,14 +261,20 @@ impl Catalogue {
         match change {
             Change::Create { id, size, name, domain } => {
                 let (id, size, name, domain) = (*id, *size, name.clone(), domain.clone());
-                self.add(Volume { id, name, size, origin: None, domain, root: 0, floor: 0 })?;
+                let (origin, changes) = (None, ChangeSet::default());
+                self.add(Volume { id, name, size, origin, domain, root: 0, floor: 0, changes })?;
             }
-            Change::Delete { id } => has_garbage = self.volumes.remove(id)?.root != 0,
+            Change::Delete { id } => {
+                let volume = self.volumes.remove(id)?;
+                has_garbage = self.end_set(volume.changes) || volume.root != 0;
+            }
             Change::Resize { id, size } => self.volumes.get_mut(id)?.size = *size,
             Change::Rename { id, name } => self.volumes.get_mut(id)?.name.clone_from(name),
             Change::Snapshot { members, name, time_s, .. } => {
                 let floor = self.raise()?;
                 for (id, snapshot) in members {
+                    // Its set is based on an earlier one.
+                    (*snapshot >= self.next_id).then_some(())?;
                     let volume = self.volumes.get_mut(id)?;
                     volume.floor = floor;
                     let made = Snapshot {
@@ -276,18 +286,23 @@ impl Catalogue {
                         domain: volume.domain.clone(),
                         hold: None,
                         root: volume.root,
+                        changes: volume.changes,
                     };
+                    volume.changes = ChangeSet::none_since(*snapshot);
                     self.snapshots.insert(*snapshot, made);
                     self.next_id = self.next_id.max(snapshot.checked_add(1)?);
                 }
             }
-            Change::DeleteSnapshot { id } => has_garbage = self.snapshots.remove(id)?.root != 0,
+            Change::DeleteSnapshot { id } => {
+                let snapshot = self.snapshots.remove(id)?;
+                has_garbage = self.retire_set(*id, snapshot.changes) || snapshot.root != 0;
+            }
             Change::Clone { snapshot, id, name } => {
                 let floor = self.raise()?;
                 let Snapshot { size, root, ref domain, .. } = *self.snapshots.get(snapshot)?;
                 let (id, name, origin) = (*id, name.clone(), Some(*snapshot));
-                let domain = domain.clone();
-                self.add(Volume { id, name, size, origin, domain, root, floor })?;
+                let (domain, changes) = (domain.clone(), ChangeSet::none_since(*snapshot));
+                self.add(Volume { id, name, size, origin, domain, root, floor, changes })?;
             }
             Change::Rollback { id, snapshot } => {
                 let floor = self.raise()?;
@@ -295,6 +310,9 @@ impl Catalogue {
                 let volume = self.volumes.get_mut(id)?;
                 has_garbage = volume.root != root;
                 (volume.root, volume.size, volume.floor) = (root, size, floor);
+                let none = ChangeSet::none_since(*snapshot);
+                let changes = std::mem::replace(&mut volume.changes, none);
+                has_garbage |= self.end_set(changes);
             }
             Change::Domain { id, domain } => {
                 self.volumes.get_mut(id)?.domain.clone_from(domain);
@@ -325,6 +343,7 @@ impl Catalogue {
             out.u32(volume.floor);
             out.text(&volume.name);
             out.text(&volume.domain);
+            volume.changes.encode(out);
         }
         out.u32(self.snapshots.len() as u32);
         for snapshot in self.snapshots.values() {
@@ -336,19 +355,32 @@ impl Catalogue {
             out.text(&snapshot.name);
             out.text(&snapshot.domain);
             out.text(snapshot.hold.as_deref().unwrap_or_default());
+            snapshot.changes.encode(out);
+        }
+        out.u32(self.retired.len() as u32);
+        for (id, set) in &self.retired {
+            out.u32(*id);
+            set.encode(out);
         }
     }
 
-    pub(crate) fn decode(input: &mut WordReader<'_>) -> Option<Self> {
+    /// Reads the catalogue of a pool with this version of the format: 1 has no change sets.
+    pub(crate) fn decode(input: &mut WordReader<'_>, version: u32) -> Option<Self> {
         let (next_id, epoch) = (input.u32()?, input.u32()?);
+        let set = |input: &mut WordReader<'_>, end: u32| match version {
+            1 => Some(ChangeSet::default()),
+            _ => ChangeSet::decode(input).filter(|set| set.since < end),
+        };
         let count = input.u32()?;
         let volumes = input.list(count, |input| {
             let (id, size, origin) = (input.u32()?, input.u64()?, input.u32()?);
             let (root, floor, name) = (input.u32()?, input.u32()?, input.text()?);
             let domain = input.text()?;
             let origin = Some(origin).filter(|origin| *origin != 0);
+            let changes = set(input, next_id)?;
             let is_sane = id != 0 && id < next_id && floor < epoch && is_size(size);
-            is_sane.then_some((id, Volume { id, name, size, origin, domain, root, floor }))
+            let volume = Volume { id, name, size, origin, domain, root, floor, changes };
+            is_sane.then_some((id, volume))
         })?;
         let count = input.u32()?;
         let snapshots = input.list(count, |input| {
@@ -356,12 +388,20 @@ impl Catalogue {
             let (time_s, root, name) = (input.u64()?, input.u32()?, input.text()?);
             let domain = input.text()?;
             let hold = Some(input.text()?).filter(|reason| !reason.is_empty());
+            // A set is based on an earlier snapshot.
+            let changes = set(input, id)?;
             let is_sane = id != 0 && id < next_id && is_size(size);
-            let snapshot = Snapshot { id, volume, name, size, time_s, domain, hold, root };
+            let snapshot = Snapshot { id, volume, name, size, time_s, domain, hold, root, changes };
             is_sane.then_some((id, snapshot))
         })?;
-        let volumes = volumes.into_iter().collect();
-        Some(Self { volumes, snapshots: snapshots.into_iter().collect(), next_id, epoch })
+        let count = if version == 1 { 0 } else { input.u32()? };
+        let retired = input.list(count, |input| {
+            let id = input.u32()?;
+            Some((id, set(input, id)?)).filter(|(id, _)| *id < next_id)
+        })?;
+        let (volumes, snapshots) = (volumes.into_iter().collect(), snapshots.into_iter().collect());
+        let retired = retired.into_iter().collect();
+        Some(Self { volumes, snapshots, retired, next_id, epoch })
     }
 }
 
@@ -517,9 +557,9 @@ mod tests {
         }
         let mut out = WordWriter::default();
         catalogue.encode(&mut out);
-        assert_eq!(Catalogue::decode(&mut WordReader(&out.0)).as_ref(), Some(&catalogue));
+        assert_eq!(Catalogue::decode(&mut WordReader(&out.0), 2).as_ref(), Some(&catalogue));
         for length in 0..out.0.len() {
-            assert_eq!(Catalogue::decode(&mut WordReader(&out.0[..length])), None);
+            assert_eq!(Catalogue::decode(&mut WordReader(&out.0[..length]), 2), None);
         }
         assert_eq!(catalogue.next_id, 6);
         let names: Vec<_> = catalogue.volumes.values().map(|volume| &volume.name[..]).collect();

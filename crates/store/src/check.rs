@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use fathom_block::{Backend, Shared, StoreAccess};
 
+use crate::bitmap::ALL;
 use crate::catalogue::PageId;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
@@ -101,6 +102,9 @@ pub fn check(
             checker.walk(&name, root, ROOT_LEVEL, 0, &mut progress)?;
         }
     }
+    for root in state.access(|state| state.catalogue.set_roots().collect::<Vec<_>>()) {
+        checker.check_set(root, ROOT_LEVEL)?;
+    }
     if recovered.wrong_blocks > 0 {
         let count = recovered.wrong_blocks;
         checker.report.report(|| format!("{count} blocks after the last checkpoint are damaged"));
@@ -173,6 +177,31 @@ impl Checker<'_> {
                 Ok(0) => {}
                 Ok(child) => self.walk(name, child, level - 1, first, progress)?,
                 Err(_) => self.report.report(|| format!("{name}: page {id} of its map is damaged")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a page of a change set, and what lies below it.
+    fn check_set(&mut self, id: PageId, level: u32) -> Result<(), PoolError> {
+        let Some(page) = self.page(id)? else {
+            self.report.report(|| format!("page {id} of what has changed is damaged"));
+            return Ok(());
+        };
+        self.report.map_pages += 1;
+        let block = self.state.access(|state| state.pages.entry(id).block);
+        let is_own = block == 0 || self.refer(block) == Some(true);
+        if !self.pages.insert(id) || !is_own {
+            self.report
+                .report(|| format!("the place of page {id} of what has changed is not its own"));
+            return Ok(());
+        }
+        for word in page.iter().filter(|word| level > 0 && **word != 0 && **word != ALL) {
+            match PageId::try_from(*word) {
+                Ok(child) => self.check_set(child, level - 1)?,
+                Err(_) => {
+                    self.report.report(|| format!("page {id} of what has changed is damaged"));
+                }
             }
         }
         Ok(())

@@ -225,6 +225,7 @@ impl Checkpoint {
 
     fn superblock(&self, state: &State) -> PoolSuperblock {
         PoolSuperblock {
+            version: PoolSuperblock::NEWEST,
             identity: state.identity,
             key: state.key,
             number: self.frozen.number,

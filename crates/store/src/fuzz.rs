@@ -40,8 +40,8 @@ pub fn fuzz_store(data: &[u8]) {
     match how % 8 {
         0 => fuzz_header(data),
         1 => {
-            if let Some(record) = CheckpointRecord::decode(data, 100) {
-                assert_eq!(CheckpointRecord::decode(&record.encode(), 100), Some(record));
+            if let Some(record) = CheckpointRecord::decode(data, 100, 2) {
+                assert_eq!(CheckpointRecord::decode(&record.encode(), 100, 2), Some(record));
             }
         }
         2 => fuzz_change(data),
@@ -49,7 +49,7 @@ pub fn fuzz_store(data: &[u8]) {
             let mut copy = data.to_vec();
             copy.resize(SUPERBLOCK_LENGTH, 0);
             put(&mut copy, 0, &PoolSuperblock::MAGIC);
-            put(&mut copy, 8, &1_u32.to_le_bytes());
+            put(&mut copy, 8, &PoolSuperblock::NEWEST.to_le_bytes());
             seal(&mut copy);
             if let Ok(superblock) = PoolSuperblock::select(&[&copy[..], &copy[..]].concat()) {
                 assert_ne!(superblock.layout.block(superblock.layout.places()), 0);
@@ -145,6 +145,14 @@ fn base() -> &'static (Vec<u8>, Vec<u64>) {
             access.carry_out(Operation::Discard, 4096, &mut [0; 4096]).expect("a discard");
         }
         pool.delete_snapshot("a", "t").expect("a snapshot");
+        // These are in no checkpoint.
+        let volume = pool.volume("b").expect("a volume");
+        let mut access = StoreAccess::open(&volume).expect("a queue");
+        for round in 0..4 {
+            let done =
+                access.carry_out(Operation::Write, round * 4096, &mut [9 + round as u8; 4096]);
+            done.expect("room");
+        }
         let image = memory.0.lock().clone();
         let layout = layout(&image).expect("a superblock").layout;
         let is_not_data = |number: &u64| {

@@ -10,7 +10,9 @@
 //! - `batch`: the log; `checkpoint`: what makes the log short; `walk`: finds what is not used.
 //! - `fingerprint`, `index`, `sharing`: equal blocks are kept once; `merge`: those that were
 //!   written several times.
-//! - `difference`: what has changed between two snapshots; [`ChangeCursor`] walks over it.
+//! - `change_set`: which blocks have changed since a snapshot; `bitmap`: sets of blocks.
+//! - `difference`: what has changed between two snapshots, by their maps; `compare`: by their
+//!   change sets; [`ChangeCursor`] walks over it.
 //! - `transfer`: sends snapshots from pool to pool.
 //! - [`check`]: checks a pool that nobody uses; [`Estimator`]: what images have in common.
 //! - `layout`, `superblock`, `record`, `paged`, `entry`: the format.
@@ -21,9 +23,12 @@
 
 mod apply;
 mod batch;
+mod bitmap;
 mod catalogue;
+mod change_set;
 mod check;
 mod checkpoint;
+mod compare;
 mod copy;
 mod difference;
 mod entry;

@@ -95,6 +95,7 @@ pub fn make(
     access.carry_out(Operation::Flush, 0, &mut [])?;
     for number in 0..2 {
         let superblock = PoolSuperblock {
+            version: PoolSuperblock::NEWEST,
             identity: options.identity,
             key,
             number,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,11 @@ use crate::batch::BatchHeader;
 use crate::batch::Run;
 use crate::catalogue::{Change, PoolRefusal, Snapshot, Volume, is_domain, is_name, is_size};
 use crate::checkpoint::{Checkpoint, kind_of};
+use crate::difference::Comparison;
 use crate::error::PoolError;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::queue::Wanted;
-use crate::recover::{self, Recovered, complete};
+use crate::recover::{self, Recovered};
 use crate::rules::Rules;
 use crate::seal::Key;
 use crate::state::{PoolCounts, State};
@@ -81,6 +82,8 @@ pub(crate) struct Inner {
     /// Whether a queue carries out a walk, and whether one looks for the hooks of the index.
     pub(crate) is_walked: AtomicBool,
     pub(crate) is_scanned: AtomicBool,
+    /// Whether sets of deleted snapshots may be there to be united with others.
+    pub(crate) has_retired_sets: AtomicBool,
     /// Whether a queue carries out a merge, and when the next one is due.
     pub(crate) is_merged: AtomicBool,
     pub(crate) merge_at_ns: AtomicU64,
@@ -187,6 +190,7 @@ impl Pool {
             walk_at_ns: AtomicU64::new(0),
             is_walked: AtomicBool::new(false),
             is_scanned: AtomicBool::new(false),
+            has_retired_sets: AtomicBool::new(true),
             is_merged: AtomicBool::new(false),
             merge_at_ns: AtomicU64::new(0),
             changing: Mutex::default(),
@@ -468,7 +472,7 @@ impl Pool {
             }
             self.await_place(&mut access)?;
         }
-        let done = complete(shared, &mut access, |state| state.trim(id));
+        let done = recover::trim(shared, &mut access, id);
         shared.access(State::end_trim);
         done.map(|()| true)
     }
@@ -549,6 +553,7 @@ impl Pool {
                 state.fail(fathom_block::ErrorKind::Io);
             }
         });
+        inner.has_retired_sets.store(true, Ordering::Relaxed);
         inner.wake_all();
         Ok(written?)
     }
@@ -573,8 +578,8 @@ impl Pool {
     }
 
     /// A comparison, whose [use](State::readers) was noted, as a back end.
-    pub(crate) fn comparing(&self, base: Option<u32>, target: u32, size: u64) -> Arc<dyn Backend> {
-        let wanted = Wanted::Difference { base, target };
+    pub(crate) fn comparing(&self, compared: Comparison, size: u64) -> Arc<dyn Backend> {
+        let wanted = Wanted::Difference(compared);
         Arc::new(StoreVolume::new(self.clone(), Arc::clone(&self.inner), wanted, size))
     }
 
@@ -584,7 +589,7 @@ impl Pool {
             Wanted::Volume(id) | Wanted::Snapshot(id) => {
                 state.users.remove(&id);
             }
-            Wanted::Difference { base, target } => {
+            Wanted::Difference(Comparison { base, target, .. }) => {
                 for id in base.into_iter().chain([target]) {
                     if let Some(count) = state.readers.get_mut(&id) {
                         *count -= 1;

@@ -52,8 +52,8 @@ impl CheckpointRecord {
         out.0
     }
 
-    /// Reads a record of a pool with so many segments.
-    pub(crate) fn decode(bytes: &[u8], segments: u32) -> Option<Self> {
+    /// Reads a record of a pool with so many segments, in a version of the format.
+    pub(crate) fn decode(bytes: &[u8], segments: u32, version: u32) -> Option<Self> {
         let mut input = WordReader(bytes);
         let sequence = input.u64()?;
         let count = input.u32()?;
@@ -69,11 +69,11 @@ impl CheckpointRecord {
             1 => true,
             _ => return None,
         };
-        let catalogue = Catalogue::decode(&mut input)?;
+        let catalogue = Catalogue::decode(&mut input, version)?;
         let record = Self { sequence, in_flight, busy, order, pages, has_garbage, catalogue };
         let is_sane = input.0.is_empty()
             && sequence < SEQUENCE_MAX
-            && record.catalogue.roots().all(|id| id < pages);
+            && record.catalogue.roots().chain(record.catalogue.set_roots()).all(|id| id < pages);
         is_sane.then_some(record)
     }
 }
@@ -94,11 +94,14 @@ mod tests {
             catalogue: Catalogue::new(),
         };
         let bytes = record.encode();
-        assert_eq!(CheckpointRecord::decode(&bytes, 6).as_ref(), Some(&record));
-        assert_eq!(CheckpointRecord::decode(&bytes, 5), None);
+        // An empty catalogue of version 1 has no count of sets.
+        let first = &bytes[..bytes.len() - 4];
+        assert_eq!(CheckpointRecord::decode(first, 6, 1).as_ref(), Some(&record));
+        assert_eq!(CheckpointRecord::decode(&bytes, 6, 2).as_ref(), Some(&record));
+        assert_eq!(CheckpointRecord::decode(&bytes, 5, 2), None);
         for length in 0..bytes.len() {
-            assert_eq!(CheckpointRecord::decode(&bytes[..length], 6), None);
+            assert_eq!(CheckpointRecord::decode(&bytes[..length], 6, 2), None);
         }
-        assert_eq!(CheckpointRecord::decode(&[&bytes[..], &[0]].concat(), 6), None);
+        assert_eq!(CheckpointRecord::decode(&[&bytes[..], &[0]].concat(), 6, 2), None);
     }
 }

@@ -7,6 +7,7 @@
 //! never durable. Gaps do not matter, because headers are found wherever they lie.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use fathom_block::{Backend, Shared, StoreAccess};
@@ -97,7 +98,7 @@ pub(crate) fn read_latest(
     let mut bytes = access.read(offset, u64::from(length).next_multiple_of(BLOCK))?;
     bytes.truncate(length as usize);
     let record = (superblock.key.code(&bytes) == code)
-        .then(|| CheckpointRecord::decode(&bytes, layout.segments))
+        .then(|| CheckpointRecord::decode(&bytes, layout.segments, superblock.version))
         .flatten()
         .ok_or_else(|| PoolError::Damaged("the record of its last checkpoint".into()))?;
     // The device may have grown.
@@ -402,12 +403,12 @@ fn replay(
                     let before = state
                         .access(|state| state.catalogue.volumes.get(&id).map(|found| found.size));
                     if before.is_some_and(|before| size > before) {
-                        complete(state, access, |state| state.trim(id))?;
+                        trim(state, access, id)?;
                     }
                 }
                 state.access(|state| state.change(&change)).ok_or_else(damaged)?;
                 if let Change::Resize { id, .. } = change {
-                    complete(state, access, |state| state.trim(id))?;
+                    trim(state, access, id)?;
                 }
             }
         }
@@ -439,8 +440,42 @@ fn find_target(
 
 /// Applies a run, and reads the pages that are missing.
 fn apply(state: &Shared<State>, access: &mut StoreAccess, run: &Run) -> Result<(), PoolError> {
+    if let Some((volume, blocks)) = run.blocks() {
+        note_changed(state, access, volume, &blocks)?;
+    }
     let mut done = 0;
     complete(state, access, |state| state.apply(run, &mut done))
+}
+
+/// Drops what lies behind the end of a volume.
+///
+/// # Errors
+/// If the device fails, or a map is damaged.
+pub(crate) fn trim(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    volume: u32,
+) -> Result<(), PoolError> {
+    if let Some(blocks) = state.access(|state| state.behind(volume)) {
+        note_changed(state, access, volume, &blocks)?;
+    }
+    complete(state, access, |state| state.trim(volume))
+}
+
+/// Blocks of a volume are about to change. A set that cannot be read is forgotten.
+fn note_changed(
+    state: &Shared<State>,
+    access: &mut StoreAccess,
+    volume: u32,
+    blocks: &Range<u64>,
+) -> Result<(), PoolError> {
+    match complete(state, access, |state| state.note_changed(volume, blocks)) {
+        Err(PoolError::Damaged(_)) => {
+            state.access(|state| state.catalogue.forget_set(volume));
+            Ok(())
+        }
+        noted => noted,
+    }
 }
 
 /// Repeats `attempt` until it is complete, and reads the pages that it misses.

@@ -51,6 +51,8 @@ pub struct Rules {
     pub takes_again: bool,
     /// Copies of leaves that are made during a walk are visited.
     pub visits_copies: bool,
+    /// What changes comes into the change set of its volume.
+    pub notes_changes: bool,
     /// The bits of fingerprints that count.
     pub fingerprint_bits: u32,
     /// The most pages that a step of a walk visits.
@@ -83,6 +85,7 @@ impl Default for Rules {
             drops_references: true,
             takes_again: true,
             visits_copies: true,
+            notes_changes: true,
             fingerprint_bits: 56,
             walk_step: 64,
         }

@@ -8,6 +8,7 @@ use fathom_block::{ErrorKind, Outcome};
 use fathom_persistence::Identity;
 use hashbrown::HashMap;
 
+use crate::bitmap;
 use crate::catalogue::{Catalogue, Change, PageId};
 use crate::index::Index;
 use crate::layout::{BLOCK, Layout};
@@ -24,8 +25,9 @@ use crate::walk::Walk;
 
 /// The most batches in flight. A snapshot's change names all of them.
 pub(crate) const IN_FLIGHT_MAX: usize = 256;
-/// The pages that change when a map is trimmed: those on the way to the new end.
-const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1;
+/// The pages that change when a map is trimmed: those on the way to the new end, and those of the
+/// set of changed blocks.
+const TRIM_PAGES: usize = ROOT_LEVEL as usize + 1 + bitmap::PAGES_MAX;
 /// The most changed pages of maps in memory.
 pub(crate) const DIRTY_PAGES_MAX: u64 = 1 << 16;
 
@@ -94,6 +96,8 @@ pub struct PoolCounts {
     pub walks: u64,
     /// The blocks that walks have freed.
     pub walk_freed_blocks: u64,
+    /// Change sets of deleted snapshots that were brought into those that follow.
+    pub united_sets: u64,
     /// Blocks whose content did not have the right checksum.
     pub wrong_blocks: u64,
 }
@@ -108,6 +112,10 @@ pub(crate) struct State {
     /// The places to which references are being made, and how many.
     pub(crate) pinned: BTreeMap<u64, u32>,
     pub(crate) merge: Option<Merge>,
+    /// The retired set that is being united with another one, and that.
+    pub(crate) union: Option<(u32, u32)>,
+    /// Whether no retired set can be united with another one until the catalogue changes.
+    pub(crate) is_united: bool,
     /// The places that the next walk puts in the places of others.
     pub(crate) moves: HashMap<u64, u64>,
     /// The blocks with fingerprints that were written since the last merge.
@@ -204,6 +212,8 @@ impl State {
             index: parts.index,
             pinned: BTreeMap::new(),
             merge: None,
+            union: None,
+            is_united: false,
             moves: HashMap::new(),
             unmerged: 0,
             is_merge_wanted: false,
@@ -262,9 +272,11 @@ impl State {
             return Admission::Refused(ErrorKind::OutOfRange);
         }
         let promise = if has_data { pages_of(range) } else { self.pages_at_ends(range) };
+        let promise = promise + bitmap::pages_of(range);
         if self.pages.dirty_count() + self.promised + promise > self.dirty_limit() {
             self.is_checkpoint_wanted |= self.pages.dirty_count() > 0;
-            return if self.is_full() {
+            // Changes in flight may need fewer pages than they were promised.
+            return if self.promised == 0 && self.is_full() {
                 Admission::Refused(ErrorKind::NoSpace)
             } else {
                 Admission::Wait
@@ -296,10 +308,11 @@ impl State {
         is_free
     }
 
-    /// Whether a walk may change one more page now.
-    pub(crate) fn begin_replacing(&mut self) -> bool {
-        let is_free = self.pages.dirty_count() + self.promised < self.dirty_limit();
-        self.is_checkpoint_wanted |= !is_free;
+    /// Whether background work may change as many pages now.
+    pub(crate) fn has_room_for_pages(&mut self, pages: usize) -> bool {
+        let pages = pages.min(self.dirty_limit() / 2);
+        let is_free = self.pages.dirty_count() + self.promised + pages <= self.dirty_limit();
+        self.is_checkpoint_wanted |= !is_free && self.pages.dirty_count() > 0;
         is_free
     }
 
@@ -459,8 +472,11 @@ impl State {
 
     /// Whether there is background work that need not wait.
     pub(crate) fn has_work(&self) -> bool {
-        let is_wanted =
-            self.has_garbage || self.walk.is_some() || self.merge.is_some() || self.is_merge_wanted;
+        let is_wanted = self.has_garbage
+            || self.walk.is_some()
+            || self.merge.is_some()
+            || self.is_merge_wanted
+            || self.wants_union();
         is_wanted && self.failed.is_none()
     }
 

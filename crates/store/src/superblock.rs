@@ -3,7 +3,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | `FATHOMBP` |
-//! | 8 | 4 | version, 1 |
+//! | 8 | 4 | version: 2, or 1 without change sets |
 //! | 16 | 16 | identity |
 //! | 32 | 32 | key of the headers and records, drawn at random |
 //! | 64 | 8 | number of the checkpoint |
@@ -21,6 +21,8 @@ use crate::seal::{Code, Key};
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSuperblock {
+    /// The version of the format in which the record was written.
+    pub(crate) version: u32,
     /// The pool's identity.
     pub identity: Identity,
     pub(crate) key: Key,
@@ -37,8 +39,12 @@ pub struct PoolSuperblock {
 impl Superblock for PoolSuperblock {
     const NOUN: &'static str = "pool";
     const MAGIC: [u8; 8] = *b"FATHOMBP";
-    const NEWEST: u32 = 1;
+    const NEWEST: u32 = 2;
     const ORDER: CopyOrder = CopyOrder::Alternating;
+
+    fn version(&self) -> u32 {
+        self.version
+    }
 
     fn identity(&self) -> Identity {
         self.identity
@@ -69,7 +75,7 @@ impl Superblock for PoolSuperblock {
         put(copy, 112, &self.record.1.0);
     }
 
-    fn get(_: u32, copy: &SuperblockBytes) -> Option<Self> {
+    fn get(version: u32, copy: &SuperblockBytes) -> Option<Self> {
         let size = |index: usize| u32_at(copy, 80 + 4 * index);
         let layout = Layout {
             segment_blocks: size(0),
@@ -80,6 +86,7 @@ impl Superblock for PoolSuperblock {
             fingerprint_pages: size(5),
         };
         let superblock = Self {
+            version,
             identity: Identity(array(copy, 16)),
             key: Key(array(copy, 32)),
             number: u64_at(copy, 64),
@@ -104,6 +111,7 @@ mod tests {
     fn a_superblock_is_read_as_written_unless_its_layout_is_impossible() {
         let layout = Layout::new(64 << 20, 64 << 20, 64).unwrap();
         let superblock = PoolSuperblock {
+            version: PoolSuperblock::NEWEST,
             identity: Identity(*b"0123456789abcdef"),
             key: Key([7; 32]),
             number: 5,

@@ -73,10 +73,9 @@ impl Backend for StoreVolume {
         let all = Capabilities { rotational: below.rotational, ..Capabilities::ALL };
         match self.wanted {
             Wanted::Volume(_) if below.write => all,
-            Wanted::Volume(_)
-            | Wanted::Snapshot(_)
-            | Wanted::Difference { .. }
-            | Wanted::Nothing => all.read_only(),
+            Wanted::Volume(_) | Wanted::Snapshot(_) | Wanted::Difference(_) | Wanted::Nothing => {
+                all.read_only()
+            }
         }
     }
 

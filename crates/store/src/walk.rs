@@ -8,10 +8,14 @@
 //!
 //! On its way, a walk replaces the places that a [merge](crate::merge) has found.
 
-use crate::catalogue::PageId;
+use crate::bitmap::ALL;
+use crate::catalogue::{Catalogue, PageId};
 use crate::pages::{Fault, Page, Pages, TableEntry, WORDS};
 use crate::state::State;
 use crate::tree::ROOT_LEVEL;
+
+/// Pages of [sets](crate::bitmap) have their level and this.
+pub(crate) const SET_LEVEL: u32 = ROOT_LEVEL + 1;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -27,9 +31,15 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// These roots exist now.
-    pub(crate) fn add(&mut self, roots: impl Iterator<Item = PageId>) {
-        self.todo.extend(roots.map(|root| (root, ROOT_LEVEL)));
+    /// The roots of this catalogue exist now.
+    pub(crate) fn add(&mut self, catalogue: &Catalogue) {
+        self.todo.extend(catalogue.roots().map(|root| (root, ROOT_LEVEL)));
+        self.todo.extend(catalogue.set_roots().map(|root| (root, SET_LEVEL + ROOT_LEVEL)));
+    }
+
+    /// What refers to these pages may have been visited before it did.
+    pub(crate) fn revisit(&mut self, pages: impl Iterator<Item = (PageId, u32)>) {
+        self.todo.extend(pages);
     }
 }
 
@@ -50,7 +60,7 @@ impl State {
         }
         if self.walk.is_none() {
             let mut walk = Walk::default();
-            walk.add(self.catalogue.roots());
+            walk.add(&self.catalogue);
             self.walk = Some(walk);
             self.has_garbage = false;
             self.space.begin_marking();
@@ -141,7 +151,7 @@ impl State {
         if self.pages.get(id).is_err() {
             self.pages.insert(id, entry, Box::new(*page));
         }
-        let is_free = self.pages.is_dirty(id) || self.begin_replacing();
+        let is_free = self.pages.is_dirty(id) || self.has_room_for_pages(1);
         if !is_free || self.pages.get(id).is_err() {
             // After a checkpoint, or when it was read from where it is now.
             if let Some(walk) = &mut self.walk {
@@ -192,7 +202,13 @@ impl State {
     fn visit(&mut self, of: (PageId, TableEntry), page: &Page, level: u32) -> Result<(), Fault> {
         let layout = self.layout();
         let mut has_victim = false;
+        if level == SET_LEVEL {
+            return Ok(());
+        }
         for index in 0..WORDS {
+            if level > SET_LEVEL && page[index] == ALL {
+                continue;
+            }
             if level > 0 {
                 let child = Pages::child(page, index).map_err(|_| self.give_up_walk())?;
                 if let Some(walk) = self.walk.as_mut().filter(|_| child != 0) {

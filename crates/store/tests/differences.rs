@@ -2,12 +2,13 @@
 //! contents, before and after reopening.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fathom_block::Backend;
 use fathom_sim::{OneRequest, SimBackend, SimOptions, each_seed, pattern};
-use fathom_store::{BLOCK, ChangeCursor, ChangedExtent, Pool};
+use fathom_store::{BLOCK, ChangeCursor, ChangedExtent, Pool, PoolOptions, Rules, check};
 
 mod support;
 
@@ -15,12 +16,16 @@ use support::{blank_of, content, disk, fast, options};
 
 const DEVICE: u64 = 8 << 20;
 const UNIT: usize = BLOCK as usize;
+const LEAF: u64 = 2 << 20;
 /// Volumes have a part of two leaves, and sizes that end within a block.
 const SIZE_MAX: u64 = (2 << 20) + (128 << 10);
 
 fn changes(pool: &Pool, base: Option<u32>, target: u32) -> Vec<ChangedExtent> {
-    let difference = pool.difference(base, target).unwrap();
-    let mut cursor = ChangeCursor::open(&difference, 0).unwrap();
+    walk(&pool.difference(base, target).unwrap())
+}
+
+fn walk(difference: &Arc<dyn Backend>) -> Vec<ChangedExtent> {
+    let mut cursor = ChangeCursor::open(difference, 0).unwrap();
     let mut changes = Vec::new();
     while !cursor.is_done() {
         cursor.step(&mut changes).unwrap();
@@ -56,17 +61,21 @@ struct World {
     volumes: BTreeMap<String, Vec<u8>>,
     snapshots: BTreeMap<(String, String), Vec<u8>>,
     made: u64,
+    rules: Rules,
+    /// The sets that were united.
+    united: u64,
 }
 
-fn open(device: &Arc<SimBackend>) -> Pool {
-    Pool::open(Arc::clone(device) as Arc<dyn Backend>, options()).expect("a sound pool")
+fn open(device: &Arc<SimBackend>, rules: Rules) -> Pool {
+    let options = PoolOptions { rules, walk_pause_ns: 0, ..options() };
+    Pool::open(Arc::clone(device) as Arc<dyn Backend>, options).expect("a sound pool")
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, rules: Rules) -> Self {
         let sim = SimOptions { rounds_max: (seed % 3) as u32, ..SimOptions::new(DEVICE) };
         let device = Arc::new(SimBackend::with_image(sim, seed, blank_of(DEVICE)));
-        let pool = open(&device);
+        let pool = open(&device, rules);
         pool.create_volume("v0", SIZE_MAX).unwrap();
         Self {
             device,
@@ -75,6 +84,8 @@ impl World {
             volumes: BTreeMap::from([("v0".to_owned(), vec![0; SIZE_MAX as usize])]),
             snapshots: BTreeMap::new(),
             made: 0,
+            rules,
+            united: 0,
         }
     }
 
@@ -149,9 +160,10 @@ impl World {
             }
             9 => {
                 let image = self.device.image();
+                self.united += self.pool.status().counts.united_sets;
                 self.device =
                     Arc::new(SimBackend::with_image(SimOptions::new(DEVICE), made, image));
-                self.pool = open(&self.device);
+                self.pool = open(&self.device, self.rules);
             }
             _ => self.write(),
         }
@@ -167,7 +179,7 @@ impl World {
     }
 
     /// Compares all with each other in a pool.
-    fn check(&self, pool: &Pool, is_exact: bool) {
+    fn check(&self, pool: &Pool) {
         let number = |root: &Root| pool.number_of(&root.name.0, root.name.1.as_deref()).unwrap();
         for target in self.roots() {
             let all = changes(pool, None, number(&target));
@@ -180,9 +192,11 @@ impl World {
                 if base.name == target.name {
                     assert_eq!(found, []);
                 }
-                if is_exact {
-                    Self::check_holes(&found, &target);
-                }
+                Self::check_holes(&found, &target);
+                // Without the holes of the target, too.
+                let found = walk(&pool.changes(number(&base), number(&target)).unwrap());
+                let copy = apply(base.content.clone(), &found, &target.content);
+                assert!(copy == target.content, "{:?} to {:?}", base.name, target.name);
             }
         }
     }
@@ -202,35 +216,120 @@ impl World {
     }
 }
 
+fn run(seed: u64, rules: Rules) -> u64 {
+    let mut world = World::new(seed, rules);
+    for step in 0..60 {
+        world.step();
+        if step % 15 == 14 {
+            world.check(&world.pool);
+            let image = world.device.image();
+            let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, image));
+            world.check(&open(&device, rules));
+            let report = check(&(device as Arc<dyn Backend>), true, |_| {}).unwrap();
+            assert_eq!(report.problems, Vec::<String>::new());
+        }
+    }
+    for root in world.roots() {
+        let found = match &root.name.1 {
+            None => world.pool.volume(&root.name.0),
+            Some(name) => world.pool.snapshot(&root.name.0, name),
+        };
+        assert!(content(found.unwrap()) == root.content, "{:?}", root.name);
+    }
+    world.united + world.pool.status().counts.united_sets
+}
+
 #[test]
 fn what_differs_between_any_two_is_found() {
+    let (mut united, mut cases) = (0, 0);
     each_seed(12, |seed| {
-        let mut world = World::new(seed);
-        for step in 0..60 {
-            world.step();
-            if step % 15 == 14 {
-                world.check(&world.pool, true);
-                let image = world.device.image();
-                let device = SimBackend::with_image(fast(DEVICE), 0, image);
-                let reopened = Pool::open(Arc::new(device), options()).unwrap();
-                world.check(&reopened, true);
-            }
-        }
-        for root in world.roots() {
-            let found = match &root.name.1 {
-                None => world.pool.volume(&root.name.0),
-                Some(name) => world.pool.snapshot(&root.name.0, name),
-            };
-            assert!(content(found.unwrap()) == root.content, "{:?}", root.name);
-        }
+        united += run(seed, Rules::default());
+        cases += 1;
     });
+    assert!(cases < 12 || united > 10, "{united} sets of deleted snapshots were united");
+}
+
+#[test]
+fn without_the_sets_a_change_is_missed() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let rules = Rules { notes_changes: false, ..Rules::default() };
+    let found = catch_unwind(AssertUnwindSafe(|| run(0, rules)));
+    std::panic::set_hook(hook);
+    assert!(found.is_err());
+}
+
+/// The volume "wide" with a change in each of many of its leaves since the snapshot "a".
+fn wide(device: &Arc<SimBackend>, leaves: u64) -> Pool {
+    let pool = open(device, Rules::default());
+    pool.create_volume("wide", leaves * LEAF).unwrap();
+    let mut queue = OneRequest::open(&disk(pool.volume("wide").unwrap()));
+    let write = |queue: &mut OneRequest, leaf: u64, content: u8| {
+        queue.write(leaf * LEAF, &[content; UNIT]).unwrap();
+    };
+    (0..leaves).step_by(7).for_each(|leaf| write(&mut queue, leaf, 1));
+    pool.take_snapshot(&["wide"], "a", 1).unwrap();
+    (0..leaves).step_by(7).for_each(|leaf| write(&mut queue, leaf, 2));
+    drop(queue);
+    pool.save(Duration::from_secs(9)).unwrap();
+    pool
+}
+
+#[test]
+fn what_has_changed_is_known_without_the_maps() {
+    const LEAVES: u64 = 700;
+    let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, blank_of(DEVICE)));
+    drop(wide(&device, LEAVES));
+    let pool = open(&device, Rules::default());
+    let number = |name| pool.number_of("wide", name).unwrap();
+    let before = pool.status().counts.map_reads;
+    let found = walk(&pool.changes(number(Some("a")), number(None)).unwrap());
+    assert_eq!(found.len() as u64, LEAVES.div_ceil(7));
+    // The path to each page of the set, of which one has the bits of 64 leaves.
+    let reads = pool.status().counts.map_reads - before;
+    assert!((1..LEAVES / 64 + 6).contains(&reads), "{reads} reads");
+}
+
+/// Without a page of a set, maps are compared, and writes go on.
+#[test]
+fn a_damaged_set_costs_time_and_nothing_else() {
+    const LEAVES: u64 = 140;
+    let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, blank_of(DEVICE)));
+    drop(wide(&device, LEAVES));
+    let image = device.image();
+    // The bits of the first word: each seventh leaf has one, in every eighth word.
+    let is_set = |block: &&usize| {
+        let words = image[*block * UNIT..][..UNIT].chunks_exact(8).step_by(56).take(9);
+        words.clone().all(|word| word == [1, 0, 0, 0, 0, 0, 0, 0])
+    };
+    let blocks: Vec<usize> = (0..image.len() / UNIT).collect();
+    let sets: Vec<&usize> = blocks.iter().filter(is_set).collect();
+    assert!(!sets.is_empty(), "no page of the set is there");
+    let mut damaged = image.clone();
+    for block in sets {
+        damaged[*block * UNIT] ^= 4;
+    }
+    let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, damaged));
+    let report = check(&(Arc::clone(&device) as Arc<dyn Backend>), true, |_| {}).unwrap();
+    assert_eq!(report.problem_count, 1, "{report:?}");
+    let pool = open(&device, Rules::default());
+    let number = |name| pool.number_of("wide", name).unwrap();
+    let since = || walk(&pool.changes(number(Some("a")), number(None)).unwrap());
+    assert_eq!(since().len() as u64, LEAVES.div_ceil(7));
+    let mut queue = OneRequest::open(&disk(pool.volume("wide").unwrap()));
+    queue.write(3 * LEAF, &[7; UNIT]).unwrap();
+    assert_eq!(queue.read(3 * LEAF, 1).unwrap(), [7]);
+    drop(queue);
+    assert_eq!(since().len() as u64, LEAVES.div_ceil(7) + 1);
+    // The next snapshot begins a new set.
+    pool.take_snapshot(&["wide"], "b", 1).unwrap();
+    assert_eq!(walk(&pool.changes(number(Some("b")), number(None)).unwrap()), []);
 }
 
 #[test]
 fn maps_that_do_not_fit_into_memory_are_compared() {
-    const LEAF: u64 = 2 << 20;
     let device = Arc::new(SimBackend::with_image(fast(DEVICE), 0, blank_of(DEVICE)));
-    let pool = open(&device);
+    let pool = open(&device, Rules::default());
     pool.create_volume("wide", 700 * LEAF).unwrap();
     let write = |pool: &Pool, leaves: &[u64], byte: u8| {
         let mut queue = OneRequest::open(&disk(pool.volume("wide").unwrap()));
@@ -245,7 +344,7 @@ fn maps_that_do_not_fit_into_memory_are_compared() {
     write(&pool, &changed, 2);
     pool.save(Duration::from_secs(1)).unwrap();
     drop(pool);
-    let pool = open(&device);
+    let pool = open(&device, Rules::default());
     let before = pool.status().counts.map_reads;
     let number = |name| pool.number_of("wide", name).unwrap();
     let found = changes(&pool, Some(number(Some("a"))), number(None));
@@ -259,7 +358,7 @@ fn maps_that_do_not_fit_into_memory_are_compared() {
 
 #[test]
 fn a_missed_change_would_be_seen() {
-    let mut world = World::new(1);
+    let mut world = World::new(1, Rules::default());
     (0..10).for_each(|_| world.write());
     world.pool.take_snapshot(&["v0"], "a", 1).unwrap();
     let base = world.volumes["v0"].clone();
@@ -283,7 +382,7 @@ fn a_missed_change_would_be_seen() {
 
 #[test]
 fn what_is_compared_is_not_deleted_and_may_be_served() {
-    let world = World::new(1);
+    let world = World::new(1, Rules::default());
     let pool = &world.pool;
     pool.take_snapshot(&["v0"], "a", 1).unwrap();
     pool.take_snapshot(&["v0"], "b", 1).unwrap();

@@ -29,6 +29,9 @@ pub struct DiffOptions {
     /// List the extents
     #[arg(long)]
     list: bool,
+    /// Tell changed parts that are zeroes now from the others; this takes longer
+    #[arg(long)]
+    holes: bool,
     #[command(flatten)]
     place: Place,
 }
@@ -41,7 +44,9 @@ struct DiffReport<'a> {
     to: Option<&'a str>,
     size_bytes: u64,
     changed_bytes: u64,
-    hole_bytes: u64,
+    /// Only with --holes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hole_bytes: Option<u64>,
     extents: &'a [DifferenceExtent],
 }
 
@@ -118,6 +123,7 @@ pub(super) fn run(options: &DiffOptions) -> CommandResult {
         volume: volume.clone(),
         from: Some(options.from.clone()),
         to: options.to.clone(),
+        holes: options.holes,
         at: None,
     };
     let (extents, size_bytes) = compare(&comparer, query, place.format.json)?;
@@ -132,7 +138,7 @@ pub(super) fn run(options: &DiffOptions) -> CommandResult {
         to: options.to.as_deref(),
         size_bytes,
         changed_bytes: sum(false) + sum(true),
-        hole_bytes: sum(true),
+        hole_bytes: options.holes.then(|| sum(true)),
         extents: &extents,
     };
     if place.format.json { output::json(&report) } else { show(&report, options.list) }
@@ -146,8 +152,8 @@ fn show(report: &DiffReport<'_>, lists: bool) -> CommandResult {
     sheet.fact("volume", clean(report.volume));
     sheet.fact("compared", format!("{} and {}", clean(report.from), clean(to)));
     sheet.fact("changed", format!("{changed} of {size} ({share:.1} %)"));
-    if report.hole_bytes > 0 {
-        sheet.fact("of it holes", Bytes(report.hole_bytes).to_string());
+    if let Some(hole_bytes) = report.hole_bytes {
+        sheet.fact("of it holes", Bytes(hole_bytes).to_string());
     }
     sheet.fact("extents", count(report.extents.len() as u64, "extent"));
     output::text_line(&sheet.render(output::width(), Style::stdout()))?;

@@ -277,7 +277,7 @@ fn equal_blocks_of_two_disks_are_kept_once_over_kills_and_merges() {
 
 /// The extents of a difference: first byte, length, whether it is a hole.
 pub fn diff(folder: &Path, words: &[&str]) -> Vec<(u64, u64, bool)> {
-    let text = run(folder, &[&["snapshot", "diff", "--json"], words].concat()).unwrap();
+    let text = run(folder, &[&["snapshot", "diff", "--json", "--holes"], words].concat()).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     let extents = report["extents"].as_array().unwrap().iter();
     let number = |value: &serde_json::Value| value.as_u64().unwrap();
@@ -305,8 +305,10 @@ fn the_daemon_and_the_command_find_what_has_changed() {
     // Back again: what was a hole is data.
     assert_eq!(diff(&folder, &["a", "y", "x"]), [(4096, 8192, false)]);
     assert_eq!(diff(&folder, &["a", "y"]), [(1 << 20, 4096, false)]);
-    let text = run(&folder, &["snapshot", "diff", "a", "x", "--list"]).unwrap();
+    let text = run(&folder, &["snapshot", "diff", "a", "x", "--list", "--holes"]).unwrap();
     assert!(text.contains("FIRST BYTE") && text.contains("hole"), "{text}");
+    let text = run(&folder, &["snapshot", "diff", "a", "x", "--json"]).unwrap();
+    assert!(text.contains("\"length\": 8192") && !text.contains("hole_bytes"), "{text}");
     let refused = run(&folder, &["snapshot", "diff", "a", "z"]).unwrap_err();
     assert!(refused.contains("no such snapshot"), "{refused}");
     drop(nbd);

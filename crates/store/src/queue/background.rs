@@ -1,4 +1,4 @@
-//! Checkpoints and walks, which the queues of a pool carry out among them.
+//! Checkpoints, walks and unions of change sets, which the queues of a pool carry out among them.
 
 use std::sync::atomic::Ordering;
 
@@ -6,10 +6,11 @@ use fathom_block::{BackendContext, Outcome, Request};
 
 use super::StoreQueue;
 use super::device::Purpose;
+use crate::change_set::UnionProgress;
 use crate::checkpoint::{Checkpoint, CheckpointStep};
 use crate::index::read_page;
 use crate::layout::BLOCK_BYTES;
-use crate::pages::from_bytes;
+use crate::pages::{Fault, from_bytes};
 use crate::state::State;
 use crate::walk::WalkRead;
 
@@ -163,6 +164,32 @@ impl StoreQueue {
             .access(|state| state.walk.as_ref().is_some_and(|walk| walk.is_blocked));
         let waits = in_flight > 0 || is_blocked;
         context.wake_at(if waits { context.now_ns() + STEP_NS } else { 0 });
+    }
+
+    /// Goes on with the unions of the change sets of deleted snapshots.
+    pub(super) fn unite(&mut self, context: &mut BackendContext<'_>) {
+        if self.is_closed || !self.inner.has_retired_sets.load(Ordering::Relaxed) {
+            return;
+        }
+        let stepped = self.inner.shared.access(|state| match state.failed {
+            Some(_) => Ok(UnionProgress::Done),
+            None => state.unite_sets(),
+        });
+        match stepped {
+            Ok(UnionProgress::Done) => self.inner.has_retired_sets.store(false, Ordering::Relaxed),
+            Ok(UnionProgress::Waits | UnionProgress::GoesOn) => {
+                context.wake_at(context.now_ns() + STEP_NS);
+            }
+            Err(fault) => {
+                let missing = match fault {
+                    Fault::Missing(id) => vec![id],
+                    Fault::Damaged => Vec::new(),
+                };
+                if self.load_all(fault, &missing, context) {
+                    self.inner.shared.access(State::give_up_union);
+                }
+            }
+        }
     }
 
     fn begin_walk(&mut self, context: &mut BackendContext<'_>) -> bool {

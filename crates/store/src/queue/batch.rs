@@ -182,6 +182,9 @@ impl StoreQueue {
                 return;
             };
             for run in &batch.runs {
+                let page =
+                    run.blocks().and_then(|(_, blocks)| state.missing_of_set(volume, &blocks));
+                missing.extend(page);
                 if let Run::Data { first, checksums, .. }
                 | Run::References { first, checksums, .. } = run
                 {
@@ -240,6 +243,10 @@ impl StoreQueue {
                 self.load(id, context);
             }
             match missing {
+                Some(id) if self.broken.contains(&id) && self.forget_broken_sets(sequence) => {
+                    // It is applied without the set.
+                    self.waker.wake();
+                }
                 Some(id) if self.broken.contains(&id) => {
                     self.inner.shared.access(|state| state.end_batch(sequence, Err(ErrorKind::Io)));
                     self.end_batch(sequence, Err(ErrorKind::Io), true);
@@ -248,6 +255,17 @@ impl StoreQueue {
                 None => self.end_batch(sequence, outcome, false),
             }
         }
+    }
+
+    /// Forgets what has changed in the volume of a batch if that cannot be noted, because of a page
+    /// that cannot be read. Returns whether that is so.
+    fn forget_broken_sets(&self, sequence: u64) -> bool {
+        let Some(batch) = self.batches.get(&sequence) else { return false };
+        let is_broken = |id: u32| self.broken.contains(&id);
+        self.inner.shared.access(|state| {
+            let mut blocks = batch.runs.iter().filter_map(Run::blocks);
+            blocks.any(|(volume, blocks)| state.forget_broken_set(volume, &blocks, is_broken))
+        })
     }
 
     /// A batch has ended. Its parts go into another one if it has failed, unless that `is_final`.

@@ -1,10 +1,10 @@
 //! Extents that say what differs between two maps.
 
-use fathom_block::{BackendContext, ErrorKind};
+use fathom_block::{Allocation, BackendContext, ErrorKind};
 
 use super::{StoreQueue, Wanted};
 use crate::catalogue::PageId;
-use crate::difference::{Compared, ComparedRun};
+use crate::difference::{Compared, ComparedRun, Comparison};
 use crate::layout::BLOCK;
 use crate::pages::Fault;
 
@@ -14,24 +14,40 @@ const STEPS_MAX: usize = 8;
 impl StoreQueue {
     /// Whether the queue compares. Such a queue leaves checkpoints and walks to others.
     pub(super) fn is_comparison(&self) -> bool {
-        matches!(self.wanted, Wanted::Difference { .. })
+        matches!(self.wanted, Wanted::Difference(_))
     }
 
-    /// Compares the maps from block `first` on.
-    fn compare_maps(&self, first: u64, end: u64) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
-        let Wanted::Difference { base, target } = self.wanted else { return Err(Fault::Damaged) };
+    /// Compares the blocks from `first` on.
+    fn find_changes(&self, first: u64, end: u64) -> Result<(Vec<ComparedRun>, Vec<PageId>), Fault> {
+        let Wanted::Difference(compared) = self.wanted else { return Err(Fault::Damaged) };
+        let Comparison { base, target, finds_holes } = compared;
         let (mut runs, mut missing) = (Vec::new(), Vec::new());
         self.inner.shared.access(|state| {
             let branch = |id: u32| state.catalogue.branch(id).ok_or(Fault::Damaged);
+            let sets = base.and_then(|base| state.catalogue.sets_between(base, target));
             let (target, size) = branch(target)?;
             let (base, base_blocks) = match base.map(branch).transpose()? {
                 Some((base, before)) if before < size => (base, before / BLOCK),
                 Some((base, _)) => (base, u64::MAX),
                 None => (0, u64::MAX),
             };
-            let maps = Compared { base, base_blocks, target };
-            state.pages.compare(&maps, first..end, &self.compared, &mut runs, &mut missing)
+            let (pages, read) = (&state.pages, &self.compared);
+            // Sets that cannot be read are done without.
+            let sets = sets.filter(|_| !self.has_broken_set);
+            let Some(sets) = sets else {
+                let maps = Compared { base, base_blocks, target };
+                return pages.compare(&maps, first..end, read, &mut runs, &mut missing);
+            };
+            pages.changed_by_sets(&sets, base_blocks, first..end, read, &mut runs, &mut missing)?;
+            if finds_holes && missing.is_empty() {
+                let changed = std::mem::take(&mut runs);
+                runs = pages.with_holes(target, first, changed, read, &mut missing)?;
+            }
+            Ok(())
         })?;
+        for run in runs.iter_mut().filter(|run| !finds_holes && run.state == Allocation::Zero) {
+            run.state = Allocation::Data;
+        }
         Ok((runs, missing))
     }
 
@@ -47,7 +63,7 @@ impl StoreQueue {
         }
         let Some(read) = self.reads.get(&number) else { return false };
         // A damaged map has neither runs nor pages to read.
-        let (runs, missing) = self.compare_maps(read.first, read.end()).unwrap_or_default();
+        let (runs, missing) = self.find_changes(read.first, read.end()).unwrap_or_default();
         if let Some(read) = self.reads.get_mut(&number).filter(|_| !runs.is_empty()) {
             let mut block = read.first;
             for run in runs {
@@ -63,6 +79,9 @@ impl StoreQueue {
         let is_broken = self.load_all(fault, &missing, context);
         // Those that cannot be read at all are not awaited.
         self.to_compare.retain(|id| self.loading.contains(id));
+        if is_broken && !std::mem::replace(&mut self.has_broken_set, true) {
+            return true;
+        }
         if let Some(read) = self.reads.get_mut(&number).filter(|_| is_broken) {
             read.outcome = Err(ErrorKind::Io);
         }

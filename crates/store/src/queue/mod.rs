@@ -4,7 +4,8 @@
 //!   their blocks that are there already; `batch`: writes batches of the log.
 //! - `read`: reads of data and of pages of maps.
 //! - `difference`: extents that differ.
-//! - `background`: checkpoints, walks and the scan of the fingerprint table; `merge`: merges.
+//! - `background`: checkpoints, walks, unions of change sets, and the scan of the fingerprint table;
+//!   `merge`: merges.
 //! - `device`: the queue's own requests to the device.
 
 mod background;
@@ -25,7 +26,7 @@ use fathom_reactor::{Event, Pending};
 
 use crate::catalogue::PageId;
 use crate::checkpoint::Checkpoint;
-use crate::difference::ReadPages;
+use crate::difference::{Comparison, ReadPages};
 use crate::fingerprint::Fingerprinter;
 use crate::pool::Inner;
 use crate::state::Admission;
@@ -49,7 +50,7 @@ pub(crate) enum Wanted {
     /// A snapshot, which does not change.
     Snapshot(u32),
     /// A volume or a snapshot, with extents that say what differs from another one.
-    Difference { base: Option<u32>, target: u32 },
+    Difference(Comparison),
     /// Nothing: the queue has only the background work of the pool.
     Nothing,
 }
@@ -85,6 +86,8 @@ pub(crate) struct StoreQueue {
     /// Pages for comparisons, and those of them that are being read.
     compared: ReadPages,
     to_compare: BTreeSet<PageId>,
+    /// Whether a comparison does without change sets, because they cannot be read.
+    has_broken_set: bool,
     /// Requests that wait for a flush, and those that the flush in flight is for, with the last
     /// batch that it covers.
     #[expect(clippy::vec_box, reason = "a request travels in its box")]
@@ -113,13 +116,13 @@ impl StoreQueue {
                 let domain = &state.catalogue.volumes.get(&volume)?.domain;
                 (!domain.is_empty()).then(|| Fingerprinter::new(&state.key, domain))
             }),
-            Wanted::Snapshot(_) | Wanted::Difference { .. } | Wanted::Nothing => None,
+            Wanted::Snapshot(_) | Wanted::Difference(_) | Wanted::Nothing => None,
         };
         let is_rotational = inner.device.capabilities().rotational;
         let bits = inner.options.rules.fingerprint_bits;
         let sharing = Sharing::new(fingerprinter, is_rotational, bits);
         // A comparison does no work for the pool.
-        let is_comparison = matches!(wanted, Wanted::Difference { .. });
+        let is_comparison = matches!(wanted, Wanted::Difference(_));
         let registered = (!is_comparison).then(|| inner.register(&waker));
         Self {
             inner,
@@ -142,6 +145,7 @@ impl StoreQueue {
             unread: Vec::new(),
             compared: ReadPages::default(),
             to_compare: BTreeSet::new(),
+            has_broken_set: false,
             unflushed: Vec::new(),
             flushing: None,
             checkpoint: None,
@@ -185,6 +189,7 @@ impl StoreQueue {
             if !self.is_comparison() {
                 self.checkpoint(context);
                 self.walk(context);
+                self.unite(context);
                 self.scan(context);
                 self.merge(context);
             }

@@ -10,6 +10,7 @@ use super::change::EdgeContent;
 use super::device::Purpose;
 use super::{StoreQueue, Wanted};
 use crate::catalogue::PageId;
+use crate::difference::Comparison;
 use crate::entry::MapEntry;
 use crate::layout::{BLOCK, BLOCK_BYTES};
 use crate::pages::{Fault, TableEntry, from_bytes};
@@ -115,7 +116,7 @@ impl StoreQueue {
         let found = self.inner.shared.access(|state| {
             let root = match self.wanted {
                 Wanted::Volume(id) | Wanted::Snapshot(id) => state.catalogue.branch(id),
-                Wanted::Difference { target, .. } => state.catalogue.branch(target),
+                Wanted::Difference(Comparison { target, .. }) => state.catalogue.branch(target),
                 Wanted::Nothing => None,
             };
             let (root, _) = root.ok_or(Fault::Damaged)?;

@@ -113,7 +113,7 @@ impl Bitmaps for SnapshotBitmaps {
     fn open(&self, name: &str) -> Result<Arc<Disk>, BitmapRefusal> {
         let (pool, base) = self.base(name)?;
         let unavailable = |error: PoolError| BitmapRefusal::Unavailable(error.to_string());
-        let difference = pool.difference(Some(base), self.target).map_err(unavailable)?;
+        let difference = pool.changes(base, self.target).map_err(unavailable)?;
         Disk::new(DiskOptions::default(), Vec::new(), difference)
             .map_err(|kind| BitmapRefusal::Unavailable(kind.name().to_owned()))
     }
