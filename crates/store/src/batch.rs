@@ -6,8 +6,8 @@
 //!  │FATHOMBH│ version│ length│ identity │ generation│ sequence│ frontier│ runs  │ zero  │runs
 //!  └────────┴────────┴───────┴──────────┴───────────┴─────────┴─────────┴───────┴───────┴───
 //! ```
-//! The last 16 bytes of its block are the [code](crate::seal) of all before. The runs take `length`
-//! bytes. All numbers are little-endian.
+//! The runs take `length` bytes. The last 16 bytes of its block are the [code](crate::seal) of the
+//! fields and the runs, or, in version 1, of all before. All numbers are little-endian.
 //!
 //! | run | bytes |
 //! |---|---|
@@ -31,7 +31,7 @@ use crate::seal::{Code, Key};
 use crate::tree::BLOCKS_MAX;
 
 const MAGIC: [u8; 8] = *b"FATHOMBH";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const RUNS_AT: usize = 64;
 const CODE_AT: usize = BLOCK_BYTES - 16;
 /// More batches than any pool has.
@@ -141,8 +141,18 @@ impl BatchHeader {
             encode_run(run, block, at);
             at += run.length();
         }
-        let code = key.code(&block[..CODE_AT]);
+        let code = key.code(&block[..at]);
         put(block, CODE_AT, &code.0);
+    }
+
+    /// The bytes of a header that its code is of; `None` if it has no such version, or impossible
+    /// sizes.
+    pub(crate) fn sealed(block: &[u8]) -> Option<&[u8]> {
+        match u32_at(block, 8) {
+            1 => block.get(..CODE_AT),
+            VERSION => block.get(..CODE_AT)?.get(..RUNS_AT + u32_at(block, 12) as usize),
+            _ => None,
+        }
     }
 
     /// Reads a header of the pool with this identity and key, which a batch of the opening
@@ -155,10 +165,9 @@ impl BatchHeader {
     ) -> Option<Self> {
         let is_likely = block.len() == BLOCK_BYTES
             && block.starts_with(&MAGIC)
-            && u32_at(block, 8) == VERSION
             && Identity(array(block, 16)) == identity
             && generation.is_none_or(|generation| u64_at(block, 32) == generation);
-        if !is_likely || key.code(&block[..CODE_AT]) != Code(array(block, CODE_AT)) {
+        if !is_likely || key.code(Self::sealed(block)?) != Code(array(block, CODE_AT)) {
             return None;
         }
         let length = u32_at(block, 12) as usize;
@@ -266,11 +275,22 @@ mod tests {
         assert_eq!(BatchHeader::decode(IDENTITY, &Key([8; 32]), Some(2), &block), None);
         assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(3), &block), None);
         assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block[1..]), None);
-        for bit in (0..BLOCK_BYTES * 8).step_by(7) {
+        let end = BatchHeader::sealed(&block).unwrap().len();
+        for bit in (0..end * 8).step_by(7).chain(CODE_AT * 8..BLOCK_BYTES * 8) {
             let mut other = block.clone();
             other[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &other), None, "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_header_of_version_1_has_the_code_of_all_before() {
+        let mut block = encoded(&header());
+        put(&mut block, 8, &1_u32.to_le_bytes());
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block), None);
+        let code = KEY.code(&block[..CODE_AT]);
+        put(&mut block, CODE_AT, &code.0);
+        assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block), Some(header()));
     }
 
     #[test]
@@ -285,8 +305,8 @@ mod tests {
         for (at, value) in [(12, 255), (13, 255), (56, 200), (RUNS_AT, 9), (RUNS_AT + 3, 255)] {
             let mut block = encoded(&self::header());
             block[at] = value;
-            let code = KEY.code(&block[..CODE_AT]);
-            put(&mut block, CODE_AT, &code.0);
+            let code = BatchHeader::sealed(&block).map(|bytes| KEY.code(bytes));
+            put(&mut block, CODE_AT, &code.unwrap_or_default().0);
             assert_eq!(BatchHeader::decode(IDENTITY, &KEY, Some(2), &block), None, "byte {at}");
         }
     }

@@ -95,10 +95,13 @@ fn fuzz_change(data: &[u8]) {
 
 /// Gives a header its magic, version, identity and code.
 fn seal_header(identity: Identity, key: &Key, block: &mut [u8]) {
-    put(block, 0, b"FATHOMBH\x01\0\0\0");
+    put(block, 0, b"FATHOMBH");
+    let version = 1 + u32::from(block[8] % 2 == 0);
+    put(block, 8, &version.to_le_bytes());
     put(block, 16, &identity.0);
-    let code = key.code(&block[..BLOCK_BYTES - 16]);
-    put(block, BLOCK_BYTES - 16, &code.0);
+    if let Some(code) = BatchHeader::sealed(block).map(|bytes| key.code(bytes)) {
+        put(block, BLOCK_BYTES - 16, &code.0);
+    }
 }
 
 /// Gives a two-copy page its checksum.

@@ -7,8 +7,9 @@
 //! Blocks that were written together are often found together. So memory has few pages of the
 //! table, with the places of all of their fingerprints, and of all other pages only a sample: a
 //! *hook* leads from a fingerprint to the page that has it. A hook that is hit brings its page into
-//! memory, where the neighbours of the block are found. While memory suffices, each fingerprint is
-//! a hook; each time the hooks become too many, every second one is dropped (by a bit of the
+//! memory, where the neighbours of the block are found. The fingerprints of a page become hooks when
+//! it leaves memory, and hooks of a page that has changed meanwhile are dropped when they are hit.
+//! While memory suffices, each fingerprint is a hook; each time the hooks become too many, every second one is dropped (by a bit of the
 //! fingerprint, so that equal blocks stay equally likely to be found).
 //!
 //! Sampled hooks that lead to pages of neighbours are those of *Sparse Indexing* (Lillibridge et
@@ -19,6 +20,7 @@ use std::collections::VecDeque;
 use fathom_persistence::Identity;
 use fathom_persistence::bytes::u64_at;
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::fingerprint::{FINGERPRINT, Fingerprint};
 use crate::layout::{FINGERPRINTS, Layout, PAYLOAD};
@@ -191,9 +193,7 @@ impl Index {
 
     /// The place does not have a block with this fingerprint.
     pub(crate) fn forget(&mut self, fingerprint: Fingerprint, place: u64) {
-        if self.places.get(&fingerprint) == Some(&place) {
-            self.places.remove(&fingerprint);
-        }
+        self.remove_place(fingerprint, place);
         let (page, index) = Self::at(place);
         let page = self.pages.get_mut(&page);
         if let Some(page) = page.filter(|page| page.words[index] == fingerprint.bits()) {
@@ -239,9 +239,8 @@ impl Index {
             let Some(page) = self.pages.remove(&candidate) else { continue };
             for (place, word) in Self::places_of(candidate).zip(page.words.iter()) {
                 let Some(fingerprint) = Fingerprint::from_bits(*word) else { continue };
-                if self.places.get(&fingerprint) == Some(&place) {
-                    self.places.remove(&fingerprint);
-                }
+                self.remove_place(fingerprint, place);
+                self.add_hook(fingerprint, candidate);
             }
         }
     }
@@ -290,16 +289,19 @@ impl Index {
         let old = std::mem::replace(&mut page.words[index], bits);
         (page.is_dirty, page.is_used) = (true, true);
         if let Some(old) = Fingerprint::from_bits(old).filter(|old| Some(*old) != fingerprint) {
-            if self.places.get(&old) == Some(&place) {
-                self.places.remove(&old);
-            }
-            if self.hooks.get(&(old.bits() as u32)) == Some(&number) {
-                self.hooks.remove(&(old.bits() as u32));
-            }
+            self.remove_place(old, place);
         }
         if let Some(fingerprint) = fingerprint {
             self.places.insert(fingerprint, place);
-            self.add_hook(fingerprint, number);
+        }
+    }
+
+    /// A fingerprint does not lead to a place any more.
+    fn remove_place(&mut self, fingerprint: Fingerprint, place: u64) {
+        if let Entry::Occupied(entry) = self.places.entry(fingerprint) {
+            if *entry.get() == place {
+                entry.remove();
+            }
         }
     }
 
