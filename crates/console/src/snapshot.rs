@@ -52,6 +52,7 @@ Examples:
 Examples:
   fathom snapshot diff web monday                  since monday, while the disk is used
   fathom snapshot diff web monday tuesday --list   each extent
+  fathom snapshot diff web monday --files          the guest's files that were written
   fathom snapshot diff web monday --store /var/lib/fathom/pool --json")]
     Diff(diff::DiffOptions),
     /// Write a snapshot, or what has changed since another one, as a stream to standard output

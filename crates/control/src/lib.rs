@@ -42,6 +42,7 @@ mod query;
 mod statistics;
 mod stream;
 mod usage;
+mod written;
 
 pub use background::{BackgroundDevice, BackgroundList, WaitingWork};
 pub use cache::{
@@ -110,6 +111,7 @@ pub use query::{QueryList, QueryState, QueryStatus, ResultKind};
 pub use statistics::{DiskStatistics, OperationStatistics, SizeStatistics, Statistics};
 pub use stream::{AnswerStream, Recording, RecordingQuery};
 pub use usage::{DiskUsage, UsageCount, UsageCounts, UsageQuery, UsageReport, UsageRow};
+pub use written::{WrittenFile, WrittenFiles, WrittenFilesQuery};
 
 /// The endpoints, by name.
 pub mod endpoints {
@@ -136,6 +138,7 @@ pub mod endpoints {
     pub use crate::statistics::STATISTICS;
     pub use crate::stream::RECORDING;
     pub use crate::usage::USAGE;
+    pub use crate::written::WRITTEN_FILES;
 }
 
 /// The version of the interface, and the first part of its paths.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::client::{Client, ClientError};
 use crate::difference::{DIFFERENCE, SNAPSHOT_STREAM};
 use crate::endpoint::{AnyEndpoint, Blocking, Change, Endpoint};
+use crate::written::WRITTEN_FILES;
 
 /// The pools.
 pub const POOLS: Endpoint<Blocking, (), (), (), PoolsReport> = Endpoint::get(
@@ -23,7 +24,7 @@ pub const CHANGE_POOL: Endpoint<Change, (), (), PoolRequest, PoolEntry> = Endpoi
 );
 
 pub(crate) const ENDPOINTS: &[&(dyn AnyEndpoint + Sync)] =
-    &[&POOLS, &CHANGE_POOL, &DIFFERENCE, &SNAPSHOT_STREAM];
+    &[&POOLS, &CHANGE_POOL, &DIFFERENCE, &WRITTEN_FILES, &SNAPSHOT_STREAM];
 
 /// The pools that disks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -80,6 +80,11 @@ impl Catalogue {
         }
     }
 
+    /// The snapshot with which the set of a volume or snapshot begins.
+    pub(crate) fn since(&self, id: u32) -> Option<u32> {
+        self.set(id).map(|set| set.since).filter(|since| *since != 0)
+    }
+
     /// All sets, with the numbers of what has them.
     pub(crate) fn sets(&self) -> impl Iterator<Item = (u32, ChangeSet)> {
         let volumes = self.volumes.values().map(|volume| (volume.id, volume.changes));

@@ -250,6 +250,12 @@ impl Pool {
             .access(|state| state.catalogue.snapshot(volume, name).ok().map(|snapshot| snapshot.id))
     }
 
+    /// The snapshot from which the volume or snapshot with this number goes on, as far as it is
+    /// known what has changed since.
+    pub fn since(&self, number: u32) -> Option<u32> {
+        self.inner.shared.access(|state| state.catalogue.since(number))
+    }
+
     /// What differs between two volumes or snapshots, by their numbers, as a back end: it has the
     /// content of `target`, and its extents say what has changed since `base`. Unchanged parts are
     /// holes, changed ones are data, or zeroes if `target` has nothing there. Without a base, all

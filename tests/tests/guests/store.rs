@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use fathom_control::PoolChange;
-use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4};
+use fathom_control::{InsightState, PoolChange, WrittenFiles};
+use fathom_tests::{Daemon, Disk, Guest, Records, Result, Served, check_ext4, patience, until};
 
 /// An incremental backup with libnbd.
 const INCREMENTAL: &str = include_str!("../../../crates/fathom/tests/daemon/incremental.py");
@@ -122,6 +122,60 @@ fn a_clone_and_a_roll_back_have_what_the_snapshot_had() -> Result<()> {
     guest.shutdown()?;
     assert!(daemon.stop()?.success());
     fathom(&daemon, &["store", "check", "pool"])?;
+    Ok(())
+}
+
+/// The paths of the files that were written between two snapshots, or until now, and whether all of
+/// the time is accounted for.
+fn written(daemon: &Daemon, from: &str, to: Option<&str>) -> Result<(Vec<String>, bool)> {
+    let words = ["snapshot", "diff", "web", from].into_iter().chain(to);
+    let words: Vec<&str> = words.chain(["--files", "--json"]).collect();
+    let found: WrittenFiles = serde_json::from_str(&fathom(daemon, &words)?)?;
+    let large = found.files.iter().filter(|file| file.kind == "data" && file.bytes >= 1 << 20);
+    let mut paths: Vec<String> = large.map(|file| file.path.clone()).collect();
+    paths.sort();
+    paths.dedup();
+    Ok((paths, found.complete))
+}
+
+#[test]
+fn snapshots_know_which_files_were_written_between_them() -> Result<()> {
+    let mut daemon = Daemon::serve(&[Served::volume("web", 256)])?;
+    let disk = || Disk::vhost_user(daemon.path("web.sock")).queues(2);
+    let guest = Guest::builder().disk(disk()).start()?;
+    guest.check("mkfs.ext4 -q /dev/vda; mkdir -p /web; mount /dev/vda /web; sync")?;
+    until("the guest's kernel to be found", patience(60), || {
+        guest.check("touch /web/x; sync")?;
+        Ok((daemon.status("web")?.insight.state == InsightState::Attached).then_some(()))
+    })?;
+    let snapshot = |name: &str| fathom(&daemon, &["snapshot", "create", "web", "--name", name]);
+    let write =
+        |file: &str| guest.check(&format!("head -c 2097152 /dev/urandom > /web/{file}; sync"));
+    write("before")?;
+    snapshot("a")?;
+    write("one")?;
+    snapshot("b")?;
+    write("two")?;
+    snapshot("c")?;
+    write("three")?;
+    let paths = |names: &[&str]| names.iter().map(|name| format!("/{name}")).collect::<Vec<_>>();
+    assert_eq!(written(&daemon, "a", Some("b"))?, (paths(&["one"]), true));
+    assert_eq!(written(&daemon, "b", Some("c"))?, (paths(&["two"]), true));
+    assert_eq!(written(&daemon, "a", None)?, (paths(&["one", "three", "two"]), true));
+    // One in between is deleted; the next one has its account then.
+    fathom(&daemon, &["snapshot", "delete", "web", "b"])?;
+    snapshot("d")?;
+    assert_eq!(written(&daemon, "a", Some("c"))?, (paths(&["one", "two"]), true));
+    assert_eq!(written(&daemon, "c", Some("d"))?, (paths(&["three"]), true));
+    let text = fathom(&daemon, &["snapshot", "diff", "web", "a", "c", "--files"])?;
+    assert!(text.contains("/one") && text.contains("WRITTEN"), "{text}");
+    guest.shutdown()?;
+    // What another daemon counted is known; the time in between is not.
+    assert!(daemon.stop()?.success());
+    daemon.restart()?;
+    assert_eq!(written(&daemon, "a", Some("c"))?, (paths(&["one", "two"]), true));
+    assert_eq!(written(&daemon, "a", None)?, (paths(&["one", "three", "two"]), false));
+    assert!(daemon.stop()?.success());
     Ok(())
 }
 

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use fathom_control::{Bytes, Client, DifferenceExtent, DifferencePart, DifferenceQuery, count};
+use fathom_control::{
+    Bytes, Client, DifferenceExtent, DifferencePart, DifferenceQuery, WrittenFiles,
+    WrittenFilesQuery, count,
+};
 use fathom_store::Pool;
 use serde::Serialize;
 
@@ -29,6 +32,9 @@ pub struct DiffOptions {
     /// List the extents
     #[arg(long)]
     list: bool,
+    /// Show the files of the guest that were written, and how much
+    #[arg(long, conflicts_with_all = ["list", "holes"])]
+    files: bool,
     /// Tell changed parts that are zeroes now from the others; this takes longer
     #[arg(long)]
     holes: bool,
@@ -114,6 +120,18 @@ pub(super) fn run(options: &DiffOptions) -> CommandResult {
     let place = &options.place;
     let (path, volume) = find_one(place, &options.disk)?;
     let client = place.control.client();
+    let has_daemon = of_daemon(&client, &path).is_some();
+    if options.files {
+        if !has_daemon {
+            let message =
+                "only the daemon knows which files were written, and no disk of it uses the pool";
+            return Err(Failure::new(message).advise("serve a disk of the pool"));
+        }
+        let from = options.from.clone();
+        let query = WrittenFilesQuery { path, volume, from, to: options.to.clone() };
+        let written = client.written_files(&query)?;
+        return if place.format.json { output::json(&written) } else { show_files(&written) };
+    }
     let comparer = match of_daemon(&client, &path) {
         Some(_) => Comparer::Daemon(client),
         None => Comparer::Own(path.clone(), open_pool(&path)?),
@@ -142,6 +160,39 @@ pub(super) fn run(options: &DiffOptions) -> CommandResult {
         extents: &extents,
     };
     if place.format.json { output::json(&report) } else { show(&report, options.list) }
+}
+
+fn show_files(written: &WrittenFiles) -> CommandResult {
+    let mut sheet = Sheet::default();
+    sheet.fact("written", Bytes(written.written_bytes).to_string());
+    for (name, bytes) in
+        [("of unknown files", written.unknown_bytes), ("of files not listed", written.other_bytes)]
+    {
+        if bytes > 0 {
+            sheet.fact(name, Bytes(bytes).to_string());
+        }
+    }
+    if !written.complete {
+        sheet.fact(
+            "incomplete",
+            "the daemon did not serve the disk all the time, or without `classify`",
+        );
+    }
+    output::text_line(&sheet.render(output::width(), Style::stdout()))?;
+    if written.files.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(vec![
+        TableColumn::text("FILE").flexible_path(6),
+        TableColumn::text("CONTAINER").flexible().importance(1),
+        TableColumn::number("WRITTEN"),
+    ]);
+    for file in &written.files {
+        let path =
+            if file.path.is_empty() { format!("({})", file.kind) } else { file.path.clone() };
+        table.row(vec![clean(&path), clean(&file.cgroup), Bytes(file.bytes).to_string()]);
+    }
+    output::text_line(table.render(output::width(), Style::stdout()).trim_end())
 }
 
 fn show(report: &DiffReport<'_>, lists: bool) -> CommandResult {

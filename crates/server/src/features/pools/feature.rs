@@ -8,6 +8,7 @@ use axum::body::Body;
 use fathom_control::{ErrorBody, endpoints};
 
 use super::sending::Sending;
+use super::written::WrittenRecords;
 use crate::configuration::Configuration;
 use crate::daemon::feature::{Ending, Feature, Leaving};
 use crate::daemon::http::routes::{Routes, Share};
@@ -30,6 +31,7 @@ struct DiskPool {
 impl Feature for VolumesOfPools {
     fn keep(&self, _configuration: Option<&Configuration>, parts: &mut Parts) {
         parts.add(Sending::default());
+        parts.add(WrittenRecords::default());
     }
 
     fn end(&self, daemon: &Arc<Daemon>, stage: Ending) -> Vec<Task> {
@@ -57,6 +59,9 @@ impl Feature for VolumesOfPools {
     fn routes(&self, routes: &mut Routes) {
         routes.blocking(&endpoints::POOLS, |daemon, (), (), ()| Ok(daemon.pools()));
         routes.blocking(&endpoints::DIFFERENCE, |daemon, (), query, ()| daemon.difference(&query));
+        routes.blocking(&endpoints::WRITTEN_FILES, |daemon, (), query, ()| {
+            daemon.written_files(&query)
+        });
         let kind = "application/vnd.fathom.snapshot";
         routes.bytes(&endpoints::SNAPSHOT_STREAM, kind, |daemon, (), query, ()| {
             daemon.send_snapshot(query).map(Body::new)

@@ -5,6 +5,7 @@ pub(crate) mod bitmaps;
 pub(crate) mod feature;
 mod sending;
 pub(crate) mod snapshot;
+mod written;
 
 use std::path::Path;
 use std::sync::Arc;

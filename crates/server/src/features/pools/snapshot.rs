@@ -42,6 +42,15 @@ impl Daemon {
         self: &Arc<Self>,
         request: &SnapshotRequest<'_>,
     ) -> Result<Option<String>, ErrorBody> {
+        let taken = self.take_with(request)?;
+        self.close_accounts(request);
+        Ok(taken)
+    }
+
+    fn take_with(
+        self: &Arc<Self>,
+        request: &SnapshotRequest<'_>,
+    ) -> Result<Option<String>, ErrorBody> {
         if request.freeze.is_off() {
             return request.take().map(|()| None);
         }
