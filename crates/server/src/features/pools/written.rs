@@ -157,7 +157,11 @@ impl PoolRecords {
             // After a kill there may be two: the one that goes further back has the other one.
             match records.found.get(&snapshot) {
                 Some((other, _)) if *other <= since => drop(fs::remove_file(&path)),
-                _ => drop(records.found.insert(snapshot, (since, path))),
+                _ => {
+                    if let Some((_, old)) = records.found.insert(snapshot, (since, path)) {
+                        let _ = fs::remove_file(old);
+                    }
+                }
             }
         }
         records
