@@ -98,7 +98,8 @@ impl World {
         let mut queue = OneRequest::open(&disk(self.pool.volume(&name).unwrap()));
         for _ in 0..self.random.usize(1..4) {
             let content = self.volumes.get_mut(&name).unwrap();
-            let unit = if self.random.bool() { 4096 } else { 512 };
+            let is_whole = self.random.bool() && content.len() >= UNIT;
+            let unit = if is_whole { UNIT } else { 512 };
             let count = content.len() / unit;
             let length = self.random.usize(1..=8.min(count)) * unit;
             let offset = self.random.usize(0..=count - length / unit) * unit;
