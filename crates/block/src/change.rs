@@ -1,9 +1,10 @@
-//! A change of a disk's layers, in two phases over all its queues.
+//! A change of a disk's layers, and perhaps of its back end, in two phases over all its queues.
 //!
 //! ```text
 //!  serving ─▶ Prepare: each queue drains, takes no more requests, and opens the new layers
 //!          ─▶ each removed layer leaves: it may write, and it may fail
 //!          ─▶ Close: each queue's old layers finish the work that they have started
+//!          ─▶ another back end: it is made equal to the former one, and that is committed
 //!          ─▶ Done: the new layers take over in all queues, or the old ones continue
 //! ```
 //! A queue enters a phase when it notices it, so the thread that makes the change waits for all
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::backend::Backend;
 use crate::disk::{Disk, DiskChange};
 use crate::layer::{LAYERS_MAX, Layer};
 
@@ -42,6 +44,10 @@ pub enum RestackError {
     Open(String),
     /// The named layer could not leave.
     Leave(&'static str, io::Error),
+    /// The other back end lacks the named property of the current one, on which clients rely.
+    Lacks(&'static str),
+    /// The other back end was not committed.
+    Commit(io::Error),
 }
 
 impl fmt::Display for RestackError {
@@ -55,6 +61,8 @@ impl fmt::Display for RestackError {
             Self::Leave(layer, error) => {
                 write!(formatter, "the layer `{layer}` cannot be removed: {error}")
             }
+            Self::Lacks(what) => write!(formatter, "the other store has no {what}"),
+            Self::Commit(error) => write!(formatter, "the other store is not complete: {error}"),
         }
     }
 }
@@ -73,11 +81,27 @@ pub(crate) fn phase(value: u64) -> u64 {
     value & ((1 << PHASE_BITS) - 1)
 }
 
+/// What a disk consists of.
+#[derive(Clone)]
+pub(crate) struct Composition {
+    /// The layers, the one nearest the front end first.
+    pub(crate) layers: Vec<Arc<dyn Layer>>,
+    /// The back end.
+    pub(crate) home: Arc<dyn Backend>,
+}
+
+impl Composition {
+    /// Whether both have the same layers in the same order, and the same back end.
+    pub(crate) fn is_same(&self, layers: &[Arc<dyn Layer>], home: &Arc<dyn Backend>) -> bool {
+        Arc::ptr_eq(&self.home, home) && are_same(&self.layers, layers)
+    }
+}
+
 struct State {
     /// The open queues, each with the last change and phase that it has reported.
     queues: BTreeMap<u64, u64>,
-    /// The layers after the change.
-    next: Vec<Arc<dyn Layer>>,
+    /// What the disk consists of after the change; `None` if there is no change.
+    next: Option<Composition>,
     failure: Option<String>,
     is_changing: bool,
 }
@@ -92,7 +116,7 @@ pub(crate) struct Life {
 impl Default for Life {
     fn default() -> Self {
         let state =
-            State { queues: BTreeMap::new(), next: Vec::new(), failure: None, is_changing: false };
+            State { queues: BTreeMap::new(), next: None, failure: None, is_changing: false };
         Self { value: AtomicU64::new(DONE), state: Mutex::new(state), changed: Condvar::new() }
     }
 }
@@ -107,8 +131,8 @@ impl Life {
         self.value.load(Ordering::Acquire)
     }
 
-    /// The layers after the current change.
-    pub(crate) fn next(&self) -> Vec<Arc<dyn Layer>> {
+    /// What the disk consists of after the current change; `None` if that has ended.
+    pub(crate) fn next(&self) -> Option<Composition> {
         self.state().next.clone()
     }
 
@@ -187,10 +211,53 @@ impl Disk {
         layers: Vec<Arc<dyn Layer>>,
         limit: Duration,
     ) -> Result<(), RestackError> {
-        if layers.len() > LAYERS_MAX {
+        self.recompose(Composition { layers, home: self.backend() }, limit, || Ok(()))
+    }
+
+    /// Gives the disk another back end in all its queues together, and other layers as
+    /// [`restack`](Self::restack) does. `commit` is called while no queue has a request in flight or
+    /// takes one. It makes the content of `home` equal to that of the current back end, and durable.
+    /// Clients see the geometry of the first back end further on, and a larger capacity at once.
+    ///
+    /// # Errors
+    /// See [`RestackError`]. The disk's old layers continue to serve over the current back end. If
+    /// `commit` has succeeded, so does this function.
+    pub fn rehome(
+        self: &Arc<Self>,
+        layers: Vec<Arc<dyn Layer>>,
+        home: Arc<dyn Backend>,
+        limit: Duration,
+        commit: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), RestackError> {
+        self.check_home(&*home)?;
+        self.recompose(Composition { layers, home }, limit, commit)
+    }
+
+    /// Checks that clients of the disk can use another back end without noticing it.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn check_home(&self, home: &dyn Backend) -> Result<(), RestackError> {
+        if !self.store_geometry().admits(home.geometry()) {
+            return Err(RestackError::Geometry);
+        }
+        if home.capacity() < self.store_capacity() {
+            return Err(RestackError::Lacks("room for the whole disk"));
+        }
+        let lacking = self.backend().capabilities().lacking_in(home.capabilities());
+        lacking.map_or(Ok(()), |what| Err(RestackError::Lacks(what)))
+    }
+
+    fn recompose(
+        self: &Arc<Self>,
+        next: Composition,
+        limit: Duration,
+        commit: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), RestackError> {
+        if next.layers.len() > LAYERS_MAX {
             return Err(RestackError::TooMany);
         }
-        if self.ladder(&layers)[0].geometry != self.geometry() {
+        if self.ladder(&next.layers, &*next.home)[0].geometry != self.geometry() {
             return Err(RestackError::Geometry);
         }
         let life = self.life();
@@ -200,32 +267,41 @@ impl Disk {
             if state.is_changing || state.queues.values().any(|seen| *seen < value) {
                 return Err(RestackError::Busy);
             }
-            if are_same(&self.layers(), &layers) {
+            if next.is_same(&self.layers(), &self.backend()) {
                 return Ok(());
             }
             state.is_changing = true;
             state.failure = None;
-            state.next.clone_from(&layers);
+            state.next = Some(next.clone());
         }
-        let is_kept = |old: &Arc<dyn Layer>| layers.iter().any(|new| Arc::ptr_eq(old, new));
+        let is_kept = |old: &Arc<dyn Layer>| next.layers.iter().any(|new| Arc::ptr_eq(old, new));
         let leaving: Vec<_> = self.layers().into_iter().filter(|old| !is_kept(old)).collect();
         for layer in &leaving {
             layer.retire(self, limit);
         }
         let change = (life.value() >> PHASE_BITS) + 1;
-        let carried_out = self.carry_out(change, &leaving, limit);
+        let is_rehomed = !Arc::ptr_eq(&next.home, &self.backend());
+        let closed = self.carry_out(change, &leaving, limit);
+        let carried_out = closed.and_then(|()| {
+            if is_rehomed && !self.leftovers().is_empty() {
+                return Err(RestackError::Hangs);
+            }
+            commit().map_err(RestackError::Commit)
+        });
+        let home = Arc::clone(&next.home);
         {
             let mut state = life.state();
             if carried_out.is_ok() {
-                self.set_layers(layers);
+                self.set_composition(next);
             }
             state.is_changing = false;
             state.failure = None;
-            state.next.clear();
+            state.next = None;
             life.value.store(change << PHASE_BITS | DONE, Ordering::Release);
         }
         if carried_out.is_ok() {
-            self.remeasure();
+            let capacity = if is_rehomed { home.capacity() } else { self.store_capacity() };
+            self.remeasure(capacity);
         }
         self.announce(DiskChange::Restacked);
         // Slower queues continue without this thread.
@@ -260,6 +336,6 @@ impl Disk {
 }
 
 /// Whether two lists have the same layers in the same order.
-pub(crate) fn are_same(one: &[Arc<dyn Layer>], other: &[Arc<dyn Layer>]) -> bool {
+fn are_same(one: &[Arc<dyn Layer>], other: &[Arc<dyn Layer>]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }

@@ -1,15 +1,15 @@
 //! A disk: layers over a back end, under a name.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use fathom_reactor::Reactor;
 use parking_lot::{Mutex, RwLock};
 
 use crate::backend::Backend;
 use crate::background::BackgroundScheduler;
-use crate::change::Life;
+use crate::change::{Composition, Life};
 use crate::clock::Clock;
 use crate::failures::Failures;
 use crate::geometry::{Capabilities, Geometry};
@@ -54,8 +54,9 @@ pub struct Disk {
     capacity: AtomicU64,
     store_capacity: AtomicU64,
     geometry: Geometry,
-    backend: Arc<dyn Backend>,
-    layers: RwLock<Vec<Arc<dyn Layer>>>,
+    /// The geometry of the first back end. A later one is used as if it had the same.
+    store_geometry: Geometry,
+    composition: RwLock<Composition>,
     life: Life,
     listeners: Mutex<Vec<ChangeListener>>,
     counters: StackCounters,
@@ -63,7 +64,7 @@ pub struct Disk {
     leftovers: Leftovers,
     queues: AtomicU64,
     /// Decides when the layers' background work is done.
-    scheduler: OnceLock<Arc<dyn BackgroundScheduler>>,
+    scheduler: RwLock<Option<Arc<dyn BackgroundScheduler>>>,
 }
 
 impl Disk {
@@ -83,27 +84,26 @@ impl Disk {
         for (target, source) in serial.iter_mut().zip(options.serial.bytes()) {
             *target = source;
         }
-        let store_capacity = backend.capacity();
+        let (store_capacity, store_geometry) = (backend.capacity(), backend.geometry());
         let mut disk = Self {
             options,
             serial,
             capacity: AtomicU64::new(store_capacity),
             store_capacity: AtomicU64::new(store_capacity),
-            geometry: backend.geometry(),
-            backend,
-            layers: RwLock::default(),
+            geometry: store_geometry,
+            store_geometry,
+            composition: RwLock::new(Composition { layers, home: backend }),
             life: Life::default(),
             listeners: Mutex::new(Vec::new()),
             counters: StackCounters::default(),
             failures: Failures::default(),
             leftovers: Leftovers::default(),
             queues: AtomicU64::new(0),
-            scheduler: OnceLock::new(),
+            scheduler: RwLock::default(),
         };
-        let top = disk.ladder(&layers)[0];
+        let top = disk.ladder(&disk.layers(), &*disk.backend())[0];
         disk.capacity = AtomicU64::new(top.capacity);
         disk.geometry = top.geometry;
-        disk.layers = RwLock::new(layers);
         Ok(Arc::new(disk))
     }
 
@@ -135,7 +135,7 @@ impl Disk {
     /// Sets the back end's capacity. Returns whether the capacity that front ends see has changed.
     fn measure(&self, store_capacity: u64) -> bool {
         self.store_capacity.store(store_capacity, Ordering::Relaxed);
-        let top = self.ladder(&self.layers())[0].capacity;
+        let top = self.ladder(&self.layers(), &*self.backend())[0].capacity;
         self.capacity.swap(top, Ordering::Relaxed) != top
     }
 
@@ -144,19 +144,30 @@ impl Disk {
         self.geometry
     }
 
-    /// The back end.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
-        &self.backend
+    /// The geometry of the first back end.
+    pub(crate) fn store_geometry(&self) -> Geometry {
+        self.store_geometry
+    }
+
+    /// The back end. A [change](Self::rehome) may give the disk another one.
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.composition.read().home)
     }
 
     /// The layers, the one nearest the front end first.
     pub fn layers(&self) -> Vec<Arc<dyn Layer>> {
-        self.layers.read().clone()
+        self.composition.read().layers.clone()
+    }
+
+    /// The layers and the back end at one instant.
+    pub(crate) fn composition(&self) -> Composition {
+        self.composition.read().clone()
     }
 
     /// The capabilities that front ends see.
     pub fn capabilities(&self) -> Capabilities {
-        self.ladder(&self.layers())[0].capabilities
+        let now = self.composition();
+        self.ladder(&now.layers, &*now.home)[0].capabilities
     }
 
     /// The counters of refused requests.
@@ -181,7 +192,7 @@ impl Disk {
     pub fn open_queue(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
         let queue = self.queues.fetch_add(1, Ordering::Relaxed);
         let registered = self.register(queue);
-        Stack::open(self, queue, self.layers(), Some(registered), reactor, clock)
+        Stack::open(self, queue, self.composition(), Some(registered), reactor, clock)
     }
 
     /// Opens a queue for a layer's own work while the layers [change](Self::restack) and all other
@@ -191,7 +202,7 @@ impl Disk {
     /// As for [`open_queue`](Self::open_queue).
     pub fn open_aside(self: &Arc<Self>, reactor: &mut Reactor, clock: Clock) -> io::Result<Stack> {
         let queue = self.queues.fetch_add(1, Ordering::Relaxed);
-        Stack::open(self, queue, self.layers(), None, reactor, clock)
+        Stack::open(self, queue, self.composition(), None, reactor, clock)
     }
 
     /// The number of a queue that replaces another one.
@@ -217,21 +228,27 @@ impl Disk {
             // end.
             self.measure(capacity);
         }
-        let resized = self.backend.resize(capacity);
-        self.measure(self.backend.capacity());
+        let backend = self.backend();
+        let resized = backend.resize(capacity);
+        self.measure(backend.capacity());
         if resized.is_ok() || self.capacity() != before {
             self.announce(DiskChange::Resized);
         }
         resized
     }
 
-    /// Sets the scheduler of the layers' background work, once, before the first queue is opened.
+    /// Sets the scheduler of the background work of the queues that are opened from now on.
     pub fn schedule_background(&self, scheduler: Arc<dyn BackgroundScheduler>) {
-        let _ = self.scheduler.set(scheduler);
+        *self.scheduler.write() = Some(scheduler);
+    }
+
+    /// From now on, background work of new queues begins at once.
+    pub fn unschedule_background(&self) {
+        *self.scheduler.write() = None;
     }
 
     pub(crate) fn scheduler(&self) -> Option<Arc<dyn BackgroundScheduler>> {
-        self.scheduler.get().cloned()
+        self.scheduler.read().clone()
     }
 
     /// State that the queues share with a change of the layers.
@@ -239,13 +256,14 @@ impl Disk {
         &self.life
     }
 
-    pub(crate) fn set_layers(&self, layers: Vec<Arc<dyn Layer>>) {
-        *self.layers.write() = layers;
+    pub(crate) fn set_composition(&self, composition: Composition) {
+        *self.composition.write() = composition;
     }
 
-    /// Updates the capacity after a change of the layers, and announces a difference.
-    pub(crate) fn remeasure(&self) {
-        if self.measure(self.store_capacity()) {
+    /// Updates the capacity after a change of the layers or of the back end, which has
+    /// `store_capacity` bytes, and announces a difference.
+    pub(crate) fn remeasure(&self, store_capacity: u64) {
+        if self.measure(store_capacity) {
             self.announce(DiskChange::Resized);
         }
     }
@@ -260,11 +278,11 @@ impl Disk {
     }
 
     /// The offer of each level to the level above: first the layers from the top, then the back
-    /// end.
-    pub(crate) fn ladder(&self, layers: &[Arc<dyn Layer>]) -> Vec<Offer> {
+    /// end `home`.
+    pub(crate) fn ladder(&self, layers: &[Arc<dyn Layer>], home: &dyn Backend) -> Vec<Offer> {
         let mut below = Offer {
-            capabilities: self.backend.capabilities(),
-            geometry: self.backend.geometry(),
+            capabilities: home.capabilities(),
+            geometry: self.store_geometry,
             capacity: self.store_capacity(),
         };
         if self.options.read_only {

@@ -25,6 +25,15 @@ impl Default for Geometry {
     }
 }
 
+impl Geometry {
+    /// Whether a store of the geometry `other` can be used as if it had this one: it has the same
+    /// logical blocks, and every request that is aligned here is aligned there.
+    pub(crate) fn admits(self, other: Self) -> bool {
+        let is_multiple = self.alignment.checked_rem(other.alignment.max(1)) == Some(0);
+        self.block_size == other.block_size && is_multiple
+    }
+}
+
 /// The operations that a layer or back end offers. It must not claim more than it honours: the
 /// crossing refuses all other requests before they reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +73,19 @@ impl Capabilities {
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { write: false, discard: false, write_zeroes: false, ..self }
+    }
+
+    /// What `other` does not offer of this, in words. An answer about extents is not missed: without
+    /// it everything is data.
+    pub(crate) fn lacking_in(self, other: Self) -> Option<&'static str> {
+        let offers = [
+            (self.write && !other.write, "writes"),
+            (self.flush && !other.flush, "flushes"),
+            (self.force_unit_access && !other.force_unit_access, "durable writes"),
+            (self.discard && !other.discard, "discards"),
+            (self.write_zeroes && !other.write_zeroes, "writes of zeroes"),
+        ];
+        offers.into_iter().find(|(is_lacking, _)| *is_lacking).map(|(_, what)| what)
     }
 
     /// Refuses a request that these capabilities do not cover.

@@ -28,6 +28,7 @@ pub struct Offer {
 /// The context in which a layer's part is opened in a queue.
 pub struct OpenContext<'a> {
     pub(crate) disk: &'a Disk,
+    pub(crate) home: &'a Arc<dyn Backend>,
     pub(crate) queue: u64,
     pub(crate) level: usize,
     pub(crate) below: Offer,
@@ -50,7 +51,7 @@ impl OpenContext<'_> {
 
     /// The disk's own store. A part asks it for its state only: requests go the way down.
     pub fn home(&self) -> &Arc<dyn Backend> {
-        self.disk.backend()
+        self.home
     }
 
     /// The time, in nanoseconds of the queue's clock.

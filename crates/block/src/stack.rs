@@ -16,12 +16,12 @@ use fathom_reactor::{Event, OwnerGroup, Pending, Reactor};
 
 use crate::aside::Aside;
 use crate::backend::{BACKENDS, BackendContext, BackendOpenContext, BackendQueue};
-use crate::change::Registration;
+use crate::change::{Composition, Registration};
 use crate::clock::{Clock, Moment};
 use crate::crossing::{Crossing, Held, Pool, Step, Steps};
 use crate::disk::Disk;
 use crate::geometry::Capabilities;
-use crate::layer::{Layer, LayerPart, LayerQueue};
+use crate::layer::{LayerPart, LayerQueue};
 use crate::open::{Offer, OpenContext};
 use crate::request::{Allocation, Extent, Operation, Outcome, Request};
 
@@ -39,8 +39,8 @@ pub struct StackCounters {
 /// [`completed`](Self::completed). It may sleep until [`deadline_ns`](Self::deadline_ns).
 pub struct Stack {
     disk: Arc<Disk>,
-    /// The layers, and the part of each in this queue.
-    members: Vec<Arc<dyn Layer>>,
+    /// The layers and the back end, and the part of each layer in this queue.
+    members: Composition,
     layers: Vec<LayerPart>,
     backend: Box<dyn BackendQueue>,
     /// The offer of each level to the level above: first the layers', then the back end's.
@@ -119,7 +119,7 @@ impl Stack {
     pub(crate) fn open(
         disk: &Arc<Disk>,
         queue: u64,
-        members: Vec<Arc<dyn Layer>>,
+        members: Composition,
         registered: Option<(Registration, u64)>,
         reactor: &mut Reactor,
         clock: Clock,
@@ -142,19 +142,20 @@ impl Stack {
         group: OwnerGroup,
         disk: Arc<Disk>,
         queue: u64,
-        members: Vec<Arc<dyn Layer>>,
+        members: Composition,
         reactor: &mut Reactor,
         clock: Clock,
     ) -> io::Result<Self> {
         let mut aside = Aside::default();
         let mut context =
             BackendOpenContext { disk: &disk, queue, clock: &clock, reactor, aside: &mut aside };
-        let backend = disk.backend().open_queue(&mut context)?;
-        let offers = disk.ladder(&members);
-        let mut layers = Vec::with_capacity(members.len());
-        for (level, layer) in members.iter().enumerate() {
+        let backend = members.home.open_queue(&mut context)?;
+        let offers = disk.ladder(&members.layers, &*members.home);
+        let mut layers = Vec::with_capacity(members.layers.len());
+        for (level, layer) in members.layers.iter().enumerate() {
             let mut context = OpenContext {
                 disk: &disk,
+                home: &members.home,
                 queue,
                 level,
                 below: offers[level + 1],
@@ -168,7 +169,7 @@ impl Stack {
         let tail = layers.iter().rposition(takes).map_or(0, |last| last + 1);
         let head = layers.iter().position(takes).unwrap_or(0);
         Ok(Self {
-            store_capacity: offers[members.len()].capacity,
+            store_capacity: offers[members.layers.len()].capacity,
             disk,
             members,
             layers,

@@ -89,9 +89,9 @@ impl Stack {
     #[cold]
     fn measure(&mut self) {
         let mut capacity = self.store_capacity;
-        self.offers[self.members.len()].capacity = capacity;
-        let levels = self.members.len();
-        for (offer, layer) in self.offers[..levels].iter_mut().zip(&self.members).rev() {
+        self.offers[self.members.layers.len()].capacity = capacity;
+        let levels = self.members.layers.len();
+        for (offer, layer) in self.offers[..levels].iter_mut().zip(&self.members.layers).rev() {
             capacity = layer.capacity(capacity);
             offer.capacity = capacity;
         }

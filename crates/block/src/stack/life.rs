@@ -8,9 +8,9 @@ use fathom_reactor::Reactor;
 
 use super::Stack;
 use crate::backend::{BackendContext, BackendQueue};
-use crate::change::{CLOSE, PREPARE, are_same, phase};
+use crate::change::{CLOSE, Composition, PREPARE, phase};
 use crate::crossing::Crossing;
-use crate::layer::{Layer, LayerQueue};
+use crate::layer::LayerQueue;
 use crate::request::ErrorKind;
 
 /// The interval between attempts to open the layers of a queue, in nanoseconds.
@@ -92,18 +92,14 @@ impl Stack {
     /// Opens the new layers, if they are not open yet.
     fn prepare(&mut self, value: u64, reactor: &mut Reactor) {
         if self.successor.is_none() {
-            let next = self.disk.life().next();
+            let Some(next) = self.disk.life().next() else { return };
             if let Err(error) = self.open_successor(next, reactor) {
                 self.disk.life().fail(value, &error);
             }
         }
     }
 
-    fn open_successor(
-        &mut self,
-        members: Vec<Arc<dyn Layer>>,
-        reactor: &mut Reactor,
-    ) -> io::Result<()> {
+    fn open_successor(&mut self, members: Composition, reactor: &mut Reactor) -> io::Result<()> {
         let (disk, queue) = (Arc::clone(&self.disk), self.disk.next_queue());
         let successor = Self::open(&disk, queue, members, None, reactor, self.clock.clone())?;
         self.successor = Some(Box::new(successor));
@@ -113,8 +109,8 @@ impl Stack {
     /// Ends the change: the disk's current layers take over, if the queue has others or has closed
     /// them.
     fn finish_change(&mut self, value: u64, reactor: &mut Reactor) {
-        let layers = self.disk.layers();
-        let has_them = |stack: &Self| are_same(&stack.members, &layers);
+        let now = self.disk.composition();
+        let has_them = |stack: &Self| stack.members.is_same(&now.layers, &now.home);
         if self.successor.as_ref().is_some_and(|successor| !has_them(successor)) {
             self.drop_successor(reactor);
         }
@@ -129,7 +125,7 @@ impl Stack {
                     return;
                 }
                 self.retry_ns = u64::MAX;
-                if self.open_successor(layers, reactor).is_err() {
+                if self.open_successor(now, reactor).is_err() {
                     // The queue serves no requests until the layers can be opened. The failure is
                     // reported to the disk's watcher.
                     self.disk.failures().note(ErrorKind::Io);

@@ -271,7 +271,7 @@ impl Daemon {
         }
         let (records, number) = (self.records_folder(), self.instance());
         let (home, shared) = (served.disk.backend(), (&self.parts, &*records));
-        let equipment = Equipment::new(&definition, shared, home, number, Some(before))?;
+        let equipment = Equipment::new(&definition, shared, &home, number, Some(before))?;
         let made = exchange(&served.disk, &equipment).inspect_err(|_| equipment.abandon())?;
         equipment.equipped(&served.disk);
         let parts = equipment.parts.clone();
