@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cached::{CacheMark, MarkedCache};
 use crate::mark::{LogMark, MarkedLog};
+use crate::moved::{MarkedMove, MoveMark};
 use crate::record::{Loss, LossRecord};
 
 /// A kind of mark.
@@ -20,6 +21,8 @@ pub enum MarkKind {
     Cache,
     /// Writes of the image are lost ([`LossRecord`]).
     Loss,
+    /// The image is not the current content of a disk that moves or has moved ([`MoveMark`]).
+    Move,
 }
 
 /// A mark of an image.
@@ -31,6 +34,8 @@ pub enum Mark {
     Cache(MarkedCache),
     /// Writes of the image are lost.
     Loss(Loss),
+    /// The image is a side of this move.
+    Move(MarkedMove),
 }
 
 /// An image whose marks are examined, and where they may be.
@@ -56,7 +61,7 @@ pub enum ImageChange {
     Shrink,
     /// The image gets a longer end of zeroes.
     Grow,
-    /// The loss of writes is confirmed: the content is what the storage has.
+    /// The operator accepts the content as it is, although writes are lost, or a disk has moved.
     Recover,
 }
 
@@ -75,7 +80,7 @@ pub enum Demand {
 
 impl MarkKind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Log, Self::Cache, Self::Loss];
+    pub const ALL: [Self; 4] = [Self::Log, Self::Cache, Self::Loss, Self::Move];
 
     /// What a mark of this kind asks of a change.
     pub fn demand(self, change: ImageChange) -> Demand {
@@ -88,10 +93,10 @@ impl MarkKind {
             (Self::Cache, Empty | Replace | Shrink | Recover) => Demand::ClearBefore,
             // Nothing is left that could lack writes, or the lack is known. Until then, the old
             // content lacks them.
-            (Self::Loss, Empty | Recover) => Demand::ClearAfter,
+            (Self::Loss | Self::Move, Empty | Recover) => Demand::ClearAfter,
             (Self::Log | Self::Cache, Grow)
             | (Self::Log, Recover)
-            | (Self::Loss, Replace | Shrink | Grow) => Demand::Keep,
+            | (Self::Loss | Self::Move, Replace | Shrink | Grow) => Demand::Keep,
         }
     }
 
@@ -107,6 +112,8 @@ impl MarkKind {
                 .map(|found| found.map(Mark::Log)),
             Self::Cache => first(folders, |folder| CacheMark::open(path, folder)?.read())
                 .map(|found| found.map(Mark::Cache)),
+            Self::Move => first(folders, |folder| MoveMark::open(path, folder, None)?.read())
+                .map(|found| found.map(Mark::Move)),
         }
     }
 
@@ -120,6 +127,7 @@ impl MarkKind {
             Self::Loss => LossRecord::new(file, path, folders)?.clear(file),
             Self::Log => folders.iter().try_for_each(|it| LogMark::open(path, it)?.clear()),
             Self::Cache => folders.iter().try_for_each(|it| CacheMark::open(path, it)?.clear()),
+            Self::Move => folders.iter().try_for_each(|it| MoveMark::open(path, it, None)?.clear()),
         }
     }
 }
@@ -140,6 +148,7 @@ impl fmt::Display for MarkKind {
             Self::Log => "changes in a log",
             Self::Cache => "blocks in a cache",
             Self::Loss => "lost writes",
+            Self::Move => "the content of a disk that moves or has moved",
         })
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! - `format`: which formats are not raw, by their magic numbers.
 //! - `mark`: the mark of an image whose last changes are in a log elsewhere.
+//! - `moved`: the mark of an image that is not the current content of a disk that moves or moved.
 //! - `cached`: the mark of an image that names the state which a cache has blocks of.
 //! - `place`: where these marks are, `marks`: those of block devices; `facts`: whether a mark in a
 //!   file belongs to the image.
@@ -22,6 +23,7 @@ mod kinds;
 mod lock;
 mod mark;
 mod marks;
+mod moved;
 mod place;
 mod record;
 mod signature;
@@ -34,6 +36,7 @@ pub use kinds::{Demand, ImageChange, Mark, MarkKind, MarkedImage};
 pub use lock::{LockError, LockPurpose, Writers, is_locked, lock, try_lock, writers};
 pub use mark::{LogMark, MarkedLog};
 pub use marks::marks_folder;
+pub use moved::{MarkedMove, MoveMark, MoveSide};
 pub use place::replace_file;
 pub use record::{Loss, LossRecord, is_same_file};
 pub use signature::Signature;

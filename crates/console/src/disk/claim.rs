@@ -112,7 +112,7 @@ fn refuse(kind: MarkKind, image: &MarkedImage<'_>) -> CommandResult {
     let problem = match kind.read(image) {
         Ok(None) => return Ok(()),
         Ok(Some(Mark::Log(log))) => format!("{shown} has changes in the log {}", clean(&log.path)),
-        Ok(Some(Mark::Cache(_) | Mark::Loss(_))) => format!("{shown} has {kind}"),
+        Ok(Some(Mark::Cache(_) | Mark::Loss(_) | Mark::Move(_))) => format!("{shown} has {kind}"),
         Err(error) => format!("it is unknown whether {shown} has {kind}: {error}"),
     };
     Err(Failure::new(problem).advise(format!(
