@@ -433,7 +433,10 @@ impl SimQueue {
         let Some((offset, data)) = state.waiting.remove(&pending.number) else { return Ok(()) };
         let first = (offset / SECTOR) as usize;
         let taken = request.operation == Operation::Write || request.flags.keep_allocated;
-        state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
+        // What a failed request has not zeroed stays data.
+        if taken || !failed {
+            state.allocate(first, data.len() / SECTOR_BYTES, taken, self.options.room)?;
+        }
         if failed && self.options.late_max > 0 && self.random.bool() {
             let after = self.random.u32(1..=self.options.late_max);
             state.late.push((after, offset, data));
