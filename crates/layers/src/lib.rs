@@ -13,6 +13,7 @@
 //! | [`Delay`] | makes operations slower, by a fixed time and a seeded jitter |
 //! | [`Fault`] | makes operations fail, by seed, kind, range and count; tears writes |
 //! | [`WaitForRoom`] | holds writes while the storage is full, and tries them again |
+//! | [`MoveWatch`] | notes what guests change while their disk moves to another store |
 //! | [`Wal`] | makes changes durable in a log first, and writes them back home later |
 //! | [`Offload`] | carries changes and reads of a contended disk on another device, while it is switched on |
 //! | [`Cache`] | keeps blocks of slow disks on a fast device or in memory |
@@ -40,6 +41,7 @@ mod kind;
 pub mod lifetimes;
 mod limit;
 mod log;
+mod moving;
 pub mod offload;
 mod opened;
 mod passthrough;
@@ -59,6 +61,10 @@ pub use kind::{KINDS, LayerContext, LayerKind, LayerOptions, Operations, Prepare
 pub use lifetimes::Lifetimes;
 pub use limit::{Limit, LimitGroups, LimitOptions};
 pub use log::{Log, LogOptions, LogSink};
+pub use moving::{
+    BRAKE_MAX_NS, MoveCopier, MoveFailure, MoveOptions, MovePart, MoveProgress, MoveStage,
+    MoveState, MoveWatch,
+};
 pub use offload::Offload;
 pub use opened::Opened;
 pub use passthrough::Passthrough;
